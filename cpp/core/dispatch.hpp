@@ -1,0 +1,124 @@
+// One table of kernels per instruction set, and the choice between them.
+//
+// A kernel is serial, noexcept, allocates nothing and checks nothing: the caller has validated the arguments, owns the
+// memory and splits the work over threads. Each takes its operands as a struct and a range of work items.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/array.hpp"
+
+namespace simdformer {
+
+// ---- operands ---------------------------------------------------------------------------------------------------
+// All Rows of one struct have the same count. `x` and `out` have the same dtype and length unless said otherwise.
+// Parameters (weight, bias) are contiguous vectors of Rows::length, null when absent; their dtype is x's, or 16-bit
+// beside float32, or float32 beside 16-bit.
+
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
+
+// out = f(x). Work items are rows, or pieces of `segment` elements of one (segments = ceil(length / segment) a row).
+struct ActivationArgs {
+  Rows x, out;
+  Activation kind;
+  int64_t segment;
+};
+
+// out = silu(gate) * up; work items as above
+struct SwigluArgs {
+  Rows gate, up, out;
+  int64_t segment;
+};
+
+// out = softmax(x / temperature) over each row
+struct SoftmaxArgs {
+  Rows x, out;
+  double temperature;
+};
+
+// out = x / sqrt(mean(x^2) + eps) * weight
+struct RmsNormArgs {
+  Rows x, out;
+  const void* weight;
+  DType weight_dtype;
+  double eps;
+};
+
+// out = (x - mean) / sqrt(var + eps) * weight + bias; weight and bias may have different dtypes
+struct LayerNormArgs {
+  Rows x, out;
+  const void* weight;
+  DType weight_dtype;
+  const void* bias;
+  DType bias_dtype;
+  double eps;
+};
+
+enum class RopeLayout : uint8_t { half, interleaved };
+
+// Angles -> table: row p holds cos then sin of position[p] * inv_freq[i], times the attention factor, as the
+// accumulator of x (float32 or float64). Work items are positions.
+struct RopeTableArgs {
+  const int64_t* positions;  // (count)
+  const double* inv_freq;    // (half)
+  int64_t half;              // rotary_dim / 2
+  double attention_factor;
+  DType dtype;  // f32 or f64
+  void* table;  // (count, 2, half)
+};
+
+// Rotates the first 2 * half elements of every row, copies the rest. Work items are rows of x, whose leading axes
+// are (..., T): row r uses table row `table_row(r)` = (r / rows_per_sequence) * sequence_stride + r % T.
+struct RopeArgs {
+  Rows x, out;
+  RopeLayout layout;
+  int64_t half;
+  int64_t seq_len;            // T
+  int64_t rows_per_sequence;  // rows of x for one entry of its first axis (when positions are (B, T)), else all
+  int64_t sequence_stride;    // T when positions are (B, T), else 0
+  const void* table;
+};
+
+// Conversion between float dtypes, row by row.
+struct ConvertArgs {
+  Rows x, out;  // different dtypes
+  int64_t segment;
+};
+
+// Gemm and attention have their own headers, which say what their operands are.
+struct PackArgs;
+struct UnpackArgs;
+struct PackRowsArgs;
+struct LinearArgs;
+struct AttentionArgs;
+
+struct KernelTable {
+  const char* isa;
+
+  void (*activation)(const ActivationArgs&, int64_t begin, int64_t end) noexcept;
+  void (*swiglu)(const SwigluArgs&, int64_t begin, int64_t end) noexcept;
+  void (*softmax)(const SoftmaxArgs&, int64_t begin, int64_t end) noexcept;
+  void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end) noexcept;
+  void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end) noexcept;
+  void (*rope_table)(const RopeTableArgs&, int64_t begin, int64_t end) noexcept;
+  void (*rope)(const RopeArgs&, int64_t begin, int64_t end) noexcept;
+  void (*convert)(const ConvertArgs&, int64_t begin, int64_t end) noexcept;
+
+  void (*pack)(const PackArgs&, int64_t begin, int64_t end) noexcept;
+  void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end) noexcept;
+  void (*pack_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
+  void (*linear)(const LinearArgs&, int64_t begin, int64_t end) noexcept;
+  void (*attention)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
+};
+
+// The table in use. Reading it is one load; kernels of one call all come from one table.
+const KernelTable& kernels() noexcept;
+
+std::vector<std::string> compiled_isas();   // what this build holds, slowest first
+std::vector<std::string> available_isas();  // those of them that this machine can run
+std::string current_isa();
+bool set_isa(const std::string& name);  // any case; false when the name is unknown or cannot run here
+
+}  // namespace simdformer

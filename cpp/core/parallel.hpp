@@ -1,0 +1,57 @@
+// The thread pool: work is cut into chunks, the caller and the workers take them in turn.
+//
+// Which thread runs a chunk never changes a result: chunk bounds depend on `count` and `grain` alone.
+// A nested call, and a call made while another Python thread uses the pool, runs serially on its caller.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace simdformer {
+
+// Thrown out of parallel_for on the calling thread when the interrupt hook asked to stop (Ctrl-C).
+struct Interrupted {};
+
+int num_threads() noexcept;           // the process's setting, at least 1
+void set_num_threads(int n) noexcept;  // n >= 1
+int default_num_threads() noexcept;   // min(affinity mask, cgroup quota), before environment variables
+
+// Asked between chunks on the calling thread, at most every few milliseconds; true = give up. Set by the bindings.
+void set_interrupt_hook(bool (*hook)()) noexcept;
+
+namespace detail {
+using ChunkFn = void (*)(void* context, int64_t begin, int64_t end);
+void parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* context);
+}  // namespace detail
+
+// Calls body(begin, end) on [0, count) in chunks of `grain` indices. Make a chunk worth at least ~5 us and at most
+// ~50 ms: a loop of one chunk stays on the caller, and Ctrl-C is answered between chunks. body must not throw.
+template <class Body>
+void parallel_for(int64_t count, int64_t grain, Body&& body) {
+  using Plain = std::remove_reference_t<Body>;
+  detail::parallel_for(
+      count, grain, [](void* context, int64_t begin, int64_t end) { (*static_cast<Plain*>(context))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+}
+
+// Scratch memory of the calling thread: 64-byte aligned, kept for the next call, handed out as a stack.
+// `Scratch tile(bytes); tile.as<float>()`; released in reverse order. Throws std::bad_alloc when there is no memory,
+// so take it before a noexcept kernel is entered.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(pointer_);
+  }
+
+ private:
+  void* pointer_;
+  int64_t bytes_;
+};
+
+}  // namespace simdformer
