@@ -87,7 +87,7 @@ struct ConvertArgs {
   int64_t segment;
 };
 
-// Gemm and attention have their own headers, which say what their operands are.
+// Linear and attention have their own headers, which say what their operands are: core/linear_args.hpp, attention.hpp.
 struct PackArgs;
 struct UnpackArgs;
 struct PackRowsArgs;
@@ -109,7 +109,7 @@ struct KernelTable {
   void (*pack)(const PackArgs&, int64_t begin, int64_t end) noexcept;
   void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end) noexcept;
   void (*pack_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
-  void (*linear)(const LinearArgs&, int64_t begin, int64_t end) noexcept;
+  void (*linear)(const LinearArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
 };
 

@@ -1,0 +1,162 @@
+#include "core/linear.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "core/dispatch.hpp"
+#include "core/linear_args.hpp"
+#include "core/parallel.hpp"
+
+namespace simdformer {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Where a tensor is large enough to span huge pages, it starts on one.
+int64_t alignment(int64_t nbytes) { return nbytes >= 2 * kHugePage ? kHugePage : 64; }
+
+// The product of sizes as a number of bytes that memory can hold.
+int64_t checked_bytes(int64_t a, int64_t b, int64_t c) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, c, &product)) throw std::bad_alloc();
+  return product;
+}
+
+// Items of so many operations in one chunk: worth waking a thread for, and far below the 50 ms that an interrupt may
+// wait. `operations` are multiplications; one per ~20 ps on the fastest machines, and memory costs more than those.
+int64_t grain(double operations_per_item, double bytes_per_item) {
+  const double nanoseconds = std::max(operations_per_item / 50, bytes_per_item / 20);
+  return std::max<int64_t>(1, static_cast<int64_t>(20000 / std::max(nanoseconds, 1.0)));
+}
+
+}  // namespace
+
+// ---- packed weights ---------------------------------------------------------------------------------------------
+
+PackedWeight::PackedWeight(const View& weight)
+    : rows_(weight.shape[0]), cols_(weight.shape[1]), dtype_(weight.dtype) {
+  if (rows_ == 0 || cols_ == 0) return;
+  const int64_t panels = ceil_div(rows_, kPanel);
+  checked_bytes(cols_ + 1, kPanel, itemsize(dtype_));
+  const int64_t panel_bytes = panel_elements(cols_, dtype_) * itemsize(dtype_);
+  nbytes_ = checked_bytes(panels, panel_bytes, 1);
+  const auto align = static_cast<std::size_t>(alignment(nbytes_));
+  const auto size = (static_cast<std::size_t>(nbytes_) + align - 1) / align * align;
+  memory_.reset(static_cast<char*>(std::aligned_alloc(align, size)));
+  if (memory_ == nullptr) throw std::bad_alloc();
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  if (align == kHugePage) madvise(memory_.get(), size, MADV_HUGEPAGE);  // a wish: refusal costs speed only
+#endif
+
+  const PackArgs args{weight.data, weight.strides[0], dtype_, rows_, cols_, memory_.get()};
+  const KernelTable& table = kernels();
+  parallel_for(panels, grain(0, static_cast<double>(panel_bytes) * 4),
+               [&](int64_t begin, int64_t end) { table.pack(args, begin, end); });
+}
+
+void PackedWeight::unpack(const View& out) const {
+  if (rows_ == 0 || cols_ == 0) return;
+  const UnpackArgs args{memory_.get(), dtype_, rows_, cols_, out.data, out.strides[0]};
+  const KernelTable& table = kernels();
+  parallel_for(ceil_div(rows_, kPanel), grain(0, static_cast<double>(cols_) * kPanel * 40),
+               [&](int64_t begin, int64_t end) { table.unpack(args, begin, end); });
+}
+
+void PackedWeight::Free::operator()(char* memory) const noexcept { std::free(memory); }
+
+// ---- linear -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+LinearWeight weight_of(const LinearOperand& operand, int64_t first_group) {
+  LinearWeight w;
+  w.packed = operand.packed != nullptr;
+  w.weight = w.packed ? operand.packed->data() : operand.weight->data;
+  w.row_stride = w.packed ? 0 : operand.weight->strides[0];
+  w.dtype = w.packed ? operand.packed->dtype() : operand.weight->dtype;
+  w.columns = w.packed ? operand.packed->rows() : operand.weight->shape[0];
+  w.bias = operand.bias != nullptr ? operand.bias->data : nullptr;
+  w.bias_stride = operand.bias != nullptr ? operand.bias->strides[0] : 0;
+  w.bias_dtype = operand.bias != nullptr ? operand.bias->dtype : DType::f32;
+  w.out = rows_of(operand.out);
+  w.first_group = first_group;
+  return w;
+}
+
+// Rows of x that are taken at a time: they stay within ~32 MB of scratch, and a work item within ~30 ms.
+int64_t block_rows(int64_t rows, int64_t depth) {
+  constexpr int64_t kMost = 528, kElements = int64_t{8} << 20;
+  const int64_t most = std::clamp<int64_t>(kElements / std::max<int64_t>(depth, 1), kWidenRows, kMost);
+  const int64_t blocks = ceil_div(rows, most);
+  return ceil_div(rows, blocks);
+}
+
+// Chunks of rows, when there are too few groups of columns to share out.
+int64_t chunks_of(int64_t rows, int64_t groups) {
+  constexpr int64_t kItems = 32, kFewest = 48;
+  return std::clamp<int64_t>(ceil_div(kItems, groups), 1, std::max<int64_t>(rows / kFewest, 1));
+}
+
+}  // namespace
+
+void linear(const View& x, const LinearOperand* operands, int count) {
+  const Rows source = rows_of(x);
+  std::vector<LinearWeight> weights;
+  weights.reserve(static_cast<std::size_t>(count));
+  int64_t groups = 0, weight_size = 2;
+  for (int i = 0; i < count; ++i) {
+    weights.push_back(weight_of(operands[i], groups));
+    groups += ceil_div(weights.back().columns, kGroup);
+    weight_size = std::max(weight_size, itemsize(weights.back().dtype));
+  }
+  if (source.count == 0 || groups == 0) return;
+
+  const DType sum = accumulator(x.dtype);
+  const int64_t depth = source.length, lines = ceil_div(depth, kPanel);
+  const KernelTable& table = kernels();
+  LinearArgs args;
+  args.x_stride = (lines + 1 - lines % 2) * kPanel;  // odd, so that rows do not meet in one set of the cache
+  args.all_rows = source.count;
+  args.depth = depth;
+  args.weights = weights.data();
+  args.count = count;
+
+  const int64_t step = block_rows(source.count, depth);
+  const Scratch packed(checked_bytes(step, args.x_stride, itemsize(sum)));
+  args.x = packed.as<void>();
+  for (int64_t first = 0; first < source.count; first += step) {
+    args.first = first;
+    args.rows = std::min(step, source.count - first);
+    const PackRowsArgs rows{source, first, packed.as<void>(), args.x_stride};
+    parallel_for(args.rows, grain(0, static_cast<double>(args.x_stride) * 8),
+                 [&](int64_t begin, int64_t end) { table.pack_rows(rows, begin, end); });
+
+    args.chunks = chunks_of(args.rows, groups);
+    args.chunk_rows = ceil_div(args.rows, args.chunks);
+    args.chunks = ceil_div(args.rows, args.chunk_rows);
+    const double terms = static_cast<double>(depth + 16) * kGroup;
+    std::atomic<bool> no_memory{false};
+    parallel_for(groups * args.chunks,
+                 grain(terms * static_cast<double>(args.chunk_rows), terms * static_cast<double>(weight_size)),
+                 [&](int64_t begin, int64_t end) {
+                   try {
+                     const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
+                     table.linear(args, scratch.as<void>(), begin, end);
+                   } catch (const std::bad_alloc&) {
+                     no_memory = true;
+                   }
+                 });
+    if (no_memory) throw std::bad_alloc();
+  }
+}
+
+}  // namespace simdformer

@@ -1,0 +1,52 @@
+// linear: y = x W^T + b, for plain weights as they lie in memory and for weights that were repacked once for speed.
+#pragma once
+
+#include <memory>
+
+#include "core/array.hpp"
+
+namespace simdformer {
+
+// A weight (rows, cols) = (outputs, inputs) in panels of 16 outputs (kernels/gemm.hpp): the same bytes on every ISA,
+// 64-byte aligned, in huge pages where it is large. Packing and unpacking move bits and change none.
+class PackedWeight {
+ public:
+  // weight: (rows, cols), any leading stride, unit last stride. Throws std::bad_alloc.
+  explicit PackedWeight(const View& weight);
+
+  // Writes the weight back into `out`: (rows, cols), the same dtype, unit last stride.
+  void unpack(const View& out) const;
+
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  DType dtype() const { return dtype_; }
+  int64_t nbytes() const { return nbytes_; }  // with the padding
+  const char* data() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(char* memory) const noexcept;
+  };
+
+  int64_t rows_ = 0, cols_ = 0, nbytes_ = 0;
+  DType dtype_ = DType::f32;
+  std::unique_ptr<char, Free> memory_;
+};
+
+// One weight of a call: either plain or packed, with its bias and its result.
+struct LinearOperand {
+  const View* weight = nullptr;          // (O, I), any leading stride, unit last stride
+  const PackedWeight* packed = nullptr;  // instead of weight
+  const View* bias = nullptr;            // (O), any stride; null when absent
+  View out;                              // (..., O) with the leading axes of x
+};
+
+// out = x W^T + b for every operand, in one pass over x (..., I). x and out: any leading strides, unit last stride.
+// out has x's dtype; weight and bias have it too, or are 16-bit beside float32, or float32 beside 16-bit. Sums are
+// float32 (float64 for float64), rounded once.
+//
+// The bits of a row of out do not depend on the number of threads. With packed weights they do not depend on the other
+// rows either; with plain weights up to 6 rows take another order of summation than more of them.
+void linear(const View& x, const LinearOperand* operands, int count);
+
+}  // namespace simdformer

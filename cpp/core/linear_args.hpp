@@ -1,0 +1,78 @@
+// What the kernels of kernels/linear.hpp are given. Layout of panels: kernels/gemm.hpp.
+#pragma once
+
+#include "core/array.hpp"
+
+namespace simdformer {
+
+constexpr int64_t kPanel = 16;         // columns of a panel (outputs of a weight), on every ISA
+constexpr int64_t kGroup = 64;         // columns of a work item of linear: four panels
+constexpr int64_t kDepthBlock = 256;   // inputs that are widened or packed at a time
+constexpr int64_t kDirectRows = 6;     // up to so many rows of x, plain weights are read in place, as dot products
+constexpr int64_t kWidenRows = 24;     // from so many rows on, 16-bit packed weights are widened before use
+
+// Elements of one panel: bfloat16 lies in pairs, so that an odd depth is padded.
+SF_INLINE int64_t panel_elements(int64_t depth, DType dtype) {
+  return (dtype == DType::bf16 ? depth + depth % 2 : depth) * kPanel;
+}
+
+// Rows [16 p, 16 p + 16) of a weight -> panel p. Work items are panels.
+struct PackArgs {
+  const char* weight;  // (columns, depth), unit stride along depth
+  int64_t row_stride;  // in bytes
+  DType dtype;
+  int64_t columns, depth;
+  char* panels;  // 64-byte aligned
+};
+
+// Panel p -> rows [16 p, 16 p + 16) of a weight. Work items are panels.
+struct UnpackArgs {
+  const char* panels;
+  DType dtype;
+  int64_t columns, depth;
+  char* weight;
+  int64_t row_stride;
+};
+
+// Rows [first + begin, first + end) of x -> rows [begin, end) of `out` as x's accumulator, zeros up to `stride`.
+struct PackRowsArgs {
+  Rows x;
+  int64_t first;
+  void* out;
+  int64_t stride;  // in elements
+};
+
+// One weight of a call, with what is added to its product and where that goes.
+struct LinearWeight {
+  const char* weight;  // plain: (columns, depth), row_stride bytes apart; packed: panels one after the other
+  int64_t row_stride;
+  DType dtype;
+  bool packed;
+  int64_t columns;
+  const char* bias;  // (columns), bias_stride bytes apart; null when absent
+  int64_t bias_stride;
+  DType bias_dtype;
+  Rows out;             // all rows of the call
+  int64_t first_group;  // groups of the weights before this one
+};
+
+// out = x W^T + bias for one block of rows of x. Work item = (group of 64 columns of one weight, chunk of rows):
+// item / chunks is the group, counted through all weights, item % chunks the chunk.
+struct LinearArgs {
+  const void* x;     // (rows, depth), packed: the accumulator's type, zeros from depth to x_stride
+  int64_t x_stride;  // in elements
+  int64_t first;     // where the block starts among the rows of the call
+  int64_t rows;      // of the block
+  int64_t all_rows;  // of the call: they choose the algorithm, so that all blocks use the same
+  int64_t depth;
+  int64_t chunks, chunk_rows;
+  const LinearWeight* weights;
+  int count;
+};
+
+// Scratch of one work item: a tile of results, a group of the bias and a block of widened panels.
+SF_INLINE int64_t linear_scratch_bytes(int64_t chunk_rows, DType accumulator) {
+  return itemsize(accumulator) * kGroup * (chunk_rows + 1 + kDepthBlock);
+}
+
+}  // namespace simdformer
