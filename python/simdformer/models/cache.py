@@ -1,0 +1,108 @@
+"""The keys and values of what a model has read, so that the next token costs one token's work."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["KVCache"]
+
+Array = npt.NDArray[Any]
+
+DTYPES = tuple(map(np.dtype, ("float64", "float32", "float16", ml_dtypes.bfloat16)))
+
+
+class KVCache:
+    """Room for the keys and values of `max_seq_len` positions, preallocated: (layers, 2, batch, K, max_seq_len, D).
+
+    A model given a cache reads its ids as the continuation of what is in it, and appends them. Sequences of a batch
+    may differ in length: `lengths` (batch,) says how many positions of each are filled; what lies behind is garbage
+    that attention never looks at. A call that is interrupted leaves the cache as it was before.
+
+    dtype float32, or float16 and bfloat16 for half of the memory (arithmetic stays float32), or float64.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_seq_len: int,
+        batch: int = 1,
+        dtype: npt.DTypeLike = "float32",
+    ) -> None:
+        for name, value in (("max_seq_len", max_seq_len), ("batch", batch)):
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"KVCache: {name} is {value!r}, needed is a whole number > 0")
+        if np.dtype(dtype) not in DTYPES:
+            raise TypeError(f"KVCache: dtype is {np.dtype(dtype)}, needed is one of {', '.join(map(str, DTYPES))}")
+        self.data: Array = np.empty(
+            (num_layers, 2, int(batch), num_kv_heads, int(max_seq_len), head_dim), dtype
+        )
+        self.lengths: npt.NDArray[np.int64] = np.zeros(batch, np.int64)
+
+    @property
+    def length(self) -> int:
+        """Positions filled; in a batch, those of the longest sequence."""
+        return int(self.lengths.max())
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.data.shape[4]
+
+    @property
+    def batch(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.lengths[:] = 0
+
+    def truncate(self, length: int | npt.ArrayLike) -> None:
+        """Forgets all positions from `length` on (one number, or one a sequence): what follows is read anew."""
+        lengths = np.broadcast_to(np.asarray(length), self.lengths.shape)
+        if lengths.dtype.kind not in "iu" or (lengths < 0).any() or (lengths > self.lengths).any():
+            raise ValueError(f"KVCache.truncate: length is {length}, needed is 0 to {self.lengths.tolist()}")
+        self.lengths[:] = lengths
+
+    def sequence(self, index: int) -> "KVCache":
+        """One sequence of the batch as a cache of its own that shares the memory and the length."""
+        one = object.__new__(KVCache)
+        one.data = self.data[:, :, index : index + 1]
+        one.lengths = self.lengths[index : index + 1]
+        return one
+
+    def require_room(self, new: int) -> None:
+        """ValueError when `new` more positions do not fit."""
+        if self.length + new > self.max_seq_len:
+            raise ValueError(
+                f"KVCache: {new} more positions do not fit, {self.length} of {self.max_seq_len} are filled; "
+                "make room with .truncate(n) or .reset(), or create a longer one with new_cache(max_seq_len)"
+            )
+
+    def write(self, layer: int, key: Array, value: Array) -> tuple[Array, Array]:
+        """Puts key and value (B,K,T,D) of one layer behind what is filled; gives views (B,K,length + T,D) of everything.
+
+        The new positions count only after `advance`, when all layers are written.
+        """
+        new = key.shape[2]
+        start = int(self.lengths[0])
+        if (self.lengths == start).all():
+            self.data[layer, 0, :, :, start : start + new] = key
+            self.data[layer, 1, :, :, start : start + new] = value
+        else:
+            for index, start in enumerate(self.lengths.tolist()):
+                self.data[layer, 0, index, :, start : start + new] = key[index]
+                self.data[layer, 1, index, :, start : start + new] = value[index]
+        filled = self.length + new
+        return self.data[layer, 0, :, :, :filled], self.data[layer, 1, :, :, :filled]
+
+    def advance(self, new: int) -> None:
+        """Counts `new` positions as filled."""
+        self.lengths += new

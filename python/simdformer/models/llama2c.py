@@ -1,0 +1,167 @@
+"""Reader of llama2.c checkpoints: `.bin` files of the legacy header and of version 1 (github.com/karpathy/llama2.c).
+
+legacy     7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: own classifier), max_seq_len
+           float32 tensors; two tables of RoPE angles before the classifier, which nobody reads any more
+version 1  "ak42", int32 1, the same 7 int32 (vocab_size positive), byte shared_classifier, zeros up to byte 256
+           float32 tensors, the norms first
+version 2  the same header, weights quantised to int8: refused
+
+Everything is little-endian, tensors of one kind lie together, layer after layer. RoPE is interleaved, and what the
+file does not say is the same for all of them: norm_eps 1e-5, rope_theta 10000.
+"""
+
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer.models.checkpoint import Checkpoint, CheckpointError, map_file
+from simdformer.models.config import ModelConfig
+
+__all__ = ["find", "read"]
+
+Array = npt.NDArray[Any]
+
+MAGIC = 0x616B3432  # "ak42"
+SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
+LEGACY_HEADER = struct.Struct("<7i")
+V1_HEADER = struct.Struct("<Ii7iB")
+V1_HEADER_SIZE = 256
+LONGEST_CONTEXT = 2**24  # version 1 files prove every size but max_seq_len by their own length
+
+
+def find(directory: Path) -> Path:
+    """The one checkpoint in a directory: a .bin that is not a tokenizer (tok*.bin)."""
+    there = sorted(entry.name for entry in directory.iterdir())
+    found = [name for name in there if name.endswith(".bin") and not name.startswith("tok")]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{directory}: {len(found)} checkpoints found ({', '.join(found)}); give the path of one"
+        )
+    if not found:
+        raise CheckpointError(
+            f"{directory}: no checkpoint found among {there}; needed is a .bin file of llama2.c"
+        )
+    return directory / found[0]
+
+
+def read(path: Path) -> Checkpoint:
+    """Maps the file and checks its header against its size. The weights are read-only views of the file."""
+    data = map_file(path)
+    try:
+        version, fields, start = parse_header(data)
+        config = make_config(fields)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    tensors = layout(config, version)
+    needed = start + sum(4 * math.prod(shape) for _, shape in tensors)
+    if needed != data.size:
+        kind = "legacy header" if version == 0 else "header of version 1"
+        raise CheckpointError(
+            f"{path}: {describe_gap(tensors, start, data.size, needed)} (llama2.c, {kind}: {fields}); "
+            "the file is damaged or of another format, download or export it again"
+        )
+    weights: dict[str, Array] = {}
+    for name, shape in tensors:
+        size = 4 * math.prod(shape)
+        # frombuffer, not view: an array may start at any byte of a file
+        tensor = np.frombuffer(data, np.dtype("<f4"), math.prod(shape), start).reshape(shape)
+        start += size
+        if name.startswith("layers."):
+            kind = name.removeprefix("layers.")
+            weights |= {f"layers.{layer}.{kind}": tensor[layer] for layer in range(config.num_layers)}
+        elif name != "rope_tables":
+            weights[name] = tensor
+    return Checkpoint(path, "llama2.c", config, weights)
+
+
+def parse_header(data: npt.NDArray[np.uint8]) -> tuple[int, dict[str, int | bool], int]:
+    """Version (0 = legacy), the fields under llama2.c's names, and where the tensors start."""
+    if data.size < LEGACY_HEADER.size:
+        raise ValueError(
+            f"{data.size} bytes are less than the {LEGACY_HEADER.size} of the shortest llama2.c header"
+        )
+    magic, version = struct.unpack_from("<Ii", data)
+    if magic != MAGIC:
+        *sizes, vocab_size, max_seq_len = LEGACY_HEADER.unpack_from(data)
+        fields = dict(zip(SIZES, [*sizes, abs(vocab_size), max_seq_len], strict=True))
+        return 0, fields | {"shared_classifier": vocab_size > 0}, LEGACY_HEADER.size
+    if version == 2:
+        raise ValueError(
+            "is a llama2.c file of version 2, quantised to int8, which is not supported; export it as version 0 or 1"
+        )
+    if version != 1:
+        raise ValueError(f"is a llama2.c file of version {version}, known are the legacy header and version 1")
+    if data.size < V1_HEADER_SIZE:
+        raise ValueError(f"{data.size} bytes are less than the {V1_HEADER_SIZE} of the header of version 1")
+    _, _, *values, shared = V1_HEADER.unpack_from(data)
+    if shared > 1:
+        raise ValueError(f"header: shared_classifier is {shared}, needed is 0 or 1")
+    return 1, dict(zip(SIZES, values, strict=True)) | {"shared_classifier": shared == 1}, V1_HEADER_SIZE
+
+
+def make_config(fields: dict[str, int | bool]) -> ModelConfig:
+    """The config that a header stands for; ValueError in the header's own words when it makes no sense."""
+    for name in SIZES:
+        if fields[name] <= 0:
+            raise ValueError(
+                f"header: {name} is {fields[name]}, needed is a number > 0; is this a llama2.c checkpoint?"
+            )
+    if fields["dim"] % fields["n_heads"] != 0:
+        raise ValueError(
+            f"header: n_heads is {fields['n_heads']}, needed is a divisor of dim = {fields['dim']}; "
+            "is this a llama2.c checkpoint?"
+        )
+    if fields["max_seq_len"] > LONGEST_CONTEXT:
+        raise ValueError(
+            f"header: max_seq_len is {fields['max_seq_len']}, needed is at most {LONGEST_CONTEXT}"
+        )
+    return ModelConfig.from_aliases(
+        "llama2.c",
+        fields,
+        head_dim=fields["dim"] // fields["n_heads"],
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+        rope_layout="interleaved",
+    )
+
+
+def layout(config: ModelConfig, version: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors in the order of the file, those of all layers stacked."""
+    n, width, inner = config.num_layers, config.hidden_size, config.intermediate_size
+    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    embed = ("embed", (config.vocab_size, width))
+    attn_norm, mlp_norm = ("layers.attn_norm", (n, width)), ("layers.mlp_norm", (n, width))
+    final_norm = ("final_norm", (width,))
+    attention = [
+        ("layers.wq", (n, q_width, width)),
+        ("layers.wk", (n, kv_width, width)),
+        ("layers.wv", (n, kv_width, width)),
+        ("layers.wo", (n, width, q_width)),
+    ]
+    mlp = [  # w1, w2, w3
+        ("layers.gate", (n, inner, width)),
+        ("layers.down", (n, width, inner)),
+        ("layers.up", (n, inner, width)),
+    ]
+    rope_tables = ("rope_tables", (2, config.max_seq_len, config.head_dim // 2))
+    lm_head = [] if config.tie_embeddings else [("lm_head", (config.vocab_size, width))]
+    if version == 0:
+        return [embed, attn_norm, *attention, mlp_norm, *mlp, final_norm, rope_tables, *lm_head]
+    return [attn_norm, mlp_norm, final_norm, embed, *attention, *mlp, *lm_head]
+
+
+def describe_gap(
+    tensors: list[tuple[str, tuple[int, ...]]], start: int, found: int, needed: int
+) -> str:
+    """Where a file of `found` bytes ends, when its header asks for `needed`."""
+    if found > needed:
+        return f"{found} bytes found, {needed} needed: {found - needed} bytes are left over after the last tensor"
+    for name, shape in tensors:
+        start += 4 * math.prod(shape)
+        if found < start:
+            break
+    return f"{found} bytes found, {needed} needed: the file ends in tensor {name} of shape {shape}"

@@ -1,0 +1,119 @@
+"""The tensors of a model: their canonical names and shapes, the check against a config, and packing for speed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer.functional import PackedWeight, pack
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.config import ModelConfig
+
+__all__ = ["LayerWeights", "Weights", "weight_shapes"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Norms are (E,), q_norm and k_norm (D,), matrices packed from (out, in), biases (out,)."""
+
+    attn_norm: Array
+    wq_wk_wv: list[PackedWeight]
+    qkv_bias: list[Array] | None
+    q_norm: Array | None
+    k_norm: Array | None
+    wo: PackedWeight
+    wo_bias: Array | None
+    mlp_norm: Array
+    gate_up: list[PackedWeight]
+    down: PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The whole model, in memory of its own: the arrays and files it was made from are not looked at again."""
+
+    embed: Array  # (V, E)
+    layers: list[LayerWeights]
+    final_norm: Array  # (E,)
+    lm_head: PackedWeight  # (V, E)
+
+    @classmethod
+    def prepare(
+        cls, config: ModelConfig, tensors: Mapping[str, Array], dtype: npt.DTypeLike | None
+    ) -> "Weights":
+        """Checks names and shapes, converts to `dtype` (None: as they are), packs. CheckpointError when they do not fit."""
+        check_weights(config, tensors)
+
+        def array(name: str) -> Array:
+            return np.array(tensors[name], dtype or tensors[name].dtype, order="C")
+
+        def packed(name: str) -> PackedWeight:
+            return pack(np.asarray(tensors[name], dtype or tensors[name].dtype))
+
+        def layer(at: str) -> LayerWeights:
+            return LayerWeights(
+                attn_norm=array(at + "attn_norm"),
+                wq_wk_wv=[packed(at + name) for name in ("wq", "wk", "wv")],
+                qkv_bias=[array(at + name) for name in ("bq", "bk", "bv")] if config.qkv_bias else None,
+                q_norm=array(at + "q_norm") if config.qk_norm else None,
+                k_norm=array(at + "k_norm") if config.qk_norm else None,
+                wo=packed(at + "wo"),
+                wo_bias=array(at + "bo") if config.wo_bias else None,
+                mlp_norm=array(at + "mlp_norm"),
+                gate_up=[packed(at + name) for name in ("gate", "up")],
+                down=packed(at + "down"),
+            )
+
+        return cls(
+            embed=array("embed"),
+            layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
+            final_norm=array("final_norm"),
+            lm_head=packed("embed" if config.tie_embeddings else "lm_head"),
+        )
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a model of this config has, in the order of computation."""
+    width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    q_width, kv_width = config.num_heads * head, config.num_kv_heads * head
+    layer: dict[str, tuple[int, ...]] = {"attn_norm": (width,)}
+    layer |= {"wq": (q_width, width), "wk": (kv_width, width), "wv": (kv_width, width)}
+    if config.qkv_bias:
+        layer |= {"bq": (q_width,), "bk": (kv_width,), "bv": (kv_width,)}
+    if config.qk_norm:
+        layer |= {"q_norm": (head,), "k_norm": (head,)}
+    layer |= {"wo": (width, q_width)}
+    if config.wo_bias:
+        layer |= {"bo": (width,)}
+    layer |= {"mlp_norm": (width,), "gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, width)}
+    for index in range(config.num_layers):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["final_norm"] = (width,)
+    if not config.tie_embeddings:
+        shapes["lm_head"] = (config.vocab_size, width)
+    return shapes
+
+
+def check_weights(config: ModelConfig, tensors: Mapping[str, Array]) -> None:
+    """CheckpointError that lists every tensor missing, left over or of a wrong shape (the first few of each)."""
+    needed = weight_shapes(config)
+    missing = [f"{name} {needed[name]}" for name in needed if name not in tensors]
+    left_over = [f"{name} {np.shape(tensors[name])}" for name in tensors if name not in needed]
+    misshapen = [
+        f"{name} found {np.shape(tensors[name])}, needed {shape}"
+        for name, shape in needed.items()
+        if name in tensors and np.shape(tensors[name]) != shape
+    ]
+    wrong = [
+        f"{what}: {'; '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        for what, names in (("missing", missing), ("left over", left_over), ("misshapen", misshapen))
+        if names
+    ]
+    if wrong:
+        raise CheckpointError(f"the tensors do not fit the config: {', '.join(wrong)}")

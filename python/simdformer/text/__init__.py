@@ -1,0 +1,7 @@
+"""Text on top of `simdformer.models`: tokenizers, sampling, generation, and both together as a language model."""
+
+from simdformer.text.generate import Report
+from simdformer.text.language_model import LanguageModel, from_pretrained
+from simdformer.text.sampling import Sampler
+
+__all__ = ["LanguageModel", "Report", "Sampler", "from_pretrained"]

@@ -1,0 +1,236 @@
+"""A transformer with its tokenizer: what `from_pretrained` returns."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer.models.cache import KVCache
+from simdformer.models.checkpoint import CheckpointError, read_checkpoint
+from simdformer.models.config import ModelConfig
+from simdformer.models.transformer import Transformer
+from simdformer.text import generate as generation
+from simdformer.text import tokenizer as tokenizers
+from simdformer.text.sampling import Sampler
+from simdformer.text.tokenizer import Tokenizer
+
+__all__ = ["LanguageModel", "from_pretrained"]
+
+Array = npt.NDArray[Any]
+Stop = str | int | Iterable[str | int]
+
+
+def from_pretrained(
+    path: str | os.PathLike[str],
+    *,
+    dtype: npt.DTypeLike | None = None,
+    activations: npt.DTypeLike = "float32",
+    max_seq_len: int | None = None,
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+) -> "LanguageModel":
+    """Loads a checkpoint: a file, or a directory that holds one.
+
+    Formats: llama2.c `.bin`, legacy and version 1.
+
+    path         file or directory
+    dtype        of the weights: None as in the file, or "float32", "float16", "bfloat16"
+    activations  dtype of the arithmetic between the kernels
+    max_seq_len  longest text; None: what the checkpoint was made for
+    tokenizer    a tokenizer's path, or an object with its methods; None: the one beside the checkpoint that has as many
+                 tokens as the model (without one the model takes and gives ids only)
+
+    Raises FileNotFoundError when there is no such path, CheckpointError (a ValueError) for a file that is damaged, of
+    another format, or does not fit the model.
+
+    >>> import simdformer as sf
+    >>> model = sf.from_pretrained("stories260K.bin")                                  # doctest: +SKIP
+    >>> model.generate("Once upon a time", max_new_tokens=9)                           # doctest: +SKIP
+    ', there was a little girl named'
+    """
+    checkpoint = read_checkpoint(path)
+    config = checkpoint.config
+    if max_seq_len is not None:
+        config = dataclasses.replace(config, max_seq_len=max_seq_len)
+    if tokenizer is None:
+        tokenizer = find_tokenizer(checkpoint.path, config.vocab_size)
+    elif isinstance(tokenizer, str | os.PathLike):
+        file, tokenizer = tokenizer, tokenizers.load(tokenizer)
+        if tokenizer.vocab_size != config.vocab_size:
+            raise CheckpointError(
+                f"{os.fspath(file)}: {tokenizer.vocab_size} tokens found, needed are the {config.vocab_size} of "
+                f"{checkpoint.path}; give the tokenizer that the model was trained with"
+            )
+    return LanguageModel(
+        Transformer(config, checkpoint.weights, dtype=dtype, activations=activations), tokenizer
+    )
+
+
+def find_tokenizer(checkpoint: Path, vocab_size: int) -> Tokenizer | None:
+    """The llama2.c tokenizer beside a checkpoint that has `vocab_size` tokens; the usual names first."""
+    there = sorted(set(checkpoint.parent.glob("tok*.bin")) - {checkpoint})
+    usual = [file for name in (f"tok{vocab_size}.bin", "tokenizer.bin") for file in there if file.name == name]
+    loaded = (tokenizers.load(file) for file in dict.fromkeys(usual + there))
+    return next((tokenizer for tokenizer in loaded if tokenizer.vocab_size == vocab_size), None)
+
+
+class LanguageModel:
+    """A `transformer` and its `tokenizer` (None when the checkpoint has none).
+
+    `model(ids)` gives logits, `model.generate(prompt)` text.
+    """
+
+    def __init__(self, transformer: Transformer, tokenizer: Tokenizer | None = None) -> None:
+        self.transformer = transformer
+        self.tokenizer = tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.transformer.config
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"LanguageModel({config.num_layers} layers, hidden_size {config.hidden_size}, {config.num_heads} heads, "
+            f"{config.num_kv_heads} key/value heads, vocab_size {config.vocab_size}, max_seq_len {config.max_seq_len})"
+        )
+
+    def __call__(
+        self, ids: npt.ArrayLike, cache: KVCache | None = None, logits_to_keep: int | None = None
+    ) -> Array:
+        """ids (L,) or (B,L) -> logits in float32: see `Transformer.__call__`."""
+        return self.transformer(ids, cache, logits_to_keep)
+
+    def run_with_cache(
+        self, ids: npt.ArrayLike, names: str | Iterable[str] | None = None
+    ) -> tuple[Array, dict[str, Array]]:
+        """The logits, and every activation by name: see `Transformer.run_with_cache`."""
+        return self.transformer.run_with_cache(ids, names)
+
+    def new_cache(
+        self, max_seq_len: int | None = None, batch: int = 1, dtype: npt.DTypeLike = "float32"
+    ) -> KVCache:
+        """An empty cache for this model: see `Transformer.new_cache`."""
+        return self.transformer.new_cache(max_seq_len, batch, dtype)
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int | None = None,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: Stop | None = None,
+        streamer: Callable[[Any], object] | generation.Streamer | None = None,
+        report: generation.Report | None = None,
+    ) -> Any:
+        """Continues a prompt: text in, the new text out; ids in, the new ids out; a list of prompts, a list of results.
+
+        prompt          a string, or ids (L,), or a list of either (their lengths may differ)
+        max_new_tokens  None: as many as max_seq_len has room for
+        temperature     0: the likeliest id every time; higher: the braver. top_k, top_p, min_p, repetition_penalty,
+                        seed: see `simdformer.text.Sampler`
+        stop            string(s) or id(s) that end the text and are cut off, besides the tokenizer's end of text
+        streamer        a callable, or an object with put(piece) and end(): is given the new text (for ids: each new
+                        id) as it comes, never part of a character or of a stop string; one prompt only
+        report          a `simdformer.text.Report` to be filled in with counts, times and the last logits
+
+        Raises ValueError for an empty prompt, one that max_seq_len has no room for, text without a tokenizer, and
+        parameters that make no sense. Ctrl-C ends it with KeyboardInterrupt; the model stays usable.
+        """
+        is_batch, is_text, prompts = self._prompts(prompt)
+        sampler = Sampler(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
+        room = self.config.max_seq_len - max((len(ids) for ids in prompts), default=0)
+        wanted = max(room, 1) if max_new_tokens is None else max_new_tokens
+        if wanted < 1:
+            raise ValueError(f"generate: max_new_tokens is {wanted}, needed is a number > 0")
+        if wanted > room:
+            raise ValueError(
+                f"generate: prompt of {self.config.max_seq_len - room} ids and {wanted} new ones are more than "
+                f"max_seq_len = {self.config.max_seq_len}; shorten them, or load the model with a larger max_seq_len"
+            )
+        if streamer is not None and is_batch:
+            raise ValueError("generate: a streamer follows one prompt, found is a list of them; call it for each")
+        if not prompts:
+            return []
+        show = streamer.put if isinstance(streamer, generation.Streamer) else streamer
+        stop_ids, stop_strings = self._stops(stop)
+        sequences = [
+            generation.Continuation(
+                ids,
+                stop_ids=stop_ids,
+                stop_strings=stop_strings,
+                text_stream=self._text_stream(ids) if is_text or stop_strings else None,
+                show=show,
+                show_ids=not is_text,
+            )
+            for ids in prompts
+        ]
+        try:
+            generation.generate(
+                self.transformer, sequences, max_new_tokens=wanted, sampler=sampler, report=report
+            )
+        finally:
+            if isinstance(streamer, generation.Streamer):
+                streamer.end()
+        results = [sequence.text if is_text else sequence.new_ids for sequence in sequences]
+        return results if is_batch else results[0]
+
+    def _prompts(self, prompt: Any) -> tuple[bool, bool, list[list[int]]]:
+        """Whether it is a list of prompts, whether they are text, and the ids of each."""
+        if isinstance(prompt, str):
+            return False, True, [self._encode(prompt)]
+        if isinstance(prompt, Sequence) and prompt and all(isinstance(text, str) for text in prompt):
+            return True, True, [self._encode(text) for text in prompt]
+        nested = np.ndim(prompt) == 2 if isinstance(prompt, np.ndarray) else any(map(np.ndim, prompt))
+        return nested, False, [self._ids(ids) for ids in (prompt if nested else [prompt])]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._ids(self._need_tokenizer("a prompt of text").encode(text))
+
+    def _ids(self, ids: Any) -> list[int]:
+        array = np.asarray(ids)
+        if array.size == 0:
+            raise ValueError("generate: prompt has no ids, needed is at least one (bos_id begins a text)")
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise TypeError(f"generate: prompt is {array.dtype} of shape {array.shape}, needed is text or ids (L,)")
+        return [int(id) for id in array]
+
+    def _stops(self, stop: Stop | None) -> tuple[frozenset[int], list[str]]:
+        """The ids and the strings that end a text."""
+        given = [stop] if isinstance(stop, str | int | np.integer) else list(stop or ())
+        ids = [int(one) for one in given if isinstance(one, int | np.integer)]
+        strings = [one for one in given if isinstance(one, str)]
+        if len(ids) + len(strings) != len(given) or "" in strings:
+            raise ValueError(f"generate: stop is {stop!r}, needed are strings that are not empty, or ids")
+        if strings:
+            self._need_tokenizer("a stop string")
+        return frozenset(ids) | frozenset(self.tokenizer.eos_ids if self.tokenizer else ()), strings
+
+    def _text_stream(self, prompt: list[int]) -> Any:
+        stream = self._need_tokenizer("text").stream()
+        if prompt[-1] == self._need_tokenizer("text").bos_id:
+            stream.put(prompt[-1])  # a text begins here, and some tokenizers write its first word differently
+        return stream
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(
+                f"generate: {what} needs a tokenizer, and none was found beside the checkpoint; give one with "
+                "from_pretrained(path, tokenizer=FILE), or give ids"
+            )
+        return self.tokenizer
