@@ -1,0 +1,195 @@
+"""What the compiler made: no instruction set leaks into another.
+
+An inline function that two objects both emit is kept once by the linker. Were the AVX-512 object
+one of the two, an older machine could run AVX-512 code in the middle of its own kernels. So the
+objects are looked at, not only run.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import simdformer._core
+
+ROOT = Path(__file__).resolve().parents[1]
+ISAS = {"x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"], "aarch64": ["neon"]}.get(
+    platform.machine(), []
+)
+X86 = platform.machine() == "x86_64"
+
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux" or not ISAS, reason="reads ELF objects of x86-64 or aarch64"
+    ),
+    pytest.mark.xdist_group("objects"),
+]
+
+
+def run(*command: object) -> str:
+    result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert result.returncode == 0, f"{command}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
+    return result.stdout
+
+
+def objects_in(build: Path) -> dict[str, list[Path]]:
+    """The objects of each instruction set, and as "core" those of the baseline code around them."""
+    found = {
+        isa: [build / f"CMakeFiles/simdformer_{isa}.dir/cpp/kernels/table.cpp.o"] for isa in ISAS
+    }
+    found["core"] = sorted((build / "CMakeFiles/_core.dir").rglob("*.o"))
+    return found
+
+
+def is_current(build: Path) -> bool:
+    """Whether `build` holds every object, compiled for release after the last change."""
+    cache = build / "CMakeCache.txt"
+    if not cache.exists() or "CMAKE_BUILD_TYPE:STRING=Release" not in cache.read_text():
+        return False
+    objects = [o for group in objects_in(build).values() for o in group]
+    sources = [ROOT / "CMakeLists.txt", *(ROOT / "cpp").rglob("*.?pp")]
+    expected = len(ISAS) + sum("kernels" not in s.parts for s in sources if s.suffix == ".cpp")
+    if len(objects) != expected or not all(o.exists() for o in objects):
+        return False
+    return min(o.stat().st_mtime for o in objects) > max(s.stat().st_mtime for s in sources)
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, list[Path]]:
+    """Those of the last build when they are up to date, else of a build in build/objects."""
+    for tool in ("nm", "objdump"):
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} (binutils) is not installed")
+    given = [Path(p) for p in [os.environ.get("SIMDFORMER_BUILD_DIR", "")] if p]
+    for build in [*given, ROOT / "build/editable"]:
+        if is_current(build):
+            return objects_in(build)
+    build = ROOT / "build/objects"
+    cmake = shutil.which(
+        "cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+    if not cmake:
+        pytest.skip("no build tree is up to date and cmake is not installed")
+    run(
+        cmake,
+        "-S",
+        ROOT,
+        "-B",
+        build,
+        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    )
+    run(cmake, "--build", build, "--parallel", "2")
+    return objects_in(build)
+
+
+def symbols(path: Path) -> list[tuple[str, str]]:
+    """(type letter, mangled name) of every symbol that `path` defines and the linker sees."""
+    lines = run("nm", "--extern-only", "--defined-only", "--format=posix", path).splitlines()
+    return [(line.split()[1], line.split()[0]) for line in lines if len(line.split()) >= 2]
+
+
+def weak_functions(paths: list[Path]) -> set[str]:
+    return {name for path in paths for letter, name in symbols(path) if letter == "W"}
+
+
+def instructions(paths: list[Path]) -> str:
+    listing = (run("objdump", "-d", "--no-show-raw-insn", "--no-addresses", path) for path in paths)
+    return "\n".join(listing)
+
+
+def using(pattern: str, listing: str) -> list[str]:
+    """The first few instructions that match, for the message of a failing test."""
+    return [m.group(0).strip() for m in islice(re.finditer(pattern, listing, re.M), 5)]
+
+
+# objdump prints an instruction as "\tmnemonic operands". From AVX on they begin with v; verr and
+# verw are older.
+VEX = r"^\s+(?!verr|verw)v[a-z0-9]+\s.*$"
+YMM = r"^.*%ymm\d+.*$"
+EVEX = r"^.*(%zmm\d+|%[xy]mm(1[6-9]|2\d|3[01])\b|\{%k[1-7]\}|%k[0-7]\b).*$"
+
+
+def test_the_measuring_finds_a_shared_weak_function(tmp_path):
+    """Two objects that are compiled as ours must not be: the check has to see it."""
+    if not shutil.which("c++"):
+        pytest.skip("no C++ compiler")
+    source = tmp_path / "leak.cpp"
+    source.write_text(
+        "#include <vector>\n"
+        "float NAME(const std::vector<float>& x) {\n"
+        "  std::vector<float> y(x);\n"
+        "  y.resize(9);\n"
+        "  return y[0];\n"
+        "}\n"
+    )
+    paths = []
+    for name, flags in {"plain": [], "wide": ["-mavx512f"] if X86 else []}.items():
+        paths.append(tmp_path / f"{name}.o")
+        run("c++", "-std=c++17", "-O0", *flags, f"-DNAME={name}", "-c", source, "-o", paths[-1])
+    assert weak_functions(paths[:1]) & weak_functions(paths[1:])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_no_two_instruction_sets_share_a_weak_function(objects, isa):
+    mine = weak_functions(objects[isa])
+    for other in objects:
+        if other != isa:
+            assert not mine & weak_functions(objects[other]), f"{isa} and {other}"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_kernel_object_exports_its_table_and_nothing_else(objects, isa):
+    [path] = objects[isa]
+    table = f"_ZN10simdformer{len('table_' + isa)}table_{isa}Ev"
+    strong = [name for letter, name in symbols(path) if letter not in "WV"]
+    assert strong == [table]
+    # What stays weak all the same carries the instruction set's name: nobody else can emit it.
+    own = re.compile(rf"{len(isa)}{isa}|{len('xsimd_' + isa)}xsimd_{isa}")
+    assert [name for letter, name in symbols(path) if letter in "WV" and not own.search(name)] == []
+
+
+@pytest.mark.skipif(not X86, reason="x86-64 instruction sets")
+class TestInstructions:
+    def test_the_wide_objects_are_wide(self, objects):
+        """The patterns below find what they look for."""
+        for isa in ("avx512", "avx512_bf16"):
+            listing = instructions(objects[isa])
+            assert using(EVEX, listing)
+            assert "%zmm" in listing
+        assert using(VEX, instructions(objects["avx2"]))
+        assert using(YMM, instructions(objects["avx2"]))
+
+    @pytest.mark.parametrize("name", ["core", "baseline", "avx2"])
+    def test_no_avx512_below_avx512(self, objects, name):
+        assert using(EVEX, instructions(objects[name])) == []
+
+    @pytest.mark.parametrize("name", ["core", "baseline"])
+    def test_the_baseline_is_sse2(self, objects, name):
+        listing = instructions(objects[name])
+        assert using(VEX, listing) == []
+        assert using(YMM, listing) == []
+
+    def test_only_the_bf16_object_multiplies_bfloat16(self, objects):
+        for isa in ISAS:
+            if isa != "avx512_bf16":
+                assert (
+                    using(
+                        r"^\s+v(dpbf16ps|cvtne2?ps2?2?bf16\w*|pdpbusds?|pdpwssds?)\s.*$",
+                        instructions(objects[isa]),
+                    )
+                    == []
+                )
+
+
+def test_the_module_exports_its_entry_point_and_nothing_else():
+    if not shutil.which("nm"):
+        pytest.skip("nm (binutils) is not installed")
+    lines = run("nm", "--dynamic", "--defined-only", "--format=posix", simdformer._core.__file__)
+    assert [line.split()[0] for line in lines.splitlines()] == ["PyInit__core"]
