@@ -1,0 +1,292 @@
+"""The package as a stranger gets it: sdist, wheel, where the headers come from, what is refused.
+
+Nothing here uses the network, but for the test with a newer xsimd, which asks pip for a wheel that
+carries it.
+"""
+
+import email
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import simdformer as sf
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NAMES = ("xsimd", "xtl", "xtensor")
+NOT_INSTALLED = [f"cmake.define.CMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in NAMES]
+UNREACHABLE = "cmake.define.SIMDFORMER_MIRROR=http://127.0.0.1:9"  # nobody listens on port 9
+
+pytestmark = pytest.mark.xdist_group("install")
+
+
+def run(*command: object, cwd: Path | None = None, env: dict[str, str] | None = None):
+    """The finished process; what it said, on both channels, is in stdout."""
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}"
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CMAKE_ARGS")}
+    environment |= {"PATH": scripts + os.environ["PATH"], "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
+    return subprocess.run(
+        [str(c) for c in command],
+        cwd=cwd,
+        env=environment | (env or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def pip_wheel(source: Path, folder: Path, *settings: str):
+    """Builds a wheel of `source` into `folder`, offline, with the build tools installed here."""
+    options = [word for setting in settings for word in ("-C", setting)]
+    return run(
+        *(sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation"),
+        *("--wheel-dir", folder, *options, source),
+        cwd=folder,
+    )
+
+
+def clean_environment(folder: Path, wheel: Path) -> Path:
+    """The Python of a new environment that holds numpy, ml_dtypes and what pip makes of `wheel`."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin/python"
+    site = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+    ).stdout.strip()
+    for name in ("numpy", "ml_dtypes"):  # as they are installed here: no network
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] != ".."}:
+            (Path(site) / top).symlink_to(Path(str(distribution.locate_file(top))))
+    installed = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", wheel)
+    assert installed.returncode == 0, installed.stdout
+    return python
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    built = run(
+        sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, ROOT
+    )
+    assert built.returncode == 0, built.stdout
+    [path] = folder.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory) -> Path:
+    """Made from the sdist, outside the project's folder, as `pip install simdformer` does."""
+    folder = tmp_path_factory.mktemp("wheel")
+    built = pip_wheel(sdist, folder)
+    assert built.returncode == 0, built.stdout
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_the_version_stands_in_one_place():
+    assert sf.__version__ == PROJECT["version"]
+    assert sf._core.__version__ == PROJECT["version"]
+    assert importlib.metadata.version("simdformer") == PROJECT["version"]
+
+
+def test_importing_warns_of_nothing():
+    done = run(sys.executable, "-W", "error", "-c", "import simdformer")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_importing_loads_no_optional_package():
+    done = run(sys.executable, "-c", "import sys, simdformer; print(*sys.modules)")
+    optional = {"torch", "transformers", "tokenizers", "tiktoken", "sentencepiece", "jinja2"}
+    assert done.returncode == 0
+    assert optional & set(done.stdout.split()) == set()
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_a_build_needs_and_no_rubbish(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    wanted = {
+        *("CMakeLists.txt", "LICENSE", "Makefile", "PKG-INFO", "README.md", "pyproject.toml"),
+        *(str(p.relative_to(ROOT)) for p in (ROOT / "cpp").rglob("*.?pp")),
+        *(str(p.relative_to(ROOT)) for p in (ROOT / "python").rglob("*.py*") if p.suffix != ".pyc"),
+        *(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("*.py")),
+    }
+    assert wanted - names == set()
+    assert [n for n in names if n.endswith((".so", ".o", ".pyc")) or "cache" in n.lower()] == []
+    assert {n.split("/")[0] for n in names} <= {
+        *wanted,
+        *("cpp", "python", "tests", "notebooks", ".clang-format", ".gitignore"),
+    }
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_alone(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = email.message_from_bytes(
+            archive.read(next(n for n in names if n.endswith("/METADATA")))
+        )
+        [core] = [n for n in names if n.startswith("simdformer/_core.") and n.endswith(".so")]
+        module = archive.read(core)
+    assert {n.split("/")[0] for n in names} == {
+        "simdformer",
+        f"simdformer-{PROJECT['version']}.dist-info",
+    }
+    assert [n for n in names if n.endswith((".cpp", ".hpp", ".h", ".o", ".pyc", ".cmake"))] == []
+    package = ROOT / "python"
+    sources = {str(p.relative_to(package)) for p in package.rglob("*.py*") if p.suffix != ".pyc"}
+    assert sources | {"simdformer/py.typed", "simdformer/_core.pyi"} <= set(names)
+    assert any(n.endswith("/licenses/LICENSE") for n in names)
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert b".debug_info" not in module, "not stripped"
+    assert b".symtab" not in module, "not stripped"
+
+
+@pytest.mark.slow
+def test_the_sdist_works_in_a_clean_environment(wheel, tmp_path):
+    python = clean_environment(tmp_path / "env", wheel)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    code = "import simdformer as sf; sf.show_config(); print(sf.__file__); print(sf.__version__)"
+    done = run(python, "-W", "error", "-c", code, cwd=elsewhere)
+    assert done.returncode == 0, done.stdout
+    *_, file, version = done.stdout.split("\n")[:-1]
+    assert Path(file).is_relative_to(tmp_path / "env")
+    assert version == PROJECT["version"]
+    for isa in sf.isas():
+        assert isa in done.stdout
+    command = run(tmp_path / "env/bin/simdformer", "--help", cwd=elsewhere)
+    assert command.returncode == 0, command.stdout
+    assert "demo" in command.stdout
+
+
+SMOKE = """
+import numpy as np, simdformer as sf
+from simdformer import reference
+rng = np.random.default_rng(0)
+q, k, v = rng.standard_normal((3, 2, 9, 20))
+x, w = rng.standard_normal((7, 33)), rng.standard_normal((5, 33))
+for isa in sf.isas():
+    with sf.use_isa(isa):
+        ours = sf.scaled_dot_product_attention(q, k, v, is_causal=True)
+        theirs = reference.scaled_dot_product_attention(q, k, v, is_causal=True)
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+        np.testing.assert_allclose(sf.linear(x, w), reference.linear(x, w), atol=1e-12)
+        np.testing.assert_allclose(sf.softmax(x), reference.softmax(x), atol=1e-12)
+print("right on", *sf.isas())
+"""
+
+
+@pytest.mark.slow
+def test_xsimd_from_a_source_tree(sdist, tmp_path):
+    """The wheel of pythran carries the headers of a newer xsimd, and no CMake file."""
+    got = run(
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", tmp_path),
+        *("--only-binary", ":all:", "pythran"),
+    )
+    wheels = list(tmp_path.glob("pythran-*.whl"))
+    if got.returncode or not wheels:
+        pytest.skip(f"pip cannot download pythran: {got.stdout.strip()[-200:]}")
+    with zipfile.ZipFile(wheels[0]) as archive:
+        archive.extractall(tmp_path / "unpacked", [n for n in archive.namelist() if "/xsimd/" in n])
+    headers = tmp_path / "unpacked/pythran"
+
+    built = pip_wheel(sdist, tmp_path, f"cmake.define.xsimd_ROOT={headers}", "build.verbose=true")
+    assert built.returncode == 0, built.stdout
+    [path] = tmp_path.glob("simdformer-*.whl")
+    python = clean_environment(tmp_path / "env", path)
+    done = run(python, "-W", "error", "-c", SMOKE, cwd=tmp_path)
+    assert done.stdout.strip() == f"right on {' '.join(sf.isas())}"
+
+
+@pytest.mark.slow
+def test_without_the_headers_there_is_one_clear_message(sdist, tmp_path):
+    done = pip_wheel(sdist, tmp_path, *NOT_INSTALLED, UNREACHABLE)
+    assert done.returncode != 0
+    assert done.stdout.count("CMake Error at") == 1
+    said = " ".join(done.stdout.split())
+    for part in (
+        "simdformer needs C++ header libraries that were not found: xsimd, xtl, xtensor",
+        "xsimd (at least 8.1, below 15): not installed; downloading http://127.0.0.1:9/xsimd/",
+        "sudo apt-get install libxsimd-dev libxtensor-dev",
+        "pip install . " + " ".join(f"-C cmake.define.{name}_ROOT=DIR" for name in NAMES),
+    ):
+        assert part in said
+
+
+# ---- what CMake finds, without a build ----------------------------------------------------------
+
+
+def configure(folder: Path, *definitions: str):
+    """Runs CMake's configuration of the project in a new build folder."""
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not cmake:
+        pytest.skip("cmake is not installed")
+    return run(
+        *(cmake, "-S", ROOT, "-B", folder / "build", f"-DPython_EXECUTABLE={sys.executable}"),
+        *(f"-D{definition.removeprefix('cmake.define.')}" for definition in definitions),
+    )
+
+
+def fake_headers(folder: Path, name: str, version: str) -> Path:
+    """A folder that holds nothing of library `name` but the file that tells its version."""
+    config = folder / {"xsimd": "xsimd/config/xsimd_config.hpp"}.get(
+        name, f"{name}/{name}_config.hpp"
+    )
+    config.parent.mkdir(parents=True)
+    parts = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    config.write_text("".join(f"#define {name.upper()}_VERSION_{p} {n}\n" for p, n in parts))
+    return folder
+
+
+@pytest.mark.parametrize("spelling", ["xsimd_ROOT", "SIMDFORMER_XSIMD_ROOT"])
+@pytest.mark.parametrize("layout", ["include tree", "prefix", "folder of headers"])
+def test_a_given_folder_comes_first(tmp_path, spelling, layout):
+    tree = fake_headers(tmp_path / "here/include", "xsimd", "12.3.4")
+    given = {"include tree": tree, "prefix": tree.parent, "folder of headers": tree / "xsimd"}
+    done = configure(tmp_path, f"{spelling}={given[layout]}")
+    assert f"-- xsimd 12.3.4: {tree}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("xsimd", "7.6.0"), ("xsimd", "15.0.0"), ("xtensor", "0.23.10")]
+)
+def test_a_version_out_of_range_is_named(tmp_path, name, version):
+    tree = fake_headers(tmp_path / "here", name, version)
+    done = configure(tmp_path, f"{name}_ROOT={tree}")
+    assert done.returncode != 0
+    assert f"version {version} in {tree} is out of that range" in " ".join(done.stdout.split())
+
+
+def test_a_given_folder_without_the_headers_is_an_error_not_a_hint(tmp_path):
+    done = configure(tmp_path, f"xsimd_ROOT={tmp_path}")
+    assert done.returncode != 0
+    assert f"no xsimd headers under xsimd_ROOT={tmp_path}" in " ".join(done.stdout.split())
+
+
+def test_a_download_that_is_not_the_pinned_file_is_refused(tmp_path):
+    archive = tmp_path / "mirror/xsimd/archive/refs/tags/13.2.0.tar.gz"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"something else")
+    done = configure(tmp_path, *NOT_INSTALLED, f"SIMDFORMER_MIRROR=file://{tmp_path}/mirror")
+    assert done.returncode != 0
+    assert "is not the file it should be" in done.stdout
+    assert hashlib.sha256(b"something else").hexdigest() in done.stdout
+    assert not (tmp_path / "build/headers/xsimd-13.2.0").exists()
+
+
+def test_fast_math_is_refused(tmp_path):
+    done = configure(tmp_path, "CMAKE_CXX_FLAGS=-O2 -ffast-math")
+    assert done.returncode != 0
+    assert "cannot be built with fast-math" in " ".join(done.stdout.split())
