@@ -41,6 +41,7 @@ __all__ = [
 ieee = np.errstate(all="ignore")
 
 
+@ieee
 def float64(x: ArrayLike) -> Array:
     return np.asarray(x, dtype=np.float64)
 
@@ -206,7 +207,7 @@ def linear(x: ArrayLike, weight: Any, bias: Any = None) -> Array | list[Array]:
 
 
 def mean(x: Array) -> Array:
-    return float64(np.mean(x, axis=-1, keepdims=True))
+    return float64(np.sum(x, axis=-1, keepdims=True) / np.float64(x.shape[-1]))
 
 
 @ieee
@@ -384,6 +385,7 @@ def gelu(x: ArrayLike, approximate: Literal["none", "tanh"] = "none") -> Array:
     return 0.5 * h * erfc(-h / math.sqrt(2))  # 1 + erf(y) = erfc(-y), which cancels nothing
 
 
+@ieee
 def relu(x: ArrayLike) -> Array:
     """max(x, 0); NaN stays NaN."""
     return np.maximum(float64(x), 0)

@@ -1,0 +1,285 @@
+"""What the tests share: instruction sets, dtypes, random arrays, the oracles and the one tolerance table."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # before torch makes its own pool
+
+import hypothesis
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.lib.stride_tricks import as_strided
+
+import simdformer as sf
+from simdformer import reference
+from simdformer.reference import float64
+
+torch.set_num_threads(2)
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("tests")
+
+# ---- what tests are parametrised over ------------------------------------------------------------
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), bfloat16]
+SIXTEEN_BITS = DTYPES[2:]
+
+# 0 .. 2N+1 around every vector width, in elements: 4 (SSE) to 16 (AVX-512), times the 4 accumulators of a fold.
+LENGTHS = [*range(10), 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 128, 129, 131]
+
+
+@pytest.fixture(params=sf.isas())
+def isa(request):
+    """Every instruction set that runs here, one after the other."""
+    with sf.use_isa(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(params=["reference", "torch"])
+def oracle(request):
+    """oracle("silu", x): what the operation gives, as float64. See Oracle."""
+    return Oracle(request.param)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20240601)
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The folder with real tokenizers and a real trained model, which lies beside the project."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    if not (folder / "data").is_dir():
+        pytest.skip("needs the data folder ../shared, which lies beside the project's own folder")
+    return folder
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: a wide sweep; leave it out with -m 'not slow'")
+
+
+# ---- arrays --------------------------------------------------------------------------------------
+
+
+def normal(rng, *shape, dtype=np.float32, scale=1.0):
+    return (scale * rng.standard_normal(shape)).astype(dtype)
+
+
+def same_bits(a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def relaid(rng, x, layout):
+    """The same values in another memory layout. Leading axes may have any strides, the last has unit stride."""
+    if layout == "contiguous":
+        return np.ascontiguousarray(x)
+    if layout == "unaligned":
+        return np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    if (
+        layout == "transposed"
+    ):  # the heads of a (L, H·D) projection: leading axes in the opposite order
+        order = [*range(x.ndim - 2, -1, -1), x.ndim - 1]
+        return np.ascontiguousarray(x.transpose(order)).transpose(order)
+    if layout == "gaps":  # every row followed by garbage
+        wide = np.full((*x.shape[:-1], x.shape[-1] + 3), np.nan).astype(x.dtype)
+        wide[..., : x.shape[-1]] = x
+        return wide[..., : x.shape[-1]]
+    if layout == "backwards":
+        return np.ascontiguousarray(x[::-1])[::-1]
+    if layout == "readonly":
+        x = x.copy()
+        x.flags.writeable = False
+        return x
+    raise ValueError(layout)
+
+
+LAYOUTS = ["contiguous", "unaligned", "transposed", "gaps", "backwards", "readonly"]
+
+
+def repeated(row, count):
+    """`count` rows that are one row in memory: a leading stride of zero."""
+    return as_strided(row, (count, *row.shape), (0, *row.strides), writeable=False)
+
+
+# ---- oracles -------------------------------------------------------------------------------------
+
+
+def to_torch(x):
+    """A tensor with the values and the dtype of an array; numpy itself has no bfloat16."""
+    if not isinstance(x, np.ndarray):
+        return x
+    x = np.array(x)
+    return (
+        torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        if x.dtype == bfloat16
+        else torch.from_numpy(x)
+    )
+
+
+def from_torch(x):
+    return x.to(torch.float64).numpy()
+
+
+def torch_rope(x, *, layout, positions=None, offset=0, theta=10000.0, rotary_dim=None):
+    """As models written in PyTorch do it: angles, cos and sin in float32, the rest in x's dtype."""
+    rotary_dim = rotary_dim or x.shape[-1]
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if positions is None:
+        positions = torch.arange(offset, offset + x.shape[-2])
+    angle = positions[..., None].to(wide) * theta ** (
+        -torch.arange(0, rotary_dim, 2).to(wide) / rotary_dim
+    )
+    if angle.ndim == 3:
+        angle = angle.reshape(angle.shape[0], *(1,) * (x.ndim - 3), *angle.shape[1:])
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    if layout == "half":
+        a, b = turned.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+    a, b = turned[..., 0::2], turned[..., 1::2]
+    return torch.cat(
+        [torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), rest], -1
+    )
+
+
+TORCH = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "swiglu": lambda gate, up: F.silu(gate) * up,
+    "softmax": lambda x, axis=-1, temperature=1.0: F.softmax(x / temperature, axis),
+    "linear": F.linear,
+    "rms_norm": lambda x, weight=None, *, eps: F.rms_norm(x, x.shape[-1:], weight, eps),
+    "layer_norm": lambda x, weight=None, bias=None, *, eps: F.layer_norm(
+        x, x.shape[-1:], weight, bias, eps
+    ),
+    "rope": torch_rope,
+    "scaled_dot_product_attention": lambda q, k, v, mask=None, **kwargs: (
+        F.scaled_dot_product_attention(
+            q, k, v, mask, enable_gqa=q.shape[:-2] != k.shape[:-2], **kwargs
+        )
+    ),
+}
+
+_answers = {}
+
+
+def remembered(function, *args, **kwargs):
+    """function(...), computed once: every instruction set asks the slow oracles the same questions."""
+    arrays = [
+        (x.tobytes(), x.shape, str(x.dtype)) if isinstance(x, np.ndarray) else repr(x)
+        for x in (*args, *kwargs.values())
+    ]
+    key = (function, *kwargs, *arrays)
+    if key not in _answers:
+        if len(_answers) > 500:
+            _answers.clear()
+        _answers[key] = function(*args, **kwargs)
+    return _answers[key]
+
+
+class Oracle:
+    """The reference in float64, or PyTorch in the dtype of the arguments: oracle(name of the operation, ...)."""
+
+    def __init__(self, name):
+        self.name = name
+        # PyTorch rounds too, and in 16 bits more often than we do (attention's weights, rope's products).
+        self.slack = 1 if name == "reference" else 4
+
+    def __call__(self, op, *args, **kwargs):
+        if self.name == "reference":
+            return remembered(getattr(reference, op), *args, **kwargs)
+        return remembered(ask_torch, op, *args, **kwargs)
+
+
+def ask_torch(op, *args, **kwargs):
+    kwargs = {name: to_torch(value) for name, value in kwargs.items()}
+    return from_torch(TORCH[op](*map(to_torch, args), **kwargs))
+
+
+# ---- tolerances ----------------------------------------------------------------------------------
+
+# How far a result may lie from float64, as a multiple of the machine epsilon of the arithmetic (float64 for float64,
+# float32 for everything else) and of a scale: the expected value itself, unless the test gives the magnitude of what
+# was added up. A 16-bit result may lie another half unit away, because it is rounded once more, at the store.
+TOLERANCE = {
+    "silu": 4,  # exp (1 ulp), an addition, a division, a product
+    "gelu": 8,  # scale |x|: erf and tanh are good to an ulp of 1, not to one of their small values
+    "relu": 0,  # picks one of two numbers
+    "swiglu": 5,  # silu and one product
+    "softmax": 16,  # exp(x - max) carries the rounding of x - max, up to 10 here, and of the sum
+    "rms_norm": 4,  # the errors of the squares average out; a root, a division, two products
+    "layer_norm": 6,  # scale |x - mean| + |mean|: the subtraction of the mean adds to rms_norm's
+    "linear": 4,  # scale |x|·|w|: a chain of K additions in blocks of 256
+    "rope": 4,  # scale |a| + |b|: cos and sin come from float64; two products and a sum
+    "scaled_dot_product_attention": 16,  # scale weights·|v|: exp carries the rounding of scores up to 10
+    "scores": 8,  # scale |q|·|k|: one dot product and the scale
+    "exact": 0,  # moves numbers, computes none
+}
+
+
+def epsilon(dtype):
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def tolerance(op, dtype):
+    arithmetic = np.float64 if dtype == np.float64 else np.float32
+    rounding = epsilon(dtype) / 2 if dtype in SIXTEEN_BITS and TOLERANCE[op] else 0
+    return TOLERANCE[op] * epsilon(arithmetic) + rounding
+
+
+def assert_close(got, want, op, *, scale=None, slack=1):
+    """NaN where NaN is wanted, infinities equal, the rest within slack times the table's tolerance."""
+    want = float64(want)
+    assert got.shape == want.shape, f"shape {got.shape}, wanted {want.shape}"
+    info = ml_dtypes.finfo(got.dtype)
+    exact = float64(got)
+    scale = np.abs(want) if scale is None else np.broadcast_to(scale, want.shape)
+    # Around zero numbers stop getting finer; 1000 of float32's, because factors may underflow before a product does.
+    floor = float(info.smallest_subnormal) + (
+        1000 * float(info.tiny) if op in ("silu", "swiglu") else 0
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        allowed = slack * (tolerance(op, got.dtype) * scale + floor)
+        overflow = np.abs(want) > float(info.max) * (1 + float(info.eps) / 4)  # half a unit beyond
+        want = np.where(overflow, np.copysign(np.inf, want), want)
+        error = np.abs(exact - want)
+        right = (error <= allowed) | (exact == want) | (np.isnan(exact) & np.isnan(want))
+        excess = np.nan_to_num(np.where(right, 0, error / allowed), nan=np.inf)
+    if right.all():
+        return
+    at = np.unravel_index(np.argmax(excess), excess.shape)
+    raise AssertionError(
+        f"{op} {got.dtype} {got.shape}: {(~right).sum()} wrong; the worst, at {tuple(map(int, at))}, is {exact[at]!r}, "
+        f"wanted {want[at]!r}, {excess[at]:.3g} times the tolerance away"
+    )
+
+
+def rms_error(got, exact):
+    return float(np.sqrt(np.mean((np.asarray(got, np.float64) - exact) ** 2)))
+
+
+def assert_as_accurate_as_torch(op, ours, problems):
+    """DESIGN's rule: over random problems, the RMS error against float64 is at most 1.5 times PyTorch's.
+
+    `problems` holds (args, kwargs) of calls in one dtype; `ours` is the operation as this package has it.
+    """
+    error, yardstick = [], []
+    for args, kwargs in problems:
+        exact = Oracle("reference")(op, *args, **kwargs)
+        error.append(rms_error(ours(*args, **kwargs), exact))
+        yardstick.append(rms_error(Oracle("torch")(op, *args, **kwargs), exact))
+    mine, torchs = np.sqrt(np.mean(np.square(error))), np.sqrt(np.mean(np.square(yardstick)))
+    assert mine <= 1.5 * torchs, (
+        f"{op}: RMS error {mine:.3g}, PyTorch's {torchs:.3g}: {mine / torchs:.2f} times"
+    )

@@ -1,0 +1,111 @@
+"""embedding, repeat_kv and causal_mask: they move numbers and compute none."""
+
+import numpy as np
+import pytest
+from torch.nn import functional as F
+
+import simdformer as sf
+from conftest import DTYPES, SIXTEEN_BITS, bfloat16, from_torch, normal, same_bits, to_torch
+from simdformer import reference
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (0,), (2, 0, 3)])
+@pytest.mark.parametrize("width", [0, 1, 5, 64, 129])
+def test_embedding_takes_the_rows(dtype, shape, width, rng):
+    weight = normal(rng, 11, width, dtype=dtype)
+    ids = rng.integers(0, 11, shape)
+    got = sf.embedding(ids, weight)
+    assert same_bits(got, weight[ids])
+    np.testing.assert_array_equal(got.astype(np.float64), reference.embedding(ids, weight))
+
+
+def test_embedding_agrees_with_torch(dtype, rng):
+    weight, ids = normal(rng, 11, 24, dtype=dtype), rng.integers(0, 11, (2, 5))
+    want = from_torch(F.embedding(to_torch(ids), to_torch(weight)))
+    np.testing.assert_array_equal(sf.embedding(ids, weight).astype(np.float64), want)
+
+
+@pytest.mark.parametrize("ids_dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
+def test_embedding_takes_integers_of_any_width(ids_dtype, rng):
+    weight = normal(rng, 11, 6)
+    ids = np.array([3, 0, 10], ids_dtype)
+    assert same_bits(sf.embedding(ids, weight), weight[[3, 0, 10]])
+    assert same_bits(sf.embedding([3, 0, 10], weight), weight[[3, 0, 10]])
+
+
+@pytest.mark.parametrize("weight_dtype", SIXTEEN_BITS, ids=str)
+def test_embedding_widens_to_the_dtype_asked_for(isa, weight_dtype, rng):
+    weight, ids = normal(rng, 11, 37, dtype=weight_dtype), [[1, 10], [0, 1]]
+    assert same_bits(sf.embedding(ids, weight, dtype=np.float32), weight[ids].astype(np.float32))
+    assert same_bits(sf.embedding(ids, weight, dtype="float32"), weight[ids].astype(np.float32))
+    narrowed = sf.embedding(ids, weight.astype(np.float32), dtype=weight_dtype)
+    assert same_bits(narrowed, weight[ids])
+
+
+@pytest.mark.parametrize(("bad", "where"), [(11, (0, 2)), (-1, (1, 0)), (1 << 40, (1, 1))])
+def test_ids_out_of_range_negative_too_name_the_id_and_its_position(bad, where, rng):
+    ids = np.zeros((2, 3), np.int64)
+    ids[where] = bad
+    for embedding in (sf.embedding, reference.embedding):
+        with pytest.raises(IndexError, match="embedding") as error:
+            embedding(ids, normal(rng, 11, 4))
+        assert str(bad) in str(error.value)
+        assert str(where) in str(error.value) or all(str(i) in str(error.value) for i in where)
+
+
+def test_embedding_of_an_empty_table_has_no_valid_id(rng):
+    assert sf.embedding(np.zeros(0, int), np.zeros((0, 4), np.float32)).shape == (0, 4)
+    with pytest.raises(IndexError):
+        sf.embedding([0], np.zeros((0, 4), np.float32))
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+@pytest.mark.parametrize("shape", [(3, 5, 4), (2, 3, 5, 4), (2, 2, 1, 5, 3), (3, 0, 4)])
+def test_repeat_kv_repeats_each_head_in_place(dtype, n, shape, rng):
+    x = normal(rng, *shape, dtype=dtype)
+    got = sf.repeat_kv(x, n)
+    assert same_bits(got, np.repeat(x, n, axis=-3))
+    assert got.shape[-3] == n * shape[-3]
+    np.testing.assert_array_equal(got.astype(np.float64), reference.repeat_kv(x, n))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2])
+def test_repeat_kv_along_any_axis(axis, rng):
+    """MiniMind keeps (B,S,K,D): axis -2 there."""
+    x = normal(rng, 2, 3, 4, 5)
+    assert same_bits(sf.repeat_kv(x, 3, axis=axis), np.repeat(x, 3, axis=axis))
+
+
+@pytest.mark.parametrize("L", [0, 1, 2, 5, 17])
+@pytest.mark.parametrize("S", [0, 1, 4, 17])
+@pytest.mark.parametrize("offset", [-3, 0, 2, 30])
+def test_causal_mask_lets_query_i_see_keys_up_to_i_plus_offset(L, S, offset):
+    want = np.array([[j <= i + offset for j in range(S)] for i in range(L)], bool).reshape(L, S)
+    assert same_bits(sf.causal_mask(L, S, offset=offset), want)
+    assert same_bits(reference.causal_mask(L, S, offset=offset), want)
+
+
+@pytest.mark.parametrize("mask_dtype", [*DTYPES, "bfloat16", "float32", float], ids=str)
+def test_causal_mask_in_a_float_dtype_is_additive(mask_dtype):
+    resolved = bfloat16 if str(mask_dtype) == "bfloat16" else np.dtype(mask_dtype)
+    got = sf.causal_mask(3, 3, dtype=mask_dtype)
+    assert got.dtype == resolved
+    want = [[0, -np.inf, -np.inf], [0, 0, -np.inf], [0, 0, 0]]
+    np.testing.assert_array_equal(got.astype(np.float64), want)
+
+
+def test_causal_mask_with_unequal_lengths_needs_an_offset():
+    for causal_mask in (sf.causal_mask, reference.causal_mask):
+        with pytest.raises(ValueError, match="offset"):
+            causal_mask(3, 5)
+        assert causal_mask(4, 4).sum() == 10
+
+
+def test_causal_mask_fits_attention(isa, rng):
+    q, k, v = (normal(rng, 2, n, 8) for n in (3, 5, 5))
+    want = sf.scaled_dot_product_attention(q, k, v, is_causal=True, causal_offset=2)
+    for mask_dtype in (bool, np.float32):
+        mask = sf.causal_mask(3, 5, offset=2, dtype=mask_dtype)
+        np.testing.assert_allclose(
+            sf.scaled_dot_product_attention(q, k, v, mask), want, rtol=1e-5, atol=1e-6
+        )

@@ -1,0 +1,345 @@
+"""rope in both layouts, and rope_frequencies with every scaling."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simdformer as sf
+from conftest import (
+    LAYOUTS,
+    SIXTEEN_BITS,
+    assert_as_accurate_as_torch,
+    assert_close,
+    normal,
+    relaid,
+    same_bits,
+)
+from simdformer import reference
+from simdformer.reference import float64
+
+each_layout = pytest.mark.parametrize("layout", ["half", "interleaved"])
+DIMS = [2, 4, 6, 8, 10, 14, 16, 18, 30, 32, 34, 62, 64, 66, 96, 126, 128, 130, 256]
+
+
+def size_of_pairs(x, layout, rotary_dim=None, attention_factor=1.0):
+    """|a| + |b| for every element, the magnitude of what is added up; the rest is copied."""
+    size = np.abs(float64(x))
+    n = size.shape[-1] if rotary_dim is None else rotary_dim
+    first, second = (
+        (slice(0, n // 2), slice(n // 2, n))
+        if layout == "half"
+        else (slice(0, n, 2), slice(1, n, 2))
+    )
+    size[..., first] = size[..., second] = (size[..., first] + size[..., second]) * abs(
+        attention_factor
+    )
+    return size
+
+
+@each_layout
+@pytest.mark.parametrize("dim", DIMS)
+def test_agrees_with_the_oracle(isa, dtype, dim, layout, oracle, rng):
+    x = normal(rng, 2, 3, 5, dim, dtype=dtype)
+    got = sf.rope(x, layout=layout)
+    assert got.dtype == dtype
+    want = oracle("rope", x, layout=layout)
+    # PyTorch code of this kind rounds the angle to float32 and, in 16 bits, cos, sin and both products as well.
+    assert_close(got, want, "rope", scale=size_of_pairs(x, layout), slack=oracle.slack)
+
+
+@each_layout
+def test_every_option_agrees_with_the_reference(isa, dtype, layout, rng):
+    x = normal(rng, 2, 3, 7, 24, dtype=dtype)
+    for kwargs in [
+        {"offset": 11},
+        {"offset": 0, "theta": 1e6},
+        {"positions": np.array([3, 0, 9, 9, 4000, 2, 1])},
+        {"positions": rng.integers(0, 5000, (2, 7))},
+        {"inv_freq": np.linspace(1, 0.01, 12)},
+        {"inv_freq": np.linspace(1, 0.01, 12).astype(np.float32), "offset": 3},
+        {"attention_factor": 1.25, "theta": 500000.0},
+        {"rotary_dim": 8},
+        {"rotary_dim": 2, "offset": 5, "theta": 100},
+        {"rotary_dim": 24},
+        {"rotary_dim": 10, "inv_freq": np.linspace(1, 0.1, 5), "attention_factor": 0.5},
+    ]:
+        got = sf.rope(x, layout=layout, **kwargs)
+        scale = size_of_pairs(
+            x, layout, kwargs.get("rotary_dim"), kwargs.get("attention_factor", 1.0)
+        )
+        assert_close(got, reference.rope(x, layout=layout, **kwargs), "rope", scale=scale)
+
+
+@each_layout
+def test_position_zero_changes_nothing(isa, dtype, layout, rng):
+    x = normal(rng, 3, 1, 20, dtype=dtype)
+    assert same_bits(sf.rope(x, layout=layout), x)
+
+
+@each_layout
+def test_offset_is_the_first_position(isa, dtype, layout, rng):
+    """A cache that is continued: the last positions of a long call are those of a short one with an offset."""
+    x = normal(rng, 3, 9, 20, dtype=dtype)
+    whole = sf.rope(x, layout=layout)
+    for begin in range(9):
+        assert same_bits(
+            sf.rope(x[:, begin:], layout=layout, offset=begin), whole[:, begin:].copy()
+        )
+    assert same_bits(sf.rope(x, layout=layout, positions=np.arange(9)), whole)
+
+
+@each_layout
+@pytest.mark.parametrize("positions_dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
+def test_positions_are_integers_of_any_width(isa, layout, positions_dtype, rng):
+    x = normal(rng, 2, 4, 8)
+    positions = np.array([5, 0, 100, 7], positions_dtype)
+    assert same_bits(
+        sf.rope(x, layout=layout, positions=positions),
+        sf.rope(x, layout=layout, positions=[5, 0, 100, 7]),
+    )
+
+
+@each_layout
+@pytest.mark.parametrize("heads", [(), (3,), (2, 3)])
+def test_positions_of_shape_b_t_belong_to_the_first_axis_of_x(isa, dtype, layout, heads, rng):
+    x = normal(rng, 4, *heads, 5, 12, dtype=dtype)
+    positions = rng.integers(0, 300, (4, 5))
+    got = sf.rope(x, layout=layout, positions=positions)
+    for b in range(4):
+        assert same_bits(got[b], sf.rope(x[b], layout=layout, positions=positions[b]))
+
+
+@each_layout
+def test_the_layouts_differ_by_a_permutation(isa, dtype, layout, rng):
+    x = normal(rng, 3, 5, 26, dtype=dtype)
+    evens_first = np.r_[0:26:2, 1:26:2]
+    turned = sf.rope(x, layout="interleaved", offset=7)
+    assert same_bits(
+        sf.rope(x[..., evens_first].copy(), layout="half", offset=7),
+        turned[..., evens_first].copy(),
+    )
+
+
+@each_layout
+def test_from_rotary_dim_on_nothing_changes(isa, dtype, layout, rng):
+    x = normal(rng, 2, 5, 32, dtype=dtype)
+    for rotary_dim in (2, 6, 16, 30, 32):
+        got = sf.rope(x, layout=layout, rotary_dim=rotary_dim, offset=4)
+        assert same_bits(got[..., rotary_dim:].copy(), x[..., rotary_dim:].copy())
+        head = sf.rope(x[..., :rotary_dim], layout=layout, offset=4)
+        assert same_bits(got[..., :rotary_dim].copy(), head)
+
+
+@each_layout
+def test_scores_depend_on_the_distance_only(isa, layout, rng):
+    q, k = normal(rng, 1, 64, dtype=np.float64), normal(rng, 1, 64, dtype=np.float64)
+    scores = [
+        (sf.rope(q, layout=layout, offset=p + 13) @ sf.rope(k, layout=layout, offset=p).T).item()
+        for p in (0, 1, 100, 5000)
+    ]
+    np.testing.assert_allclose(scores, scores[0], rtol=1e-9)
+
+
+@each_layout
+@pytest.mark.parametrize("position", [10_000, 1_000_000, 2**31, 2**40])
+def test_far_positions_are_as_exact_as_near_ones(isa, layout, position, rng):
+    """Angles are formed in float64: in float32 the position 1,000,000 is off by 0.03 rad."""
+    x = normal(rng, 2, 3, 64)
+    got = sf.rope(x, layout=layout, offset=position)
+    want = reference.rope(x, layout=layout, offset=position)
+    assert_close(got, want, "rope", scale=size_of_pairs(x, layout) * (1 + position * 2e-16 / 1e-7))
+
+
+@each_layout
+def test_the_full_circle_of_one_frequency(isa, dtype, layout):
+    """inv_freq = pi/2: four quarter turns."""
+    x = np.tile(np.array([1, 0], dtype), (4, 1))
+    got = float64(sf.rope(x, layout=layout, inv_freq=[np.pi / 2]))
+    np.testing.assert_allclose(got, [[1, 0], [0, 1], [-1, 0], [0, -1]], atol=1e-6)
+
+
+@each_layout
+@pytest.mark.parametrize("memory", LAYOUTS)
+def test_any_strides_of_leading_axes(isa, dtype, layout, memory, rng):
+    x = normal(rng, 2, 3, 5, 12, dtype=dtype)
+    positions = rng.integers(0, 90, (2, 5))
+    want = sf.rope(x, layout=layout, positions=positions)
+    assert same_bits(sf.rope(relaid(rng, x, memory), layout=layout, positions=positions), want)
+
+
+@each_layout
+def test_in_place_gives_the_same(isa, dtype, layout, rng):
+    for rotary_dim in (None, 10):
+        x = normal(rng, 3, 5, 22, dtype=dtype)
+        want = sf.rope(x, layout=layout, offset=3, rotary_dim=rotary_dim)
+        assert sf.rope(x, layout=layout, offset=3, rotary_dim=rotary_dim, out=x) is x
+        assert same_bits(x, want)
+
+
+@each_layout
+def test_16_bit_arithmetic_is_float32_rounded_once_at_the_store(isa, layout, rng):
+    for dtype in SIXTEEN_BITS:
+        x = normal(rng, 4, 7, 40, dtype=dtype, scale=3)
+        wide = sf.rope(x.astype(np.float32), layout=layout, offset=2)
+        assert same_bits(sf.rope(x, layout=layout, offset=2), wide.astype(dtype))
+
+
+@each_layout
+def test_a_nan_stays_in_its_pair(isa, dtype, layout, rng):
+    x = normal(rng, 3, 5, 20, dtype=dtype)
+    x[1, 2, 13] = np.nan
+    got = float64(sf.rope(x, layout=layout))
+    partner = 3 if layout == "half" else 12
+    assert {tuple(at) for at in np.argwhere(np.isnan(got))} == {(1, 2, 13), (1, 2, partner)}
+
+
+@each_layout
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0, 8), (0, 3, 4)])
+def test_zero_size_arrays_give_an_empty_result(isa, dtype, layout, shape):
+    assert sf.rope(np.zeros(shape, dtype), layout=layout).shape == shape
+
+
+@given(data=st.data())
+def test_shapes_and_options_drawn_at_random(data):
+    draw = data.draw
+    lead = draw(st.lists(st.integers(1, 3), max_size=3), "leading axes")
+    steps, half = draw(st.integers(1, 6), "T"), draw(st.integers(1, 40), "D/2")
+    rng = np.random.default_rng(draw(st.integers(0, 99), "seed"))
+    kwargs = {"layout": draw(st.sampled_from(["half", "interleaved"]))}
+    if draw(st.booleans(), "partial"):
+        kwargs["rotary_dim"] = 2 * draw(st.integers(1, half), "rotary_dim/2")
+    where = draw(st.sampled_from(["nowhere", "offset", "positions", "positions of a batch"]))
+    if where == "offset":
+        kwargs["offset"] = draw(st.integers(0, 10_000))
+    elif where != "nowhere":
+        batch = [lead[0]] if where.endswith("batch") and lead else []
+        kwargs["positions"] = rng.integers(0, 10_000, (*batch, steps))
+    if draw(st.booleans(), "inv_freq"):
+        kwargs["inv_freq"] = rng.random(kwargs.get("rotary_dim", 2 * half) // 2)
+    elif draw(st.booleans(), "theta"):
+        kwargs["theta"] = draw(st.sampled_from([100, 10_000.0, 5e5]))
+    kwargs["attention_factor"] = draw(st.sampled_from([1.0, 1.5]))
+    x = normal(rng, *lead, steps, 2 * half, dtype=draw(st.sampled_from([np.float32, np.float64])))
+    want = reference.rope(x, **kwargs)
+    x = relaid(rng, x, draw(st.sampled_from(LAYOUTS)))
+    scale = size_of_pairs(x, kwargs["layout"], kwargs.get("rotary_dim"), kwargs["attention_factor"])
+    # float64 angles of 10,000 are themselves rounded, in the reference too
+    slack = 1 if x.dtype == np.float32 else 1 + 10_000
+    for name in sf.isas():
+        with sf.use_isa(name):
+            assert_close(sf.rope(x, **kwargs), want, "rope", scale=scale, slack=slack)
+
+
+@each_layout
+def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, layout, rng):
+    problems = [
+        ((normal(rng, 4, 50, 64, dtype=dtype),), {"layout": layout, "offset": p})
+        for p in (0, 100, 3000)
+    ]
+    assert_as_accurate_as_torch("rope", sf.rope, problems)
+
+
+# ---- rope_frequencies ----------------------------------------------------------------------------
+
+SCALINGS = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048},
+    "yarn, all options": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+        "truncate": False,
+    },
+    "yarn, attention_factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32768,
+        "attention_factor": 1.25,
+    },
+}
+each_function = pytest.mark.parametrize(
+    "function", [sf.rope_frequencies, reference.rope_frequencies]
+)
+
+
+@each_function
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS.keys())
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
+@pytest.mark.parametrize("head_dim", [8, 64, 96, 128])
+def test_frequencies_agree_with_transformers(function, scaling, theta, head_dim):
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    transformers.logging.set_verbosity_error()
+    kind = scaling["rope_type"]
+    if kind == "default":
+        want, factor = theta ** (-np.arange(0, head_dim, 2) / head_dim), 1.0
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=4 * head_dim,
+            num_attention_heads=4,
+            head_dim=head_dim,
+            max_position_embeddings=131072,
+            rope_parameters={**scaling, "rope_theta": theta},
+        )
+        want, factor = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+    got = function(head_dim, theta=theta, scaling=scaling)
+    assert got.inv_freq.dtype == np.float64
+    assert got.inv_freq.shape == (head_dim // 2,)
+    np.testing.assert_allclose(got.inv_freq, np.asarray(want), rtol=3e-6)
+    assert got.attention_factor == pytest.approx(factor, rel=1e-12)
+
+
+@each_function
+def test_frequencies_of_the_walkthroughs(function):
+    inv_freq, attention_factor = function(128, theta=500000.0)
+    assert attention_factor == 1.0
+    np.testing.assert_allclose(inv_freq[:3], [1, 0.81462, 0.66360], atol=5e-6)
+    np.testing.assert_allclose(inv_freq[[31, 63]], [1.7360e-3, 2.4551e-6], rtol=3e-5)
+    np.testing.assert_allclose(function(128, theta=1e4).inv_freq[:3], [1, 0.866, 0.750], atol=5e-4)
+    np.testing.assert_allclose(function(128, theta=1e6).inv_freq[:3], [1, 0.806, 0.649], atol=5e-4)
+
+
+@each_function
+def test_both_dialects_name_the_type(function):
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    for scaling in (new, {"type": "linear", "factor": 2.0}):
+        got = function(8, theta=1e4, scaling=scaling)
+        np.testing.assert_allclose(got.inv_freq, function(8, theta=1e4).inv_freq / 2)
+
+
+@each_function
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"rope_type": "su", "factor": 2.0}, "su"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings"),
+        ({"rope_type": "llama3", "factor": 2.0}, "low_freq_factor"),
+    ],
+)
+def test_unknown_and_incomplete_scalings_are_refused_by_name(function, scaling, words):
+    with pytest.raises(ValueError, match=words):
+        function(8, theta=1e4, scaling=scaling)
+
+
+def test_frequencies_feed_rope(isa, rng):
+    x = normal(rng, 2, 5, 64)
+    inv_freq, factor = sf.rope_frequencies(64, theta=1e6, scaling=SCALINGS["yarn"])
+    got = sf.rope(x, layout="half", inv_freq=inv_freq, attention_factor=factor, offset=100)
+    want = reference.rope(x, layout="half", inv_freq=inv_freq, attention_factor=factor, offset=100)
+    assert_close(got, want, "rope", scale=size_of_pairs(x, "half", None, factor))

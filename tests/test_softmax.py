@@ -1,0 +1,126 @@
+"""softmax over any axis, with a temperature."""
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from conftest import (
+    LENGTHS,
+    SIXTEEN_BITS,
+    assert_as_accurate_as_torch,
+    assert_close,
+    normal,
+    same_bits,
+)
+from simdformer import reference
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_agrees_with_the_oracle(isa, dtype, length, oracle, rng):
+    x = normal(rng, 3, length, dtype=dtype, scale=2)
+    got = sf.softmax(x)
+    assert got.dtype == dtype
+    assert_close(got, oracle("softmax", x), "softmax", slack=oracle.slack)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2, -4])
+def test_any_axis(isa, dtype, axis, oracle, rng):
+    x = normal(rng, 3, 5, 18, 7, dtype=dtype, scale=2)
+    assert_close(sf.softmax(x, axis), oracle("softmax", x, axis), "softmax", slack=oracle.slack)
+    assert same_bits(sf.softmax(x, axis=axis), sf.softmax(x, axis))
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0, 2, 1e3])
+def test_the_temperature_divides_the_scores(isa, dtype, temperature, rng):
+    x = normal(rng, 4, 37, dtype=dtype)
+    want = reference.softmax(x, temperature=temperature)
+    # exp carries the rounding of an argument as large as the spread of the scores
+    slack = 1 + 6 / temperature / 10
+    assert_close(sf.softmax(x, temperature=temperature), want, "softmax", slack=slack)
+
+
+def test_rows_sum_to_one(isa, dtype, rng):
+    x = normal(rng, 6, 300, dtype=dtype, scale=3)
+    unit = np.finfo(np.float32).eps if dtype != np.float64 else np.finfo(np.float64).eps
+    allowed = {2: 300 * 4e-3 / 300, 4: 20 * unit, 8: 20 * unit}[dtype.itemsize]
+    np.testing.assert_allclose(sf.softmax(x).astype(np.float64).sum(-1), 1, atol=allowed)
+
+
+def test_a_row_of_minus_infinities_gives_nan_as_torch(isa, dtype, oracle):
+    x = np.zeros((3, 19), dtype)
+    x[1] = -np.inf
+    x[2, 4:] = -np.inf
+    got = sf.softmax(x).astype(np.float64)
+    assert np.isnan(got[1]).all()
+    np.testing.assert_array_equal(got[2], [0.25] * 4 + [0] * 15)
+    assert_close(sf.softmax(x), oracle("softmax", x), "softmax", slack=oracle.slack)
+
+
+@pytest.mark.parametrize("where", [0, 3, 16, 18])
+def test_nan_and_plus_infinity_make_their_row_nan_and_no_other(isa, dtype, where, rng):
+    x = normal(rng, 3, 19, dtype=dtype)
+    for poison in (np.nan, np.inf):
+        x[1, where] = poison
+        got = sf.softmax(x).astype(np.float64)
+        assert np.isnan(got[1, where])
+        assert np.isfinite(got[[0, 2]]).all()
+        assert_close(sf.softmax(x), reference.softmax(x), "softmax")
+
+
+def test_large_scores_do_not_overflow(isa):
+    """The corrected numbers of the Qwen3 walkthrough."""
+    np.testing.assert_allclose(
+        sf.softmax(np.array([1000, 1000.1, 1000.2])), [0.3006, 0.3322, 0.3672], atol=5e-5
+    )
+    np.testing.assert_allclose(
+        sf.softmax(np.array([2.0, 1, 0]), temperature=0.5), [0.867, 0.117, 0.016], atol=5e-4
+    )
+    np.testing.assert_allclose(
+        sf.softmax(np.array([2.1, -0.5, 1.3, 0.8])), [0.557, 0.041, 0.250, 0.152], atol=6e-4
+    )
+
+
+def test_the_lowest_finite_scores_stay_finite(isa, dtype):
+    lowest = np.full((1, 5), np.finfo(np.float16).min, dtype)
+    np.testing.assert_allclose(sf.softmax(lowest).astype(np.float64), 0.2, rtol=4e-3)
+    spread = np.array([[np.finfo(np.float16).min, 0, np.finfo(np.float16).max]], dtype)
+    np.testing.assert_array_equal(sf.softmax(spread).astype(np.float64), [[0, 0, 1]])
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, rng):
+    x = normal(rng, 37, 53, dtype=dtype)
+    together = sf.softmax(x)
+    assert all(same_bits(sf.softmax(x[i]), together[i]) for i in range(len(x)))
+
+
+def test_16_bit_arithmetic_is_float32_rounded_once_at_the_store(isa, rng):
+    for dtype in SIXTEEN_BITS:
+        x = normal(rng, 4, 77, dtype=dtype, scale=3)
+        wide = sf.softmax(x.astype(np.float32), temperature=0.7)
+        assert same_bits(sf.softmax(x, temperature=0.7), wide.astype(dtype))
+
+
+def test_one_element_gives_one(isa, dtype):
+    assert (sf.softmax(np.array([[-3], [900]], dtype)) == 1).all()
+    assert (sf.softmax(np.array([[-3, 900]], dtype), axis=0) == 1).all()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_zero_size_arrays_give_an_empty_result(isa, dtype, shape, axis):
+    assert sf.softmax(np.zeros(shape, dtype), axis).shape == shape
+
+
+def test_in_place_gives_the_same(isa, dtype, rng):
+    for axis in (0, 1):
+        x = normal(rng, 9, 41, dtype=dtype)
+        want = sf.softmax(x, axis)
+        assert sf.softmax(x, axis, out=x) is x
+        assert same_bits(x, want)
+
+
+@pytest.mark.parametrize("scale", [1, 5])
+@pytest.mark.parametrize("length", [17, 1024])
+def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, scale, length, rng):
+    problems = [((normal(rng, 20, length, dtype=dtype, scale=scale),), {}) for _ in range(8)]
+    assert_as_accurate_as_torch("softmax", sf.softmax, problems)
