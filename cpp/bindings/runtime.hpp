@@ -10,8 +10,8 @@ namespace simdformer {
 //
 // Not pybind11's gil_scoped_release: a daemon thread that comes back while the interpreter shuts down is ended by
 // CPython inside PyEval_RestoreThread, by unwinding its stack (before 3.14). That would leave a destructor by an
-// exception, which is std::terminate, and run the caller's reference counts without the GIL. So the thread stops
-// here and sleeps until the process is gone, which is what CPython itself does from 3.14 on.
+// exception, which is std::terminate, and change reference counts without the GIL. So the thread stops here and
+// sleeps until the process is gone, which is what CPython itself does from 3.14 on.
 class NoGil {
  public:
   NoGil() : state_(PyEval_SaveThread()) {}
@@ -30,7 +30,8 @@ class NoGil {
 };
 
 // Adds to the module: threads, ISAs, build facts, the Ctrl-C hook, and the translation of `Interrupted` into the
-// exception that Python's signal handler raised. Throws ValueError for a bad SIMDFORMER_ISA or SIMDFORMER_NUM_THREADS.
+// exception that Python's signal handler raised. Throws ValueError for a bad SIMDFORMER_ISA or
+// SIMDFORMER_NUM_THREADS.
 void bind_runtime(pybind11::module_& module);
 
 }  // namespace simdformer

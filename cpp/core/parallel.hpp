@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 namespace simdformer {
@@ -13,11 +14,17 @@ namespace simdformer {
 // Thrown out of parallel_for on the calling thread when the interrupt hook asked to stop (Ctrl-C).
 struct Interrupted {};
 
-int num_threads() noexcept;           // the process's setting, at least 1
-void set_num_threads(int n) noexcept;  // n >= 1
-int default_num_threads() noexcept;   // min(affinity mask, cgroup quota), before environment variables
+constexpr int kMaxThreads = 1024;
 
-// Asked between chunks on the calling thread, at most every few milliseconds; true = give up. Set by the bindings.
+int num_threads() noexcept;            // the process's setting, at least 1
+void set_num_threads(int n) noexcept;  // 1 <= n <= kMaxThreads; from the next call on
+int default_num_threads() noexcept;    // min(affinity mask, cgroup quota), before environment variables
+
+// CPUs that the cgroups (v1 or v2) of this process grant, rounded up; 0 = no limit. `root` stands before
+// /proc and /sys, for tests.
+int cgroup_cpus(const std::string& root = "");
+
+// Asked between chunks on the calling thread, every 50 ms at most; true = give up. Set by the bindings.
 void set_interrupt_hook(bool (*hook)()) noexcept;
 
 namespace detail {
@@ -25,19 +32,21 @@ using ChunkFn = void (*)(void* context, int64_t begin, int64_t end);
 void parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* context);
 }  // namespace detail
 
-// Calls body(begin, end) on [0, count) in chunks of `grain` indices. Make a chunk worth at least ~5 us and at most
-// ~50 ms: a loop of one chunk stays on the caller, and Ctrl-C is answered between chunks. body must not throw.
+// Calls body(begin, end) on [0, count) in chunks of `grain` indices. Make a chunk worth at least ~5 us and at
+// most ~50 ms: a loop of one chunk stays on the caller, and Ctrl-C is answered between chunks. The first
+// exception that leaves body is rethrown here, when all threads have left the loop.
 template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
   using Plain = std::remove_reference_t<Body>;
   detail::parallel_for(
-      count, grain, [](void* context, int64_t begin, int64_t end) { (*static_cast<Plain*>(context))(begin, end); },
+      count, grain,
+      [](void* context, int64_t begin, int64_t end) { (*static_cast<Plain*>(context))(begin, end); },
       const_cast<void*>(static_cast<const void*>(std::addressof(body))));
 }
 
 // Scratch memory of the calling thread: 64-byte aligned, kept for the next call, handed out as a stack.
-// `Scratch tile(bytes); tile.as<float>()`; released in reverse order. Throws std::bad_alloc when there is no memory,
-// so take it before a noexcept kernel is entered.
+// `Scratch tile(bytes); tile.as<float>()`; released in reverse order. What goes beyond 64 MB is given back on
+// release. Throws std::bad_alloc when there is no memory, so take it before a noexcept kernel is entered.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes);
@@ -51,7 +60,7 @@ class Scratch {
 
  private:
   void* pointer_;
-  int64_t bytes_;
+  int64_t bytes_;  // as reserved: a multiple of 64
 };
 
 }  // namespace simdformer

@@ -1,0 +1,355 @@
+#include "core/parallel.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#if defined(__linux__) && !defined(SIMDFORMER_NO_FUTEX)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define SF_FUTEX 1
+#else
+#include <condition_variable>
+#include <mutex>
+#define SF_FUTEX 0
+#endif
+
+namespace simdformer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a thread looks for news before it sleeps. Calls that follow each other within this time find the
+// workers awake; spinning for good would ruin the latency of everybody as soon as another process wants the
+// core.
+constexpr auto kSpin = std::chrono::microseconds(30);
+// Asking for Ctrl-C takes the GIL, for which another Python thread may make us wait 5 ms.
+constexpr auto kAskInterval = std::chrono::milliseconds(50);
+
+inline void relax() {
+  for (int i = 0; i < 16; ++i) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+}
+
+// A counter that threads can sleep on until it moves.
+class Bell {
+ public:
+  uint32_t count() const { return count_.load(std::memory_order_acquire); }
+  int sleepers() const { return sleepers_.load(); }
+
+  // Sequentially consistent on both sides: either the one who rings sees the sleeper, or the sleeper the new
+  // count.
+  void ring(int wake) {
+    count_.fetch_add(1);
+    if (wake > 0 && sleepers_.load() > 0) wake_up(wake);
+  }
+
+  // Returns when the count is no longer `seen`, or for no reason.
+  void sleep(uint32_t seen) {
+    sleepers_.fetch_add(1);
+    fall_asleep(seen);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+#if SF_FUTEX
+  static_assert(sizeof(std::atomic<uint32_t>) == 4 && std::atomic<uint32_t>::is_always_lock_free);
+  void wake_up(int n) { syscall(SYS_futex, &count_, FUTEX_WAKE_PRIVATE, n, nullptr, nullptr, 0); }
+  void fall_asleep(uint32_t seen) {
+    syscall(SYS_futex, &count_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+  }
+#else
+  void wake_up(int n) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (int i = 0; i < n; ++i) moved_.notify_one();
+  }
+  void fall_asleep(uint32_t seen) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (count_.load() == seen) moved_.wait(lock);
+  }
+  std::mutex mutex_;
+  std::condition_variable moved_;
+#endif
+  std::atomic<uint32_t> count_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+// True on a worker for good, and on a caller while it works in the pool: a loop started there is nested.
+thread_local bool inside = false;
+
+std::atomic<bool (*)()> interrupt_hook{nullptr};
+
+// Asks the hook now and then. A nested loop does not ask: body's caller is not prepared to be left in the
+// middle.
+class Asker {
+ public:
+  Asker()
+      : hook_(inside ? nullptr : interrupt_hook.load()),
+        next_(hook_ ? Clock::now() + kAskInterval : Clock::time_point()) {}
+
+  bool stop() {
+    if (!hook_ || Clock::now() < next_) return false;
+    if (hook_()) return true;
+    next_ = Clock::now() + kAskInterval;
+    return false;
+  }
+
+ private:
+  bool (*hook_)();
+  Clock::time_point next_;
+};
+
+struct Loop {
+  int64_t count, grain, chunks;
+  detail::ChunkFn fn;
+  void* context;
+
+  void run(int64_t chunk) const {
+    const int64_t begin = chunk * grain;
+    fn(context, begin, count - begin <= grain ? count : begin + grain);
+  }
+
+  void run_serially() const {
+    Asker asker;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      if (chunk > 0 && asker.stop()) throw Interrupted{};
+      run(chunk);
+    }
+  }
+};
+
+// The workers and the one loop that they can be in. Only the thread that holds `pool_busy` calls the public
+// functions.
+//
+// `state_` is call number << 32 | free seats << 16 | seated workers. A worker takes part by moving itself
+// from the free seats to the seated in one exchange; the caller ends the call by taking away the free seats
+// and waits until nobody is seated. A worker that comes late finds no seat and touches nothing of the loop.
+class Pool {
+ public:
+  // Sees to it that there are `wanted` workers, or as many as can be had; returns how many there are.
+  int grow(int wanted) noexcept {
+    const int present = workers_.load(std::memory_order_relaxed);
+    if (present >= wanted || wanted == refused_) return present;
+    int made = present;
+    while (made < wanted && start_worker()) workers_.store(++made, std::memory_order_relaxed);
+    refused_ = made < wanted ? wanted : 0;
+    return made;
+  }
+
+  void open(const Loop& loop, int seats) noexcept {
+    loop_ = loop;
+    error_ = nullptr;
+    failed_.store(false, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    in_use_.store(seats, std::memory_order_relaxed);
+    state_.store((++calls_ << 32) | static_cast<uint64_t>(seats) << 16);
+    bell_.ring(seats - (workers_.load(std::memory_order_relaxed) - bell_.sleepers()));
+  }
+
+  // Works through chunks until none is left. `stop` is asked after each.
+  template <class Stop>
+  void take_chunks(Stop&& stop) noexcept {
+    for (;;) {
+      const int64_t chunk = next_.fetch_add(1, std::memory_order_relaxed);
+      if (chunk >= loop_.chunks) return;
+      try {
+        loop_.run(chunk);
+      } catch (...) {
+        if (!failed_.exchange(true)) error_ = std::current_exception();
+        next_.store(loop_.chunks, std::memory_order_relaxed);
+        return;
+      }
+      if (stop()) {
+        next_.store(loop_.chunks, std::memory_order_relaxed);
+        return;
+      }
+    }
+  }
+
+  // Waits until the workers have left; returns what body has thrown.
+  std::exception_ptr close() noexcept {
+    state_.fetch_and(~kSeats);
+    const Clock::time_point spin_until = Clock::now() + kSpin;
+    for (;;) {
+      const uint32_t seen = left_.count();
+      if ((state_.load(std::memory_order_acquire) & kSeated) == 0) return std::exchange(error_, nullptr);
+      if (Clock::now() < spin_until) {
+        relax();
+      } else {
+        left_.sleep(seen);
+      }
+    }
+  }
+
+ private:
+  static constexpr uint64_t kSeats = 0xffff0000, kSeated = 0xffff, kOneSeat = 0x10000, kOneSeated = 1;
+  static_assert(kMaxThreads <= 0xffff);
+
+  bool take_seat(uint64_t& last_call) noexcept {
+    uint64_t state = state_.load(std::memory_order_acquire);
+    while ((state >> 32) != last_call && (state & kSeats) != 0) {
+      if (state_.compare_exchange_weak(state, state - kOneSeat + kOneSeated, std::memory_order_acq_rel,
+                                       std::memory_order_acquire)) {
+        last_call = state >> 32;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void leave_seat() noexcept {
+    const uint64_t state = state_.fetch_sub(kOneSeated);
+    if ((state & kSeated) == 1 && (state & kSeats) == 0) left_.ring(1);
+  }
+
+  // More workers are awake than loops have use for: set_num_threads() has made the pool smaller.
+  bool spare() const noexcept {
+    return workers_.load(std::memory_order_relaxed) - bell_.sleepers() >
+           in_use_.load(std::memory_order_relaxed);
+  }
+
+  void work() noexcept {
+    inside = true;
+    uint64_t last_call = 0;
+    for (;;) {
+      const uint32_t rung = bell_.count();
+      if (take_seat(last_call)) {
+        take_chunks([] { return false; });
+        leave_seat();
+      }
+      const Clock::time_point spin_until = Clock::now() + kSpin;
+      while (bell_.count() == rung) {
+        if (!spare() && Clock::now() < spin_until) {
+          relax();
+        } else {
+          bell_.sleep(rung);
+        }
+      }
+    }
+  }
+
+  static void* worker_main(void* pool) {
+    static_cast<Pool*>(pool)->work();
+    return nullptr;
+  }
+
+  bool start_worker() noexcept {
+    // Detached, and never told to end: joining at exit would hang where a worker is gone or in the middle of
+    // a call. All signals are blocked, so that the kernel hands them to Python's threads.
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return false;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const bool started = pthread_create(&thread, &attributes, &Pool::worker_main, this) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+#if defined(__linux__)
+    if (started) pthread_setname_np(thread, "simdformer");
+#endif
+    return started;
+  }
+
+  // One cache line each for what all threads write, and what they only read.
+  alignas(64) std::atomic<uint64_t> state_{0};
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) Bell bell_;
+  alignas(64) Bell left_;
+  alignas(64) Loop loop_{};
+  std::atomic<int> in_use_{0};   // workers that the current or last loop can seat
+  std::atomic<int> workers_{0};  // threads that exist
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+  uint64_t calls_ = 0;
+  int refused_ = 0;  // the number of workers that could not be had; not tried again at every call
+};
+
+// The pool is never destroyed: daemon threads may be in a loop while the process exits.
+Pool* pool = nullptr;  // belongs to the holder of pool_busy
+std::atomic<bool> pool_busy{false};
+std::atomic<uint32_t> forks{0};  // that lie between this process and the first one
+std::atomic<int> thread_setting{0};
+
+// The child of a fork has none of the workers, and the pool may have been in the middle of a call of another
+// thread. It forgets the pool, memory included: a lock in it may be held by a thread that is not there.
+void start_afresh() {
+  pool = nullptr;
+  pool_busy.store(false);
+  forks.fetch_add(1);
+}
+
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, &start_afresh);
+
+void run_in_pool(const Loop& loop, int threads) {
+  if (!pool) pool = new (std::nothrow) Pool;
+  const int workers = pool ? pool->grow(threads - 1) : 0;
+  const int seats = workers < threads - 1 ? workers : threads - 1;
+  if (seats == 0) {
+    pool_busy.store(false, std::memory_order_release);
+    return loop.run_serially();
+  }
+
+  Pool* const mine = pool;
+  const uint32_t forks_before = forks.load();
+  Asker asker;
+  bool interrupted = false, forked = false;
+  inside = true;
+  mine->open(loop, seats);
+  mine->take_chunks([&] {
+    interrupted = asker.stop();
+    forked = forks.load(std::memory_order_relaxed) != forks_before;
+    return interrupted || forked;
+  });
+  inside = false;
+  if (forked) {  // a signal handler forked, and this is the child: the chunks of the workers are lost
+    if (interrupted) throw Interrupted{};
+    throw std::runtime_error(
+        "simdformer: a signal handler forked the process in the middle of this call; the child "
+        "has no result");
+  }
+  std::exception_ptr error = mine->close();
+  pool_busy.store(false, std::memory_order_release);
+  if (error) std::rethrow_exception(error);
+  if (interrupted) throw Interrupted{};
+}
+
+}  // namespace
+
+int num_threads() noexcept {
+  int n = thread_setting.load(std::memory_order_relaxed);
+  if (n > 0) return n;
+  const int wanted = default_num_threads();
+  return thread_setting.compare_exchange_strong(n, wanted) ? wanted : n;
+}
+
+void set_num_threads(int n) noexcept { thread_setting.store(n < 1 ? 1 : n > kMaxThreads ? kMaxThreads : n); }
+
+void set_interrupt_hook(bool (*hook)()) noexcept { interrupt_hook.store(hook); }
+
+void detail::parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* context) {
+  if (count <= 0) return;
+  if (grain < 1) grain = 1;
+  const Loop loop{count, grain, (count - 1) / grain + 1, fn, context};
+  if (loop.chunks == 1) return fn(context, 0, count);
+  int threads = num_threads();
+  if (threads > loop.chunks) threads = static_cast<int>(loop.chunks);
+  if (inside || threads == 1 || pool_busy.exchange(true, std::memory_order_acquire))
+    return loop.run_serially();
+  run_in_pool(loop, threads);
+}
+
+}  // namespace simdformer
