@@ -1,4 +1,4 @@
-"""What the tests share: instruction sets, dtypes, random arrays, the oracles and the one tolerance table."""
+"""What tests share: instruction sets, dtypes, random arrays, oracles and the one tolerance table."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ bfloat16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), bfloat16]
 SIXTEEN_BITS = DTYPES[2:]
 
-# 0 .. 2N+1 around every vector width, in elements: 4 (SSE) to 16 (AVX-512), times the 4 accumulators of a fold.
+# Around every vector width, 2 (SSE, float64) to 16 (AVX-512), and four of them: a fold has 4 sums.
 LENGTHS = [*range(10), 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 128, 129, 131]
 
 
@@ -80,7 +80,7 @@ def same_bits(a, b):
 
 
 def relaid(rng, x, layout):
-    """The same values in another memory layout. Leading axes may have any strides, the last has unit stride."""
+    """The same values in another memory layout; the last axis keeps its unit stride."""
     if layout == "contiguous":
         return np.ascontiguousarray(x)
     if layout == "unaligned":
@@ -175,7 +175,7 @@ _answers = {}
 
 
 def remembered(function, *args, **kwargs):
-    """function(...), computed once: every instruction set asks the slow oracles the same questions."""
+    """function(...), computed once: every instruction set asks the slow oracles the same."""
     arrays = [
         (x.tobytes(), x.shape, str(x.dtype)) if isinstance(x, np.ndarray) else repr(x)
         for x in (*args, *kwargs.values())
@@ -189,11 +189,11 @@ def remembered(function, *args, **kwargs):
 
 
 class Oracle:
-    """The reference in float64, or PyTorch in the dtype of the arguments: oracle(name of the operation, ...)."""
+    """oracle(name of the operation, ...): the reference in float64, or PyTorch in the dtype given."""
 
     def __init__(self, name):
         self.name = name
-        # PyTorch rounds too, and in 16 bits more often than we do (attention's weights, rope's products).
+        # PyTorch rounds too, in 16 bits more often than we do: attention's weights, rope's products.
         self.slack = 1 if name == "reference" else 4
 
     def __call__(self, op, *args, **kwargs):
@@ -209,9 +209,10 @@ def ask_torch(op, *args, **kwargs):
 
 # ---- tolerances ----------------------------------------------------------------------------------
 
-# How far a result may lie from float64, as a multiple of the machine epsilon of the arithmetic (float64 for float64,
-# float32 for everything else) and of a scale: the expected value itself, unless the test gives the magnitude of what
-# was added up. A 16-bit result may lie another half unit away, because it is rounded once more, at the store.
+# How far a result may lie from float64: a multiple of the machine epsilon of the arithmetic, which is
+# float64 for float64 and float32 for the rest, times a scale, which is the expected value itself
+# unless the test gives the magnitude of what was added up. A 16-bit result may lie another half unit
+# away, because it is rounded once more, at the store.
 TOLERANCE = {
     "silu": 4,  # exp (1 ulp), an addition, a division, a product
     "gelu": 8,  # scale |x|: erf and tanh are good to an ulp of 1, not to one of their small values
@@ -222,7 +223,7 @@ TOLERANCE = {
     "layer_norm": 6,  # scale |x - mean| + |mean|: the subtraction of the mean adds to rms_norm's
     "linear": 4,  # scale |x|·|w|: a chain of K additions in blocks of 256
     "rope": 4,  # scale |a| + |b|: cos and sin come from float64; two products and a sum
-    "scaled_dot_product_attention": 16,  # scale weights·|v|: exp carries the rounding of scores up to 10
+    "scaled_dot_product_attention": 16,  # scale weights·|v|: exp carries the scores' rounding
     "scores": 8,  # scale |q|·|k|: one dot product and the scale
     "exact": 0,  # moves numbers, computes none
 }
@@ -239,13 +240,13 @@ def tolerance(op, dtype):
 
 
 def assert_close(got, want, op, *, scale=None, slack=1):
-    """NaN where NaN is wanted, infinities equal, the rest within slack times the table's tolerance."""
+    """NaN where NaN is wanted, infinities equal, the rest within slack times the tolerance."""
     want = float64(want)
     assert got.shape == want.shape, f"shape {got.shape}, wanted {want.shape}"
     info = ml_dtypes.finfo(got.dtype)
     exact = float64(got)
     scale = np.abs(want) if scale is None else np.broadcast_to(scale, want.shape)
-    # Around zero numbers stop getting finer; 1000 of float32's, because factors may underflow before a product does.
+    # Around zero numbers stop getting finer, and exp(-x) overflows before x / exp(-x) is as small.
     floor = float(info.smallest_subnormal) + (
         1000 * float(info.tiny) if op in ("silu", "swiglu") else 0
     )
@@ -260,8 +261,9 @@ def assert_close(got, want, op, *, scale=None, slack=1):
         return
     at = np.unravel_index(np.argmax(excess), excess.shape)
     raise AssertionError(
-        f"{op} {got.dtype} {got.shape}: {(~right).sum()} wrong; the worst, at {tuple(map(int, at))}, is {exact[at]!r}, "
-        f"wanted {want[at]!r}, {excess[at]:.3g} times the tolerance away"
+        f"{op} {got.dtype} {got.shape}: {(~right).sum()} wrong; the worst, at "
+        f"{tuple(map(int, at))}, is {exact[at]!r}, wanted {want[at]!r}: "
+        f"{excess[at]:.3g} times the tolerance away"
     )
 
 
@@ -270,9 +272,9 @@ def rms_error(got, exact):
 
 
 def assert_as_accurate_as_torch(op, ours, problems):
-    """DESIGN's rule: over random problems, the RMS error against float64 is at most 1.5 times PyTorch's.
+    """The contract: against float64, RMS error over random problems at most 1.5 times PyTorch's.
 
-    `problems` holds (args, kwargs) of calls in one dtype; `ours` is the operation as this package has it.
+    `problems` holds (args, kwargs) of calls in one dtype; `ours` is the operation as we have it.
     """
     error, yardstick = [], []
     for args, kwargs in problems:

@@ -23,7 +23,7 @@ from conftest import (
 from simdformer import reference
 from simdformer.reference import float64
 
-# Around the microkernels' rows (6), where packing on the fly begins, and the blocks of 16 columns and 256 terms.
+# Around 6 rows, up to which a plain weight is not repacked, panels of 16 columns, 256 inputs.
 ROWS = [0, 1, 2, 5, 6, 7, 23, 24, 25, 64]
 COLUMNS = [1, 2, 15, 16, 17, 31, 32, 33, 64, 65]
 DEPTHS = [0, 1, 2, 3, 255, 256, 257, 511, 513, 600]
@@ -102,7 +102,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, inner, rng):
 def test_with_a_plain_weight_up_to_six_rows_have_the_same_bits_and_so_have_more(
     isa, dtype, inner, rng
 ):
-    """A few rows are dot products on the weight as it lies; from seven rows on it is repacked on the way."""
+    """Few rows are dot products on the weight as it lies; for more it is repacked on the way."""
     x, weight = normal(rng, 65, inner, dtype=dtype), normal(rng, 50, inner, dtype=dtype)
     alone = np.stack([sf.linear(row, weight) for row in x[:6]])
     together = sf.linear(x, weight)
@@ -218,7 +218,7 @@ def test_beside_a_16_bit_x_parameters_may_be_float32(isa, form, narrow, rows, rn
         for b in (bias, bias.astype(narrow), None):
             got = sf.linear(x, form(w), b)
             assert got.dtype == narrow
-            # the tolerance of a 16-bit result relative to itself, and the sum's relative to what was added up
+            # half a unit of the 16-bit result, and the sum's error relative to what was added up
             want = reference.linear(x, w, b)
             allowed = added_up(x, w, b) * 4 * 2**-23 + np.abs(want) * np.exp2(
                 -11.0 if narrow == np.float16 else -8.0

@@ -19,7 +19,7 @@ each_norm = pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
 
 
 def scale_of(op, x, want, weight=None):
-    """LayerNorm first subtracts the mean, which costs bits where the mean is larger than the spread."""
+    """LayerNorm subtracts the mean, which costs bits where it is larger than the spread."""
     if op == "rms_norm":
         return np.abs(want)
     x = np.asarray(x, np.float64)

@@ -44,7 +44,7 @@ def test_agrees_with_the_oracle(isa, dtype, dim, layout, oracle, rng):
     got = sf.rope(x, layout=layout)
     assert got.dtype == dtype
     want = oracle("rope", x, layout=layout)
-    # PyTorch code of this kind rounds the angle to float32 and, in 16 bits, cos, sin and both products as well.
+    # Such code in PyTorch rounds the angle to float32, in 16 bits also cos, sin and both products.
     assert_close(got, want, "rope", scale=size_of_pairs(x, layout), slack=oracle.slack)
 
 
@@ -79,7 +79,7 @@ def test_position_zero_changes_nothing(isa, dtype, layout, rng):
 
 @each_layout
 def test_offset_is_the_first_position(isa, dtype, layout, rng):
-    """A cache that is continued: the last positions of a long call are those of a short one with an offset."""
+    """With a cache the last positions of a long call are those of a short one with an offset."""
     x = normal(rng, 3, 9, 20, dtype=dtype)
     whole = sf.rope(x, layout=layout)
     for begin in range(9):

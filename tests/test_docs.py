@@ -1,0 +1,96 @@
+"""What help() says: every public name is documented, and every example in the package runs."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from simdformer import functional, nn, reference
+
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+OPERATIONS = [*(name for name in reference.__all__ if name != "RopeFrequencies"), "pack"]
+LAYERS = [
+    "MultiHeadAttention",
+    "GroupedQueryAttention",
+    "MLP",
+    "RMSNorm",
+    "LayerNorm",
+    "Embedding",
+    "TransformerBlock",
+]
+RUNTIME = [
+    "isas",
+    "isa",
+    "set_isa",
+    "use_isa",
+    "get_num_threads",
+    "set_num_threads",
+    "num_threads",
+    "show_config",
+]
+
+
+def modules():
+    """Every module of the package that its required dependencies suffice to import."""
+    found = [sf]
+    for info in pkgutil.walk_packages(sf.__path__, "simdformer."):
+        if info.name.rpartition(".")[2] in ("_core", "__main__"):
+            continue
+        found.append(importlib.import_module(info.name))
+    return found
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_every_example_runs_and_every_module_says_what_it_is(module):
+    assert module.__doc__
+    with np.printoptions():
+        result = doctest.testmod(module, optionflags=FLAGS)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_documents_shapes_dtypes_what_it_raises_and_an_example(name):
+    function = getattr(sf, name)
+    assert function is getattr(functional, name)
+    text = inspect.getdoc(function)
+    assert text, "no docstring"
+    assert re.search(r"\(\.\.\.|\([A-Z](, ?[A-Z]\w*)*,?\)|shape|head_dim", text), "no shapes"
+    assert re.search(r"dtype|float32|float64|bool", text), "no dtypes"
+    assert "Raises" in text, "not what it raises"
+    assert ">>>" in text, "no example"
+    for parameter in inspect.signature(function).parameters:
+        assert re.search(rf"\b{parameter}\b", text), f"nothing about {parameter}"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_has_an_example(name):
+    layer = getattr(nn, name)
+    assert layer.__doc__, "no docstring"
+    assert inspect.getdoc(layer.__call__), "its call is not described"
+
+
+@pytest.mark.parametrize("name", RUNTIME)
+def test_every_setting_is_documented(name):
+    assert inspect.getdoc(getattr(sf, name))
+
+
+def test_every_public_name_is_exported_and_documented():
+    assert {*OPERATIONS, *RUNTIME, "nn"} <= set(sf.__all__)
+    for name in sf.__all__:
+        thing = getattr(sf, name)
+        if callable(thing) or inspect.ismodule(thing):
+            assert inspect.getdoc(thing), name
+
+
+def test_signatures_are_visible_and_typed():
+    """help() and editors show names, defaults and types, not (*args, **kwargs)."""
+    for name in OPERATIONS:
+        signature = inspect.signature(getattr(sf, name))
+        assert signature.return_annotation is not inspect.Signature.empty, name
+        for parameter in signature.parameters.values():
+            assert parameter.annotation is not inspect.Parameter.empty, f"{name}({parameter.name})"
