@@ -1,4 +1,4 @@
-"""What tests share: instruction sets, dtypes, random arrays, oracles and the one tolerance table."""
+"""What tests share: instruction sets, dtypes, arrays, oracles and the one tolerance table."""
 
 import os
 from pathlib import Path
@@ -189,11 +189,11 @@ def remembered(function, *args, **kwargs):
 
 
 class Oracle:
-    """oracle(name of the operation, ...): the reference in float64, or PyTorch in the dtype given."""
+    """oracle(name of an operation, ...): the reference in float64, or PyTorch in its dtype."""
 
     def __init__(self, name):
         self.name = name
-        # PyTorch rounds too, in 16 bits more often than we do: attention's weights, rope's products.
+        # PyTorch rounds too, in 16 bits more often than we: attention's weights, rope's products.
         self.slack = 1 if name == "reference" else 4
 
     def __call__(self, op, *args, **kwargs):
@@ -209,10 +209,10 @@ def ask_torch(op, *args, **kwargs):
 
 # ---- tolerances ----------------------------------------------------------------------------------
 
-# How far a result may lie from float64: a multiple of the machine epsilon of the arithmetic, which is
-# float64 for float64 and float32 for the rest, times a scale, which is the expected value itself
-# unless the test gives the magnitude of what was added up. A 16-bit result may lie another half unit
-# away, because it is rounded once more, at the store.
+# How far a result may lie from float64: a multiple of the machine epsilon of the arithmetic, which
+# is float64 for float64 and float32 for the rest, times a scale, which is the expected value itself
+# unless the test gives the magnitude of what was added up. A 16-bit result may lie another half
+# unit away, because it is rounded once more, at the store.
 TOLERANCE = {
     "silu": 4,  # exp (1 ulp), an addition, a division, a product
     "gelu": 8,  # scale |x|: erf and tanh are good to an ulp of 1, not to one of their small values

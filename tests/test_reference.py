@@ -56,9 +56,8 @@ def test_a_sink_is_a_key_with_a_given_score_and_no_value(draw):
     out, weights, lse = reference.scaled_dot_product_attention(
         q, k, v, sinks=sinks, return_weights=True, return_lse=True
     )
-    scores = np.concatenate(
-        [q @ k.swapaxes(-1, -2) / 6**0.5, np.broadcast_to(sinks[:, None, None], (2, 5, 1))], -1
-    )
+    extra = np.broadcast_to(sinks[:, None, None], (2, 5, 1))
+    scores = np.concatenate([q @ k.swapaxes(-1, -2) / 6**0.5, extra], -1)
     want = to_torch(scores).softmax(-1)
     equal(weights, want[..., :7])
     equal(out, want[..., :7] @ to_torch(v))
@@ -66,7 +65,7 @@ def test_a_sink_is_a_key_with_a_given_score_and_no_value(draw):
 
 
 def test_what_positions_hide(draw):
-    """Causality with an offset, a window and lengths, each its own for every sequence, by two loops."""
+    """Causality with an offset, a window and lengths, one for every sequence, by two loops."""
     q, k, v = draw(3, 2, 4, 4), draw(3, 2, 9, 4), draw(3, 2, 9, 4)
     offsets, lengths = np.array([5, 0, -2]), np.array([9, 3, 0])
     got = reference.scaled_dot_product_attention(
