@@ -1,0 +1,196 @@
+// linear, pack, PackedWeight.
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "bindings/checks.hpp"
+#include "bindings/operations.hpp"
+#include "bindings/runtime.hpp"
+#include "core/linear.hpp"
+
+namespace simdformer {
+
+namespace {
+
+using Alias = Output::Alias;
+
+constexpr const char* kLinear = "linear";
+constexpr Arg kX{kLinear, "x"};
+
+// ---- packed weights ---------------------------------------------------------------------------------------------
+
+std::unique_ptr<PackedWeight> pack(py::handle weight_object) {
+  const Arg arg{"pack", "weight"};
+  Input weight = read_array(arg, weight_object);
+  check_rank(arg, weight.view, 2, "(O, I): a row for each output");
+  unit_last_axis(arg, weight);
+  NoGil nogil;
+  return std::make_unique<PackedWeight>(weight.view);
+}
+
+py::object unpack(const PackedWeight& weight) {
+  const int64_t shape[] = {weight.rows(), weight.cols()};
+  View view;
+  py::object array = new_array({"unpack", "weight"}, weight.dtype(), 2, shape, view);
+  {
+    NoGil nogil;
+    weight.unpack(view);
+  }
+  return array;
+}
+
+std::string describe(const PackedWeight& weight) {
+  const int64_t shape[] = {weight.rows(), weight.cols()};
+  return "PackedWeight(shape=" + shape_text(2, shape) + ", dtype=" + name_of(weight.dtype()) + ")";
+}
+
+// ---- linear -----------------------------------------------------------------------------------------------------
+
+// One weight with its bias and its result: what they are, checked, and what keeps them alive.
+struct Part {
+  Input weight, bias;
+  const PackedWeight* packed = nullptr;
+  bool has_bias = false;
+  std::optional<Output> out;
+};
+
+void read_weight(const Arg& arg, py::handle object, const View& x, Part& part) {
+  int64_t inputs;
+  DType dtype;
+  if (py::isinstance<PackedWeight>(object)) {
+    part.packed = object.cast<const PackedWeight*>();
+    inputs = part.packed->cols();
+    dtype = part.packed->dtype();
+  } else {
+    part.weight = read_array(arg, object);
+    check_rank(arg, part.weight.view, 2, "(O, I): a row for each output");
+    inputs = part.weight.view.shape[1];
+    dtype = part.weight.view.dtype;
+  }
+  check_parameter_dtype(arg, dtype, kX, x.dtype);
+  const int64_t needed = x.shape[x.rank - 1];
+  if (inputs == needed) return;
+  const int64_t shape[] = {part.packed ? part.packed->rows() : part.weight.view.shape[0], inputs};
+  refuse_value(arg, "has shape " + shape_text(2, shape),
+               "(O, " + std::to_string(needed) + ") beside x of shape " + shape_text(x),
+               shape[0] == needed ? "transpose it: weight is (outputs, inputs)" : "weight is (outputs, inputs)");
+}
+
+void read_part(int index, const View& x, py::handle weight, py::handle bias, py::handle out, Part& part) {
+  const Arg weight_arg{kLinear, "weight", index}, bias_arg{kLinear, "bias", index}, out_arg{kLinear, "out", index};
+  read_weight(weight_arg, weight, x, part);
+  const int64_t outputs = part.packed ? part.packed->rows() : part.weight.view.shape[0];
+  if (!bias.is_none()) {
+    part.has_bias = true;
+    part.bias = read_array(bias_arg, bias);
+    check_parameter_dtype(bias_arg, part.bias.view.dtype, kX, x.dtype);
+    check_not_both_16_bit(bias_arg, part.bias.view.dtype, weight_arg,
+                          part.packed ? part.packed->dtype() : part.weight.view.dtype);
+    check_vector(bias_arg, part.bias.view, outputs, "one number for each output");
+  }
+  int64_t shape[kMaxRank];
+  for (int axis = 0; axis < x.rank; ++axis) shape[axis] = x.shape[axis];
+  shape[x.rank - 1] = outputs;
+  part.out.emplace(out_arg, out, x.dtype, x.rank, shape);
+  part.out->check_overlap(kX, x, Alias::refused);
+  if (!part.packed) part.out->check_overlap(weight_arg, part.weight.view, Alias::refused);
+  if (part.has_bias) part.out->check_overlap(bias_arg, part.bias.view, Alias::refused);
+}
+
+// All weights of the call in one pass over x. `parts` have been read.
+void run(Input& x, Part* parts, int count) {
+  const Arg weight_arg{kLinear, "weight"};
+  unit_last_axis(kX, x);
+  const std::unique_ptr<LinearOperand[]> operands(new LinearOperand[static_cast<size_t>(count)]);
+  for (int i = 0; i < count; ++i) {
+    Part& part = parts[i];
+    if (!part.packed) unit_last_axis(weight_arg, part.weight);
+    part.out->unit_last_axis();
+    operands[i].packed = part.packed;
+    operands[i].weight = part.packed ? nullptr : &part.weight.view;
+    operands[i].bias = part.has_bias ? &part.bias.view : nullptr;
+    operands[i].out = part.out->view;
+  }
+  {
+    NoGil nogil;
+    linear(x.view, operands.get(), count);
+    for (int i = 0; i < count; ++i) parts[i].out->finish();
+  }
+}
+
+bool is_list(py::handle object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
+
+// The items that belong to `count` weights: of a list, or as many None.
+class Items {
+ public:
+  Items(const Arg& arg, py::handle object, int count) {
+    if (object.is_none()) return;
+    if (!is_list(object))
+      refuse_type(arg, "is of type " + std::string(Py_TYPE(object.ptr())->tp_name), "a list, because weight is one");
+    items_ = py::reinterpret_steal<py::object>(PySequence_Fast(object.ptr(), ""));
+    const auto found = PySequence_Fast_GET_SIZE(items_.ptr());
+    if (found != count)
+      refuse_value(arg, "has " + std::to_string(found) + " items",
+                   std::to_string(count) + ", one for each weight (None for one that has none)");
+  }
+  py::handle operator[](int index) const {
+    return items_ ? PySequence_Fast_GET_ITEM(items_.ptr(), index) : Py_None;
+  }
+
+ private:
+  py::object items_;
+};
+
+py::object linear_list(Input& x, py::handle weights, py::handle biases, py::handle outs) {
+  const py::tuple all = py::reinterpret_steal<py::tuple>(PySequence_Tuple(weights.ptr()));
+  const int count = static_cast<int>(all.size());
+  const Items bias({kLinear, "bias"}, biases, count), out({kLinear, "out"}, outs, count);
+  const std::unique_ptr<Part[]> parts(new Part[all.size()]);
+  py::list results(all.size());
+  for (int i = 0; i < count; ++i) {
+    read_part(i, x.view, all[static_cast<size_t>(i)], bias[i], out[i], parts[i]);
+    for (int j = 0; j < i; ++j)
+      parts[i].out->check_overlap({kLinear, "out", j}, parts[j].out->view, Alias::refused);
+    results[static_cast<size_t>(i)] = parts[i].out->array;
+  }
+  run(x, parts.get(), count);
+  return std::move(results);
+}
+
+py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, py::handle out) {
+  Input x = read_array(kX, x_object);
+  check_rank_at_least(kX, x.view, 1, "at least one axis");
+  if (is_list(weight)) return linear_list(x, weight, bias, out);
+  Part part;
+  read_part(-1, x.view, weight, bias, out, part);
+  run(x, &part, 1);
+  return std::move(part.out->array);
+}
+
+}  // namespace
+
+void bind_linear(py::module_& module) {
+  module.def("linear", &linear_call);
+  module.def("pack", &pack);
+  py::class_<PackedWeight>(module, "PackedWeight", R"(A weight (O, I) repacked once for speed; made by `pack`, taken by `linear`.
+
+It cannot be changed. Its pickle holds the weight as it was, so that it can be read on any machine.)")
+      .def_property_readonly(
+          "shape", [](const PackedWeight& weight) { return py::make_tuple(weight.rows(), weight.cols()); },
+          "(O, I): outputs and inputs")
+      .def_property_readonly(
+          "dtype", [](const PackedWeight& weight) { return dtype_object(weight.dtype()); }, "numpy dtype of the elements")
+      .def_property_readonly(
+          "nbytes", [](const PackedWeight& weight) { return weight.nbytes(); }, "bytes it takes, with its padding")
+      .def("unpack", &unpack, "The weight (O, I) as a new array, bit for bit what was packed.")
+      .def("__repr__", &describe)
+      .def("__reduce__",
+           [](const py::object& self) {
+             return py::make_tuple(py::module_::import("simdformer").attr("pack"),
+                                   py::make_tuple(unpack(self.cast<const PackedWeight&>())));
+           })
+      .def("__copy__", [](const py::object& self) { return self; })
+      .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
+}
+
+}  // namespace simdformer

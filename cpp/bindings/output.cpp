@@ -1,0 +1,124 @@
+#include <algorithm>
+#include <cstdlib>
+
+#include "bindings/numpy_api.hpp"
+
+namespace simdformer {
+
+py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape, View& view) {
+  view.dtype = dtype;
+  view.rank = rank;
+  for (int axis = 0; axis < rank; ++axis) view.shape[axis] = shape[axis];
+  check_size(arg, view);
+  PyObject* const descr = npy_api::get().PyArray_DescrFromType_(number_of(dtype));
+  py::object array = steal(npy_api::get().PyArray_NewFromDescr_(numpy->ndarray, descr, rank,
+                                                                extents(shape), nullptr,
+                                                                nullptr, 0, nullptr));
+  const auto* proxy = array_proxy(array.ptr());
+  view.data = proxy->data;
+  for (int axis = 0; axis < rank; ++axis) view.strides[axis] = proxy->strides[axis];
+  return array;
+}
+
+namespace {
+
+// Whether two elements of one view may lie on each other: sorted by stride, each axis has to step over all of the
+// smaller ones. Every slice of an array does; np.broadcast_to and most of as_strided's tricks do not.
+bool overlaps_itself(const View& view) {
+  int order[kMaxRank], axes = 0;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (view.shape[axis] == 0) return false;
+    if (view.shape[axis] > 1) order[axes++] = axis;
+  }
+  std::sort(order, order + axes, [&](int a, int b) { return std::abs(view.strides[a]) < std::abs(view.strides[b]); });
+  int64_t reach = itemsize(view.dtype);
+  for (int i = 0; i < axes; ++i) {
+    const int64_t stride = std::abs(view.strides[order[i]]);
+    if (stride < reach) return true;
+    reach += stride * (view.shape[order[i]] - 1);
+  }
+  return false;
+}
+
+// An ndarray over a view's memory, which it does not keep alive.
+py::object borrowed_array(const View& view) {
+  PyObject* const descr = npy_api::get().PyArray_DescrFromType_(number_of(view.dtype));
+  return steal(npy_api::get().PyArray_NewFromDescr_(numpy->ndarray, descr, view.rank, extents(view.shape),
+                                                    extents(view.strides), view.data, 0, nullptr));
+}
+
+struct Bounds {
+  uintptr_t begin, end;
+};
+
+Bounds bounds_of(const View& view) {
+  Bounds bounds{reinterpret_cast<uintptr_t>(view.data), reinterpret_cast<uintptr_t>(view.data)};
+  for (int axis = 0; axis < view.rank; ++axis) {
+    const int64_t reach = view.strides[axis] * (view.shape[axis] - 1);
+    (reach < 0 ? bounds.begin : bounds.end) += static_cast<uintptr_t>(reach);
+  }
+  bounds.end += static_cast<uintptr_t>(itemsize(view.dtype));
+  return bounds;
+}
+
+bool same_elements(const View& a, const View& b) {
+  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
+  for (int axis = 0; axis < a.rank; ++axis)
+    if (a.shape[axis] != b.shape[axis] || (a.shape[axis] > 1 && a.strides[axis] != b.strides[axis])) return false;
+  return true;
+}
+
+}  // namespace
+
+Output::Output(const Arg& arg, py::handle out, DType dtype, int rank, const int64_t* shape)
+    : arg_(arg), given_(!out.is_none()) {
+  if (!given_) {
+    array = new_array(arg, dtype, rank, shape, view);
+    return;
+  }
+  if (!PyObject_TypeCheck(out.ptr(), numpy->ndarray))
+    refuse_type(arg, "is of type " + std::string(Py_TYPE(out.ptr())->tp_name), "a numpy array",
+                "leave it out to get a new one");
+  check_not_masked(arg, out);
+  const auto* proxy = array_proxy(out.ptr());
+  const std::string name = arg.name;
+  if (array_descriptor_proxy(proxy->descr)->type_num != number_of(dtype) || is_swapped(proxy->descr))
+    refuse_type(arg, "has dtype " + dtype_text(proxy->descr), name_of(dtype),
+                "make it with np.empty(" + shape_text(rank, shape) + ", " + name_of(dtype) + ")");
+  view_of_ndarray(arg, out.ptr(), Accept::floats, view);
+  if (rank != view.rank || !std::equal(shape, shape + rank, view.shape))
+    refuse_value(arg, "has shape " + shape_text(view), shape_text(rank, shape));
+  if (!(proxy->flags & npy_api::NPY_ARRAY_WRITEABLE_)) refuse_value(arg, "is read-only", "a writable array");
+  if (overlaps_itself(view))
+    refuse_value(arg, "has elements that lie on each other (a stride of 0, for instance)", "a place for each of them",
+                 "copy it: " + name + ".copy()");
+  array = py::reinterpret_borrow<py::object>(out);
+}
+
+void Output::check_overlap(const Arg& input_arg, const View& input, Alias alias) const {
+  if (!given_ || view.size() == 0 || input.size() == 0) return;
+  const Bounds ours = bounds_of(view), theirs = bounds_of(input);
+  if (ours.end <= theirs.begin || theirs.end <= ours.begin) return;
+  if (alias == Alias::same_allowed && same_elements(view, input)) return;
+  // Bounds that overlap are common where both are columns of one buffer. numpy solves it exactly within this budget,
+  // beyond which it supposes the worst.
+  constexpr int kMaxWork = 10000;
+  if (!numpy->may_share_memory(borrowed_array(view), borrowed_array(input), py::arg("max_work") = kMaxWork).cast<bool>())
+    return;
+  const std::string other = input_arg.name;
+  refuse_value(arg_, "shares memory with " + other,
+               alias == Alias::same_allowed ? "memory of its own, or to be exactly " + other : "memory of its own");
+}
+
+void Output::unit_last_axis() {
+  if (has_unit_last_axis(view)) return;
+  to_ = view;
+  stand_in_ = new_array(arg_, to_.dtype, to_.rank, to_.shape, view);
+  from_ = view;
+}
+
+void Output::finish() const {
+  if (stand_in_) copy_elements(from_, to_);
+}
+
+}  // namespace simdformer
