@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BUILD_ARGS ?=
-JOBS ?= 2
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? n : 4 )))
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -32,7 +32,7 @@ help:
 demo: $(STAMPS)/models
 	$(BIN)/simdformer demo
 
-# -n 2: two processes side by side; tests of one xdist_group (threads, timing) stay in one of them, one after the other.
+# Processes side by side; the tests of one xdist_group (threads, builds) stay in one of them, one after the other.
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
