@@ -54,45 +54,8 @@ SF_INLINE Vec<Arch, A> splat(A value) {
   return Vec<Arch, A>(value);
 }
 
-// ---- arithmetic that xsimd lacks in one of the versions from 8.1 to 14 ------------------------------------------
-
-// a * b + c, one rounding where the ISA has FMA (xsimd uses it on AVX-512 only from version 11 on).
-template <class Arch, class A>
-SF_INLINE Vec<Arch, A> mul_add_(Vec<Arch, A> a, Vec<Arch, A> b, Vec<Arch, A> c) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(Vec<Arch, A>) == 64) {
-    if constexpr (std::is_same_v<A, float>)
-      return Vec<Arch, A>(_mm512_fmadd_ps(a, b, c));
-    else
-      return Vec<Arch, A>(_mm512_fmadd_pd(a, b, c));
-  }
-#elif defined(__FMA__)
-  if constexpr (sizeof(Vec<Arch, A>) == 32) {
-    if constexpr (std::is_same_v<A, float>)
-      return Vec<Arch, A>(_mm256_fmadd_ps(a, b, c));
-    else
-      return Vec<Arch, A>(_mm256_fmadd_pd(a, b, c));
-  }
-#elif defined(__aarch64__)
-  if constexpr (std::is_same_v<A, float>)
-    return Vec<Arch, A>(vfmaq_f32(c, a, b));
-  else
-    return Vec<Arch, A>(vfmaq_f64(c, a, b));
-#endif
-  return a * b + c;
-}
-
-// The spelling that kernels use. None of these names is one of xsimd's, which argument lookup would prefer.
 template <class B>
-SF_INLINE B mul_add(B a, B b, B c) {
-  return mul_add_<typename B::arch_type, typename B::value_type>(a, b, c);
-}
-
-// c - a * b
-template <class B>
-SF_INLINE B neg_mul_add(B a, B b, B c) {
-  return mul_add(-a, b, c);
-}
+constexpr bool kIsFloat = std::is_same_v<typename B::value_type, float>;
 
 // The same bits as lanes of another type.
 template <class To, class From>
@@ -103,33 +66,165 @@ SF_INLINE To lanes_as(From x) {
   return out;
 }
 
-// Lane sums and maxima in a fixed tree: the same bits on every call.
+// ---- arithmetic that xsimd lacks, or does otherwise, in one of the versions from 8.1 to 14 ----------------------
+// None of these names is one of xsimd's, which argument lookup would prefer.
+
+// a * b + c, one rounding where the ISA has FMA (xsimd uses it on AVX-512 only from version 11 on).
 template <class B>
-SF_INLINE typename B::value_type sum_lanes(B x) {
-  using A = typename B::value_type;
+SF_INLINE B mul_add(B a, B b, B c) {
 #if defined(__AVX512F__)
-  if constexpr (sizeof(B) == 64) {
-    if constexpr (std::is_same_v<A, float>)
-      return _mm512_reduce_add_ps(x);
-    else
-      return _mm512_reduce_add_pd(x);
-  }
+  if constexpr (kIsFloat<B>) return B(_mm512_fmadd_ps(a, b, c));
+  else return B(_mm512_fmadd_pd(a, b, c));
+#elif defined(__FMA__)
+  if constexpr (kIsFloat<B>) return B(_mm256_fmadd_ps(a, b, c));
+  else return B(_mm256_fmadd_pd(a, b, c));
+#elif defined(__aarch64__)
+  if constexpr (kIsFloat<B>) return B(vfmaq_f32(c, a, b));
+  else return B(vfmaq_f64(c, a, b));
+#else
+  return a * b + c;
 #endif
-  alignas(64) A lane[B::size];
-  x.store_aligned(lane);
-  for (size_t half = B::size / 2; half > 0; half /= 2)
-    for (size_t i = 0; i < half; ++i) lane[i] += lane[i + half];
-  return lane[0];
+}
+
+// c - a * b, likewise
+template <class B>
+SF_INLINE B neg_mul_add(B a, B b, B c) {
+#if defined(__AVX512F__)
+  if constexpr (kIsFloat<B>) return B(_mm512_fnmadd_ps(a, b, c));
+  else return B(_mm512_fnmadd_pd(a, b, c));
+#elif defined(__FMA__)
+  if constexpr (kIsFloat<B>) return B(_mm256_fnmadd_ps(a, b, c));
+  else return B(_mm256_fnmadd_pd(a, b, c));
+#elif defined(__aarch64__)
+  if constexpr (kIsFloat<B>) return B(vfmsq_f32(c, a, b));
+  else return B(vfmsq_f64(c, a, b));
+#else
+  return c - a * b;
+#endif
+}
+
+// a * b - product, exactly, where `product` is a * b rounded. Without FMA both are cut in two (Dekker): |a|, |b| up to
+// 2^100 in float32.
+template <class B>
+SF_INLINE B product_error(B a, B b, B product) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return mul_add(a, b, B(typename B::value_type(0)) - product);
+#else
+  const B split(kIsFloat<B> ? 0x1.001p12 : 0x1.0000002p27);
+  const B ca = a * split, cb = b * split;
+  const B ah = ca - (ca - a), al = a - ah, bh = cb - (cb - b), bl = b - bh;
+  return al * bl - (((product - ah * bh) - al * bh) - ah * bl);
+#endif
+}
+
+// a > b ? a : b and a < b ? a : b, so b where one is NaN: one instruction on x86.
+template <class B>
+SF_INLINE B larger(B a, B b) {
+#if defined(__AVX512F__)
+  if constexpr (kIsFloat<B>) return B(_mm512_max_ps(a, b));
+  else return B(_mm512_max_pd(a, b));
+#elif defined(__AVX2__)
+  if constexpr (kIsFloat<B>) return B(_mm256_max_ps(a, b));
+  else return B(_mm256_max_pd(a, b));
+#elif defined(__SSE2__)
+  if constexpr (kIsFloat<B>) return B(_mm_max_ps(a, b));
+  else return B(_mm_max_pd(a, b));
+#else
+  return xsimd::select(a > b, a, b);
+#endif
 }
 
 template <class B>
+SF_INLINE B smaller(B a, B b) {
+#if defined(__AVX512F__)
+  if constexpr (kIsFloat<B>) return B(_mm512_min_ps(a, b));
+  else return B(_mm512_min_pd(a, b));
+#elif defined(__AVX2__)
+  if constexpr (kIsFloat<B>) return B(_mm256_min_ps(a, b));
+  else return B(_mm256_min_pd(a, b));
+#elif defined(__SSE2__)
+  if constexpr (kIsFloat<B>) return B(_mm_min_ps(a, b));
+  else return B(_mm_min_pd(a, b));
+#else
+  return xsimd::select(a < b, a, b);
+#endif
+}
+
+// ---- lanes ------------------------------------------------------------------------------------------------------
+
+// Lane i takes lane i ^ distance: the halves, then the quarters ... trade places.
+template <int distance, class B>
+SF_INLINE B swap_lanes(B x) {
+  constexpr int kBytes = distance * static_cast<int>(sizeof(typename B::value_type));
+#if defined(__AVX512F__)
+  const __m512 bits = lanes_as<__m512>(x);
+  if constexpr (kBytes == 32) return lanes_as<B>(_mm512_shuffle_f32x4(bits, bits, 0x4e));
+  else if constexpr (kBytes == 16) return lanes_as<B>(_mm512_shuffle_f32x4(bits, bits, 0xb1));
+  else if constexpr (kBytes == 8) return lanes_as<B>(_mm512_permute_ps(bits, 0x4e));
+  else return lanes_as<B>(_mm512_permute_ps(bits, 0xb1));
+#elif defined(__AVX2__)
+  const __m256 bits = lanes_as<__m256>(x);
+  if constexpr (kBytes == 16) return lanes_as<B>(_mm256_permute2f128_ps(bits, bits, 1));
+  else if constexpr (kBytes == 8) return lanes_as<B>(_mm256_permute_ps(bits, 0x4e));
+  else return lanes_as<B>(_mm256_permute_ps(bits, 0xb1));
+#elif defined(__SSE2__)
+  const __m128 bits = lanes_as<__m128>(x);
+  if constexpr (kBytes == 8) return lanes_as<B>(_mm_shuffle_ps(bits, bits, 0x4e));
+  else return lanes_as<B>(_mm_shuffle_ps(bits, bits, 0xb1));
+#else
+  const float32x4_t bits = lanes_as<float32x4_t>(x);
+  if constexpr (kBytes == 8) return lanes_as<B>(vextq_f32(bits, bits, 2));
+  else return lanes_as<B>(vrev64q_f32(bits));
+#endif
+}
+
+template <class B>
+SF_INLINE typename B::value_type first_lane(B x) {
+#if defined(__AVX512F__)
+  if constexpr (kIsFloat<B>) return _mm512_cvtss_f32(x);
+  else return _mm512_cvtsd_f64(x);
+#elif defined(__AVX2__)
+  if constexpr (kIsFloat<B>) return _mm256_cvtss_f32(x);
+  else return _mm256_cvtsd_f64(x);
+#elif defined(__SSE2__)
+  if constexpr (kIsFloat<B>) return _mm_cvtss_f32(x);
+  else return _mm_cvtsd_f64(x);
+#else
+  if constexpr (kIsFloat<B>) return vgetq_lane_f32(x, 0);
+  else return vgetq_lane_f64(x, 0);
+#endif
+}
+
+template <int distance, class B, class Combine>
+SF_INLINE B fold_lanes(B x, Combine combine) {
+  x = combine(x, swap_lanes<distance>(x));
+  if constexpr (distance > 1) return fold_lanes<distance / 2>(x, combine);
+  else return x;
+}
+
+// Sum and maximum of the lanes in a fixed tree: the same bits on every call.
+template <class B>
+SF_INLINE typename B::value_type sum_lanes(B x) {
+  return first_lane(fold_lanes<B::size / 2>(x, [](B a, B b) { return B(a + b); }));
+}
+
+// For lanes that are numbers: what comes of a NaN is left open.
+template <class B>
 SF_INLINE typename B::value_type max_lanes(B x) {
+  return first_lane(fold_lanes<B::size / 2>(x, [](B a, B b) { return larger(a, b); }));
+}
+
+// The first n lanes of x, and the rest of `other`.
+template <class B>
+SF_INLINE B first_lanes(int64_t n, B x, B other) {
+#if defined(__AVX512F__)
+  if constexpr (kIsFloat<B>) return B(_mm512_mask_mov_ps(other, static_cast<__mmask16>((1u << n) - 1), x));
+  else return B(_mm512_mask_mov_pd(other, static_cast<__mmask8>((1u << n) - 1), x));
+#else
   using A = typename B::value_type;
-  alignas(64) A lane[B::size];
-  x.store_aligned(lane);
-  for (size_t half = B::size / 2; half > 0; half /= 2)
-    for (size_t i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-  return lane[0];
+  static constexpr A kIndex[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  return xsimd::select(B::load_unaligned(kIndex) < B(static_cast<A>(n)), x, other);
+#endif
 }
 
 }  // namespace simdformer::SF_ISA
@@ -137,25 +232,6 @@ SF_INLINE typename B::value_type max_lanes(B x) {
 #include "kernels/convert.hpp"
 
 namespace simdformer::SF_ISA {
-
-// ---- loads and stores of any storage dtype, as batches of its accumulator ---------------------------------------
-
-// The first n < kLanes elements at p; the other lanes hold `fill`.
-template <class Arch, class T>
-SF_INLINE Vec<Arch, Acc<T>> load_part(const T* p, int64_t n, T fill = T{}) {
-  constexpr int64_t W = kLanes<Arch, Acc<T>>;
-  alignas(64) T lane[W];
-  for (int64_t i = 0; i < W; ++i) lane[i] = fill;
-  std::memcpy(lane, p, static_cast<size_t>(n) * sizeof(T));
-  return load<Arch>(static_cast<const T*>(lane));
-}
-
-template <class Arch, class T>
-SF_INLINE void store_part(T* p, int64_t n, Vec<Arch, Acc<T>> x) {
-  alignas(64) T lane[kLanes<Arch, Acc<T>>];
-  store<Arch>(lane, x);
-  std::memcpy(p, lane, static_cast<size_t>(n) * sizeof(T));
-}
 
 // ---- the loops --------------------------------------------------------------------------------------------------
 
@@ -170,9 +246,9 @@ SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
 }
 
 // Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain of
-// FMAs is bound by latency. Lanes past the end hold `fill`, which step must ignore. The result is still a batch.
+// FMAs is bound by latency. The result is still a batch; lanes that a short row does not reach hold `init`.
 template <class Arch, class T, class Step, class Combine>
-SF_INLINE Vec<Arch, Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, T fill, Step step, Combine combine) {
+SF_INLINE Vec<Arch, Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step step, Combine combine) {
   using V = Vec<Arch, Acc<T>>;
   constexpr int64_t W = kLanes<Arch, Acc<T>>;
   V a0(init), a1(init), a2(init), a3(init);
@@ -184,8 +260,22 @@ SF_INLINE Vec<Arch, Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, T fill
     a3 = step(a3, load<Arch>(in + i + 3 * W));
   }
   for (; i + W <= n; i += W) a0 = step(a0, load<Arch>(in + i));
-  if (i < n) a1 = step(a1, load_part<Arch>(in + i, n - i, fill));
+  if (i < n) a1 = first_lanes(n - i, step(a1, load_part<Arch>(in + i, n - i)), a1);
   return combine(combine(a0, a1), combine(a2, a3));
+}
+
+// Elements that are added up in one go: the rounding error of a chain of sums grows with its length.
+constexpr int64_t kSumBlock = 4096;
+
+// The sum over a row of what step(sum, x) adds to sum.
+template <class Arch, class T, class Step>
+SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step) {
+  using V = Vec<Arch, Acc<T>>;
+  const auto add = [](V a, V b) { return V(a + b); };
+  V sum(Acc<T>(0));
+  for (int64_t i = 0; i < n; i += kSumBlock)
+    sum = sum + fold_row<Arch>(in + i, n - i < kSumBlock ? n - i : kSumBlock, Acc<T>(0), step, add);
+  return sum_lanes(sum);
 }
 
 }  // namespace simdformer::SF_ISA

@@ -1,0 +1,40 @@
+// rms_norm: y = x / sqrt(mean(x^2) + eps) * weight     x, y: (rows, n), y may be x     weight: (n) or none
+//
+// Sum of squares in float32 (float64 for float64) with 4 accumulators, an exact root and an exact division, one rounding
+// at the store. weight has x's dtype, or 16 bits beside float32, or float32 beside 16 bits.
+#pragma once
+
+#include "core/dispatch.hpp"
+#include "kernels/dtypes.hpp"
+
+namespace simdformer::SF_ISA {
+
+template <class Arch, class T, class W>
+void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
+  using A = Acc<T>;
+  using V = Vec<Arch, A>;
+  const int64_t n = args.x.length;
+  const W* weight = static_cast<const W*>(args.weight);
+  RowCursor x(args.x, begin), out(args.out, begin);
+  for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
+    const T* in = x.template as<const T>();
+    T* y = out.template as<T>();
+    const A squares = sum_row<Arch>(in, n, [](V sum, V x) { return mul_add(x, x, sum); });
+    const V scale(A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(args.eps)));
+    if (weight == nullptr)
+      map_row<Arch>(y, n, [&](V x) { return V(x * scale); }, in);
+    else
+      map_row<Arch>(y, n, [&](V x, V w) { return V(x * scale * w); }, in, weight);
+  }
+}
+
+template <class Arch>
+void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.x.dtype, [&](auto x) {
+    with_parameter_type<decltype(x)>(args.weight == nullptr ? args.x.dtype : args.weight_dtype, [&](auto weight) {
+      rms_norm_rows<Arch, decltype(x), decltype(weight)>(args, begin, end);
+    });
+  });
+}
+
+}  // namespace simdformer::SF_ISA

@@ -1,0 +1,97 @@
+// softmax: y = e^((x - max x) / temperature) / sum     x, y: (rows, n), y may be x
+//
+// Arithmetic and sum in float32 (float64 for float64), maximum and sum with 4 accumulators, one rounding at the store.
+// NaN or +inf in a row makes all of it NaN, and so does a row of -inf, as in PyTorch.
+#pragma once
+
+#include "core/dispatch.hpp"
+#include "kernels/dtypes.hpp"
+#include "kernels/exp.hpp"
+
+namespace simdformer::SF_ISA {
+
+// e^((x - highest) / temperature). A division, because a product with 1 / temperature is not as exact; none for 1.
+template <class Arch, class A, bool divides>
+struct Exponential {
+  Vec<Arch, A> highest, temperature;
+
+  SF_INLINE Vec<Arch, A> operator()(Vec<Arch, A> x) const {
+    const Vec<Arch, A> above = x - highest;
+    if constexpr (divides) return vec_exp<Arch>(Vec<Arch, A>(above / temperature));
+    else return vec_exp<Arch>(above);
+  }
+};
+
+// out = f(in), and the sum of f(in).
+template <class Arch, class Out, class In, class F>
+SF_INLINE Acc<In> map_and_sum(Out* out, const In* in, int64_t n, F f) {
+  using V = Vec<Arch, Acc<In>>;
+  constexpr int64_t W = kLanes<Arch, Acc<In>>;
+  V total(Acc<In>(0));
+  for (int64_t block = 0; block < n; block += kSumBlock) {
+    const int64_t end = n - block < kSumBlock ? n : block + kSumBlock;
+    V sum[4] = {V(Acc<In>(0)), V(Acc<In>(0)), V(Acc<In>(0)), V(Acc<In>(0))};
+    const auto step = [&](int64_t i, V& sum) __attribute__((always_inline)) {
+      const V y = f(load<Arch>(in + i));
+      store<Arch>(out + i, y);
+      sum = sum + y;
+    };
+    int64_t i = block;
+    for (; i + 4 * W <= end; i += 4 * W) step(i, sum[0]), step(i + W, sum[1]), step(i + 2 * W, sum[2]), step(i + 3 * W, sum[3]);
+    for (; i + W <= end; i += W) step(i, sum[0]);
+    if (i < end) {
+      const V y = f(load_part<Arch>(in + i, end - i));
+      store_part<Arch>(out + i, end - i, y);
+      sum[1] = first_lanes(end - i, V(sum[1] + y), sum[1]);
+    }
+    total = total + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  }
+  return sum_lanes(total);
+}
+
+constexpr int64_t kSoftmaxStage = 4096;
+
+template <class Arch, class T, class F>
+SF_INLINE void softmax_row(const T* x, T* out, int64_t n, F f) {
+  using A = Acc<T>;
+  using V = Vec<Arch, A>;
+  if constexpr (sizeof(T) == sizeof(A)) {  // exponentials wait in the output
+    const V scale(A(1) / map_and_sum<Arch>(out, x, n, f));
+    map_row<Arch>(out, n, [&](V e) { return V(e * scale); }, static_cast<const T*>(out));
+  } else if (n <= kSoftmaxStage) {  // 16 bits would round them: they wait in float32
+    alignas(64) A stage[kSoftmaxStage];
+    const V scale(A(1) / map_and_sum<Arch>(static_cast<A*>(stage), x, n, f));
+    map_row<Arch>(out, n, [&](V e) { return V(e * scale); }, static_cast<const A*>(stage));
+  } else {  // or are taken twice
+    const V scale(A(1) / sum_row<Arch>(x, n, [&](V sum, V x) { return V(sum + f(x)); }));
+    map_row<Arch>(out, n, [&](V x) { return V(f(x) * scale); }, x);
+  }
+}
+
+template <class Arch, class T>
+void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept {
+  using A = Acc<T>;
+  using V = Vec<Arch, A>;
+  const int64_t n = args.x.length;
+  // In the accumulator's range: 0 / 0 and inf / inf would be NaN.
+  constexpr double kLowest = std::numeric_limits<A>::min(), kHighest = std::numeric_limits<A>::max();
+  const double bounded = args.temperature < kLowest ? kLowest : args.temperature > kHighest ? kHighest : args.temperature;
+  const A temperature = static_cast<A>(bounded);
+  RowCursor x(args.x, begin), out(args.out, begin);
+  for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
+    const T* in = x.template as<const T>();
+    const auto higher = [](V a, V x) { return larger(x, a); };  // a NaN in x is passed over; e^NaN meets it again
+    const V highest(max_lanes(fold_row<Arch>(in, n, -std::numeric_limits<A>::infinity(), higher, higher)));
+    if (temperature == A(1))
+      softmax_row<Arch>(in, out.template as<T>(), n, Exponential<Arch, A, false>{highest, V(temperature)});
+    else
+      softmax_row<Arch>(in, out.template as<T>(), n, Exponential<Arch, A, true>{highest, V(temperature)});
+  }
+}
+
+template <class Arch>
+void softmax(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.x.dtype, [&](auto x) { softmax_rows<Arch, decltype(x)>(args, begin, end); });
+}
+
+}  // namespace simdformer::SF_ISA
