@@ -1,5 +1,5 @@
-// Threads, instruction sets and Ctrl-C for Python. The environment variables are read in runtime.py, because an
-// exception that leaves a module's initialisation becomes an ImportError.
+// Threads, instruction sets and Ctrl-C for Python. The environment variables are read in runtime.py, because
+// an exception that leaves a module's initialisation becomes an ImportError.
 #include "bindings/runtime.hpp"
 
 #include <pthread.h>
@@ -17,7 +17,8 @@ namespace {
 
 std::atomic<unsigned long> main_thread{0};  // NOLINT(runtime/int): the type of PyThread_get_thread_ident
 
-// Has a signal handler raised an exception? Only the main thread runs handlers; the others do not even take the GIL.
+// Has a signal handler raised an exception? Only the main thread runs handlers; the others do not even take
+// the GIL.
 bool signal_handler_raised() {
   if (PyThread_get_thread_ident() != main_thread.load(std::memory_order_relaxed)) return false;
   if (!Py_IsInitialized()) return false;

@@ -32,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(30);
 // Asking for Ctrl-C takes the GIL, for which another Python thread may make us wait 5 ms.
 constexpr auto kAskInterval = std::chrono::milliseconds(50);
+constexpr auto kPause = std::chrono::milliseconds(500);
 
 inline void relax() {
   for (int i = 0; i < 16; ++i) {
@@ -91,25 +92,33 @@ thread_local bool inside = false;
 
 std::atomic<bool (*)()> interrupt_hook{nullptr};
 
-// Asks the hook now and then. A nested loop does not ask: body's caller is not prepared to be left in the
-// middle.
+// Asks the hook when it is due. The due time outlives the loop: a driver may run thousands of short ones. A
+// nested loop does not ask: whoever called body is not prepared to be left in the middle.
 class Asker {
  public:
-  Asker()
-      : hook_(inside ? nullptr : interrupt_hook.load()),
-        next_(hook_ ? Clock::now() + kAskInterval : Clock::time_point()) {}
+  Asker() : hook_(inside ? nullptr : interrupt_hook.load(std::memory_order_relaxed)) {}
 
-  bool stop() {
-    if (!hook_ || Clock::now() < next_) return false;
-    if (hook_()) return true;
-    next_ = Clock::now() + kAskInterval;
-    return false;
+  // Before the first chunk: after a long pause nobody has waited, and a short call need not wait for the GIL.
+  bool stop_at_start() {
+    if (!hook_) return false;
+    const Clock::time_point now = Clock::now();
+    if (now - due_ > kPause) due_ = now + kAskInterval;
+    return now >= due_ && ask();
   }
 
+  bool stop() { return hook_ && Clock::now() >= due_ && ask(); }
+
  private:
+  bool ask() {
+    const bool answer = hook_();
+    due_ = Clock::now() + kAskInterval;
+    return answer;
+  }
+
+  static thread_local Clock::time_point due_;
   bool (*hook_)();
-  Clock::time_point next_;
 };
+thread_local Clock::time_point Asker::due_{};
 
 struct Loop {
   int64_t count, grain, chunks;
@@ -121,8 +130,7 @@ struct Loop {
     fn(context, begin, count - begin <= grain ? count : begin + grain);
   }
 
-  void run_serially() const {
-    Asker asker;
+  void run_serially(Asker& asker) const {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       if (chunk > 0 && asker.stop()) throw Interrupted{};
       run(chunk);
@@ -294,18 +302,17 @@ void start_afresh() {
 
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, &start_afresh);
 
-void run_in_pool(const Loop& loop, int threads) {
+void run_in_pool(const Loop& loop, int threads, Asker& asker) {
   if (!pool) pool = new (std::nothrow) Pool;
   const int workers = pool ? pool->grow(threads - 1) : 0;
   const int seats = workers < threads - 1 ? workers : threads - 1;
   if (seats == 0) {
     pool_busy.store(false, std::memory_order_release);
-    return loop.run_serially();
+    return loop.run_serially(asker);
   }
 
   Pool* const mine = pool;
   const uint32_t forks_before = forks.load();
-  Asker asker;
   bool interrupted = false, forked = false;
   inside = true;
   mine->open(loop, seats);
@@ -317,9 +324,8 @@ void run_in_pool(const Loop& loop, int threads) {
   inside = false;
   if (forked) {  // a signal handler forked, and this is the child: the chunks of the workers are lost
     if (interrupted) throw Interrupted{};
-    throw std::runtime_error(
-        "simdformer: a signal handler forked the process in the middle of this call; the child "
-        "has no result");
+    throw std::runtime_error("simdformer: a signal handler forked the process during this call, which has no result "
+                             "in the child");
   }
   std::exception_ptr error = mine->close();
   pool_busy.store(false, std::memory_order_release);
@@ -344,12 +350,15 @@ void detail::parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* contex
   if (count <= 0) return;
   if (grain < 1) grain = 1;
   const Loop loop{count, grain, (count - 1) / grain + 1, fn, context};
-  if (loop.chunks == 1) return fn(context, 0, count);
-  int threads = num_threads();
+  Asker asker;
+  if (asker.stop_at_start()) throw Interrupted{};
+  int threads = loop.chunks == 1 ? 1 : num_threads();
   if (threads > loop.chunks) threads = static_cast<int>(loop.chunks);
-  if (inside || threads == 1 || pool_busy.exchange(true, std::memory_order_acquire))
-    return loop.run_serially();
-  run_in_pool(loop, threads);
+  if (inside || threads == 1 || pool_busy.exchange(true, std::memory_order_acquire)) {
+    loop.run_serially(asker);
+  } else {
+    run_in_pool(loop, threads, asker);
+  }
 }
 
 }  // namespace simdformer

@@ -1,4 +1,4 @@
-"""Which instruction set the kernels use, and how many threads: settings of the process, not of a thread.
+"""Which instruction set the kernels use and how many threads: settings of the whole process.
 
 At import the environment is read: `SIMDFORMER_ISA` (a name of `isas()` in any case) and
 `SIMDFORMER_NUM_THREADS`, else `OMP_NUM_THREADS`. An empty variable counts as not set.
@@ -40,6 +40,7 @@ def isas() -> tuple[str, ...]:
     `avx512_bf16` (that with AVX512-BF16 and VNNI); on aarch64 `neon`. `show_config()` lists those
     that were compiled as well.
 
+    >>> import simdformer as sf
     >>> sf.isa() in sf.isas()
     True
     """
@@ -49,6 +50,7 @@ def isas() -> tuple[str, ...]:
 def isa() -> str:
     """The instruction set in use: the best of `isas()`, unless something else was chosen.
 
+    >>> import simdformer as sf
     >>> with sf.use_isa(sf.isas()[0]):
     ...     sf.isa() == sf.isas()[0]
     True
@@ -74,6 +76,7 @@ def set_isa(name: str) -> None:
     ValueError
         `name` is unknown, or this machine or this build does not have it.
 
+    >>> import simdformer as sf
     >>> best = sf.isa()
     >>> sf.set_isa("no such thing")
     Traceback (most recent call last):
@@ -90,6 +93,8 @@ def use_isa(name: str) -> AbstractContextManager[None]:
     The setting is the process's: other threads use that instruction set too, meanwhile. At the end
     the one that was in use before comes back.
 
+    >>> import numpy as np
+    >>> import simdformer as sf
     >>> x = np.linspace(-1, 1, 5, dtype=np.float32)
     >>> for name in sf.isas():
     ...     with sf.use_isa(name):
@@ -138,6 +143,7 @@ def get_num_threads() -> int:
     use (affinity mask, cgroup quota). Small calls use fewer, and a call made while another Python
     thread is in one uses one. Results do not depend on the number of threads.
 
+    >>> import simdformer as sf
     >>> sf.get_num_threads() >= 1
     True
     """
@@ -160,6 +166,7 @@ def set_num_threads(n: int) -> None:
     ValueError
         `n` is out of range.
 
+    >>> import simdformer as sf
     >>> before = sf.get_num_threads()
     >>> sf.set_num_threads(1)
     >>> sf.get_num_threads()
@@ -175,6 +182,7 @@ def num_threads(n: int) -> AbstractContextManager[None]:
     The setting is the process's: it is that of other threads too, meanwhile. At the end the number
     from before comes back.
 
+    >>> import simdformer as sf
     >>> with sf.num_threads(1):
     ...     sf.get_num_threads()
     1
@@ -225,6 +233,7 @@ def show_config(mode: str = "stdout") -> dict[str, dict[str, Any]] | None:
     ValueError
         For another mode.
 
+    >>> import simdformer as sf
     >>> sf.show_config(mode="dicts")["isa"]["in use"] == sf.isa()
     True
     """
@@ -278,7 +287,7 @@ def _threads_from_environment() -> tuple[int, str]:
                 f"needs an integer from 1 to {_core.MAX_THREADS}"
             )
         return _bounded(text), "SIMDFORMER_NUM_THREADS"
-    # OpenMP allows a list, one number a level of nesting. What is not a number is not ours to judge.
+    # OpenMP allows a list, one number a level of nesting; what is not a number is not ours to judge
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isascii() and first.isdecimal() and _bounded(first) >= 1:
         return min(_bounded(first), _core.MAX_THREADS), "OMP_NUM_THREADS"
@@ -286,14 +295,16 @@ def _threads_from_environment() -> tuple[int, str]:
 
 
 def _bounded(digits: str) -> int:
-    """The number, or some large one: int() refuses thousands of digits with a message of its own."""
+    """The number, or a large one: int() refuses thousands of digits with a message of its own."""
     digits = digits.lstrip("0")
     return int(digits[:9] or 0)
 
 
 def _register_with_threadpoolctl() -> None:
-    """Lets `threadpoolctl.threadpool_limits` see our threads. Without threadpoolctl, or with one too
-    old to be told of other libraries, there is nothing to do."""
+    """Shows our threads to `threadpoolctl.threadpool_limits`.
+
+    Without threadpoolctl, or with one too old to be told of other libraries, nothing is to be done.
+    """
     try:
         from threadpoolctl import LibController, register
     except ImportError:
