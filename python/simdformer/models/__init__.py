@@ -1,4 +1,5 @@
-"""Models on ids and arrays: configuration, weights, the transformer, its cache and its trace, and one reader a format.
+"""Models on ids and arrays: configuration, weights, the transformer, its cache and its trace, and
+one reader a format.
 
 Text comes in one floor above, in `simdformer.text`.
 """

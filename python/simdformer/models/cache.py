@@ -1,26 +1,28 @@
 """The keys and values of what a model has read, so that the next token costs one token's work."""
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from simdformer.types import Array
+
 __all__ = ["KVCache"]
 
-Array = npt.NDArray[Any]
 
 DTYPES = tuple(map(np.dtype, ("float64", "float32", "float16", ml_dtypes.bfloat16)))
 
 
 class KVCache:
-    """Room for the keys and values of `max_seq_len` positions, preallocated: (layers, 2, batch, K, max_seq_len, D).
+    """Room for the keys and values of `max_seq_len` positions, preallocated: (layers, 2, batch, K,
+    max_seq_len, D).
 
-    A model given a cache reads its ids as the continuation of what is in it, and appends them. Sequences of a batch
-    may differ in length: `lengths` (batch,) says how many positions of each are filled; what lies behind is garbage
-    that attention never looks at. A call that is interrupted leaves the cache as it was before.
+    A model given a cache reads its ids as the continuation of what is in it, and appends them.
+    Sequences of a batch may differ in length: `lengths` (batch,) says how many positions of each
+    are filled; what lies behind is garbage that attention never looks at. A call that is
+    interrupted leaves the cache as it was before.
 
-    dtype float32, or float16 and bfloat16 for half of the memory (arithmetic stays float32), or float64.
+    dtype float32, or float16 and bfloat16 for half of the memory (arithmetic stays float32), or
+    float64.
     """
 
     def __init__(
@@ -37,7 +39,10 @@ class KVCache:
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"KVCache: {name} is {value!r}, needed is a whole number > 0")
         if np.dtype(dtype) not in DTYPES:
-            raise TypeError(f"KVCache: dtype is {np.dtype(dtype)}, needed is one of {', '.join(map(str, DTYPES))}")
+            raise TypeError(
+                f"KVCache: dtype is {np.dtype(dtype)}, needed is one of "
+                f"{', '.join(map(str, DTYPES))}"
+            )
         self.data: Array = np.empty(
             (num_layers, 2, int(batch), num_kv_heads, int(max_seq_len), head_dim), dtype
         )
@@ -50,11 +55,11 @@ class KVCache:
 
     @property
     def max_seq_len(self) -> int:
-        return self.data.shape[4]
+        return int(self.data.shape[4])
 
     @property
     def batch(self) -> int:
-        return self.data.shape[2]
+        return int(self.data.shape[2])
 
     @property
     def nbytes(self) -> int:
@@ -65,10 +70,13 @@ class KVCache:
         self.lengths[:] = 0
 
     def truncate(self, length: int | npt.ArrayLike) -> None:
-        """Forgets all positions from `length` on (one number, or one a sequence): what follows is read anew."""
+        """Forgets all positions from `length` on (one number, or one a sequence): what follows is
+        read anew."""
         lengths = np.broadcast_to(np.asarray(length), self.lengths.shape)
         if lengths.dtype.kind not in "iu" or (lengths < 0).any() or (lengths > self.lengths).any():
-            raise ValueError(f"KVCache.truncate: length is {length}, needed is 0 to {self.lengths.tolist()}")
+            raise ValueError(
+                f"KVCache.truncate: length is {length!r}, needed is 0 to {self.lengths.tolist()}"
+            )
         self.lengths[:] = lengths
 
     def sequence(self, index: int) -> "KVCache":
@@ -82,12 +90,15 @@ class KVCache:
         """ValueError when `new` more positions do not fit."""
         if self.length + new > self.max_seq_len:
             raise ValueError(
-                f"KVCache: {new} more positions do not fit, {self.length} of {self.max_seq_len} are filled; "
-                "make room with .truncate(n) or .reset(), or create a longer one with new_cache(max_seq_len)"
+                f"KVCache: {new} more positions do not fit, {self.length} of {self.max_seq_len} "
+                "are filled; "
+                "make room with .truncate(n) or .reset(), or create a longer one with "
+                "new_cache(max_seq_len)"
             )
 
     def write(self, layer: int, key: Array, value: Array) -> tuple[Array, Array]:
-        """Puts key and value (B,K,T,D) of one layer behind what is filled; gives views (B,K,length + T,D) of everything.
+        """Puts key and value (B,K,T,D) of one layer behind what is filled; gives views (B,K,length
+        + T,D) of everything.
 
         The new positions count only after `advance`, when all layers are written.
         """

@@ -1,6 +1,7 @@
 """What every reader gives back, how a file is opened, and which reader a path gets.
 
-A file is hostile until proven otherwise: its size is known before anything is mapped, nothing in it is executed.
+A file is hostile until proven otherwise: its size is known before anything is mapped, nothing in it
+is executed.
 """
 
 import mmap
@@ -8,25 +9,25 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simdformer.models.config import ModelConfig
+from simdformer.types import Array
 
 __all__ = ["Checkpoint", "CheckpointError", "map_file", "read_checkpoint"]
 
-Array = npt.NDArray[Any]
-
 
 class CheckpointError(ValueError):
-    """A file that cannot be a good checkpoint or tokenizer; the message names file, part, what is found and needed."""
+    """A file that cannot be a good checkpoint or tokenizer; the message names file, part, what is
+    found and needed."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a reader found: the config and every tensor, under the canonical names of `weights.weight_shapes`."""
+    """What a reader found: the config and every tensor, under the canonical names of
+    `weights.weight_shapes`."""
 
     path: Path
     format: str
@@ -35,7 +36,8 @@ class Checkpoint:
 
 
 def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """The bytes of a regular file, read-only and memory-mapped. FileNotFoundError when there is none.
+    """The bytes of a regular file, read-only and memory-mapped. FileNotFoundError when there is
+    none.
 
     The file must not shrink while the array is alive.
     """
@@ -47,7 +49,9 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
             raise CheckpointError(f"{os.fspath(path)}: is not a regular file; give the path of one")
         if status.st_size == 0:
             raise CheckpointError(f"{os.fspath(path)}: is empty; download or export it again")
-        return np.frombuffer(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), np.uint8)
+        return np.frombuffer(
+            mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), np.uint8
+        )
     finally:
         os.close(descriptor)
 
@@ -55,8 +59,8 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Reads the checkpoint at `path`: a file, or a directory that holds one.
 
-    Formats: llama2.c `.bin` (legacy and version 1). FileNotFoundError when there is no such path, CheckpointError
-    when what is there cannot be read.
+    Formats: llama2.c `.bin` (legacy and version 1). FileNotFoundError when there is no such path,
+    CheckpointError when what is there cannot be read.
     """
     from simdformer.models import llama2c  # the readers import this module
 

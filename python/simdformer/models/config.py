@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 __all__ = ["ALIASES", "ModelConfig"]
 
-# What the formats call our fields. The canonical names are those of ModelConfig and are used everywhere else.
+# What the formats call our fields. The canonical names are those of ModelConfig and are used
+# everywhere else.
 ALIASES: dict[str, dict[str, str]] = {
     "llama2.c": {
         "dim": "hidden_size",
@@ -36,15 +37,18 @@ SWITCHES = ("tie_embeddings", "qkv_bias", "wo_bias", "qk_norm")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a Llama-like transformer and its switches. A field that makes no sense: ValueError naming it.
+    """The shape of a Llama-like transformer and its switches. A field that makes no sense:
+    ValueError naming it.
 
-    hidden_size E, num_layers, num_heads H, num_kv_heads K (divides H), head_dim D (even), intermediate_size (inner
-    width of the MLP), vocab_size V, max_seq_len: the sizes. `rope_layout` says which elements RoPE pairs: "half" (i, i + D/2),
-    "interleaved" (2i, 2i + 1); it belongs to the checkpoint's format. `rope_scaling` is the dict that Hugging Face
-    configs carry (see `simdformer.rope_frequencies`). `sliding_window` is how many keys a query may look back on,
+    hidden_size E, num_layers, num_heads H, num_kv_heads K (divides H), head_dim D (even),
+    intermediate_size (inner width of the MLP), vocab_size V, max_seq_len: the sizes. `rope_layout`
+    says which elements RoPE pairs: "half" (i, i + D/2), "interleaved" (2i, 2i + 1); it belongs to
+    the checkpoint's format. `rope_scaling` is the dict that Hugging Face configs carry (see
+    `simdformer.rope_frequencies`). `sliding_window` is how many keys a query may look back on,
     itself included: one number, or one a layer, None for all of them.
 
-    Qwen2 has `qkv_bias`, Qwen3 `qk_norm` (an RMSNorm over each head of q and k), Mistral a `sliding_window`.
+    Qwen2 has `qkv_bias`, Qwen3 `qk_norm` (an RMSNorm over each head of q and k), Mistral a
+    `sliding_window`.
     """
 
     hidden_size: int
@@ -76,16 +80,28 @@ class ModelConfig:
             "num_kv_heads",
             f"a divisor of num_heads = {self.num_heads}",
         )
-        self._require(self.head_dim % 2 == 0, "head_dim", "an even number, because RoPE turns pairs")
-        self._require(is_finite(self.norm_eps) and self.norm_eps >= 0, "norm_eps", "finite and >= 0")
-        self._require(is_finite(self.rope_theta) and self.rope_theta > 0, "rope_theta", "finite and > 0")
-        self._require(self.rope_layout in ("half", "interleaved"), "rope_layout", "'half' or 'interleaved'")
+        self._require(
+            self.head_dim % 2 == 0, "head_dim", "an even number, because RoPE turns pairs"
+        )
+        self._require(
+            is_finite(self.norm_eps) and self.norm_eps >= 0, "norm_eps", "finite and >= 0"
+        )
+        self._require(
+            is_finite(self.rope_theta) and self.rope_theta > 0, "rope_theta", "finite and > 0"
+        )
+        self._require(
+            self.rope_layout in ("half", "interleaved"), "rope_layout", "'half' or 'interleaved'"
+        )
         self._require(
             self.rope_scaling is None or isinstance(self.rope_scaling, Mapping),
             "rope_scaling",
             "None or a dict as in Hugging Face configs",
         )
-        windows = self.sliding_window if isinstance(self.sliding_window, tuple) else (self.sliding_window,)
+        windows = (
+            self.sliding_window
+            if isinstance(self.sliding_window, tuple)
+            else (self.sliding_window,)
+        )
         self._require(
             all(window is None or is_count(window) for window in windows)
             and (not isinstance(self.sliding_window, tuple) or len(windows) == self.num_layers),
@@ -95,10 +111,16 @@ class ModelConfig:
 
     def window(self, layer: int) -> int | None:
         """The sliding window of one layer."""
-        return self.sliding_window[layer] if isinstance(self.sliding_window, tuple) else self.sliding_window
+        return (
+            self.sliding_window[layer]
+            if isinstance(self.sliding_window, tuple)
+            else self.sliding_window
+        )
 
     @classmethod
-    def from_aliases(cls, dialect: str, fields: Mapping[str, Any], **canonical: Any) -> "ModelConfig":
+    def from_aliases(
+        cls, dialect: str, fields: Mapping[str, Any], **canonical: Any
+    ) -> "ModelConfig":
         """A config from a format's own field names (see ALIASES), completed by canonical ones."""
         names = ALIASES[dialect]
         return cls(**{names[name]: value for name, value in fields.items()}, **canonical)

@@ -1,29 +1,32 @@
-"""Reader of llama2.c checkpoints: `.bin` files of the legacy header and of version 1 (github.com/karpathy/llama2.c).
+"""Reader of llama2.c checkpoints: `.bin` files of the legacy header and of version 1
+(github.com/karpathy/llama2.c).
 
-legacy     7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: own classifier), max_seq_len
-           float32 tensors; two tables of RoPE angles before the classifier, which nobody reads any more
-version 1  "ak42", int32 1, the same 7 int32 (vocab_size positive), byte shared_classifier, zeros up to byte 256
+legacy     7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: own
+           classifier), max_seq_len float32 tensors; two tables of RoPE angles before the
+           classifier, which nobody reads any more
+version 1  "ak42", int32 1, the same 7 int32 (vocab_size positive), byte shared_classifier, zeros up
+to byte 256
            float32 tensors, the norms first
 version 2  the same header, weights quantised to int8: refused
 
-Everything is little-endian, tensors of one kind lie together, layer after layer. RoPE is interleaved, and what the
-file does not say is the same for all of them: norm_eps 1e-5, rope_theta 10000.
+Everything is little-endian, tensors of one kind lie together, layer after layer. RoPE is
+interleaved, and what the file does not say is the same for all of them: norm_eps 1e-5, rope_theta
+10000.
 """
 
+import itertools
 import math
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from simdformer.models.checkpoint import Checkpoint, CheckpointError, map_file
 from simdformer.models.config import ModelConfig
+from simdformer.types import Array
 
 __all__ = ["find", "read"]
 
-Array = npt.NDArray[Any]
 
 MAGIC = 0x616B3432  # "ak42"
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
@@ -39,7 +42,8 @@ def find(directory: Path) -> Path:
     found = [name for name in there if name.endswith(".bin") and not name.startswith("tok")]
     if len(found) > 1:
         raise CheckpointError(
-            f"{directory}: {len(found)} checkpoints found ({', '.join(found)}); give the path of one"
+            f"{directory}: {len(found)} checkpoints found ({', '.join(found)}); give the path of "
+            "one"
         )
     if not found:
         raise CheckpointError(
@@ -49,10 +53,11 @@ def find(directory: Path) -> Path:
 
 
 def read(path: Path) -> Checkpoint:
-    """Maps the file and checks its header against its size. The weights are read-only views of the file."""
+    """Maps the file and checks its header against its size. The weights are read-only views of the
+    file."""
     data = map_file(path)
     try:
-        version, fields, start = parse_header(data)
+        version, fields, start = parse_header(data[:V1_HEADER_SIZE].tobytes(), data.size)
         config = make_config(fields)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
@@ -61,7 +66,8 @@ def read(path: Path) -> Checkpoint:
     if needed != data.size:
         kind = "legacy header" if version == 0 else "header of version 1"
         raise CheckpointError(
-            f"{path}: {describe_gap(tensors, start, data.size, needed)} (llama2.c, {kind}: {fields}); "
+            f"{path}: {describe_gap(tensors, start, data.size, needed)} (llama2.c, {kind}: "
+            f"{fields}); "
             "the file is damaged or of another format, download or export it again"
         )
     weights: dict[str, Array] = {}
@@ -72,17 +78,19 @@ def read(path: Path) -> Checkpoint:
         start += size
         if name.startswith("layers."):
             kind = name.removeprefix("layers.")
-            weights |= {f"layers.{layer}.{kind}": tensor[layer] for layer in range(config.num_layers)}
+            weights |= {
+                f"layers.{layer}.{kind}": tensor[layer] for layer in range(config.num_layers)
+            }
         elif name != "rope_tables":
             weights[name] = tensor
     return Checkpoint(path, "llama2.c", config, weights)
 
 
-def parse_header(data: npt.NDArray[np.uint8]) -> tuple[int, dict[str, int | bool], int]:
+def parse_header(data: bytes, size: int) -> tuple[int, dict[str, int | bool], int]:
     """Version (0 = legacy), the fields under llama2.c's names, and where the tensors start."""
-    if data.size < LEGACY_HEADER.size:
+    if size < LEGACY_HEADER.size:
         raise ValueError(
-            f"{data.size} bytes are less than the {LEGACY_HEADER.size} of the shortest llama2.c header"
+            f"{size} bytes are less than the {LEGACY_HEADER.size} of the shortest llama2.c header"
         )
     magic, version = struct.unpack_from("<Ii", data)
     if magic != MAGIC:
@@ -91,28 +99,40 @@ def parse_header(data: npt.NDArray[np.uint8]) -> tuple[int, dict[str, int | bool
         return 0, fields | {"shared_classifier": vocab_size > 0}, LEGACY_HEADER.size
     if version == 2:
         raise ValueError(
-            "is a llama2.c file of version 2, quantised to int8, which is not supported; export it as version 0 or 1"
+            "is a llama2.c file of version 2, quantised to int8, which is not supported; export "
+            "it as version 0 or 1"
         )
     if version != 1:
-        raise ValueError(f"is a llama2.c file of version {version}, known are the legacy header and version 1")
-    if data.size < V1_HEADER_SIZE:
-        raise ValueError(f"{data.size} bytes are less than the {V1_HEADER_SIZE} of the header of version 1")
+        raise ValueError(
+            f"is a llama2.c file of version {version}, known are the legacy header and version 1"
+        )
+    if size < V1_HEADER_SIZE:
+        raise ValueError(
+            f"{size} bytes are less than the {V1_HEADER_SIZE} of the header of version 1"
+        )
     _, _, *values, shared = V1_HEADER.unpack_from(data)
     if shared > 1:
         raise ValueError(f"header: shared_classifier is {shared}, needed is 0 or 1")
-    return 1, dict(zip(SIZES, values, strict=True)) | {"shared_classifier": shared == 1}, V1_HEADER_SIZE
+    return (
+        1,
+        dict(zip(SIZES, values, strict=True)) | {"shared_classifier": shared == 1},
+        V1_HEADER_SIZE,
+    )
 
 
 def make_config(fields: dict[str, int | bool]) -> ModelConfig:
-    """The config that a header stands for; ValueError in the header's own words when it makes no sense."""
+    """The config that a header stands for; ValueError in the header's own words when it makes no
+    sense."""
     for name in SIZES:
         if fields[name] <= 0:
             raise ValueError(
-                f"header: {name} is {fields[name]}, needed is a number > 0; is this a llama2.c checkpoint?"
+                f"header: {name} is {fields[name]}, needed is a number > 0; is this a llama2.c "
+                "checkpoint?"
             )
     if fields["dim"] % fields["n_heads"] != 0:
         raise ValueError(
-            f"header: n_heads is {fields['n_heads']}, needed is a divisor of dim = {fields['dim']}; "
+            f"header: n_heads is {fields['n_heads']}, needed is a divisor of dim = "
+            f"{fields['dim']}; "
             "is this a llama2.c checkpoint?"
         )
     if fields["max_seq_len"] > LONGEST_CONTEXT:
@@ -159,9 +179,9 @@ def describe_gap(
 ) -> str:
     """Where a file of `found` bytes ends, when its header asks for `needed`."""
     if found > needed:
-        return f"{found} bytes found, {needed} needed: {found - needed} bytes are left over after the last tensor"
-    for name, shape in tensors:
-        start += 4 * math.prod(shape)
-        if found < start:
-            break
+        extra = f"{found - needed} bytes are left over after the last tensor"
+        return f"{found} bytes found, {needed} needed: {extra}"
+    ends = itertools.accumulate((4 * math.prod(shape) for _, shape in tensors), initial=start)
+    complete = sum(end <= found for end in ends) - 1
+    name, shape = tensors[max(complete, 0)]
     return f"{found} bytes found, {needed} needed: the file ends in tensor {name} of shape {shape}"

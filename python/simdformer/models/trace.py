@@ -1,18 +1,17 @@
-"""Every activation of a forward pass by name, as the kernels computed it: nothing is computed a second time."""
+"""Every activation of a forward pass by name, as the kernels computed it: nothing is computed a
+second time."""
 
 import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from simdformer.models.config import ModelConfig
+from simdformer.types import Array
 
 __all__ = ["Trace", "trace_names"]
 
-Array = npt.NDArray[Any]
 
 LAYER_NAMES = (
     "resid_pre",
@@ -46,12 +45,15 @@ def trace_names(config: ModelConfig) -> list[str]:
 
 
 class Trace:
-    """Collects the activations whose names were asked for (globs; None: all) in `activations`, as float32.
+    """Collects the activations whose names were asked for (globs; None: all) in `activations`, as
+    float32.
 
     An unknown name or a glob that fits nothing: KeyError that lists near ones.
     """
 
-    def __init__(self, config: ModelConfig, names: str | Iterable[str] | None, *, batched: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, names: str | Iterable[str] | None, *, batched: bool
+    ) -> None:
         known = trace_names(config)
         self.activations: dict[str, Array] = {}
         self._batched = batched
@@ -60,18 +62,22 @@ class Trace:
             found = fnmatch.filter(known, pattern)
             if not found:
                 near = difflib.get_close_matches(pattern, known, n=4, cutoff=0.4) or known[:4]
-                raise KeyError(f"trace: no activation is called {pattern!r}; near are {', '.join(near)}")
+                raise KeyError(
+                    f"trace: no activation is called {pattern!r}; near are {', '.join(near)}"
+                )
             self._wanted.update(found)
 
     def wants(self, layer: int, *names: str) -> bool:
         return any(f"layers.{layer}.{name}" in self._wanted for name in names)
 
-    def record(self, layer: int | None, values: Mapping[str, Array | None]) -> None:
-        """Keeps those of the arrays (B, ...) that are wanted; None is an activation that this model lacks."""
+    def record(self, layer: int | None, values: Mapping[str, Array]) -> None:
+        """Keeps those of the arrays (B, ...) that are wanted."""
         for name, value in values.items():
             key = name if layer is None else f"layers.{layer}.{name}"
-            if value is not None and key in self._wanted:
+            if key in self._wanted:
                 self.activations[key] = np.array(value if self._batched else value[0], np.float32)
 
     def in_order(self, config: ModelConfig) -> dict[str, Array]:
-        return {name: self.activations[name] for name in trace_names(config) if name in self.activations}
+        return {
+            name: self.activations[name] for name in trace_names(config) if name in self.activations
+        }

@@ -1,8 +1,8 @@
-"""The tensors of a model: their canonical names and shapes, the check against a config, and packing for speed."""
+"""The tensors of a model: their canonical names and shapes, the check against a config, and packing
+for speed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +10,15 @@ import numpy.typing as npt
 from simdformer.functional import PackedWeight, pack
 from simdformer.models.checkpoint import CheckpointError
 from simdformer.models.config import ModelConfig
+from simdformer.types import Array
 
 __all__ = ["LayerWeights", "Weights", "weight_shapes"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms are (E,), q_norm and k_norm (D,), matrices packed from (out, in), biases (out,)."""
+    """One layer. Norms are (E,), q_norm and k_norm (D,), matrices packed from (out, in), biases
+    (out,)."""
 
     attn_norm: Array
     wq_wk_wv: list[PackedWeight]
@@ -34,7 +34,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The whole model, in memory of its own: the arrays and files it was made from are not looked at again."""
+    """The whole model, in memory of its own: the arrays and files it was made from are not looked
+    at again."""
 
     embed: Array  # (V, E)
     layers: list[LayerWeights]
@@ -45,7 +46,8 @@ class Weights:
     def prepare(
         cls, config: ModelConfig, tensors: Mapping[str, Array], dtype: npt.DTypeLike | None
     ) -> "Weights":
-        """Checks names and shapes, converts to `dtype` (None: as they are), packs. CheckpointError when they do not fit."""
+        """Checks names and shapes, converts to `dtype` (None: as they are), packs. CheckpointError
+        when they do not fit."""
         check_weights(config, tensors)
 
         def array(name: str) -> Array:
@@ -58,7 +60,9 @@ class Weights:
             return LayerWeights(
                 attn_norm=array(at + "attn_norm"),
                 wq_wk_wv=[packed(at + name) for name in ("wq", "wk", "wv")],
-                qkv_bias=[array(at + name) for name in ("bq", "bk", "bv")] if config.qkv_bias else None,
+                qkv_bias=[array(at + name) for name in ("bq", "bk", "bv")]
+                if config.qkv_bias
+                else None,
                 q_norm=array(at + "q_norm") if config.qk_norm else None,
                 k_norm=array(at + "k_norm") if config.qk_norm else None,
                 wo=packed(at + "wo"),
@@ -77,7 +81,8 @@ class Weights:
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a model of this config has, in the order of computation."""
+    """Name and shape of every tensor that a model of this config has, in the order of
+    computation."""
     width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     q_width, kv_width = config.num_heads * head, config.num_kv_heads * head
     layer: dict[str, tuple[int, ...]] = {"attn_norm": (width,)}
@@ -89,7 +94,12 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     layer |= {"wo": (width, q_width)}
     if config.wo_bias:
         layer |= {"bo": (width,)}
-    layer |= {"mlp_norm": (width,), "gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    layer |= {
+        "mlp_norm": (width,),
+        "gate": (inner, width),
+        "up": (inner, width),
+        "down": (width, inner),
+    }
 
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, width)}
     for index in range(config.num_layers):
@@ -101,7 +111,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(config: ModelConfig, tensors: Mapping[str, Array]) -> None:
-    """CheckpointError that lists every tensor missing, left over or of a wrong shape (the first few of each)."""
+    """CheckpointError that lists every tensor missing, left over or of a wrong shape (the first few
+    of each)."""
     needed = weight_shapes(config)
     missing = [f"{name} {needed[name]}" for name in needed if name not in tensors]
     left_over = [f"{name} {np.shape(tensors[name])}" for name in tensors if name not in needed]
@@ -112,7 +123,11 @@ def check_weights(config: ModelConfig, tensors: Mapping[str, Array]) -> None:
     ]
     wrong = [
         f"{what}: {'; '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-        for what, names in (("missing", missing), ("left over", left_over), ("misshapen", misshapen))
+        for what, names in (
+            ("missing", missing),
+            ("left over", left_over),
+            ("misshapen", misshapen),
+        )
         if names
     ]
     if wrong:

@@ -1,4 +1,5 @@
-"""Text on top of `simdformer.models`: tokenizers, sampling, generation, and both together as a language model."""
+"""Text on top of `simdformer.models`: tokenizers, sampling, generation, and both together as a
+language model."""
 
 from simdformer.text.generate import Report
 from simdformer.text.language_model import LanguageModel, from_pretrained

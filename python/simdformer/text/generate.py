@@ -1,4 +1,5 @@
-"""The loop: read the prompts into a cache, then choose an id, append it, and so on until every sequence has ended."""
+"""The loop: read the prompts into a cache, then choose an id, append it, and so on until every
+sequence has ended."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -6,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from simdformer.models.cache import KVCache
 from simdformer.models.transformer import Transformer
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import StopStrings, TextStream
+from simdformer.types import Array
 
 __all__ = ["Continuation", "Report", "Streamer", "generate"]
 
-Array = npt.NDArray[Any]
 
-PREFILL_CHUNK = 512  # ids read at a time: bounds the memory of activations, and the wait for an answer to Ctrl-C
+# Ids read at a time: bounds the memory that activations take.
+PREFILL_CHUNK = 512
 
 
 @runtime_checkable
@@ -30,17 +31,23 @@ class Streamer(Protocol):
 
 @dataclass
 class Report:
-    """Filled in by `generate(..., report=...)`: what was done, in which time, and the last logits (B,V)."""
+    """Filled in by `generate(..., report=...)`: what was done, in which time, and the last logits
+    (B,V).
+
+    `new_ids` are all that were chosen, `decode_ids` those of them that the model then read.
+    """
 
     prompt_ids: int = 0
     new_ids: int = 0
+    decode_ids: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     logits: Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
 class Continuation:
-    """One prompt and what has become of it: new ids and their text, up to an id or a string that ends it.
+    """One prompt and what has become of it: new ids and their text, up to an id or a string that
+    ends it.
 
     `show` is given what is certain to stay: pieces of text, or ids when `show_ids`.
     """
@@ -64,7 +71,9 @@ class Continuation:
         self._stream = text_stream
         self._show = show
         self._show_ids = show_ids
-        self._undecided: list[tuple[int, int]] = []  # ids, and the length of the text up to and with each
+        self._undecided: list[
+            tuple[int, int]
+        ] = []  # ids, and the length of the text up to and with each
         self._decoded = 0
 
     def put(self, id: int) -> None:
@@ -75,7 +84,9 @@ class Continuation:
             return
         piece = self._stream.put(id) if self._stream else ""
         self._decoded += len(piece)
-        self._undecided.append((id, self._decoded))
+        # Without text of its own an id is part of the next character, or of nothing: `finish` lets
+        # it through.
+        self._undecided.append((id, self._decoded + (self._stream is not None and not piece)))
         self._let_through(self._stops.put(piece))
         self.ended = self._stops.found
 
@@ -84,13 +95,15 @@ class Continuation:
         if not self.ended:
             rest = self._stream.flush() if self._stream else ""
             self._decoded += len(rest)
-            self._let_through(self._stops.put(rest) + self._stops.flush())
+            self._let_through(
+                self._stops.put(rest) + self._stops.flush(), everything=not self._stops.found
+            )
             self.ended = True
 
-    def _let_through(self, text: str) -> None:
+    def _let_through(self, text: str, *, everything: bool = False) -> None:
         self.text += text
         # An id stays when all of its text does.
-        while self._undecided and self._undecided[0][1] <= len(self.text):
+        while self._undecided and (everything or self._undecided[0][1] <= len(self.text)):
             self.new_ids.append(self._undecided.pop(0)[0])
             if self._show and self._show_ids:
                 self._show(self.new_ids[-1])
@@ -128,12 +141,14 @@ def generate(
         # A sequence that has ended goes on reading its last id; nobody looks at what comes out.
         last = np.array([[sequence.ids[-1]] for sequence in sequences])
         report.logits = logits = model(last, cache, logits_to_keep=1)[:, -1]
+        report.decode_ids += len(sequences)
     for sequence in sequences:
         sequence.finish()
 
 
 def prefill(model: Transformer, prompts: Sequence[Sequence[int]], cache: KVCache) -> Array:
-    """Reads every prompt into its sequence of the cache, each by its own length; logits (B,V) behind the last ids."""
+    """Reads every prompt into its sequence of the cache, each by its own length; logits (B,V)
+    behind the last ids."""
     rows = []
     for index, prompt in enumerate(prompts):
         own = cache.sequence(index)

@@ -17,19 +17,19 @@ from simdformer.text import generate as generation
 from simdformer.text import tokenizer as tokenizers
 from simdformer.text.sampling import Sampler
 from simdformer.text.tokenizer import Tokenizer
+from simdformer.types import Array
 
 __all__ = ["LanguageModel", "from_pretrained"]
 
-Array = npt.NDArray[Any]
 Stop = str | int | Iterable[str | int]
 
 
 def from_pretrained(
     path: str | os.PathLike[str],
-    *,
     dtype: npt.DTypeLike | None = None,
     activations: npt.DTypeLike = "float32",
     max_seq_len: int | None = None,
+    *,
     tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
 ) -> "LanguageModel":
     """Loads a checkpoint: a file, or a directory that holds one.
@@ -40,16 +40,18 @@ def from_pretrained(
     dtype        of the weights: None as in the file, or "float32", "float16", "bfloat16"
     activations  dtype of the arithmetic between the kernels
     max_seq_len  longest text; None: what the checkpoint was made for
-    tokenizer    a tokenizer's path, or an object with its methods; None: the one beside the checkpoint that has as many
-                 tokens as the model (without one the model takes and gives ids only)
+    tokenizer    a tokenizer's path, or an object with its methods; None: the one beside the
+                 checkpoint that has as many tokens as the model (without one the model takes and
+                 gives ids only)
 
-    Raises FileNotFoundError when there is no such path, CheckpointError (a ValueError) for a file that is damaged, of
-    another format, or does not fit the model.
+    Raises FileNotFoundError when there is no such path, CheckpointError (a ValueError) for a file
+    that is damaged, of another format, or does not fit the model.
 
     >>> import simdformer as sf
-    >>> model = sf.from_pretrained("stories260K.bin")                                  # doctest: +SKIP
-    >>> model.generate("Once upon a time", max_new_tokens=9)                           # doctest: +SKIP
-    ', there was a little girl named'
+    >>> model = sf.from_pretrained("stories260K.bin")                                  # doctest:
+    +SKIP
+    >>> model.generate("Once upon a time", max_new_tokens=9)                           # doctest:
+    +SKIP ', there was a little girl named'
     """
     checkpoint = read_checkpoint(path)
     config = checkpoint.config
@@ -61,7 +63,8 @@ def from_pretrained(
         file, tokenizer = tokenizer, tokenizers.load(tokenizer)
         if tokenizer.vocab_size != config.vocab_size:
             raise CheckpointError(
-                f"{os.fspath(file)}: {tokenizer.vocab_size} tokens found, needed are the {config.vocab_size} of "
+                f"{os.fspath(file)}: {tokenizer.vocab_size} tokens found, needed are the "
+                f"{config.vocab_size} of "
                 f"{checkpoint.path}; give the tokenizer that the model was trained with"
             )
     return LanguageModel(
@@ -70,9 +73,15 @@ def from_pretrained(
 
 
 def find_tokenizer(checkpoint: Path, vocab_size: int) -> Tokenizer | None:
-    """The llama2.c tokenizer beside a checkpoint that has `vocab_size` tokens; the usual names first."""
+    """The llama2.c tokenizer beside a checkpoint that has `vocab_size` tokens; the usual names
+    first."""
     there = sorted(set(checkpoint.parent.glob("tok*.bin")) - {checkpoint})
-    usual = [file for name in (f"tok{vocab_size}.bin", "tokenizer.bin") for file in there if file.name == name]
+    usual = [
+        file
+        for name in (f"tok{vocab_size}.bin", "tokenizer.bin")
+        for file in there
+        if file.name == name
+    ]
     loaded = (tokenizers.load(file) for file in dict.fromkeys(usual + there))
     return next((tokenizer for tokenizer in loaded if tokenizer.vocab_size == vocab_size), None)
 
@@ -94,8 +103,10 @@ class LanguageModel:
     def __repr__(self) -> str:
         config = self.config
         return (
-            f"LanguageModel({config.num_layers} layers, hidden_size {config.hidden_size}, {config.num_heads} heads, "
-            f"{config.num_kv_heads} key/value heads, vocab_size {config.vocab_size}, max_seq_len {config.max_seq_len})"
+            f"LanguageModel({config.num_layers} layers, hidden_size {config.hidden_size}, "
+            f"{config.num_heads} heads, "
+            f"{config.num_kv_heads} key/value heads, vocab_size {config.vocab_size}, max_seq_len "
+            f"{config.max_seq_len})"
         )
 
     def __call__(
@@ -131,19 +142,24 @@ class LanguageModel:
         streamer: Callable[[Any], object] | generation.Streamer | None = None,
         report: generation.Report | None = None,
     ) -> Any:
-        """Continues a prompt: text in, the new text out; ids in, the new ids out; a list of prompts, a list of results.
+        """Continues a prompt: text in, the new text out; ids in, the new ids out; a list of
+        prompts, a list of results.
 
         prompt          a string, or ids (L,), or a list of either (their lengths may differ)
         max_new_tokens  None: as many as max_seq_len has room for
-        temperature     0: the likeliest id every time; higher: the braver. top_k, top_p, min_p, repetition_penalty,
-                        seed: see `simdformer.text.Sampler`
-        stop            string(s) or id(s) that end the text and are cut off, besides the tokenizer's end of text
-        streamer        a callable, or an object with put(piece) and end(): is given the new text (for ids: each new
-                        id) as it comes, never part of a character or of a stop string; one prompt only
-        report          a `simdformer.text.Report` to be filled in with counts, times and the last logits
+        temperature     0: the likeliest id every time; higher: the braver. top_k, top_p, min_p,
+                        repetition_penalty, seed: see `simdformer.text.Sampler`
+        stop            string(s) or id(s) that end the text and are cut off, besides the
+                        tokenizer's end of text
+        streamer        a callable, or an object with put(piece) and end(): is given the new text
+                        (for ids: each new id) as it comes, never part of a character or of a stop
+                        string; one prompt only
+        report          a `simdformer.text.Report` to be filled in with counts, times and the last
+                        logits
 
-        Raises ValueError for an empty prompt, one that max_seq_len has no room for, text without a tokenizer, and
-        parameters that make no sense. Ctrl-C ends it with KeyboardInterrupt; the model stays usable.
+        Raises ValueError for an empty prompt, one that max_seq_len has no room for, text without a
+        tokenizer, and parameters that make no sense. Ctrl-C ends it with KeyboardInterrupt; the
+        model stays usable.
         """
         is_batch, is_text, prompts = self._prompts(prompt)
         sampler = Sampler(
@@ -160,11 +176,15 @@ class LanguageModel:
             raise ValueError(f"generate: max_new_tokens is {wanted}, needed is a number > 0")
         if wanted > room:
             raise ValueError(
-                f"generate: prompt of {self.config.max_seq_len - room} ids and {wanted} new ones are more than "
-                f"max_seq_len = {self.config.max_seq_len}; shorten them, or load the model with a larger max_seq_len"
+                f"generate: prompt of {self.config.max_seq_len - room} ids and {wanted} new ones "
+                "are more than "
+                f"max_seq_len = {self.config.max_seq_len}; shorten them, or load the model with "
+                "a larger max_seq_len"
             )
         if streamer is not None and is_batch:
-            raise ValueError("generate: a streamer follows one prompt, found is a list of them; call it for each")
+            raise ValueError(
+                "generate: a streamer follows one prompt, found is a list of them; call it for each"
+            )
         if not prompts:
             return []
         show = streamer.put if isinstance(streamer, generation.Streamer) else streamer
@@ -194,9 +214,14 @@ class LanguageModel:
         """Whether it is a list of prompts, whether they are text, and the ids of each."""
         if isinstance(prompt, str):
             return False, True, [self._encode(prompt)]
-        if isinstance(prompt, Sequence) and prompt and all(isinstance(text, str) for text in prompt):
+        if (
+            isinstance(prompt, Sequence)
+            and prompt
+            and all(isinstance(text, str) for text in prompt)
+        ):
             return True, True, [self._encode(text) for text in prompt]
-        nested = np.ndim(prompt) == 2 if isinstance(prompt, np.ndarray) else any(map(np.ndim, prompt))
+        # Rows of a list may differ in length, so that it need not be an array.
+        nested = prompt.ndim > 1 if isinstance(prompt, np.ndarray) else is_nested(prompt)
         return nested, False, [self._ids(ids) for ids in (prompt if nested else [prompt])]
 
     def _encode(self, text: str) -> list[int]:
@@ -205,9 +230,14 @@ class LanguageModel:
     def _ids(self, ids: Any) -> list[int]:
         array = np.asarray(ids)
         if array.size == 0:
-            raise ValueError("generate: prompt has no ids, needed is at least one (bos_id begins a text)")
+            raise ValueError(
+                "generate: prompt has no ids, needed is at least one (bos_id begins a text)"
+            )
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(f"generate: prompt is {array.dtype} of shape {array.shape}, needed is text or ids (L,)")
+            raise TypeError(
+                f"generate: prompt is {array.dtype} of shape {array.shape}, needed is text or "
+                "ids (L,)"
+            )
         return [int(id) for id in array]
 
     def _stops(self, stop: Stop | None) -> tuple[frozenset[int], list[str]]:
@@ -216,7 +246,9 @@ class LanguageModel:
         ids = [int(one) for one in given if isinstance(one, int | np.integer)]
         strings = [one for one in given if isinstance(one, str)]
         if len(ids) + len(strings) != len(given) or "" in strings:
-            raise ValueError(f"generate: stop is {stop!r}, needed are strings that are not empty, or ids")
+            raise ValueError(
+                f"generate: stop is {stop!r}, needed are strings that are not empty, or ids"
+            )
         if strings:
             self._need_tokenizer("a stop string")
         return frozenset(ids) | frozenset(self.tokenizer.eos_ids if self.tokenizer else ()), strings
@@ -224,13 +256,20 @@ class LanguageModel:
     def _text_stream(self, prompt: list[int]) -> Any:
         stream = self._need_tokenizer("text").stream()
         if prompt[-1] == self._need_tokenizer("text").bos_id:
-            stream.put(prompt[-1])  # a text begins here, and some tokenizers write its first word differently
+            stream.put(
+                prompt[-1]
+            )  # a text begins here, and some tokenizers write its first word differently
         return stream
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
             raise ValueError(
-                f"generate: {what} needs a tokenizer, and none was found beside the checkpoint; give one with "
+                f"generate: {what} needs a tokenizer, and none was found beside the checkpoint; "
+                "give one with "
                 "from_pretrained(path, tokenizer=FILE), or give ids"
             )
         return self.tokenizer
+
+
+def is_nested(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and any(np.ndim(ids) for ids in prompt)

@@ -1,10 +1,12 @@
 """llama2.c's tokenizer files, and byte-pair encoding by score as in sentencepiece.
 
-    int32 max_token_length, then for every id: float32 score, int32 length, that many bytes; little-endian
+    int32 max_token_length, then for every id: float32 score, int32 length, that many bytes;
+    little-endian
 
-The first 259 ids are fixed: 0 unknown, 1 bos, 2 eos, 3 + b the byte b, spelled "<0x0A>". Encoding splits a text into
-characters (one that is no token becomes its bytes) behind a space in front of the whole, then joins the neighbours
-whose union is the token of the best score, the leftmost of equals, until there are none.
+The first 259 ids are fixed: 0 unknown, 1 bos, 2 eos, 3 + b the byte b, spelled "<0x0A>". Encoding
+splits a text into characters (one that is no token becomes its bytes) behind a space in front of
+the whole, then joins the neighbours whose union is the token of the best score, the leftmost of
+equals, until there are none.
 """
 
 import heapq
@@ -46,28 +48,39 @@ class Llama2cTokenizer:
             raise ValueError(f"tokenizer: {len(pieces)} pieces, but {len(scores)} scores")
         if len(pieces) < FIRST_PIECE:
             raise ValueError(
-                f"tokenizer: {len(pieces)} tokens found, needed are at least {FIRST_PIECE} (special ones and bytes)"
+                f"tokenizer: {len(pieces)} tokens found, needed are at least {FIRST_PIECE} "
+                "(special ones and bytes)"
             )
         for byte in range(256):
             if pieces[FIRST_BYTE + byte] != b"<0x%02X>" % byte:
                 raise ValueError(
-                    f"tokenizer: token {FIRST_BYTE + byte} is {pieces[FIRST_BYTE + byte]!r}, needed is "
+                    f"tokenizer: token {FIRST_BYTE + byte} is {pieces[FIRST_BYTE + byte]!r}, "
+                    "needed is "
                     f"{b'<0x%02X>' % byte!r}: ids 3 to 258 stand for the bytes"
                 )
         self._scores = scores
-        self._bytes = [b"<unk>", b"<s>", b"</s>", *(bytes([byte]) for byte in range(256)), *pieces[FIRST_PIECE:]]
+        self._bytes = [
+            b"<unk>",
+            b"<s>",
+            b"</s>",
+            *(bytes([byte]) for byte in range(256)),
+            *pieces[FIRST_PIECE:],
+        ]
         self._ids: dict[bytes, int] = {}
         for id in range(FIRST_PIECE, len(pieces)):
             self._ids.setdefault(pieces[id], id)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Llama2cTokenizer":
-        """Reads a `tokenizer.bin`. FileNotFoundError, or CheckpointError for a file that cannot be one."""
+        """Reads a `tokenizer.bin`. FileNotFoundError, or CheckpointError for a file that cannot be
+        one."""
         data = map_file(path).tobytes()
         try:
             return cls(*parse(data))
         except ValueError as error:
-            raise CheckpointError(f"{os.fspath(path)}: {error}; is this a tokenizer of llama2.c?") from None
+            raise CheckpointError(
+                f"{os.fspath(path)}: {error}; is this a tokenizer of llama2.c?"
+            ) from None
 
     @property
     def vocab_size(self) -> int:
@@ -79,14 +92,24 @@ class Llama2cTokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        # Training texts stand one behind the other, each begun by bos: a new bos ends a text as well.
+        # Training texts stand one behind the other, each begun by bos: a new bos ends a text as
+        # well.
         return (BOS, EOS)
 
     def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
-        """Ids of a text, bos in front unless `bos=False`; with `special=True`, "<s>" and "</s>" in it count as such.
+        """Ids of a text, bos in front unless `bos=False`; with `special=True`, "<s>" and "</s>" in
+        it count as such.
 
         ValueError for a lone surrogate, which no UTF-8 text has.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"encode: text[{error.start}] is the lone surrogate {text[error.start]!r}, which "
+                "has no UTF-8; "
+                "decode the text properly, or remove it"
+            ) from None
         ids = [] if bos is False else [BOS]
         # Every other part is a special token. Only the text's beginning gets the space in front.
         for index, part in enumerate(SPECIAL_PATTERN.split(text) if special else [text]):
@@ -97,10 +120,11 @@ class Llama2cTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ids. The space that encoding puts in front of a text is taken away behind a bos.
+        """The text of ids. The space that encoding puts in front of a text is taken away behind a
+        bos.
 
-        `skip_special` leaves out "<unk>", "<s>" and "</s>". Ids past the vocabulary have no text; a negative one is
-        an IndexError.
+        `skip_special` leaves out "<unk>", "<s>" and "</s>". Ids past the vocabulary have no text; a
+        negative one is an IndexError.
         """
         stream = TextStream(self._piece_reader(skip_special))
         return "".join([*map(stream.put, ids), stream.flush()])
@@ -110,13 +134,6 @@ class Llama2cTokenizer:
         return TextStream(self._piece_reader(skip_special=True))
 
     def _encode_plain(self, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"encode: text[{error.start}] is the lone surrogate {text[error.start]!r}, which has no UTF-8; "
-                "decode the text properly, or remove it"
-            ) from None
         ids: list[int] = []
         for character in text:
             piece = character.encode()
@@ -125,9 +142,12 @@ class Llama2cTokenizer:
         return self._merge(ids)
 
     def _merge(self, ids: list[int]) -> list[int]:
-        """Joins pairs, best score first. A heap of candidates over a linked list: n log n for n characters."""
+        """Joins pairs, best score first. A heap of candidates over a linked list: n log n for n
+        characters."""
         before, after = list(range(-1, len(ids) - 1)), [*range(1, len(ids)), -1]
-        queue: list[tuple[float, int, int, int, int]] = []  # (-score, left, its id, right's id, joined)
+        queue: list[
+            tuple[float, int, int, int, int]
+        ] = []  # (-score, left, its id, right's id, joined)
 
         def propose(left: int) -> None:
             right = after[left] if left >= 0 else -1
@@ -157,7 +177,8 @@ class Llama2cTokenizer:
 
 
 class PieceReader:
-    """id -> bytes, which depend on the id before in one case: the first piece behind a bos loses its space."""
+    """id -> bytes, which depend on the id before in one case: the first piece behind a bos loses
+    its space."""
 
     def __init__(self, pieces: list[bytes], skip_special: bool) -> None:
         self._pieces = pieces
@@ -172,7 +193,9 @@ class PieceReader:
         if id >= len(self._pieces) or (self._skip_special and id < NUM_SPECIAL):
             return b""
         piece = self._pieces[id]
-        return piece[1:] if previous == BOS and id >= FIRST_PIECE and piece.startswith(b" ") else piece
+        return (
+            piece[1:] if previous == BOS and id >= FIRST_PIECE and piece.startswith(b" ") else piece
+        )
 
 
 def parse(data: bytes) -> tuple[list[bytes], list[float]]:
@@ -185,13 +208,19 @@ def parse(data: bytes) -> tuple[list[bytes], list[float]]:
     at = 4
     while at < len(data):
         if at + ENTRY.size > len(data):
-            raise ValueError(f"token {len(pieces)} at byte {at}: the file ends in its score and length")
+            raise ValueError(
+                f"token {len(pieces)} at byte {at}: the file ends in its score and length"
+            )
         score, length = ENTRY.unpack_from(data, at)
         at += ENTRY.size
         if not 0 < length <= longest:
-            raise ValueError(f"token {len(pieces)} at byte {at}: length {length} found, needed is 1 to {longest}")
+            raise ValueError(
+                f"token {len(pieces)} at byte {at}: length {length} found, needed is 1 to {longest}"
+            )
         if at + length > len(data):
-            raise ValueError(f"token {len(pieces)} at byte {at}: {length} bytes needed, {len(data) - at} found")
+            raise ValueError(
+                f"token {len(pieces)} at byte {at}: {length} bytes needed, {len(data) - at} found"
+            )
         if not math.isfinite(score):
             raise ValueError(f"token {len(pieces)}: score {score} found, needed is a finite number")
         pieces.append(data[at : at + length])

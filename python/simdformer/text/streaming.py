@@ -7,7 +7,8 @@ __all__ = ["StopStrings", "TextStream"]
 
 
 class TextStream:
-    """Turns ids into text one by one and never splits a UTF-8 character: `put` keeps back what is incomplete.
+    """Turns ids into text one by one and never splits a UTF-8 character: `put` keeps back what is
+    incomplete.
 
     Bytes that are no UTF-8 become U+FFFD, as in `decode`.
     """
@@ -26,7 +27,8 @@ class TextStream:
 
 
 class StopStrings:
-    """Lets text through up to the first of some strings, and keeps back what could become one of them."""
+    """Lets text through up to the first of some strings, and keeps back what could become one of
+    them."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -51,4 +53,6 @@ class StopStrings:
 
     def _longest_beginning_of_a_stop(self, text: str) -> int:
         lengths = range(min(len(text), max(map(len, self._stops), default=0)), 0, -1)
-        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+        return next(
+            (n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0
+        )

@@ -1,4 +1,5 @@
-"""Tokenizers: text to ids and back. `load(path)` reads one; every format gives an object of the same few methods."""
+"""Tokenizers: text to ids and back. `load(path)` reads one; every format gives an object of the
+same few methods."""
 
 import os
 from collections.abc import Iterable
@@ -29,14 +30,17 @@ class Tokenizer(Protocol):
         """The ids that end a text."""
 
     def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
-        """The ids of a text. `bos`: with bos_id in front (None: as this tokenizer's models are used to);
-        `special`: special tokens spelled out in the text count as such. ValueError for a lone surrogate."""
+        """The ids of a text. `bos`: with bos_id in front (None: as this tokenizer's models are used
+        to); `special`: special tokens spelled out in the text count as such. ValueError for a lone
+        surrogate."""
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ids; U+FFFD where their bytes are no UTF-8, nothing for ids past the vocabulary."""
+        """The text of ids; U+FFFD where their bytes are no UTF-8, nothing for ids past the
+        vocabulary."""
 
     def stream(self) -> TextStream:
-        """Decodes ids one by one: `.put(id)` and `.flush()` give text and never split a character."""
+        """Decodes ids one by one: `.put(id)` and `.flush()` give text and never split a
+        character."""
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
@@ -50,5 +54,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     found = sorted(path.glob("tok*.bin"))
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
-        raise CheckpointError(f"{path}: needed is one tokenizer (tok*.bin), found: {names}; give the path of one")
+        raise CheckpointError(
+            f"{path}: needed is one tokenizer (tok*.bin), found: {names}; give the path of one"
+        )
     return Llama2cTokenizer.load(found[0])

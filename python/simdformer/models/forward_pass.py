@@ -1,0 +1,64 @@
+"""What the layers of one forward pass share: positions, cache and trace."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer.models.cache import KVCache
+from simdformer.models.config import ModelConfig
+from simdformer.models.trace import Trace
+
+__all__ = ["ForwardPass", "checked_ids"]
+
+Integers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """One call of a model. The positions of its ids are (L,), or (B,L) where the sequences of a
+    cache differ in length; `offset` is the position of the first id, one for all or (B,)."""
+
+    positions: Integers
+    offset: int | Integers
+    cache: KVCache | None
+    trace: Trace | None
+
+    @classmethod
+    def begin(
+        cls, config: ModelConfig, ids: Integers, cache: KVCache | None, trace: Trace | None
+    ) -> "ForwardPass":
+        """Finds the positions of ids (B,L). ValueError when there is no room for them."""
+        batch, new = ids.shape
+        if cache is None:
+            if new > config.max_seq_len:
+                raise ValueError(
+                    f"model: {new} ids are more than max_seq_len = {config.max_seq_len}; "
+                    "shorten them, or load the model with a larger max_seq_len"
+                )
+            return cls(np.arange(new), 0, None, trace)
+        layers, _, sequences, kv_heads, _, head_dim = cache.data.shape
+        found = (layers, kv_heads, head_dim, sequences)
+        needed = (config.num_layers, config.num_kv_heads, config.head_dim, batch)
+        if found != needed:
+            raise ValueError(
+                f"model: cache has (layers, key/value heads, head_dim, batch) = {found}, "
+                f"needed is {needed}; make one with new_cache()"
+            )
+        cache.require_room(new)
+        start = int(cache.lengths[0])
+        if (cache.lengths == start).all():
+            return cls(np.arange(start, start + new), start, cache, trace)
+        return cls(cache.lengths[:, None] + np.arange(new), cache.lengths.copy(), cache, trace)
+
+
+def checked_ids(ids: npt.ArrayLike) -> Integers:
+    """ids as an integer array of one or two axes."""
+    ids = np.asarray(ids)
+    if ids.dtype.kind not in "iu" and ids.size:
+        raise TypeError(
+            f"model: ids are {ids.dtype}, needed are integers; the tokenizer's encode gives them"
+        )
+    if ids.ndim not in (1, 2):
+        raise ValueError(f"model: ids have shape {ids.shape}, needed is (L,) or (B,L)")
+    return ids if ids.dtype.kind in "iu" else ids.astype(np.int64)

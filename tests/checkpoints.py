@@ -1,0 +1,93 @@
+"""Small random models and tokenizers, and the files that hold them, written down independently of
+the readers."""
+
+import struct
+
+import numpy as np
+
+from simdformer.models.config import ModelConfig
+from simdformer.models.weights import weight_shapes
+
+TINY = {
+    "hidden_size": 32,
+    "num_layers": 3,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 44,
+    "vocab_size": 300,
+    "max_seq_len": 64,
+    "norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_layout": "interleaved",
+    "tie_embeddings": True,
+}
+
+
+def tiny_config(**changes):
+    return ModelConfig(**TINY | changes)
+
+
+def random_weights(rng, config, dtype=np.float32):
+    """Large enough for attention patterns and logits that are far from uniform."""
+    weights = {}
+    for name, shape in weight_shapes(config).items():
+        values = rng.standard_normal(shape)
+        if name.endswith("norm"):
+            values = 1 + values / 4
+        elif name != "embed":
+            values = values * (0.5 if len(shape) == 1 else 1.5 / np.sqrt(shape[-1]))
+        weights[name] = values.astype(dtype)
+    return weights
+
+
+def llama2c_bytes(config, weights, version):
+    """A llama2.c checkpoint of version 0 (legacy) or 1, in the order that its export.py
+    documents."""
+
+    def all_layers(*names):
+        return [weights[f"layers.{i}.{name}"] for name in names for i in range(config.num_layers)]
+
+    sizes = [config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads]
+    sizes += [config.num_kv_heads, config.vocab_size, config.max_seq_len]
+    lm_head = [] if config.tie_embeddings else [weights["lm_head"]]
+    if version == 0:
+        sizes[5] *= 1 if config.tie_embeddings else -1
+        header = struct.pack("<7i", *sizes)
+        freqs = 1 / config.rope_theta ** (np.arange(0, config.head_dim, 2) / config.head_dim)
+        angles = np.arange(config.max_seq_len)[:, None] * freqs
+        tensors = [
+            weights["embed"],
+            *all_layers("attn_norm", "wq", "wk", "wv", "wo", "mlp_norm", "gate", "down", "up"),
+        ]
+        tensors += [weights["final_norm"], np.cos(angles), np.sin(angles), *lm_head]
+    else:
+        header = struct.pack("<4si7iB", b"24ka", 1, *sizes, config.tie_embeddings).ljust(256, b"\0")
+        tensors = [*all_layers("attn_norm", "mlp_norm"), weights["final_norm"], weights["embed"]]
+        tensors += [*all_layers("wq", "wk", "wv", "wo", "gate", "down", "up"), *lm_head]
+    return header + b"".join(tensor.astype("<f4").tobytes() for tensor in tensors)
+
+
+def tokenizer_bytes(pieces, scores):
+    """A tokenizer file of llama2.c."""
+    entries = [
+        struct.pack("<fi", score, len(piece)) + piece
+        for piece, score in zip(pieces, scores, strict=True)
+    ]
+    return struct.pack("<i", max(map(len, pieces))) + b"".join(entries)
+
+
+def tiny_tokenizer(vocab_size):
+    """Pieces and scores: the fixed 259 ids, then single characters, then some of their unions."""
+    pieces = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(b"<0x%02X>" % byte for byte in range(256))]
+    pieces += [c.encode() for c in " abcdefgéß€"] + [
+        b"ab",
+        b"bc",
+        b" a",
+        b"abc",
+        b" ab",
+        b"de",
+        b"cd",
+    ]
+    pieces += [b"token%d" % i for i in range(vocab_size - len(pieces))]
+    return pieces, [0.0] * 259 + [-float(i) for i in range(vocab_size - 259)]

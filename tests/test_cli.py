@@ -1,0 +1,306 @@
+"""The command line: what it prints where, and with which exit status."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
+from simdformer import cli, demo
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A model of random weights with its tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    config = tiny_config()
+    (folder / "model.bin").write_bytes(
+        llama2c_bytes(config, random_weights(np.random.default_rng(8), config), 0)
+    )
+    (folder / "tok300.bin").write_bytes(tokenizer_bytes(*tiny_tokenizer(300)))
+    return folder
+
+
+@pytest.fixture
+def run(capsys):
+    """run("run", model, ...) gives exit status, stdout and stderr, and leaves the settings as they
+    were."""
+    isa, threads = sf.isa(), sf.get_num_threads()
+
+    def run(*arguments):
+        try:
+            status = cli.main([str(argument) for argument in arguments])
+        except SystemExit as exit:  # argparse
+            status = exit.code
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    yield run
+    sf.set_isa(isa)
+    sf.set_num_threads(threads)
+
+
+# ---- run -----------------------------------------------------------------------------------------
+
+
+def test_run_writes_the_text_and_then_speed_and_hash(run, tiny):
+    expected = "abc" + sf.from_pretrained(tiny).generate("abc", max_new_tokens=9) + "\n"
+    status, out, err = run("run", tiny, "abc", "--max-new-tokens", 9)
+    assert (status, out) == (0, expected)
+    assert re.fullmatch(
+        r"prefill 3 tokens at [\d,]+ a second, decode \d tokens? at [\d,]+ a second, "
+        rf"last logits [0-9a-f]{{16}}, {sf.isa()}, \d+ threads?\n",
+        err,
+    )
+
+
+def test_the_hash_tells_runs_apart(run, tiny):
+    def hash_of(*arguments):
+        return re.search("logits ([0-9a-f]+)", run("run", tiny, *arguments)[2])[1]
+
+    first = hash_of("abc", "--max-new-tokens", 4)
+    assert first == hash_of("abc", "--max-new-tokens", 4)
+    assert first == hash_of("abc", "--max-new-tokens", 4, "--threads", 1)
+    assert first != hash_of("abd", "--max-new-tokens", 4)
+    assert first != hash_of("abc", "--max-new-tokens", 4, "--dtype", "bfloat16")
+
+
+def test_options_reach_the_model(run, tiny, monkeypatch):
+    seen = {}
+
+    def generate(self, prompt, **options):
+        seen.update(options, prompt=prompt, max_seq_len=self.config.max_seq_len, isa=sf.isa())
+        options["streamer"]("text")
+        return "text"
+
+    monkeypatch.setattr("simdformer.text.LanguageModel.generate", generate)
+    options = [
+        "--temperature",
+        0.5,
+        "--top-k",
+        3,
+        "--top-p",
+        0.9,
+        "--min-p",
+        0.1,
+        "--repetition-penalty",
+        1.2,
+    ]
+    options += [
+        "--seed",
+        4,
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--max-seq-len",
+        40,
+        "--threads",
+        1,
+        "--isa",
+        sf.isas()[0],
+    ]
+    assert run("run", tiny / "model.bin", "abc", *options)[:2] == (0, "abctext\n")
+    for name, value in [
+        ("prompt", "abc"),
+        ("temperature", 0.5),
+        ("top_k", 3),
+        ("top_p", 0.9),
+        ("min_p", 0.1),
+    ]:
+        assert seen[name] == value
+    assert (seen["repetition_penalty"], seen["seed"], seen["stop"]) == (1.2, 4, ["a", "b"])
+    assert (seen["max_seq_len"], seen["isa"]) == (40, sf.isas()[0])
+    assert seen["max_new_tokens"] == 37  # what is left of 40 behind a prompt of 3 ids
+    assert sf.get_num_threads() == 1
+
+
+def test_the_story_comes_out(run, shared):
+    folder = shared / "data" / "stories260K"
+    status, out, _ = run(
+        "run", folder / "stories260K.bin", "Once upon", "--tokenizer", folder / "tok512.bin"
+    )
+    assert status == 0
+    assert out.startswith("Once upon a time, there was a little girl named Lily.")
+    assert len(out) > 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "{tiny}/nowhere.bin", "a"], "{tiny}/nowhere.bin: No such file or directory"),
+        (["run", "{tiny}/tok300.bin", "a"], "{tiny}/tok300.bin: header: "),
+        (
+            ["run", "{tiny}", "a", "--tokenizer", "{tiny}/model.bin"],
+            "{tiny}/model.bin: token 1 at byte",
+        ),
+        (
+            ["run", "{tiny}", "a", "--max-new-tokens", "100"],
+            "generate: prompt of 2 ids and 100 new ones are more than",
+        ),
+        (["run", "{tiny}", "a", "--max-new-tokens", "0"], "generate: max_new_tokens is 0"),
+        (
+            ["run", "{tiny}", "a" * 70],
+            "generate: prompt of 71 ids and 1 new ones are more than max_seq_len = 64",
+        ),
+        (
+            ["run", "{tiny}", "a", "--temperature", "-1"],
+            "sampling: temperature is -1.0, needed is >= 0",
+        ),
+        (["run", "{tiny}", "a", "--isa", "mmx"], "set_isa: name is 'mmx'"),
+        (["run", "{tiny}", "a", "--threads", "0"], "set_num_threads: n is 0"),
+        (["run", "{tiny}", "a", "--max-seq-len", "0"], "ModelConfig: max_seq_len is 0"),
+        (["info", "{tiny}/nowhere"], "{tiny}/nowhere: No such file or directory"),
+        (["demo", "{tiny}/nowhere"], "{tiny}/nowhere: No such file or directory"),
+    ],
+)
+def test_an_error_is_one_line_on_stderr_and_status_2(run, tiny, arguments, message):
+    status, _, err = run(*(argument.format(tiny=tiny) for argument in arguments))
+    assert status == 2
+    assert err.startswith(f"simdformer: error: {message.format(tiny=tiny)}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["run"], ["run", "m", "p", "--seed", "x"], ["run", "m", "--what"]]
+)
+def test_a_wrong_command_line_is_status_2(run, arguments):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert "usage: simdformer" in err
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["demo"], ["info"]])
+def test_help_explains(run, command):
+    status, out, _ = run(*command, "--help")
+    assert status == 0
+    assert "usage: simdformer" in out
+    assert "--threads" in out or not command
+
+
+# ---- info ----------------------------------------------------------------------------------------
+
+
+def test_info_shows_the_library_or_a_model(run, tiny):
+    status, out, _ = run("info")
+    assert status == 0
+    assert sf.isa() in out
+    status, out, _ = run("info", tiny)
+    assert status == 0
+    assert dict(re.split(" +", line, maxsplit=1) for line in out.splitlines()) == {
+        **{name: str(value) for name, value in vars(tiny_config()).items()},
+        "tokenizer": "300 tokens",
+    }
+
+
+# ---- demo ----------------------------------------------------------------------------------------
+
+
+def test_the_demonstration_agrees(run, isa, shared):
+    status, out, err = run("demo", shared / "data" / "stories260K")
+    assert (status, err) == (0, "")
+    assert out.count("✓ agree") == len(demo.STEPS) + 2
+    assert "✗" not in out
+    assert "Once upon a time, there was a little girl named Lily." in out
+    assert out.endswith("All checks agree.\n")
+    for step in demo.STEPS:
+        assert step.title in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_without_a_model_the_demonstration_says_what_to_do(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(demo.VARIABLE, raising=False)
+    status, out, _ = run("demo")
+    assert status == 0
+    assert out.count("✓ agree") == len(demo.STEPS)
+    assert "simdformer demo DIRECTORY" in out
+    assert demo.VARIABLE in out
+
+
+def test_the_environment_names_the_model(run, monkeypatch, tiny):
+    monkeypatch.setenv(demo.VARIABLE, str(tiny))
+    status, out, _ = run("demo")
+    assert status == 0
+    assert "3 layers, hidden_size 32" in out
+    monkeypatch.setenv(demo.VARIABLE, str(tiny / "nowhere"))
+    assert run("demo")[0] == 2
+
+
+@pytest.mark.parametrize("number", range(len(demo.STEPS)))
+def test_every_check_of_the_demonstration_can_fail(run, monkeypatch, tmp_path, number):
+    """One value off by 1e-3 on the learner's side, in each step by turns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(demo.VARIABLE, raising=False)
+    step = demo.STEPS[number]
+    name = step.results.split()[0]
+    wrong = demo.Step(
+        step.title,
+        f"{demo.textwrap.dedent(step.numpy)}\n{name} = {name} + 0.001",
+        step.kernel,
+        step.results,
+    )
+    monkeypatch.setattr(demo, "STEPS", [*demo.STEPS[:number], wrong, *demo.STEPS[number + 1 :]])
+    status, out, _ = run("demo")
+    assert status == 1
+    assert "✗ DIFFER" in out
+    assert out.endswith("A CHECK FAILED: look for ✗ above.\n")
+
+
+def test_a_model_that_depends_on_its_cache_is_found_out(run, monkeypatch, tiny):
+    from simdformer.models import KVCache
+
+    write = KVCache.write
+
+    def forgetful(self, layer, key, value):
+        keys, values = write(self, layer, key, value)
+        return keys, values * 1.01
+
+    monkeypatch.setattr(KVCache, "write", forgetful)
+    status, out, _ = run("demo", tiny)
+    assert status == 1
+    assert "✗ DIFFER" in out
+
+
+def test_differences_see_what_is_not_a_number():
+    x = np.array([1.0, -np.inf, 3.0])
+    assert demo.difference(x, x) == 0
+    assert demo.difference(x, x + np.array([0, 0, 0.5])) == 0.5
+    assert demo.difference(x, [1.0, 2.0, 3.0]) == np.inf
+    assert demo.difference(x, [1.0, -np.inf, np.nan]) == np.inf
+    assert demo.difference(x, x[:2]) == np.inf
+
+
+# ---- as a process --------------------------------------------------------------------------------
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "simdformer", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=120, check=False, **options)
+
+
+def test_as_a_process(tiny):
+    done = process("run", tiny, "abc", "--max-new-tokens", 3)
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"abc")
+    done = process("run", tiny / "nowhere")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_terminal_without_unicode_gets_question_marks(tiny):
+    done = process("demo", tiny, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0
+    assert b"? agree" in done.stdout
+
+
+def test_a_closed_pipe_is_no_error(tiny):
+    command = f"'{sys.executable}' -m simdformer demo '{tiny}' | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, timeout=120, check=False
+    )
+    assert done.stdout.startswith(b"One attention step")
+    assert done.stderr == b""

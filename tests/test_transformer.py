@@ -1,0 +1,530 @@
+"""The transformer: equal to PyTorch's, equal with and without a cache, and every activation open to
+the eye."""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simdformer as sf
+from checkpoints import TINY, random_weights, tiny_config
+from conftest import same_bits
+from simdformer.models import CheckpointError, KVCache, ModelConfig, Transformer
+
+# Logits are of the order of 3, float32 arithmetic all the way: a few hundred roundings of 6e-8,
+# relative to the largest.
+FLOAT32 = 2e-5
+IDS = np.array([7, 0, 299, 12, 12, 45, 101, 250, 3, 77, 5, 64, 128])
+
+
+def make(seed=3, dtype=None, activations="float32", **changes):
+    config = tiny_config(**changes)
+    weights = random_weights(np.random.default_rng(seed), config)
+    return Transformer(config, weights, dtype=dtype, activations=activations)
+
+
+def assert_logits(got, want, tolerance=FLOAT32):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    worst = np.abs(got - want).max(initial=0) / np.abs(want).max(initial=1)
+    assert worst <= tolerance, f"off by {worst:.2e} of the largest logit, more than {tolerance:g}"
+
+
+# ---- PyTorch -------------------------------------------------------------------------------------
+
+ARCHITECTURES = {
+    "llama": ("Llama", {}, {}),
+    "llama_untied": ("Llama", {"tie_embeddings": False}, {}),
+    "llama_bias": ("Llama", {"qkv_bias": True, "wo_bias": True}, {"attention_bias": True}),
+    "llama_mqa": ("Llama", {"num_kv_heads": 1}, {}),
+    "llama_wide_heads": ("Llama", {"head_dim": 20}, {}),
+    "llama_theta": ("Llama", {"rope_theta": 500.0, "norm_eps": 0.1}, {}),
+    "llama31": (
+        "Llama",
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+        {},
+    ),
+    "yarn": (
+        "Llama",
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+        {},
+    ),
+    "qwen2": ("Qwen2", {"qkv_bias": True}, {}),
+    "qwen3": ("Qwen3", {"qk_norm": True}, {}),
+    "mistral": ("Mistral", {"sliding_window": 5}, {"sliding_window": 5}),
+    "qwen2_windows": (
+        "Qwen2",
+        {"qkv_bias": True, "sliding_window": (None, 4, None)},
+        {
+            "sliding_window": 4,
+            "use_sliding_window": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+HUGGING_FACE = {
+    "embed": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+    "attn_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    **{f"w{x}": f"self_attn.{x}_proj.weight" for x in "qkvo"},
+    **{f"b{x}": f"self_attn.{x}_proj.bias" for x in "qkvo"},
+    **{x: f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")},
+}
+
+
+def pytorch_twin(architecture):
+    """A config of ours and the same model in transformers, with random weights."""
+    import transformers
+
+    family, changes, extra = ARCHITECTURES[architecture]
+    config = tiny_config(rope_layout="half", **changes)
+    theirs = getattr(transformers, f"{family}Config")(
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_seq_len,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": config.rope_theta,
+            **(config.rope_scaling or {}),
+        },
+        tie_word_embeddings=config.tie_embeddings,
+        attn_implementation="eager",
+        **extra,
+    )
+    twin = getattr(transformers, f"{family}ForCausalLM")(theirs).eval()
+    weights = random_weights(np.random.default_rng(11), config)
+    state = {
+        "lm_head.weight": torch.from_numpy(weights["embed"])
+    }  # in a tied model the embedding itself
+    for name, tensor in weights.items():
+        *layers, kind = name.split(".")
+        prefix = f"model.layers.{layers[1]}." if layers else ""
+        state[prefix + HUGGING_FACE[kind]] = torch.from_numpy(tensor)
+    twin.load_state_dict(state, strict=True)
+    return Transformer(config, weights), twin
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_are_those_of_pytorch(isa, architecture):
+    model, twin = pytorch_twin(architecture)
+    ids = np.stack([IDS, IDS[::-1]])
+    with torch.no_grad():
+        expected = twin(torch.from_numpy(ids.copy()), use_cache=False).logits.numpy()
+    assert np.std(expected) > 0.5  # a test of constants would say nothing
+    assert_logits(model(ids), expected)
+    assert_logits(model(IDS), expected[0])
+
+
+def test_activations_are_those_of_pytorch():
+    model, twin = pytorch_twin("qwen3")
+    with torch.no_grad():
+        theirs = twin(
+            torch.from_numpy(IDS[None]),
+            use_cache=False,
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+    _, trace = model.run_with_cache(IDS)
+    assert_logits(trace["embed"], theirs.hidden_states[0][0])
+    for layer in range(3):
+        assert_logits(trace[f"layers.{layer}.resid_pre"], theirs.hidden_states[layer][0])
+        assert_logits(trace[f"layers.{layer}.attn.pattern"], theirs.attentions[layer][0])
+    assert_logits(trace["final_norm"], theirs.hidden_states[3][0])
+
+
+def test_interleaved_rope_is_half_rope_on_permuted_rows():
+    """Row pairs (i, i + D/2) of wq and wk put side by side: what conversion between the formats
+    does."""
+    half = tiny_config(rope_layout="half")
+    weights = random_weights(np.random.default_rng(2), half)
+    permuted = dict(weights)
+    for name, tensor in weights.items():
+        if name.endswith(("wq", "wk")):
+            heads = tensor.reshape(-1, 2, half.head_dim // 2, half.hidden_size)
+            permuted[name] = heads.swapaxes(1, 2).reshape(tensor.shape)
+    interleaved = dataclasses.replace(half, rope_layout="interleaved")
+    assert_logits(Transformer(interleaved, permuted)(IDS), Transformer(half, weights)(IDS))
+    assert (
+        np.abs(Transformer(interleaved, weights)(IDS) - Transformer(half, weights)(IDS)).max() > 0.1
+    )
+
+
+# ---- with and without a cache --------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[{}, {"sliding_window": 4}, {"qkv_bias": True, "qk_norm": True}],
+    ids=["plain", "window", "qwen"],
+)
+def model(request):
+    return make(**request.param)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 12, 13])
+def test_reading_in_pieces_gives_the_same_logits(isa, model, chunk):
+    cache = model.new_cache(len(IDS))
+    pieces = [model(IDS[start : start + chunk], cache) for start in range(0, len(IDS), chunk)]
+    assert_logits(np.concatenate(pieces), model(IDS))
+    assert cache.length == len(IDS)
+
+
+def test_a_batch_gives_what_each_sequence_gives_alone(isa, model):
+    ids = np.stack([IDS, IDS[::-1], (IDS * 7) % 300])
+    together = model(ids)
+    for alone, row in zip(ids, together, strict=True):
+        assert_logits(row, model(alone))
+
+
+def test_sequences_of_a_cache_may_differ_in_length(isa, model):
+    prompts = [IDS[:5], IDS[3:4], IDS[2:10]]
+    following = np.stack([IDS[-3:], IDS[:3], IDS[4:7]])
+    cache = model.new_cache(16, batch=3)
+    for index, prompt in enumerate(prompts):
+        model(prompt, cache.sequence(index))
+    assert cache.lengths.tolist() == [5, 1, 8]
+    together = np.concatenate(
+        [model(following[:, :2], cache), model(following[:, 2:], cache)], axis=1
+    )
+    assert cache.lengths.tolist() == [8, 4, 11]
+    for prompt, more, logits in zip(prompts, following, together, strict=True):
+        assert_logits(logits, model(np.concatenate([prompt, more]))[-3:])
+
+
+def test_only_the_last_logits_on_request(model):
+    everything = model(IDS)
+    for n in (1, 4, 13, 100):
+        np.testing.assert_array_equal(model(IDS, logits_to_keep=n), everything[-n:])
+    assert model(IDS[None], logits_to_keep=2).shape == (1, 2, 300)
+    with pytest.raises(ValueError, match="model: logits_to_keep is 0, needed is None"):
+        model(IDS, logits_to_keep=0)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(isa, model):
+    results = []
+    for threads in (1, 2, 3):
+        with sf.num_threads(threads):
+            results.append(model(np.stack([IDS] * 4)))
+    assert same_bits(results[0], results[1])
+    assert same_bits(results[0], results[2])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_cache_of_16_bits_is_close(model, dtype):
+    """Keys and values are rounded once: 2^-9 for bfloat16, 2^-11 for float16, relative to each."""
+    cache = model.new_cache(16, dtype=dtype)
+    assert cache.nbytes * 2 == model.new_cache(16).nbytes
+    logits = np.concatenate([model(IDS[:6], cache), model(IDS[6:], cache)])
+    assert_logits(logits, model(IDS), tolerance=3e-2 if dtype == "bfloat16" else 4e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_16_bits_are_rounded_once(isa, dtype):
+    """The same as rounding the weights first: arithmetic stays float32."""
+    config = tiny_config()
+    weights = random_weights(np.random.default_rng(3), config)
+    rounded = {name: w.astype(dtype).astype(np.float32) for name, w in weights.items()}
+    assert_logits(Transformer(config, weights, dtype=dtype)(IDS), Transformer(config, rounded)(IDS))
+    stored = {name: w.astype(dtype) for name, w in weights.items()}
+    assert same_bits(
+        Transformer(config, stored)(IDS), Transformer(config, weights, dtype=dtype)(IDS)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_activations_of_16_bits(dtype):
+    """Every kernel rounds its result to 16 bits; logits come out as float32 all the same."""
+    logits = make(dtype=dtype, activations=dtype)(IDS)
+    assert logits.dtype == np.float32
+    assert_logits(logits, make()(IDS), tolerance=0.15 if dtype == "bfloat16" else 0.02)
+    assert np.array_equal(logits, logits.astype(dtype).astype(np.float32))
+
+
+def test_no_ids_give_no_logits(model):
+    assert model([]).shape == (0, 300)
+    assert model(np.zeros((2, 0), np.int64)).shape == (2, 0, 300)
+
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
+def test_the_cache_is_head_major(model):
+    cache = model.new_cache(10, batch=2, dtype=ml_dtypes.bfloat16)
+    assert cache.data.shape == (3, 2, 2, 2, 10, 8)
+    assert (cache.batch, cache.max_seq_len, cache.length) == (2, 10, 0)
+    assert model.new_cache().max_seq_len == 64
+
+
+def test_truncate_forgets_the_end(model):
+    cache = model.new_cache(20)
+    model(IDS[:9], cache)
+    cache.truncate(6)
+    assert cache.length == 6
+    assert_logits(model(IDS[6:], cache), model(IDS)[6:])
+    for wrong in (14, -1, 2.5):
+        with pytest.raises(
+            ValueError, match=r"KVCache.truncate: length is .*, needed is 0 to \[13\]"
+        ):
+            cache.truncate(wrong)
+    cache.reset()
+    assert_logits(model(IDS, cache), model(IDS))
+
+
+def test_a_full_cache_says_what_to_do(model):
+    cache = model.new_cache(14)
+    model(IDS, cache)
+    message = r"KVCache: 2 more positions do not fit, 13 of 14 are filled; make room with"
+    with pytest.raises(ValueError, match=message):
+        model([1, 2], cache)
+    assert cache.length == 13
+    model([1], cache)
+
+
+def test_a_cache_of_another_model_is_refused(model):
+    with pytest.raises(
+        ValueError, match=r"model: cache has .* = \(3, 2, 8, 2\), needed is \(3, 2, 8, 1\)"
+    ):
+        model(IDS, model.new_cache(20, batch=2))
+    with pytest.raises(ValueError, match="make one with new_cache"):
+        model(IDS, make(num_layers=2).new_cache(20))
+
+
+def test_caches_that_make_no_sense_are_refused(model):
+    with pytest.raises(ValueError, match="KVCache: max_seq_len is 0, needed is a whole number > 0"):
+        model.new_cache(0)
+    with pytest.raises(ValueError, match="KVCache: batch is -1"):
+        model.new_cache(4, batch=-1)
+    with pytest.raises(TypeError, match="KVCache: dtype is int8, needed is one of"):
+        model.new_cache(4, dtype="int8")
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_an_interrupted_call_leaves_model_and_cache_usable(model, monkeypatch, layer):
+    cache = model.new_cache(20)
+    model(IDS[:4], cache)
+    mlp = model.mlp
+
+    def interrupted(at, x, run):
+        if at == layer:
+            raise KeyboardInterrupt
+        return mlp(at, x, run)
+
+    monkeypatch.setattr(model, "mlp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS[::-1], cache)
+    monkeypatch.undo()
+    assert cache.length == 4
+    assert_logits(model(IDS[4:], cache), model(IDS)[4:])
+
+
+# ---- the trace -----------------------------------------------------------------------------------
+
+SHAPES = {
+    "resid_pre": (13, 32),
+    "attn_norm": (13, 32),
+    "attn.q": (13, 4, 8),
+    "attn.k": (13, 2, 8),
+    "attn.v": (13, 2, 8),
+    "attn.q_rot": (13, 4, 8),
+    "attn.k_rot": (13, 2, 8),
+    "attn.scores": (4, 13, 13),
+    "attn.pattern": (4, 13, 13),
+    "attn.z": (13, 4, 8),
+    "attn.out": (13, 32),
+    "resid_mid": (13, 32),
+    "mlp_norm": (13, 32),
+    "mlp.gate": (13, 44),
+    "mlp.up": (13, 44),
+    "mlp.act": (13, 44),
+    "mlp.out": (13, 32),
+    "resid_post": (13, 32),
+}
+
+
+def test_names_and_shapes_of_a_trace():
+    model = make()
+    logits, trace = model.run_with_cache(IDS)
+    expected = {"embed": (13, 32)}
+    expected |= {f"layers.{i}.{name}": shape for i in range(3) for name, shape in SHAPES.items()}
+    expected |= {"final_norm": (13, 32), "logits": (13, 300)}
+    assert {name: activation.shape for name, activation in trace.items()} == expected
+    assert list(trace) == list(expected)  # in the order of computation
+    assert all(activation.dtype == np.float32 for activation in trace.values())
+    assert same_bits(trace["logits"], logits)
+
+    _, batched = model.run_with_cache(IDS[None])
+    assert all(same_bits(batched[name], activation[None]) for name, activation in trace.items())
+
+
+def test_a_trace_holds_what_was_computed(isa, model):
+    logits, trace = model.run_with_cache(IDS)
+    assert same_bits(logits, model(IDS))
+    for i in range(3):
+        layer = {
+            name.removeprefix(f"layers.{i}."): x
+            for name, x in trace.items()
+            if name.startswith(f"layers.{i}.")
+        }
+        assert same_bits(layer["resid_mid"], layer["resid_pre"] + layer["attn.out"])
+        assert same_bits(layer["resid_post"], layer["resid_mid"] + layer["mlp.out"])
+        assert same_bits(layer["mlp.act"], sf.swiglu(layer["mlp.gate"], layer["mlp.up"]))
+        rotated = sf.rope(
+            layer.get("attn.q_normed", layer["attn.q"]).swapaxes(0, 1), layout="interleaved"
+        )
+        np.testing.assert_allclose(layer["attn.q_rot"], rotated.swapaxes(0, 1), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            layer["attn.pattern"], sf.softmax(layer["attn.scores"]), rtol=0, atol=1e-6
+        )
+        values = sf.repeat_kv(layer["attn.v"].swapaxes(0, 1), 2)
+        np.testing.assert_allclose(
+            layer["attn.z"].swapaxes(0, 1), layer["attn.pattern"] @ values, rtol=0, atol=1e-5
+        )
+        hidden = np.isneginf(layer["attn.scores"])
+        window = model.config.window(i) or 13
+        j, at = np.arange(13), np.arange(13)[:, None]
+        np.testing.assert_array_equal(
+            hidden, np.broadcast_to((j > at) | (j <= at - window), hidden.shape)
+        )
+    assert same_bits(trace["layers.1.resid_pre"], trace["layers.0.resid_post"])
+
+
+def test_names_choose_what_is_kept():
+    model = make()
+    _, trace = model.run_with_cache(IDS, names="layers.1.mlp.up")
+    assert list(trace) == ["layers.1.mlp.up"]
+    _, trace = model.run_with_cache(IDS, names=["layers.*.attn.pattern", "embed"])
+    assert list(trace) == ["embed", *(f"layers.{i}.attn.pattern" for i in range(3))]
+    assert model.run_with_cache(IDS, names=[])[1] == {}
+    with pytest.raises(
+        KeyError, match=r"no activation is called 'layers.1.attn.queries'; near are .*layers.1.attn"
+    ):
+        model.run_with_cache(IDS, names=["embed", "layers.1.attn.queries"])
+    with pytest.raises(KeyError, match="q_normed"):
+        model.run_with_cache(IDS, names="layers.0.attn.q_normed")
+    assert "layers.0.attn.k_normed" in make(qk_norm=True).run_with_cache(IDS)[1]
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def test_ids_that_are_none():
+    model = make()
+    with pytest.raises(TypeError, match="model: ids are float64, needed are integers"):
+        model([1.0, 2.0])
+    with pytest.raises(TypeError, match="model: ids are <U5"):
+        model(["hello"])
+    with pytest.raises(
+        ValueError, match=r"model: ids have shape \(\), needed is \(L,\) or \(B,L\)"
+    ):
+        model(3)
+    for outside in (300, -1):
+        with pytest.raises(IndexError, match=f"{outside}"):
+            model([1, outside])
+    with pytest.raises(ValueError, match="model: 65 ids are more than max_seq_len = 64"):
+        model(np.zeros(65, np.int64))
+
+
+def test_weights_that_do_not_fit_are_listed():
+    config = tiny_config()
+    weights = random_weights(np.random.default_rng(0), config)
+    weights["layers.0.wv"] = weights["layers.0.wv"].T
+    weights["layers.9.wq"] = weights.pop("layers.2.wq")
+    with pytest.raises(CheckpointError) as caught:
+        Transformer(config, weights)
+    assert str(caught.value) == (
+        "the tensors do not fit the config: missing: layers.2.wq (32, 32), left over: "
+        "layers.9.wq (32, 32), "
+        "misshapen: layers.0.wv found (32, 16), needed (16, 32)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "needed"),
+    [
+        ("hidden_size", 0, "a whole number > 0"),
+        ("num_layers", -1, "a whole number > 0"),
+        ("vocab_size", 3.0, "a whole number > 0"),
+        ("max_seq_len", True, "a whole number > 0"),
+        ("num_kv_heads", 3, "a divisor of num_heads = 4"),
+        ("head_dim", 7, "an even number"),
+        ("norm_eps", -1e-6, "finite and >= 0"),
+        ("norm_eps", float("nan"), "finite and >= 0"),
+        ("rope_theta", 0.0, "finite and > 0"),
+        ("rope_theta", float("inf"), "finite and > 0"),
+        ("rope_layout", "neox", "'half' or 'interleaved'"),
+        ("rope_scaling", "yarn", "None or a dict"),
+        ("tie_embeddings", 1, "True or False"),
+        ("qk_norm", None, "True or False"),
+        ("sliding_window", 0, "None, a whole number > 0, or a tuple of 3 such"),
+        ("sliding_window", (4, None), "None, a whole number > 0, or a tuple of 3 such"),
+    ],
+)
+def test_a_config_that_makes_no_sense_names_the_field(field, value, needed):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        ModelConfig(**TINY | {field: value})
+    assert str(caught.value).startswith(f"ModelConfig: {field} is {value!r}, needed is {needed}")
+
+
+def test_a_config_is_frozen_and_its_windows_go_by_layer():
+    config = tiny_config(sliding_window=(None, 4, 8))
+    assert [config.window(i) for i in range(3)] == [None, 4, 8]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.num_layers = 4
+
+
+@given(
+    kv_heads=st.sampled_from([1, 2, 4]),
+    tied=st.booleans(),
+    bias=st.booleans(),
+    norm=st.booleans(),
+    layout=st.sampled_from(["half", "interleaved"]),
+    window=st.sampled_from([None, 1, 3]),
+    split=st.integers(1, 12),
+)
+def test_every_combination_of_switches_caches(kv_heads, tied, bias, norm, layout, window, split):
+    model = make(
+        num_kv_heads=kv_heads,
+        tie_embeddings=tied,
+        qkv_bias=bias,
+        wo_bias=bias,
+        qk_norm=norm,
+        rope_layout=layout,
+        sliding_window=window,
+    )
+    cache = model.new_cache(13)
+    assert_logits(
+        np.concatenate([model(IDS[:split], cache), model(IDS[split:], cache)]), model(IDS)
+    )
+
+
+def test_the_cache_needs_no_model():
+    cache = KVCache(num_layers=1, num_kv_heads=1, head_dim=2, max_seq_len=3)
+    assert (cache.data.dtype, cache.data.shape) == (np.float32, (1, 2, 1, 1, 3, 2))
