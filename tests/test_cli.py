@@ -225,7 +225,7 @@ def test_the_environment_names_the_model(run, monkeypatch, tiny):
     monkeypatch.setenv(demo.VARIABLE, str(tiny))
     status, out, _ = run("demo")
     assert status == 0
-    assert "3 layers, hidden_size 32" in out
+    assert "num_layers=3, hidden_size=32" in out
     monkeypatch.setenv(demo.VARIABLE, str(tiny / "nowhere"))
     assert run("demo")[0] == 2
 

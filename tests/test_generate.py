@@ -294,8 +294,8 @@ def test_the_tokenizer_is_found_or_given(tiny, tmp_path):
 def test_a_language_model_is_a_transformer_with_a_tokenizer(tiny):
     model = sf.from_pretrained(tiny)
     assert repr(model) == (
-        "LanguageModel(3 layers, hidden_size 32, 4 heads, 2 key/value heads, vocab_size 300, "
-        "max_seq_len 64)"
+        "LanguageModel(num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=300, "
+        "max_seq_len=64)"
     )
     logits, trace = model.run_with_cache([1, 2, 3], names="logits")
     assert same_bits(logits, model([1, 2, 3]))

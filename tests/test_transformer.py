@@ -192,6 +192,7 @@ def model(request):
 @pytest.mark.parametrize("chunk", [1, 2, 5, 12, 13])
 def test_reading_in_pieces_gives_the_same_logits(isa, model, chunk):
     cache = model.new_cache(len(IDS))
+    cache.data[...] = np.nan
     pieces = [model(IDS[start : start + chunk], cache) for start in range(0, len(IDS), chunk)]
     assert_logits(np.concatenate(pieces), model(IDS))
     assert cache.length == len(IDS)
@@ -208,6 +209,7 @@ def test_sequences_of_a_cache_may_differ_in_length(isa, model):
     prompts = [IDS[:5], IDS[3:4], IDS[2:10]]
     following = np.stack([IDS[-3:], IDS[:3], IDS[4:7]])
     cache = model.new_cache(16, batch=3)
+    cache.data[...] = np.nan  # what is behind the end must not leak
     for index, prompt in enumerate(prompts):
         model(prompt, cache.sequence(index))
     assert cache.lengths.tolist() == [5, 1, 8]

@@ -1,5 +1,4 @@
-"""Models on ids and arrays: configuration, weights, the transformer, its cache and its trace, and
-one reader a format.
+"""Models on ids and arrays: config, weights, transformer, cache, trace, and a reader a format.
 
 Text comes in one floor above, in `simdformer.text`.
 """
@@ -7,7 +6,9 @@ Text comes in one floor above, in `simdformer.text`.
 from simdformer.models.cache import KVCache
 from simdformer.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from simdformer.models.config import ModelConfig
+from simdformer.models.trace import trace_names
 from simdformer.models.transformer import Transformer
+from simdformer.models.weights import weight_shapes
 
 __all__ = [
     "Checkpoint",
@@ -16,4 +17,6 @@ __all__ = [
     "ModelConfig",
     "Transformer",
     "read_checkpoint",
+    "trace_names",
+    "weight_shapes",
 ]

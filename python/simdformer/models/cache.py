@@ -13,16 +13,21 @@ DTYPES = tuple(map(np.dtype, ("float64", "float32", "float16", ml_dtypes.bfloat1
 
 
 class KVCache:
-    """Room for the keys and values of `max_seq_len` positions, preallocated: (layers, 2, batch, K,
-    max_seq_len, D).
+    """The keys and values of up to `max_seq_len` positions, preallocated.
 
-    A model given a cache reads its ids as the continuation of what is in it, and appends them.
+    `data` is head-major: (layers, 2, batch, K, max_seq_len, D). `model.new_cache()` makes one. A
+    model given a cache reads its ids as the continuation of what is in it, and appends them. An
+    interrupted call leaves the cache as it was.
+
     Sequences of a batch may differ in length: `lengths` (batch,) says how many positions of each
-    are filled; what lies behind is garbage that attention never looks at. A call that is
-    interrupted leaves the cache as it was before.
+    are filled. What lies behind them is garbage that attention never looks at.
 
-    dtype float32, or float16 and bfloat16 for half of the memory (arithmetic stays float32), or
-    float64.
+    dtype is float32, or float16 or bfloat16 for half of the memory (arithmetic stays float32).
+
+    >>> from simdformer.models import KVCache
+    >>> cache = KVCache(num_layers=2, num_kv_heads=1, head_dim=4, max_seq_len=100)
+    >>> cache.data.shape, cache.length, cache.nbytes
+    ((2, 2, 1, 1, 100, 4), 0, 6400)
     """
 
     def __init__(
@@ -40,8 +45,8 @@ class KVCache:
                 raise ValueError(f"KVCache: {name} is {value!r}, needed is a whole number > 0")
         if np.dtype(dtype) not in DTYPES:
             raise TypeError(
-                f"KVCache: dtype is {np.dtype(dtype)}, needed is one of "
-                f"{', '.join(map(str, DTYPES))}"
+                f"KVCache: dtype is {np.dtype(dtype)}, "
+                f"needed is one of {', '.join(map(str, DTYPES))}"
             )
         self.data: Array = np.empty(
             (num_layers, 2, int(batch), num_kv_heads, int(max_seq_len), head_dim), dtype
@@ -63,15 +68,14 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return int(self.data.nbytes)
 
     def reset(self) -> None:
         """Forgets everything."""
         self.lengths[:] = 0
 
     def truncate(self, length: int | npt.ArrayLike) -> None:
-        """Forgets all positions from `length` on (one number, or one a sequence): what follows is
-        read anew."""
+        """Forgets all positions from `length` on (one number, or one a sequence)."""
         lengths = np.broadcast_to(np.asarray(length), self.lengths.shape)
         if lengths.dtype.kind not in "iu" or (lengths < 0).any() or (lengths > self.lengths).any():
             raise ValueError(
@@ -91,16 +95,15 @@ class KVCache:
         if self.length + new > self.max_seq_len:
             raise ValueError(
                 f"KVCache: {new} more positions do not fit, {self.length} of {self.max_seq_len} "
-                "are filled; "
-                "make room with .truncate(n) or .reset(), or create a longer one with "
+                "are filled; make room with .truncate(n) or .reset(), or create a longer one with "
                 "new_cache(max_seq_len)"
             )
 
     def write(self, layer: int, key: Array, value: Array) -> tuple[Array, Array]:
-        """Puts key and value (B,K,T,D) of one layer behind what is filled; gives views (B,K,length
-        + T,D) of everything.
+        """Puts key and value (B,K,T,D) of one layer behind what is filled.
 
-        The new positions count only after `advance`, when all layers are written.
+        Gives views (B,K,length + T,D) of everything. The new positions count only after
+        `advance`, when all layers are written.
         """
         new = key.shape[2]
         start = int(self.lengths[0])

@@ -20,14 +20,12 @@ __all__ = ["Checkpoint", "CheckpointError", "map_file", "read_checkpoint"]
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be a good checkpoint or tokenizer; the message names file, part, what is
-    found and needed."""
+    """A file that is no good checkpoint or tokenizer; says where, what is found, what is needed."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a reader found: the config and every tensor, under the canonical names of
-    `weights.weight_shapes`."""
+    """What a reader found: the config, and every tensor under the names of `weight_shapes`."""
 
     path: Path
     format: str
@@ -36,10 +34,9 @@ class Checkpoint:
 
 
 def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """The bytes of a regular file, read-only and memory-mapped. FileNotFoundError when there is
-    none.
+    """The bytes of a regular file, read-only and memory-mapped; it must not shrink meanwhile.
 
-    The file must not shrink while the array is alive.
+    FileNotFoundError when there is none, CheckpointError when it is something else.
     """
     # O_NONBLOCK: opening a named pipe must not wait for somebody to write into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

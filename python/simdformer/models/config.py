@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = ["ALIASES", "ModelConfig"]
@@ -37,18 +37,27 @@ SWITCHES = ("tie_embeddings", "qkv_bias", "wo_bias", "qk_norm")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a Llama-like transformer and its switches. A field that makes no sense:
-    ValueError naming it.
+    """Sizes and switches of a Llama-like transformer. ValueError names a field that makes no sense.
 
-    hidden_size E, num_layers, num_heads H, num_kv_heads K (divides H), head_dim D (even),
-    intermediate_size (inner width of the MLP), vocab_size V, max_seq_len: the sizes. `rope_layout`
-    says which elements RoPE pairs: "half" (i, i + D/2), "interleaved" (2i, 2i + 1); it belongs to
-    the checkpoint's format. `rope_scaling` is the dict that Hugging Face configs carry (see
-    `simdformer.rope_frequencies`). `sliding_window` is how many keys a query may look back on,
-    itself included: one number, or one a layer, None for all of them.
-
-    Qwen2 has `qkv_bias`, Qwen3 `qk_norm` (an RMSNorm over each head of q and k), Mistral a
-    `sliding_window`.
+    hidden_size, num_layers, vocab_size, max_seq_len
+    num_heads, num_kv_heads, head_dim
+        num_kv_heads divides num_heads, head_dim is even; their product need not be hidden_size.
+    intermediate_size
+        Inner width of the MLP.
+    norm_eps, rope_theta
+    rope_layout
+        Which elements RoPE pairs: "half" (i, i + D/2), "interleaved" (2i, 2i + 1). It belongs to
+        the format of the checkpoint.
+    rope_scaling
+        The dict that Hugging Face configs carry, see `simdformer.rope_frequencies`.
+    tie_embeddings
+        Whether the embedding is also the last matrix.
+    qkv_bias, wo_bias
+        Whether wq, wk, wv (Qwen2) and wo have biases.
+    qk_norm
+        Whether each head of q and k goes through an RMSNorm (Qwen3).
+    sliding_window
+        How many keys a query sees, itself included (Mistral): a number, or one a layer; None: all.
     """
 
     hidden_size: int
@@ -63,7 +72,7 @@ class ModelConfig:
     rope_theta: float
     rope_layout: Literal["half", "interleaved"]
     tie_embeddings: bool
-    rope_scaling: Mapping[str, Any] | None = None
+    rope_scaling: Mapping[str, Any] | None = field(default=None, hash=False)
     qkv_bias: bool = False
     wo_bias: bool = False
     qk_norm: bool = False

@@ -1,17 +1,14 @@
-"""Reader of llama2.c checkpoints: `.bin` files of the legacy header and of version 1
-(github.com/karpathy/llama2.c).
+"""Reader of llama2.c checkpoints (github.com/karpathy/llama2.c): `.bin`, legacy and version 1.
 
-legacy     7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: own
-           classifier), max_seq_len float32 tensors; two tables of RoPE angles before the
-           classifier, which nobody reads any more
-version 1  "ak42", int32 1, the same 7 int32 (vocab_size positive), byte shared_classifier, zeros up
-to byte 256
-           float32 tensors, the norms first
-version 2  the same header, weights quantised to int8: refused
+legacy     7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: the
+           classifier is not the embedding), max_seq_len; float32 tensors, among them two tables of
+           RoPE angles that nobody reads any more
+version 1  "ak42", int32 1, the same 7 int32 (vocab_size positive), byte shared_classifier, zeros
+           up to byte 256; float32 tensors, the norms first
+version 2  as version 1, but with weights quantised to int8: refused
 
-Everything is little-endian, tensors of one kind lie together, layer after layer. RoPE is
-interleaved, and what the file does not say is the same for all of them: norm_eps 1e-5, rope_theta
-10000.
+Everything is little-endian. Tensors of one kind lie together, layer after layer. RoPE is
+interleaved; norm_eps is 1e-5 and rope_theta 10000, which no file says.
 """
 
 import itertools
@@ -27,12 +24,12 @@ from simdformer.types import Array
 
 __all__ = ["find", "read"]
 
-
 MAGIC = 0x616B3432  # "ak42"
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
 LEGACY_HEADER = struct.Struct("<7i")
 V1_HEADER = struct.Struct("<Ii7iB")
 V1_HEADER_SIZE = 256
+DOUBT = "is this a llama2.c checkpoint?"
 LONGEST_CONTEXT = 2**24  # version 1 files prove every size but max_seq_len by their own length
 
 
@@ -42,8 +39,8 @@ def find(directory: Path) -> Path:
     found = [name for name in there if name.endswith(".bin") and not name.startswith("tok")]
     if len(found) > 1:
         raise CheckpointError(
-            f"{directory}: {len(found)} checkpoints found ({', '.join(found)}); give the path of "
-            "one"
+            f"{directory}: {len(found)} checkpoints found ({', '.join(found)}); "
+            "give the path of one"
         )
     if not found:
         raise CheckpointError(
@@ -53,8 +50,7 @@ def find(directory: Path) -> Path:
 
 
 def read(path: Path) -> Checkpoint:
-    """Maps the file and checks its header against its size. The weights are read-only views of the
-    file."""
+    """Checks the header against the file's size. The weights are read-only views of the file."""
     data = map_file(path)
     try:
         version, fields, start = parse_header(data[:V1_HEADER_SIZE].tobytes(), data.size)
@@ -66,9 +62,9 @@ def read(path: Path) -> Checkpoint:
     if needed != data.size:
         kind = "legacy header" if version == 0 else "header of version 1"
         raise CheckpointError(
-            f"{path}: {describe_gap(tensors, start, data.size, needed)} (llama2.c, {kind}: "
-            f"{fields}); "
-            "the file is damaged or of another format, download or export it again"
+            f"{path}: {describe_gap(tensors, start, data.size, needed)} "
+            f"(llama2.c, {kind}: {fields}); the file is damaged or of another format, "
+            "download or export it again"
         )
     weights: dict[str, Array] = {}
     for name, shape in tensors:
@@ -99,8 +95,8 @@ def parse_header(data: bytes, size: int) -> tuple[int, dict[str, int | bool], in
         return 0, fields | {"shared_classifier": vocab_size > 0}, LEGACY_HEADER.size
     if version == 2:
         raise ValueError(
-            "is a llama2.c file of version 2, quantised to int8, which is not supported; export "
-            "it as version 0 or 1"
+            "is a llama2.c file of version 2, quantised to int8, which is not supported; "
+            "export it as version 0 or 1"
         )
     if version != 1:
         raise ValueError(
@@ -113,36 +109,26 @@ def parse_header(data: bytes, size: int) -> tuple[int, dict[str, int | bool], in
     _, _, *values, shared = V1_HEADER.unpack_from(data)
     if shared > 1:
         raise ValueError(f"header: shared_classifier is {shared}, needed is 0 or 1")
-    return (
-        1,
-        dict(zip(SIZES, values, strict=True)) | {"shared_classifier": shared == 1},
-        V1_HEADER_SIZE,
-    )
+    fields = dict(zip(SIZES, values, strict=True)) | {"shared_classifier": shared == 1}
+    return 1, fields, V1_HEADER_SIZE
 
 
 def make_config(fields: dict[str, int | bool]) -> ModelConfig:
-    """The config that a header stands for; ValueError in the header's own words when it makes no
-    sense."""
+    """The config that a header stands for; ValueError in the header's words when it is none."""
     for name in SIZES:
         if fields[name] <= 0:
-            raise ValueError(
-                f"header: {name} is {fields[name]}, needed is a number > 0; is this a llama2.c "
-                "checkpoint?"
-            )
-    if fields["dim"] % fields["n_heads"] != 0:
+            raise ValueError(f"header: {name} is {fields[name]}, needed is a number > 0; {DOUBT}")
+    dim, heads, context = fields["dim"], fields["n_heads"], fields["max_seq_len"]
+    if dim % heads != 0:
+        raise ValueError(f"header: n_heads is {heads}, needed is a divisor of dim = {dim}; {DOUBT}")
+    if context > LONGEST_CONTEXT:
         raise ValueError(
-            f"header: n_heads is {fields['n_heads']}, needed is a divisor of dim = "
-            f"{fields['dim']}; "
-            "is this a llama2.c checkpoint?"
-        )
-    if fields["max_seq_len"] > LONGEST_CONTEXT:
-        raise ValueError(
-            f"header: max_seq_len is {fields['max_seq_len']}, needed is at most {LONGEST_CONTEXT}"
+            f"header: max_seq_len is {context}, needed is at most {LONGEST_CONTEXT}; {DOUBT}"
         )
     return ModelConfig.from_aliases(
         "llama2.c",
         fields,
-        head_dim=fields["dim"] // fields["n_heads"],
+        head_dim=dim // heads,
         norm_eps=1e-5,
         rope_theta=10000.0,
         rope_layout="interleaved",

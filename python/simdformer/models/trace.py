@@ -1,5 +1,4 @@
-"""Every activation of a forward pass by name, as the kernels computed it: nothing is computed a
-second time."""
+"""Every activation of a forward pass by name: what the kernels computed, no second computation."""
 
 import difflib
 import fnmatch

@@ -36,12 +36,38 @@ __all__ = ["Transformer"]
 class Transformer:
     """A decoder-only transformer on ids: `logits = model(ids)`.
 
-    `weights` are arrays under the names and shapes of
-    `simdformer.models.weights.weight_shapes(config)`; they are converted to `dtype` (None: kept),
-    packed and copied. `activations` is the dtype of the arithmetic between the kernels: "float32"
-    unless said otherwise.
+    Parameters
+    ----------
+    config : ModelConfig
+    weights : dict of arrays
+        Under the names and in the shapes of `weight_shapes(config)`. They are packed, so that
+        neither the arrays nor the file behind them are needed afterwards.
+    dtype : dtype, optional
+        What the weights are converted to; None: as they are.
+    activations : dtype
+        Of the arithmetic between the kernels; float32 beside weights of 16 bits is the usual.
 
-    Raises CheckpointError (a ValueError) when the weights do not fit the config.
+    Raises
+    ------
+    CheckpointError
+        The weights do not fit the config. (It is a ValueError.)
+
+    >>> import numpy as np
+    >>> from simdformer.models import ModelConfig, Transformer, weight_shapes
+    >>> config = ModelConfig(
+    ...     hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4,
+    ...     intermediate_size=12, vocab_size=16, max_seq_len=32, norm_eps=1e-5,
+    ...     rope_theta=10000.0, rope_layout="half", tie_embeddings=True)
+    >>> rng = np.random.default_rng(0)
+    >>> shapes = weight_shapes(config)
+    >>> model = Transformer(config, {name: rng.normal(size=shapes[name]) for name in shapes},
+    ...                     dtype="float32")
+    >>> cache = model.new_cache()
+    >>> model([3, 1, 4], cache).shape, model([1], cache).shape
+    ((3, 16), (1, 16))
+    >>> logits, trace = model.run_with_cache([3, 1, 4, 1])
+    >>> trace["layers.1.attn.pattern"].shape
+    (2, 4, 4)
     """
 
     def __init__(
@@ -62,12 +88,12 @@ class Transformer:
     def __call__(
         self, ids: npt.ArrayLike, cache: KVCache | None = None, logits_to_keep: int | None = None
     ) -> Array:
-        """ids (L,) or (B,L) -> float32 logits (L,V) or (B,L,V) of the last `logits_to_keep`
-        positions, None: all.
+        """ids (L,) or (B,L) -> float32 logits (L,V) or (B,L,V).
 
-        With a cache the ids continue what is in it and are appended to it. TypeError for ids that
-        are no integers, IndexError for one outside the vocabulary, ValueError when the cache is
-        full or belongs to another model.
+        With a cache the ids continue what is in it and are appended to it. `logits_to_keep` n
+        gives the logits of the last n positions only. TypeError for ids that are no integers,
+        IndexError for one outside the vocabulary, ValueError when the cache is full or belongs to
+        another model.
         """
         ids = checked_ids(ids)
         logits = self.forward(np.atleast_2d(ids), cache, logits_to_keep, None)
@@ -76,15 +102,14 @@ class Transformer:
     def run_with_cache(
         self, ids: npt.ArrayLike, names: str | Iterable[str] | None = None
     ) -> tuple[Array, dict[str, Array]]:
-        """The logits, and every activation by name, or those of `names` only: globs such as
-        "layers.*.attn.pattern".
+        """The logits, and every activation by name; with `names` (globs) only those.
 
-        Names: embed, layers.{i}.{resid_pre, attn_norm, attn.q, attn.k, attn.v, attn.q_rot,
-        attn.k_rot, attn.scores, attn.pattern, attn.z, attn.out, resid_mid, mlp_norm, mlp.gate,
-        mlp.up, mlp.act, mlp.out, resid_post}, final_norm, logits; attn.q_normed and attn.k_normed
-        where the model has them. Shapes: q, k, v, z (L,H or K,D), scores (scaled, -inf where
-        hidden) and pattern (H,L,S), mlp.* (L, intermediate_size), the others (L,E); a batch axis in
-        front when ids have one. An unknown name: KeyError.
+        embed, layers.{i}.{resid_pre, attn_norm, attn.q, attn.k, attn.v, attn.q_rot, attn.k_rot,
+        attn.scores, attn.pattern, attn.z, attn.out, resid_mid, mlp_norm, mlp.gate, mlp.up,
+        mlp.act, mlp.out, resid_post}, final_norm, logits; attn.q_normed and attn.k_normed where
+        the model has them. q, k, v, z are (L,H,D) or (L,K,D), scores (scaled, -inf where hidden)
+        and pattern (H,L,S), mlp.gate, up, act (L,intermediate_size), the others (L,E), with a
+        batch axis in front when ids have one. An unknown name: KeyError that lists near ones.
         """
         ids = checked_ids(ids)
         trace = Trace(self.config, names, batched=ids.ndim == 2)

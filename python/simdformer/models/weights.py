@@ -1,5 +1,4 @@
-"""The tensors of a model: their canonical names and shapes, the check against a config, and packing
-for speed."""
+"""The tensors of a model: canonical names and shapes, the check against a config, packing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ __all__ = ["LayerWeights", "Weights", "weight_shapes"]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms are (E,), q_norm and k_norm (D,), matrices packed from (out, in), biases
-    (out,)."""
+    """One layer: norms (E,), q_norm and k_norm (D,), packed matrices (out, in), biases (out,)."""
 
     attn_norm: Array
     wq_wk_wv: list[PackedWeight]
@@ -34,8 +32,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The whole model, in memory of its own: the arrays and files it was made from are not looked
-    at again."""
+    """The whole model, in memory of its own: what it was made from is not looked at again."""
 
     embed: Array  # (V, E)
     layers: list[LayerWeights]
@@ -46,8 +43,7 @@ class Weights:
     def prepare(
         cls, config: ModelConfig, tensors: Mapping[str, Array], dtype: npt.DTypeLike | None
     ) -> "Weights":
-        """Checks names and shapes, converts to `dtype` (None: as they are), packs. CheckpointError
-        when they do not fit."""
+        """Checks against the config (CheckpointError), converts to `dtype` (None: no), packs."""
         check_weights(config, tensors)
 
         def array(name: str) -> Array:
@@ -81,8 +77,7 @@ class Weights:
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a model of this config has, in the order of
-    computation."""
+    """Name and shape of every tensor of a model of this config, in the order of computation."""
     width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     q_width, kv_width = config.num_heads * head, config.num_kv_heads * head
     layer: dict[str, tuple[int, ...]] = {"attn_norm": (width,)}

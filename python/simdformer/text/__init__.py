@@ -1,5 +1,4 @@
-"""Text on top of `simdformer.models`: tokenizers, sampling, generation, and both together as a
-language model."""
+"""Text on top of `simdformer.models`: tokenizers, sampling, generation, language models."""
 
 from simdformer.text.generate import Report
 from simdformer.text.language_model import LanguageModel, from_pretrained

@@ -1,5 +1,4 @@
-"""The loop: read the prompts into a cache, then choose an id, append it, and so on until every
-sequence has ended."""
+"""The loop: read the prompts, then choose an id and read it, until every sequence has ended."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ from simdformer.types import Array
 
 __all__ = ["Continuation", "Report", "Streamer", "generate"]
 
-
 # Ids read at a time: bounds the memory that activations take.
 PREFILL_CHUNK = 512
 
@@ -31,8 +29,7 @@ class Streamer(Protocol):
 
 @dataclass
 class Report:
-    """Filled in by `generate(..., report=...)`: what was done, in which time, and the last logits
-    (B,V).
+    """What `generate(..., report=...)` did, in which time, and the last logits (B,V).
 
     `new_ids` are all that were chosen, `decode_ids` those of them that the model then read.
     """
@@ -46,8 +43,7 @@ class Report:
 
 
 class Continuation:
-    """One prompt and what has become of it: new ids and their text, up to an id or a string that
-    ends it.
+    """One prompt and what has become of it, up to an id or a string that ends it.
 
     `show` is given what is certain to stay: pieces of text, or ids when `show_ids`.
     """
@@ -71,9 +67,7 @@ class Continuation:
         self._stream = text_stream
         self._show = show
         self._show_ids = show_ids
-        self._undecided: list[
-            tuple[int, int]
-        ] = []  # ids, and the length of the text up to and with each
+        self._undecided: list[tuple[int, int]] = []  # ids, and where the text of each ends
         self._decoded = 0
 
     def put(self, id: int) -> None:
@@ -84,9 +78,9 @@ class Continuation:
             return
         piece = self._stream.put(id) if self._stream else ""
         self._decoded += len(piece)
-        # Without text of its own an id is part of the next character, or of nothing: `finish` lets
-        # it through.
-        self._undecided.append((id, self._decoded + (self._stream is not None and not piece)))
+        # An id without text of its own is part of the next character (or `finish` lets it through).
+        part_of_next = self._stream is not None and not piece
+        self._undecided.append((id, self._decoded + part_of_next))
         self._let_through(self._stops.put(piece))
         self.ended = self._stops.found
 
@@ -94,10 +88,8 @@ class Continuation:
         """Lets through what was kept back. After an end by a stop string there is nothing to do."""
         if not self.ended:
             rest = self._stream.flush() if self._stream else ""
-            self._decoded += len(rest)
-            self._let_through(
-                self._stops.put(rest) + self._stops.flush(), everything=not self._stops.found
-            )
+            rest = self._stops.put(rest) + self._stops.flush()
+            self._let_through(rest, everything=not self._stops.found)
             self.ended = True
 
     def _let_through(self, text: str, *, everything: bool = False) -> None:

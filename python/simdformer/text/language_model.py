@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
 from simdformer.text import tokenizer as tokenizers
 from simdformer.text.sampling import Sampler
+from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.types import Array
 
@@ -32,26 +33,38 @@ def from_pretrained(
     *,
     tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
 ) -> "LanguageModel":
-    """Loads a checkpoint: a file, or a directory that holds one.
+    """Loads a language model: `model(ids)` gives logits, `model.generate(prompt)` text.
 
-    Formats: llama2.c `.bin`, legacy and version 1.
+    Parameters
+    ----------
+    path : path
+        A checkpoint, or a directory that holds one. Formats: llama2.c `.bin` (legacy and
+        version 1).
+    dtype : {None, "float32", "float16", "bfloat16"}
+        Of the weights; None: as in the file.
+    activations : {"float32", "float16", "bfloat16"}
+        Of the arithmetic between the kernels.
+    max_seq_len : int, optional
+        The longest text; None: what the checkpoint was made for.
+    tokenizer : path or Tokenizer, optional
+        None: the one beside the checkpoint that has as many tokens as the model. Where there is
+        none, the model takes and gives ids.
 
-    path         file or directory
-    dtype        of the weights: None as in the file, or "float32", "float16", "bfloat16"
-    activations  dtype of the arithmetic between the kernels
-    max_seq_len  longest text; None: what the checkpoint was made for
-    tokenizer    a tokenizer's path, or an object with its methods; None: the one beside the
-                 checkpoint that has as many tokens as the model (without one the model takes and
-                 gives ids only)
+    Returns
+    -------
+    LanguageModel
 
-    Raises FileNotFoundError when there is no such path, CheckpointError (a ValueError) for a file
-    that is damaged, of another format, or does not fit the model.
+    Raises
+    ------
+    FileNotFoundError
+        There is no such path.
+    CheckpointError
+        A file is damaged, of another format, or does not fit the model. (It is a ValueError.)
 
     >>> import simdformer as sf
-    >>> model = sf.from_pretrained("stories260K.bin")                                  # doctest:
-    +SKIP
-    >>> model.generate("Once upon a time", max_new_tokens=9)                           # doctest:
-    +SKIP ', there was a little girl named'
+    >>> model = sf.from_pretrained("stories260K.bin")  # doctest: +SKIP
+    >>> model.generate("Once upon a time", max_new_tokens=9)  # doctest: +SKIP
+    ', there was a little girl named'
     """
     checkpoint = read_checkpoint(path)
     config = checkpoint.config
@@ -64,8 +77,7 @@ def from_pretrained(
         if tokenizer.vocab_size != config.vocab_size:
             raise CheckpointError(
                 f"{os.fspath(file)}: {tokenizer.vocab_size} tokens found, needed are the "
-                f"{config.vocab_size} of "
-                f"{checkpoint.path}; give the tokenizer that the model was trained with"
+                f"{config.vocab_size} of {checkpoint.path}; give the tokenizer of this model"
             )
     return LanguageModel(
         Transformer(config, checkpoint.weights, dtype=dtype, activations=activations), tokenizer
@@ -73,16 +85,11 @@ def from_pretrained(
 
 
 def find_tokenizer(checkpoint: Path, vocab_size: int) -> Tokenizer | None:
-    """The llama2.c tokenizer beside a checkpoint that has `vocab_size` tokens; the usual names
-    first."""
+    """The tokenizer beside a checkpoint that has `vocab_size` tokens; usual names come first."""
     there = sorted(set(checkpoint.parent.glob("tok*.bin")) - {checkpoint})
-    usual = [
-        file
-        for name in (f"tok{vocab_size}.bin", "tokenizer.bin")
-        for file in there
-        if file.name == name
-    ]
-    loaded = (tokenizers.load(file) for file in dict.fromkeys(usual + there))
+    names = (f"tok{vocab_size}.bin", "tokenizer.bin")
+    there.sort(key=lambda file: names.index(file.name) if file.name in names else len(names))
+    loaded = map(tokenizers.load, there)
     return next((tokenizer for tokenizer in loaded if tokenizer.vocab_size == vocab_size), None)
 
 
@@ -101,12 +108,16 @@ class LanguageModel:
         return self.transformer.config
 
     def __repr__(self) -> str:
-        config = self.config
+        names = (
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "num_kv_heads",
+            "vocab_size",
+            "max_seq_len",
+        )
         return (
-            f"LanguageModel({config.num_layers} layers, hidden_size {config.hidden_size}, "
-            f"{config.num_heads} heads, "
-            f"{config.num_kv_heads} key/value heads, vocab_size {config.vocab_size}, max_seq_len "
-            f"{config.max_seq_len})"
+            f"LanguageModel({', '.join(f'{name}={getattr(self.config, name)}' for name in names)})"
         )
 
     def __call__(
@@ -142,24 +153,35 @@ class LanguageModel:
         streamer: Callable[[Any], object] | generation.Streamer | None = None,
         report: generation.Report | None = None,
     ) -> Any:
-        """Continues a prompt: text in, the new text out; ids in, the new ids out; a list of
-        prompts, a list of results.
+        """Continues a prompt: text in, the new text out; ids in, the new ids out.
 
-        prompt          a string, or ids (L,), or a list of either (their lengths may differ)
-        max_new_tokens  None: as many as max_seq_len has room for
-        temperature     0: the likeliest id every time; higher: the braver. top_k, top_p, min_p,
-                        repetition_penalty, seed: see `simdformer.text.Sampler`
-        stop            string(s) or id(s) that end the text and are cut off, besides the
-                        tokenizer's end of text
-        streamer        a callable, or an object with put(piece) and end(): is given the new text
-                        (for ids: each new id) as it comes, never part of a character or of a stop
-                        string; one prompt only
-        report          a `simdformer.text.Report` to be filled in with counts, times and the last
-                        logits
+        Parameters
+        ----------
+        prompt : str, ids (L,), or a list of either
+            A list gives a list of results; its prompts may differ in length.
+        max_new_tokens : int, optional
+            None: as many as max_seq_len has room for.
+        temperature : float
+            0: the likeliest id every time. The higher, the braver.
+        top_k, top_p, min_p, repetition_penalty, seed
+            See `simdformer.text.Sampler`.
+        stop : str, int, or several of them
+            What ends the text and is cut off, besides the tokenizer's end of text.
+        streamer : callable, or an object with put(piece) and end()
+            Is given the new text (for ids: each new id) as it comes, but never part of a
+            character or of a stop string. For one prompt only.
+        report : simdformer.text.Report, optional
+            Is filled in with counts, times and the last logits.
 
-        Raises ValueError for an empty prompt, one that max_seq_len has no room for, text without a
-        tokenizer, and parameters that make no sense. Ctrl-C ends it with KeyboardInterrupt; the
-        model stays usable.
+        Raises
+        ------
+        ValueError
+            The prompt is empty, max_seq_len has no room for it, text without a tokenizer, a
+            parameter that makes no sense.
+        TypeError
+            The prompt is neither text nor ids.
+
+        Ctrl-C ends it with KeyboardInterrupt; the model stays usable.
         """
         is_batch, is_text, prompts = self._prompts(prompt)
         sampler = Sampler(
@@ -170,23 +192,11 @@ class LanguageModel:
             repetition_penalty=repetition_penalty,
             seed=seed,
         )
-        room = self.config.max_seq_len - max((len(ids) for ids in prompts), default=0)
-        wanted = max(room, 1) if max_new_tokens is None else max_new_tokens
-        if wanted < 1:
-            raise ValueError(f"generate: max_new_tokens is {wanted}, needed is a number > 0")
-        if wanted > room:
-            raise ValueError(
-                f"generate: prompt of {self.config.max_seq_len - room} ids and {wanted} new ones "
-                "are more than "
-                f"max_seq_len = {self.config.max_seq_len}; shorten them, or load the model with "
-                "a larger max_seq_len"
-            )
+        new = self._check_room(max(map(len, prompts)), max_new_tokens)
         if streamer is not None and is_batch:
             raise ValueError(
                 "generate: a streamer follows one prompt, found is a list of them; call it for each"
             )
-        if not prompts:
-            return []
         show = streamer.put if isinstance(streamer, generation.Streamer) else streamer
         stop_ids, stop_strings = self._stops(stop)
         sequences = [
@@ -202,7 +212,7 @@ class LanguageModel:
         ]
         try:
             generation.generate(
-                self.transformer, sequences, max_new_tokens=wanted, sampler=sampler, report=report
+                self.transformer, sequences, max_new_tokens=new, sampler=sampler, report=report
             )
         finally:
             if isinstance(streamer, generation.Streamer):
@@ -210,35 +220,31 @@ class LanguageModel:
         results = [sequence.text if is_text else sequence.new_ids for sequence in sequences]
         return results if is_batch else results[0]
 
+    def _check_room(self, prompt_len: int, max_new_tokens: int | None) -> int:
+        """How many ids may follow a prompt of that length."""
+        limit = self.config.max_seq_len
+        new = max(limit - prompt_len, 1) if max_new_tokens is None else max_new_tokens
+        if new < 1:
+            raise ValueError(f"generate: max_new_tokens is {new}, needed is a number > 0")
+        if prompt_len + new > limit:
+            raise ValueError(
+                f"generate: prompt of {prompt_len} ids and {new} new ones are more than max_seq_len"
+                f" = {limit}; shorten them, or load the model with a larger max_seq_len"
+            )
+        return new
+
     def _prompts(self, prompt: Any) -> tuple[bool, bool, list[list[int]]]:
         """Whether it is a list of prompts, whether they are text, and the ids of each."""
         if isinstance(prompt, str):
             return False, True, [self._encode(prompt)]
-        if (
-            isinstance(prompt, Sequence)
-            and prompt
-            and all(isinstance(text, str) for text in prompt)
-        ):
+        if isinstance(prompt, list | tuple) and prompt and all(isinstance(x, str) for x in prompt):
             return True, True, [self._encode(text) for text in prompt]
-        # Rows of a list may differ in length, so that it need not be an array.
-        nested = prompt.ndim > 1 if isinstance(prompt, np.ndarray) else is_nested(prompt)
-        return nested, False, [self._ids(ids) for ids in (prompt if nested else [prompt])]
+        if is_nested(prompt):
+            return True, False, [checked_prompt(ids) for ids in prompt]
+        return False, False, [checked_prompt(prompt)]
 
     def _encode(self, text: str) -> list[int]:
-        return self._ids(self._need_tokenizer("a prompt of text").encode(text))
-
-    def _ids(self, ids: Any) -> list[int]:
-        array = np.asarray(ids)
-        if array.size == 0:
-            raise ValueError(
-                "generate: prompt has no ids, needed is at least one (bos_id begins a text)"
-            )
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(
-                f"generate: prompt is {array.dtype} of shape {array.shape}, needed is text or "
-                "ids (L,)"
-            )
-        return [int(id) for id in array]
+        return checked_prompt(self._need_tokenizer("a prompt of text").encode(text))
 
     def _stops(self, stop: Stop | None) -> tuple[frozenset[int], list[str]]:
         """The ids and the strings that end a text."""
@@ -253,23 +259,38 @@ class LanguageModel:
             self._need_tokenizer("a stop string")
         return frozenset(ids) | frozenset(self.tokenizer.eos_ids if self.tokenizer else ()), strings
 
-    def _text_stream(self, prompt: list[int]) -> Any:
-        stream = self._need_tokenizer("text").stream()
-        if prompt[-1] == self._need_tokenizer("text").bos_id:
-            stream.put(
-                prompt[-1]
-            )  # a text begins here, and some tokenizers write its first word differently
+    def _text_stream(self, prompt: list[int]) -> TextStream:
+        tokenizer = self._need_tokenizer("text")
+        stream = tokenizer.stream()
+        if prompt[-1] == tokenizer.bos_id:
+            # A text begins here, and tokenizers may write its first word in another way.
+            stream.put(prompt[-1])
         return stream
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
             raise ValueError(
                 f"generate: {what} needs a tokenizer, and none was found beside the checkpoint; "
-                "give one with "
-                "from_pretrained(path, tokenizer=FILE), or give ids"
+                "give one with from_pretrained(path, tokenizer=FILE), or give ids"
             )
         return self.tokenizer
 
 
 def is_nested(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and any(np.ndim(ids) for ids in prompt)
+    """Whether it is a list of prompts. Its rows may differ in length: it need not be an array."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim > 1
+    return isinstance(prompt, list | tuple) and any(np.ndim(ids) for ids in prompt)
+
+
+def checked_prompt(ids: Any) -> list[int]:
+    array = np.asarray(ids)
+    if array.size == 0:
+        raise ValueError(
+            "generate: prompt has no ids, needed is at least one (bos_id begins a text)"
+        )
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(
+            f"generate: prompt is {array.dtype} of shape {array.shape}, needed is text or ids (L,)"
+        )
+    return [int(id) for id in array]

@@ -7,28 +7,37 @@ greedy: the penalty, then the highest logit (the lowest id of equals).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from simdformer.types import Array
 
 __all__ = ["Sampler"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """A way to choose the next id. What makes no sense is a ValueError that names the parameter.
+    """A way to choose the next id. ValueError names a parameter that makes no sense.
 
-    temperature >= 0      logits are divided by it; 0 is greedy
-    top_k >= 1            only the k likeliest ids (all that are as likely as the k-th)
-    0 < top_p <= 1        only the likeliest ids, until their probabilities sum up to p
-    (arXiv:1904.09751) 0 <= min_p <= 1       only ids at least p times as likely as the likeliest
-    (arXiv:2407.01082)
-    repetition_penalty    > 1 makes ids that already stand in the text, the prompt included, less
-                          likely: positive logits are divided by it, negative ones multiplied
-                          (arXiv:1909.05858)
-    seed                  of `numpy.random.default_rng`; None: another text every time
+    temperature : >= 0
+        Logits are divided by it; 0 is greedy.
+    top_k : >= 1, optional
+        Only the k likeliest ids, and those as likely as the k-th.
+    top_p : in (0, 1], optional
+        Only the likeliest ids, until their probabilities sum up to p: arXiv:1904.09751.
+    min_p : in [0, 1], optional
+        Only ids that are at least p times as likely as the likeliest: arXiv:2407.01082.
+    repetition_penalty : > 0
+        Above 1 it makes ids less likely that stand in the text already, the prompt included:
+        their logits are divided by it, or multiplied where negative. arXiv:1909.05858.
+    seed : >= 0, optional
+        Of `numpy.random.default_rng`; None: another text every time.
+
+    >>> from simdformer.text import Sampler
+    >>> Sampler()([1.0, 4.0, 3.0])
+    1
+    >>> Sampler(temperature=1.0, top_k=2).probabilities([1.0, 4.0, 3.0]).round(3)
+    array([0.   , 0.731, 0.269])
     """
 
     temperature: float = 0.0
@@ -40,62 +49,41 @@ class Sampler:
     random: np.random.Generator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require(
-            is_number(self.temperature) and self.temperature >= 0,
-            "temperature",
-            self.temperature,
-            ">= 0",
-        )
-        require(
-            self.top_k is None or (isinstance(self.top_k, int) and self.top_k >= 1),
-            "top_k",
-            self.top_k,
-            "None or >= 1",
-        )
-        require(
-            self.top_p is None or (is_number(self.top_p) and 0 < self.top_p <= 1),
-            "top_p",
-            self.top_p,
-            "None or in (0, 1]",
-        )
-        require(
-            self.min_p is None or (is_number(self.min_p) and 0 <= self.min_p <= 1),
-            "min_p",
-            self.min_p,
-            "None or in [0, 1]",
-        )
-        require(
-            is_number(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "> 0",
-        )
-        require(
-            self.seed is None or (isinstance(self.seed, int) and self.seed >= 0),
-            "seed",
-            self.seed,
-            "None or >= 0",
-        )
+        allowed = {
+            "temperature": (is_number(self.temperature) and self.temperature >= 0, ">= 0"),
+            "top_k": (self.top_k is None or is_whole(self.top_k, 1), "None or >= 1"),
+            "top_p": (self.top_p is None or is_share(self.top_p, above=0), "None or in (0, 1]"),
+            "min_p": (self.min_p is None or is_share(self.min_p), "None or in [0, 1]"),
+            "repetition_penalty": (
+                is_number(self.repetition_penalty) and self.repetition_penalty > 0,
+                "> 0",
+            ),
+            "seed": (self.seed is None or is_whole(self.seed, 0), "None or >= 0"),
+        }
+        for name, (right, needed) in allowed.items():
+            if not right:
+                raise ValueError(f"sampling: {name} is {getattr(self, name)!r}, needed is {needed}")
         object.__setattr__(self, "random", np.random.default_rng(self.seed))
 
-    def __call__(self, logits: Array, so_far: Sequence[int] = ()) -> int:
-        """The next id, given logits (V,) and the ids of the text so far (needed for the repetition
-        penalty)."""
-        logits = self._penalized(np.asarray(logits, np.float64), so_far)
+    def __call__(self, logits: npt.ArrayLike, so_far: Sequence[int] = ()) -> int:
+        """The next id after logits (V,); repetition_penalty needs the ids of the text so far."""
+        scores = self._penalized(np.asarray(logits, np.float64), so_far)
         if self.temperature == 0:
-            return int(np.argmax(logits))
-        probabilities = self._distribution(logits)
+            return int(np.argmax(scores))
+        probabilities = self._distribution(scores)
         # Inverse transform: the first id at which the cumulated probability passes a uniform
         # number.
         cumulated = np.cumsum(probabilities)
         return int(np.searchsorted(cumulated, self.random.random() * cumulated[-1], side="right"))
 
-    def probabilities(self, logits: Array, so_far: Sequence[int] = ()) -> npt.NDArray[np.float64]:
+    def probabilities(
+        self, logits: npt.ArrayLike, so_far: Sequence[int] = ()
+    ) -> npt.NDArray[np.float64]:
         """The distribution (V,) from which the next id is drawn."""
-        logits = self._penalized(np.asarray(logits, np.float64), so_far)
+        scores = self._penalized(np.asarray(logits, np.float64), so_far)
         if self.temperature == 0:
-            return np.where(np.arange(len(logits)) == np.argmax(logits), 1.0, 0.0)
-        return self._distribution(logits)
+            return np.where(np.arange(len(scores)) == np.argmax(scores), 1.0, 0.0)
+        return self._distribution(scores)
 
     def _penalized(
         self, logits: npt.NDArray[np.float64], so_far: Sequence[int]
@@ -135,10 +123,13 @@ def softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(exponentials / exponentials.sum())
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.floating | np.integer) and math.isfinite(value)
 
 
-def require(right: bool, name: str, found: object, needed: str) -> None:
-    if not right:
-        raise ValueError(f"sampling: {name} is {found!r}, needed is {needed}")
+def is_share(value: Any, above: float = -1) -> bool:
+    return is_number(value) and bool(0 <= value <= 1 and value > above)
+
+
+def is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int | np.integer) and bool(value >= least)
