@@ -87,7 +87,7 @@ struct ConvertArgs {
   int64_t segment;
 };
 
-// Linear and attention have their own headers, which say what their operands are: core/linear_args.hpp, attention.hpp.
+// Linear and attention say what their operands are in core/linear_args.hpp and core/attention_args.hpp.
 struct PackArgs;
 struct UnpackArgs;
 struct PackRowsArgs;
@@ -110,7 +110,10 @@ struct KernelTable {
   void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end) noexcept;
   void (*pack_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
   void (*linear)(const LinearArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
-  void (*attention)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
+  void (*attention_pack)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
+  void (*attention_many)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
+  void (*attention_few)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
+  void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
 };
 
 // The table in use. Reading it is one load; kernels of one call all come from one table.

@@ -1,0 +1,176 @@
+#include "core/attention.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+
+#include "core/attention_args.hpp"
+#include "core/dispatch.hpp"
+#include "core/parallel.hpp"
+
+namespace simdformer {
+namespace {
+
+constexpr int64_t kWorkspace = int64_t{16} << 20;  // bytes, for what the threads share: about a third of a cache
+constexpr int64_t kItemTerms = int64_t{1} << 27;   // products of a work item: ~10 ms on one SSE2 core
+constexpr int64_t kMostRows = 128, kFewestRows = 32;
+constexpr int64_t kItems = 16;  // to share out, where there are enough rows
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t bytes_of(int64_t a, int64_t b, int64_t size) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, size, &product)) throw std::bad_alloc();
+  return product;
+}
+
+// Items to a chunk that are worth waking a thread for, at `terms` products an item and ~50 a nanosecond.
+int64_t grain_of(double terms) { return std::max<int64_t>(1, static_cast<int64_t>(5e5 / std::max(terms, 1.0))); }
+
+// body(scratch, begin, end) on the threads, each chunk with scratch of its own.
+template <class Body>
+void parallel_with_scratch(int64_t count, int64_t grain, int64_t bytes, const Body& body) {
+  std::atomic<bool> no_memory{false};
+  parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+    try {
+      const Scratch scratch(bytes);
+      body(scratch.as<void>(), begin, end);
+    } catch (const std::bad_alloc&) {
+      no_memory = true;
+    }
+  });
+  if (no_memory) throw std::bad_alloc();
+}
+
+// The keys that some query of the call may see: [begin, end).
+struct KeyRange {
+  int64_t begin, end;
+};
+
+KeyRange seen_keys(const Attention& call, int64_t sequences, int64_t queries, int64_t keys) {
+  if (!call.is_causal && call.key_lengths == nullptr) return {0, keys};
+  KeyRange seen{keys, 0};
+  for (int64_t b = 0; b < sequences; ++b) {
+    int64_t begin = 0, end = call.key_lengths ? std::clamp<int64_t>(call.key_lengths[b], 0, keys) : keys;
+    if (call.is_causal) {  // the first query's first key, the last query's last one
+      const int64_t offset = call.causal_offsets ? call.causal_offsets[b] : call.causal_offset;
+      int64_t first = 0, last = 0;
+      if (__builtin_add_overflow(offset, queries, &last)) last = offset < 0 ? 0 : keys;
+      if (call.window == 0 || __builtin_add_overflow(offset, 1 - call.window, &first)) first = 0;
+      begin = std::clamp<int64_t>(first, 0, end);
+      end = std::clamp<int64_t>(last, begin, end);
+    }
+    if (begin == end) continue;
+    seen.begin = std::min(seen.begin, begin);
+    seen.end = std::max(seen.end, end);
+  }
+  return seen.begin < seen.end ? seen : KeyRange{0, 0};
+}
+
+// Few rows a head: chunks of keys side by side, then their sums are merged.
+void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
+  if (args.call->scores || args.call->weights) seen = {0, args.keys};  // all of them are written
+  args.first_key = seen.begin / kFewKeys * kFewKeys;
+  args.last_key = seen.end;
+  args.chunks = std::max<int64_t>(1, ceil_div(args.last_key - args.first_key, kFewKeys));
+  const int64_t rows = args.queries * args.group;
+  const double width = static_cast<double>(args.depth + args.value_depth);
+  const double keys = static_cast<double>(std::min(kFewKeys, std::max<int64_t>(seen.end - args.first_key, 4)));
+  // A key costs at least its way from memory, as much as eight rows cost.
+  const int64_t grain = grain_of(static_cast<double>(std::max<int64_t>(rows, 8)) * width * keys);
+  const int64_t scratch = bytes_of(few_rows_scratch(args), 1, size);
+  if (args.chunks == 1) {
+    args.first_head = 0;
+    args.partials = nullptr;
+    return parallel_with_scratch(heads, grain, scratch, [&](void* memory, int64_t begin, int64_t end) {
+      table.attention_few(args, memory, begin, end);
+    });
+  }
+  const int64_t head_bytes = bytes_of(args.chunks, sums_size(args, rows), size);
+  const int64_t wave = std::clamp<int64_t>(kWorkspace / head_bytes, 1, heads);
+  const Scratch partials(bytes_of(wave, head_bytes, 1));
+  args.partials = partials.as<void>();
+  for (args.first_head = 0; args.first_head < heads; args.first_head += wave) {
+    const int64_t count = std::min(wave, heads - args.first_head);
+    parallel_with_scratch(count * args.chunks, grain, scratch, [&](void* memory, int64_t begin, int64_t end) {
+      table.attention_few(args, memory, begin, end);
+    });
+    parallel_for(count, grain_of(static_cast<double>(rows * args.chunks) * width * 4),
+                 [&](int64_t begin, int64_t end) { table.attention_merge(args, begin, end); });
+  }
+}
+
+// Many rows a head: blocks of queries side by side, over as many keys at a time as keep an item short. Where a head has
+// several blocks its keys and values are packed once for all of them.
+void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
+  const int64_t width = args.depth + args.value_depth, rows = args.queries * args.group;
+  const int64_t most = std::clamp<int64_t>((kMostRows * 256) / width, kStripRows, kMostRows);
+  const int64_t wanted = std::clamp<int64_t>(heads * rows / kItems, std::min(kFewestRows, most), most);
+  args.block_queries = ceil_div(args.queries, ceil_div(args.queries, std::max<int64_t>(wanted / args.group, 1)));
+  const int64_t blocks = ceil_div(args.queries, args.block_queries), block_rows = args.block_queries * args.group;
+
+  const int64_t begin = seen.begin / kKeyBlock * kKeyBlock;
+  const int64_t pass_blocks = std::clamp<int64_t>(kItemTerms / (block_rows * width * kKeyBlock), 1,
+                                                  std::max<int64_t>(ceil_div(seen.end - begin, kKeyBlock), 1));
+  const int64_t pass = pass_blocks * kKeyBlock;
+  const bool several_passes = seen.end - begin > pass;
+
+  const int64_t packed_bytes = blocks > 1 ? bytes_of(pass_blocks, packed_block_size(args), size) : 0;
+  const int64_t state_bytes = several_passes ? bytes_of(sums_size(args, block_rows), 1, size) : 0;
+  const int64_t wave_blocks = std::clamp<int64_t>(kWorkspace / std::max<int64_t>(state_bytes, 1), 1, blocks);
+  const int64_t head_bytes = packed_bytes + wave_blocks * state_bytes;
+  const int64_t wave = std::clamp<int64_t>(kWorkspace / std::max<int64_t>(head_bytes, 1), 1, heads);
+  const Scratch packed(wave * packed_bytes), state(bytes_of(wave * wave_blocks, state_bytes, 1));
+  args.packed = packed_bytes > 0 ? packed.as<void>() : nullptr;
+  args.state = state_bytes > 0 ? state.as<void>() : nullptr;
+  const int64_t scratch = bytes_of(many_rows_scratch(args), 1, size);
+
+  for (args.first_head = 0; args.first_head < heads; args.first_head += wave) {
+    const int64_t count = std::min(wave, heads - args.first_head);
+    for (args.first_block = 0; args.first_block < blocks; args.first_block += wave_blocks) {
+      args.blocks = std::min(wave_blocks, blocks - args.first_block);
+      args.first_key = begin;
+      do {
+        args.last_key = std::min(args.first_key + pass, std::max(seen.end, begin));
+        args.first_pass = args.first_key == begin;
+        args.last_pass = args.last_key >= seen.end;
+        if (args.packed != nullptr)
+          parallel_for(count * ceil_div(args.last_key - args.first_key, kKeyBlock),
+                       grain_of(static_cast<double>(width * kKeyBlock) * 12),
+                       [&](int64_t b, int64_t e) { table.attention_pack(args, b, e); });
+        const double keys = static_cast<double>(std::max<int64_t>(args.last_key - args.first_key, 16));
+        parallel_with_scratch(count * args.blocks, grain_of(static_cast<double>(block_rows * width) * keys), scratch,
+                              [&](void* memory, int64_t b, int64_t e) { table.attention_many(args, memory, b, e); });
+        args.first_key += pass;
+      } while (args.first_key < seen.end);
+    }
+  }
+}
+
+}  // namespace
+
+void attention(const Attention& call) {
+  AttentionArgs args{};
+  const int rank = call.query.rank;
+  args.call = &call;
+  args.queries = call.query.shape[rank - 2];
+  args.depth = call.query.shape[rank - 1];
+  args.kv_heads = call.key.shape[rank - 3];
+  args.keys = call.key.shape[rank - 2];
+  args.value_depth = call.value.shape[rank - 1];
+  int64_t sequences = 1;
+  for (int axis = 0; axis < rank - 3; ++axis) sequences *= call.query.shape[axis];
+  const int64_t heads = sequences * args.kv_heads;
+  if (heads == 0 || call.query.shape[rank - 3] == 0 || args.queries == 0) return;
+  args.group = call.query.shape[rank - 3] / args.kv_heads;
+
+  const KernelTable& table = kernels();
+  const KeyRange seen = seen_keys(call, sequences, args.queries, args.keys);
+  const int64_t size = itemsize(accumulator(call.query.dtype));
+  if (args.queries * args.group <= kFewRows)
+    attend_few(args, table, heads, seen, size);
+  else
+    attend_many(args, table, heads, seen, size);
+}
+
+}  // namespace simdformer

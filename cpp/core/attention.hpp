@@ -1,0 +1,46 @@
+// attention: out = softmax(query key^T * scale + mask) value, with the variations that transformers use.
+#pragma once
+
+#include <cstdint>
+
+#include "core/array.hpp"
+
+namespace simdformer {
+
+// One call. Letters: H query heads, K key/value heads (H % K == 0), L queries, S keys, D and Dv head sizes; "..." are
+// the leading axes, the same in all arrays (zero strides where one is broadcast). A sequence is one index of them.
+//
+// Query i of sequence b sees key j < key_lengths[b] when causal_offset - window < j - i <= causal_offset (is_causal).
+// The order is scale, softcap, mask, softmax. What is not seen is never looked at: NaN there does no harm. A query
+// that sees nothing, or only what the mask sets to -inf, gives 0.
+struct Attention {
+  View query;  // (..., H, L, D), rank >= 3
+  View key;    // (..., K, S, D): 16-bit or float32 beside any of these; float64 beside float64
+  View value;  // (..., K, S, Dv), key's dtype
+  View out;    // (..., H, L, Dv), query's dtype
+  // All four: unit stride on the last axis, any other strides.
+
+  const View* mask = nullptr;  // (..., H, L, S): boolean (true = seen) or added to the scores; any strides
+
+  bool is_causal = false;
+  const int64_t* causal_offsets = nullptr;  // one a sequence; else causal_offset holds for all
+  int64_t causal_offset = 0;
+  int64_t window = 0;                    // 0 = none
+  const int64_t* key_lengths = nullptr;  // one a sequence
+
+  double scale = 1;
+  double softcap = 0;           // 0 = none, else scores become softcap * tanh(scores / softcap)
+  const void* sinks = nullptr;  // (H), contiguous: one more score a head, without a value
+  DType sinks_dtype = DType::f32;
+
+  // Wanted besides, or null: the accumulator's dtype, unit stride on the last axis (lse: any strides).
+  const View* weights = nullptr;  // (..., H, L, S)
+  const View* scores = nullptr;   // (..., H, L, S), scaled and masked, -inf where not seen
+  const View* lse = nullptr;      // (..., H, L), log of the sum of exp(scores)
+};
+
+// The bits of a row of out depend on its own query, keys and values only: not on the number of threads, on the other
+// sequences and heads, nor on what else is wanted. Throws std::bad_alloc and Interrupted.
+void attention(const Attention& call);
+
+}  // namespace simdformer

@@ -1,0 +1,161 @@
+// attention: out = softmax(q k^T scale + mask) v, many rows (the formulas are in attention_rows.hpp)
+//
+//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = the queries of a block x the heads of a group
+//
+// Keys are taken 256 at a time, packed into panels that all rows of the head use; rows in strips of about 24, whose
+// scores stay in the first cache: scores = q panels(k), softmax, out += scores panels(v) (flash attention: Dao et al.
+// 2022, arXiv:2205.14135). A strip computes only the keys that it sees: causality and windows cost no more than they
+// need. Sums are float32 (float64 for float64): chains of FMAs over at most kScoreTerms and kKeyBlock terms, cut at
+// fixed places, so that the bits of a row do not depend on the rows beside it.
+#pragma once
+
+#include "kernels/attention_rows.hpp"
+
+namespace simdformer::SF_ISA {
+
+constexpr int64_t kScoreTerms = 256;
+
+// The keys of a block that are packed: up to the last that any query of the head sees.
+SF_INLINE int64_t keys_in_block(const AttentionArgs& args, const Head& head, int64_t first_key) {
+  return clamp_to(head.band.end(args.queries - 1) - first_key, 0, kKeyBlock);
+}
+
+// columns [0, 16 n) of `keys` rows -> panels of 16 columns; true when all are finite
+template <class Arch, class T>
+SF_INLINE bool pack_values(const char* rows, int64_t stride, int64_t keys, int64_t columns, Acc<T>* panels) {
+  using V = Vec<Arch, Acc<T>>;
+  constexpr int64_t W = kLanes<Arch, Acc<T>>;
+  const V zero(Acc<T>(0));
+  V check = zero;  // becomes NaN
+  for (int64_t first = 0; first < keys; first += kLine) {
+    const int64_t last = first + kLine < keys ? first + kLine : keys;
+    for (int64_t c = 0; c < columns; c += W) {
+      Acc<T>* panel = panels + c / kLine * kLine * kKeyBlock + c % kLine;
+      const char* column = rows + c * static_cast<int64_t>(sizeof(T));
+      for (int64_t j = first; j < last; ++j) {
+        const T* p = reinterpret_cast<const T*>(column + j * stride);
+        const V v = columns - c >= W ? load<Arch>(p) : load_part<Arch>(p, columns - c);
+        check = mul_add(v, zero, check);
+        store<Arch>(panel + j * kLine, v);
+      }
+    }
+    for (int64_t c = (columns + W - 1) / W * W; c < round_up_to_line(columns); c += W)
+      for (int64_t j = first; j < last; ++j)
+        store<Arch>(panels + c / kLine * kLine * kKeyBlock + c % kLine + j * kLine, zero);
+  }
+  return sum_lanes(check) == Acc<T>(0);
+}
+
+// One block of keys and values -> packed_block_size(args) elements.
+template <class Arch, class T>
+void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, Acc<T>* block) noexcept {
+  const View &key = args.call->key, &value = args.call->value;
+  const int64_t keys = keys_in_block(args, head, first_key);
+  Acc<T>* panels = block + kLine;
+  for (int64_t j = 0; j < keys; j += kLine)
+    pack_panel<Arch, T>(head.key + (first_key + j) * row_stride(key), row_stride(key),
+                        keys - j < kLine ? keys - j : kLine, args.depth, panels + j * args.depth);
+  panels += kKeyBlock * args.depth;
+  const bool finite = pack_values<Arch, T>(head.value + first_key * row_stride(value), row_stride(value), keys,
+                                           args.value_depth, panels);
+  if (!finite)
+    for (int64_t c = 0; c < args.value_depth; c += kLine) remove_non_finite(panels + c * kKeyBlock, keys * kLine);
+  block[0] = finite ? Acc<T>(0) : Acc<T>(1);
+}
+
+template <class Arch, class T>
+void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {
+  const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
+  for (int64_t item = begin; item < end; ++item) {
+    const Head head = head_of(args, args.first_head + item / blocks);
+    const int64_t first_key = args.first_key + item % blocks * kKeyBlock;
+    if (head.band.begin(0) < first_key + kKeyBlock && head.band.end(args.queries - 1) > first_key)
+      pack_block<Arch, T>(args, head, first_key, static_cast<Acc<T>*>(args.packed) + item * packed_block_size(args));
+  }
+}
+
+// A strip against a packed block. q: the rows of the strip.
+template <class Arch, class A>
+SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, const A* q,
+                            int64_t q_pitch, const A* block, A* stage) {
+  const A *keys = block + kLine, *values = keys + kKeyBlock * args.depth;
+  const int64_t rows = strip.queries * args.group, line = strip.columns.begin / kLine * kLine;
+  for (int64_t d = 0; d < args.depth; d += kScoreTerms)
+    gemm<Arch, A>(rows, strip.columns.end - line, args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms, q + d,
+                  q_pitch, keys + line * args.depth + d * kLine, args.depth * kLine, strip.scores + line, strip.pitch,
+                  d > 0);
+  softmax_strip<Arch>(args, head, strip, stage);
+  const int64_t first = strip.columns.begin;
+  gemm<Arch, A>(rows, args.value_depth, strip.columns.end - first, strip.scores + first, strip.pitch,
+                values + first * kLine, kKeyBlock * kLine, strip.sums.out, strip.sums.pitch, true);
+}
+
+// The queries first + [0, queries) of a head against the keys of the pass.
+template <class Arch, class T>
+void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head, int64_t first, int64_t queries,
+                  Acc<T>* scratch) noexcept {
+  using A = Acc<T>;
+  const int64_t rows = queries * args.group, step = strip_queries(args), q_pitch = pitch_of(args.depth);
+  A* q = scratch;
+  A* scores = q + rows * q_pitch;
+  A* stage = scores + step * args.group * pitch_of(kKeyBlock);
+  A* own_block = stage + kKeyBlock;
+  A* memory = own_block + packed_block_size(args);
+  if (args.state != nullptr) {
+    const int64_t item_size = sums_size(args, args.block_queries * args.group);
+    memory = static_cast<A*>(args.state) +
+             (head_item * args.blocks + first / args.block_queries - args.first_block) * item_size;
+  }
+  const Sums<A> sums = sums_in(memory, args, rows);
+
+  if (args.first_pass) clear(sums, rows), hide_scores<A>(args, head, first, queries, {0, args.keys});
+  const int64_t begin = clamp_to(head.band.begin(first), args.first_key, args.last_key);
+  const int64_t end = clamp_to(head.band.end(first + queries - 1), args.first_key, args.last_key);
+  if (begin < end) scale_queries<Arch>(args, head, first, queries, q, q_pitch);
+  const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
+  for (int64_t b = (begin - args.first_key) / kKeyBlock; args.first_key + b * kKeyBlock < end; ++b) {
+    const int64_t first_key = args.first_key + b * kKeyBlock, keys = keys_in_block(args, head, first_key);
+    const A* block = own_block;
+    if (args.packed != nullptr)
+      block = static_cast<const A*>(args.packed) + (head_item * blocks + b) * packed_block_size(args);
+    else
+      pack_block<Arch, T>(args, head, first_key, own_block);
+    for (int64_t i = 0; i < queries; i += step) {
+      Strip<A> strip{first + i, queries - i < step ? queries - i : step, first_key, keys, {0, 0}, scores,
+                     pitch_of(kKeyBlock), sums.at(i * args.group)};
+      strip.columns = {head.band.seen(strip.first, first_key, keys).begin,
+                       head.band.seen(strip.first + strip.queries - 1, first_key, keys).end};
+      if (strip.columns.begin >= strip.columns.end) continue;
+      attend_strip<Arch, A>(args, head, strip, q + i * args.group * q_pitch, q_pitch, block, stage);
+      if (block[0] != A(0)) add_non_finite<T>(args, head, strip);
+    }
+  }
+  if (args.last_pass) finish<Arch>(args, head, first, queries, sums);
+}
+
+template <class Arch, class T>
+void attend_blocks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t head_item = item / args.blocks, block = args.first_block + args.blocks - 1 - item % args.blocks;
+    const int64_t first = block * args.block_queries, left = args.queries - first;
+    const Head head = head_of(args, args.first_head + head_item);
+    attend_block<Arch, T>(args, head_item, head, first, left < args.block_queries ? left : args.block_queries, scratch);
+  }
+}
+
+// ---- entries of the table ---------------------------------------------------------------------------------------
+
+template <class Arch>
+void attention_pack(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.call->key.dtype, [&](auto type) { pack_blocks<Arch, decltype(type)>(args, begin, end); });
+}
+
+template <class Arch>
+void attention_many(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
+  with_type(args.call->key.dtype, [&](auto type) {
+    using T = decltype(type);
+    attend_blocks<Arch, T>(args, static_cast<Acc<T>*>(scratch), begin, end);
+  });
+}
+
+}  // namespace simdformer::SF_ISA

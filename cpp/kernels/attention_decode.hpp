@@ -1,0 +1,276 @@
+// attention: out = softmax(q k^T scale + mask) v, few rows (the formulas are in attention_rows.hpp)
+//
+//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = all queries x the heads of a group, <= 16
+//
+// Bound by memory: keys and values are read once, in place, and every load serves all rows. Scores are dot products
+// along D, four keys at a time. A work item takes a chunk of the keys and leaves its sums; they are merged in the order
+// of the chunks (flash decoding). Sums are float32 (float64 for float64).
+#pragma once
+
+#include "kernels/attention_rows.hpp"
+
+namespace simdformer::SF_ISA {
+
+// Rows that share a load, columns of values in registers: 16 sums where the ISA has 32 registers, else 8.
+constexpr int kSharingRows = kTileVectors[kTileRows] == 4 ? 4 : 2;
+constexpr int kSharingKeys = 4;
+constexpr int kValueVectors = 4;
+
+// ---- scores -----------------------------------------------------------------------------------------------------
+
+// out = the sum of the 128-bit quarters (halves, wholes) of x
+template <class V, class A>
+SF_INLINE void add_quarters(V x, A* out) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  } else {
+    const __m256d half = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));
+    _mm_storeu_pd(out, _mm_add_pd(_mm256_castpd256_pd128(half), _mm256_extractf128_pd(half, 1)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<A, float>)
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+  else
+    _mm_storeu_pd(out, _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1)));
+#else
+  x.store_unaligned(out);
+#endif
+}
+
+// out[n] = sum of the lanes of x[n], n < 4
+template <class Arch, class A>
+SF_INLINE void sum_four(const Vec<Arch, A>* x, A* out) {
+  using V = Vec<Arch, A>;
+  if constexpr (std::is_same_v<A, float>) {
+    using Pair = decltype(lanes_as<Vec<Arch, double>>(x[0]));
+    const Pair a = lanes_as<Pair>(V(zip_lower(x[0], x[1]) + zip_upper(x[0], x[1])));
+    const Pair b = lanes_as<Pair>(V(zip_lower(x[2], x[3]) + zip_upper(x[2], x[3])));
+    add_quarters(V(lanes_as<V>(zip_lower(a, b)) + lanes_as<V>(zip_upper(a, b))), out);
+  } else {
+    add_quarters(V(zip_lower(x[0], x[1]) + zip_upper(x[0], x[1])), out);
+    add_quarters(V(zip_lower(x[2], x[3]) + zip_upper(x[2], x[3])), out + 2);
+  }
+}
+
+// scores[r][n] = q[r] . k[n] for MR rows and four keys. q is padded with zeros to whole vectors.
+template <class Arch, class T, int MR>
+SF_INLINE void dot_tile_of(const Acc<T>* q, int64_t q_pitch, const T* const* keys, int64_t depth, Acc<T>* scores,
+                           int64_t pitch) {
+  using V = Vec<Arch, Acc<T>>;
+  constexpr int64_t W = kLanes<Arch, Acc<T>>;
+  V sum[MR][kSharingKeys];
+  SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] = V(Acc<T>(0));
+  const auto step = [&](int64_t d, auto load_key) __attribute__((always_inline)) {
+    V k[kSharingKeys];
+    SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) k[n] = load_key(keys[n] + d);
+    SF_UNROLL for (int r = 0; r < MR; ++r) {
+      const V x = load<Arch>(q + r * q_pitch + d);
+      SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] = mul_add(x, k[n], sum[r][n]);
+    }
+  };
+  int64_t d = 0;
+  for (; d + W <= depth; d += W) step(d, [](const T* p) { return load<Arch>(p); });
+  if (d < depth) step(d, [&](const T* p) { return load_part<Arch>(p, depth - d); });
+  SF_UNROLL for (int r = 0; r < MR; ++r) sum_four<Arch>(sum[r], scores + r * pitch);
+}
+
+template <class Arch, class T, int MR = kSharingRows>
+SF_INLINE void dot_rows_of(int64_t rows, const Acc<T>* q, int64_t q_pitch, const T* const* keys, int64_t depth,
+                           Acc<T>* scores, int64_t pitch) {
+  for (; rows >= MR; rows -= MR, q += MR * q_pitch, scores += MR * pitch)
+    dot_tile_of<Arch, T, MR>(q, q_pitch, keys, depth, scores, pitch);
+  if constexpr (MR > 1) dot_rows_of<Arch, T, MR / 2>(rows, q, q_pitch, keys, depth, scores, pitch);
+}
+
+// Scores of all rows with `keys` keys, and of no meaning up to the next multiple of four.
+template <class Arch, class T>
+void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const char* key, int64_t stride, int64_t keys,
+                int64_t depth, Acc<T>* scores, int64_t pitch) noexcept {
+  for (int64_t j = 0; j < keys; j += kSharingKeys) {
+    const T* tile[kSharingKeys];
+    for (int64_t n = 0; n < kSharingKeys; ++n)
+      tile[n] = reinterpret_cast<const T*>(key + (j + n < keys ? j + n : keys - 1) * stride);
+    dot_rows_of<Arch, T>(rows, q, q_pitch, tile, depth, scores + j, pitch);
+  }
+}
+
+// ---- values -----------------------------------------------------------------------------------------------------
+
+// out[r] += sum_j p[r][j] v[j] for MR rows and NV vectors of columns, the last one possibly of `part` columns only
+template <class Arch, class T, int MR, int NV, bool kPart>
+SF_INLINE void sum_tile(const Acc<T>* p, int64_t pitch, const char* value, int64_t stride, int64_t keys,
+                        [[maybe_unused]] int64_t part, const Sums<Acc<T>>& sums, int64_t column) {
+  using V = Vec<Arch, Acc<T>>;
+  constexpr int64_t W = kLanes<Arch, Acc<T>>;
+  V sum[MR][NV];
+  SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int v = 0; v < NV; ++v) sum[r][v] = V(Acc<T>(0));
+  for (int64_t j = 0; j < keys; ++j) {
+    const T* row = reinterpret_cast<const T*>(value + j * stride) + column;
+    V x[NV];
+    SF_UNROLL for (int v = 0; v < NV; ++v) {
+      if constexpr (kPart)
+        x[v] = load_part<Arch>(row + v * W, part);
+      else
+        x[v] = load<Arch>(row + v * W);
+    }
+    SF_UNROLL for (int r = 0; r < MR; ++r) {
+      const V weight(p[r * pitch + j]);
+      SF_UNROLL for (int v = 0; v < NV; ++v) sum[r][v] = mul_add(weight, x[v], sum[r][v]);
+    }
+  }
+  SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int v = 0; v < NV; ++v) {
+    Acc<T>* out = sums.out + r * sums.pitch + column + v * W;
+    store<Arch>(out, load<Arch>(static_cast<const Acc<T>*>(out)) + sum[r][v]);
+  }
+}
+
+template <class Arch, class T, int NV, bool kPart, int MR = kSharingRows>
+SF_INLINE void sum_rows_of(int64_t rows, const Acc<T>* p, int64_t pitch, const char* value, int64_t stride,
+                           int64_t keys, int64_t part, Sums<Acc<T>> sums, int64_t column) {
+  for (; rows >= MR; rows -= MR, p += MR * pitch, sums = sums.at(MR))
+    sum_tile<Arch, T, MR, NV, kPart>(p, pitch, value, stride, keys, part, sums, column);
+  if constexpr (MR > 1)
+    sum_rows_of<Arch, T, NV, kPart, MR / 2>(rows, p, pitch, value, stride, keys, part, sums, column);
+}
+
+// out += p v
+template <class Arch, class T>
+void add_values(int64_t rows, const Acc<T>* p, int64_t pitch, const char* value, int64_t stride, int64_t keys,
+                int64_t columns, const Sums<Acc<T>>& sums) noexcept {
+  constexpr int64_t W = kLanes<Arch, Acc<T>>;
+  int64_t c = 0;
+  for (; c + kValueVectors * W <= columns; c += kValueVectors * W)
+    sum_rows_of<Arch, T, kValueVectors, false>(rows, p, pitch, value, stride, keys, W, sums, c);
+  for (; c + W <= columns; c += W) sum_rows_of<Arch, T, 1, false>(rows, p, pitch, value, stride, keys, W, sums, c);
+  if (c < columns) sum_rows_of<Arch, T, 1, true>(rows, p, pitch, value, stride, keys, columns - c, sums, c);
+}
+
+// A finite copy of `keys` rows of values, (keys, pitch); true when something had to be replaced.
+template <class Arch, class T>
+bool copy_finite(const char* value, int64_t stride, int64_t keys, int64_t columns, Acc<T>* copy,
+                 int64_t pitch) noexcept {
+  bool replaced = false;
+  for (int64_t j = 0; j < keys; ++j) {
+    Acc<T>* row = copy + j * pitch;
+    map_row<Arch>(row, columns, [](auto x) { return x; }, reinterpret_cast<const T*>(value + j * stride));
+    for (int64_t c = 0; c < columns; ++c) replaced |= !is_finite(row[c]);
+    remove_non_finite(row, columns);
+  }
+  return replaced;
+}
+
+// Whether a strip holds keys that one of its rows does not see.
+template <class A>
+SF_INLINE bool hides_keys(const AttentionArgs& args, const Head& head, const Strip<A>& strip) {
+  const View* mask = args.call->mask;
+  if (mask != nullptr && mask->dtype == DType::boolean) return true;
+  const Span first = head.band.seen(strip.first, strip.first_key, strip.keys);
+  const Span last = head.band.seen(strip.first + strip.queries - 1, strip.first_key, strip.keys);
+  return last.begin > 0 || first.end < strip.keys;
+}
+
+// ---- chunks -----------------------------------------------------------------------------------------------------
+
+// All rows of a head against the keys [begin, end).
+template <class Arch, class T>
+void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, int64_t end, const Sums<Acc<T>>& sums,
+                  Acc<T>* scratch) noexcept {
+  using A = Acc<T>;
+  const View &key = args.call->key, &value = args.call->value;
+  const int64_t rows = args.queries * args.group, q_pitch = pitch_of(args.depth), pitch = pitch_of(kFewBlock);
+  A *q = scratch, *scores = q + rows * q_pitch, *stage = scores + rows * pitch, *copy = stage + kFewBlock;
+  scale_queries<Arch>(args, head, 0, args.queries, q, q_pitch);
+  for (int64_t first = begin; first < end; first += kFewBlock) {
+    const int64_t keys = end - first < kFewBlock ? end - first : kFewBlock;
+    const Strip<A> strip{0, args.queries, first, keys, {0, keys}, scores, pitch, sums};
+    const char* values = head.value + first * row_stride(value);
+    score_keys<Arch, T>(rows, q, q_pitch, head.key + first * row_stride(key), row_stride(key), keys, args.depth,
+                        scores, pitch);
+    softmax_strip<Arch>(args, head, strip, stage);
+    if (hides_keys(args, head, strip) &&
+        copy_finite<Arch, T>(values, row_stride(value), keys, args.value_depth, copy, sums.pitch)) {
+      add_values<Arch, A>(rows, scores, pitch, reinterpret_cast<const char*>(copy),
+                          sums.pitch * static_cast<int64_t>(sizeof(A)), keys, args.value_depth, sums);
+      add_non_finite<T>(args, head, strip);
+    } else {
+      add_values<Arch, T>(rows, scores, pitch, values, row_stride(value), keys, args.value_depth, sums);
+    }
+  }
+}
+
+template <class Arch, class T>
+void attend_chunks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
+  using A = Acc<T>;
+  const int64_t rows = args.queries * args.group, size = sums_size(args, rows);
+  for (int64_t item = begin; item < end; ++item) {
+    const Head head = head_of(args, args.first_head + item / args.chunks);
+    const int64_t first = args.first_key + item % args.chunks * kFewKeys;
+    const int64_t last = first + kFewKeys < args.last_key ? first + kFewKeys : args.last_key;
+    const int64_t first_seen = clamp_to(head.band.begin(0), first, last);
+    const int64_t last_seen = clamp_to(head.band.end(args.queries - 1), first, last);
+    A* memory = args.partials != nullptr ? static_cast<A*>(args.partials) + item * size : scratch;
+    const Sums<A> sums = sums_in(memory, args, rows);
+    clear(sums, rows);
+    hide_scores<A>(args, head, 0, args.queries, {first, last});
+    if (first_seen < last_seen)
+      attend_chunk<Arch, T>(args, head, first_seen, last_seen, sums, scratch + (args.partials != nullptr ? 0 : size));
+    if (args.partials == nullptr) finish<Arch>(args, head, 0, args.queries, sums);
+  }
+}
+
+// The sums of all chunks of a head -> its result. The first chunk's memory takes the total.
+template <class Arch, class A>
+void merge_heads(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {
+  using V = Vec<Arch, A>;
+  const int64_t rows = args.queries * args.group, size = sums_size(args, rows);
+  for (int64_t item = begin; item < end; ++item) {
+    A* memory = static_cast<A*>(args.partials) + item * args.chunks * size;
+    const Sums<A> all = sums_in(memory, args, rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      const Sums<A> merged = all.at(r);
+      A highest = kMinusInfinity<A>, total(0);
+      for (int64_t c = 0; c < args.chunks; ++c) {
+        const A x = *sums_in(memory + c * size, args, rows).at(r).highest;
+        highest = x > highest ? x : highest;
+      }
+      for (int64_t c = 0; c < args.chunks; ++c) {
+        const Sums<A> part = sums_in(memory + c * size, args, rows).at(r);
+        if (*part.total == A(0)) continue;  // it saw nothing
+        const A factor = exp_of<Arch>(*part.highest - (highest == kMinusInfinity<A> ? A(0) : highest));
+        total += *part.total * factor;
+        const V scale(factor);
+        if (c == 0)
+          each_vector<Arch>(merged.out, 0, merged.pitch, [&](V x, int64_t) { return x * scale; });
+        else
+          each_vector<Arch>(merged.out, 0, merged.pitch, [&](V x, int64_t j) {
+            return mul_add(load<Arch>(static_cast<const A*>(part.out + j)), scale, x);
+          });
+      }
+      *merged.highest = highest;
+      *merged.total = total;
+    }
+    finish<Arch>(args, head_of(args, args.first_head + item), 0, args.queries, all);
+  }
+}
+
+// ---- entries of the table ---------------------------------------------------------------------------------------
+
+template <class Arch>
+void attention_few(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
+  with_type(args.call->key.dtype, [&](auto type) {
+    using T = decltype(type);
+    attend_chunks<Arch, T>(args, static_cast<Acc<T>*>(scratch), begin, end);
+  });
+}
+
+template <class Arch>
+void attention_merge(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {
+  if (args.call->key.dtype == DType::f64)
+    merge_heads<Arch, double>(args, begin, end);
+  else
+    merge_heads<Arch, float>(args, begin, end);
+}
+
+}  // namespace simdformer::SF_ISA

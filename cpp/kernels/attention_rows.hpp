@@ -1,0 +1,394 @@
+// The part of attention that many and few rows share: which keys a row sees, its softmax, its result.
+//
+//   s = q.k scale -> softcap tanh(s / softcap) -> + mask        m = max s    l = sum exp(s - m)
+//   out = sum exp(s - m) v / l          weights = exp(s - m) / l          lse = m + log l
+//
+// m, l and the sum run over blocks of keys (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867); where m
+// rises, l and the sum are scaled by exp(m_before - m). A score that is not seen is replaced by -inf, never added to.
+// Arithmetic is float32 (float64 for float64).
+#pragma once
+
+#include "core/attention_args.hpp"
+#include "kernels/dtypes.hpp"
+#include "kernels/exp.hpp"
+#include "kernels/gemm.hpp"
+
+namespace simdformer::SF_ISA {
+
+static_assert(kLine == kPanelColumns);
+
+template <class A>
+constexpr A kMinusInfinity = -std::numeric_limits<A>::infinity();
+
+SF_INLINE int64_t clamp_to(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+SF_INLINE int64_t add_saturated(int64_t a, int64_t b) {
+  int64_t sum;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return b < 0 ? INT64_MIN : INT64_MAX;
+}
+
+template <class Arch, class A>
+SF_INLINE A exp_of(A x) {
+  return first_lane(vec_exp<Arch>(Vec<Arch, A>(x)));
+}
+
+template <class T>
+SF_INLINE Acc<T> element(const char* p) {
+  T value;
+  std::memcpy(&value, p, sizeof(T));
+  return widen(value);
+}
+
+// body(T{}) for the storage types that go with sums of type A.
+template <class A, class Body>
+SF_INLINE void with_storage(DType dtype, Body&& body) {
+  if constexpr (std::is_same_v<A, double>)
+    body(double{});
+  else
+    with_parameter_type<float>(dtype, body);
+}
+
+// ---- heads ------------------------------------------------------------------------------------------------------
+
+// The keys [begin, end) of a block.
+struct Span {
+  int64_t begin, end;
+};
+
+// Query i sees the keys [i + first, i + last) of [0, keys). Both ends grow with i.
+struct Band {
+  int64_t first, last, keys;
+
+  SF_INLINE int64_t begin(int64_t i) const { return clamp_to(i + first, 0, keys); }
+  SF_INLINE int64_t end(int64_t i) const { return clamp_to(i + last, 0, keys); }
+  SF_INLINE Span seen(int64_t i, int64_t first_key, int64_t count) const {
+    return {clamp_to(begin(i) - first_key, 0, count), clamp_to(end(i) - first_key, 0, count)};
+  }
+};
+
+// One key/value head: where its arrays begin, at the first of its query heads.
+struct Head {
+  const char *query, *key, *value, *mask;
+  char *out, *weights, *scores, *lse;
+  int64_t first;  // the number of the first query head
+  Band band;
+};
+
+SF_INLINE int64_t head_stride(const View& view) { return view.strides[view.rank - 3]; }
+SF_INLINE int64_t row_stride(const View& view) { return view.strides[view.rank - 2]; }
+
+// Where head `head` of a sequence begins; `inner` axes follow the leading ones.
+SF_INLINE char* head_of_view(const View* view, int inner, int64_t sequence, int64_t head) {
+  if (view == nullptr) return nullptr;
+  char* p = view->data + head * view->strides[view->rank - inner];
+  for (int axis = view->rank - inner - 1; axis >= 0; --axis) {
+    p += sequence % view->shape[axis] * view->strides[axis];
+    sequence /= view->shape[axis];
+  }
+  return p;
+}
+
+SF_INLINE Band band_of(const AttentionArgs& args, int64_t sequence) {
+  const Attention& call = *args.call;
+  // Beyond these bounds a band is empty or whole for every query.
+  const int64_t low = -args.queries, high = args.keys;
+  Band band{low, high, call.key_lengths ? clamp_to(call.key_lengths[sequence], 0, args.keys) : args.keys};
+  if (!call.is_causal) return band;
+  const int64_t offset = call.causal_offsets ? call.causal_offsets[sequence] : call.causal_offset;
+  band.last = clamp_to(add_saturated(offset, 1), low, high);
+  if (call.window > 0) band.first = clamp_to(add_saturated(offset, 1 - call.window), low, high);
+  return band;
+}
+
+SF_INLINE Head head_of(const AttentionArgs& args, int64_t index) {
+  const Attention& call = *args.call;
+  const int64_t sequence = index / args.kv_heads, kv_head = index % args.kv_heads, first = kv_head * args.group;
+  Head head;
+  head.query = head_of_view(&call.query, 3, sequence, first);
+  head.key = head_of_view(&call.key, 3, sequence, kv_head);
+  head.value = head_of_view(&call.value, 3, sequence, kv_head);
+  head.mask = head_of_view(call.mask, 3, sequence, first);
+  head.out = head_of_view(&call.out, 3, sequence, first);
+  head.weights = head_of_view(call.weights, 3, sequence, first);
+  head.scores = head_of_view(call.scores, 3, sequence, first);
+  head.lse = head_of_view(call.lse, 2, sequence, first);
+  head.first = first;
+  head.band = band_of(args, sequence);
+  return head;
+}
+
+// Row (i, g) of an array of the call: null when that is absent.
+SF_INLINE const char* row_of(const View* view, const char* head, int64_t i, int64_t g) {
+  return head ? head + i * row_stride(*view) + g * head_stride(*view) : nullptr;
+}
+SF_INLINE char* row_of(const View* view, char* head, int64_t i, int64_t g) {
+  return head ? head + i * row_stride(*view) + g * head_stride(*view) : nullptr;
+}
+
+// Where scores are kept for those who asked: for the weights, until they take their place.
+template <class A>
+SF_INLINE A* kept_scores(const AttentionArgs& args, const Head& head, int64_t i, int64_t g) {
+  const Attention& call = *args.call;
+  return reinterpret_cast<A*>(head.scores ? row_of(call.scores, head.scores, i, g)
+                                          : row_of(call.weights, head.weights, i, g));
+}
+
+// ---- strips -----------------------------------------------------------------------------------------------------
+
+template <class A>
+struct Sums {
+  A* out;      // (rows, pitch): sum of exp(s - m) v, zeros past the last column
+  int64_t pitch;
+  A* highest;  // (rows): m
+  A* total;    // (rows): l
+
+  SF_INLINE Sums at(int64_t row) const { return {out + row * pitch, pitch, highest + row, total + row}; }
+};
+
+// Sums of `rows` rows in memory of sums_size(args, rows) elements.
+template <class A>
+SF_INLINE Sums<A> sums_in(A* memory, const AttentionArgs& args, int64_t rows) {
+  const int64_t pitch = round_up_to_line(args.value_depth);
+  A* highest = memory + rows * pitch;
+  return {memory, pitch, highest, highest + round_up_to_line(rows)};
+}
+
+template <class A>
+SF_INLINE void clear(const Sums<A>& sums, int64_t rows) {
+  std::memset(sums.out, 0, static_cast<size_t>(rows * sums.pitch) * sizeof(A));
+  for (int64_t r = 0; r < rows; ++r) sums.highest[r] = kMinusInfinity<A>, sums.total[r] = A(0);
+}
+
+// Some queries of a head, all their rows, against the keys first_key + [0, keys).
+template <class A>
+struct Strip {
+  int64_t first, queries;
+  int64_t first_key, keys;
+  Span columns;  // that some row sees; what is read of `scores` afterwards
+  A* scores;     // (rows, pitch): q.k, which becomes exp(s - m)
+  int64_t pitch;
+  Sums<A> sums;
+};
+
+// rows (i, g) = query * scale, as sums of type A, zeros up to the pitch
+template <class Arch, class A>
+void scale_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries, A* rows,
+                   int64_t pitch) noexcept {
+  const View& query = args.call->query;
+  const Vec<Arch, A> scale(static_cast<A>(args.call->scale));
+  with_storage<A>(query.dtype, [&](auto type) {
+    using Q = decltype(type);
+    for (int64_t i = first; i < first + queries; ++i)
+      for (int64_t g = 0; g < args.group; ++g, rows += pitch) {
+        const Q* row = reinterpret_cast<const Q*>(row_of(&query, head.query, i, g));
+        map_row<Arch>(rows, args.depth, [&](auto x) { return x * scale; }, row);
+        for (int64_t d = args.depth; d < pitch; ++d) rows[d] = A(0);
+      }
+  });
+}
+
+// A row of the mask as A: what is added, or for a boolean mask 0 where a key is seen and -inf where it is not.
+// Finite float64 values beyond float32's range stay finite.
+template <class A>
+SF_INLINE void stage_mask(const View& mask, const char* row, Span span, A* stage) {
+  const int64_t step = mask.strides[mask.rank - 1];
+  if (mask.dtype == DType::boolean) {
+    for (int64_t j = span.begin; j < span.end; ++j) stage[j] = row[j * step] ? A(0) : kMinusInfinity<A>;
+    return;
+  }
+  with_type(mask.dtype, [&](auto type) {
+    for (int64_t j = span.begin; j < span.end; ++j) {
+      auto value = element<decltype(type)>(row + j * step);
+      if constexpr (sizeof(value) > sizeof(A)) {
+        constexpr A kMost = std::numeric_limits<A>::max();
+        if (value - value == 0) value = value < -kMost ? -kMost : value > kMost ? kMost : value;
+      }
+      stage[j] = static_cast<A>(value);
+    }
+  });
+}
+
+// row[j] = f(row[j], j) for whole vectors
+template <class Arch, class A, class F>
+SF_INLINE void each_vector(A* row, int64_t begin, int64_t end, F f) {
+  for (int64_t j = begin; j < end; j += kLanes<Arch, A>) store<Arch>(row + j, f(load<Arch>(row + j), j));
+}
+
+template <class A>
+SF_INLINE void fill(A* row, int64_t begin, int64_t end, A value) {
+  for (int64_t j = begin; j < end; ++j) row[j] = value;
+}
+
+// Softmax of one row so far: scores [seen) become exp(s - m), the rest of [lines) zero; m, l and the sum follow.
+template <class Arch, class A>
+SF_INLINE void softmax_row(A* scores, Span lines, const Sums<A>& sums) {
+  using V = Vec<Arch, A>;
+  const auto higher = [](V a, V b) { return larger(b, a); };  // a where b is NaN
+  const A before = *sums.highest, none = kMinusInfinity<A>;
+  const A block = max_lanes(fold_row<Arch>(scores + lines.begin, lines.end - lines.begin, none, higher, higher));
+  const A highest = block > before ? block : before;
+  const V shift(highest == none ? A(0) : highest);
+  V sum(A(0));
+  each_vector<Arch>(scores, lines.begin, lines.end, [&](V s, int64_t) {
+    const V p = vec_exp<Arch>(s - shift);
+    sum = sum + p;
+    return p;
+  });
+  if (highest > before && before != none) {
+    const A factor = exp_of<Arch>(before - highest);
+    *sums.total *= factor;
+    each_vector<Arch>(sums.out, 0, sums.pitch, [&](V x, int64_t) { return x * V(factor); });
+  }
+  *sums.highest = highest;
+  *sums.total += sum_lanes(sum);
+}
+
+// q.k of a strip -> exp(s - m), with softcap, mask and the ends of the band. `stage` holds a row of the mask.
+template <class Arch, class A>
+void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, A* stage) noexcept {
+  using V = Vec<Arch, A>;
+  const Attention& call = *args.call;
+  const V softcap(static_cast<A>(call.softcap)), none(kMinusInfinity<A>);
+  const Span columns{strip.columns.begin / kLine * kLine, round_up_to_line(strip.columns.end)};
+  int64_t r = 0;
+  for (int64_t i = strip.first; i < strip.first + strip.queries; ++i) {
+    const Span seen = head.band.seen(i, strip.first_key, strip.keys);
+    const char* staged = nullptr;
+    for (int64_t g = 0; g < args.group; ++g, ++r) {
+      A* s = strip.scores + r * strip.pitch;
+      if (seen.begin >= seen.end) {
+        fill(s, columns.begin, columns.end, A(0));
+        continue;
+      }
+      const Span lines{seen.begin / kLine * kLine, round_up_to_line(seen.end)};
+      if (call.softcap > 0)
+        each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
+      if (call.mask != nullptr) {
+        const char* row = row_of(call.mask, head.mask, i, g) + strip.first_key * call.mask->strides[call.mask->rank - 1];
+        if (row != staged) stage_mask(*call.mask, row, seen, stage);
+        staged = row;
+        if (call.mask->dtype == DType::boolean)
+          each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t j) {
+            return xsimd::select(load<Arch>(static_cast<const A*>(stage + j)) == V(A(0)), x, none);
+          });
+        else
+          each_vector<Arch>(s, lines.begin, lines.end,
+                            [&](V x, int64_t j) { return x + load<Arch>(static_cast<const A*>(stage + j)); });
+      }
+      fill(s, lines.begin, seen.begin, kMinusInfinity<A>);
+      fill(s, seen.end, lines.end, kMinusInfinity<A>);
+      if (A* kept = kept_scores<A>(args, head, i, g))
+        std::memcpy(kept + strip.first_key + seen.begin, s + seen.begin,
+                    static_cast<size_t>(seen.end - seen.begin) * sizeof(A));
+      softmax_row<Arch>(s, lines, strip.sums.at(r));
+      fill(s, columns.begin, lines.begin, A(0));
+      fill(s, lines.end, columns.end, A(0));
+    }
+  }
+}
+
+// ---- values that are not finite ---------------------------------------------------------------------------------
+// exp(s - m) is 0 where a key is not seen, but 0 * NaN is not: such values are taken out of the product, as zeros, and
+// added afterwards to the rows that do see them.
+
+template <class A>
+SF_INLINE bool is_finite(A x) {
+  return x - x == A(0);
+}
+
+template <class A>
+SF_INLINE void remove_non_finite(A* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    if (!is_finite(values[i])) values[i] = A(0);
+}
+
+template <class T>
+void add_non_finite(const AttentionArgs& args, const Head& head, const Strip<Acc<T>>& strip) noexcept {
+  const View *value = &args.call->value, *mask = args.call->mask;
+  const bool hides = mask != nullptr && mask->dtype == DType::boolean;
+  for (int64_t j = strip.columns.begin; j < strip.columns.end; ++j) {
+    const int64_t key = strip.first_key + j;
+    const char* v = head.value + key * row_stride(*value);
+    bool finite = true;
+    for (int64_t d = 0; d < args.value_depth; ++d)
+      finite &= is_finite(element<T>(v + d * static_cast<int64_t>(sizeof(T))));
+    if (finite) continue;
+    int64_t r = 0;
+    for (int64_t i = strip.first; i < strip.first + strip.queries; ++i) {
+      const Span seen = head.band.seen(i, strip.first_key, strip.keys);
+      for (int64_t g = 0; g < args.group; ++g, ++r) {
+        if (j < seen.begin || j >= seen.end) continue;
+        if (hides && !row_of(mask, head.mask, i, g)[key * mask->strides[mask->rank - 1]]) continue;
+        for (int64_t d = 0; d < args.value_depth; ++d) {
+          const Acc<T> x = element<T>(v + d * static_cast<int64_t>(sizeof(T)));
+          if (!is_finite(x)) strip.sums.out[r * strip.sums.pitch + d] += strip.scores[r * strip.pitch + j] * x;
+        }
+      }
+    }
+  }
+}
+
+// ---- results ----------------------------------------------------------------------------------------------------
+
+// Before the first of these keys: what no strip will write.
+template <class A>
+SF_INLINE void hide_scores(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries, Span keys) {
+  if (!head.scores && !head.weights) return;
+  for (int64_t i = first; i < first + queries; ++i)
+    for (int64_t g = 0; g < args.group; ++g)
+      fill(kept_scores<A>(args, head, i, g), keys.begin, keys.end, kMinusInfinity<A>);
+}
+
+// After the last key: the sink joins, the sums are divided and rounded once.
+template <class Arch, class A>
+void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries, const Sums<A>& sums) noexcept {
+  using V = Vec<Arch, A>;
+  const Attention& call = *args.call;
+  const A none = kMinusInfinity<A>;
+  int64_t r = 0;
+  for (int64_t i = first; i < first + queries; ++i)
+    for (int64_t g = 0; g < args.group; ++g, ++r) {
+      A highest = sums.highest[r], total = sums.total[r], factor = A(1);
+      const bool blind = total == A(0);  // the highest score seen alone adds 1
+      if (call.sinks != nullptr) {
+        A sink = none;
+        with_storage<A>(call.sinks_dtype, [&](auto type) {
+          sink = element<decltype(type)>(static_cast<const char*>(call.sinks) +
+                                         (head.first + g) * static_cast<int64_t>(sizeof(type)));
+        });
+        const A before = highest;
+        highest = sink > highest ? sink : highest;
+        if (highest != none || sink != none) {  // or one of them is NaN
+          factor = exp_of<Arch>(before - highest);
+          total = total * factor + exp_of<Arch>(sink - highest);
+        }
+      }
+      const V scale(factor), divisor(total), shift(highest == none ? A(0) : highest);
+      with_storage<A>(call.out.dtype, [&](auto type) {
+        using Out = decltype(type);
+        Out* out = reinterpret_cast<Out*>(row_of(&call.out, head.out, i, g));
+        if (blind)
+          std::memset(static_cast<void*>(out), 0, static_cast<size_t>(args.value_depth) * sizeof(Out));
+        else
+          map_row<Arch>(out, args.value_depth, [&](V x) { return x * scale / divisor; },
+                        static_cast<const A*>(sums.out + r * sums.pitch));
+      });
+      if (head.lse != nullptr) {
+        const double lse = static_cast<double>(highest) + __builtin_log(static_cast<double>(total));
+        const A rounded = static_cast<A>(lse);
+        const View& view = *call.lse;
+        std::memcpy(head.lse + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2], &rounded, sizeof(A));
+      }
+      if (head.weights != nullptr) {
+        A* weights = reinterpret_cast<A*>(row_of(call.weights, head.weights, i, g));
+        if (blind)
+          std::memset(weights, 0, static_cast<size_t>(args.keys) * sizeof(A));
+        else
+          map_row<Arch>(weights, args.keys, [&](V s) { return vec_exp<Arch>(s - shift) / divisor; },
+                        static_cast<const A*>(kept_scores<A>(args, head, i, g)));
+      }
+    }
+}
+
+}  // namespace simdformer::SF_ISA
