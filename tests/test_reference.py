@@ -109,7 +109,7 @@ def test_the_layers_are_torchs(draw):
     equal(reference.silu(x), F.silu(t))
     equal(reference.relu(x), F.relu(t))
     equal(reference.gelu(x), F.gelu(t))
-    equal(reference.gelu(x, "tanh"), F.gelu(t, approximate="tanh"))
+    equal(reference.gelu(x, approximate="tanh"), F.gelu(t, approximate="tanh"))
     equal(reference.swiglu(x, x + 1), F.silu(t) * (t + 1))
     equal(reference.embedding([[1, 4]], matrix), F.embedding(torch.tensor([[1, 4]]), tm))
     equal(reference.repeat_kv(x, 2), t.repeat_interleave(2, 0))
@@ -196,6 +196,6 @@ def test_the_reference_needs_no_compiled_module():
         "module = sys.modules['reference'] = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "assert module.silu(0.0) == 0.0\n"
-        "assert not any('simdformer' in name for name in sys.modules)\n"
+        "assert 'simdformer' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

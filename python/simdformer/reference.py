@@ -376,7 +376,7 @@ def silu(x: ArrayLike) -> Array:
 
 
 @ieee
-def gelu(x: ArrayLike, approximate: Literal["none", "tanh"] = "none") -> Array:
+def gelu(x: ArrayLike, *, approximate: Literal["none", "tanh"] = "none") -> Array:
     """x · Φ(x), Φ the normal distribution, or its tanh approximation. arXiv:1606.08415."""
     h = float64(x)
     if approximate == "tanh":
