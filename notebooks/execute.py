@@ -1,0 +1,60 @@
+"""Run the notebooks: each `NN_name.py` (the reviewed source, percent format) becomes `NN_name.ipynb` with outputs.
+
+    python notebooks/execute.py [NAME ...]
+
+The notebook remembers a digest of the source it was run from, so that a test can tell outputs that are older than the
+source. Output of cells tagged `timing` is dropped: it belongs to the reader's machine.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent
+DIGEST = "source_sha256"
+
+
+def sources() -> list[Path]:
+    return sorted(FOLDER.glob("[0-9][0-9]_*.py"))
+
+
+def digest(source: Path) -> str:
+    return hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def run(source: Path) -> nbformat.NotebookNode:
+    """Execute one source in a fresh kernel; an error in a cell is a CellExecutionError."""
+    notebook = jupytext.read(source)
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:03d}"  # stable, so that a new run changes only what changed
+        cell.metadata.pop("execution", None)  # time stamps
+        if cell.cell_type == "code" and "timing" in cell.metadata.get("tags", []):
+            cell["outputs"] = []
+    language = {"name": "python"}  # without the version of the machine that ran it
+    notebook.metadata = {
+        "kernelspec": notebook.metadata["kernelspec"],
+        "language_info": language,
+        DIGEST: digest(source),
+    }
+    return notebook
+
+
+def main(names: list[str]) -> None:
+    for source in sources():
+        if names and source.stem not in names:
+            continue
+        print(f"running {source.name}", flush=True)
+        notebook = run(source)
+        nbformat.validate(notebook)
+        nbformat.write(notebook, source.with_suffix(".ipynb"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
