@@ -14,5 +14,6 @@ PYBIND11_MODULE(_core, module) {
   bind_rows(module);
   bind_rope(module);
   bind_linear(module);
+  bind_attention(module);
   bind_gather(module);
 }

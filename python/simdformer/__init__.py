@@ -1,0 +1,118 @@
+"""A transformer you can see through: SIMD kernels as numpy functions, and real models made of them.
+
+    import simdformer as sf
+
+    sf.scaled_dot_product_attention(q, k, v, is_causal=True)       the operations: simdformer.functional
+    sf.nn.MultiHeadAttention(64, 4, wq, wk, wv, wo)(x, x, x)       the same as layers: simdformer.nn
+    sf.from_pretrained(path).generate("Once upon a time")          whole models: simdformer.text
+    sf.show_config(), sf.num_threads(1), sf.use_isa("baseline")    threads and instruction sets
+
+`simdformer.reference` holds every operation once more in plain float64 numpy, to be read.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from simdformer import _core
+from simdformer.functional import (
+    PackedWeight,
+    RopeFrequencies,
+    causal_mask,
+    embedding,
+    gelu,
+    layer_norm,
+    linear,
+    pack,
+    relu,
+    repeat_kv,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    scaled_dot_product_attention,
+    silu,
+    softmax,
+    swiglu,
+)
+from simdformer.runtime import (
+    get_num_threads,
+    isa,
+    isas,
+    num_threads,
+    set_isa,
+    set_num_threads,
+    show_config,
+    use_isa,
+)
+
+if TYPE_CHECKING:
+    from simdformer import models, nn, reference, text
+    from simdformer.models import CheckpointError
+    from simdformer.text import LanguageModel, from_pretrained, tokenizer
+
+__version__: str = _core.build_info()["version"]
+
+# What is imported when it is first asked for, and from where: models and text are of no use to somebody who wants
+# functions, and take time to load.
+_LAZY = {
+    "CheckpointError": "simdformer.models",
+    "LanguageModel": "simdformer.text",
+    "from_pretrained": "simdformer.text",
+    "models": None,
+    "nn": None,
+    "reference": None,
+    "text": None,
+    "tokenizer": "simdformer.text",
+}
+
+__all__ = [
+    "CheckpointError",
+    "LanguageModel",
+    "PackedWeight",
+    "RopeFrequencies",
+    "__version__",
+    "causal_mask",
+    "embedding",
+    "from_pretrained",
+    "gelu",
+    "get_num_threads",
+    "isa",
+    "isas",
+    "layer_norm",
+    "linear",
+    "models",
+    "nn",
+    "num_threads",
+    "pack",
+    "reference",
+    "relu",
+    "repeat_kv",
+    "rms_norm",
+    "rope",
+    "rope_frequencies",
+    "scaled_dot_product_attention",
+    "set_isa",
+    "set_num_threads",
+    "show_config",
+    "silu",
+    "softmax",
+    "swiglu",
+    "text",
+    "tokenizer",
+    "use_isa",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'simdformer' has no attribute {name!r}")
+    home = _LAZY[name]
+    if home is None:
+        found = import_module(f"simdformer.{name}")
+    else:
+        found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

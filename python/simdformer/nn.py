@@ -1,0 +1,340 @@
+"""The operations as layers: weights are given once, then the layer is called on arrays.
+
+    attention = nn.MultiHeadAttention(hidden_size, num_heads, wq, wk, wv, wo)
+    y = attention(x, x, x, mask="causal")
+
+Weights are (outputs, inputs), as checkpoints hold them; each may be an array or what `simdformer.pack`
+made of one. Nothing is copied and nothing is trained here. Letters in shapes: B sequences, L queries,
+S keys, E hidden_size, H query heads, K key/value heads, D head_dim, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from simdformer.functional import (
+    PackedWeight,
+    embedding,
+    layer_norm,
+    linear,
+    rms_norm,
+    rope,
+    scaled_dot_product_attention,
+    swiglu,
+)
+from simdformer.types import Array, ArrayLike
+
+__all__ = [
+    "MLP",
+    "Embedding",
+    "GroupedQueryAttention",
+    "LayerNorm",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "TransformerBlock",
+]
+
+Weight = ArrayLike | PackedWeight
+Mask = ArrayLike | Literal["causal"] | None
+
+
+def split_heads(x: Array, num_heads: int) -> Array:
+    """(..., L, H·D) -> (..., H, L, D), a view."""
+    return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-3, -2)
+
+
+def merge_heads(x: Array) -> Array:
+    """(..., H, L, D) -> (..., L, H·D)"""
+    x = x.swapaxes(-3, -2)
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+class MultiHeadAttention:
+    """concat(head_1 ... head_H) woᵀ, head_h = attention(query wqᵀ, key wkᵀ, value wvᵀ) of its slice.
+
+    Vaswani et al. 2017, section 3.2.2. wq, wk, wv, wo: (E, E); head_dim is E / num_heads.
+
+    Calling it: query (..., L, E), key and value (..., S, E) -> (..., L, E). mask: bool (True = may
+    attend) or additive, broadcastable to (..., H, L, S), or "causal".
+
+    ValueError: num_heads does not divide hidden_size; a shape does not fit.
+
+    >>> import numpy as np
+    >>> from simdformer import nn
+    >>> w = np.eye(4, dtype=np.float32)
+    >>> x = np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32)
+    >>> nn.MultiHeadAttention(4, 2, w, w, w, w)(x, x, x, mask="causal").round(2)
+    array([[1.  , 0.  , 0.  , 0.  ],
+           [0.33, 0.67, 0.  , 0.  ]], dtype=float32)
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, wq: Weight, wk: Weight, wv: Weight, wo: Weight
+    ) -> None:
+        _check_heads("MultiHeadAttention", num_heads, "hidden_size", hidden_size)
+        for name, weight in (("wq", wq), ("wk", wk), ("wv", wv), ("wo", wo)):
+            _check_shape("MultiHeadAttention", name, weight, (hidden_size, hidden_size), "(E, E)")
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.wq, self.wk, self.wv, self.wo = wq, wk, wv, wo
+
+    def __call__(
+        self, query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: Mask = None
+    ) -> Array:
+        q = split_heads(_linear(query, self.wq), self.num_heads)
+        k = split_heads(_linear(key, self.wk), self.num_heads)
+        v = split_heads(_linear(value, self.wv), self.num_heads)
+        z = scaled_dot_product_attention(q, k, v, **_mask("MultiHeadAttention", mask))
+        return _linear(merge_heads(z), self.wo)
+
+    def __repr__(self) -> str:
+        return f"MultiHeadAttention(hidden_size={self.hidden_size}, num_heads={self.num_heads})"
+
+
+class GroupedQueryAttention:
+    """Self-attention of Llama, Qwen, Mistral and MiniMind: H query heads share K key/value heads.
+
+    Ainslie et al. 2023. wq (H·D, E), wk and wv (K·D, E), wo (E, H·D); D is what wq says, which need
+    not be E / H. Optional, in the order in which they act: q_norm and k_norm (D,), an RMSNorm over
+    each head with norm_eps (Qwen3); RoPE when rope_layout is given ("half" or "interleaved"), with
+    theta (10000 if neither is given) or inv_freq (see `simdformer.rope_frequencies`).
+
+    Calling it: x (..., L, E) -> (..., L, E). mask: bool (True = may attend) or additive,
+    broadcastable to (..., H, L, L), or "causal". positions (L,) or (B, L): for RoPE; 0, 1, 2 ... if
+    not given.
+
+    ValueError: numbers of heads or shapes that do not fit, a norm without its eps, positions, theta
+    or inv_freq without a rope_layout.
+
+    >>> import numpy as np
+    >>> from simdformer import nn
+    >>> wq = wo = np.eye(4, dtype=np.float32)
+    >>> wk = wv = np.eye(2, 4, dtype=np.float32)
+    >>> attention = nn.GroupedQueryAttention(4, 2, 1, wq, wk, wv, wo, rope_layout="half")
+    >>> attention(np.ones((5, 4), np.float32), mask="causal").shape
+    (5, 4)
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        wq: Weight,
+        wk: Weight,
+        wv: Weight,
+        wo: Weight,
+        *,
+        q_norm: ArrayLike | None = None,
+        k_norm: ArrayLike | None = None,
+        norm_eps: float | None = None,
+        rope_layout: Literal["half", "interleaved"] | None = None,
+        theta: float | None = None,
+        inv_freq: ArrayLike | None = None,
+    ) -> None:
+        me = "GroupedQueryAttention"
+        _check_heads(me, num_kv_heads, "num_heads", num_heads)
+        rows = _shape(wq)[0] if _shape(wq) else 0
+        _check_heads(me, num_heads, "rows of wq", rows)
+        kv_rows = rows // num_heads * num_kv_heads
+        _check_shape(me, "wq", wq, (rows, hidden_size), "(H·D, E)")
+        _check_shape(me, "wk", wk, (kv_rows, hidden_size), "(K·D, E)")
+        _check_shape(me, "wv", wv, (kv_rows, hidden_size), "(K·D, E)")
+        _check_shape(me, "wo", wo, (hidden_size, rows), "(E, H·D)")
+        if norm_eps is None and not (q_norm is None and k_norm is None):
+            raise ValueError(f"{me}: norm_eps is not given, needs a number beside q_norm or k_norm")
+        if rope_layout is None and not (theta is None and inv_freq is None):
+            raise ValueError(
+                f'{me}: rope_layout is not given, needs "half" or "interleaved" beside theta or inv_freq'
+            )
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.wq, self.wk, self.wv, self.wo = wq, wk, wv, wo
+        self.q_norm, self.k_norm, self.norm_eps = q_norm, k_norm, norm_eps
+        self.rope_layout, self.theta, self.inv_freq = rope_layout, theta, inv_freq
+
+    def __call__(
+        self, x: ArrayLike, mask: Mask = None, positions: ArrayLike | None = None
+    ) -> Array:
+        q, k, v = linear(x, [self.wq, self.wk, self.wv])
+        q = split_heads(q, self.num_heads)
+        k = split_heads(k, self.num_kv_heads)
+        v = split_heads(v, self.num_kv_heads)
+        q = self._rotate(self._normalise(q, self.q_norm), positions)
+        k = self._rotate(self._normalise(k, self.k_norm), positions)
+        z = scaled_dot_product_attention(q, k, v, **_mask("GroupedQueryAttention", mask))
+        return _linear(merge_heads(z), self.wo)
+
+    def _normalise(self, x: Array, weight: ArrayLike | None) -> Array:
+        if weight is None or self.norm_eps is None:
+            return x
+        return rms_norm(x, weight, eps=self.norm_eps)
+
+    def _rotate(self, x: Array, positions: ArrayLike | None) -> Array:
+        if self.rope_layout is not None:
+            return rope(
+                x,
+                layout=self.rope_layout,
+                positions=positions,
+                theta=self.theta,
+                inv_freq=self.inv_freq,
+            )
+        if positions is not None:
+            raise ValueError(
+                "GroupedQueryAttention: positions are given, needs a rope_layout to have a meaning"
+            )
+        return x
+
+    def __repr__(self) -> str:
+        return (
+            f"GroupedQueryAttention(hidden_size={self.hidden_size}, num_heads={self.num_heads}, "
+            f"num_kv_heads={self.num_kv_heads}, rope_layout={self.rope_layout!r})"
+        )
+
+
+class MLP:
+    """down (silu(gate x) · up x), the SwiGLU of Llama. Shazeer 2020.
+
+    gate and up: (intermediate_size, E), down: (E, intermediate_size); x (..., E) -> (..., E).
+    """
+
+    def __init__(self, gate: Weight, up: Weight, down: Weight) -> None:
+        inner, hidden_size = _two_axes("MLP", "gate", gate)
+        _check_shape("MLP", "up", up, (inner, hidden_size), "the shape of gate")
+        _check_shape("MLP", "down", down, (hidden_size, inner), "(E, intermediate_size)")
+        self.gate, self.up, self.down = gate, up, down
+
+    def __call__(self, x: ArrayLike) -> Array:
+        gate, up = linear(x, [self.gate, self.up])
+        return _linear(swiglu(gate, up, out=gate), self.down)
+
+    def __repr__(self) -> str:
+        inner, hidden_size = _shape(self.gate)
+        return f"MLP(hidden_size={hidden_size}, intermediate_size={inner})"
+
+
+class RMSNorm:
+    """x / sqrt(mean(x²) + eps) · weight over the last axis: see `simdformer.rms_norm`."""
+
+    def __init__(self, weight: ArrayLike, eps: float) -> None:
+        self.weight, self.eps = weight, eps
+
+    def __call__(self, x: ArrayLike) -> Array:
+        return rms_norm(x, self.weight, eps=self.eps)
+
+    def __repr__(self) -> str:
+        return f"RMSNorm({_shape(self.weight)}, eps={self.eps})"
+
+
+class LayerNorm:
+    """(x - mean) / sqrt(var + eps) · weight + bias over the last axis: see `simdformer.layer_norm`."""
+
+    def __init__(self, weight: ArrayLike, bias: ArrayLike | None, eps: float) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def __call__(self, x: ArrayLike) -> Array:
+        return layer_norm(x, self.weight, self.bias, eps=self.eps)
+
+    def __repr__(self) -> str:
+        return f"LayerNorm({_shape(self.weight)}, eps={self.eps})"
+
+
+class Embedding:
+    """Ids (...) to rows of weight (V, E): (..., E).
+
+    `.as_linear(x)` is the way back, x weightᵀ: the logits of a model whose embeddings are tied.
+    """
+
+    def __init__(self, weight: ArrayLike) -> None:
+        _two_axes("Embedding", "weight", weight)
+        self.weight = weight
+
+    def __call__(self, ids: ArrayLike) -> Array:
+        return embedding(ids, self.weight)
+
+    def as_linear(self, x: ArrayLike) -> Array:
+        """x (..., E) -> (..., V)"""
+        return _linear(x, self.weight)
+
+    def __repr__(self) -> str:
+        return "Embedding(vocab_size={}, hidden_size={})".format(*_shape(self.weight))
+
+
+class TransformerBlock:
+    """One layer: h = x + attention(attn_norm(x)), then h + mlp(mlp_norm(h)).
+
+    `attention` is a GroupedQueryAttention or a MultiHeadAttention, the others any callables on
+    arrays. Calling it: x (..., L, E) -> (..., L, E); mask and positions go to the attention.
+    """
+
+    def __init__(
+        self,
+        attention: GroupedQueryAttention | MultiHeadAttention,
+        mlp: Callable[[Any], Array],
+        attn_norm: Callable[[Any], Array],
+        mlp_norm: Callable[[Any], Array],
+    ) -> None:
+        self.attention, self.mlp = attention, mlp
+        self.attn_norm, self.mlp_norm = attn_norm, mlp_norm
+
+    def __call__(
+        self, x: ArrayLike, mask: Mask = None, positions: ArrayLike | None = None
+    ) -> Array:
+        x = np.asarray(x)
+        h = x + self._attend(self.attn_norm(x), mask, positions)
+        return np.asarray(h + self.mlp(self.mlp_norm(h)))
+
+    def _attend(self, x: Array, mask: Mask, positions: ArrayLike | None) -> Array:
+        if not isinstance(self.attention, MultiHeadAttention):
+            return self.attention(x, mask, positions)
+        if positions is not None:
+            raise ValueError(
+                "TransformerBlock: positions are given, needs an attention that has RoPE; "
+                "MultiHeadAttention has none"
+            )
+        return self.attention(x, x, x, mask)
+
+    def __repr__(self) -> str:
+        parts = (self.attention, self.mlp, self.attn_norm, self.mlp_norm)
+        return f"TransformerBlock({', '.join(map(repr, parts))})"
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def _linear(x: ArrayLike, weight: Any) -> Array:
+    """linear with one weight, which may be a list of rows here as everywhere else."""
+    return linear(x, np.asarray(weight) if isinstance(weight, list | tuple) else weight)
+
+
+def _mask(layer: str, mask: Mask) -> dict[str, Any]:
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ValueError(f'{layer}: mask is {mask!r}, needs "causal", an array or None')
+        return {"is_causal": True}
+    return {"attn_mask": mask}
+
+
+def _shape(weight: Any) -> tuple[int, ...]:
+    return tuple(weight.shape if hasattr(weight, "shape") else np.shape(weight))
+
+
+def _two_axes(layer: str, name: str, weight: Weight) -> tuple[int, int]:
+    shape = _shape(weight)
+    if len(shape) != 2:
+        raise ValueError(f"{layer}: {name} has shape {shape}, needs two axes")
+    return shape[0], shape[1]
+
+
+def _check_shape(
+    layer: str, name: str, weight: Weight, needed: tuple[int, int], letters: str
+) -> None:
+    if (shape := _shape(weight)) != needed:
+        raise ValueError(f"{layer}: {name} has shape {shape}, needs {needed}, {letters}")
+
+
+def _check_heads(layer: str, heads: int, name: str, size: int) -> None:
+    if heads < 1 or size < 1 or size % heads:
+        raise ValueError(f"{layer}: {heads} heads do not divide {name} = {size}, needs a divisor")

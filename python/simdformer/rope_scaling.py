@@ -1,0 +1,169 @@
+"""rope_frequencies: the frequencies of RoPE, and how long-context models stretch them.
+
+The arithmetic is float64 numpy in `simdformer.reference`; here a config's dict is checked first, because whoever wrote
+it is far away and a key that is passed over in silence changes every token.
+"""
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from simdformer import reference
+from simdformer.reference import RopeFrequencies
+
+__all__ = ["rope_frequencies"]
+
+# What a type needs, and what it may have besides.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+}
+_REFUSED = {
+    "dynamic": "depends on the length of each call, so that no one set of frequencies exists",
+    "longrope": "has two sets of frequencies, chosen by the length of each call",
+    "mrope": "has positions in three dimensions",
+}
+_NO_MEANING_HERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
+
+
+def rope_frequencies(
+    head_dim: int, *, theta: float, scaling: Mapping[str, Any] | None = None
+) -> RopeFrequencies:
+    """The frequencies theta^(-2i/D) of RoPE, stretched as a long-context model's config says.
+
+    Parameters
+    ----------
+    head_dim : int
+        D, even; of a model that turns a part of each head only, that part (its rotary_dim).
+    theta : float
+        The config's rope_theta: 10000 in Llama 2, 500000 in Llama 3, 1e6 in Qwen3.
+    scaling : dict, optional
+        The rope_scaling (or rope_parameters) of a Hugging Face config, with its "rope_type" or
+        "type": "default"; "linear" (factor); "llama3" (factor, low_freq_factor, high_freq_factor,
+        original_max_position_embeddings) of Llama 3.1; "yarn" (factor,
+        original_max_position_embeddings; attention_factor, beta_fast, beta_slow, mscale,
+        mscale_all_dim, truncate) of Qwen and DeepSeek.
+
+    Returns
+    -------
+    A named tuple (inv_freq, attention_factor) for `rope`: (D/2,) float64 and a float.
+
+    TypeError: kinds. ValueError: an odd head_dim, theta not > 0, a key that is missing, unknown or
+    out of range, and the types that cannot be had as one set of frequencies ("dynamic", "longrope").
+
+    >>> import simdformer as sf
+    >>> sf.rope_frequencies(8, theta=10000.0).inv_freq
+    array([1.   , 0.1  , 0.01 , 0.001])
+    >>> sf.rope_frequencies(8, theta=10000.0, scaling={"rope_type": "linear", "factor": 4.0}).inv_freq
+    array([0.25   , 0.025  , 0.0025 , 0.00025])
+    """
+    dim = _head_dim(head_dim)
+    base = _number("theta", theta)
+    if scaling is None:
+        return reference.rope_frequencies(dim, theta=base)
+    return reference.rope_frequencies(dim, theta=base, scaling=_checked(scaling, base))
+
+
+def _head_dim(head_dim: Any) -> int:
+    try:
+        dim = None if isinstance(head_dim, bool) else operator.index(head_dim)
+    except TypeError:
+        dim = None
+    if dim is None:
+        raise TypeError(
+            f"rope_frequencies: head_dim is of type {type(head_dim).__name__}, needs an integer"
+        )
+    if dim < 2 or dim % 2:
+        raise ValueError(f"rope_frequencies: head_dim is {dim}, needs an even number >= 2")
+    return dim
+
+
+def _number(name: str, value: Any, *, minimum: float = 0.0) -> float:
+    """A finite number > 0, or >= minimum where that is more."""
+    needed = "a finite number " + (f">= {minimum:g}" if minimum > 0 else "> 0")
+    try:
+        number = float("nan") if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if math.isnan(number) and not isinstance(value, float):
+        raise TypeError(
+            f"rope_frequencies: {name} is of type {type(value).__name__}, needs {needed}"
+        )
+    if not (number > 0 and number >= minimum and math.isfinite(number)):
+        raise ValueError(f"rope_frequencies: {name} is {value!r}, needs {needed}")
+    return number
+
+
+def _checked(scaling: Any, theta: float) -> dict[str, Any]:
+    """The entries that the type reads, as numbers."""
+    if not isinstance(scaling, Mapping):
+        raise TypeError(
+            f"rope_frequencies: scaling is of type {type(scaling).__name__}, "
+            "needs a dict as in Hugging Face configs, or None"
+        )
+    kind = _kind(scaling)
+    known = (*_NEEDED[kind], *_OPTIONAL.get(kind, ()))
+    if missing := [name for name in _NEEDED[kind] if scaling.get(name) is None]:
+        raise ValueError(
+            f'rope_frequencies: scaling of type "{kind}" has no {", ".join(missing)}, '
+            f"needs {', '.join(_NEEDED[kind])}"
+        )
+    if unknown := [name for name in scaling if name not in known and name not in _NO_MEANING_HERE]:
+        raise ValueError(
+            f'rope_frequencies: scaling of type "{kind}" has {", ".join(map(str, unknown))}, needs '
+            f"{'nothing' if not known else 'no other keys than ' + ', '.join(known)}; "
+            "take out what has no meaning for it"
+        )
+    given = scaling.get("rope_theta")
+    if given is not None and _number("scaling['rope_theta']", given) != theta:
+        raise ValueError(
+            f"rope_frequencies: scaling['rope_theta'] is {given!r}, needs to be theta, {theta!r}"
+        )
+    part = scaling.get("partial_rotary_factor")
+    if part is not None and part != 1:
+        raise ValueError(
+            f"rope_frequencies: scaling['partial_rotary_factor'] is {part!r}, needs to be 1 or left "
+            "out; give the number of elements that are turned as head_dim"
+        )
+    checked: dict[str, Any] = {"rope_type": kind}
+    for name in known:
+        value = scaling.get(name)
+        if name == "truncate":
+            checked[name] = _flag(value)
+        elif value is not None:
+            minimum = 1.0 if name == "factor" else 0.0
+            checked[name] = _number(f"scaling[{name!r}]", value, minimum=minimum)
+    if kind == "llama3" and checked["high_freq_factor"] <= checked["low_freq_factor"]:
+        raise ValueError(
+            f"rope_frequencies: scaling['high_freq_factor'] is {checked['high_freq_factor']:g}, "
+            f"needs more than low_freq_factor, {checked['low_freq_factor']:g}"
+        )
+    return checked
+
+
+def _kind(scaling: Mapping[str, Any]) -> str:
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind in _NEEDED:
+        return str(kind)
+    why = _REFUSED.get(kind) if isinstance(kind, str) else None
+    raise ValueError(
+        f"rope_frequencies: scaling is of type {kind!r}, needs one of {', '.join(_NEEDED)}"
+        + (f"; {kind} {why}" if why else "")
+    )
+
+
+def _flag(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, bool):
+        raise TypeError(
+            f"rope_frequencies: scaling['truncate'] is of type {type(value).__name__}, "
+            "needs True or False"
+        )
+    return value
