@@ -59,6 +59,12 @@ class KVCache:
         return int(self.lengths.max())
 
     @property
+    def common_length(self) -> int | None:
+        """The length of every sequence; None when they differ."""
+        first = int(self.lengths[0])
+        return first if self.batch == 1 or (self.lengths == first).all() else None
+
+    @property
     def max_seq_len(self) -> int:
         return int(self.data.shape[4])
 
@@ -106,8 +112,8 @@ class KVCache:
         `advance`, when all layers are written.
         """
         new = key.shape[2]
-        start = int(self.lengths[0])
-        if (self.lengths == start).all():
+        start = self.common_length
+        if start is not None:
             self.data[layer, 0, :, :, start : start + new] = key
             self.data[layer, 1, :, :, start : start + new] = value
         else:

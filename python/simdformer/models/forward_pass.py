@@ -46,8 +46,8 @@ class ForwardPass:
                 f"needed is {needed}; make one with new_cache()"
             )
         cache.require_room(new)
-        start = int(cache.lengths[0])
-        if (cache.lengths == start).all():
+        start = cache.common_length
+        if start is not None:
             return cls(np.arange(start, start + new), start, cache, trace)
         return cls(cache.lengths[:, None] + np.arange(new), cache.lengths.copy(), cache, trace)
 
