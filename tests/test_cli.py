@@ -164,6 +164,14 @@ def test_an_error_is_one_line_on_stderr_and_status_2(run, tiny, arguments, messa
     assert err.count("\n") == 1
 
 
+def test_ctrl_c_is_status_130(run, tiny, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simdformer.text.generate.generate", interrupted)
+    assert run("run", tiny, "abc") == (130, "abc", "\n")
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["fly"], ["run"], ["run", "m", "p", "--seed", "x"], ["run", "m", "--what"]]
 )
