@@ -27,12 +27,14 @@ int64_t alignment(int64_t nbytes) { return nbytes >= 2 * kHugePage ? kHugePage :
 // The product of sizes as a number of bytes that memory can hold.
 int64_t checked_bytes(int64_t a, int64_t b, int64_t c) {
   int64_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, c, &product)) throw std::bad_alloc();
+  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, c, &product))
+    throw std::bad_alloc();
   return product;
 }
 
-// Items of so many operations in one chunk: worth waking a thread for, and far below the 50 ms that an interrupt may
-// wait. `operations` are multiplications; one per ~20 ps on the fastest machines, and memory costs more than those.
+// Items of so many operations in one chunk: worth waking a thread for, and far below the 50 ms that an
+// interrupt may wait. `operations` are multiplications; one per ~20 ps on the fastest machines, and memory
+// costs more than those.
 int64_t grain(double operations_per_item, double bytes_per_item) {
   const double nanoseconds = std::max(operations_per_item / 50, bytes_per_item / 20);
   return std::max<int64_t>(1, static_cast<int64_t>(20000 / std::max(nanoseconds, 1.0)));
@@ -40,7 +42,7 @@ int64_t grain(double operations_per_item, double bytes_per_item) {
 
 }  // namespace
 
-// ---- packed weights ---------------------------------------------------------------------------------------------
+// ---- packed weights ---------------------------------------------------------------------------------------
 
 PackedWeight::PackedWeight(const View& weight)
     : rows_(weight.shape[0]), cols_(weight.shape[1]), dtype_(weight.dtype) {
@@ -73,7 +75,7 @@ void PackedWeight::unpack(const View& out) const {
 
 void PackedWeight::Free::operator()(char* memory) const noexcept { std::free(memory); }
 
-// ---- linear -----------------------------------------------------------------------------------------------------
+// ---- linear -----------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -94,8 +96,8 @@ LinearWeight weight_of(const LinearOperand& operand, int64_t first_group) {
 
 // Rows of x that are taken at a time: they stay within ~32 MB of scratch, and a work item within ~30 ms.
 int64_t block_rows(int64_t rows, int64_t depth) {
-  constexpr int64_t kMost = 528, kElements = int64_t{8} << 20;
-  const int64_t most = std::clamp<int64_t>(kElements / std::max<int64_t>(depth, 1), kWidenRows, kMost);
+  constexpr int64_t kFewest = 24, kMost = 528, kElements = int64_t{8} << 20;
+  const int64_t most = std::clamp(kElements / std::max<int64_t>(depth, 1), kFewest, kMost);
   const int64_t blocks = ceil_div(rows, most);
   return ceil_div(rows, blocks);
 }
@@ -145,16 +147,17 @@ void linear(const View& x, const LinearOperand* operands, int count) {
     args.chunks = ceil_div(args.rows, args.chunk_rows);
     const double terms = static_cast<double>(depth + 16) * kGroup;
     std::atomic<bool> no_memory{false};
-    parallel_for(groups * args.chunks,
-                 grain(terms * static_cast<double>(args.chunk_rows), terms * static_cast<double>(weight_size)),
-                 [&](int64_t begin, int64_t end) {
-                   try {
-                     const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
-                     table.linear(args, scratch.as<void>(), begin, end);
-                   } catch (const std::bad_alloc&) {
-                     no_memory = true;
-                   }
-                 });
+    parallel_for(
+        groups * args.chunks,
+        grain(terms * static_cast<double>(args.chunk_rows), terms * static_cast<double>(weight_size)),
+        [&](int64_t begin, int64_t end) {
+          try {
+            const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
+            table.linear(args, scratch.as<void>(), begin, end);
+          } catch (const std::bad_alloc&) {
+            no_memory = true;
+          }
+        });
     if (no_memory) throw std::bad_alloc();
   }
 }

@@ -1,4 +1,5 @@
-// linear: y = x W^T + b, for plain weights as they lie in memory and for weights that were repacked once for speed.
+// linear: y = x W^T + b, for plain weights as they lie in memory and for weights that were repacked once for
+// speed.
 #pragma once
 
 #include <memory>
@@ -7,8 +8,9 @@
 
 namespace simdformer {
 
-// A weight (rows, cols) = (outputs, inputs) in panels of 16 outputs (kernels/gemm.hpp): the same bytes on every ISA,
-// 64-byte aligned, in huge pages where it is large. Packing and unpacking move bits and change none.
+// A weight (rows, cols) = (outputs, inputs) in panels of 16 outputs (kernels/gemm.hpp): the same bytes on
+// every ISA, 64-byte aligned, in huge pages where it is large. Packing and unpacking move bits and change
+// none.
 class PackedWeight {
  public:
   // weight: (rows, cols), any leading stride, unit last stride. Throws std::bad_alloc.
@@ -41,12 +43,12 @@ struct LinearOperand {
   View out;                              // (..., O) with the leading axes of x
 };
 
-// out = x W^T + b for every operand, in one pass over x (..., I). x and out: any leading strides, unit last stride.
-// out has x's dtype; weight and bias have it too, or are 16-bit beside float32, or float32 beside 16-bit. Sums are
-// float32 (float64 for float64), rounded once.
+// out = x W^T + b for every operand, in one pass over x (..., I). x and out: any leading strides, unit last
+// stride. out has x's dtype; weight and bias have it too, or are 16-bit beside float32, or float32 beside
+// 16-bit. Sums are float32 (float64 for float64), rounded once.
 //
-// The bits of a row of out do not depend on the number of threads. With packed weights they do not depend on the other
-// rows either; with plain weights up to 6 rows take another order of summation than more of them.
+// The bits of a row of out do not depend on the number of threads. With packed weights they do not depend on
+// the other rows either; with plain weights up to 6 rows take another order of summation than more of them.
 void linear(const View& x, const LinearOperand* operands, int count);
 
 }  // namespace simdformer

@@ -5,11 +5,11 @@
 
 namespace simdformer {
 
-constexpr int64_t kPanel = 16;         // columns of a panel (outputs of a weight), on every ISA
-constexpr int64_t kGroup = 64;         // columns of a work item of linear: four panels
-constexpr int64_t kDepthBlock = 256;   // inputs that are widened or packed at a time
-constexpr int64_t kDirectRows = 6;     // up to so many rows of x, plain weights are read in place, as dot products
-constexpr int64_t kWidenRows = 24;     // from so many rows on, 16-bit packed weights are widened before use
+constexpr int64_t kPanel = 16;        // columns of a panel (outputs of a weight), on every ISA
+constexpr int64_t kGroup = 64;        // columns of a work item of linear: four panels
+constexpr int64_t kDepthBlock = 256;  // inputs that are widened or packed at a time
+constexpr int64_t kDirectRows =
+    6;  // up to so many rows of x, plain weights are read in place, as dot products
 
 // Elements of one panel: bfloat16 lies in pairs, so that an odd depth is padded.
 SF_INLINE int64_t panel_elements(int64_t depth, DType dtype) {
@@ -34,7 +34,8 @@ struct UnpackArgs {
   int64_t row_stride;
 };
 
-// Rows [first + begin, first + end) of x -> rows [begin, end) of `out` as x's accumulator, zeros up to `stride`.
+// Rows [first + begin, first + end) of x -> rows [begin, end) of `out` as x's accumulator, zeros up to
+// `stride`.
 struct PackRowsArgs {
   Rows x;
   int64_t first;
@@ -56,8 +57,8 @@ struct LinearWeight {
   int64_t first_group;  // groups of the weights before this one
 };
 
-// out = x W^T + bias for one block of rows of x. Work item = (group of 64 columns of one weight, chunk of rows):
-// item / chunks is the group, counted through all weights, item % chunks the chunk.
+// out = x W^T + bias for one block of rows of x. Work item = (group of 64 columns of one weight, chunk of
+// rows): item / chunks is the group, counted through all weights, item % chunks the chunk.
 struct LinearArgs {
   const void* x;     // (rows, depth), packed: the accumulator's type, zeros from depth to x_stride
   int64_t x_stride;  // in elements

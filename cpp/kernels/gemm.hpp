@@ -1,12 +1,13 @@
-// gemm: C = A B or C += A B      A: (m, k) row-major   B: (k, n) in panels   C: (m, n rounded up to 16) row-major
+// gemm: C = A B or C += A B      A: (m, k) row-major   B: (k, n) in panels   C: (m, n up to the next 16)
 //
 // A panel holds 16 columns of B, whatever the ISA, so that packed weights may travel between machines:
 //   float32, float64, float16   [k][16]          B(k, n) = panels[(n / 16) * panel_stride + k * 16 + n % 16]
 //   bfloat16                    [k / 2][16][2]   two successive k side by side in one 32-bit word
 // Columns past the last one are zero; so is the missing half of the last pair when k is odd.
 //
-// Sums are float32 (float64 for float64). An element is one chain of FMAs in the order of k, started from zero and
-// then added to C: its bits depend neither on m nor on the place of its row. Long sums are cut by the caller.
+// Sums are float32 (float64 for float64). An element is one chain of FMAs in the order of k, started from
+// zero and then added to C: its bits depend neither on m nor on the place of its row. Long sums are cut by
+// the caller.
 #pragma once
 
 #include "kernels/vec.hpp"
@@ -21,10 +22,13 @@ namespace simdformer::SF_ISA {
 
 constexpr int64_t kPanelColumns = 16;
 
-// ---- panels -----------------------------------------------------------------------------------------------------
+template <int n>
+using Count = std::integral_constant<int, n>;
 
-// How a batch of columns is read from a panel of T. kDepth values of k lie side by side; `decode<part>` gives the
-// part-th of them for the columns that start at p.
+// ---- panels -----------------------------------------------------------------------------------------------
+
+// How a batch of columns is read from a panel of T. kDepth values of k lie side by side; `decode<part>` gives
+// the part-th of them for the columns that start at p.
 template <class Arch, class T>
 struct PanelOf {
   static constexpr int kDepth = 1;
@@ -48,11 +52,11 @@ struct PanelOf<Arch, bfloat16> {
   }
 };
 
-// ---- microkernel ------------------------------------------------------------------------------------------------
+// ---- microkernel ------------------------------------------------------------------------------------------
 
-// MR rows by NV vectors of columns, all accumulators in registers: 24 of 32 where the ISA has 32 registers, else 12
-// (8 without FMA, whose product needs a register of its own) of 16. Few rows take more columns, because a chain of
-// FMAs is bound by latency.
+// MR rows by NV vectors of columns, all accumulators in registers: 24 of 32 where the ISA has 32 registers,
+// else 12 (8 without FMA, whose product needs a register of its own) of 16. Few rows take more columns,
+// because a chain of FMAs is bound by latency.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTileRows = 6;
 constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
@@ -64,13 +68,17 @@ constexpr int kTileRows = 4;
 constexpr int kTileVectors[] = {0, 8, 4, 2, 2};
 #endif
 
-// The hardware's prefetchers stop at a page; one or two rows of A read B at the speed of memory.
-constexpr int kPrefetchRows = 2;
+// The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of memory. 16-bit
+// panels, read in place by up to kWidenRows rows, gain from it at every tile; float32 ones only at the
+// flattest (measured).
+template <class T>
+constexpr int kPrefetchRows = sizeof(T) == 2 ? kTileRows : 2;
 constexpr uintptr_t kPrefetchBytes = 1536;
 
 template <class Arch, class T, int MR, int NV>
 __attribute__((noinline)) void microkernel(int64_t k, const Acc<T>* a, int64_t lda, const T* panels,
-                                           int64_t panel_stride, Acc<T>* c, int64_t ldc, bool accumulate) noexcept {
+                                           int64_t panel_stride, Acc<T>* c, int64_t ldc,
+                                           bool accumulate) noexcept {
   using V = Vec<Arch, Acc<T>>;
   using Panel = PanelOf<Arch, T>;
   constexpr int W = static_cast<int>(kLanes<Arch, Acc<T>>), kDepth = Panel::kDepth;
@@ -89,18 +97,16 @@ __attribute__((noinline)) void microkernel(int64_t k, const Acc<T>* a, int64_t l
       SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = mul_add(x, b[v], sum[i][v]);
     }
   };
-  using First = std::integral_constant<int, 0>;
-  using Second = std::integral_constant<int, kDepth - 1>;
-
   for (; k >= kDepth; k -= kDepth, a += kDepth, panels += kPanelColumns * kDepth) {
-    if constexpr (MR <= kPrefetchRows) {
-      SF_UNROLL for (int panel = 0; panel * 16 < NV * W; ++panel) __builtin_prefetch(reinterpret_cast<const void*>(
-          reinterpret_cast<uintptr_t>(panels + panel * panel_stride) + kPrefetchBytes));
+    if constexpr (MR <= kPrefetchRows<T>) {
+      SF_UNROLL for (int panel = 0; panel * 16 < NV * W; ++panel)
+          __builtin_prefetch(reinterpret_cast<const void*>(
+              reinterpret_cast<uintptr_t>(panels + panel * panel_stride) + kPrefetchBytes));
     }
-    step(a, panels, First());
-    if constexpr (kDepth == 2) step(a + 1, panels, Second());
+    step(a, panels, Count<0>());
+    if constexpr (kDepth == 2) step(a + 1, panels, Count<1>());
   }
-  if (k > 0) step(a, panels, First());
+  if (k > 0) step(a, panels, Count<0>());
 
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) {
     Acc<T>* out = c + i * ldc + v * W;
@@ -108,30 +114,32 @@ __attribute__((noinline)) void microkernel(int64_t k, const Acc<T>* a, int64_t l
   }
 }
 
-// ---- blocking ---------------------------------------------------------------------------------------------------
+// ---- blocking ---------------------------------------------------------------------------------------------
 
-template <class Arch, class T, int NV, int MR = kTileRows>
-SF_INLINE void row_tile(int64_t rows, int64_t k, const Acc<T>* a, int64_t lda, const T* panels, int64_t panel_stride,
-                        Acc<T>* c, int64_t ldc, bool accumulate) {
+template <class Arch, class T, int MR, int NV>
+SF_INLINE void row_tile(int64_t rows, int64_t k, const Acc<T>* a, int64_t lda, const T* panels,
+                        int64_t panel_stride, Acc<T>* c, int64_t ldc, bool accumulate) {
   if constexpr (MR > 1) {
     if (rows < MR)
-      return row_tile<Arch, T, NV, MR - 1>(rows, k, a, lda, panels, panel_stride, c, ldc, accumulate);
+      return row_tile<Arch, T, MR - 1, NV>(rows, k, a, lda, panels, panel_stride, c, ldc, accumulate);
   }
   microkernel<Arch, T, MR, NV>(k, a, lda, panels, panel_stride, c, ldc, accumulate);
 }
 
-// Columns [begin, end) in tiles of NV vectors, as far as whole tiles go; returns where they end. The tile of B stays
-// in cache while the rows of A pass. Rows are dealt out evenly: 7 are 4 + 3, never 6 + 1.
-template <class Arch, class T, int NV>
+// Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
+// end. The tile of B stays in cache while the rows of A pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
+template <class Arch, class T, int MR, int NV>
 SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, const Acc<T>* a, int64_t lda,
-                               const T* panels, int64_t panel_stride, Acc<T>* c, int64_t ldc, bool accumulate) {
+                               const T* panels, int64_t panel_stride, Acc<T>* c, int64_t ldc,
+                               bool accumulate) {
   constexpr int64_t kColumns = NV * kLanes<Arch, Acc<T>>;
   for (; begin + kColumns <= end; begin += kColumns) {
     const T* tile = panels + begin / 16 * panel_stride + begin % 16 * PanelOf<Arch, T>::kDepth;
-    int64_t tiles = (m + kTileRows - 1) / kTileRows;
+    int64_t tiles = (m + MR - 1) / MR;
     for (int64_t i = 0; tiles > 0; --tiles) {
       const int64_t rows = (m - i + tiles - 1) / tiles;
-      row_tile<Arch, T, NV>(rows, k, a + i * lda, lda, tile, panel_stride, c + i * ldc + begin, ldc, accumulate);
+      row_tile<Arch, T, MR, NV>(rows, k, a + i * lda, lda, tile, panel_stride, c + i * ldc + begin, ldc,
+                                accumulate);
       i += rows;
     }
   }
@@ -141,45 +149,56 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
 template <class Arch, class T>
 void gemm_panels(int64_t m, int64_t n, int64_t k, const Acc<T>* a, int64_t lda, const T* panels,
                  int64_t panel_stride, Acc<T>* c, int64_t ldc, bool accumulate) noexcept {
+  constexpr int kUsual = kTileVectors[kTileRows];
   constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<Arch, Acc<T>>);
   const int64_t end = (n + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
-  int64_t column = 0;
+  const auto tiles = [&](int64_t begin, auto rows, auto vectors) __attribute__((always_inline)) {
+    return column_tiles<Arch, T, decltype(rows)::value, decltype(vectors)::value>(
+        begin, end, m, k, a, lda, panels, panel_stride, c, ldc, accumulate);
+  };
+  int64_t done = 0;
   if (m == 1)
-    column = column_tiles<Arch, T, kTileVectors[1]>(0, end, m, k, a, lda, panels, panel_stride, c, ldc, accumulate);
+    done = tiles(0, Count<1>(), Count<kTileVectors[1]>());
   else if (m == 2)
-    column = column_tiles<Arch, T, kTileVectors[2]>(0, end, m, k, a, lda, panels, panel_stride, c, ldc, accumulate);
+    done = tiles(0, Count<2>(), Count<kTileVectors[2]>());
   else
-    column =
-        column_tiles<Arch, T, kTileVectors[kTileRows]>(0, end, m, k, a, lda, panels, panel_stride, c, ldc, accumulate);
-  if constexpr (kTileVectors[1] > kPanelVectors)
-    column_tiles<Arch, T, kPanelVectors>(column, end, m, k, a, lda, panels, panel_stride, c, ldc, accumulate);
+    done = tiles(0, Count<kTileRows>(), Count<kUsual>());
+  if (done < end) tiles(done, Count<kTileRows>(), Count<(kPanelVectors < kUsual ? kPanelVectors : kUsual)>());
 }
 
 // C = or += A B for panels of the accumulator's own type.
 template <class Arch, class A>
-void gemm(int64_t m, int64_t n, int64_t k, const A* a, int64_t lda, const A* panels, int64_t panel_stride, A* c,
-          int64_t ldc, bool accumulate) noexcept {
+void gemm(int64_t m, int64_t n, int64_t k, const A* a, int64_t lda, const A* panels, int64_t panel_stride,
+          A* c, int64_t ldc, bool accumulate) noexcept {
   gemm_panels<Arch, A>(m, n, k, a, lda, panels, panel_stride, c, ldc, accumulate);
 }
 
-// ---- packing ----------------------------------------------------------------------------------------------------
+// ---- packing ----------------------------------------------------------------------------------------------
 
 // a0 b0 a1 b1 ... of the lower or the upper half of every 128-bit lane.
 template <class V>
 SF_INLINE V zip_lower(V a, V b) {
   constexpr bool kFloat = std::is_same_v<typename V::value_type, float>;
 #if defined(__AVX512F__)
-  if constexpr (kFloat) return V(_mm512_unpacklo_ps(a, b));
-  else return V(_mm512_unpacklo_pd(a, b));
+  if constexpr (kFloat)
+    return V(_mm512_unpacklo_ps(a, b));
+  else
+    return V(_mm512_unpacklo_pd(a, b));
 #elif defined(__AVX2__)
-  if constexpr (kFloat) return V(_mm256_unpacklo_ps(a, b));
-  else return V(_mm256_unpacklo_pd(a, b));
+  if constexpr (kFloat)
+    return V(_mm256_unpacklo_ps(a, b));
+  else
+    return V(_mm256_unpacklo_pd(a, b));
 #elif defined(__SSE2__)
-  if constexpr (kFloat) return V(_mm_unpacklo_ps(a, b));
-  else return V(_mm_unpacklo_pd(a, b));
+  if constexpr (kFloat)
+    return V(_mm_unpacklo_ps(a, b));
+  else
+    return V(_mm_unpacklo_pd(a, b));
 #else
-  if constexpr (kFloat) return V(vzip1q_f32(a, b));
-  else return V(vzip1q_f64(a, b));
+  if constexpr (kFloat)
+    return V(vzip1q_f32(a, b));
+  else
+    return V(vzip1q_f64(a, b));
 #endif
 }
 
@@ -187,17 +206,25 @@ template <class V>
 SF_INLINE V zip_upper(V a, V b) {
   constexpr bool kFloat = std::is_same_v<typename V::value_type, float>;
 #if defined(__AVX512F__)
-  if constexpr (kFloat) return V(_mm512_unpackhi_ps(a, b));
-  else return V(_mm512_unpackhi_pd(a, b));
+  if constexpr (kFloat)
+    return V(_mm512_unpackhi_ps(a, b));
+  else
+    return V(_mm512_unpackhi_pd(a, b));
 #elif defined(__AVX2__)
-  if constexpr (kFloat) return V(_mm256_unpackhi_ps(a, b));
-  else return V(_mm256_unpackhi_pd(a, b));
+  if constexpr (kFloat)
+    return V(_mm256_unpackhi_ps(a, b));
+  else
+    return V(_mm256_unpackhi_pd(a, b));
 #elif defined(__SSE2__)
-  if constexpr (kFloat) return V(_mm_unpackhi_ps(a, b));
-  else return V(_mm_unpackhi_pd(a, b));
+  if constexpr (kFloat)
+    return V(_mm_unpackhi_ps(a, b));
+  else
+    return V(_mm_unpackhi_pd(a, b));
 #else
-  if constexpr (kFloat) return V(vzip2q_f32(a, b));
-  else return V(vzip2q_f64(a, b));
+  if constexpr (kFloat)
+    return V(vzip2q_f32(a, b));
+  else
+    return V(vzip2q_f64(a, b));
 #endif
 }
 
@@ -219,8 +246,8 @@ SF_INLINE Vec<Arch, A> load_lanes(const A* p, [[maybe_unused]] int64_t stride) {
 #endif
 }
 
-// panel[j][c] = rows[c][j] for 16 rows of k <= kStage elements, transposed inside 128-bit lanes: 4 x 4 floats or
-// 2 x 2 doubles a lane, lane l holding rows (lane width) * l + j. Reads whole lanes, past k.
+// panel[j][c] = rows[c][j] for 16 rows of k <= kStage elements, transposed inside 128-bit lanes: 4 x 4 floats
+// or 2 x 2 doubles a lane, lane l holding rows (lane width) * l + j. Reads whole lanes, past k.
 template <class Arch, class A>
 SF_INLINE void transpose_panel(const A* rows, int64_t stride, int64_t k, A* panel) {
   using V = Vec<Arch, A>;
@@ -247,10 +274,12 @@ SF_INLINE void transpose_panel(const A* rows, int64_t stride, int64_t k, A* pane
     }
 }
 
-// Rows of k elements of T, any alignment, become one panel [k][16] of the accumulator's type. Missing columns are
-// zero. The rows pass through a small stage, because 16 rows a power of two apart fall into one set of the cache.
+// Rows of k elements of T, any alignment, become one panel [k][16] of the accumulator's type. Missing columns
+// are zero. The rows pass through a small stage, because 16 rows a power of two apart fall into one set of
+// the cache.
 template <class Arch, class T>
-void pack_panel(const char* rows, int64_t row_stride_bytes, int64_t columns, int64_t k, Acc<T>* panel) noexcept {
+void pack_panel(const char* rows, int64_t row_stride_bytes, int64_t columns, int64_t k,
+                Acc<T>* panel) noexcept {
   using A = Acc<T>;
   constexpr int64_t kStage = 64, kPitch = kStage + 16;
   alignas(64) A stage[kPanelColumns * kPitch];

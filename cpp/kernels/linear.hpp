@@ -1,17 +1,17 @@
 // linear: y = x W^T + b      x: (rows, depth)   W: (columns, depth)   b: (columns)   y: (rows, columns)
 //
-// A work item makes 64 columns of y for a chunk of rows in three steps: bring a block of W into a form that the
-// microkernel eats, multiply into a tile of sums, add the bias and round once into y.
+// A work item makes 64 columns of y for a chunk of rows in three steps: bring a block of W into a form that
+// the microkernel eats, multiply into a tile of sums, add the bias and round once into y.
 //
-//   packed W                     panels as they lie; 16-bit ones are decoded in registers, or, when many rows will use
-//                                them, widened once into scratch
-//   plain W, many rows           panels are packed into scratch, 256 inputs at a time
-//   plain W, few rows            no panels: dot products of rows of W with rows of x, bound by memory
+//   packed W              panels as they lie; 16-bit ones are decoded in registers, or, when many rows will
+//                         use them, widened once into scratch
+//   plain W, many rows    panels are packed into scratch, 256 inputs at a time
+//   plain W, few rows     no panels: dot products of rows of W with rows of x, bound by memory
 //
-// Sums are float32 (float64 for float64). Long sums are cut: partial sums of `sum_length(depth)` terms start from
-// zero and are added up in order. That depends on depth alone, so with packed weights a row of x gives the same bits
-// alone and among a thousand others. The dot products of plain weights sum lane by lane: their bits are the same
-// for up to kDirectRows rows, and differ from the panels' beyond that.
+// Sums are float32 (float64 for float64). Long sums are cut: partial sums of `sum_length(depth)` terms start
+// from zero and are added up in order. That depends on depth alone, so with packed weights a row of x gives
+// the same bits alone and among a thousand others. The dot products of plain weights sum lane by lane: their
+// bits are the same for up to kDirectRows rows, and differ from the panels' beyond that.
 #pragma once
 
 #include "core/linear_args.hpp"
@@ -21,11 +21,17 @@ namespace simdformer::SF_ISA {
 
 static_assert(kPanel == kPanelColumns);
 
-// Error grows with the square root of the terms in a chain. These lengths keep it below that of a dot product on
-// vectors at every depth (measured against float64), and cost the microkernel 1 % at 128 terms.
-SF_INLINE int64_t sum_length(int64_t depth) { return depth < 64 ? 16 : depth < 256 ? 32 : depth < 512 ? 64 : 128; }
+// From so many rows of x on, 16-bit panels are widened before use. With 32 registers decoding costs 4
+// instructions beside 24 FMAs, and widening gains little; with 16 registers there is none left to decode in.
+constexpr int64_t kWidenRows = kTileVectors[kTileRows] == 4 ? 128 : 24;
 
-// ---- packing ----------------------------------------------------------------------------------------------------
+// Error grows with the square root of the terms in a chain. These lengths keep it below that of a dot product
+// on vectors at every depth (measured against float64), and cost the microkernel 1 % at 128 terms.
+SF_INLINE int64_t sum_length(int64_t depth) {
+  return depth < 64 ? 16 : depth < 256 ? 32 : depth < 512 ? 64 : 128;
+}
+
+// ---- packing ----------------------------------------------------------------------------------------------
 
 // 16-bit rows are transposed two elements at a time, as 32-bit words that nothing but moves.
 template <class Arch, class T>
@@ -39,14 +45,16 @@ SF_INLINE void pack_panel_16(const char* rows, int64_t row_stride, int64_t colum
       if (length % 2 != 0) stage[c * kPitch + length / 2] = 0.0f;
       std::memcpy(stage + c * kPitch, rows + c * row_stride + begin * 2, static_cast<size_t>(length) * 2);
     }
-    transpose_panel<Arch>(static_cast<const float*>(stage), kPitch, (length + 1) / 2, static_cast<float*>(words));
+    transpose_panel<Arch>(static_cast<const float*>(stage), kPitch, (length + 1) / 2,
+                          static_cast<float*>(words));
     T* out = panel + begin * kPanel;
     if constexpr (std::is_same_v<T, bfloat16>) {
       std::memcpy(out, words, static_cast<size_t>((length + 1) / 2 * kPanel) * 4);
     } else {
       for (int64_t k = 0; k < length; ++k)
         for (int64_t c = 0; c < kPanel; ++c)
-          out[k * kPanel + c].bits = static_cast<uint16_t>(bits_of(words[k / 2 * kPanel + c]) >> (k % 2 * 16));
+          out[k * kPanel + c].bits =
+              static_cast<uint16_t>(bits_of(words[k / 2 * kPanel + c]) >> (k % 2 * 16));
     }
   }
 }
@@ -67,10 +75,14 @@ void pack_panels(const PackArgs& args, int64_t begin, int64_t end) noexcept {
 template <class Arch>
 void pack(const PackArgs& args, int64_t begin, int64_t end) noexcept {
   switch (args.dtype) {
-    case DType::f32: return pack_panels<Arch, float>(args, begin, end);
-    case DType::f64: return pack_panels<Arch, double>(args, begin, end);
-    case DType::f16: return pack_panels<Arch, float16>(args, begin, end);
-    default: return pack_panels<Arch, bfloat16>(args, begin, end);
+    case DType::f32:
+      return pack_panels<Arch, float>(args, begin, end);
+    case DType::f64:
+      return pack_panels<Arch, double>(args, begin, end);
+    case DType::f16:
+      return pack_panels<Arch, float16>(args, begin, end);
+    default:
+      return pack_panels<Arch, bfloat16>(args, begin, end);
   }
 }
 
@@ -96,10 +108,14 @@ SF_INLINE void unpack_panels(const UnpackArgs& args, int64_t begin, int64_t end)
 template <class Arch>
 void unpack(const UnpackArgs& args, int64_t begin, int64_t end) noexcept {
   switch (args.dtype) {
-    case DType::f32: return unpack_panels<float>(args, begin, end);
-    case DType::f64: return unpack_panels<double>(args, begin, end);
-    case DType::f16: return unpack_panels<float16>(args, begin, end);
-    default: return unpack_panels<bfloat16>(args, begin, end);
+    case DType::f32:
+      return unpack_panels<float>(args, begin, end);
+    case DType::f64:
+      return unpack_panels<double>(args, begin, end);
+    case DType::f16:
+      return unpack_panels<float16>(args, begin, end);
+    default:
+      return unpack_panels<bfloat16>(args, begin, end);
   }
 }
 
@@ -117,10 +133,14 @@ SF_INLINE void pack_rows_of(const PackRowsArgs& args, int64_t begin, int64_t end
 template <class Arch>
 void pack_rows(const PackRowsArgs& args, int64_t begin, int64_t end) noexcept {
   switch (args.x.dtype) {
-    case DType::f32: return pack_rows_of<Arch, float>(args, begin, end);
-    case DType::f64: return pack_rows_of<Arch, double>(args, begin, end);
-    case DType::f16: return pack_rows_of<Arch, float16>(args, begin, end);
-    default: return pack_rows_of<Arch, bfloat16>(args, begin, end);
+    case DType::f32:
+      return pack_rows_of<Arch, float>(args, begin, end);
+    case DType::f64:
+      return pack_rows_of<Arch, double>(args, begin, end);
+    case DType::f16:
+      return pack_rows_of<Arch, float16>(args, begin, end);
+    default:
+      return pack_rows_of<Arch, bfloat16>(args, begin, end);
   }
 }
 
@@ -138,13 +158,13 @@ SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
     }
 }
 
-// ---- dot products -----------------------------------------------------------------------------------------------
+// ---- dot products -----------------------------------------------------------------------------------------
 
-// MR rows of x against NR rows of W: tile[i][n] = sum_k x[i][k] W[n][k]. Lanes are summed apart for kSteps steps,
-// then added to their totals, which meet in the end. x is padded with zeros to whole vectors.
+// MR rows of x against NR rows of W: tile[i][n] = sum_k x[i][k] W[n][k]. Lanes are summed apart for kSteps
+// steps, then added to their totals, which meet in the end. x is padded with zeros to whole vectors.
 template <class Arch, class T, int MR, int NR>
-__attribute__((noinline)) void dot_tile(const Acc<T>* x, int64_t x_stride, const char* weight, int64_t row_stride,
-                                        int64_t depth, Acc<T>* tile) noexcept {
+__attribute__((noinline)) void dot_tile(const Acc<T>* x, int64_t x_stride, const char* weight,
+                                        int64_t row_stride, int64_t depth, Acc<T>* tile) noexcept {
   using V = Vec<Arch, Acc<T>>;
   constexpr int64_t W = kLanes<Arch, Acc<T>>, kSteps = 64;
   V total[MR][NR], sum[MR][NR];
@@ -179,16 +199,16 @@ constexpr int kDotRows = kTileVectors[kTileRows] == 4 ? 4 : 2;
 constexpr int kDotColumns = 4;
 
 template <class Arch, class T, int NR, int MR = kDotRows>
-SF_INLINE void dot_rows(int64_t rows, const Acc<T>* x, int64_t x_stride, const char* weight, int64_t row_stride,
-                        int64_t depth, Acc<T>* tile) {
+SF_INLINE void dot_rows(int64_t rows, const Acc<T>* x, int64_t x_stride, const char* weight,
+                        int64_t row_stride, int64_t depth, Acc<T>* tile) {
   for (; rows >= MR; rows -= MR, x += MR * x_stride, tile += MR * kGroup)
     dot_tile<Arch, T, MR, NR>(x, x_stride, weight, row_stride, depth, tile);
   if constexpr (MR > 1) dot_rows<Arch, T, NR, MR - 1>(rows, x, x_stride, weight, row_stride, depth, tile);
 }
 
 template <class Arch, class T>
-SF_INLINE void dot_products(int64_t rows, int64_t columns, const Acc<T>* x, int64_t x_stride, const char* weight,
-                            int64_t row_stride, int64_t depth, Acc<T>* tile) {
+SF_INLINE void dot_products(int64_t rows, int64_t columns, const Acc<T>* x, int64_t x_stride,
+                            const char* weight, int64_t row_stride, int64_t depth, Acc<T>* tile) {
   int64_t n = 0;
   for (; n + kDotColumns <= columns; n += kDotColumns)
     dot_rows<Arch, T, kDotColumns>(rows, x, x_stride, weight + n * row_stride, row_stride, depth, tile + n);
@@ -196,49 +216,52 @@ SF_INLINE void dot_products(int64_t rows, int64_t columns, const Acc<T>* x, int6
     dot_rows<Arch, T, 1>(rows, x, x_stride, weight + n * row_stride, row_stride, depth, tile + n);
 }
 
-// ---- the product ------------------------------------------------------------------------------------------------
+// ---- the product ------------------------------------------------------------------------------------------
 
 // tile = or += x panels, in partial sums of `length` terms.
 template <class Arch, class T>
 SF_INLINE void multiply_block(int64_t rows, int64_t columns, int64_t k, int64_t length, const Acc<T>* x,
-                              int64_t x_stride, const T* panels, int64_t panel_stride, Acc<T>* tile, bool accumulate) {
+                              int64_t x_stride, const T* panels, int64_t panel_stride, Acc<T>* tile,
+                              bool accumulate) {
   for (int64_t begin = 0; begin < k; begin += length)
     gemm_panels<Arch, T>(rows, columns, k - begin < length ? k - begin : length, x + begin, x_stride,
                          panels + begin * kPanel, panel_stride, tile, kGroup, accumulate || begin > 0);
 }
 
-// tile = x W^T for `rows` rows of x and the columns [column, column + columns) of W, a group or what is left of it.
+// tile = x W^T for `rows` rows of x and the columns [column, column + columns) of W, a group or what is left
+// of it.
 template <class Arch, class T>
 void multiply(const LinearArgs& args, const LinearWeight& w, const Acc<T>* x, int64_t rows, int64_t column,
               int64_t columns, Acc<T>* tile, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
   const char* weight_rows = w.weight + column * w.row_stride;  // when plain
   if (!w.packed && args.all_rows <= kDirectRows)
-    return dot_products<Arch, T>(rows, columns, x, args.x_stride, weight_rows, w.row_stride, args.depth, tile);
+    return dot_products<Arch, T>(rows, columns, x, args.x_stride, weight_rows, w.row_stride, args.depth,
+                                 tile);
 
   const int64_t panel_stride = panel_elements(args.depth, w.dtype), length = sum_length(args.depth);
   const T* panels = reinterpret_cast<const T*>(w.weight) + column / kPanel * panel_stride;  // when packed
   if (args.depth == 0) std::memset(tile, 0, static_cast<size_t>(rows * kGroup) * sizeof(A));
   if (w.packed && (sizeof(T) == sizeof(A) || args.all_rows < kWidenRows))
-    return multiply_block<Arch, T>(rows, columns, args.depth, length, x, args.x_stride, panels, panel_stride, tile,
-                                   false);
+    return multiply_block<Arch, T>(rows, columns, args.depth, length, x, args.x_stride, panels, panel_stride,
+                                   tile, false);
 
   for (int64_t begin = 0; begin < args.depth; begin += kDepthBlock) {
     const int64_t k = args.depth - begin < kDepthBlock ? args.depth - begin : kDepthBlock;
     for (int64_t c = 0; c < columns; c += kPanel) {
       A* panel = scratch + c * kDepthBlock;
       if (!w.packed)
-        pack_panel<Arch, T>(weight_rows + c * w.row_stride + begin * static_cast<int64_t>(sizeof(T)), w.row_stride,
-                            columns - c < kPanel ? columns - c : kPanel, k, panel);
+        pack_panel<Arch, T>(weight_rows + c * w.row_stride + begin * static_cast<int64_t>(sizeof(T)),
+                            w.row_stride, columns - c < kPanel ? columns - c : kPanel, k, panel);
       else if constexpr (sizeof(T) == 2)
         widen_panel<Arch>(panels + c / kPanel * panel_stride + begin * kPanel, k, panel);
     }
-    multiply_block<Arch, A>(rows, columns, k, length, x + begin, args.x_stride, scratch, kDepthBlock * kPanel, tile,
-                            begin > 0);
+    multiply_block<Arch, A>(rows, columns, k, length, x + begin, args.x_stride, scratch, kDepthBlock * kPanel,
+                            tile, begin > 0);
   }
 }
 
-// ---- bias and rounding ------------------------------------------------------------------------------------------
+// ---- bias and rounding ------------------------------------------------------------------------------------
 
 template <class T, class A>
 SF_INLINE void widen_bias(const char* bias, int64_t stride, int64_t columns, A* out) {
@@ -273,29 +296,43 @@ void linear_item(const LinearArgs& args, const LinearWeight& w, int64_t column, 
     const double* x = static_cast<const double*>(args.x) + row * args.x_stride;
     multiply<Arch, double>(args, w, x, rows, column, columns, tile, panels);
     if (w.bias != nullptr) widen_bias<double>(w.bias + column * w.bias_stride, w.bias_stride, columns, bias);
-    return finish<Arch, double>(w.out, args.first + row, rows, column, columns, tile, w.bias ? bias : nullptr);
+    return finish<Arch, double>(w.out, args.first + row, rows, column, columns, tile,
+                                w.bias ? bias : nullptr);
   }
   float* bias = static_cast<float*>(scratch);
   float *panels = bias + kGroup, *tile = panels + kGroup * kDepthBlock;
   const float* x = static_cast<const float*>(args.x) + row * args.x_stride;
   switch (w.dtype) {
-    case DType::f32: multiply<Arch, float>(args, w, x, rows, column, columns, tile, panels); break;
-    case DType::f16: multiply<Arch, float16>(args, w, x, rows, column, columns, tile, panels); break;
-    default: multiply<Arch, bfloat16>(args, w, x, rows, column, columns, tile, panels);
+    case DType::f32:
+      multiply<Arch, float>(args, w, x, rows, column, columns, tile, panels);
+      break;
+    case DType::f16:
+      multiply<Arch, float16>(args, w, x, rows, column, columns, tile, panels);
+      break;
+    default:
+      multiply<Arch, bfloat16>(args, w, x, rows, column, columns, tile, panels);
   }
   if (w.bias != nullptr) {
     const char* source = w.bias + column * w.bias_stride;
     switch (w.bias_dtype) {
-      case DType::f32: widen_bias<float>(source, w.bias_stride, columns, bias); break;
-      case DType::f16: widen_bias<float16>(source, w.bias_stride, columns, bias); break;
-      default: widen_bias<bfloat16>(source, w.bias_stride, columns, bias);
+      case DType::f32:
+        widen_bias<float>(source, w.bias_stride, columns, bias);
+        break;
+      case DType::f16:
+        widen_bias<float16>(source, w.bias_stride, columns, bias);
+        break;
+      default:
+        widen_bias<bfloat16>(source, w.bias_stride, columns, bias);
     }
   }
   const float* added = w.bias != nullptr ? bias : nullptr;
   switch (w.out.dtype) {
-    case DType::f32: return finish<Arch, float>(w.out, args.first + row, rows, column, columns, tile, added);
-    case DType::f16: return finish<Arch, float16>(w.out, args.first + row, rows, column, columns, tile, added);
-    default: return finish<Arch, bfloat16>(w.out, args.first + row, rows, column, columns, tile, added);
+    case DType::f32:
+      return finish<Arch, float>(w.out, args.first + row, rows, column, columns, tile, added);
+    case DType::f16:
+      return finish<Arch, float16>(w.out, args.first + row, rows, column, columns, tile, added);
+    default:
+      return finish<Arch, bfloat16>(w.out, args.first + row, rows, column, columns, tile, added);
   }
 }
 
