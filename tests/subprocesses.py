@@ -35,7 +35,7 @@ def call():
 
 def eternity():
     "A call that takes minutes: who comes back from it early was answered in the middle."
-    q = np.ones((1, 400_000, 64), np.float32)
+    q = np.broadcast_to(np.ones(64, np.float32), (1, 400_000, 64))
     return sf.scaled_dot_product_attention(q, q, q)
 """
 

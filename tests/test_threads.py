@@ -567,13 +567,16 @@ def test_exit_is_quiet_while_daemon_threads_are_inside_calls():
 def test_a_call_from_atexit_and_from_a_late_finalizer_works():
     code = """
     import atexit, builtins
-    class Late:
-        def __init__(self): self.softmax, self.x, self.write = sf.softmax, x, os.write
-        def __del__(self): self.write(1, b"%d\\n" % round(self.softmax(self.x).sum()))
+    class Late:  # goes when the interpreter has begun to shut down
+        def __init__(self):
+            self.softmax, self.x, self.write = sf.softmax, x, os.write
+            self.expected = call().tobytes()
+        def __del__(self):
+            self.write(1, str(self.softmax(self.x).tobytes() == self.expected).encode())
     builtins.late = Late()
     atexit.register(lambda: print(call().shape, flush=True))
     """
-    assert run_python(code, SIMDFORMER_NUM_THREADS="3").splitlines() == ["(1024, 1024)", "1024"]
+    assert run_python(code, SIMDFORMER_NUM_THREADS="3").splitlines() == ["(1024, 1024)", "True"]
 
 
 # ---- threadpoolctl -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// What the bindings need of the runtime: the GIL let go around a kernel, and the functions on threads and ISAs.
+// What the bindings need of the runtime: the GIL let go around a kernel, the functions on threads and ISAs.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,10 +8,10 @@ namespace simdformer {
 
 // Lets go of the GIL in a brace: `{ NoGil nogil; parallel_for(...); }`
 //
-// Not pybind11's gil_scoped_release: a daemon thread that comes back while the interpreter shuts down is ended by
-// CPython inside PyEval_RestoreThread, by unwinding its stack (before 3.14). That would leave a destructor by an
-// exception, which is std::terminate, and change reference counts without the GIL. So the thread stops here and
-// sleeps until the process is gone, which is what CPython itself does from 3.14 on.
+// Not pybind11's gil_scoped_release: a daemon thread that comes back while the interpreter shuts down is
+// ended by CPython inside PyEval_RestoreThread, by unwinding its stack (before 3.14). That would leave a
+// destructor by an exception, which is std::terminate, and change reference counts without the GIL. So the
+// thread stops here and sleeps until the process is gone, which is what CPython itself does from 3.14 on.
 class NoGil {
  public:
   NoGil() : state_(PyEval_SaveThread()) {}
@@ -29,9 +29,8 @@ class NoGil {
   PyThreadState* state_;
 };
 
-// Adds to the module: threads, ISAs, build facts, the Ctrl-C hook, and the translation of `Interrupted` into the
-// exception that Python's signal handler raised. Throws ValueError for a bad SIMDFORMER_ISA or
-// SIMDFORMER_NUM_THREADS.
+// Adds to the module: threads, ISAs and build facts. Sets the Ctrl-C hook, and translates `Interrupted` into
+// the exception that Python's signal handler raised.
 void bind_runtime(pybind11::module_& module);
 
 }  // namespace simdformer

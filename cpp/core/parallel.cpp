@@ -324,8 +324,8 @@ void run_in_pool(const Loop& loop, int threads, Asker& asker) {
   inside = false;
   if (forked) {  // a signal handler forked, and this is the child: the chunks of the workers are lost
     if (interrupted) throw Interrupted{};
-    throw std::runtime_error("simdformer: a signal handler forked the process during this call, which has no result "
-                             "in the child");
+    throw std::runtime_error(
+        "simdformer: a signal handler forked the process in a call; the child has no result");
   }
   std::exception_ptr error = mine->close();
   pool_busy.store(false, std::memory_order_release);

@@ -24,7 +24,7 @@ int default_num_threads() noexcept;    // min(affinity mask, cgroup quota), befo
 // /proc and /sys, for tests.
 int cgroup_cpus(const std::string& root = "");
 
-// Asked before and between chunks on the calling thread, every 50 ms at most; true = give up. Set by the bindings.
+// Asked before and between chunks on the calling thread, every 50 ms at most; true = give up.
 void set_interrupt_hook(bool (*hook)()) noexcept;
 
 namespace detail {

@@ -306,7 +306,7 @@ def _register_with_threadpoolctl() -> None:
     Without threadpoolctl, or with one too old to be told of other libraries, nothing is to be done.
     """
     try:
-        from threadpoolctl import LibController, register
+        from threadpoolctl import LibController, register  # type: ignore[import-untyped]
     except ImportError:
         return
 
