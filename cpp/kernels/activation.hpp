@@ -70,7 +70,7 @@ struct ActivationOf {
       const V q = normal_tail<Arch>(V(xsimd::abs(x)));
       return x * xsimd::select(x < V(A(0)), q, V(V(A(1)) - q));
     } else if constexpr (kind == Activation::gelu_tanh) {
-      const V twice_u = x * mul_add(x * x, V(A(0.07135481627159854)), V(A(1.595769121605730711759)));
+      const V twice_u = x * mul_add(x * x, V(A(0.0713548162726002487763)), V(A(1.59576912160573071175978)));
       return times_sigmoid<Arch>(x, twice_u);
     } else {
       return xsimd::select(x <= V(A(0)), V(A(0)), x);

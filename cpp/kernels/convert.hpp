@@ -207,11 +207,97 @@ SF_INLINE Vec<Arch, Acc<T>> load(const T* p) {
   else return Vec<Arch, T>::load_unaligned(p);
 }
 
-template <class Arch, class T>
-SF_INLINE void store(T* p, Vec<Arch, Acc<T>> x) {
-  if constexpr (sizeof(T) == 2) store_bits(p, narrow_bits<Arch>(T{}, x));
-  else x.store_unaligned(p);
+// One overload a dtype: argument lookup also finds xsimd::store, which asks for alignment, and prefers it to a
+// template over T.
+template <class Arch>
+SF_INLINE void store(float* p, Vec<Arch, float> x) {
+  x.store_unaligned(p);
 }
+template <class Arch>
+SF_INLINE void store(double* p, Vec<Arch, double> x) {
+  x.store_unaligned(p);
+}
+template <class Arch>
+SF_INLINE void store(float16* p, Vec<Arch, float> x) {
+  store_bits(p, narrow_bits<Arch>(float16{}, x));
+}
+template <class Arch>
+SF_INLINE void store(bfloat16* p, Vec<Arch, float> x) {
+  store_bits(p, narrow_bits<Arch>(bfloat16{}, x));
+}
+
+// ---- parts of batches -------------------------------------------------------------------------------------------
+
+#if !defined(__AVX512F__)
+// The first 0, 2, 4, 6 or 8 bytes at p, then zeros. A copy through memory would wait for its own stores.
+SF_INLINE uint64_t load_word(const char* p, int64_t bytes) {
+  uint64_t word = 0;
+  if (bytes >= 8) {
+    std::memcpy(&word, p, 8);
+    return word;
+  }
+  if (bytes & 2) {
+    uint16_t last;
+    std::memcpy(&last, p + bytes - 2, 2);
+    word = static_cast<uint64_t>(last) << (bytes & 4 ? 32 : 0);
+  }
+  if (bytes & 4) {
+    uint32_t first;
+    std::memcpy(&first, p, 4);
+    word |= first;
+  }
+  return word;
+}
+
+SF_INLINE void store_word(char* p, int64_t bytes, uint64_t word) {
+  if (bytes >= 8) {
+    std::memcpy(p, &word, 8);
+    return;
+  }
+  if (bytes & 4) {
+    std::memcpy(p, &word, 4);
+    p += 4;
+    word >>= 32;
+  }
+  if (bytes & 2) std::memcpy(p, &word, 2);
+}
+
+#if defined(__SSE2__)
+using Bits128 = __m128i;
+SF_INLINE Bits128 from_words(uint64_t low, uint64_t high) {
+  return _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
+}
+SF_INLINE uint64_t low_word(Bits128 x) { return static_cast<uint64_t>(_mm_cvtsi128_si64(x)); }
+SF_INLINE uint64_t high_word(Bits128 x) { return low_word(_mm_unpackhi_epi64(x, x)); }
+#else
+using Bits128 = uint64x2_t;
+SF_INLINE Bits128 from_words(uint64_t low, uint64_t high) { return vcombine_u64(vcreate_u64(low), vcreate_u64(high)); }
+SF_INLINE uint64_t low_word(Bits128 x) { return vgetq_lane_u64(x, 0); }
+SF_INLINE uint64_t high_word(Bits128 x) { return vgetq_lane_u64(x, 1); }
+SF_INLINE uint64_t low_word(Bits16 x) { return vget_lane_u64(vreinterpret_u64_u16(x), 0); }
+#endif
+
+SF_INLINE Bits128 load_words(const void* p, int64_t bytes) {
+  const char* from = static_cast<const char*>(p);
+  if (bytes <= 8) return from_words(load_word(from, bytes), 0);
+  return from_words(load_word(from, 8), load_word(from + 8, bytes - 8));
+}
+
+SF_INLINE void store_words(void* p, int64_t bytes, Bits128 x) {
+  char* to = static_cast<char*>(p);
+  store_word(to, bytes, low_word(x));
+  if (bytes > 8) store_word(to + 8, bytes - 8, high_word(x));
+}
+#endif
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <class T>
+SF_INLINE __m256i first_elements(int64_t n) {
+  static constexpr int32_t kMask[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+  const int64_t skipped = 8 - n * static_cast<int64_t>(sizeof(T) / 4);
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kMask + skipped));
+}
+#endif
 
 // The first n <= kLanes elements at p; the other lanes are zero.
 template <class Arch, class T>
@@ -224,10 +310,19 @@ SF_INLINE Vec<Arch, Acc<T>> load_part(const T* p, int64_t n) {
     return Vec<Arch, T>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), p));
   else
     return Vec<Arch, T>(_mm512_maskz_loadu_pd(static_cast<__mmask8>(mask), p));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 2) return widen_bits<Arch>(T{}, load_words(p, 2 * n));
+  else if constexpr (sizeof(T) == 4) return Vec<Arch, T>(_mm256_maskload_ps(p, first_elements<T>(n)));
+  else return Vec<Arch, T>(_mm256_maskload_pd(p, first_elements<T>(n)));
+#elif defined(__SSE2__)
+  const Bits128 bits = load_words(p, n * static_cast<int64_t>(sizeof(T)));
+  if constexpr (sizeof(T) == 2) return widen_bits<Arch>(T{}, bits);
+  else return lanes_as<Vec<Arch, T>>(bits);
 #else
-  alignas(64) T lane[kLanes<Arch, Acc<T>>] = {};
-  std::memcpy(lane, p, static_cast<size_t>(n) * sizeof(T));
-  return load<Arch>(static_cast<const T*>(lane));
+  if constexpr (sizeof(T) == 2)
+    return widen_bits<Arch>(T{}, vcreate_u16(load_word(reinterpret_cast<const char*>(p), 2 * n)));
+  else
+    return lanes_as<Vec<Arch, T>>(load_words(p, n * static_cast<int64_t>(sizeof(T))));
 #endif
 }
 
@@ -241,10 +336,15 @@ SF_INLINE void store_part(T* p, int64_t n, Vec<Arch, Acc<T>> x) {
     _mm512_mask_storeu_ps(p, static_cast<__mmask16>(mask), x);
   else
     _mm512_mask_storeu_pd(p, static_cast<__mmask8>(mask), x);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 2) store_words(p, 2 * n, narrow_bits<Arch>(T{}, x));
+  else if constexpr (sizeof(T) == 4) _mm256_maskstore_ps(p, first_elements<T>(n), x);
+  else _mm256_maskstore_pd(p, first_elements<T>(n), x);
 #else
-  alignas(64) T lane[kLanes<Arch, Acc<T>>];
-  store<Arch>(lane, x);
-  std::memcpy(p, lane, static_cast<size_t>(n) * sizeof(T));
+  if constexpr (sizeof(T) == 2)
+    store_word(reinterpret_cast<char*>(p), 2 * n, low_word(narrow_bits<Arch>(T{}, x)));
+  else
+    store_words(p, n * static_cast<int64_t>(sizeof(T)), lanes_as<Bits128>(x));
 #endif
 }
 

@@ -23,11 +23,10 @@ SF_INLINE V scale_by_power(V p, V n) {
   using I = xsimd::batch<std::conditional_t<kIsFloat<V>, int32_t, int64_t>, typename V::arch_type>;
   constexpr int kMantissa = kIsFloat<V> ? 23 : 52, kBias = kIsFloat<V> ? 127 : 1023;
   // Two factors, because 2^n alone leaves the exponent's range before the product does. Adding the shifter puts an
-  // integer, here with the exponent's bias on top, into the low bits of the mantissa.
-  const V shifter(static_cast<A>(kIsFloat<V> ? 0x1.8p23 : 0x1.8p52)), bias(static_cast<A>(kBias));
-  const V half = (n * V(A(0.5)) + shifter) - shifter;
-  const I low = lanes_as<I>(V(half + bias + shifter)) << kMantissa;
-  const I high = lanes_as<I>(V(n - half + bias + shifter)) << kMantissa;
+  // integer into the low bits of the mantissa, here with the exponent's bias on top.
+  const V shifter(static_cast<A>(kIsFloat<V> ? 0x1.8p23 : 0x1.8p52)), biased = shifter + V(static_cast<A>(kBias));
+  const V half = mul_add(n, V(A(0.5)), shifter) - shifter;
+  const I low = lanes_as<I>(V(half + biased)) << kMantissa, high = lanes_as<I>(V((n - half) + biased)) << kMantissa;
   return p * lanes_as<V>(low) * lanes_as<V>(high);
 #endif
 }

@@ -15,6 +15,7 @@ namespace simdformer::SF_ISA {
 
 // ---- the table --------------------------------------------------------------------------------------------------
 
+// A batch of float64, or its first n lanes, as float32.
 template <class Arch>
 SF_INLINE void store_rounded(float* p, int64_t n, Vec<Arch, double> x) {
   constexpr int64_t W = kLanes<Arch, double>;
@@ -30,6 +31,7 @@ SF_INLINE void store_rounded(float* p, int64_t n, Vec<Arch, double> x) {
 
 template <class Arch>
 SF_INLINE void store_rounded(double* p, int64_t n, Vec<Arch, double> x) {
+  if (n == kLanes<Arch, double>) return store<Arch>(p, x);
   store_part<Arch>(p, n, x);
 }
 
@@ -44,7 +46,8 @@ void rope_table_rows(const RopeTableArgs& args, int64_t begin, int64_t end) noex
     const V position(static_cast<double>(args.positions[p]));
     for (int64_t i = 0; i < args.half; i += W) {
       const int64_t n = args.half - i < W ? args.half - i : W;
-      const auto turn = vec_sincos<Arch>(V(position * load_part<Arch>(args.inv_freq + i, n)));
+      const V inv_freq = n == W ? load<Arch>(args.inv_freq + i) : load_part<Arch>(args.inv_freq + i, n);
+      const auto turn = vec_sincos<Arch>(V(position * inv_freq));
       store_rounded<Arch>(cos + i, n, V(turn.cos * factor));
       store_rounded<Arch>(sin + i, n, V(turn.sin * factor));
     }

@@ -22,34 +22,21 @@ struct Exponential {
   }
 };
 
-// out = f(in), and the sum of f(in).
+// out = f(in), and the sum of what is in out then. A block is summed while it is in the L1 cache.
 template <class Arch, class Out, class In, class F>
 SF_INLINE Acc<In> map_and_sum(Out* out, const In* in, int64_t n, F f) {
   using V = Vec<Arch, Acc<In>>;
-  constexpr int64_t W = kLanes<Arch, Acc<In>>;
-  V total(Acc<In>(0));
-  for (int64_t block = 0; block < n; block += kSumBlock) {
-    const int64_t end = n - block < kSumBlock ? n : block + kSumBlock;
-    V sum[4] = {V(Acc<In>(0)), V(Acc<In>(0)), V(Acc<In>(0)), V(Acc<In>(0))};
-    const auto step = [&](int64_t i, V& sum) __attribute__((always_inline)) {
-      const V y = f(load<Arch>(in + i));
-      store<Arch>(out + i, y);
-      sum = sum + y;
-    };
-    int64_t i = block;
-    for (; i + 4 * W <= end; i += 4 * W) step(i, sum[0]), step(i + W, sum[1]), step(i + 2 * W, sum[2]), step(i + 3 * W, sum[3]);
-    for (; i + W <= end; i += W) step(i, sum[0]);
-    if (i < end) {
-      const V y = f(load_part<Arch>(in + i, end - i));
-      store_part<Arch>(out + i, end - i, y);
-      sum[1] = first_lanes(end - i, V(sum[1] + y), sum[1]);
-    }
-    total = total + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  const auto add = [](V a, V b) { return V(a + b); };
+  TreeSum<V> total;
+  for (int64_t i = 0; i < n; i += kSumBlock) {
+    const int64_t length = n - i < kSumBlock ? n - i : kSumBlock;
+    map_row<Arch>(out + i, length, f, in + i);
+    total.add(fold_row<Arch>(static_cast<const Out*>(out + i), length, Acc<In>(0), add, add));
   }
-  return sum_lanes(total);
+  return sum_lanes(total.total());
 }
 
-constexpr int64_t kSoftmaxStage = 4096;
+constexpr int64_t kSoftmaxStage = 4096;  // 16 KiB of stack
 
 template <class Arch, class T, class F>
 SF_INLINE void softmax_row(const T* x, T* out, int64_t n, F f) {

@@ -264,18 +264,42 @@ SF_INLINE Vec<Arch, Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step s
   return combine(combine(a0, a1), combine(a2, a3));
 }
 
-// Elements that are added up in one go: the rounding error of a chain of sums grows with its length.
-constexpr int64_t kSumBlock = 4096;
+// Partial sums that are added in pairs, the pairs in pairs and so on, because the rounding error of a chain of additions
+// grows with its length and that of a tree with its height.
+template <class V>
+class TreeSum {
+ public:
+  SF_INLINE void add(V x) {
+    int height = 0;
+    for (int64_t n = count_++; n % 2 != 0; n /= 2) x = V(waiting_[height++] + x);
+    waiting_[height] = x;
+  }
+
+  SF_INLINE V total() const {
+    V sum(typename V::value_type(0));
+    int height = 0;
+    for (int64_t n = count_; n > 0; n /= 2, ++height)
+      if (n % 2 != 0) sum = waiting_[height] + sum;
+    return sum;
+  }
+
+ private:
+  V waiting_[56];  // one a height: the sum of 2^height blocks that has no partner yet
+  int64_t count_ = 0;
+};
+
+constexpr int64_t kSumBlock = 1024;  // elements to a leaf of the tree
 
 // The sum over a row of what step(sum, x) adds to sum.
 template <class Arch, class T, class Step>
 SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step) {
   using V = Vec<Arch, Acc<T>>;
   const auto add = [](V a, V b) { return V(a + b); };
-  V sum(Acc<T>(0));
+  if (n <= kSumBlock) return sum_lanes(fold_row<Arch>(in, n, Acc<T>(0), step, add));
+  TreeSum<V> sum;
   for (int64_t i = 0; i < n; i += kSumBlock)
-    sum = sum + fold_row<Arch>(in + i, n - i < kSumBlock ? n - i : kSumBlock, Acc<T>(0), step, add);
-  return sum_lanes(sum);
+    sum.add(fold_row<Arch>(in + i, n - i < kSumBlock ? n - i : kSumBlock, Acc<T>(0), step, add));
+  return sum_lanes(sum.total());
 }
 
 }  // namespace simdformer::SF_ISA
