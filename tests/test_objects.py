@@ -43,21 +43,23 @@ def objects_in(build: Path) -> dict[str, list[Path]]:
     found = {
         isa: [build / f"CMakeFiles/simdformer_{isa}.dir/cpp/kernels/table.cpp.o"] for isa in ISAS
     }
-    found["core"] = sorted((build / "CMakeFiles/_core.dir").rglob("*.o"))
+    found["core"] = [
+        build / f"CMakeFiles/_core.dir/{source.relative_to(ROOT)}.o"
+        for folder in ("core", "bindings")
+        for source in sorted((ROOT / "cpp" / folder).glob("*.cpp"))
+    ]
     return found
 
 
-def is_current(build: Path) -> bool:
-    """Whether `build` holds every object, compiled for release after the last change."""
+def is_current(cmake: str, build: Path) -> bool:
+    """Whether `build` is a finished release build of the sources as they are now."""
     cache = build / "CMakeCache.txt"
     if not cache.exists() or "CMAKE_BUILD_TYPE:STRING=Release" not in cache.read_text():
         return False
-    objects = [o for group in objects_in(build).values() for o in group]
-    sources = [ROOT / "CMakeLists.txt", *(ROOT / "cpp").rglob("*.?pp")]
-    expected = len(ISAS) + sum("kernels" not in s.parts for s in sources if s.suffix == ".cpp")
-    if len(objects) != expected or not all(o.exists() for o in objects):
-        return False
-    return min(o.stat().st_mtime for o in objects) > max(s.stat().st_mtime for s in sources)
+    dry_run = subprocess.run(
+        [cmake, "--build", build, "--", "-n"], capture_output=True, text=True, check=False
+    )
+    return "no work to do" in dry_run.stdout
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +68,16 @@ def objects() -> dict[str, list[Path]]:
     for tool in ("nm", "objdump"):
         if not shutil.which(tool):
             pytest.skip(f"{tool} (binutils) is not installed")
+    here = Path(sys.executable).parent  # an environment need not be active to hold cmake
+    cmake = shutil.which("cmake", path=f"{here}{os.pathsep}{os.environ['PATH']}")
+    if not cmake:
+        pytest.skip("cmake is not installed")
     given = [Path(p) for p in [os.environ.get("SIMDFORMER_BUILD_DIR", "")] if p]
     for build in [*given, ROOT / "build/editable"]:
-        if is_current(build):
+        if is_current(cmake, build):
             return objects_in(build)
-    build = ROOT / "build/objects"
-    cmake = shutil.which(
-        "cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    )
-    if not cmake:
-        pytest.skip("no build tree is up to date and cmake is not installed")
-    run(
-        cmake,
-        "-S",
-        ROOT,
-        "-B",
-        build,
-        "-DCMAKE_BUILD_TYPE=Release",
-        f"-DPython_EXECUTABLE={sys.executable}",
-    )
+    build, python = ROOT / "build/objects", f"-DPython_EXECUTABLE={sys.executable}"
+    run(cmake, "-S", ROOT, "-B", build, "-DCMAKE_BUILD_TYPE=Release", python)
     run(cmake, "--build", build, "--parallel", "2")
     return objects_in(build)
 
@@ -147,7 +140,7 @@ def test_no_two_instruction_sets_share_a_weak_function(objects, isa):
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_kernel_object_exports_its_table_and_nothing_else(objects, isa):
     [path] = objects[isa]
-    # Its templates, where the compiler did not inline them, carry the instruction set's name: nobody
+    # Templates that the compiler did not inline carry the instruction set's name: nobody
     # else can emit them. What lies outside that namespace is the way in.
     own = re.compile(rf"{len(isa)}{isa}|{len('xsimd_' + isa)}xsimd_{isa}")
     outside = [(letter, name) for letter, name in symbols(path) if not own.search(name)]
