@@ -22,27 +22,34 @@ from simdformer.models.checkpoint import Checkpoint, CheckpointError, map_file
 from simdformer.models.config import ModelConfig
 from simdformer.types import Array
 
-__all__ = ["find", "read"]
+__all__ = ["candidates", "find", "read"]
 
 MAGIC = 0x616B3432  # "ak42"
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
 LEGACY_HEADER = struct.Struct("<7i")
 V1_HEADER = struct.Struct("<Ii7iB")
 V1_HEADER_SIZE = 256
+OTHERS = ("tok", "pytorch_model", "training_args", "optimizer", "scheduler")  # are no llama2.c
 DOUBT = "is this a llama2.c checkpoint?"
 LONGEST_CONTEXT = 2**24  # version 1 files prove every size but max_seq_len by their own length
 
 
-def find(directory: Path) -> Path:
-    """The one checkpoint in a directory: a .bin that is not a tokenizer (tok*.bin)."""
+def candidates(directory: Path) -> list[str]:
+    """The .bin files in a directory that may be of llama2.c: no tokenizers, nothing of PyTorch."""
     there = sorted(entry.name for entry in directory.iterdir())
-    found = [name for name in there if name.endswith(".bin") and not name.startswith("tok")]
+    return [name for name in there if name.endswith(".bin") and not name.startswith(OTHERS)]
+
+
+def find(directory: Path) -> Path:
+    """The one checkpoint in a directory."""
+    found = candidates(directory)
     if len(found) > 1:
         raise CheckpointError(
             f"{directory}: {len(found)} checkpoints found ({', '.join(found)}); "
             "give the path of one"
         )
     if not found:
+        there = sorted(entry.name for entry in directory.iterdir())
         raise CheckpointError(
             f"{directory}: no checkpoint found among {there}; needed is a .bin file of llama2.c"
         )

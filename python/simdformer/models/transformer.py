@@ -24,6 +24,7 @@ from simdformer.functional import (
     swiglu,
 )
 from simdformer.models.cache import KVCache
+from simdformer.models.checkpoint import Tensor
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ForwardPass, checked_ids
 from simdformer.models.trace import Trace
@@ -73,7 +74,7 @@ class Transformer:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Array],
+        weights: Mapping[str, Tensor],
         *,
         dtype: npt.DTypeLike | None = None,
         activations: npt.DTypeLike = "float32",

@@ -3,15 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from simdformer.functional import PackedWeight, pack
-from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.checkpoint import CheckpointError, Tensor
 from simdformer.models.config import ModelConfig
+from simdformer.models.progress import Progress
 from simdformer.types import Array
 
-__all__ = ["LayerWeights", "Weights", "weight_shapes"]
+__all__ = ["LayerWeights", "Weights", "check_weights", "weight_shapes"]
+
+FLOATS = [np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64)]
+LISTED = 4  # of each kind of complaint
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,20 @@ class Weights:
 
     @classmethod
     def prepare(
-        cls, config: ModelConfig, tensors: Mapping[str, Array], dtype: npt.DTypeLike | None
+        cls, config: ModelConfig, tensors: Mapping[str, Tensor], dtype: npt.DTypeLike | None
     ) -> "Weights":
-        """Checks against the config (CheckpointError), converts to `dtype` (None: no), packs."""
+        """Checks against the config (CheckpointError), converts to `dtype` (None: no), packs.
+
+        One tensor at a time, so that not much more memory is needed than the result takes."""
         check_weights(config, tensors)
+        progress = Progress("loading", sum(tensor.nbytes for tensor in tensors.values()))
 
         def array(name: str) -> Array:
+            progress.advance(tensors[name].nbytes)
             return np.array(tensors[name], dtype or tensors[name].dtype, order="C")
 
         def packed(name: str) -> PackedWeight:
+            progress.advance(tensors[name].nbytes)
             return pack(np.asarray(tensors[name], dtype or tensors[name].dtype))
 
         def layer(at: str) -> LayerWeights:
@@ -68,12 +78,13 @@ class Weights:
                 down=packed(at + "down"),
             )
 
-        return cls(
-            embed=array("embed"),
-            layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
-            final_norm=array("final_norm"),
-            lm_head=packed("embed" if config.tie_embeddings else "lm_head"),
-        )
+        with progress:
+            return cls(
+                embed=array("embed"),
+                layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
+                final_norm=array("final_norm"),
+                lm_head=packed("embed" if config.tie_embeddings else "lm_head"),
+            )
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -105,25 +116,42 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_weights(config: ModelConfig, tensors: Mapping[str, Array]) -> None:
-    """CheckpointError that lists every tensor missing, left over or of a wrong shape (the first few
-    of each)."""
-    needed = weight_shapes(config)
-    missing = [f"{name} {needed[name]}" for name in needed if name not in tensors]
-    left_over = [f"{name} {np.shape(tensors[name])}" for name in tensors if name not in needed]
+def check_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """CheckpointError that lists every tensor missing, left over, of a wrong shape or no floats
+    (the first few of each)."""
+    if config.num_layers > len(tensors):  # or the list of what is missing could be endless
+        found, needed = f"{len(tensors)} tensors", f"several for each of {config.num_layers} layers"
+        raise CheckpointError(
+            f"the tensors do not fit the config: found {found}, needed are {needed}",
+            found=found,
+            needed=needed,
+        )
+    shapes = weight_shapes(config)
+    missing = [f"{name} {shape}" for name, shape in shapes.items() if name not in tensors]
+    left_over = [
+        f"{name[:120]} {np.shape(tensor)}" for name, tensor in tensors.items() if name not in shapes
+    ]
     misshapen = [
         f"{name} found {np.shape(tensors[name])}, needed {shape}"
-        for name, shape in needed.items()
+        for name, shape in shapes.items()
         if name in tensors and np.shape(tensors[name]) != shape
     ]
+    no_floats = [
+        f"{name} {tensors[name].dtype}"
+        for name in shapes
+        if name in tensors and tensors[name].dtype not in FLOATS
+    ]
     wrong = [
-        f"{what}: {'; '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        f"{what}: {'; '.join(names[:LISTED])}"
+        + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
         for what, names in (
             ("missing", missing),
             ("left over", left_over),
             ("misshapen", misshapen),
+            ("no floats", no_floats),
         )
         if names
     ]
     if wrong:
-        raise CheckpointError(f"the tensors do not fit the config: {', '.join(wrong)}")
+        found = ", ".join(wrong)
+        raise CheckpointError(f"the tensors do not fit the config: {found}", found=found)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,16 @@ def from_pretrained(
     max_seq_len: int | None = None,
     *,
     tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    format: str | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> "LanguageModel":
     """Loads a language model: `model(ids)` gives logits, `model.generate(prompt)` text.
 
     Parameters
     ----------
     path : path
-        A checkpoint, or a directory that holds one. Formats: llama2.c `.bin` (legacy and
-        version 1).
+        A checkpoint, or a directory that holds one: of Meta (params.json, consolidated.00.pth), of
+        Hugging Face (config.json, .safetensors), of MiniMind (.pth), of llama2.c (.bin).
     dtype : {None, "float32", "float16", "bfloat16"}
         Of the weights; None: as in the file.
     activations : {"float32", "float16", "bfloat16"}
@@ -49,6 +51,10 @@ def from_pretrained(
     tokenizer : path or Tokenizer, optional
         None: the one beside the checkpoint that has as many tokens as the model. Where there is
         none, the model takes and gives ids.
+    format : {None, "meta", "huggingface", "minimind", "llama2.c"}
+        Where one directory holds several: which one.
+    config : path or dict, optional
+        What config.json would say, where the checkpoint has none beside it.
 
     Returns
     -------
@@ -66,27 +72,30 @@ def from_pretrained(
     >>> model.generate("Once upon a time", max_new_tokens=9)  # doctest: +SKIP
     ', there was a little girl named'
     """
-    checkpoint = read_checkpoint(path)
-    config = checkpoint.config
+    checkpoint = read_checkpoint(path, format, config)
+    model = checkpoint.config
     if max_seq_len is not None:
-        config = dataclasses.replace(config, max_seq_len=max_seq_len)
+        model = dataclasses.replace(model, max_seq_len=max_seq_len)
     if tokenizer is None:
-        tokenizer = find_tokenizer(checkpoint.path, config.vocab_size)
+        tokenizer = find_tokenizer(checkpoint.path, model.vocab_size)
     elif isinstance(tokenizer, str | os.PathLike):
         file, tokenizer = tokenizer, tokenizers.load(tokenizer)
-        if tokenizer.vocab_size != config.vocab_size:
+        if tokenizer.vocab_size != model.vocab_size:
             raise CheckpointError(
                 f"{os.fspath(file)}: {tokenizer.vocab_size} tokens found, needed are the "
-                f"{config.vocab_size} of {checkpoint.path}; give the tokenizer of this model"
+                f"{model.vocab_size} of {checkpoint.path}; give the tokenizer of this model"
             )
     return LanguageModel(
-        Transformer(config, checkpoint.weights, dtype=dtype, activations=activations), tokenizer
+        Transformer(model, checkpoint.weights, dtype=dtype, activations=activations),
+        tokenizer,
+        eos_ids=checkpoint.eos_ids,
     )
 
 
 def find_tokenizer(checkpoint: Path, vocab_size: int) -> Tokenizer | None:
     """The tokenizer beside a checkpoint that has `vocab_size` tokens; usual names come first."""
-    there = sorted(set(checkpoint.parent.glob("tok*.bin")) - {checkpoint})
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    there = sorted(set(folder.glob("tok*.bin")) - {checkpoint})
     names = (f"tok{vocab_size}.bin", "tokenizer.bin")
     there.sort(key=lambda file: names.index(file.name) if file.name in names else len(names))
     loaded = map(tokenizers.load, there)
@@ -96,12 +105,20 @@ def find_tokenizer(checkpoint: Path, vocab_size: int) -> Tokenizer | None:
 class LanguageModel:
     """A `transformer` and its `tokenizer` (None when the checkpoint has none).
 
-    `model(ids)` gives logits, `model.generate(prompt)` text.
+    `model(ids)` gives logits, `model.generate(prompt)` text. `eos_ids` end a text, besides the
+    tokenizer's own.
     """
 
-    def __init__(self, transformer: Transformer, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer | None = None,
+        *,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
         self.transformer = transformer
         self.tokenizer = tokenizer
+        self.eos_ids = tuple(eos_ids)
 
     @property
     def config(self) -> ModelConfig:
@@ -257,7 +274,8 @@ class LanguageModel:
             )
         if strings:
             self._need_tokenizer("a stop string")
-        return frozenset(ids) | frozenset(self.tokenizer.eos_ids if self.tokenizer else ()), strings
+        own = self.tokenizer.eos_ids if self.tokenizer else ()
+        return frozenset(ids) | frozenset(self.eos_ids) | frozenset(own), strings
 
     def _text_stream(self, prompt: list[int]) -> TextStream:
         tokenizer = self._need_tokenizer("text")

@@ -1,0 +1,57 @@
+"""A progress bar for what takes longer than a second, drawn by tqdm where it is installed."""
+
+import time
+import warnings
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress"]
+
+QUIET_SECONDS = 1.0
+
+
+class Progress:
+    """Counts bytes: `with Progress("loading", total) as bar: bar.advance(n)`."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self.start = time.monotonic()
+        self.bar: Any = None
+        self.may_draw = True
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes are being worked on."""
+        self.done += count
+        if self.bar is not None:
+            self.bar.update(count)
+        elif self.may_draw and time.monotonic() - self.start > QUIET_SECONDS:
+            self.may_draw = False
+            self.bar = self.draw()
+
+    def draw(self) -> Any:
+        try:
+            with warnings.catch_warnings():  # tqdm asks for widgets in a notebook without them
+                warnings.simplefilter("ignore")
+                from tqdm.auto import tqdm
+        except ImportError:
+            return None
+        return tqdm(
+            desc=self.what,
+            total=self.total,
+            initial=self.done,
+            unit="B",
+            unit_scale=True,
+            leave=False,
+        )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.bar is not None:
+            self.bar.close()

@@ -1,0 +1,125 @@
+"""Where the members of an uncompressed zip archive lie in its bytes: the container of `.pth` files.
+
+Only the directory at the end of the archive is read, in zip's own words: end record (or its 64-bit
+sister), central directory, one local header a member. Nothing is copied and nothing allocated but
+one entry for each member.
+"""
+
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Refused", "locate_members"]
+
+Bytes = npt.NDArray[np.uint8]
+
+MAX_MEMBERS = 1 << 16  # the largest published shard has about 1200
+END = struct.Struct("<4s4H2IH")
+END64_LOCATOR = struct.Struct("<4sIQI")
+END64 = struct.Struct("<4sQ2H2I4Q")
+ENTRY = struct.Struct("<4s6H3I5H2I")
+LOCAL = struct.Struct("<4s5H3I2H")
+EXTRA64 = 1
+STORED = 0
+ENCRYPTED = 1
+FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF  # the number did not fit, its 64-bit sister has it
+
+
+class Refused(Exception):
+    """What was found in a file that is not read; becomes a CheckpointError that names the file."""
+
+
+def locate_members(data: Bytes) -> dict[str, tuple[int, int]]:
+    """Name -> (start, size) of every member. Refused unless all are stored and inside `data`."""
+    if data[:4].tobytes() != b"PK\x03\x04":
+        raise Refused("no zip archive (torch.save has written one since PyTorch 1.6)")
+    count, size, offset, limit = directory_of(data)
+    if count > MAX_MEMBERS:
+        raise Refused(f"a zip archive of {count} members")
+    if offset + size > limit or count * ENTRY.size > size:
+        raise Refused("a damaged zip archive: its directory does not lie inside the file")
+    directory = data[offset : offset + size].tobytes()
+    members: dict[str, tuple[int, int]] = {}
+    at = 0
+    for _ in range(count):
+        name, span, at = read_entry(data, directory, at, offset)
+        if name in members:
+            raise Refused(f"a zip archive with two members {name[:80]!r}")
+        members[name] = span
+    return members
+
+
+def directory_of(data: Bytes) -> tuple[int, int, int, int]:
+    """How many members, size and offset of the central directory, and where it must have ended."""
+    tail_start = max(0, data.size - END.size - FULL_16)
+    tail = data[tail_start:].tobytes()
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + END.size > len(tail):
+        raise Refused("a zip archive without its end; is the download complete?")
+    _, disk, first_disk, _, count, size, offset, comment = END.unpack_from(tail, at)
+    if at + END.size + comment != len(tail):
+        raise Refused("a zip archive with bytes after its end")
+    end = tail_start + at
+    if count == FULL_16 or FULL_32 in (size, offset):
+        locator = unpack(END64_LOCATOR, b"PK\x06\x07", data, end - END64_LOCATOR.size)
+        end = locator[2]
+        _, _, _, _, disk, first_disk, _, count, size, offset = unpack(
+            END64, b"PK\x06\x06", data, end
+        )
+    if disk or first_disk:
+        raise Refused("a zip archive of several volumes")
+    return count, size, offset, end
+
+
+def read_entry(
+    data: Bytes, directory: bytes, at: int, limit: int
+) -> tuple[str, tuple[int, int], int]:
+    """One entry of the directory: name, (start, size) of its bytes, where the next entry begins."""
+    if at + ENTRY.size > len(directory):
+        raise Refused("a damaged zip archive: its directory ends too early")
+    fields = ENTRY.unpack_from(directory, at)
+    flags, method, packed, size = fields[3], fields[4], fields[8], fields[9]
+    name_len, extra_len, comment_len, offset = *fields[10:13], fields[16]
+    at += ENTRY.size
+    end = at + name_len + extra_len + comment_len
+    if fields[0] != b"PK\x01\x02" or end > len(directory):
+        raise Refused("a damaged zip archive: its directory has no entry where one should be")
+    raw_name = directory[at : at + name_len]
+    name = raw_name.decode("utf-8", "replace")
+    extra = directory[at + name_len : at + name_len + extra_len]
+    size, packed, offset = widened(extra, [size, packed, offset])
+    if flags & ENCRYPTED or method != STORED or packed != size:
+        raise Refused(f"a compressed or encrypted member {name[:80]!r}; torch.save writes neither")
+    local = unpack(LOCAL, b"PK\x03\x04", data, offset)
+    start = offset + LOCAL.size + local[9] + local[10]
+    if data[offset + LOCAL.size : offset + LOCAL.size + local[9]].tobytes() != raw_name:
+        raise Refused(f"a damaged zip archive: the member {name[:80]!r} has another name inside")
+    if start + size > limit:
+        raise Refused(f"a member {name[:80]!r} that reaches past the end of the archive's data")
+    return name, (start, size), end
+
+
+def widened(extra: bytes, numbers: list[int]) -> list[int]:
+    """Those numbers that did not fit into 32 bits, from the extra field that has them in 64."""
+    at = 0
+    while FULL_32 in numbers and at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        body, at = extra[at + 4 : at + 4 + length], at + 4 + length
+        if kind == EXTRA64:
+            for index, number in enumerate(numbers):
+                if number == FULL_32 and len(body) >= 8:
+                    numbers[index], body = int.from_bytes(body[:8], "little"), body[8:]
+            break
+    return numbers
+
+
+def unpack(record: struct.Struct, signature: bytes, data: Bytes, at: int) -> tuple[Any, ...]:
+    """The fields of the record at byte `at`, the signature first."""
+    if not 0 <= at <= data.size - record.size:
+        raise Refused("a damaged zip archive: a record lies outside the file")
+    fields = record.unpack(data[at : at + record.size].tobytes())
+    if fields[0] != signature:
+        raise Refused("a damaged zip archive: a record is not where it should be")
+    return fields
