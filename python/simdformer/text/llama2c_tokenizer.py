@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterable
 
 from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.text.pieces import check_text
 from simdformer.text.streaming import TextStream
 
 __all__ = ["Llama2cTokenizer"]
@@ -102,14 +103,7 @@ class Llama2cTokenizer:
 
         ValueError for a lone surrogate, which no UTF-8 text has.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"encode: text[{error.start}] is the lone surrogate {text[error.start]!r}, which "
-                "has no UTF-8; "
-                "decode the text properly, or remove it"
-            ) from None
+        check_text(text)
         ids = [] if bos is False else [BOS]
         # Every other part is a special token. Only the text's beginning gets the space in front.
         for index, part in enumerate(SPECIAL_PATTERN.split(text) if special else [text]):

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from simdformer.models.checkpoint import CheckpointError
 from simdformer.text.llama2c_tokenizer import Llama2cTokenizer
 from simdformer.text.streaming import TextStream
+from simdformer.text.tiktoken_tokenizer import TiktokenTokenizer
 
 __all__ = ["Tokenizer", "load"]
 
@@ -44,17 +45,29 @@ class Tokenizer(Protocol):
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
-    """Reads a tokenizer: a file, or a directory that holds one `tok*.bin` of llama2.c.
+    """Reads a tokenizer: a file, or a directory that holds one.
+
+    llama2.c's `.bin` (`tok*.bin` in a directory), and Meta's `tokenizer.model` of Llama 3.
 
     FileNotFoundError when there is no such path, CheckpointError when what is there cannot be read.
     """
     path = Path(path)
-    if not path.is_dir():
-        return Llama2cTokenizer.load(path)
-    found = sorted(path.glob("tok*.bin"))
+    file = only_tokenizer(path) if path.is_dir() else path
+    if file.suffix == ".model":
+        return TiktokenTokenizer.load(file)
+    return Llama2cTokenizer.load(file)
+
+
+def only_tokenizer(directory: Path) -> Path:
+    """The file of the one tokenizer in a directory."""
+    found = sorted([*directory.glob("tok*.bin"), *directory.glob("tokenizer.model")])
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
         raise CheckpointError(
-            f"{path}: needed is one tokenizer (tok*.bin), found: {names}; give the path of one"
+            f"{directory}: needed is one tokenizer (tok*.bin, tokenizer.model), found: {names}; "
+            "give the path of one",
+            file=directory,
+            found=names,
+            needed="one tokenizer",
         )
-    return Llama2cTokenizer.load(found[0])
+    return found[0]

@@ -1,0 +1,66 @@
+"""What the tokenizers share: the check of a text, from ids to bytes, and packages that may be
+missing."""
+
+import operator
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["PieceReader", "check_text", "optional_package"]
+
+
+def check_text(text: str) -> None:
+    """ValueError for a lone surrogate, which no UTF-8 text has; TypeError for what is no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"encode: text is {type(text).__name__}, needed is str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"encode: text[{error.start}] is the lone surrogate {text[error.start]!r}, which has "
+            "no UTF-8; decode the text properly, or remove it"
+        ) from None
+
+
+class PieceReader:
+    """id -> bytes, for a `TextStream`. Ids without a piece have none; a negative one is an
+    IndexError.
+
+    skipped : ids that give nothing
+    begins : ids behind which a text begins, where the space that encoding put there is taken away;
+        None when encoding puts none. A reader begins with the beginning of a text.
+    """
+
+    def __init__(
+        self,
+        pieces: Mapping[int, bytes],
+        skipped: Collection[int] = (),
+        begins: Collection[int | None] | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._skipped = skipped
+        self._begins = None if begins is None else {None, *begins}
+        self._previous: int | None = None
+
+    def __call__(self, id: int) -> bytes:
+        id = operator.index(id)
+        if id < 0:
+            raise IndexError(f"decode: id is {id}, needed is an id >= 0")
+        previous, self._previous = self._previous, id
+        if id in self._skipped:
+            return b""
+        piece = self._pieces.get(id, b"")
+        if self._begins is not None and previous in self._begins:
+            return piece.removeprefix(b" ")
+        return piece
+
+
+def optional_package(name: str, what: str) -> Any:
+    """A package that only some tokenizers need. ImportError tells how to get it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"{what} needs the package {name!r} ({error}): pip install simdformer[models]",
+            name=name,
+        ) from None

@@ -1,0 +1,192 @@
+"""Meta's tokenizer.model of Llama 3, in tiktoken's format: byte-pair encoding by rank.
+
+    one line for every token, in the order of ids: its bytes in base64, a space, its rank (= its id)
+
+256 special tokens follow the last rank; the file does not hold them. The file is checked here, line
+by line, and tiktoken gets a dictionary: its own loader caches files by path.
+"""
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.text.pieces import PieceReader, check_text, optional_package
+from simdformer.text.streaming import TextStream
+
+__all__ = ["TiktokenTokenizer"]
+
+# How Llama 3 cuts a text into the parts that are encoded one by one.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+NUM_SPECIAL = 256
+NAMED = {
+    0: "<|begin_of_text|>",
+    1: "<|end_of_text|>",
+    6: "<|start_header_id|>",
+    7: "<|end_header_id|>",
+    9: "<|eot_id|>",
+}
+
+# Llama 3 cuts a text as well where it gets too long for the regular expression: after so many
+# characters, and after so many that are all white space or all not.
+LONGEST_PORTION = 400_000
+LONG_RUN = re.compile(r"\s{25000}(?=\s)|\S{25000}(?=\S)")
+
+MAX_FILE = 64 << 20  # bytes; Llama 3's has 2 MB
+MAX_TOKENS = 1 << 20
+MAX_TOKEN_SIZE = 1024  # bytes; Llama 3's longest has 128
+LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (0|[1-9][0-9]{0,8})")
+
+
+class TiktokenTokenizer:
+    """Tokens (bytes) by id, behind them Llama 3's special ones; `TiktokenTokenizer.load(path)`
+    reads a file. Only `encode` needs the package tiktoken.
+
+    >>> tokenizer = TiktokenTokenizer([bytes([byte]) for byte in range(256)] + [b"hi"])
+    >>> tokenizer.encode("hi!")
+    [257, 256, 33]
+    >>> tokenizer.decode([257, 256, 33])
+    '<|begin_of_text|>hi!'
+    """
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        ranks = {token: rank for rank, token in enumerate(tokens)}
+        if len(ranks) != len(tokens):
+            raise ValueError(f"tokenizer: {len(tokens) - len(ranks)} tokens appear twice")
+        missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+        if missing:
+            raise ValueError(
+                f"tokenizer: {len(missing)} of the 256 single bytes are no tokens, the first is "
+                f"byte {missing[0]}; any text needs them"
+            )
+        self._ranks = ranks
+        self._special = {
+            name: len(tokens) + index for index, name in enumerate(special_token_names())
+        }
+        self._special_ids = range(len(tokens), len(tokens) + NUM_SPECIAL)
+        self._pieces = dict(enumerate([*tokens, *(name.encode() for name in self._special)]))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "TiktokenTokenizer":
+        """Reads a `tokenizer.model`. FileNotFoundError, or CheckpointError for a file that cannot
+        be one."""
+        data = map_file(path)
+        try:
+            if data.size > MAX_FILE:
+                raise ValueError(f"{data.size} bytes found, needed are at most {MAX_FILE}")
+            return cls(parse(data.tobytes()))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{os.fspath(path)}: {error}; download the file again", file=path
+            ) from None
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def bos_id(self) -> int:
+        return self._special["<|begin_of_text|>"]
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return (self._special["<|end_of_text|>"], self._special["<|eot_id|>"])
+
+    @cached_property
+    def _encoding(self) -> Any:
+        tiktoken = optional_package("tiktoken", "Encoding text with this tokenizer.model")
+        return tiktoken.Encoding(
+            "simdformer",
+            pat_str=SPLIT,
+            mergeable_ranks=self._ranks,
+            special_tokens=self._special,
+        )
+
+    def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
+        """Ids of a text, bos in front unless `bos=False`; with `special=True`, names of special
+        tokens in it count as such.
+
+        ValueError for a lone surrogate, which no UTF-8 text has.
+        """
+        check_text(text)
+        allowed = set(self._special) if special else set()
+        ids = [] if bos is False else [self.bos_id]
+        for portion in portions(text):
+            ids += self._encoding.encode(portion, allowed_special=allowed, disallowed_special=())
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """The text of ids; `skip_special` leaves out the special tokens. Ids past the vocabulary
+        have no text; a negative one is an IndexError."""
+        stream = TextStream(self._piece_reader(skip_special))
+        return "".join([*map(stream.put, ids), stream.flush()])
+
+    def stream(self) -> TextStream:
+        """Decodes ids one by one, special tokens left out."""
+        return TextStream(self._piece_reader(skip_special=True))
+
+    def _piece_reader(self, skip_special: bool) -> PieceReader:
+        return PieceReader(self._pieces, self._special_ids if skip_special else ())
+
+
+def special_token_names() -> list[str]:
+    """Llama 3's, in the order of ids: five have names, the others are reserved and numbered."""
+    unnamed = [index for index in range(NUM_SPECIAL) if index not in NAMED]
+    reserved = {
+        index: f"<|reserved_special_token_{number}|>" for number, index in enumerate(unnamed)
+    }
+    return [(NAMED | reserved)[index] for index in range(NUM_SPECIAL)]
+
+
+def portions(text: str) -> Iterator[str]:
+    """The parts of a long text that are encoded one by one; a short one is one part."""
+    for start in range(0, len(text), LONGEST_PORTION):
+        portion = text[start : start + LONGEST_PORTION]
+        begin = 0
+        for run in LONG_RUN.finditer(portion):
+            yield portion[begin : run.end()]
+            begin = run.end()
+        yield portion[begin:]
+
+
+def parse(data: bytes) -> list[bytes]:
+    """The tokens of a file by id; ValueError in one line that names the line in the file."""
+    lines = data.removesuffix(b"\n").split(b"\n")
+    if len(lines) > MAX_TOKENS:
+        raise ValueError(f"{len(lines)} lines found, needed are at most {MAX_TOKENS}")
+    tokens: list[bytes] = []
+    first_line: dict[bytes, int] = {}
+    for number, line in enumerate(lines, start=1):
+        match = LINE.fullmatch(line)
+        if match is None:
+            shown = line[:40] + (b"..." if len(line) > 40 else b"")
+            raise ValueError(
+                f"line {number}: found {shown!r}, needed are a token in base64, a space, its rank"
+            )
+        if int(match[2]) != number - 1:
+            raise ValueError(
+                f"line {number}: rank {int(match[2])} found, needed is {number - 1}: ranks count "
+                "up from 0 without gaps"
+            )
+        try:
+            token = base64.b64decode(match[1], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"line {number}: the token is no base64 ({error})") from None
+        if len(token) > MAX_TOKEN_SIZE:
+            raise ValueError(
+                f"line {number}: token of {len(token)} bytes found, needed are at most "
+                f"{MAX_TOKEN_SIZE}"
+            )
+        if first_line.setdefault(token, number) != number:
+            raise ValueError(
+                f"line {number}: the token {token!r} stands in line {first_line[token]} already"
+            )
+        tokens.append(token)
+    return tokens
