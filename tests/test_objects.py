@@ -68,16 +68,23 @@ def objects() -> dict[str, list[Path]]:
     for tool in ("nm", "objdump"):
         if not shutil.which(tool):
             pytest.skip(f"{tool} (binutils) is not installed")
-    here = Path(sys.executable).parent  # an environment need not be active to hold cmake
-    cmake = shutil.which("cmake", path=f"{here}{os.pathsep}{os.environ['PATH']}")
-    if not cmake:
-        pytest.skip("cmake is not installed")
+    # An environment need not be active to hold them.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    cmake, ninja = shutil.which("cmake", path=path), shutil.which("ninja", path=path)
+    if not cmake or not ninja:
+        pytest.skip("cmake and ninja are not installed")
     given = [Path(p) for p in [os.environ.get("SIMDFORMER_BUILD_DIR", "")] if p]
     for build in [*given, ROOT / "build/editable"]:
         if is_current(cmake, build):
             return objects_in(build)
-    build, python = ROOT / "build/objects", f"-DPython_EXECUTABLE={sys.executable}"
-    run(cmake, "-S", ROOT, "-B", build, "-DCMAKE_BUILD_TYPE=Release", python)
+    build = ROOT / "build/objects"
+    settings = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": ninja,
+        "Python_EXECUTABLE": sys.executable,
+    }
+    definitions = [f"-D{name}={value}" for name, value in settings.items()]
+    run(cmake, "-S", ROOT, "-B", build, "-G", "Ninja", *definitions)
     run(cmake, "--build", build, "--parallel", "2")
     return objects_in(build)
 
