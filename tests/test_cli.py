@@ -198,9 +198,23 @@ def test_info_shows_the_library_or_a_model(run, tiny):
     assert sf.isa() in out
     status, out, _ = run("info", tiny)
     assert status == 0
-    assert dict(re.split(" +", line, maxsplit=1) for line in out.splitlines()) == {
+    assert dict(re.split("  +", line, maxsplit=1) for line in out.splitlines()) == {
+        "format": "llama2.c",
         **{name: str(value) for name, value in vars(tiny_config()).items()},
+        "dtype": "float32",
         "tokenizer": "300 tokens",
+        "end of text": "as the tokenizer says",
+        # 300 x 32; 3 layers of 2 x 32 x 32 + 2 x 16 x 32, 3 x 44 x 32 and 2 x 32, then 32
+        "embedding": "9,600 parameters, 30.3%",
+        "attention": "9,216 parameters, 29.1%",
+        "mlp": "12,672 parameters, 40.0%",
+        "norms": "224 parameters, 0.7%",
+        "lm_head": "0 parameters, 0.0%",
+        "all": "31,712 parameters",
+        # the tied embedding once more, packed as 304 rows; gate and up packed as 48 rows
+        "weights": "164.9 KiB",
+        # 2 x 3 layers x 2 heads x 64 positions x 8 x 4 bytes
+        "KV cache": "24.0 KiB in float32 (384 bytes an id), half of it in 16 bits",
     }
 
 

@@ -17,7 +17,10 @@ import numpy as np
 
 import simdformer as sf
 from simdformer import demo
+from simdformer.models import read_checkpoint
+from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
 from simdformer.text import LanguageModel, Report, from_pretrained
+from simdformer.text.language_model import find_tokenizer
 
 __all__ = ["main"]
 
@@ -74,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "model",
         metavar="MODEL",
         type=Path,
-        help="a llama2.c .bin file, or a directory that holds one",
+        help="a checkpoint: a directory of Meta's or Hugging Face's, or a .pth or .bin file",
     )
     run.add_argument(
         "prompt", metavar="PROMPT", nargs="?", default="", help="text to continue (default: none)"
@@ -147,7 +150,8 @@ def parser() -> argparse.ArgumentParser:
         "info",
         parents=[machine],
         help="how the library is set up, or the config of a model",
-        description="Without MODEL: version, instruction sets and threads. With MODEL: its config.",
+        description="Without MODEL: version, instruction sets and threads. With MODEL: its config, "
+        "how many parameters each part has, and the memory it will take.",
     )
     info.set_defaults(command=info_command)
     info.add_argument("model", metavar="MODEL", nargs="?", type=Path, help="a checkpoint")
@@ -198,13 +202,24 @@ def info_command(options: argparse.Namespace) -> int:
     if options.model is None:
         sf.show_config()
         return 0
-    model = from_pretrained(options.model)
-    for name, value in vars(model.config).items():
+    checkpoint = read_checkpoint(options.model)
+    config = checkpoint.config
+    tokenizer = find_tokenizer(checkpoint.path, config.vocab_size)
+    dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})
+    rows = {"format": checkpoint.format} | vars(config)
+    rows["dtype"] = " and ".join(dtypes)
+    rows["tokenizer"] = f"{tokenizer.vocab_size} tokens" if tokenizer else "none found"
+    rows["end of text"] = ", ".join(map(str, checkpoint.eos_ids)) or "as the tokenizer says"
+    budget = parameter_budget(config)
+    total = sum(budget.values())
+    for part, parameters in budget.items():
+        rows[part] = f"{parameters:,} parameters, {parameters / total:.1%}"
+    rows["all"] = f"{total:,} parameters"
+    rows["weights"] = memory(weight_bytes(config, checkpoint.weights, None))
+    per_id, full = (cache_bytes(config, length, 4) for length in (1, config.max_seq_len))
+    rows["KV cache"] = f"{memory(full)} in float32 ({memory(per_id)} an id), half of it in 16 bits"
+    for name, value in rows.items():
         print(f"{name:<18} {value}")
-    print(
-        f"{'tokenizer':<18} "
-        f"{f'{model.tokenizer.vocab_size} tokens' if model.tokenizer else 'none found'}"
-    )
     return 0
 
 
@@ -232,6 +247,13 @@ def write(text: str) -> None:
 
 def rate(tokens: int, seconds: float) -> str:
     return f"{count(tokens, 'token')} at {tokens / max(seconds, 1e-9):,.0f} a second"
+
+
+def memory(size: int) -> str:
+    """Bytes for people: 1.5 GiB."""
+    power = min(max(size.bit_length() - 1, 0) // 10, 4)
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{size / 1024**power:.{1 if power else 0}f} {unit}"
 
 
 def count(number: int, what: str) -> str:

@@ -1,0 +1,58 @@
+"""Where the parameters of a model are, and the memory that it will take."""
+
+import math
+from collections.abc import Mapping
+
+from simdformer.models.checkpoint import Tensor
+from simdformer.models.config import ModelConfig
+from simdformer.models.weights import weight_shapes
+
+__all__ = ["cache_bytes", "parameter_budget", "weight_bytes"]
+
+PANEL = 16  # `simdformer.pack` rounds a matrix up to so many rows
+PARTS = {
+    "embed": "embedding",
+    **dict.fromkeys(("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"), "attention"),
+    **dict.fromkeys(("gate", "up", "down"), "mlp"),
+    **dict.fromkeys(("attn_norm", "mlp_norm", "q_norm", "k_norm", "final_norm"), "norms"),
+    "lm_head": "lm_head",
+}
+
+
+def parameter_budget(config: ModelConfig) -> dict[str, int]:
+    """How many parameters each part has: embedding, attention, mlp, norms, lm_head (0 when it is
+    the embedding). They add up to all that the model has.
+
+    >>> from simdformer.models import ModelConfig
+    >>> parameter_budget(ModelConfig(
+    ...     hidden_size=4096, num_layers=36, num_heads=32, num_kv_heads=8, head_dim=128,
+    ...     intermediate_size=12288, vocab_size=151936, max_seq_len=40960, norm_eps=1e-6,
+    ...     rope_theta=1e6, rope_layout="half", tie_embeddings=False, qk_norm=True)) # Qwen3-8B
+    {'embedding': 622329856, 'attention': 1509949440, 'mlp': 5435817984, 'norms': 308224,
+     'lm_head': 622329856}
+    """
+    budget = dict.fromkeys(PARTS.values(), 0)
+    for name, shape in weight_shapes(config).items():
+        budget[PARTS[name.split(".")[-1]]] += math.prod(shape)
+    return budget
+
+
+def weight_bytes(config: ModelConfig, weights: Mapping[str, Tensor], itemsize: int | None) -> int:
+    """What the weights take in memory once they are packed, in their own dtypes or `itemsize` bytes
+    each. A tied embedding is there twice: to look rows up, and packed as the last matrix."""
+    total = 0
+    for name, shape in weight_shapes(config).items():
+        size = itemsize or weights[name].dtype.itemsize
+        packed = math.prod((-(-shape[0] // PANEL) * PANEL, *shape[1:])) * size
+        plain = math.prod(shape) * size
+        if name == "embed":
+            total += plain + (packed if config.tie_embeddings else 0)
+        else:
+            total += packed if len(shape) == 2 else plain
+    return total
+
+
+def cache_bytes(config: ModelConfig, positions: int, itemsize: int) -> int:
+    """What a KV cache for so many positions takes."""
+    heads = 2 * config.num_layers * config.num_kv_heads
+    return heads * positions * config.head_dim * itemsize
