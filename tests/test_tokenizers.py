@@ -1,10 +1,16 @@
 """Tokenizers of published checkpoints, against the libraries that they come from."""
 
 import base64
+import io
+import json
+import shutil
 import sys
+import unicodedata
 
 import pytest
+import sentencepiece
 import tiktoken
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -217,7 +223,6 @@ def test_a_written_tiktoken_file_is_read(tmp_path):
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"\n", r"line 1: found b'', needed are a token in base64, a space, its rank"),
         (MODEL[:-3], r"line 257: rank 2 found, needed is 256"),
         (MODEL[:-5], r"line 257: found b'aGk='"),
         (MODEL[:-7], r"line 257: found b'aG'"),
@@ -240,7 +245,7 @@ def test_a_written_tiktoken_file_is_read(tmp_path):
             "1 of the 256 single bytes are no tokens, the first is byte 65",
         ),
         (b"\xff\xfe" * 1000, r"line 1: found b'.*\.\.\.'"),
-        (b"\n" * (1 << 20) + b"\n", "1048577 lines found, needed are at most 1048576"),
+        (b"a\n" * ((1 << 20) + 1), "1048577 lines found, needed are at most 1048576"),
     ],
 )
 def test_damaged_tiktoken_files_are_refused(tmp_path, data, message):
@@ -265,3 +270,499 @@ def test_any_byte_of_a_tiktoken_file_may_be_wrong(tmp_path_factory, at, byte):
     except CheckpointError:
         return
     assert tokenizer.decode(tokenizer.encode("hi €", bos=False)) == "hi €"
+
+
+# ---- tokenizer.json ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def minimind(shared):
+    return sf.tokenizer.load(shared / "data" / "minimind")
+
+
+@pytest.fixture(scope="module")
+def reference_minimind(shared):
+    return tokenizers.Tokenizer.from_file(str(shared / "data" / "minimind" / "tokenizer.json"))
+
+
+def test_minimind_is_as_its_files_say(minimind):
+    assert (minimind.vocab_size, minimind.bos_id, minimind.eos_ids) == (6400, 1, (2,))
+    assert minimind.encode("") == []  # add_bos_token is false
+    assert minimind.encode("", bos=True) == [1]
+    check_refusals(minimind)
+
+
+@pytest.mark.parametrize("text", NASTY)
+@pytest.mark.parametrize("special", [False, True])
+def test_minimind_encodes_as_tokenizers_does(minimind, reference_minimind, text, special):
+    reference_minimind.encode_special_tokens = not special
+    want = reference_minimind.encode(text).ids
+    assert minimind.encode(text, special=special) == want
+    assert minimind.decode(want) == text
+    assert minimind.decode(want, skip_special=True) == reference_minimind.decode(want)
+
+
+@given(data=st.data())
+def test_minimind_any_ids_decode_as_with_tokenizers(minimind, reference_minimind, data):
+    ids = [id for id in data.draw(ids_around(minimind)) if id < 6400]
+    for skip in (False, True):
+        want = reference_minimind.decode(ids, skip_special_tokens=skip)
+        assert minimind.decode(ids, skip_special=skip) == want
+
+
+@given(data=st.data())
+def test_minimind_streams(minimind, data):
+    check_streams(minimind, data)
+
+
+def small_json(**parts):
+    """A byte-level tokenizer.json of 256 bytes, "hi" and <s>."""
+    characters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: id for id, token in enumerate([*characters, "hi", "<s>"])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("h", "i")]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<s>", "</s>"])
+    return json.loads(made.to_str()) | parts
+
+
+BOS_IN_FRONT = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "</s>", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {
+        "<s>": {"id": "<s>", "ids": [257], "tokens": ["<s>"]},
+        "</s>": {"id": "</s>", "ids": [258], "tokens": ["</s>"]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "config", "front", "bos_id", "eos_ids"),
+    [
+        ({}, None, [], None, ()),
+        ({}, {"bos_token": "<s>"}, [], 257, ()),
+        ({}, {"bos_token": {"content": "<s>"}, "eos_token": {"content": "</s>"}}, [], 257, (258,)),
+        ({}, {"bos_token": "<s>", "add_bos_token": True}, [257], 257, ()),
+        ({"post_processor": BOS_IN_FRONT}, None, [257], 257, ()),
+        ({"post_processor": BOS_IN_FRONT}, {"eos_token": "</s>"}, [257], 257, (258,)),
+        ({"post_processor": BOS_IN_FRONT}, {"add_bos_token": False}, [], 257, ()),
+        ({"post_processor": BOS_IN_FRONT}, {"add_bos_token": True}, [257], 257, ()),
+        ({"post_processor": BOS_IN_FRONT}, {"bos_token": None}, [257], 257, ()),
+    ],
+)
+def test_what_is_put_in_front(tmp_path, parts, config, front, bos_id, eos_ids):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(small_json(**parts)))
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = sf.tokenizer.load(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (bos_id, eos_ids)
+    assert tokenizer.encode("hi") == [*front, 256]
+    assert tokenizer.encode("hi", bos=False) == [256]
+    assert tokenizer.encode("<s>hi", bos=False, special=True) == [257, 256]
+    if bos_id is None:
+        with pytest.raises(ValueError, match="bos is True, but this tokenizer has no bos_id"):
+            tokenizer.encode("hi", bos=True)
+    else:
+        assert tokenizer.encode("hi", bos=True) == [bos_id, 256]
+    assert tokenizer.decode([257, 256, 258]) == "<s>hi</s>"
+    assert tokenizer.decode([257, 256, 258], skip_special=True) == "hi"
+
+
+def test_special_tokens_map_says_what_the_config_leaves_open(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(small_json()))
+    for name, told in {
+        "special_tokens_map.json": {"bos_token": "hi", "eos_token": "</s>"},
+        "tokenizer_config.json": {"bos_token": "<s>"},
+    }.items():
+        (tmp_path / name).write_text(json.dumps(told))
+    tokenizer = sf.tokenizer.load(tmp_path / "tokenizer.json")
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (257, (258,))
+
+
+def test_no_truncation_and_no_padding(tmp_path):
+    padding = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None}
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<s>"}
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    parts = {"padding": padding, "truncation": truncation}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(small_json(**parts)))
+    assert sf.tokenizer.load(tmp_path).encode("hihihi") == [256] * 3
+
+
+SPACED = [  # how Llama 2, Mistral and Gemma decode
+    [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ],
+    [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}],
+]
+
+
+@pytest.mark.parametrize("steps", SPACED)
+def test_pieces_that_spell_spaces(tmp_path, steps):
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "a", "b", "▁a", "▁b"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={piece: id for id, piece in enumerate(pieces)},
+            merges=[("▁", "a"), ("▁", "b")],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    made.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    file = json.loads(made.to_str())
+    file["decoder"] = {"type": "Sequence", "decoders": steps} if len(steps) > 1 else steps[0]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "add_bos_token": true}')
+    reference = tokenizers.Tokenizer.from_str(json.dumps(file))
+    tokenizer = sf.tokenizer.load(tmp_path)
+    assert tokenizer.encode("a b") == [1, 262, 263]
+    for text in ("a b", " a", "  b ", ""):
+        ids = tokenizer.encode(text, bos=False)
+        assert ids == reference.encode(text).ids
+        assert tokenizer.decode(ids) == reference.decode(ids) == text
+        assert tokenizer.decode([1, *ids]) == "<s>" + text
+        assert tokenizer.decode([1, *ids], skip_special=True) == text
+    if len(steps) > 1:
+        assert tokenizer.decode(tokenizer.encode("a 日é\0", bos=False)) == "a 日é\0"
+    stream = tokenizer.stream()
+    assert [stream.put(id) for id in (1, 262, 263, 3 + 0xC3)][:3] == ["", "a", " b"]
+
+
+JSON = json.dumps(small_json())
+BPE_PARTS = json.loads(JSON)["model"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (JSON[:500].encode(), "EOF while parsing"),
+        (b"{}", "Model missing"),
+        (b"\xff" + JSON.encode(), "expected value"),
+        (b"[" * 100_000, "recursion|invalid type"),
+        (json.dumps(small_json(decoder=None)), r"decoder none in \[None\] is not known here"),
+        (json.dumps(small_json(decoder={"type": "WordPiece", "prefix": "#", "cleanup": True})),
+         "decoder WordPiece in .* is not known here; known are ByteLevel"),
+        (json.dumps(small_json(model=BPE_PARTS | {"merges": ["h zzz"]})), "zzz|Merges"),
+        (json.dumps(small_json(model=BPE_PARTS | {"vocab": {"a": -1}})), "invalid|data did not"),
+        (json.dumps(small_json(post_processor=BOS_IN_FRONT | {"special_tokens": {}})), "no entry"),  # a panic
+    ],
+)  # fmt: skip
+def test_damaged_tokenizer_json_is_refused(tmp_path, data, message):
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(data.encode() if isinstance(data, str) else data)
+    check_damaged(file, message)
+
+
+def test_a_huge_tokenizer_json_is_not_read(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+    check_damaged(file, "1099511627776 bytes found, needed are at most")
+
+
+@given(at=st.integers(0, len(JSON) - 1), byte=st.integers(0, 255))
+def test_any_byte_of_a_tokenizer_json_may_be_wrong(tmp_path_factory, at, byte):
+    file = tmp_path_factory.mktemp("any") / "tokenizer.json"
+    file.write_bytes(JSON[:at].encode() + bytes([byte]) + JSON[at + 1 :].encode())
+    try:
+        tokenizer = sf.tokenizer.load(file)
+        tokenizer.decode(tokenizer.encode("hi €"))
+    except CheckpointError:
+        return
+
+
+def test_a_panic_becomes_an_error(tmp_path, monkeypatch):
+    class PanicException(BaseException):
+        pass
+
+    class Panicking:
+        @staticmethod
+        def from_buffer(data):
+            raise PanicException("called `Option::unwrap()`\non a `None` value")
+
+    file = tmp_path / "tokenizer.json"
+    file.write_text(JSON)
+    monkeypatch.setattr(tokenizers, "Tokenizer", Panicking)
+    check_damaged(file, r"called `Option::unwrap\(\)` on a `None` value")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "found no JSON object"),
+        ("[]", "found a JSON list"),
+        ('{"bos_token": "<nowhere>"}', "bos_token is '<nowhere>' in the config, which is no token"),
+        ('{"eos_token": 3}', "eos_token is 3 in the config, which is no token"),
+        ('{"add_bos_token": "yes"}', "add_bos_token is 'yes', needed is true or false"),
+        ('{"add_bos_token": true}', "add_bos_token is true, but there is no bos_token"),
+    ],
+)
+def test_configs_that_fit_no_tokenizer(tmp_path, config, message):
+    (tmp_path / "tokenizer.json").write_text(JSON)
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        sf.tokenizer.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_tokenizers_is_needed(shared, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"needs the package 'tokenizers' .*simdformer\[models\]"):
+        sf.tokenizer.load(shared / "data" / "minimind")
+
+
+# ---- vocab.json and merges.txt -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def qwen2(shared):
+    return sf.tokenizer.load(shared / "data" / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def reference_qwen2(shared):
+    transformers = pytest.importorskip("transformers")
+    return transformers.Qwen2Tokenizer.from_pretrained(str(shared / "data" / "qwen2"))
+
+
+def test_qwen2_is_as_its_files_say(qwen2):
+    assert (qwen2.vocab_size, qwen2.bos_id, qwen2.eos_ids) == (151646, None, (151645,))
+    assert qwen2.encode("hello world!") == [14990, 1879, 0]
+    assert qwen2.encode("<|im_end|>", special=True) == [151645]
+    check_refusals(qwen2)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_qwen2_encodes_as_transformers_does(qwen2, reference_qwen2, text):
+    for special in (False, True):
+        want = reference_qwen2.encode(text, split_special_tokens=not special)
+        assert qwen2.encode(text, special=special) == want
+        assert qwen2.decode(want) == unicodedata.normalize("NFC", text)
+        for skip in (False, True):
+            decoded = reference_qwen2.decode(want, skip_special_tokens=skip)
+            assert qwen2.decode(want, skip_special=skip) == decoded
+
+
+@given(data=st.data())
+def test_qwen2_any_ids_decode_as_with_transformers(qwen2, reference_qwen2, data):
+    ids = [id for id in data.draw(ids_around(qwen2)) if id < 151646]
+    assert qwen2.decode(ids) == reference_qwen2.decode(ids)
+
+
+@given(ids=st.data())
+def test_qwen2_streams(qwen2, ids):
+    ids = ids.draw(ids_around(qwen2))
+    stream = qwen2.stream()
+    pieces = [*map(stream.put, ids), stream.flush()]
+    assert "".join(pieces) == qwen2.decode(ids, skip_special=True)
+
+
+def test_qwen3_adds_tokens_that_are_not_special(shared, tmp_path):
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).symlink_to(shared / "data" / "qwen2" / name)
+    config = shared / "data" / "qwen2" / "qwen3_tokenizer_config.json"
+    shutil.copy(config, tmp_path / "tokenizer_config.json")
+    tokenizer = sf.tokenizer.load(tmp_path)
+    assert tokenizer.vocab_size == 151669
+    assert tokenizer.encode("<think>") == [151667]
+    assert tokenizer.decode([151667, 151645]) == "<think><|im_end|>"
+    assert tokenizer.decode([151667, 151645], skip_special=True) == "<think>"
+
+
+CHARACTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+GPT2 = {
+    "vocab.json": json.dumps(
+        {token: id for id, token in enumerate([*CHARACTERS, "hi", "Ġhi", "<|endoftext|>"])}
+    ),
+    "merges.txt": "#version: 0.2\nh i\nĠ hi\n",
+    "config.json": '{"model_type": "gpt2"}',
+}
+
+
+def write_gpt2(directory, **changes):
+    for name, text in (GPT2 | changes).items():
+        if text is not None:
+            (directory / name).write_text(text)
+
+
+def test_gpt2(tmp_path):
+    write_gpt2(tmp_path)
+    for path in (tmp_path, tmp_path / "vocab.json", tmp_path / "merges.txt"):
+        tokenizer = sf.tokenizer.load(path)
+        assert tokenizer.encode("hi hi<|endoftext|>", special=True) == [256, 257, 258]
+        assert tokenizer.eos_ids == (258,)
+        assert tokenizer.decode([256, 257, 258], skip_special=True) == "hi hi"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "message"),
+    [
+        ({"config.json": None}, "", "of the class None found, needed is GPT2Tokenizer or Qwen2"),
+        ({"config.json": '{"model_type": "opt"}'}, "", "of the class 'opt' found, needed is GPT2"),
+        ({"vocab.json": "{"}, "vocab.json", "found no JSON object"),
+        ({"vocab.json": '{"a": 1}'}, "vocab.json", "ids are not the numbers 0 to 0"),
+        ({"vocab.json": '{"a": "0"}'}, "vocab.json", "ids are not the numbers 0 to 0"),
+        ({"vocab.json": '{"a": 0}'}, "vocab.json", "255 of the 256 single bytes are no tokens"),
+        ({"vocab.json": '{"a": 0, "a": 1}'}, "vocab.json", "a key appears twice"),
+        ({"merges.txt": "h i\nhi\n"}, "merges.txt", "line 2: found 'hi', needed are two tokens"),
+        ({"merges.txt": "h i i\n"}, "merges.txt", "line 1: found 'h i i', needed are two tokens"),
+        ({"merges.txt": "h h\n"}, "merges.txt", "line 1: found 'h h', .* union is a token too"),
+        ({"merges.txt": "h i\r\n"}, "merges.txt", r"line 1: found 'h i.r', needed"),
+        (
+            {"tokenizer_config.json": '{"added_tokens_decoder": {"300": {"content": "<x>"}}}'},
+            "tokenizer_config.json",
+            "added token '<x>' has the id 300, but there its turn is 259",
+        ),
+        (
+            {"tokenizer_config.json": '{"added_tokens_decoder": {"259": "<x>"}}'},
+            "tokenizer_config.json",
+            "added_tokens_decoder is no object of tokens by id",
+        ),
+    ],
+)
+def test_damaged_vocabularies_and_merges_are_refused(tmp_path, changes, name, message):
+    write_gpt2(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        sf.tokenizer.load(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / name}: ")
+    assert "\n" not in str(caught.value)
+
+
+# ---- sentencepiece -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spm_model():
+    """A small model made the way Llama 2's is."""
+    text = "hello world how are you the quick brown fox jumps over the lazy dog 0123456789"
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text] * 50),
+        model_writer=made,
+        vocab_size=320,
+        model_type="bpe",
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+    )
+    return made.getvalue()
+
+
+@pytest.fixture(scope="module")
+def spm(spm_model, tmp_path_factory):
+    file = tmp_path_factory.mktemp("spm") / "tokenizer.model"
+    file.write_bytes(spm_model)
+    return sf.tokenizer.load(file)
+
+
+def test_sentencepiece_is_told_apart_from_tiktoken(spm):
+    assert (spm.vocab_size, spm.bos_id, spm.eos_ids) == (320, 1, (2,))
+    assert spm.encode("", bos=None) == [1]
+    check_refusals(spm)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_sentencepiece_encodes_as_sentencepiece_does(spm, spm_model, text):
+    reference = sentencepiece.SentencePieceProcessor(model_proto=spm_model)
+    want = reference.encode(text)
+    assert spm.encode(text) == [1, *want]
+    assert spm.encode(text, bos=False) == want
+    assert spm.decode(want) == text == reference.decode(want)
+    assert spm.decode([1, *want]) == "<s>" + text
+    assert spm.decode([1, *want, 2], skip_special=True) == text
+
+
+def test_sentencepiece_special(spm):
+    first, second = spm.encode("hello", bos=False), spm.encode("you", bos=False)
+    assert spm.encode("hello</s><s>you", special=True) == [1, *first, 2, 1, *second]
+    assert 2 not in spm.encode("hello</s><s>you")
+
+
+@given(data=st.data())
+def test_sentencepiece_streams(spm, data):
+    check_streams(spm, data)
+
+
+def test_sentencepiece_keeps_the_space_of_a_continuation(spm):
+    hello, world = spm.encode("hello world", bos=False)[:1], spm.encode("world", bos=False)
+    stream = spm.stream()
+    assert "".join(map(stream.put, hello)) + "".join(map(stream.put, world)) == (
+        spm.decode(hello) + " world"
+    )
+
+
+def test_sentencepiece_with_a_config_that_wants_no_bos(spm_model, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(spm_model)
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    tokenizer = sf.tokenizer.load(tmp_path)
+    assert tokenizer.encode("hello") == tokenizer.encode("hello", bos=True)[1:]
+
+
+def test_damaged_sentencepiece_models_are_refused(spm_model, tmp_path):
+    file = tmp_path / "tokenizer.model"
+    for size in (1, 2, 10, 1000, len(spm_model) - 1):
+        file.write_bytes(spm_model[:size])
+        check_damaged(file, r"is no model of sentencepiece \(")
+
+
+@given(data=st.data())
+def test_any_byte_of_a_sentencepiece_model_may_be_wrong(spm_model, tmp_path_factory, data):
+    at, byte = data.draw(st.integers(1, len(spm_model) - 1)), data.draw(st.integers(0, 255))
+    file = tmp_path_factory.mktemp("any") / "tokenizer.model"
+    file.write_bytes(spm_model[:at] + bytes([byte]) + spm_model[at + 1 :])
+    try:
+        tokenizer = sf.tokenizer.load(file)
+        tokenizer.decode(tokenizer.encode("hello €"))
+    except CheckpointError:
+        return
+
+
+# ---- which file ----------------------------------------------------------------------------------
+
+
+def test_formats_are_known_by_content_where_names_are_free(tmp_path, spm_model, shared):
+    stories = (shared / "data" / "stories260K" / "tok512.bin").read_bytes()
+    files = {"a": MODEL, "b": JSON.encode(), "c": spm_model, "d": stories}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    classes = [type(sf.tokenizer.load(tmp_path / name)).__name__ for name in files]
+    assert classes == [
+        "TiktokenTokenizer",
+        "HuggingFaceTokenizer",
+        "SentencePieceTokenizer",
+        "Llama2cTokenizer",
+    ]
+
+
+def test_the_one_tokenizer_of_a_directory(tmp_path, spm_model):
+    write_gpt2(tmp_path)
+    assert sf.tokenizer.load(tmp_path).vocab_size == 259
+    (tmp_path / "tokenizer.json").write_text(JSON)  # the same, as one file
+    assert sf.tokenizer.load(tmp_path).decode([258]) == "</s>"
+    (tmp_path / "tokenizer.model").write_bytes(spm_model)  # what it was made of
+    assert sf.tokenizer.load(tmp_path).decode([258]) == "</s>"
+    (tmp_path / "tokenizer.model").write_bytes(MODEL)
+    message = r"needed is one tokenizer .* found: tokenizer.model, tokenizer.json; give the path"
+    check_damaged(tmp_path, message)
+    (tmp_path / "tokenizer.json").unlink()
+    check_damaged(tmp_path, r"found: tokenizer.model, vocab.json; give the path of one")
+    (tmp_path / "merges.txt").unlink()
+    (tmp_path / "tok512.bin").touch()
+    check_damaged(tmp_path, r"found: tok512.bin, tokenizer.model; give the path of one")

@@ -3,14 +3,13 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simdformer.models.cache import KVCache
-from simdformer.models.checkpoint import CheckpointError, read_checkpoint
+from simdformer.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from simdformer.models.config import ModelConfig
 from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
@@ -49,8 +48,7 @@ def from_pretrained(
     max_seq_len : int, optional
         The longest text; None: what the checkpoint was made for.
     tokenizer : path or Tokenizer, optional
-        None: the one beside the checkpoint that has as many tokens as the model. Where there is
-        none, the model takes and gives ids.
+        None: the one beside the checkpoint. Where there is none, the model takes and gives ids.
     format : {None, "meta", "huggingface", "minimind", "llama2.c"}
         Where one directory holds several: which one.
     config : path or dict, optional
@@ -77,14 +75,9 @@ def from_pretrained(
     if max_seq_len is not None:
         model = dataclasses.replace(model, max_seq_len=max_seq_len)
     if tokenizer is None:
-        tokenizer = find_tokenizer(checkpoint.path, model.vocab_size)
+        tokenizer = find_tokenizer(checkpoint)
     elif isinstance(tokenizer, str | os.PathLike):
-        file, tokenizer = tokenizer, tokenizers.load(tokenizer)
-        if tokenizer.vocab_size != model.vocab_size:
-            raise CheckpointError(
-                f"{os.fspath(file)}: {tokenizer.vocab_size} tokens found, needed are the "
-                f"{model.vocab_size} of {checkpoint.path}; give the tokenizer of this model"
-            )
+        tokenizer = load_tokenizer(tokenizer, checkpoint)
     return LanguageModel(
         Transformer(model, checkpoint.weights, dtype=dtype, activations=activations),
         tokenizer,
@@ -92,14 +85,30 @@ def from_pretrained(
     )
 
 
-def find_tokenizer(checkpoint: Path, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer beside a checkpoint that has `vocab_size` tokens; usual names come first."""
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    there = sorted(set(folder.glob("tok*.bin")) - {checkpoint})
+def find_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer beside a checkpoint. llama2.c's are many, so it is the one that has as many
+    tokens as the model; usual names come first."""
+    there = tokenizers.candidates(checkpoint.path, checkpoint.format)
+    if checkpoint.format != "llama2.c":
+        return load_tokenizer(there[0], checkpoint) if there else None
+    vocab_size = checkpoint.config.vocab_size
     names = (f"tok{vocab_size}.bin", "tokenizer.bin")
     there.sort(key=lambda file: names.index(file.name) if file.name in names else len(names))
     loaded = map(tokenizers.load, there)
     return next((tokenizer for tokenizer in loaded if tokenizer.vocab_size == vocab_size), None)
+
+
+def load_tokenizer(file: str | os.PathLike[str], checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer in a file. CheckpointError when it cannot be the model's; a model may have more
+    tokens than its tokenizer (a padded vocabulary), except for llama2.c."""
+    tokenizer = tokenizers.load(file)
+    found, needed = tokenizer.vocab_size, checkpoint.config.vocab_size
+    if found > needed or (found < needed and checkpoint.format == "llama2.c"):
+        raise CheckpointError(
+            f"{os.fspath(file)}: {found} tokens found, needed are the {needed} of "
+            f"{checkpoint.path}; give the tokenizer of this model"
+        )
+    return tokenizer
 
 
 class LanguageModel:
@@ -280,9 +289,9 @@ class LanguageModel:
     def _text_stream(self, prompt: list[int]) -> TextStream:
         tokenizer = self._need_tokenizer("text")
         stream = tokenizer.stream()
-        if prompt[-1] == tokenizer.bos_id:
-            # A text begins here, and tokenizers may write its first word in another way.
-            stream.put(prompt[-1])
+        # Tokenizers may write the first word of a text in another way: whether one begins here
+        # depends on what is in front.
+        stream.put(prompt[-1])
         return stream
 
     def _need_tokenizer(self, what: str) -> Tokenizer:

@@ -1,12 +1,16 @@
 """What the tokenizers share: the check of a text, from ids to bytes, and packages that may be
-missing."""
+missing or fail."""
 
 import operator
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-__all__ = ["PieceReader", "check_text", "optional_package"]
+from simdformer.models.checkpoint import CheckpointError
+
+__all__ = ["PieceReader", "check_text", "optional_package", "told_in_one_line"]
 
 
 def check_text(text: str) -> None:
@@ -64,3 +68,17 @@ def optional_package(name: str, what: str) -> Any:
             f"{what} needs the package {name!r} ({error}): pip install simdformer[models]",
             name=name,
         ) from None
+
+
+@contextmanager
+def told_in_one_line(where: str | os.PathLike[str], what: str = "") -> Iterator[None]:
+    """Whatever goes wrong inside becomes a CheckpointError: where, what, and the rest in brackets.
+    A panic of a package in Rust is no Exception, only a BaseException."""
+    try:
+        yield
+    except (CheckpointError, ImportError, OSError, MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        message = (" ".join(str(error).split()) or type(error).__name__)[:300]
+        told = f"{what} ({message})" if what else message
+        raise CheckpointError(f"{os.fspath(where)}: {told}") from None

@@ -2,16 +2,21 @@
 same few methods."""
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.text.huggingface_tokenizer import HuggingFaceTokenizer, read_tokenizer_config
 from simdformer.text.llama2c_tokenizer import Llama2cTokenizer
+from simdformer.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from simdformer.text.streaming import TextStream
 from simdformer.text.tiktoken_tokenizer import TiktokenTokenizer
 
-__all__ = ["Tokenizer", "load"]
+__all__ = ["Tokenizer", "candidates", "load"]
+
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\n")
 
 
 @runtime_checkable
@@ -47,27 +52,71 @@ class Tokenizer(Protocol):
 def load(path: str | os.PathLike[str]) -> Tokenizer:
     """Reads a tokenizer: a file, or a directory that holds one.
 
-    llama2.c's `.bin` (`tok*.bin` in a directory), and Meta's `tokenizer.model` of Llama 3.
+    tokenizer.json              Hugging Face; bos_token, eos_token, add_bos_token are taken from the
+                                tokenizer_config.json beside it
+    vocab.json with merges.txt  the same for GPT-2 and Qwen2, where there is no tokenizer.json
+    tokenizer.model             Llama 3 (tiktoken's format) and Llama 2 (sentencepiece)
+    tok*.bin                    llama2.c
 
-    FileNotFoundError when there is no such path, CheckpointError when what is there cannot be read.
+    A file's format is known by its name or its first bytes. FileNotFoundError when there is no such
+    path, CheckpointError when what is there cannot be read, ImportError when that takes a package
+    that is not installed.
     """
     path = Path(path)
     file = only_tokenizer(path) if path.is_dir() else path
-    if file.suffix == ".model":
+    if file.name == "merges.txt":
+        file = file.with_name("vocab.json")
+    if file.suffix == ".json":
+        return HuggingFaceTokenizer.load(file)
+    if file.suffix == ".bin":
+        return Llama2cTokenizer.load(file)
+    beginning = map_file(file)[:1024].tobytes()
+    if beginning.startswith(b"{"):
+        return HuggingFaceTokenizer.load(file)
+    if beginning.startswith(b"\n"):  # the first field of sentencepiece's message: a piece
+        add_bos = read_tokenizer_config(file.parent).get("add_bos_token")
+        return SentencePieceTokenizer.load(file, add_bos)
+    if file.suffix == ".model" or TIKTOKEN_LINE.match(beginning):
         return TiktokenTokenizer.load(file)
     return Llama2cTokenizer.load(file)
 
 
 def only_tokenizer(directory: Path) -> Path:
     """The file of the one tokenizer in a directory."""
-    found = sorted([*directory.glob("tok*.bin"), *directory.glob("tokenizer.model")])
+    there = {entry.name for entry in directory.iterdir()}
+    found = sorted(file.name for file in directory.glob("tok*.bin"))
+    if "tokenizer.model" in there and not is_same_as_json(directory, there):
+        found.append("tokenizer.model")
+    if "tokenizer.json" in there:
+        found.append("tokenizer.json")
+    elif {"vocab.json", "merges.txt"} <= there:
+        found.append("vocab.json")
     if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+        names = ", ".join(found) or "none"
         raise CheckpointError(
-            f"{directory}: needed is one tokenizer (tok*.bin, tokenizer.model), found: {names}; "
-            "give the path of one",
+            f"{directory}: needed is one tokenizer (tokenizer.json, vocab.json with merges.txt, "
+            f"tokenizer.model or tok*.bin), found: {names}; give the path of one",
             file=directory,
             found=names,
             needed="one tokenizer",
         )
-    return found[0]
+    return directory / found[0]
+
+
+def is_same_as_json(directory: Path, there: set[str]) -> bool:
+    """Whether tokenizer.model is sentencepiece's and a tokenizer.json made of it lies beside it, as
+    in Hugging Face's directories of Llama 2 and Mistral."""
+    beginning = map_file(directory / "tokenizer.model")[:1].tobytes()
+    return "tokenizer.json" in there and beginning == b"\n"
+
+
+def candidates(checkpoint: Path, format: str) -> list[Path]:
+    """The files beside a checkpoint that hold the tokenizers of its format, the preferred first."""
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    if format == "llama2.c":
+        return sorted(set(folder.glob("tok*.bin")) - {checkpoint})
+    of_meta, of_huggingface = ["tokenizer.model"], ["tokenizer.json"]
+    if (folder / "merges.txt").exists():
+        of_huggingface.append("vocab.json")
+    names = of_meta if format == "meta" else of_huggingface + of_meta
+    return [folder / name for name in names if (folder / name).exists()]

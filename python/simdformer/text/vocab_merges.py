@@ -1,0 +1,157 @@
+"""vocab.json and merges.txt, as GPT-2 and Qwen2 publish them: byte-level byte-pair encoding.
+
+    vocab.json: {token: id}      merges.txt: two tokens a line, what is joined first comes first
+
+A token spells its bytes as characters, one for each. How a text is cut into parts before the merges
+is in no file: it follows from the tokenizer's class.
+"""
+
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.models.json_file import read_object
+from simdformer.text.pieces import optional_package
+
+__all__ = ["BYTE_OF_CHARACTER", "END_OF_TEXT", "from_vocab_and_merges"]
+
+MAX_MERGES_FILE = 64 << 20  # bytes; Qwen2's has 2 MB
+
+# Bytes that Latin-1 can print stand for themselves, the others for the characters from U+0100 on.
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = sorted(set(range(256)) - set(PRINTABLE))
+BYTE_OF_CHARACTER = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(0x100 + index): byte for index, byte in enumerate(OTHERS)
+}
+
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+END_OF_TEXT = "<|endoftext|>"  # of both families, where no file says another
+
+
+def from_vocab_and_merges(vocab_file: Path, config: Mapping[str, Any]) -> Any:
+    """The `tokenizers.Tokenizer` of a vocab.json and the merges.txt beside it, of the class that
+    the tokenizer's config or the model's names."""
+    package = optional_package("tokenizers", f"Reading {vocab_file}")
+    family = family_of(vocab_file.parent, config)
+    vocabulary = read_vocabulary(vocab_file)
+    merges = read_merges(vocab_file.with_name("merges.txt"), vocabulary)
+    tokenizer = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.decoder = package.decoders.ByteLevel()
+    if family == "qwen2":
+        tokenizer.normalizer = package.normalizers.NFC()
+        tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence(
+            [
+                package.pre_tokenizers.Split(package.Regex(QWEN2_SPLIT), behavior="isolated"),
+                package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    else:
+        prefix_space = config.get("add_prefix_space") is True
+        tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    if END_OF_TEXT in vocabulary:
+        tokenizer.add_special_tokens([END_OF_TEXT])
+    add_tokens(tokenizer, config, vocab_file.with_name("tokenizer_config.json"))
+    return tokenizer
+
+
+def family_of(directory: Path, config: Mapping[str, Any]) -> str:
+    """How a text is cut: "gpt2" or "qwen2"."""
+    name = config.get("tokenizer_class")
+    if name is None and (directory / "config.json").exists():
+        name = read_object(directory / "config.json").get("model_type")
+    family = str(name).lower().removesuffix("fast").removesuffix("tokenizer")
+    if family.startswith("qwen"):
+        family = "qwen2"  # all of them, up to Qwen3
+    if family not in ("gpt2", "qwen2"):
+        raise CheckpointError(
+            f"{directory}: vocab.json and merges.txt of the class {name!r} found, needed is "
+            "GPT2Tokenizer or Qwen2Tokenizer as tokenizer_class in tokenizer_config.json; "
+            "or a tokenizer.json",
+            file=directory,
+            found=str(name),
+            needed="GPT2Tokenizer or Qwen2Tokenizer",
+        )
+    return family
+
+
+def read_vocabulary(file: Path) -> dict[str, int]:
+    vocabulary = read_object(file)
+    ids = list(vocabulary.values())
+    if any(type(id) is not int for id in ids) or sorted(ids) != list(range(len(ids))):
+        raise CheckpointError(
+            f"{file}: {len(ids)} tokens, but their ids are not the numbers 0 to {len(ids) - 1}, "
+            "each once; download it again",
+            file=file,
+        )
+    missing = [byte for character, byte in BYTE_OF_CHARACTER.items() if character not in vocabulary]
+    if missing:
+        raise CheckpointError(
+            f"{file}: {len(missing)} of the 256 single bytes are no tokens, the first is byte "
+            f"{min(missing)}; any text needs them",
+            file=file,
+        )
+    return vocabulary
+
+
+def read_merges(file: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    data = map_file(file)
+    merges: list[tuple[str, str]] = []
+    try:
+        if data.size > MAX_MERGES_FILE:
+            raise ValueError(f"{data.size} bytes found, needed are at most {MAX_MERGES_FILE}")
+        for number, line in enumerate(data.tobytes().decode("utf-8").split("\n"), start=1):
+            if not line or (number == 1 and line.startswith("#version")):
+                continue
+            left, space, right = line.partition(" ")
+            unknown = [
+                token for token in (left, right, left + right) if vocabulary.get(token) is None
+            ]
+            if not space or unknown:
+                raise ValueError(
+                    f"line {number}: found {line[:40]!r}, needed are two tokens of vocab.json with "
+                    "a space between them whose union is a token too"
+                )
+            merges.append((left, right))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}; download it again", file=file) from None
+    return merges
+
+
+def add_tokens(tokenizer: Any, config: Mapping[str, Any], file: Path) -> None:
+    """Adds the config's `added_tokens_decoder`, {"id": {"content": ..., "special": ...}}; each must
+    get the id that it says."""
+    package = optional_package("tokenizers", f"Reading {file}")
+    entries = config.get("added_tokens_decoder", {})
+    flags = ("lstrip", "rstrip", "normalized", "single_word", "special")
+    try:
+        ordered = sorted((int(id), entry) for id, entry in entries.items())
+        tokens = [
+            (
+                id,
+                package.AddedToken(
+                    entry["content"], **{flag: entry[flag] for flag in flags if flag in entry}
+                ),
+            )
+            for id, entry in ordered
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: added_tokens_decoder is no object of tokens by id ({error})", file=file
+        ) from None
+    # Ids are given in turn; runs of a kind are added together, as each call costs a new search.
+    for is_special, run in groupby(tokens, key=lambda pair: bool(pair[1].special)):
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        add([token for _, token in run])
+    for id, token in tokens:
+        if tokenizer.token_to_id(token.content) != id:
+            raise CheckpointError(
+                f"{file}: added token {token.content!r} has the id {id}, but there its turn is "
+                f"{tokenizer.token_to_id(token.content)}; added tokens follow the vocabulary "
+                "without gaps",
+                file=file,
+            )
