@@ -204,7 +204,7 @@ def info_command(options: argparse.Namespace) -> int:
         return 0
     checkpoint = read_checkpoint(options.model)
     config = checkpoint.config
-    tokenizer = find_tokenizer(checkpoint.path, config.vocab_size)
+    tokenizer = find_tokenizer(checkpoint)
     dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})
     rows = {"format": checkpoint.format} | vars(config)
     rows["dtype"] = " and ".join(dtypes)

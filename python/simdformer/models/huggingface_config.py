@@ -130,6 +130,8 @@ def rope_of(found: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     theta = merged.pop("rope_theta", None)
     theta = 10000.0 if theta is None else theta
     kind = merged.get("rope_type", merged.get("type", UNSCALED))
+    if not isinstance(kind, str):
+        raise ValueError(f"rope_type is {shown(kind)}, needed is text")
     context = top["original_max_position_embeddings"]
     if context is not None and kind in ("llama3", "yarn"):
         agree(merged, {"original_max_position_embeddings": context}, "the config and its RoPE")

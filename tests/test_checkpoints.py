@@ -1,0 +1,562 @@
+"""Checkpoints of Hugging Face, Meta and MiniMind: the models in them compute what transformers
+computes, and what is no good is refused."""
+
+import json
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import simdformer as sf
+import tiny_models
+from simdformer.models import CheckpointError, Transformer, read_checkpoint, trace_names
+from simdformer.models.budget import parameter_budget, weight_bytes
+
+# Logits and activations, relative to the largest: both sides compute in float32 and add up in
+# another order, three layers deep. Measured: at most 1.2e-6.
+TOLERANCE = 5e-6
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+IDS = np.random.default_rng(11).integers(0, 96, (2, 40))
+
+
+def agree(found, needed, tolerance=TOLERANCE):
+    found, needed = np.asarray(found, np.float64), np.asarray(needed, np.float64)
+    assert found.shape == needed.shape
+    assert np.abs(found - needed).max() <= tolerance * np.abs(needed).max()
+
+
+def transformers_model(path):
+    """transformers' own model of that directory, float32 arithmetic."""
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """saved(name, dtype) is the directory of a model, made once."""
+    made = {}
+
+    def saved(name, dtype=torch.float32, **options):
+        key = (name, dtype, *options.items())
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(name)
+            tiny_models.make(name).to(dtype).save_pretrained(made[key], **options)
+        return made[key]
+
+    return saved
+
+
+@pytest.fixture
+def copy_of(saved, tmp_path):
+    """copy_of(name) is a directory that a test may damage."""
+
+    def copy_of(name, **options):
+        for file in saved(name, **options).iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        return tmp_path
+
+    return copy_of
+
+
+def refusal(path, **options):
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(path, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 1000
+    return message
+
+
+# ---- the same as transformers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tiny_models.MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_logits_and_greedy_ids_are_those_of_transformers(saved, name, dtype):
+    folder = saved(name, dtype)
+    theirs, ours = transformers_model(folder), sf.from_pretrained(folder)
+    agree(ours(IDS), tiny_models.logits(theirs, IDS))
+    prompt = IDS[0, :9]
+    assert ours.generate(prompt, max_new_tokens=24) == tiny_models.greedy(theirs, prompt, 24)
+
+
+@pytest.mark.parametrize("name", tiny_models.MODELS)
+def test_hidden_states_and_patterns_are_those_of_transformers(saved, name):
+    folder = saved(name)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        needed = theirs(torch.as_tensor(IDS), output_hidden_states=True, output_attentions=True)
+    ours = sf.from_pretrained(folder)
+    logits, trace = ours.run_with_cache(IDS)
+    assert set(trace) == set(trace_names(ours.config))
+    agree(logits, needed.logits)
+    for layer in range(3):
+        agree(trace[f"layers.{layer}.resid_pre"], needed.hidden_states[layer])
+        agree(trace[f"layers.{layer}.attn.pattern"], needed.attentions[layer])
+    agree(trace["final_norm"], needed.hidden_states[3])
+
+
+def test_weights_keep_the_dtype_of_the_file(saved):
+    folder = saved("qwen3", torch.bfloat16)
+    checkpoint = read_checkpoint(folder)
+    assert {tensor.dtype for tensor in checkpoint.weights.values()} == {BFLOAT16}
+    assert not any(tensor.flags.writeable for tensor in checkpoint.weights.values())
+    kept, converted = sf.from_pretrained(folder), sf.from_pretrained(folder, dtype="float32")
+    assert kept.transformer.weights.layers[0].wo.dtype == BFLOAT16
+    assert converted.transformer.weights.layers[0].wo.dtype == np.float32
+    agree(kept(IDS), converted(IDS))
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "qwen2-tied-yarn"])
+def test_shards_are_one_checkpoint(saved, name):
+    folder = saved(name, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    np.testing.assert_array_equal(
+        sf.from_pretrained(folder)(IDS), sf.from_pretrained(saved(name))(IDS)
+    )
+    (folder / "model.safetensors.index.json").rename(folder / "index.away")
+    try:
+        assert read_checkpoint(folder).weights.keys() == read_checkpoint(saved(name)).weights.keys()
+    finally:
+        (folder / "index.away").rename(folder / "model.safetensors.index.json")
+
+
+def test_one_file_is_a_checkpoint_too(saved):
+    folder = saved("qwen3")
+    alone = read_checkpoint(folder / "model.safetensors")
+    assert alone.config == read_checkpoint(folder).config
+    assert alone.format == "huggingface"
+
+
+def test_an_lm_head_that_is_the_embedding_is_ignored_when_tied(copy_of):
+    from safetensors.torch import load_file, save_file
+
+    folder = copy_of("llama3.2")
+    file = folder / "model.safetensors"
+    expected = sf.from_pretrained(folder)(IDS)
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(tensors, file)
+    np.testing.assert_array_equal(sf.from_pretrained(folder)(IDS), expected)
+    tensors["lm_head.weight"][0, 0] += 1
+    save_file(tensors, file)
+    assert "has an lm_head that is not the embedding" in refusal(folder)
+
+
+def old_dialect(config):
+    """As transformers 4 wrote it, with what is at its usual value left out."""
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    kind = parameters.pop("rope_type")
+    parameters.pop("type", None)
+    config["rope_scaling"] = None if kind == "default" else parameters | {"type": kind}
+    for name in ("layer_types", "dtype"):
+        config.pop(name, None)
+    if config["head_dim" if "head_dim" in config else "hidden_size"] == 8:
+        config.pop("head_dim")
+    if config["rope_theta"] == 10000:
+        config.pop("rope_theta")
+    if config["num_key_value_heads"] == 4:
+        config.pop("num_key_value_heads")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in tiny_models.MODELS if "window" not in name or name == "qwen2-window"]
+)
+def test_the_old_dialect_of_configs_says_the_same(copy_of, name):
+    folder = copy_of(name)
+    new = read_checkpoint(folder).config
+    tiny_models.edit_json(folder / "config.json", old_dialect)
+    old = read_checkpoint(folder).config
+    drop = {"type", "rope_type"}
+    assert {k: v for k, v in (old.rope_scaling or {}).items() if k not in drop} == {
+        k: v for k, v in (new.rope_scaling or {}).items() if k not in drop
+    }
+    assert {k: v for k, v in vars(old).items() if k != "rope_scaling"} == {
+        k: v for k, v in vars(new).items() if k != "rope_scaling"
+    }
+    agree(sf.from_pretrained(folder)(IDS), tiny_models.logits(tiny_models.make(name), IDS))
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "expected"),
+    [
+        (None, None, ()),
+        (5, None, (5,)),
+        ([5, 7], None, (5, 7)),
+        (5, [7, 9, 7], (7, 9)),
+        (5, 8, (8,)),
+        ([5, 4096], None, (5,)),  # past the vocabulary
+    ],
+)
+def test_ids_that_end_a_text(copy_of, in_config, in_generation, expected):
+    folder = copy_of("llama3")
+    tiny_models.edit_json(
+        folder / "config.json", lambda config: config | {"eos_token_id": in_config}
+    )
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": in_generation}))
+    assert read_checkpoint(folder).eos_ids == expected
+    assert sf.from_pretrained(folder).eos_ids == expected
+
+
+def test_generation_ends_where_the_checkpoint_says(copy_of):
+    folder = copy_of("llama3")
+    ids = sf.from_pretrained(folder).generate(IDS[0, :5], max_new_tokens=12)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [ids[4]]}))
+    stopped = sf.from_pretrained(folder).generate(IDS[0, :5], max_new_tokens=12)
+    assert stopped == ids[: ids.index(ids[4])]
+
+
+# ---- Meta ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shards", "embed_axis", "changes"),
+    [
+        ("llama2", 1, 0, {"vocab_size": -1, "n_kv_heads": None, "rope_theta": None}),
+        ("llama2", 2, 1, {"vocab_size": -1, "n_kv_heads": None, "rope_theta": None}),
+        ("llama3", 1, 0, {}),
+        ("llama3", 2, 0, {}),
+    ],
+)
+def test_metas_format_holds_the_same_model(tmp_path, name, shards, embed_axis, changes):
+    model = tiny_models.make(name)
+    params = tiny_models.meta_params(**changes)
+    folder = tiny_models.save_meta(tmp_path, model, params, shards, embed_axis)
+    ours = sf.from_pretrained(folder)
+    assert (ours.config.rope_layout, ours.config.tie_embeddings) == ("interleaved", False)
+    agree(ours(IDS), tiny_models.logits(model, IDS))
+    prompt = IDS[1, :9]
+    assert ours.generate(prompt, max_new_tokens=24) == tiny_models.greedy(model, prompt, 24)
+    # a shard named beside its params.json stands for all of them
+    file = folder / "consolidated.00.pth"
+    np.testing.assert_array_equal(sf.from_pretrained(file)(IDS), ours(IDS))
+
+
+def test_metas_rope_of_llama_3_1(tmp_path):
+    scaling = tiny_models.LLAMA3 | {"original_max_position_embeddings": 8192}
+    model = tiny_models.make("llama3", rope_parameters=scaling, head_dim=32)
+    params = tiny_models.meta_params(use_scaled_rope=True)
+    with pytest.raises(
+        CheckpointError, match=r"misshapen: layers\.0\.wq found"
+    ):  # head_dim is 8 here
+        read_checkpoint(tiny_models.save_meta(tmp_path, model, params))
+    model = tiny_models.make("llama3", rope_parameters=scaling)
+    ours = sf.from_pretrained(tiny_models.save_meta(tmp_path, model, params))
+    agree(ours(IDS), tiny_models.logits(model, IDS))
+    scaling.pop("rope_theta")
+    assert ours.config.rope_scaling == scaling
+    assert ours.config.max_seq_len == 131072
+
+
+def test_meta_in_bfloat16_from_two_shards(tmp_path):
+    model = tiny_models.rounded(tiny_models.make("llama3"), torch.bfloat16)
+    params = tiny_models.meta_params()
+    folder = tiny_models.save_meta(tmp_path, model, params, shards=2, dtype=torch.bfloat16)
+    checkpoint = read_checkpoint(folder)
+    assert {tensor.dtype for tensor in checkpoint.weights.values()} == {BFLOAT16}
+    agree(sf.from_pretrained(folder)(IDS), tiny_models.logits(model, IDS))
+
+
+def test_loading_needs_memory_for_one_tensor_besides_the_model(tmp_path):
+    model = tiny_models.make("llama3", vocab_size=4096)
+    params = tiny_models.meta_params(vocab_size=4096)
+    folder = tiny_models.save_meta(tmp_path, model, params, shards=2)
+    for dtype in (None, "float16"):
+        checkpoint = read_checkpoint(folder)
+        largest = max(tensor.nbytes for tensor in checkpoint.weights.values())
+        assert largest == 4096 * 32 * 4
+        tracemalloc.start()
+        try:
+            ours = Transformer(checkpoint.config, checkpoint.weights, dtype=dtype)
+            now, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert ours.weights.embed.nbytes <= now
+        # the tensor as the file has it, and converted
+        assert peak - now < 1.6 * largest
+
+
+# ---- MiniMind ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def minimind(tmp_path_factory):
+    """minimind-3 at its widths, two of its eight layers: transformers' Qwen3, and the files."""
+    config = {
+        "hidden_size": 768,
+        "num_hidden_layers": 2,
+        "vocab_size": 6400,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 96,
+        "hidden_act": "silu",
+        "intermediate_size": 2432,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    model = tiny_models.randomise(
+        transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config, rope_parameters=rope))
+    )
+    model = tiny_models.rounded(model, torch.float16)
+    folder = tmp_path_factory.mktemp("minimind")
+    state = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    torch.save(state, folder / "full_sft_768.pth")
+    own = {"model_type": "minimind", "architectures": ["MiniMindForCausalLM"], "use_moe": False}
+    own |= {"rope_theta": 1e6, "rope_scaling": None, "bos_token_id": 1, "eos_token_id": 2}
+    own |= {"dropout": 0.0, "flash_attn": True, "num_experts": 4, "inference_rope_scaling": False}
+    return model, folder, config | own
+
+
+def test_minimind_is_transformers_qwen3(minimind):
+    model, folder, config = minimind
+    file = folder / "full_sft_768.pth"
+    assert refusal(file) == (
+        f"{file}: found no config.json beside it; needed is one, or config=, because the number "
+        "of heads does not follow from the tensors"
+    )
+    ours = sf.from_pretrained(file, config=config)
+    ids = np.random.default_rng(3).integers(0, 6400, 24)
+    agree(ours(ids), tiny_models.logits(model, ids)[0])
+    assert ours.generate(ids, max_new_tokens=8) == tiny_models.greedy(model, ids, 8)
+    assert ours.eos_ids == (2,)
+    assert ours.config.qk_norm
+    assert ours.transformer.weights.layers[0].wo.dtype == np.float16
+
+
+def test_minimind_finds_its_config(minimind, tmp_path):
+    _, folder, config = minimind
+    file = folder / "full_sft_768.pth"
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text(json.dumps(config))
+    expected = read_checkpoint(file, config=config)
+    assert expected.format == "minimind"
+    assert read_checkpoint(file, config=elsewhere).config == expected.config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.pth").symlink_to(file)
+    for path in (tmp_path, tmp_path / "model.pth"):
+        assert read_checkpoint(path).config == expected.config
+    config = config | {"use_moe": True}
+    assert refusal(file, config=config) == (
+        f"{folder}: config: use_moe is True, which is not supported; supported is False"
+    )
+
+
+# ---- which format --------------------------------------------------------------------------------
+
+
+def test_two_formats_in_one_directory_ask_for_one(copy_of):
+    folder = copy_of("llama3")
+    model = tiny_models.make("llama3")
+    tiny_models.save_meta(folder, model, tiny_models.meta_params())
+    message = refusal(folder)
+    assert message == (
+        f"{folder}: found checkpoints of 2 formats; say which one to read: "
+        'format="meta" or format="huggingface"'
+    )
+    for format, layout in (("meta", "interleaved"), ("huggingface", "half")):
+        checkpoint = read_checkpoint(folder, format=format)
+        assert (checkpoint.format, checkpoint.config.rope_layout) == (format, layout)
+        agree(sf.from_pretrained(folder, format=format)(IDS), tiny_models.logits(model, IDS))
+    with pytest.raises(ValueError, match="format is 'gguf', needed is one of meta, huggingface"):
+        read_checkpoint(folder, format="gguf")
+    assert "has its config inside" in refusal(folder, format="meta", config={})
+
+
+def test_files_of_pytorch_beside_safetensors_are_no_second_checkpoint(copy_of):
+    folder = copy_of("llama3")
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.bin"):
+        (folder / name).write_bytes(b"")
+    assert read_checkpoint(folder).format == "huggingface"
+
+
+def test_a_directory_without_a_checkpoint_says_what_is_needed(tmp_path):
+    message = refusal(tmp_path)
+    assert message.startswith(f"{tmp_path}: no checkpoint found among []; needed is params.json ")
+    (tmp_path / "config.json").write_text("{}")
+    assert "among ['config.json']" in refusal(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_checkpoint(tmp_path / "nowhere")
+    assert "give the directory that it is in" in refusal(tmp_path / "config.json")
+
+
+# ---- configs that are no good --------------------------------------------------------------------
+
+BAD_CONFIGS = [
+    ({"model_type": "gpt2"}, "model_type is 'gpt2' (architectures: ['LlamaForCausalLM']), known"),
+    ({"model_type": ["llama"]}, "model_type is ['llama']"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is ['LlamaForSequence"),
+    ({"hidden_size": None}, "missing: hidden_size"),
+    ({"rms_norm_eps": None, "vocab_size": None}, "missing: vocab_size, rms_norm_eps"),
+    ({"mlp_bias": True}, "mlp_bias is True, which is not supported; supported is False"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported; supported is 'silu'"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}, which is not"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, which is not supported"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, needed is a whole number"),
+    ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
+    ({"num_hidden_layers": 4}, "missing: layers.3.attn_norm (32,); layers.3.wq (32, 32)"),
+    ({"num_hidden_layers": 2}, "left over: layers.2."),
+    ({"hidden_size": 10**12}, "misshapen: embed found (96, 32), needed (96, 1000000000000)"),
+    ({"head_dim": 10**9}, "misshapen: layers.0.wq found (32, 32), needed (4000000000, 32)"),
+    ({"vocab_size": 2**63}, "misshapen: embed found (96, 32), needed (9223372036854775808, 32)"),
+    ({"max_position_embeddings": 10**18}, "longest text is 1000000000000000000"),
+    ({"num_attention_heads": 0}, "num_heads is 0, needed is a whole number > 0"),
+    ({"num_attention_heads": 5, "head_dim": None}, "num_attention_heads is 5, needed is a divisor"),
+    ({"num_key_value_heads": 3}, "num_kv_heads is 3, needed is a divisor of num_heads = 4"),
+    ({"rms_norm_eps": -1}, "norm_eps is -1, needed is finite and >= 0"),
+    ({"tie_word_embeddings": "yes"}, "tie_embeddings is 'yes', needed is True or False"),
+    ({"tie_word_embeddings": True}, "has an lm_head that is not the embedding"),
+    ({"attention_bias": True}, "missing: layers.0.bq (32,)"),
+    ({"attention_bias": 1}, "attention_bias is 1, needed is true or false"),
+    ({"sliding_window": 4}, "sliding_window is 4, which llama does not have"),
+    ({"sliding_window": -4}, "sliding_window is -4, needed is a whole number > 0 or null"),
+    ({"layer_types": ["chunked_attention"] * 3}, "layer_types is ['chunked_attention'"),
+    ({"layer_types": ["full_attention"]}, "for each of 3 layers"),
+    ({"layer_types": ["sliding_attention"] * 3}, "but sliding_window is off"),
+    ({"eos_token_id": "end"}, "eos_token_id is 'end', needed is an id or a list of ids"),
+    ({"eos_token_id": [-1]}, "eos_token_id is [-1], needed is an id or a list of ids"),
+    ({"rope_theta": 1.0}, "rope_theta and rope_parameters disagree on 'rope_theta'"),
+    ({"rope_parameters": {"rope_theta": "x"}}, "theta is of type str"),
+    ({"rope_parameters": [1]}, "rope_parameters is [1], needed is an object"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "scaling is of type 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "scaling is of type 'longrope'"),
+    ({"rope_parameters": {"rope_type": "new"}}, "scaling is of type 'new', needs one of"),
+    ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type is ['linear'], needed is text"),
+    ({"rope_parameters": {"rope_type": "linear"}}, 'scaling of type "linear" has no factor'),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differs from layer to layer"),
+    (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"factor": 4.0}},
+        "rope_scaling and rope_parameters disagree on 'factor': 2.0 and 4.0",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "has no original_max_position_embeddings",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_CONFIGS)
+def test_a_config_that_asks_for_what_is_not_there_is_refused(copy_of, changes, message):
+    folder = copy_of("llama2")
+    tiny_models.edit_json(folder / "config.json", lambda config: config | changes)
+    found = refusal(folder)
+    assert found.startswith(f"{folder}")
+    assert message in found
+
+
+def test_windows_of_qwen_need_their_rule(copy_of):
+    folder = copy_of("qwen2-window")
+    expected = read_checkpoint(folder).config.sliding_window
+    assert expected == (None, 5, 5)
+    tiny_models.edit_json(folder / "config.json", lambda config: config.pop("layer_types") and None)
+    assert read_checkpoint(folder).config.sliding_window == expected
+    change = {"max_window_layers": None}
+    tiny_models.edit_json(folder / "config.json", lambda config: config | change)
+    assert "max_window_layers is None" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_eps": None}, "missing: norm_eps; not understood: nothing"),
+        ({"moe": {"experts": 8}}, "missing: nothing; not understood: 'moe'"),
+        ({"quantization_args": {}, "lora_args": {}}, "'quantization_args', 'lora_args'"),
+        ({"dim": 10**12}, "dim is 1000000000000, needed is a whole number > 0"),
+        ({"dim": True}, "dim is True, needed is a whole number > 0"),
+        ({"n_heads": 5}, "n_heads is 5, needed is a divisor of dim = 32"),
+        ({"n_layers": 10**9}, "needed are several for each of 1000000000 layers"),
+        ({"n_layers": 10**18}, "needed are several for each of 1000000000000000000 layers"),
+        ({"multiple_of": 0}, "multiple_of is 0, needed is a whole number > 0"),
+        ({"multiple_of": 2**29}, "misshapen: layers.0.gate found (48, 32), needed (536870912, 32)"),
+        ({"ffn_dim_multiplier": "1.3"}, "ffn_dim_multiplier is '1.3'"),
+        ({"ffn_dim_multiplier": 1e300}, "ffn_dim_multiplier is 1e+300"),
+        ({"vocab_size": 95}, "misshapen: embed found (96, 32), needed (95, 32)"),
+        ({"use_scaled_rope": 1}, "use_scaled_rope is 1, needed is true or false"),
+        ({"rope_theta": 0}, "rope_theta is 0, needed is finite and > 0"),
+        ({"max_seq_len": 10**10}, "longest text is 10000000000"),
+    ],
+)
+def test_params_that_make_no_sense_are_refused(tmp_path, changes, message):
+    model = tiny_models.make("llama3")
+    folder = tiny_models.save_meta(tmp_path, model, tiny_models.meta_params(**changes))
+    found = refusal(folder)
+    assert found.startswith(f"{folder}")
+    assert message in found
+
+
+def test_shards_that_do_not_belong_together_are_refused(tmp_path):
+    model = tiny_models.make("llama3")
+    folder = tiny_models.save_meta(tmp_path, model, tiny_models.meta_params(), shards=2)
+    first, second = (folder / f"consolidated.0{number}.pth" for number in (0, 1))
+    good = torch.load(second)
+
+    def refused(change):
+        tensors = dict(good)
+        change(tensors)
+        torch.save(tensors, second)
+        return refusal(folder)
+
+    assert "disagreement with consolidated.00.pth on 'norm.weight'" in refused(
+        lambda tensors: tensors.pop("norm.weight")
+    )
+    assert "tensor 'norm.weight': found in the shards" in refused(
+        lambda tensors: tensors.update({"norm.weight": tensors["norm.weight"] + 1})
+    )
+    name = "layers.0.attention.wq.weight"
+    for wrong in (good[name].half(), good[name][:, :8].clone(), good[name][0].clone()):
+        message = refused(lambda tensors, wrong=wrong: tensors.update({name: wrong}))
+        assert message.startswith(f"{first}: tensor {name!r}: found in the shards")
+    second.rename(folder / "consolidated.02.pth")
+    assert "needed are consolidated.00.pth, consolidated.01.pth" in refusal(folder)
+
+
+def test_weights_that_are_no_floats_are_refused(tmp_path):
+    model = tiny_models.make("llama3")
+    folder = tiny_models.save_meta(tmp_path, model, tiny_models.meta_params())
+    file = folder / "consolidated.00.pth"
+    tensors = torch.load(file) | {"norm.weight": torch.ones(32, dtype=torch.int32)}
+    torch.save(tensors, file)
+    assert refusal(folder) == (
+        f"{folder}: the tensors do not fit the config: no floats: final_norm int32"
+    )
+
+
+def test_names_of_ours_in_a_file_are_left_over(copy_of):
+    from safetensors.torch import load_file, save_file
+
+    folder = copy_of("llama3")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["embed"] = tensors.pop("model.embed_tokens.weight")
+    tensors["new\nline"] = torch.ones(2)
+    save_file(tensors, file)
+    message = refusal(folder)
+    assert "missing: embed (96, 32)" in message
+    assert "left over: 'embed' (96, 32); 'new\\nline' (2,)" in message
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama3.2", "qwen2"])
+def test_the_budget_is_what_the_model_has(saved, name):
+    folder = saved(name)
+    checkpoint = read_checkpoint(folder)
+    budget = parameter_budget(checkpoint.config)
+    assert sum(budget.values()) == sum(p.numel() for p in transformers_model(folder).parameters())
+    assert (budget["lm_head"] == 0) == (name == "llama3.2")
+    weights = sf.from_pretrained(folder).transformer.weights
+    arrays = [weights.embed, weights.final_norm, weights.lm_head]
+    for layer in weights.layers:
+        arrays += [layer.attn_norm, layer.mlp_norm, *layer.wq_wk_wv, layer.wo, *layer.gate_up]
+        arrays += [layer.down, *(layer.qkv_bias or [])]
+    needed = weight_bytes(checkpoint.config, checkpoint.weights, None)
+    assert needed == sum(array.nbytes for array in arrays)
