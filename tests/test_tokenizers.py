@@ -457,7 +457,8 @@ BPE_PARTS = json.loads(JSON)["model"]
          "decoder WordPiece in .* is not known here; known are ByteLevel"),
         (json.dumps(small_json(model=BPE_PARTS | {"merges": ["h zzz"]})), "zzz|Merges"),
         (json.dumps(small_json(model=BPE_PARTS | {"vocab": {"a": -1}})), "invalid|data did not"),
-        (json.dumps(small_json(post_processor=BOS_IN_FRONT | {"special_tokens": {}})), "no entry"),  # a panic
+        # A panic in tokenizers:
+        (json.dumps(small_json(post_processor=BOS_IN_FRONT | {"special_tokens": {}})), "no entry"),
     ],
 )  # fmt: skip
 def test_damaged_tokenizer_json_is_refused(tmp_path, data, message):

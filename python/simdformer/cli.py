@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    except (OSError, ValueError, TypeError, MemoryError) as error:
+    except (OSError, ValueError, TypeError, MemoryError, ImportError) as error:
         print(f"simdformer: error: {describe(error)}", file=sys.stderr)
         return 2
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
 from simdformer.text import tokenizer as tokenizers
+from simdformer.text.chat import ChatTemplate, check_messages, find_template
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
@@ -82,6 +83,7 @@ def from_pretrained(
         Transformer(model, checkpoint.weights, dtype=dtype, activations=activations),
         tokenizer,
         eos_ids=checkpoint.eos_ids,
+        chat_template=find_template(checkpoint, tokenizer),
     )
 
 
@@ -115,7 +117,8 @@ class LanguageModel:
     """A `transformer` and its `tokenizer` (None when the checkpoint has none).
 
     `model(ids)` gives logits, `model.generate(prompt)` text. `eos_ids` end a text, besides the
-    tokenizer's own.
+    tokenizer's own. `chat_template` (None when the checkpoint has none) is what `model.chat`
+    writes a conversation with.
     """
 
     def __init__(
@@ -124,10 +127,12 @@ class LanguageModel:
         tokenizer: Tokenizer | None = None,
         *,
         eos_ids: Iterable[int] = (),
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids)
+        self.chat_template = chat_template
 
     @property
     def config(self) -> ModelConfig:
@@ -246,6 +251,45 @@ class LanguageModel:
         results = [sequence.text if is_text else sequence.new_ids for sequence in sequences]
         return results if is_batch else results[0]
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_new_tokens: int | None = None,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """What the assistant says next in a conversation.
+
+        Parameters
+        ----------
+        messages : list of {"role": "system" | "user" | "assistant" | ..., "content": text}
+            What was said so far, as the checkpoint's own template writes it.
+        max_new_tokens, **options
+            As in `generate`.
+        template_variables : dict, optional
+            What the template asks for besides, `{"enable_thinking": False}` for instance.
+
+        Raises
+        ------
+        ValueError
+            The model has no template, or as `generate`.
+        CheckpointError
+            The template fails or refuses the messages, takes too long or too much memory. It runs
+            in jinja2's sandbox, in a process of its own. (It is a ValueError.)
+        ImportError
+            The package jinja2 is missing.
+        """
+        tokenizer = self._need_tokenizer("a chat")
+        if self.chat_template is None:
+            raise ValueError(
+                "chat: the checkpoint has no chat template (chat_template in tokenizer_config.json "
+                "or chat_template.jinja); use generate, or a checkpoint made for chat"
+            )
+        check_messages(messages)
+        ids = self.chat_template.ids(messages, tokenizer, template_variables or {})
+        return str(self.generate(IdsOfText(ids), max_new_tokens, **options))
+
     def _check_room(self, prompt_len: int, max_new_tokens: int | None) -> int:
         """How many ids may follow a prompt of that length."""
         limit = self.config.max_seq_len
@@ -265,6 +309,8 @@ class LanguageModel:
             return False, True, [self._encode(prompt)]
         if isinstance(prompt, list | tuple) and prompt and all(isinstance(x, str) for x in prompt):
             return True, True, [self._encode(text) for text in prompt]
+        if isinstance(prompt, IdsOfText):
+            return False, True, [checked_prompt(prompt)]
         if is_nested(prompt):
             return True, False, [checked_prompt(ids) for ids in prompt]
         return False, False, [checked_prompt(prompt)]
@@ -301,6 +347,10 @@ class LanguageModel:
                 "give one with from_pretrained(path, tokenizer=FILE), or give ids"
             )
         return self.tokenizer
+
+
+class IdsOfText(list[int]):
+    """A prompt of ids that is continued with text."""
 
 
 def is_nested(prompt: Any) -> bool:
