@@ -16,6 +16,22 @@ constexpr int kSharingRows = kTileVectors[kTileRows] == 4 ? 4 : 2;
 constexpr int kSharingKeys = 4;
 constexpr int kValueVectors = 4;
 
+// Keys or values as they lie: rows of `columns` elements, `stride` bytes apart.
+struct Matrix {
+  const char* data;
+  int64_t stride, columns, row_bytes;
+
+  SF_INLINE const char* row(int64_t j) const { return data + j * stride; }
+  SF_INLINE Matrix from(int64_t j) const { return {row(j), stride, columns, row_bytes}; }
+
+  // Asks for row j, which need not exist, to be in the second cache soon.
+  SF_INLINE void prefetch(int64_t j) const {
+    const uintptr_t p = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(j * stride);
+    for (int64_t b = 0; b < row_bytes; b += 64)
+      __builtin_prefetch(reinterpret_cast<const void*>(p + static_cast<uintptr_t>(b)), 0, 2);
+  }
+};
+
 // ---- scores -----------------------------------------------------------------------------------------------------
 
 // out = the sum of the 128-bit quarters (halves, wholes) of x
@@ -84,15 +100,18 @@ SF_INLINE void dot_rows_of(int64_t rows, const Acc<T>* q, int64_t q_pitch, const
   if constexpr (MR > 1) dot_rows_of<Arch, T, MR / 2>(rows, q, q_pitch, keys, depth, scores, pitch);
 }
 
-// Scores of all rows with `keys` keys, and of no meaning up to the next multiple of four.
+// Scores of all rows with `keys` keys, and of no meaning up to the next multiple of four. The values of these keys are
+// asked for meanwhile.
 template <class Arch, class T>
-void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const char* key, int64_t stride, int64_t keys,
-                int64_t depth, Acc<T>* scores, int64_t pitch) noexcept {
+void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const Matrix& key, int64_t keys, const Matrix& value,
+                Acc<T>* scores, int64_t pitch) noexcept {
   for (int64_t j = 0; j < keys; j += kSharingKeys) {
     const T* tile[kSharingKeys];
-    for (int64_t n = 0; n < kSharingKeys; ++n)
-      tile[n] = reinterpret_cast<const T*>(key + (j + n < keys ? j + n : keys - 1) * stride);
-    dot_rows_of<Arch, T>(rows, q, q_pitch, tile, depth, scores + j, pitch);
+    for (int64_t n = 0; n < kSharingKeys; ++n) {
+      tile[n] = reinterpret_cast<const T*>(key.row(j + n < keys ? j + n : keys - 1));
+      value.prefetch(j + n);
+    }
+    dot_rows_of<Arch, T>(rows, q, q_pitch, tile, key.columns, scores + j, pitch);
   }
 }
 
@@ -100,18 +119,18 @@ void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const char* key,
 
 // out[r] += sum_j p[r][j] v[j] for MR rows and NV vectors of columns, the last one possibly of `part` columns only
 template <class Arch, class T, int MR, int NV, bool kPart>
-SF_INLINE void sum_tile(const Acc<T>* p, int64_t pitch, const char* value, int64_t stride, int64_t keys,
-                        [[maybe_unused]] int64_t part, const Sums<Acc<T>>& sums, int64_t column) {
+SF_INLINE void sum_tile(const Acc<T>* p, int64_t pitch, const Matrix& value, int64_t keys, int64_t column,
+                        const Sums<Acc<T>>& sums) {
   using V = Vec<Arch, Acc<T>>;
   constexpr int64_t W = kLanes<Arch, Acc<T>>;
   V sum[MR][NV];
   SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int v = 0; v < NV; ++v) sum[r][v] = V(Acc<T>(0));
   for (int64_t j = 0; j < keys; ++j) {
-    const T* row = reinterpret_cast<const T*>(value + j * stride) + column;
+    const T* row = reinterpret_cast<const T*>(value.row(j)) + column;
     V x[NV];
     SF_UNROLL for (int v = 0; v < NV; ++v) {
       if constexpr (kPart)
-        x[v] = load_part<Arch>(row + v * W, part);
+        x[v] = load_part<Arch>(row + v * W, value.columns - column - v * W);
       else
         x[v] = load<Arch>(row + v * W);
     }
@@ -127,36 +146,40 @@ SF_INLINE void sum_tile(const Acc<T>* p, int64_t pitch, const char* value, int64
 }
 
 template <class Arch, class T, int NV, bool kPart, int MR = kSharingRows>
-SF_INLINE void sum_rows_of(int64_t rows, const Acc<T>* p, int64_t pitch, const char* value, int64_t stride,
-                           int64_t keys, int64_t part, Sums<Acc<T>> sums, int64_t column) {
+SF_INLINE void sum_rows_of(int64_t rows, const Acc<T>* p, int64_t pitch, const Matrix& value, int64_t keys,
+                           int64_t column, Sums<Acc<T>> sums) {
   for (; rows >= MR; rows -= MR, p += MR * pitch, sums = sums.at(MR))
-    sum_tile<Arch, T, MR, NV, kPart>(p, pitch, value, stride, keys, part, sums, column);
-  if constexpr (MR > 1)
-    sum_rows_of<Arch, T, NV, kPart, MR / 2>(rows, p, pitch, value, stride, keys, part, sums, column);
+    sum_tile<Arch, T, MR, NV, kPart>(p, pitch, value, keys, column, sums);
+  if constexpr (MR > 1) sum_rows_of<Arch, T, NV, kPart, MR / 2>(rows, p, pitch, value, keys, column, sums);
 }
 
-// out += p v
+// out += p v. The keys after these are asked for meanwhile.
 template <class Arch, class T>
-void add_values(int64_t rows, const Acc<T>* p, int64_t pitch, const char* value, int64_t stride, int64_t keys,
-                int64_t columns, const Sums<Acc<T>>& sums) noexcept {
-  constexpr int64_t W = kLanes<Arch, Acc<T>>;
-  int64_t c = 0;
-  for (; c + kValueVectors * W <= columns; c += kValueVectors * W)
-    sum_rows_of<Arch, T, kValueVectors, false>(rows, p, pitch, value, stride, keys, W, sums, c);
-  for (; c + W <= columns; c += W) sum_rows_of<Arch, T, 1, false>(rows, p, pitch, value, stride, keys, W, sums, c);
-  if (c < columns) sum_rows_of<Arch, T, 1, true>(rows, p, pitch, value, stride, keys, columns - c, sums, c);
+void add_values(int64_t rows, const Acc<T>* p, int64_t pitch, const Matrix& value, int64_t keys, const Matrix& next,
+                const Sums<Acc<T>>& sums) noexcept {
+  constexpr int64_t W = kLanes<Arch, Acc<T>>, kStep = 32;
+  for (int64_t first = 0; first < keys; first += kStep) {
+    const int64_t count = keys - first < kStep ? keys - first : kStep;
+    for (int64_t j = first; j < first + count; ++j) next.prefetch(j);
+    const Matrix some = value.from(first);
+    int64_t c = 0;
+    for (; c + kValueVectors * W <= value.columns; c += kValueVectors * W)
+      sum_rows_of<Arch, T, kValueVectors, false>(rows, p + first, pitch, some, count, c, sums);
+    for (; c + W <= value.columns; c += W)
+      sum_rows_of<Arch, T, 1, false>(rows, p + first, pitch, some, count, c, sums);
+    if (c < value.columns) sum_rows_of<Arch, T, 1, true>(rows, p + first, pitch, some, count, c, sums);
+  }
 }
 
 // A finite copy of `keys` rows of values, (keys, pitch); true when something had to be replaced.
 template <class Arch, class T>
-bool copy_finite(const char* value, int64_t stride, int64_t keys, int64_t columns, Acc<T>* copy,
-                 int64_t pitch) noexcept {
+bool copy_finite(const Matrix& value, int64_t keys, Acc<T>* copy, int64_t pitch) noexcept {
   bool replaced = false;
   for (int64_t j = 0; j < keys; ++j) {
     Acc<T>* row = copy + j * pitch;
-    map_row<Arch>(row, columns, [](auto x) { return x; }, reinterpret_cast<const T*>(value + j * stride));
-    for (int64_t c = 0; c < columns; ++c) replaced |= !is_finite(row[c]);
-    remove_non_finite(row, columns);
+    map_row<Arch>(row, value.columns, [](auto x) { return x; }, reinterpret_cast<const T*>(value.row(j)));
+    for (int64_t c = 0; c < value.columns; ++c) replaced |= !is_finite(row[c]);
+    remove_non_finite(row, value.columns);
   }
   return replaced;
 }
@@ -180,22 +203,24 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
   using A = Acc<T>;
   const View &key = args.call->key, &value = args.call->value;
   const int64_t rows = args.queries * args.group, q_pitch = pitch_of(args.depth), pitch = pitch_of(kFewBlock);
+  const int64_t size = sizeof(T), key_stride = row_stride(key), value_stride = row_stride(value);
   A *q = scratch, *scores = q + rows * q_pitch, *stage = scores + rows * pitch, *copy = stage + kFewBlock;
   scale_queries<Arch>(args, head, 0, args.queries, q, q_pitch);
   for (int64_t first = begin; first < end; first += kFewBlock) {
-    const int64_t keys = end - first < kFewBlock ? end - first : kFewBlock;
-    const Strip<A> strip{0, args.queries, first, keys, {0, keys}, scores, pitch, sums};
-    const char* values = head.value + first * row_stride(value);
-    score_keys<Arch, T>(rows, q, q_pitch, head.key + first * row_stride(key), row_stride(key), keys, args.depth,
-                        scores, pitch);
+    const int64_t count = end - first < kFewBlock ? end - first : kFewBlock;
+    const Matrix keys{head.key + first * key_stride, key_stride, args.depth, args.depth * size};
+    const Matrix values{head.value + first * value_stride, value_stride, args.value_depth, args.value_depth * size};
+    const Matrix next = keys.from(kFewBlock);
+    const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
+    score_keys<Arch, T>(rows, q, q_pitch, keys, count, values, scores, pitch);
     softmax_strip<Arch>(args, head, strip, stage);
-    if (hides_keys(args, head, strip) &&
-        copy_finite<Arch, T>(values, row_stride(value), keys, args.value_depth, copy, sums.pitch)) {
-      add_values<Arch, A>(rows, scores, pitch, reinterpret_cast<const char*>(copy),
-                          sums.pitch * static_cast<int64_t>(sizeof(A)), keys, args.value_depth, sums);
+    if (hides_keys(args, head, strip) && copy_finite<Arch, T>(values, count, copy, sums.pitch)) {
+      const int64_t bytes = sums.pitch * static_cast<int64_t>(sizeof(A));
+      const Matrix finite{reinterpret_cast<const char*>(copy), bytes, args.value_depth, bytes};
+      add_values<Arch, A>(rows, scores, pitch, finite, count, next, sums);
       add_non_finite<T>(args, head, strip);
     } else {
-      add_values<Arch, T>(rows, scores, pitch, values, row_stride(value), keys, args.value_depth, sums);
+      add_values<Arch, T>(rows, scores, pitch, values, count, next, sums);
     }
   }
 }
