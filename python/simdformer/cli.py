@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         "prompt", metavar="PROMPT", nargs="?", default="", help="text to continue (default: none)"
     )
     run.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="default: the tok*.bin beside the model"
+        "--tokenizer", type=Path, metavar="FILE", help="default: the one beside the model"
     )
     run.add_argument(
         "--max-new-tokens",
