@@ -2,6 +2,7 @@
 computes, and what is no good is refused."""
 
 import json
+import sys
 import tracemalloc
 
 import ml_dtypes
@@ -14,10 +15,11 @@ import simdformer as sf
 import tiny_models
 from simdformer.models import CheckpointError, Transformer, read_checkpoint, trace_names
 from simdformer.models.budget import parameter_budget, weight_bytes
+from simdformer.models.progress import Progress
 
 # Logits and activations, relative to the largest: both sides compute in float32 and add up in
-# another order, three layers deep. Measured: at most 1.2e-6.
-TOLERANCE = 5e-6
+# another order, three layers deep. Measured: at most 3.4e-6.
+TOLERANCE = 1e-5
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 IDS = np.random.default_rng(11).integers(0, 96, (2, 40))
 
@@ -541,6 +543,73 @@ def test_names_of_ours_in_a_file_are_left_over(copy_of):
     message = refusal(folder)
     assert "missing: embed (96, 32)" in message
     assert "left over: 'embed' (96, 32); 'new\\nline' (2,)" in message
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activations", "message"),
+    [
+        (torch.float64, "float32", "weights are float64, needed beside activations of float32 is"),
+        (torch.float16, "bfloat16", "weights are float16, needed beside activations of bfloat16"),
+        (torch.float32, "int32", "activations is int32, needed is float32, bfloat16 or float16"),
+    ],
+)
+def test_dtypes_that_no_kernel_takes_are_refused(saved, dtype, activations, message):
+    with pytest.raises(TypeError, match=message):
+        sf.from_pretrained(saved("llama3", dtype), activations=activations)
+    if activations != "int32":
+        sf.from_pretrained(saved("llama3", dtype), dtype=activations, activations=activations)(IDS)
+
+
+# ---- the progress bar ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """seconds[0] is what the clock says to the progress bar."""
+    now = [100.0]
+    monkeypatch.setattr("simdformer.models.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_bar_is_drawn_when_loading_takes_longer_than_a_second(seconds, capsys):
+    with Progress("loading", 100) as quick:
+        quick.advance(60)
+        seconds[0] += 0.9
+        quick.advance(40)
+    assert capsys.readouterr() == ("", "")
+    with Progress("loading", 100) as slow:
+        slow.advance(20)
+        seconds[0] += 1.1
+        slow.advance(20)
+        assert slow.bar.n == 40
+        slow.advance(60)
+        assert (slow.bar.n, slow.bar.total) == (100, 100)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "loading:  40%" in captured.err
+
+
+def test_without_tqdm_there_is_no_bar(seconds, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with Progress("loading", 100) as slow:
+        for _ in range(3):
+            seconds[0] += 2
+            slow.advance(20)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_loading_counts_every_byte(saved, monkeypatch):
+    seen = []
+
+    class Seen(Progress):
+        def __exit__(self, *error):
+            seen.append((self.done, self.total))
+
+    monkeypatch.setattr("simdformer.models.weights.Progress", Seen)
+    for name in ("llama3", "llama3.2"):
+        sf.from_pretrained(saved(name))
+    assert all(done == total for done, total in seen)
+    assert len(seen) == 2
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from simdformer.models.checkpoint import Tensor
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ForwardPass, checked_ids
 from simdformer.models.trace import Trace
-from simdformer.models.weights import Weights
+from simdformer.models.weights import Weights, check_dtypes, check_weights
 from simdformer.types import Array
 
 __all__ = ["Transformer"]
@@ -52,6 +52,8 @@ class Transformer:
     ------
     CheckpointError
         The weights do not fit the config. (It is a ValueError.)
+    TypeError
+        The kernels do not take weights of such a dtype beside such activations.
 
     >>> import numpy as np
     >>> from simdformer.models import ModelConfig, Transformer, weight_shapes
@@ -81,6 +83,8 @@ class Transformer:
     ) -> None:
         self.config = config
         self.activations: np.dtype[Any] = np.dtype(activations)
+        check_weights(config, weights)
+        check_dtypes(weights, dtype, self.activations)
         self.weights = Weights.prepare(config, weights, dtype)
         self.inv_freq, self.attention_factor = rope_frequencies(
             config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling

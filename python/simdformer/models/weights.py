@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,9 +14,13 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.progress import Progress
 from simdformer.types import Array
 
-__all__ = ["LayerWeights", "Weights", "check_weights", "weight_shapes"]
+__all__ = ["LayerWeights", "Weights", "check_dtypes", "check_weights", "weight_shapes"]
 
-FLOATS = [np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64)]
+BF16, F16, F32, F64 = FLOATS = tuple(
+    np.dtype(kind) for kind in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64)
+)
+# What the kernels take beside activations of a dtype.
+BESIDE = {F32: (F32, BF16, F16), BF16: (BF16, F32), F16: (F16, F32), F64: (F64,)}
 LISTED = 4  # of each kind of complaint
 
 
@@ -48,11 +53,12 @@ class Weights:
     def prepare(
         cls, config: ModelConfig, tensors: Mapping[str, Tensor], dtype: npt.DTypeLike | None
     ) -> "Weights":
-        """Checks against the config (CheckpointError), converts to `dtype` (None: no), packs.
+        """Converts tensors that fit the config to `dtype` (None: not) and packs them.
 
         One tensor at a time, so that not much more memory is needed than the result takes."""
-        check_weights(config, tensors)
-        progress = Progress("loading", sum(tensor.nbytes for tensor in tensors.values()))
+        twice = tensors["embed"].nbytes if config.tie_embeddings else 0
+        total = sum(tensor.nbytes for tensor in tensors.values()) + twice
+        progress = Progress("loading", total)
 
         def array(name: str) -> Array:
             progress.advance(tensors[name].nbytes)
@@ -114,6 +120,22 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_embeddings:
         shapes["lm_head"] = (config.vocab_size, width)
     return shapes
+
+
+def check_dtypes(
+    tensors: Mapping[str, Tensor], dtype: npt.DTypeLike | None, activations: np.dtype[Any]
+) -> None:
+    """TypeError when the kernels could not compute with such weights and activations."""
+    if activations not in BESIDE:
+        raise TypeError(
+            f"model: activations is {activations}, needed is float32, bfloat16 or float16"
+        )
+    kinds = {t.dtype for t in tensors.values()} if dtype is None else {np.dtype(dtype)}
+    if wrong := sorted(str(kind) for kind in kinds if kind not in BESIDE[activations]):
+        raise TypeError(
+            f"model: weights are {' and '.join(wrong)}, needed beside activations of {activations} "
+            f"is {' or '.join(map(str, BESIDE[activations]))}; say which with dtype="
+        )
 
 
 def check_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
