@@ -34,9 +34,11 @@ const char* accepted(Accept accept) {
   const char kind = array_descriptor_proxy(descr)->kind;
   const std::string found = "has dtype " + dtype_text(descr);
   const std::string name = arg.name;
-  std::string advice = "convert it: " + name + ".astype(np.float32)";
-  if (kind == 'O') advice = "build it with np.asarray(" + name + ", dtype=np.float32)";
-  if (kind == 'V') advice = "take one field of it, or convert it to a float dtype";
+  const bool has_fields = !py::handle(const_cast<PyObject*>(descr)).attr("names").is_none();
+  std::string advice = "convert it: np.asarray(" + name + ", np.float32)";
+  if (has_fields) advice = "take one field of it";
+  if (accept == Accept::floats_and_bool && (kind == 'i' || kind == 'u'))
+    advice = name + ".astype(bool) if 1 stands for True";  // added to scores, 0 and 1 would hide nothing
   if (kind == 'c') advice = "take its .real, or handle .real and .imag one after the other";
   if (kind == 'S' || kind == 'U' || kind == 'T') advice = "pass numbers";
   refuse_type(arg, found, accepted(accept), advice);
@@ -45,10 +47,9 @@ const char* accepted(Accept accept) {
 void check_native(const Arg& arg, const PyObject* descr) {
   if (!is_swapped(descr)) return;
   const std::string name = arg.name;
-  refuse_type(arg, "is byte-swapped (dtype " + dtype_text(descr) + ")",
-              "the machine's byte order", "convert it: " + name + ".astype(" + name + ".dtype.newbyteorder('='))");
+  refuse_type(arg, "is byte-swapped (dtype " + dtype_text(descr) + ")", "the machine's byte order",
+              "convert it: " + name + ".astype(" + name + ".dtype.newbyteorder('='))");
 }
-
 // np.asarray, whose own complaints come under our heading.
 py::object as_array(const Arg& arg, py::handle object, const char* needed) {
   if (object.is_none()) refuse_type(arg, "is None", needed);
@@ -63,32 +64,44 @@ py::object as_array(const Arg& arg, py::handle object, const char* needed) {
 
 }  // namespace
 
-// ---- messages ---------------------------------------------------------------------------------------------------
+// ---- messages -------------------------------------------------------------------------------------------
 
-std::string message(const Arg& arg, const std::string& found, const std::string& needed, const std::string& advice) {
-  std::string text = std::string(arg.function) + ": " + arg.name;
-  if (arg.index >= 0) text += "[" + std::to_string(arg.index) + "]";
-  text += " " + found + ", needs " + needed;
+std::string name_of(const Arg& arg) {
+  return arg.index < 0 ? arg.name : std::string(arg.name) + "[" + std::to_string(arg.index) + "]";
+}
+
+std::string message(const Arg& arg, const std::string& found, const std::string& needed,
+                    const std::string& advice) {
+  const std::string text =
+      std::string(arg.function) + ": " + name_of(arg) + " " + found + ", needs " + needed;
   return advice.empty() ? text : text + "; " + advice;
 }
 
-void refuse_type(const Arg& arg, const std::string& found, const std::string& needed, const std::string& advice) {
+void refuse_type(const Arg& arg, const std::string& found, const std::string& needed,
+                 const std::string& advice) {
   throw py::type_error(message(arg, found, needed, advice));
 }
-void refuse_value(const Arg& arg, const std::string& found, const std::string& needed, const std::string& advice) {
+void refuse_value(const Arg& arg, const std::string& found, const std::string& needed,
+                  const std::string& advice) {
   throw py::value_error(message(arg, found, needed, advice));
 }
-void refuse_buffer(const Arg& arg, const std::string& found, const std::string& needed, const std::string& advice) {
+void refuse_buffer(const Arg& arg, const std::string& found, const std::string& needed,
+                   const std::string& advice) {
   throw py::buffer_error(message(arg, found, needed, advice));
 }
 
 const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "float32";
-    case DType::f64: return "float64";
-    case DType::f16: return "float16";
-    case DType::bf16: return "bfloat16";
-    case DType::boolean: break;
+    case DType::f32:
+      return "float32";
+    case DType::f64:
+      return "float64";
+    case DType::f16:
+      return "float16";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::boolean:
+      break;
   }
   return "bool";
 }
@@ -116,7 +129,7 @@ void init_arrays() {
                     np.attr("dtype")(bfloat16).attr("num").cast<int>()};
 }
 
-// ---- inputs -----------------------------------------------------------------------------------------------------
+// ---- inputs ---------------------------------------------------------------------------------------------
 
 void check_size(const Arg& arg, const View& view) {
   int64_t bytes = itemsize(view.dtype);
@@ -170,6 +183,7 @@ Integers read_integers(const Arg& arg, py::handle object) {
   if (PyObject_TypeCheck(object.ptr(), numpy->ndarray)) {
     if (Py_TYPE(object.ptr()) != numpy->ndarray) check_not_masked(arg, object);
   } else if (has_dlpack(object)) {
+    check_cpu(arg, object);
     try {
       array = numpy->from_dlpack(object);
     } catch (py::error_already_set& error) {
@@ -186,20 +200,26 @@ Integers read_integers(const Arg& arg, py::handle object) {
   integers.array = py::reinterpret_borrow<py::array>(array);
   if (kind != 'i' && kind != 'u' && (chosen || integers.array.size() > 0))
     refuse_type(arg, "has dtype " + dtype_text(descr), "integers",
-                "convert it: " + std::string(arg.name) + ".astype(np.int64)");
+                "convert it: np.asarray(" + std::string(arg.name) + ", np.int64)");
   check_native(arg, descr);
   constexpr int kOrdered = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_;
   if (array_descriptor_proxy(descr)->type_num != npy_api::NPY_INT64_ ||
       (integers.array.flags() & kOrdered) != kOrdered)
     integers.array = integers.array.attr("astype")(numpy->int64, "C");
   integers.data = static_cast<const int64_t*>(integers.array.data());
-  if (kind == 'u') {  // of 64 bits, perhaps
-    const int64_t* const end = integers.data + integers.array.size();
-    const int64_t* const wrapped = std::find_if(integers.data, end, [](int64_t value) { return value < 0; });
-    if (wrapped != end)
-      refuse_value(arg, "holds " + std::to_string(static_cast<uint64_t>(*wrapped)), "numbers below 2**63");
-  }
+  integers.is_unsigned = kind == 'u';
   return integers;
+}
+
+std::string integer_text(const Integers& integers, int64_t value) {
+  return integers.is_unsigned ? std::to_string(static_cast<uint64_t>(value)) : std::to_string(value);
+}
+
+void check_not_wrapped(const Arg& arg, const Integers& integers) {
+  if (!integers.is_unsigned) return;
+  const int64_t* const end = integers.data + integers.array.size();
+  const int64_t* const wrapped = std::find_if(integers.data, end, [](int64_t value) { return value < 0; });
+  if (wrapped != end) refuse_value(arg, "holds " + integer_text(integers, *wrapped), "numbers below 2**63");
 }
 
 DType read_dtype(const Arg& arg, py::handle object, Accept accept) {
@@ -216,7 +236,9 @@ DType read_dtype(const Arg& arg, py::handle object, Accept accept) {
   return dtype;
 }
 
-py::object dtype_object(DType dtype) { return steal(npy_api::get().PyArray_DescrFromType_(number_of(dtype))); }
+py::object dtype_object(DType dtype) {
+  return steal(npy_api::get().PyArray_DescrFromType_(number_of(dtype)));
+}
 
 void unit_last_axis(const Arg& arg, Input& input) {
   if (has_unit_last_axis(input.view)) return;

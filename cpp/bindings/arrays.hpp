@@ -1,4 +1,5 @@
-// Python objects as typed, strided views, and views as new arrays. Everything here needs the GIL, but copy_elements.
+// Python objects as typed, strided views, and views as new arrays. Everything here needs the GIL, but
+// copy_elements.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -19,8 +20,11 @@ struct Arg {
   int index = -1;  // when the argument is a list
 };
 
+std::string name_of(const Arg& arg);  // "weight", or "weight[2]"
+
 // "function: argument found, needs needed; advice". The advice may be empty.
-std::string message(const Arg& arg, const std::string& found, const std::string& needed, const std::string& advice);
+std::string message(const Arg& arg, const std::string& found, const std::string& needed,
+                    const std::string& advice);
 [[noreturn]] void refuse_type(const Arg& arg, const std::string& found, const std::string& needed,
                               const std::string& advice = "");
 [[noreturn]] void refuse_value(const Arg& arg, const std::string& found, const std::string& needed,
@@ -35,7 +39,7 @@ std::string shape_text(const View& view);
 // Looks up numpy and ml_dtypes; called once, at import.
 void init_arrays();
 
-// ---- inputs -----------------------------------------------------------------------------------------------------
+// ---- inputs ---------------------------------------------------------------------------------------------
 
 // An argument's memory. `owner` is set when that memory is not kept alive by the caller's own reference.
 struct Input {
@@ -45,26 +49,32 @@ struct Input {
 
 enum class Accept { floats, floats_and_bool };
 
-// numpy arrays and anything with __dlpack__ on the CPU without a copy, the rest through np.asarray. Raises TypeError
-// for a dtype outside `accept`, for byte-swapped, masked, object and structured arrays.
+// numpy arrays and anything with __dlpack__ on the CPU without a copy, the rest through np.asarray. Raises
+// TypeError for a dtype outside `accept`, for byte-swapped, masked, object and structured arrays.
 Input read_array(const Arg& arg, py::handle object, Accept accept = Accept::floats);
 
 // The number of elements and of their bytes must fit in 64 bits, unless there are none.
 void check_size(const Arg& arg, const View& view);
 
-// Integers of any width as a C-contiguous int64 ndarray: `data` has the elements in order.
+// Integers of any width as a C-contiguous int64 ndarray: `data` has the elements in order. An unsigned number
+// from 2**63 on has wrapped to a negative one: the caller refuses those, with check_not_wrapped or in its own
+// words.
 struct Integers {
   py::array array;
   const int64_t* data = nullptr;
+  bool is_unsigned = false;
 };
 Integers read_integers(const Arg& arg, py::handle object);
+void check_not_wrapped(const Arg& arg, const Integers& integers);
+std::string integer_text(const Integers& integers, int64_t value);  // as it was given
 
 // A dtype given by name or object; one of the floats, and bool where accepted.
 DType read_dtype(const Arg& arg, py::handle object, Accept accept);
 py::object dtype_object(DType dtype);  // as numpy's
 
 SF_INLINE bool has_unit_last_axis(const View& view) {
-  return view.rank == 0 || view.shape[view.rank - 1] <= 1 || view.strides[view.rank - 1] == itemsize(view.dtype);
+  return view.rank == 0 || view.shape[view.rank - 1] <= 1 ||
+         view.strides[view.rank - 1] == itemsize(view.dtype);
 }
 
 // Copies once, inside, if the elements of the last axis do not lie side by side.
@@ -73,7 +83,7 @@ void unit_last_axis(const Arg& arg, Input& input);
 // The input in another dtype, as a new contiguous array (the kernel's conversion, so one rounding at most).
 Input converted(const Arg& arg, const Input& input, DType dtype);
 
-// ---- outputs ----------------------------------------------------------------------------------------------------
+// ---- outputs --------------------------------------------------------------------------------------------
 
 // A new C-contiguous array. Sizes beyond 64 bits are a ValueError.
 py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape, View& view);
@@ -102,7 +112,7 @@ class Output {
   View from_, to_;
 };
 
-// ---- views ------------------------------------------------------------------------------------------------------
+// ---- views ----------------------------------------------------------------------------------------------
 
 // The axes from `axis` on are moved up one place and `axis` becomes the last.
 void move_axis_last(View& view, int axis);
@@ -110,7 +120,8 @@ void move_axis_last(View& view, int axis);
 // Trailing axes that lie one after the other in all of the views become one long last axis.
 void merge_last_axes(View* const* views, int count);
 
-// Copies element by element between views of one shape and dtype, whatever their strides. In parallel; no GIL needed.
+// Copies element by element between views of one shape and dtype, whatever their strides. In parallel; no GIL
+// needed.
 void copy_elements(const View& from, const View& to);
 
 // The same between float dtypes, rounding once. Unit last strides.

@@ -1,5 +1,5 @@
-// scaled_dot_product_attention. Letters: H query heads, K key/value heads, L queries, S keys, D and Dv head sizes; a
-// sequence is one index of the leading axes.
+// scaled_dot_product_attention. Letters: H query heads, K key/value heads, L queries, S keys, D and Dv head
+// sizes; a sequence is one index of the leading axes.
 #include "core/attention.hpp"
 
 #include <algorithm>
@@ -22,14 +22,15 @@ using Alias = Output::Alias;
 constexpr const char* kAttention = "scaled_dot_product_attention";
 constexpr Arg kQuery{kAttention, "query"}, kKey{kAttention, "key"}, kValue{kAttention, "value"};
 constexpr Arg kMask{kAttention, "attn_mask"}, kCausalOffset{kAttention, "causal_offset"};
-constexpr Arg kWindow{kAttention, "window"}, kKeyLengths{kAttention, "key_lengths"}, kSinks{kAttention, "sinks"};
+constexpr Arg kWindow{kAttention, "window"}, kKeyLengths{kAttention, "key_lengths"},
+    kSinks{kAttention, "sinks"};
 constexpr Arg kOut{kAttention, "out"};
 
 struct Sizes {
   int64_t heads, kv_heads, queries, keys, head_dim, value_dim;
 };
 
-// ---- shapes -----------------------------------------------------------------------------------------------------
+// ---- shapes ---------------------------------------------------------------------------------------------
 
 // (L, D) is one head: (1, L, D).
 void add_head_axis(View& view) {
@@ -55,7 +56,8 @@ void broadcast_leading(const Arg& arg, View& view, const View& query) {
 
 void check_beside_query(const Arg& arg, const View& view, const View& query) {
   if (view.rank != query.rank)
-    refuse_value(arg, "has shape " + shape_text(view), "as many axes as query, whose shape is " + shape_text(query));
+    refuse_value(arg, "has shape " + shape_text(view),
+                 "as many axes as query, whose shape is " + shape_text(query));
 }
 
 // Checks the three shapes against each other; 2-D views become 3-D.
@@ -64,13 +66,19 @@ Sizes read_shapes(View& query, View& key, View& value, bool enable_gqa) {
   check_beside_query(kKey, key, query);
   check_beside_query(kValue, value, query);
   const int rank = query.rank;
-  const Sizes sizes{rank > 2 ? query.shape[rank - 3] : 1, rank > 2 ? key.shape[rank - 3] : 1, query.shape[rank - 2],
-                    key.shape[rank - 2], query.shape[rank - 1], value.shape[rank - 1]};
+  const Sizes sizes{rank > 2 ? query.shape[rank - 3] : 1,
+                    rank > 2 ? key.shape[rank - 3] : 1,
+                    query.shape[rank - 2],
+                    key.shape[rank - 2],
+                    query.shape[rank - 1],
+                    value.shape[rank - 1]};
   if (sizes.head_dim == 0) refuse_value(kQuery, "has shape " + shape_text(query), "a head_dim of at least 1");
-  if (sizes.value_dim == 0) refuse_value(kValue, "has shape " + shape_text(value), "a head_dim of at least 1");
+  if (sizes.value_dim == 0)
+    refuse_value(kValue, "has shape " + shape_text(value), "a head_dim of at least 1");
   if (key.shape[rank - 1] != sizes.head_dim)
-    refuse_value(kKey, "has shape " + shape_text(key),
-                 "a last axis of " + std::to_string(sizes.head_dim) + ", as query of shape " + shape_text(query));
+    refuse_value(
+        kKey, "has shape " + shape_text(key),
+        "a last axis of " + std::to_string(sizes.head_dim) + ", as query of shape " + shape_text(query));
   if (value.shape[rank - 2] != sizes.keys || (rank > 2 && value.shape[rank - 3] != sizes.kv_heads))
     refuse_value(kValue, "has shape " + shape_text(value),
                  "as many heads and positions as key of shape " + shape_text(key));
@@ -80,10 +88,9 @@ Sizes read_shapes(View& query, View& key, View& value, bool enable_gqa) {
                  "the axis of heads is the third from the end: (..., H, L, D)");
   if (!enable_gqa && sizes.heads != sizes.kv_heads)
     refuse_value({kAttention, "enable_gqa"}, "is False",
-                 "True for " + std::to_string(sizes.heads) + " query heads beside " + std::to_string(sizes.kv_heads) +
-                     " key/value heads");
+                 "True for " + std::to_string(sizes.heads) + " query heads beside " +
+                     std::to_string(sizes.kv_heads) + " key/value heads");
   if (rank == 2) add_head_axis(query), add_head_axis(key), add_head_axis(value);
-  if (query.rank == kMaxRank) refuse_value(kQuery, "has 64 axes", "at most 63");
   broadcast_leading(kKey, key, query);
   broadcast_leading(kValue, value, query);
   return sizes;
@@ -121,9 +128,10 @@ void broadcast_mask(View& mask, int scores_rank, const int64_t* scores_shape) {
   mask = full;
 }
 
-// ---- numbers for each sequence ----------------------------------------------------------------------------------
+// ---- numbers for each sequence --------------------------------------------------------------------------
 
-// One number for all sequences, or one for each index of the first leading axes, spread out over all sequences.
+// One number for all sequences, or one for each index of the first leading axes, spread out over all
+// sequences.
 struct PerSequence {
   int64_t one = 0;
   std::vector<int64_t> each;
@@ -143,6 +151,7 @@ void read_per_sequence(const Arg& arg, py::handle object, const View& query, Per
     return;
   }
   const Integers given = read_integers(arg, object);
+  check_not_wrapped(arg, given);
   const py::array& array = given.array;
   if (array.ndim() == 0) {
     numbers.one = *given.data;
@@ -161,7 +170,8 @@ void read_per_sequence(const Arg& arg, py::handle object, const View& query, Per
   for (int64_t i = 0; i < sequences; ++i) numbers.each[static_cast<size_t>(i)] = given.data[i / repeats];
 }
 
-void check_between(const Arg& arg, const PerSequence& numbers, int64_t low, int64_t high, const char* needed) {
+void check_between(const Arg& arg, const PerSequence& numbers, int64_t low, int64_t high,
+                   const char* needed) {
   const auto check = [&](int64_t number) {
     if (number < low || number > high) refuse_value(arg, "is or holds " + std::to_string(number), needed);
   };
@@ -169,7 +179,7 @@ void check_between(const Arg& arg, const PerSequence& numbers, int64_t low, int6
   for (const int64_t number : numbers.each) check(number);
 }
 
-// ---- the call ---------------------------------------------------------------------------------------------------
+// ---- the call -------------------------------------------------------------------------------------------
 
 // Far beyond any array, so that i + offset - window stays within 64 bits.
 constexpr int64_t kFar = int64_t{1} << 61;
@@ -178,8 +188,10 @@ void read_causality(py::handle is_causal, py::handle offset, py::handle window, 
                     const Sizes& sizes, Attention& call, PerSequence& offsets) {
   call.is_causal = read_flag({kAttention, "is_causal"}, is_causal);
   if (!call.is_causal) {
-    if (!offset.is_none()) refuse_value(kCausalOffset, "is given", "is_causal=True, without which it has no meaning");
-    if (!window.is_none()) refuse_value(kWindow, "is given", "is_causal=True, without which it has no meaning");
+    if (!offset.is_none())
+      refuse_value(kCausalOffset, "is given", "is_causal=True, without which it has no meaning");
+    if (!window.is_none())
+      refuse_value(kWindow, "is given", "is_causal=True, without which it has no meaning");
     return;
   }
   if (!offset.is_none()) {
@@ -189,8 +201,8 @@ void read_causality(py::handle is_causal, py::handle offset, py::handle window, 
     call.causal_offsets = offsets.data();
   } else if (sizes.queries != sizes.keys) {
     refuse_value(kCausalOffset,
-                 "is not given while L = " + std::to_string(sizes.queries) + " and S = " + std::to_string(sizes.keys) +
-                     " differ",
+                 "is not given while L = " + std::to_string(sizes.queries) +
+                     " and S = " + std::to_string(sizes.keys) + " differ",
                  "to say which key is the last that query 0 may see",
                  "0 lines up the first positions (top-left, PyTorch), S - L = " +
                      std::to_string(sizes.keys - sizes.queries) +
@@ -230,11 +242,11 @@ class Extra {
   py::object stand_in_;
 };
 
-py::object attend(py::handle query_object, py::handle key_object, py::handle value_object, py::handle mask_object,
-                  py::handle dropout_p, py::handle is_causal, py::handle scale, py::handle enable_gqa,
-                  py::handle causal_offset, py::handle window, py::handle key_lengths, py::handle softcap,
-                  py::handle sinks_object, py::handle return_weights, py::handle return_scores,
-                  py::handle return_lse, py::handle out_object) {
+py::object attend(py::handle query_object, py::handle key_object, py::handle value_object,
+                  py::handle mask_object, py::handle dropout_p, py::handle is_causal, py::handle scale,
+                  py::handle enable_gqa, py::handle causal_offset, py::handle window, py::handle key_lengths,
+                  py::handle softcap, py::handle sinks_object, py::handle return_weights,
+                  py::handle return_scores, py::handle return_lse, py::handle out_object) {
   Input query = read_array(kQuery, query_object), key = read_array(kKey, key_object);
   Input value = read_array(kValue, value_object);
   const DType dtype = query.view.dtype, sum = accumulator(dtype);
@@ -245,7 +257,8 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
                  "there is no training here, and dropout is for training");
 
   const int rank = query.view.rank;
-  const Sizes sizes = read_shapes(query.view, key.view, value.view, read_flag({kAttention, "enable_gqa"}, enable_gqa));
+  const Sizes sizes =
+      read_shapes(query.view, key.view, value.view, read_flag({kAttention, "enable_gqa"}, enable_gqa));
   const bool no_heads = rank == 2;
   int64_t shape[kMaxRank];  // of the result; its last axis dropped: of lse; replaced by S: of the scores
   const int64_t* const query_shape = query.view.shape + (no_heads ? 1 : 0);

@@ -11,17 +11,22 @@ std::string type_of(py::handle object) { return "is of type " + std::string(Py_T
 
 std::string number_text(double value) { return py::repr(py::float_(value)); }
 
+std::string convert_advice(const Arg& arg, const Arg& to) {
+  return "convert one of them: np.asarray(" + name_of(arg) + ", " + name_of(to) + ".dtype)";
+}
+
 bool is_array_with_axes(py::handle object) {
   return py::isinstance<py::array>(object) && py::reinterpret_borrow<py::array>(object).ndim() > 0;
 }
 
 }  // namespace
 
-// ---- numbers ----------------------------------------------------------------------------------------------------
+// ---- numbers --------------------------------------------------------------------------------------------
 
 double read_real(const Arg& arg, py::handle object) {
   if (PyFloat_CheckExact(object.ptr())) return PyFloat_AS_DOUBLE(object.ptr());
-  if (PyBool_Check(object.ptr()) || is_array_with_axes(object)) refuse_type(arg, type_of(object), "a real number");
+  if (PyBool_Check(object.ptr()) || is_array_with_axes(object))
+    refuse_type(arg, type_of(object), "a real number");
   const double value = PyFloat_AsDouble(object.ptr());
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
     const bool too_large = PyErr_ExceptionMatches(PyExc_OverflowError);
@@ -48,7 +53,8 @@ double read_positive(const Arg& arg, py::handle object) {
 
 double read_non_negative(const Arg& arg, py::handle object) {
   const double value = read_real(arg, object);
-  if (!(value >= 0) || std::isinf(value)) refuse_value(arg, "is " + number_text(value), "a finite number >= 0");
+  if (!(value >= 0) || std::isinf(value))
+    refuse_value(arg, "is " + number_text(value), "a finite number >= 0");
   return value;
 }
 
@@ -89,7 +95,8 @@ int read_name(const Arg& arg, py::handle object, const char* const* names) {
 
 int read_axis(const Arg& arg, py::handle object, int rank) {
   const int64_t axis = read_integer(arg, object);
-  if (rank == 0) refuse_value(arg, "is " + std::to_string(axis), "an array with axes", "x is a single number");
+  if (rank == 0)
+    refuse_value(arg, "is " + std::to_string(axis), "an array with axes", "x is a single number");
   if (axis < -rank || axis >= rank)
     refuse_value(arg, "is " + std::to_string(axis),
                  "an axis of x, from " + std::to_string(-rank) + " to " + std::to_string(rank - 1));
@@ -104,11 +111,12 @@ int64_t checked_add(const Arg& arg, int64_t a, int64_t b) {
 
 int64_t checked_multiply(const Arg& arg, int64_t a, int64_t b) {
   int64_t product;
-  if (__builtin_mul_overflow(a, b, &product)) refuse_value(arg, "is too large", "a size that 64 bits can count");
+  if (__builtin_mul_overflow(a, b, &product))
+    refuse_value(arg, "is too large", "a size that 64 bits can count");
   return product;
 }
 
-// ---- dtypes -----------------------------------------------------------------------------------------------------
+// ---- dtypes ---------------------------------------------------------------------------------------------
 
 void check_parameter_dtype(const Arg& arg, DType dtype, const Arg& x_arg, DType x) {
   if (dtype == x || (x == DType::f32 && is_16_bit(dtype)) || (is_16_bit(x) && dtype == DType::f32)) return;
@@ -116,25 +124,25 @@ void check_parameter_dtype(const Arg& arg, DType dtype, const Arg& x_arg, DType 
                              : x == DType::f32 ? "float32, float16 or bfloat16"
                                                : std::string(name_of(x)) + " or float32";
   refuse_type(arg, std::string("has dtype ") + name_of(dtype),
-              needed + " beside " + x_arg.name + " of dtype " + name_of(x),
-              std::string("convert one of them: ") + arg.name + ".astype(" + x_arg.name + ".dtype)");
+              needed + " beside " + x_arg.name + " of dtype " + name_of(x), convert_advice(arg, x_arg));
 }
 
 void check_not_both_16_bit(const Arg& arg, DType dtype, const Arg& other_arg, DType other) {
   if (!is_16_bit(dtype) || !is_16_bit(other) || dtype == other) return;
-  refuse_type(arg, std::string("has dtype ") + name_of(dtype),
-              std::string(name_of(other)) + " or float32 beside " + other_arg.name + " of dtype " + name_of(other),
-              std::string("convert one of them: ") + arg.name + ".astype(" + other_arg.name + ".dtype)");
+  refuse_type(
+      arg, std::string("has dtype ") + name_of(dtype),
+      std::string(name_of(other)) + " or float32 beside " + other_arg.name + " of dtype " + name_of(other),
+      convert_advice(arg, other_arg));
 }
 
 void check_same_dtype(const Arg& arg, DType dtype, const Arg& other_arg, DType other) {
   if (dtype == other) return;
   refuse_type(arg, std::string("has dtype ") + name_of(dtype),
               std::string(name_of(other)) + ", the dtype of " + other_arg.name,
-              std::string("convert one of them: ") + arg.name + ".astype(" + other_arg.name + ".dtype)");
+              convert_advice(arg, other_arg));
 }
 
-// ---- shapes -----------------------------------------------------------------------------------------------------
+// ---- shapes ---------------------------------------------------------------------------------------------
 
 void check_rank_at_least(const Arg& arg, const View& view, int rank, const char* axes) {
   if (view.rank < rank) refuse_value(arg, "has shape " + shape_text(view), axes);

@@ -1,14 +1,14 @@
-// Every check of an argument that is not about memory (arrays.hpp): kinds and ranges of numbers, mixtures of dtypes,
-// shapes. Each raises with the function, the argument, what was found, what is needed and what to do.
+// Every check of an argument that is not about memory (arrays.hpp): kinds and ranges of numbers, mixtures of
+// dtypes, shapes. Each raises with the function, the argument, what was found, what is needed and what to do.
 #pragma once
 
 #include "bindings/arrays.hpp"
 
 namespace simdformer {
 
-// ---- numbers ----------------------------------------------------------------------------------------------------
+// ---- numbers --------------------------------------------------------------------------------------------
 
-double read_real(const Arg& arg, py::handle object);          // any real number, bool excepted
+double read_real(const Arg& arg, py::handle object);  // any real number, bool excepted
 double read_finite(const Arg& arg, py::handle object);
 double read_positive(const Arg& arg, py::handle object);      // > 0 and finite
 double read_non_negative(const Arg& arg, py::handle object);  // >= 0 and finite
@@ -25,7 +25,7 @@ int read_axis(const Arg& arg, py::handle object, int rank);
 int64_t checked_add(const Arg& arg, int64_t a, int64_t b);
 int64_t checked_multiply(const Arg& arg, int64_t a, int64_t b);
 
-// ---- dtypes -----------------------------------------------------------------------------------------------------
+// ---- dtypes ---------------------------------------------------------------------------------------------
 
 // A parameter beside x: the same dtype, or 16-bit beside float32, or float32 beside 16-bit.
 void check_parameter_dtype(const Arg& arg, DType dtype, const Arg& x_arg, DType x);
@@ -36,7 +36,7 @@ void check_not_both_16_bit(const Arg& arg, DType dtype, const Arg& other_arg, DT
 // Arguments that have to agree: key and value, gate and up.
 void check_same_dtype(const Arg& arg, DType dtype, const Arg& other_arg, DType other);
 
-// ---- shapes -----------------------------------------------------------------------------------------------------
+// ---- shapes ---------------------------------------------------------------------------------------------
 
 void check_rank_at_least(const Arg& arg, const View& view, int rank, const char* axes);
 void check_rank(const Arg& arg, const View& view, int rank, const char* axes);

@@ -32,13 +32,13 @@ void merge_last_axes(View* const* views, int count) {
 
 namespace {
 
-// A transposition reads one side with large steps whatever the order: in tiles, so that the lines it touches are
-// still in cache when their neighbours are wanted.
+// A transposition reads one side with large steps whatever the order: in tiles, so that the lines it touches
+// are still in cache when their neighbours are wanted.
 constexpr int64_t kTile = 32;
 
 template <int bytes>
-void copy_tile(const char* from, int64_t from_row, int64_t from_column, char* to, int64_t to_row, int64_t to_column,
-               int64_t rows, int64_t columns) {
+void copy_tile(const char* from, int64_t from_row, int64_t from_column, char* to, int64_t to_row,
+               int64_t to_column, int64_t rows, int64_t columns) {
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j)
       std::memcpy(to + i * to_row + j * to_column, from + i * from_row + j * from_column, bytes);
@@ -48,9 +48,12 @@ using CopyTile = decltype(&copy_tile<1>);
 
 CopyTile copy_tile_of(int64_t bytes) {
   switch (bytes) {
-    case 1: return copy_tile<1>;
-    case 2: return copy_tile<2>;
-    case 4: return copy_tile<4>;
+    case 1:
+      return copy_tile<1>;
+    case 2:
+      return copy_tile<2>;
+    case 4:
+      return copy_tile<4>;
   }
   return copy_tile<8>;
 }
@@ -60,7 +63,8 @@ void copy_rows(const View& from, const View& to) {
   const size_t bytes = static_cast<size_t>(source.length * itemsize(source.dtype));
   parallel_for(source.count, grain_of(source.length), [&](int64_t begin, int64_t end) {
     RowCursor in(source, begin), out(target, begin);
-    for (int64_t row = begin; row < end; ++row, in.next(), out.next()) std::memcpy(out.get(), in.get(), bytes);
+    for (int64_t row = begin; row < end; ++row, in.next(), out.next())
+      std::memcpy(out.get(), in.get(), bytes);
   });
 }
 
@@ -68,7 +72,8 @@ void copy_tiles(const View& from, const View& to) {
   // Planes (rows, columns) of the last two axes; the cursors walk over the axes before.
   const int last = from.rank - 1;
   const int64_t columns = from.shape[last], rows = last > 0 ? from.shape[last - 1] : 1;
-  const int64_t from_row = last > 0 ? from.strides[last - 1] : 0, to_row = last > 0 ? to.strides[last - 1] : 0;
+  const int64_t from_row = last > 0 ? from.strides[last - 1] : 0,
+                to_row = last > 0 ? to.strides[last - 1] : 0;
   View outer_from = from, outer_to = to;
   outer_from.rank = outer_to.rank = std::max(last, 1);
   outer_from.shape[outer_from.rank - 1] = outer_to.shape[outer_to.rank - 1] = 1;  // taken off by rows_of

@@ -4,7 +4,7 @@ namespace simdformer {
 
 namespace {
 
-// ---- the ABI of DLPack 1.x: field order and widths are fixed by the standard ------------------------------------
+// ---- the ABI of DLPack 1.x: field order and widths are fixed by the standard ----------------------------
 
 struct Device {
   int32_t type;
@@ -43,7 +43,7 @@ struct ManagedTensorVersioned {  // in a capsule called "dltensor_versioned"
   Tensor tensor;
 };
 
-// ---- reading ----------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------
 
 std::string type_text(DataType dtype) {
   const char* kind = dtype.code == kInt       ? "int"
@@ -76,30 +76,25 @@ DType dtype_of(const Arg& arg, DataType dtype, Accept accept) {
 [[noreturn]] void refuse_export(const Arg& arg, py::error_already_set& error) {
   const std::string reason = py::str(error.value());
   error.restore();
-  const std::string text = message(arg, "does not hand out its memory (" + reason + ")", "a plain tensor on the CPU",
-                                   "pass x.detach().cpu() or a numpy array");
+  const std::string text =
+      message(arg, "does not hand out its memory (" + reason + ")", "a plain tensor on the CPU",
+              "pass " + name_of(arg) + ".detach().cpu() or a numpy array");
   py::raise_from(PyExc_BufferError, text.c_str());
   throw py::error_already_set();
 }
 
 py::object capsule_of(const Arg& arg, py::handle object) {
   try {
-    const py::tuple device = object.attr("__dlpack_device__")();
-    const int64_t type = device[0].cast<int64_t>();
-    if (type != kCpu && type != kCudaHost && type != kRocmHost)
-      refuse_buffer(arg, "lies on DLPack device type " + std::to_string(type), "memory of the CPU",
-                    "copy it there first: x.cpu()");
     try {
       return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
     } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_TypeError)) throw;  // an exporter older than version 1 does not know the keyword
+      if (!error.matches(PyExc_TypeError))
+        throw;  // an exporter older than version 1 does not know the keyword
     }
     return object.attr("__dlpack__")();
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt goes through
     refuse_export(arg, error);
-  } catch (py::cast_error&) {
-    refuse_buffer(arg, "has a __dlpack_device__ that is not a pair of numbers", "memory of the CPU");
   }
 }
 
@@ -107,13 +102,30 @@ py::object capsule_of(const Arg& arg, py::handle object) {
 
 bool has_dlpack(py::handle object) { return py::hasattr(object, "__dlpack__"); }
 
+void check_cpu(const Arg& arg, py::handle object) {
+  int64_t type = 0;
+  try {
+    type = py::tuple(object.attr("__dlpack_device__")())[0].cast<int64_t>();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    refuse_export(arg, error);
+  } catch (py::cast_error&) {
+    refuse_buffer(arg, "has a __dlpack_device__ that is not a pair of numbers", "memory of the CPU");
+  }
+  if (type != kCpu && type != kCudaHost && type != kRocmHost)
+    refuse_buffer(arg, "lies on DLPack device type " + std::to_string(type), "memory of the CPU",
+                  "copy it there first: " + name_of(arg) + ".cpu()");
+}
+
 Input read_dlpack(const Arg& arg, py::handle object, Accept accept) {
+  check_cpu(arg, object);
   Input input;
   input.owner = capsule_of(arg, object);
   PyObject* const capsule = input.owner.ptr();
   const Tensor* tensor = nullptr;
   if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-    const auto* managed = static_cast<ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    const auto* managed =
+        static_cast<ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
     if (managed->major != 1)
       refuse_buffer(arg, "speaks DLPack version " + std::to_string(managed->major), "version 1 or older");
     tensor = &managed->tensor;

@@ -1,4 +1,5 @@
-// embedding, repeat_kv, causal_mask: rows picked, heads repeated, positions compared. xtensor does the work on shapes.
+// embedding, repeat_kv, causal_mask: rows picked, heads repeated, positions compared. xtensor does the work
+// on shapes.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -22,7 +23,7 @@ namespace {
 
 using Alias = Output::Alias;
 
-// ---- embedding --------------------------------------------------------------------------------------------------
+// ---- embedding ------------------------------------------------------------------------------------------
 
 constexpr Arg kIds{"embedding", "ids"}, kWeight{"embedding", "weight"}, kOut{"embedding", "out"};
 
@@ -40,10 +41,11 @@ void check_ids(const Integers& ids, int64_t rows) {
     for (const auto i : index) position += (position.empty() ? "" : ", ") + std::to_string(i);
     position = " at [" + position + "]";
   }
-  throw py::index_error(message(kIds, "holds " + std::to_string(*bad) + position,
-                                rows == 0 ? "no ids at all, the weight has no rows"
-                                          : "ids from 0 to " + std::to_string(rows - 1),
-                                "negative ids do not count from the end"));
+  const bool negative = *bad < 0 && !ids.is_unsigned;
+  throw py::index_error(message(
+      kIds, "holds " + integer_text(ids, *bad) + position,
+      rows == 0 ? "no ids at all, the weight has no rows" : "ids from 0 to " + std::to_string(rows - 1),
+      negative ? "negative ids do not count from the end" : ""));
 }
 
 // out[i] = weight[ids[i]], in out's dtype
@@ -68,12 +70,14 @@ void gather_rows(const View& weight, const int64_t* ids, int64_t count, const Vi
   });
 }
 
-py::object embedding(py::handle ids_object, py::handle weight_object, py::handle dtype_object, py::handle out_object) {
+py::object embedding(py::handle ids_object, py::handle weight_object, py::handle dtype_object,
+                     py::handle out_object) {
   const Integers ids = read_integers(kIds, ids_object);
   Input weight = read_array(kWeight, weight_object);
   check_rank(kWeight, weight.view, 2, "(V, E): a row for each id");
-  const DType dtype = dtype_object.is_none() ? weight.view.dtype
-                                             : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
+  const DType dtype = dtype_object.is_none()
+                          ? weight.view.dtype
+                          : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
   check_ids(ids, weight.view.shape[0]);
   int64_t shape[kMaxRank];
   const int rank = static_cast<int>(ids.array.ndim()) + 1;
@@ -94,7 +98,7 @@ py::object embedding(py::handle ids_object, py::handle weight_object, py::handle
   return std::move(out.array);
 }
 
-// ---- repeat_kv --------------------------------------------------------------------------------------------------
+// ---- repeat_kv ------------------------------------------------------------------------------------------
 
 py::object repeat_kv(py::handle x_object, py::handle n_object, py::handle axis_object) {
   const Arg x_arg{"repeat_kv", "x"}, n_arg{"repeat_kv", "n"};
@@ -128,7 +132,7 @@ py::object repeat_kv(py::handle x_object, py::handle n_object, py::handle axis_o
   return std::move(out.array);
 }
 
-// ---- causal_mask ------------------------------------------------------------------------------------------------
+// ---- causal_mask ----------------------------------------------------------------------------------------
 
 // Key j <= i + offset is visible: True, or 0 beside -inf. Written for the bits of each dtype.
 template <class Bits>
@@ -146,15 +150,18 @@ void fill_causal(const View& out, int64_t offset, Bits visible, Bits hidden) {
 
 py::object causal_mask(py::handle queries_object, py::handle keys_object, py::handle offset_object,
                        py::handle dtype_object) {
-  const Arg queries_arg{"causal_mask", "L"}, keys_arg{"causal_mask", "S"}, offset_arg{"causal_mask", "offset"};
+  const Arg queries_arg{"causal_mask", "L"}, keys_arg{"causal_mask", "S"},
+      offset_arg{"causal_mask", "offset"};
   int64_t shape[] = {read_integer(queries_arg, queries_object), read_integer(keys_arg, keys_object)};
   if (shape[0] < 0) refuse_value(queries_arg, "is " + std::to_string(shape[0]), "a length >= 0");
   if (shape[1] < 0) refuse_value(keys_arg, "is " + std::to_string(shape[1]), "a length >= 0");
   if (offset_object.is_none() && shape[0] != shape[1])
-    refuse_value(offset_arg, "is not given while L = " + std::to_string(shape[0]) + " and S = " +
-                                 std::to_string(shape[1]) + " differ",
-                 "to say which key is the last that query 0 may see",
-                 "offset=0 lines up the first positions (PyTorch), offset=S-L the last (a cache, MLX, flash-attn)");
+    refuse_value(
+        offset_arg,
+        "is not given while L = " + std::to_string(shape[0]) + " and S = " + std::to_string(shape[1]) +
+            " differ",
+        "to say which key is the last that query 0 may see",
+        "offset=0 lines up the first positions (PyTorch), offset=S-L the last (a cache, MLX, flash-attn)");
   // Beyond -L and S an offset changes nothing more, and sums stay within 64 bits.
   int64_t offset = offset_object.is_none() ? 0 : read_integer(offset_arg, offset_object);
   offset = std::max(-shape[0], std::min(offset, shape[1]));
@@ -164,11 +171,21 @@ py::object causal_mask(py::handle queries_object, py::handle keys_object, py::ha
   {
     NoGil nogil;
     switch (dtype) {
-      case DType::boolean: fill_causal<uint8_t>(out.view, offset, 1, 0); break;
-      case DType::f32: fill_causal<float>(out.view, offset, 0, -std::numeric_limits<float>::infinity()); break;
-      case DType::f64: fill_causal<double>(out.view, offset, 0, -std::numeric_limits<double>::infinity()); break;
-      case DType::f16: fill_causal<uint16_t>(out.view, offset, 0, 0xfc00); break;
-      case DType::bf16: fill_causal<uint16_t>(out.view, offset, 0, 0xff80); break;
+      case DType::boolean:
+        fill_causal<uint8_t>(out.view, offset, 1, 0);
+        break;
+      case DType::f32:
+        fill_causal<float>(out.view, offset, 0, -std::numeric_limits<float>::infinity());
+        break;
+      case DType::f64:
+        fill_causal<double>(out.view, offset, 0, -std::numeric_limits<double>::infinity());
+        break;
+      case DType::f16:
+        fill_causal<uint16_t>(out.view, offset, 0, 0xfc00);
+        break;
+      case DType::bf16:
+        fill_causal<uint16_t>(out.view, offset, 0, 0xff80);
+        break;
     }
   }
   return std::move(out.array);

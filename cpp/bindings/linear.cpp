@@ -1,4 +1,6 @@
 // linear, pack, PackedWeight.
+#include "core/linear.hpp"
+
 #include <memory>
 #include <optional>
 #include <vector>
@@ -6,7 +8,6 @@
 #include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
-#include "core/linear.hpp"
 
 namespace simdformer {
 
@@ -17,7 +18,7 @@ using Alias = Output::Alias;
 constexpr const char* kLinear = "linear";
 constexpr Arg kX{kLinear, "x"};
 
-// ---- packed weights ---------------------------------------------------------------------------------------------
+// ---- packed weights -------------------------------------------------------------------------------------
 
 std::unique_ptr<PackedWeight> pack(py::handle weight_object) {
   const Arg arg{"pack", "weight"};
@@ -44,7 +45,7 @@ std::string describe(const PackedWeight& weight) {
   return "PackedWeight(shape=" + shape_text(2, shape) + ", dtype=" + name_of(weight.dtype()) + ")";
 }
 
-// ---- linear -----------------------------------------------------------------------------------------------------
+// ---- linear ---------------------------------------------------------------------------------------------
 
 // One weight with its bias and its result: what they are, checked, and what keeps them alive.
 struct Part {
@@ -71,13 +72,15 @@ void read_weight(const Arg& arg, py::handle object, const View& x, Part& part) {
   const int64_t needed = x.shape[x.rank - 1];
   if (inputs == needed) return;
   const int64_t shape[] = {part.packed ? part.packed->rows() : part.weight.view.shape[0], inputs};
-  refuse_value(arg, "has shape " + shape_text(2, shape),
-               "(O, " + std::to_string(needed) + ") beside x of shape " + shape_text(x),
-               shape[0] == needed ? "transpose it: weight is (outputs, inputs)" : "weight is (outputs, inputs)");
+  refuse_value(
+      arg, "has shape " + shape_text(2, shape),
+      "(O, " + std::to_string(needed) + ") beside x of shape " + shape_text(x),
+      shape[0] == needed ? "transpose it: weight is (outputs, inputs)" : "weight is (outputs, inputs)");
 }
 
 void read_part(int index, const View& x, py::handle weight, py::handle bias, py::handle out, Part& part) {
-  const Arg weight_arg{kLinear, "weight", index}, bias_arg{kLinear, "bias", index}, out_arg{kLinear, "out", index};
+  const Arg weight_arg{kLinear, "weight", index}, bias_arg{kLinear, "bias", index},
+      out_arg{kLinear, "out", index};
   read_weight(weight_arg, weight, x, part);
   const int64_t outputs = part.packed ? part.packed->rows() : part.weight.view.shape[0];
   if (!bias.is_none()) {
@@ -93,13 +96,26 @@ void read_part(int index, const View& x, py::handle weight, py::handle bias, py:
   shape[x.rank - 1] = outputs;
   part.out.emplace(out_arg, out, x.dtype, x.rank, shape);
   part.out->check_overlap(kX, x, Alias::refused);
-  if (!part.packed) part.out->check_overlap(weight_arg, part.weight.view, Alias::refused);
-  if (part.has_bias) part.out->check_overlap(bias_arg, part.bias.view, Alias::refused);
+}
+
+// No result may lie in what another part of the same pass still reads or writes.
+void check_overlaps(const Part* parts, int count) {
+  for (int i = 0; i < count; ++i) {
+    for (int j = 0; j < count; ++j) {
+      const int index = count == 1 ? -1 : j;
+      const Output& out = *parts[i].out;
+      const Part& other = parts[j];
+      if (!other.packed) out.check_overlap({kLinear, "weight", index}, other.weight.view, Alias::refused);
+      if (other.has_bias) out.check_overlap({kLinear, "bias", index}, other.bias.view, Alias::refused);
+      if (j < i) out.check_overlap({kLinear, "out", index}, other.out->view, Alias::refused);
+    }
+  }
 }
 
 // All weights of the call in one pass over x. `parts` have been read.
 void run(Input& x, Part* parts, int count) {
   const Arg weight_arg{kLinear, "weight"};
+  check_overlaps(parts, count);
   unit_last_axis(kX, x);
   const std::unique_ptr<LinearOperand[]> operands(new LinearOperand[static_cast<size_t>(count)]);
   for (int i = 0; i < count; ++i) {
@@ -126,7 +142,8 @@ class Items {
   Items(const Arg& arg, py::handle object, int count) {
     if (object.is_none()) return;
     if (!is_list(object))
-      refuse_type(arg, "is of type " + std::string(Py_TYPE(object.ptr())->tp_name), "a list, because weight is one");
+      refuse_type(arg, "is of type " + std::string(Py_TYPE(object.ptr())->tp_name),
+                  "a list, because weight is one");
     items_ = py::reinterpret_steal<py::object>(PySequence_Fast(object.ptr(), ""));
     const auto found = PySequence_Fast_GET_SIZE(items_.ptr());
     if (found != count)
@@ -149,8 +166,6 @@ py::object linear_list(Input& x, py::handle weights, py::handle biases, py::hand
   py::list results(all.size());
   for (int i = 0; i < count; ++i) {
     read_part(i, x.view, all[static_cast<size_t>(i)], bias[i], out[i], parts[i]);
-    for (int j = 0; j < i; ++j)
-      parts[i].out->check_overlap({kLinear, "out", j}, parts[j].out->view, Alias::refused);
     results[static_cast<size_t>(i)] = parts[i].out->array;
   }
   run(x, parts.get(), count);
@@ -172,16 +187,22 @@ py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, 
 void bind_linear(py::module_& module) {
   module.def("linear", &linear_call);
   module.def("pack", &pack);
-  py::class_<PackedWeight>(module, "PackedWeight", R"(A weight (O, I) repacked once for speed; made by `pack`, taken by `linear`.
+  py::class_<PackedWeight>(module, "PackedWeight",
+                           R"(A weight (O, I) repacked once for speed; made by `pack`, taken by `linear`.
 
 It cannot be changed. Its pickle holds the weight as it was, so that it can be read on any machine.)")
+      .def(py::init([](const py::args&, const py::kwargs&) -> std::unique_ptr<PackedWeight> {
+        throw py::type_error("PackedWeight: is called, needs to be made from an array; use pack(weight)");
+      }))
       .def_property_readonly(
           "shape", [](const PackedWeight& weight) { return py::make_tuple(weight.rows(), weight.cols()); },
           "(O, I): outputs and inputs")
       .def_property_readonly(
-          "dtype", [](const PackedWeight& weight) { return dtype_object(weight.dtype()); }, "numpy dtype of the elements")
+          "dtype", [](const PackedWeight& weight) { return dtype_object(weight.dtype()); },
+          "numpy dtype of the elements")
       .def_property_readonly(
-          "nbytes", [](const PackedWeight& weight) { return weight.nbytes(); }, "bytes it takes, with its padding")
+          "nbytes", [](const PackedWeight& weight) { return weight.nbytes(); },
+          "bytes it takes, with its padding")
       .def("unpack", &unpack, "The weight (O, I) as a new array, bit for bit what was packed.")
       .def("__repr__", &describe)
       .def("__reduce__",

@@ -19,18 +19,25 @@ extern const Numpy* numpy;
 
 SF_INLINE int number_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return npy_api::NPY_FLOAT_;
-    case DType::f64: return npy_api::NPY_DOUBLE_;
-    case DType::f16: return numpy->float16_number;
-    case DType::bf16: return numpy->bfloat16_number;
-    case DType::boolean: break;
+    case DType::f32:
+      return npy_api::NPY_FLOAT_;
+    case DType::f64:
+      return npy_api::NPY_DOUBLE_;
+    case DType::f16:
+      return numpy->float16_number;
+    case DType::bf16:
+      return numpy->bfloat16_number;
+    case DType::boolean:
+      break;
   }
   return npy_api::NPY_BOOL_;
 }
 
 SF_INLINE bool is_swapped(const PyObject* descr) { return array_descriptor_proxy(descr)->byteorder == '>'; }
 
-inline std::string dtype_text(const PyObject* descr) { return py::str(py::handle(const_cast<PyObject*>(descr))); }
+inline std::string dtype_text(const PyObject* descr) {
+  return py::str(py::handle(const_cast<PyObject*>(descr)));
+}
 
 SF_INLINE py::object steal(PyObject* object) {
   if (object == nullptr) throw py::error_already_set();
@@ -38,7 +45,9 @@ SF_INLINE py::object steal(PyObject* object) {
 }
 
 static_assert(sizeof(Py_intptr_t) == sizeof(int64_t), "64-bit machines only");
-SF_INLINE const Py_intptr_t* extents(const int64_t* shape) { return reinterpret_cast<const Py_intptr_t*>(shape); }
+SF_INLINE const Py_intptr_t* extents(const int64_t* shape) {
+  return reinterpret_cast<const Py_intptr_t*>(shape);
+}
 
 // A masked array is an ndarray too, but its mask would be ignored.
 void check_not_masked(const Arg& arg, py::handle object);

@@ -1,12 +1,12 @@
-// The functions of the module, one file a family: rows.cpp, rope.cpp, linear.cpp, attention.cpp, gather.cpp. Arguments are
-// positional and in the order of functional.py, which holds names, defaults and documentation.
+// The functions of the module, one file a family: rows.cpp, rope.cpp, linear.cpp, attention.cpp, gather.cpp.
+// Arguments are positional and in the order of functional.py, which holds names, defaults and documentation.
 #pragma once
 
 #include "bindings/arrays.hpp"
 
 namespace simdformer {
 
-void bind_rows(py::module_& module);       // softmax, norms, activations
+void bind_rows(py::module_& module);  // softmax, norms, activations
 void bind_rope(py::module_& module);
 void bind_linear(py::module_& module);     // linear, pack, PackedWeight
 void bind_attention(py::module_& module);  // scaled_dot_product_attention

@@ -11,9 +11,8 @@ py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape
   for (int axis = 0; axis < rank; ++axis) view.shape[axis] = shape[axis];
   check_size(arg, view);
   PyObject* const descr = npy_api::get().PyArray_DescrFromType_(number_of(dtype));
-  py::object array = steal(npy_api::get().PyArray_NewFromDescr_(numpy->ndarray, descr, rank,
-                                                                extents(shape), nullptr,
-                                                                nullptr, 0, nullptr));
+  py::object array = steal(npy_api::get().PyArray_NewFromDescr_(numpy->ndarray, descr, rank, extents(shape),
+                                                                nullptr, nullptr, 0, nullptr));
   const auto* proxy = array_proxy(array.ptr());
   view.data = proxy->data;
   for (int axis = 0; axis < rank; ++axis) view.strides[axis] = proxy->strides[axis];
@@ -22,15 +21,16 @@ py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape
 
 namespace {
 
-// Whether two elements of one view may lie on each other: sorted by stride, each axis has to step over all of the
-// smaller ones. Every slice of an array does; np.broadcast_to and most of as_strided's tricks do not.
+// Whether two elements of one view may lie on each other: sorted by stride, each axis has to step over all of
+// the smaller ones. Every slice of an array does; np.broadcast_to and most of as_strided's tricks do not.
 bool overlaps_itself(const View& view) {
   int order[kMaxRank], axes = 0;
   for (int axis = 0; axis < view.rank; ++axis) {
     if (view.shape[axis] == 0) return false;
     if (view.shape[axis] > 1) order[axes++] = axis;
   }
-  std::sort(order, order + axes, [&](int a, int b) { return std::abs(view.strides[a]) < std::abs(view.strides[b]); });
+  std::sort(order, order + axes,
+            [&](int a, int b) { return std::abs(view.strides[a]) < std::abs(view.strides[b]); });
   int64_t reach = itemsize(view.dtype);
   for (int i = 0; i < axes; ++i) {
     const int64_t stride = std::abs(view.strides[order[i]]);
@@ -64,7 +64,8 @@ Bounds bounds_of(const View& view) {
 bool same_elements(const View& a, const View& b) {
   if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
   for (int axis = 0; axis < a.rank; ++axis)
-    if (a.shape[axis] != b.shape[axis] || (a.shape[axis] > 1 && a.strides[axis] != b.strides[axis])) return false;
+    if (a.shape[axis] != b.shape[axis] || (a.shape[axis] > 1 && a.strides[axis] != b.strides[axis]))
+      return false;
   return true;
 }
 
@@ -84,14 +85,15 @@ Output::Output(const Arg& arg, py::handle out, DType dtype, int rank, const int6
   const std::string name = arg.name;
   if (array_descriptor_proxy(proxy->descr)->type_num != number_of(dtype) || is_swapped(proxy->descr))
     refuse_type(arg, "has dtype " + dtype_text(proxy->descr), name_of(dtype),
-                "make it with np.empty(" + shape_text(rank, shape) + ", " + name_of(dtype) + ")");
+                "make it with np.empty(" + shape_text(rank, shape) +
+                    (dtype == DType::bf16 ? ", ml_dtypes." : ", np.") + name_of(dtype) + ")");
   view_of_ndarray(arg, out.ptr(), Accept::floats, view);
   if (rank != view.rank || !std::equal(shape, shape + rank, view.shape))
     refuse_value(arg, "has shape " + shape_text(view), shape_text(rank, shape));
   if (!(proxy->flags & npy_api::NPY_ARRAY_WRITEABLE_)) refuse_value(arg, "is read-only", "a writable array");
   if (overlaps_itself(view))
-    refuse_value(arg, "has elements that lie on each other (a stride of 0, for instance)", "a place for each of them",
-                 "copy it: " + name + ".copy()");
+    refuse_value(arg, "has elements that lie on each other (a stride of 0, for instance)",
+                 "a place for each of them", "copy it: " + name + ".copy()");
   array = py::reinterpret_borrow<py::object>(out);
 }
 
@@ -100,14 +102,16 @@ void Output::check_overlap(const Arg& input_arg, const View& input, Alias alias)
   const Bounds ours = bounds_of(view), theirs = bounds_of(input);
   if (ours.end <= theirs.begin || theirs.end <= ours.begin) return;
   if (alias == Alias::same_allowed && same_elements(view, input)) return;
-  // Bounds that overlap are common where both are columns of one buffer. numpy solves it exactly within this budget,
-  // beyond which it supposes the worst.
+  // Bounds that overlap are common where both are columns of one buffer. numpy solves it exactly within this
+  // budget, beyond which it supposes the worst.
   constexpr int kMaxWork = 10000;
-  if (!numpy->may_share_memory(borrowed_array(view), borrowed_array(input), py::arg("max_work") = kMaxWork).cast<bool>())
+  if (!numpy->may_share_memory(borrowed_array(view), borrowed_array(input), py::arg("max_work") = kMaxWork)
+           .cast<bool>())
     return;
-  const std::string other = input_arg.name;
-  refuse_value(arg_, "shares memory with " + other,
-               alias == Alias::same_allowed ? "memory of its own, or to be exactly " + other : "memory of its own");
+  const std::string other = name_of(input_arg);
+  refuse_value(
+      arg_, "shares memory with " + other,
+      alias == Alias::same_allowed ? "memory of its own, or to be exactly " + other : "memory of its own");
 }
 
 void Output::unit_last_axis() {

@@ -16,7 +16,8 @@ namespace {
 using Alias = Output::Alias;
 
 constexpr const char* kRope = "rope";
-constexpr Arg kX{kRope, "x"}, kPositions{kRope, "positions"}, kOffset{kRope, "offset"}, kTheta{kRope, "theta"};
+constexpr Arg kX{kRope, "x"}, kPositions{kRope, "positions"}, kOffset{kRope, "offset"},
+    kTheta{kRope, "theta"};
 constexpr Arg kInvFreq{kRope, "inv_freq"}, kRotaryDim{kRope, "rotary_dim"}, kOut{kRope, "out"};
 
 int64_t read_rotary_dim(py::handle object, int64_t head_dim) {
@@ -30,8 +31,8 @@ int64_t read_rotary_dim(py::handle object, int64_t head_dim) {
   return rotary_dim;
 }
 
-// Where the tokens stand: given, or `offset` and the numbers after it. One row of them, or one for each entry of the
-// first axis of x.
+// Where the tokens stand: given, or `offset` and the numbers after it. One row of them, or one for each entry
+// of the first axis of x.
 struct Positions {
   Integers given;
   int64_t offset = 0;
@@ -49,8 +50,10 @@ Positions read_positions(py::handle positions_object, py::handle offset_object, 
     return positions;
   }
   if (positions.offset != 0)
-    refuse_value(kPositions, "is given together with an offset", "only one of the two", "add the offset to positions");
+    refuse_value(kPositions, "is given together with an offset", "only one of the two",
+                 "add the offset to positions");
   positions.given = read_integers(kPositions, positions_object);
+  check_not_wrapped(kPositions, positions.given);
   const py::array& array = positions.given.array;
   positions.per_sequence = array.ndim() == 2 && x.rank > 2;
   const bool fits = positions.per_sequence ? array.shape(0) == x.shape[0] && array.shape(1) == seq_len
@@ -58,8 +61,8 @@ Positions read_positions(py::handle positions_object, py::handle offset_object, 
   if (!fits) {
     const int64_t each[] = {seq_len}, every[] = {x.shape[0], seq_len};
     refuse_value(kPositions, "has shape " + std::string(py::str(array.attr("shape"))),
-                 shape_text(1, each) + (x.rank > 2 ? " or " + shape_text(2, every) : "") + " beside x of shape " +
-                     shape_text(x));
+                 shape_text(1, each) + (x.rank > 2 ? " or " + shape_text(2, every) : "") +
+                     " beside x of shape " + shape_text(x));
   }
   positions.count = array.size();
   return positions;
@@ -69,7 +72,8 @@ Positions read_positions(py::handle positions_object, py::handle offset_object, 
 void read_frequencies(py::handle theta_object, py::handle inv_freq_object, int64_t half, Input& frequencies) {
   if (!inv_freq_object.is_none()) {
     if (!theta_object.is_none())
-      refuse_value(kInvFreq, "is given together with a theta", "only one of the two", "theta is part of inv_freq");
+      refuse_value(kInvFreq, "is given together with a theta", "only one of the two",
+                   "theta is part of inv_freq");
     frequencies = read_array(kInvFreq, inv_freq_object);
     check_vector(kInvFreq, frequencies.view, half, "one frequency for each pair of the rotary_dim");
     if (frequencies.view.dtype != DType::f64) frequencies = converted(kInvFreq, frequencies, DType::f64);
@@ -83,9 +87,9 @@ void read_frequencies(py::handle theta_object, py::handle inv_freq_object, int64
     inv_freq[i] = std::pow(theta, -static_cast<double>(2 * i) / static_cast<double>(2 * half));
 }
 
-py::object rope(py::handle x_object, py::handle layout_object, py::handle positions_object, py::handle offset_object,
-                py::handle theta_object, py::handle inv_freq_object, py::handle attention_factor_object,
-                py::handle rotary_dim_object, py::handle out_object) {
+py::object rope(py::handle x_object, py::handle layout_object, py::handle positions_object,
+                py::handle offset_object, py::handle theta_object, py::handle inv_freq_object,
+                py::handle attention_factor_object, py::handle rotary_dim_object, py::handle out_object) {
   Input x = read_array(kX, x_object);
   check_rank_at_least(kX, x.view, 2, "(..., T, D): positions, then the numbers to rotate");
   static const char* const kLayouts[] = {"half", "interleaved", nullptr};
@@ -118,15 +122,21 @@ py::object rope(py::handle x_object, py::handle layout_object, py::handle positi
       for (int64_t i = 0; i < positions.count; ++i) counted.as<int64_t>()[i] = positions.offset + i;
       at = counted.as<int64_t>();
     }
-    const RopeTableArgs table_args{
-        at, reinterpret_cast<const double*>(frequencies.view.data), half, attention_factor, sum, angles.as<void>()};
+    const RopeTableArgs table_args{at,   reinterpret_cast<const double*>(frequencies.view.data),
+                                   half, attention_factor,
+                                   sum,  angles.as<void>()};
     constexpr int64_t kCostOfAngle = 16;  // in elements of other row-wise work
     parallel_for(positions.count, grain_of(kCostOfAngle * half),
                  [&](int64_t begin, int64_t end) { table.rope_table(table_args, begin, end); });
 
-    const RopeArgs args{rows,    rows_of(out.view),     layout,
-                        half,    seq_len,               rows_per_sequence,
-                        positions.per_sequence ? seq_len : 0, angles.as<void>()};
+    const RopeArgs args{rows,
+                        rows_of(out.view),
+                        layout,
+                        half,
+                        seq_len,
+                        rows_per_sequence,
+                        positions.per_sequence ? seq_len : 0,
+                        angles.as<void>()};
     parallel_for(rows.count, grain_of(rows.length),
                  [&](int64_t begin, int64_t end) { table.rope(args, begin, end); });
     out.finish();

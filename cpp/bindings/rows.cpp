@@ -1,4 +1,5 @@
-// softmax, rms_norm, layer_norm, rope, silu, gelu, relu, swiglu: work on one row, or one element, after the other.
+// softmax, rms_norm, layer_norm, rope, silu, gelu, relu, swiglu: work on one row, or one element, after the
+// other.
 #include <algorithm>
 
 #include "bindings/checks.hpp"
@@ -16,7 +17,7 @@ using Alias = Output::Alias;
 
 constexpr const char* kAtLeastOneAxis = "at least one axis";
 
-// ---- element by element -----------------------------------------------------------------------------------------
+// ---- element by element ---------------------------------------------------------------------------------
 
 int64_t pieces_of(const Rows& rows) { return rows.count * segments_of(rows.length); }
 int64_t grain_of_pieces(const Rows& rows) { return grain_of(std::min(rows.length, kSegment)); }
@@ -78,7 +79,7 @@ py::object swiglu(py::handle gate_object, py::handle up_object, py::handle out_o
   return std::move(out.array);
 }
 
-// ---- row by row -------------------------------------------------------------------------------------------------
+// ---- row by row -----------------------------------------------------------------------------------------
 
 py::object softmax(py::handle x_object, py::handle axis_object, py::handle temperature_object,
                    py::handle out_object) {
@@ -112,8 +113,8 @@ struct NormParameter {
   DType dtype = DType::f32;
 };
 
-void read_norm_parameter(const Arg& arg, py::handle object, const Arg& x_arg, const View& x, const Output& out,
-                         NormParameter& parameter) {
+void read_norm_parameter(const Arg& arg, py::handle object, const Arg& x_arg, const View& x,
+                         const Output& out, NormParameter& parameter) {
   if (object.is_none()) return;
   parameter.input = read_array(arg, object);
   const View& view = parameter.input.view;
@@ -125,7 +126,8 @@ void read_norm_parameter(const Arg& arg, py::handle object, const Arg& x_arg, co
   parameter.dtype = view.dtype;
 }
 
-py::object rms_norm(py::handle x_object, py::handle weight_object, py::handle eps_object, py::handle out_object) {
+py::object rms_norm(py::handle x_object, py::handle weight_object, py::handle eps_object,
+                    py::handle out_object) {
   const Arg x_arg{"rms_norm", "x"}, weight_arg{"rms_norm", "weight"}, out_arg{"rms_norm", "out"};
   Input x = read_array(x_arg, x_object);
   check_rank_at_least(x_arg, x.view, 1, kAtLeastOneAxis);
@@ -149,8 +151,8 @@ py::object rms_norm(py::handle x_object, py::handle weight_object, py::handle ep
   return std::move(out.array);
 }
 
-py::object layer_norm(py::handle x_object, py::handle weight_object, py::handle bias_object, py::handle eps_object,
-                      py::handle out_object) {
+py::object layer_norm(py::handle x_object, py::handle weight_object, py::handle bias_object,
+                      py::handle eps_object, py::handle out_object) {
   const Arg x_arg{"layer_norm", "x"}, weight_arg{"layer_norm", "weight"}, bias_arg{"layer_norm", "bias"};
   const Arg out_arg{"layer_norm", "out"};
   Input x = read_array(x_arg, x_object);
@@ -167,7 +169,8 @@ py::object layer_norm(py::handle x_object, py::handle weight_object, py::handle 
 
   unit_last_axis(x_arg, x);
   out.unit_last_axis();
-  const LayerNormArgs args{rows_of(x.view), rows_of(out.view), weight.data, weight.dtype, bias.data, bias.dtype, eps};
+  const LayerNormArgs args{rows_of(x.view), rows_of(out.view), weight.data, weight.dtype,
+                           bias.data,       bias.dtype,        eps};
   {
     NoGil nogil;
     const KernelTable& table = kernels();

@@ -2,10 +2,10 @@
 
     import simdformer as sf
 
-    sf.scaled_dot_product_attention(q, k, v, is_causal=True)       the operations: simdformer.functional
-    sf.nn.MultiHeadAttention(64, 4, wq, wk, wv, wo)(x, x, x)       the same as layers: simdformer.nn
-    sf.from_pretrained(path).generate("Once upon a time")          whole models: simdformer.text
-    sf.show_config(), sf.num_threads(1), sf.use_isa("baseline")    threads and instruction sets
+    sf.scaled_dot_product_attention(q, k, v, is_causal=True)      operations: simdformer.functional
+    sf.nn.MultiHeadAttention(64, 4, wq, wk, wv, wo)(x, x, x)      as layers: simdformer.nn
+    sf.from_pretrained(path).generate("Once upon a time")         whole models: simdformer.text
+    sf.show_config(), sf.num_threads(1), sf.use_isa("baseline")   threads and instruction sets
 
 `simdformer.reference` holds every operation once more in plain float64 numpy, to be read.
 """
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 __version__: str = _core.build_info()["version"]
 
-# What is imported when it is first asked for, and from where: models and text are of no use to somebody who wants
-# functions, and take time to load.
+# What is imported when it is first asked for, and from where: models and text are of no use to
+# somebody who wants functions, and take time to load.
 _LAZY = {
     "CheckpointError": "simdformer.models",
     "LanguageModel": "simdformer.text",

@@ -1,6 +1,7 @@
-"""Attention and what belongs to it: softmax, repeat_kv, causal_mask. Part of `simdformer.functional`.
+"""Attention and what belongs to it: softmax, repeat_kv, causal_mask.
 
-Letters in shapes: B sequences, H query heads, K key/value heads, L queries, S keys, D head_dim.
+Part of `simdformer.functional`, which says what all operations share. Letters in shapes: B
+sequences, H query heads, K key/value heads, L queries, S keys, D head_dim.
 """
 
 from typing import Any, Literal, overload
@@ -125,9 +126,9 @@ def scaled_dot_product_attention(
 
     Returns
     -------
-    ndarray (..., H, L, Dv) in the dtype of the query; with any `return_*` a tuple of it and, in this
-    order, weights (..., H, L, S), scores (..., H, L, S), scaled and masked (-inf where hidden), and
-    lse (..., H, L), the logarithm of the softmax's denominator, float32 at least.
+    ndarray (..., H, L, Dv) in the dtype of the query; with any `return_*` a tuple of it and, in
+    this order, weights (..., H, L, S), scores (..., H, L, S), scaled and masked (-inf where
+    hidden), and lse (..., H, L), the logarithm of the softmax's denominator, float32 at least.
 
     Raises
     ------
@@ -167,8 +168,8 @@ def scaled_dot_product_attention(
     (8, 1, 16)
     """
     return _core.scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset, window,
-        key_lengths, softcap, sinks, return_weights, return_scores, return_lse, out,
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset,
+        window, key_lengths, softcap, sinks, return_weights, return_scores, return_lse, out,
     )  # fmt: skip
 
 
@@ -180,7 +181,8 @@ def softmax(
     Large numbers do not overflow: the maximum is subtracted first. A row of nothing but -inf gives
     NaN, as in torch. A low temperature (> 0) sharpens, a high one flattens.
 
-    TypeError: x is not of a float dtype. ValueError: no such axis; temperature is not > 0 and finite.
+    TypeError: x is not of a float dtype. ValueError: no such axis; a temperature not > 0 and
+    finite.
 
     >>> import simdformer as sf
     >>> sf.softmax([1000.0, 1000.1, 1000.2]).round(4)
@@ -205,9 +207,7 @@ def repeat_kv(x: ArrayLike, n: int, *, axis: int = -3) -> Array:
     return _core.repeat_kv(x, n, axis)
 
 
-def causal_mask(
-    L: int, S: int, *, offset: int | None = None, dtype: npt.DTypeLike = bool
-) -> Array:
+def causal_mask(L: int, S: int, *, offset: int | None = None, dtype: npt.DTypeLike = bool) -> Array:
     """(L,S): query i may see key j <= i + offset.
 
     As bool, True = may attend; in a float dtype 0, and -inf where hidden, to be added to scores.

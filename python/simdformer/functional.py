@@ -131,8 +131,8 @@ def embedding(
     """The rows of weight (V,E) that ids (...) name: (..., E), as `dtype` when one is given.
 
     IndexError: an id outside 0 ... V-1, negative ones too; the message names it and its place.
-    TypeError: ids that are not integers, a weight that is not of a float dtype. ValueError: a weight
-    that does not have two axes.
+    TypeError: ids that are not integers, a weight that is not of a float dtype. ValueError: a
+    weight that does not have two axes.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -202,15 +202,17 @@ def rope(
     rotary_dim: int | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Rotary position embedding: pair i of position p is turned by p · theta^(-2i/D). Su et al. 2021.
+    """Rotary position embedding: pair i of position p is turned by p · theta^(-2i/D).
+
+    Su et al. 2021, "RoFormer", arXiv:2104.09864.
 
     Parameters
     ----------
     x : (..., T, D), D even
         Queries or keys, heads split.
     layout : "half" or "interleaved"
-        Which elements are a pair: (i, i + D/2) as in Hugging Face checkpoints, or (2i, 2i + 1) as in
-        Meta's. No default: the wrong one gives plausible nonsense.
+        Which elements are a pair: (i, i + D/2) as in Hugging Face checkpoints, or (2i, 2i + 1) as
+        in Meta's. No default: the wrong one gives plausible nonsense.
     positions : (T,) or (B, T) integers, optional
         B is the first axis of x. Without them: offset, offset + 1, ...
     offset : int

@@ -3,9 +3,10 @@
     attention = nn.MultiHeadAttention(hidden_size, num_heads, wq, wk, wv, wo)
     y = attention(x, x, x, mask="causal")
 
-Weights are (outputs, inputs), as checkpoints hold them; each may be an array or what `simdformer.pack`
-made of one. Nothing is copied and nothing is trained here. Letters in shapes: B sequences, L queries,
-S keys, E hidden_size, H query heads, K key/value heads, D head_dim, V vocabulary.
+Weights are (outputs, inputs), as checkpoints hold them; each may be an array or what
+`simdformer.pack` made of one. Nothing is copied and nothing is trained here. Letters in shapes:
+B sequences, L queries, S keys, E hidden_size, H query heads, K key/value heads, D head_dim, V
+vocabulary.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,8 @@ def merge_heads(x: Array) -> Array:
 
 
 class MultiHeadAttention:
-    """concat(head_1 ... head_H) woᵀ, head_h = attention(query wqᵀ, key wkᵀ, value wvᵀ) of its slice.
+    """concat(head_1 ... head_H) woᵀ, each head the attention of its slice of query wqᵀ, key wkᵀ and
+    value wvᵀ.
 
     Vaswani et al. 2017, section 3.2.2. wq, wk, wv, wo: (E, E); head_dim is E / num_heads.
 
@@ -146,7 +148,8 @@ class GroupedQueryAttention:
             raise ValueError(f"{me}: norm_eps is not given, needs a number beside q_norm or k_norm")
         if rope_layout is None and not (theta is None and inv_freq is None):
             raise ValueError(
-                f'{me}: rope_layout is not given, needs "half" or "interleaved" beside theta or inv_freq'
+                f'{me}: rope_layout is not given, needs "half" or "interleaved" beside theta or '
+                "inv_freq"
             )
         self.hidden_size = hidden_size
         self.num_heads = num_heads
@@ -216,7 +219,7 @@ class MLP:
 
 
 class RMSNorm:
-    """x / sqrt(mean(x²) + eps) · weight over the last axis: see `simdformer.rms_norm`."""
+    """x / sqrt(mean(x²) + eps) · weight: see `simdformer.rms_norm`."""
 
     def __init__(self, weight: ArrayLike, eps: float) -> None:
         self.weight, self.eps = weight, eps
@@ -229,7 +232,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """(x - mean) / sqrt(var + eps) · weight + bias over the last axis: see `simdformer.layer_norm`."""
+    """(x - mean) / sqrt(var + eps) · weight + bias: see `simdformer.layer_norm`."""
 
     def __init__(self, weight: ArrayLike, bias: ArrayLike | None, eps: float) -> None:
         self.weight, self.bias, self.eps = weight, bias, eps

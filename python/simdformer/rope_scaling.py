@@ -1,7 +1,7 @@
 """rope_frequencies: the frequencies of RoPE, and how long-context models stretch them.
 
-The arithmetic is float64 numpy in `simdformer.reference`; here a config's dict is checked first, because whoever wrote
-it is far away and a key that is passed over in silence changes every token.
+The arithmetic is float64 numpy in `simdformer.reference`; here a config's dict is checked first,
+because whoever wrote it is far away and a key that is passed over in silence changes every token.
 """
 
 import math
@@ -24,6 +24,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 _OPTIONAL: dict[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
+_MINIMUM = {"factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}  # of the others: more than 0
 _REFUSED = {
     "dynamic": "depends on the length of each call, so that no one set of frequencies exists",
     "longrope": "has two sets of frequencies, chosen by the length of each call",
@@ -55,12 +56,14 @@ def rope_frequencies(
     A named tuple (inv_freq, attention_factor) for `rope`: (D/2,) float64 and a float.
 
     TypeError: kinds. ValueError: an odd head_dim, theta not > 0, a key that is missing, unknown or
-    out of range, and the types that cannot be had as one set of frequencies ("dynamic", "longrope").
+    out of range, and the types that cannot be had as one set of frequencies ("dynamic",
+    "longrope").
 
     >>> import simdformer as sf
     >>> sf.rope_frequencies(8, theta=10000.0).inv_freq
     array([1.   , 0.1  , 0.01 , 0.001])
-    >>> sf.rope_frequencies(8, theta=10000.0, scaling={"rope_type": "linear", "factor": 4.0}).inv_freq
+    >>> scaling = {"rope_type": "linear", "factor": 4.0}
+    >>> sf.rope_frequencies(8, theta=10000.0, scaling=scaling).inv_freq
     array([0.25   , 0.025  , 0.0025 , 0.00025])
     """
     dim = _head_dim(head_dim)
@@ -84,9 +87,9 @@ def _head_dim(head_dim: Any) -> int:
     return dim
 
 
-def _number(name: str, value: Any, *, minimum: float = 0.0) -> float:
-    """A finite number > 0, or >= minimum where that is more."""
-    needed = "a finite number " + (f">= {minimum:g}" if minimum > 0 else "> 0")
+def _number(name: str, value: Any, *, minimum: float | None = None) -> float:
+    """A finite number > 0, or >= minimum."""
+    needed = "a finite number " + ("> 0" if minimum is None else f">= {minimum:g}")
     try:
         number = float("nan") if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -95,7 +98,8 @@ def _number(name: str, value: Any, *, minimum: float = 0.0) -> float:
         raise TypeError(
             f"rope_frequencies: {name} is of type {type(value).__name__}, needs {needed}"
         )
-    if not (number > 0 and number >= minimum and math.isfinite(number)):
+    in_range = number > 0 if minimum is None else number >= minimum
+    if not (in_range and math.isfinite(number)):
         raise ValueError(f"rope_frequencies: {name} is {value!r}, needs {needed}")
     return number
 
@@ -120,6 +124,10 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
             f"{'nothing' if not known else 'no other keys than ' + ', '.join(known)}; "
             "take out what has no meaning for it"
         )
+    if kind == "yarn" and theta <= 1:
+        raise ValueError(
+            f'rope_frequencies: theta is {theta!r}, needs a number > 1 for scaling of type "yarn"'
+        )
     given = scaling.get("rope_theta")
     if given is not None and _number("scaling['rope_theta']", given) != theta:
         raise ValueError(
@@ -128,8 +136,8 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
     part = scaling.get("partial_rotary_factor")
     if part is not None and part != 1:
         raise ValueError(
-            f"rope_frequencies: scaling['partial_rotary_factor'] is {part!r}, needs to be 1 or left "
-            "out; give the number of elements that are turned as head_dim"
+            f"rope_frequencies: scaling['partial_rotary_factor'] is {part!r}, needs to be 1 or "
+            "left out; give the number of elements that are turned as head_dim"
         )
     checked: dict[str, Any] = {"rope_type": kind}
     for name in known:
@@ -137,8 +145,7 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
         if name == "truncate":
             checked[name] = _flag(value)
         elif value is not None:
-            minimum = 1.0 if name == "factor" else 0.0
-            checked[name] = _number(f"scaling[{name!r}]", value, minimum=minimum)
+            checked[name] = _number(f"scaling[{name!r}]", value, minimum=_MINIMUM.get(name))
     if kind == "llama3" and checked["high_freq_factor"] <= checked["low_freq_factor"]:
         raise ValueError(
             f"rope_frequencies: scaling['high_freq_factor'] is {checked['high_freq_factor']:g}, "

@@ -1,0 +1,38 @@
+"""The operations as functions of one array and of `out`, for tests that hold for all of them."""
+
+import tracemalloc
+
+import simdformer as sf
+
+ROWS, WIDTH = 6, 16
+
+
+# Operations on one array (..., ROWS, WIDTH); their other arguments are fixed.
+ROW_WISE = {
+    "silu": lambda x, **out: sf.silu(x, **out),
+    "gelu": lambda x, **out: sf.gelu(x, **out),
+    "relu": lambda x, **out: sf.relu(x, **out),
+    "swiglu": lambda x, **out: sf.swiglu(x, x, **out),
+    "softmax": lambda x, **out: sf.softmax(x, **out),
+    "softmax_axis_0": lambda x, **out: sf.softmax(x, 0, **out),
+    "rms_norm": lambda x, **out: sf.rms_norm(x, eps=1e-5, **out),
+    "layer_norm": lambda x, **out: sf.layer_norm(x, eps=1e-5, **out),
+    "rope_half": lambda x, **out: sf.rope(x, layout="half", **out),
+    "rope_interleaved": lambda x, **out: sf.rope(x, layout="interleaved", offset=3, **out),
+}
+MIXING = {
+    "linear": lambda x, **out: sf.linear(x, x.reshape(-1, x.shape[-1])[:WIDTH].copy(), **out),
+    "attention": lambda x, **out: sf.scaled_dot_product_attention(x, x, x, **out),
+}
+OPERATIONS = ROW_WISE | MIXING
+
+
+def traced_peak(call):
+    """The bytes of numpy arrays that a call holds at its height."""
+    call()  # what is made once
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,138 @@
+"""rope_frequencies against transformers, the papers and the numbers of a walkthrough."""
+
+import math
+
+import numpy as np
+import pytest
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import simdformer as sf
+from simdformer.reference import RopeFrequencies
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+SCALINGS = {
+    "linear": LINEAR,
+    "linear by 1": {"rope_type": "linear", "factor": 1.0},
+    "llama 3.1": LLAMA3,
+    "llama 3.2": LLAMA3 | {"factor": 32.0},
+    "llama3 on a short context": LLAMA3 | {"original_max_position_embeddings": 64},
+    "llama3 with another fade": LLAMA3 | {"low_freq_factor": 0.5, "high_freq_factor": 40.0},
+    "yarn of Qwen": YARN,
+    "yarn by 1": YARN | {"factor": 1.0},
+    "yarn on a short context": YARN | {"original_max_position_embeddings": 64},
+    "yarn where the fade starts and ends at 0": YARN | {"original_max_position_embeddings": 3},
+    "yarn with its own fade": YARN | {"beta_fast": 16.0, "beta_slow": 2.0},
+    "yarn with betas of None": YARN | {"beta_fast": None, "beta_slow": None},
+    "yarn with an attention factor": YARN | {"attention_factor": 1.25},
+    "yarn of DeepSeek": YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
+    "yarn with mscale alone": YARN | {"mscale": 0.7},
+    "yarn with mscale 0": YARN | {"mscale": 0.0, "mscale_all_dim": 0.7},
+    "yarn of gpt-oss": YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+}
+
+
+def of_transformers(head_dim, theta, scaling):
+    """inv_freq in float32, attention factor."""
+    config = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=1 << 20,
+        rope_parameters=dict(scaling, rope_theta=theta),
+    )
+    inv_freq, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, "cpu")
+    return inv_freq.double().numpy(), factor
+
+
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
+@pytest.mark.parametrize("head_dim", [2, 8, 64, 96, 128])
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.filterwarnings("ignore")
+def test_agrees_with_transformers(name, head_dim, theta):
+    scaling = SCALINGS[name]
+    inv_freq, attention_factor = sf.rope_frequencies(head_dim, theta=theta, scaling=scaling)
+    want, want_factor = of_transformers(head_dim, theta, scaling)
+    # float32 over there: a power, then differences that cancel where the fade is steep
+    np.testing.assert_allclose(inv_freq, want, rtol=5e-6, atol=0)
+    assert attention_factor == pytest.approx(want_factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 64, 128])
+@pytest.mark.parametrize("theta", [1e4, 5e5, 0.5, 1])
+def test_plain_frequencies_are_powers_of_theta(head_dim, theta):
+    want = [float(theta) ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    for scaling in (None, {}, {"rope_type": "default"}, {"type": "default", "rope_theta": theta}):
+        result = sf.rope_frequencies(head_dim, theta=theta, scaling=scaling)
+        assert isinstance(result, RopeFrequencies)
+        assert isinstance(result, tuple)
+        np.testing.assert_allclose(result.inv_freq, want, rtol=1e-15)
+        assert result.inv_freq.dtype == np.float64
+        assert result.inv_freq.shape == (head_dim // 2,)
+        assert result.attention_factor == 1.0
+
+
+def test_numbers_of_the_walkthroughs():
+    """Llama 3: head_dim 128, theta 500000. Qwen3: theta 1e6."""
+    llama = sf.rope_frequencies(128, theta=500000).inv_freq
+    np.testing.assert_allclose(llama[:3], [1, 0.81462, 0.66360], atol=1e-5)
+    np.testing.assert_allclose(llama[[31, 63]], [1.7360e-3, 2.4551e-6], rtol=1e-4)
+    np.testing.assert_allclose(
+        sf.rope_frequencies(128, theta=1e4).inv_freq[:3], [1, 0.866, 0.750], atol=1e-3
+    )
+    np.testing.assert_allclose(
+        sf.rope_frequencies(128, theta=1e6).inv_freq[:3], [1, 0.806, 0.649], atol=1e-3
+    )
+
+
+def test_llama3_keeps_fast_waves_and_stretches_slow_ones():
+    plain = sf.rope_frequencies(128, theta=5e5).inv_freq
+    scaled = sf.rope_frequencies(128, theta=5e5, scaling=LLAMA3).inv_freq
+    turns = 8192 * plain / (2 * math.pi)
+    np.testing.assert_allclose(scaled[turns > 4], plain[turns > 4], rtol=1e-15)
+    np.testing.assert_allclose(scaled[turns < 1], plain[turns < 1] / 8, rtol=1e-15)
+    between = (turns > 1) & (turns < 4)
+    assert between.any()
+    assert (scaled[between] < plain[between]).all()
+    assert (scaled[between] > plain[between] / 8).all()
+
+
+def test_the_old_name_of_the_type_and_numbers_of_numpy():
+    old = {name: value for name, value in LLAMA3.items() if name != "rope_type"}
+    want = sf.rope_frequencies(64, theta=5e5, scaling=LLAMA3).inv_freq
+    for scaling in (
+        old | {"type": "llama3"},
+        LLAMA3 | {"type": "llama3", "rope_theta": 500000, "partial_rotary_factor": 1.0},
+        {name: np.float64(v) if isinstance(v, float) else v for name, v in LLAMA3.items()},
+    ):
+        got = sf.rope_frequencies(np.int64(64), theta=np.float64(5e5), scaling=scaling).inv_freq
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_dict_is_not_changed():
+    scaling = dict(YARN)
+    sf.rope_frequencies(64, theta=1e4, scaling=scaling)
+    assert scaling == YARN
+
+
+def test_rope_takes_what_comes_out():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 5, 8))
+    inv_freq, attention_factor = sf.rope_frequencies(8, theta=1e4, scaling=YARN)
+    for layout in ("half", "interleaved"):
+        got = sf.rope(x, layout=layout, inv_freq=inv_freq, attention_factor=attention_factor)
+        want = sf.reference.rope(
+            x, layout=layout, inv_freq=inv_freq, attention_factor=attention_factor
+        )
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-14)
+        plain = sf.rope(x, layout=layout, inv_freq=sf.rope_frequencies(8, theta=1e4).inv_freq)
+        np.testing.assert_array_equal(plain, sf.rope(x, layout=layout))
