@@ -13,6 +13,7 @@ import transformers
 
 import simdformer as sf
 import tiny_models
+from simdformer import cli
 from simdformer.models import CheckpointError, Transformer, read_checkpoint, trace_names
 from simdformer.models.budget import parameter_budget, weight_bytes
 from simdformer.models.progress import Progress
@@ -454,6 +455,29 @@ def test_a_config_that_asks_for_what_is_not_there_is_refused(copy_of, changes, m
     assert message in found
 
 
+ODD = [None, 0, -1, 2**31, 2**63, 10**18, 10**40, 1e308, 1e-308, 0.5, True, "x", "yarn", [], {}]
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "qwen2-window", "mistral"])
+def test_any_config_is_refused_or_harmless(copy_of, name):
+    folder = copy_of(name)
+    config = json.loads((folder / "config.json").read_text())
+    rope = config["rope_parameters"]
+    places = [(config, key) for key in [*config, "rope_scaling", "rope_theta", "layer_types"]]
+    places += [(rope, key) for key in [*rope, "factor", "beta_fast", "mscale", "truncate"]]
+    for place, key in places:
+        before = dict(place)
+        for value in ODD:
+            place[key] = value
+            (folder / "config.json").write_text(json.dumps(config))
+            try:
+                read_checkpoint(folder)
+            except CheckpointError:
+                assert refusal(folder).startswith(f"{folder}")
+        place.clear()
+        place.update(before)
+
+
 def test_windows_of_qwen_need_their_rule(copy_of):
     folder = copy_of("qwen2-window")
     expected = read_checkpoint(folder).config.sliding_window
@@ -613,6 +637,29 @@ def test_loading_counts_every_byte(saved, monkeypatch):
 
 
 # ---- memory --------------------------------------------------------------------------------------
+
+
+def test_info_shows_the_budget_of_every_format(saved, minimind, tmp_path, capsys):
+    model = tiny_models.make("llama3")
+    metas = tiny_models.save_meta(tmp_path, model, tiny_models.meta_params(), shards=2)
+    _, folder, config = minimind
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        shown = {}
+        for format, path in (
+            ("huggingface", saved("llama3")),
+            ("meta", metas),
+            ("minimind", folder),
+        ):
+            assert cli.main(["info", str(path)]) == 0
+            shown[format] = capsys.readouterr().out
+            assert f"format             {format}\n" in shown[format]
+    finally:
+        (folder / "config.json").unlink()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    for format in ("huggingface", "meta"):
+        assert f"all                {count:,} parameters\n" in shown[format]
+    assert "end of text        2\n" in shown["minimind"]
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama3.2", "qwen2"])

@@ -9,6 +9,7 @@ from simdformer.models.checkpoint import CheckpointError, map_file
 __all__ = ["parse_object", "read_object"]
 
 MAX_SIZE = 16 << 20  # bytes; the index of the largest published checkpoint has about 1 MB
+MAX_DIGITS = 30  # sizes have 64 bits, so 20 of them
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -36,9 +37,17 @@ def parse_object(path: Path, text: bytes) -> dict[str, Any]:
     def no_constant(name: str) -> Any:
         raise ValueError(f"{name} is no JSON")
 
+    def sane_int(digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            raise ValueError(f"a number of {len(digits)} digits")
+        return int(digits)
+
     try:
         value = json.loads(
-            text.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
+            text.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_constant=no_constant,
+            parse_int=sane_int,
         )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
