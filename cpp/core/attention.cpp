@@ -11,8 +11,9 @@
 namespace simdformer {
 namespace {
 
-constexpr int64_t kWorkspace = int64_t{16} << 20;  // bytes, for what the threads share: about a third of a cache
-constexpr int64_t kItemTerms = int64_t{1} << 27;   // products of a work item: ~10 ms on one SSE2 core
+constexpr int64_t kWorkspace = int64_t{16}
+                               << 20;  // bytes, for what the threads share: about a third of a cache
+constexpr int64_t kItemTerms = int64_t{1} << 27;  // products of a work item: ~10 ms on one SSE2 core
 constexpr int64_t kMostRows = 128, kFewestRows = 32;
 constexpr int64_t kItems = 16;  // to share out, where there are enough rows
 
@@ -20,12 +21,15 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t bytes_of(int64_t a, int64_t b, int64_t size) {
   int64_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, size, &product)) throw std::bad_alloc();
+  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, size, &product))
+    throw std::bad_alloc();
   return product;
 }
 
 // Items to a chunk that are worth waking a thread for, at `terms` products an item and ~50 a nanosecond.
-int64_t grain_of(double terms) { return std::max<int64_t>(1, static_cast<int64_t>(5e5 / std::max(terms, 1.0))); }
+int64_t grain_of(double terms) {
+  return std::max<int64_t>(1, static_cast<int64_t>(5e5 / std::max(terms, 1.0)));
+}
 
 // body(scratch, begin, end) on the threads, each chunk with scratch of its own.
 template <class Body>
@@ -75,7 +79,8 @@ void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, Ke
   args.chunks = std::max<int64_t>(1, ceil_div(args.last_key - args.first_key, kFewKeys));
   const int64_t rows = args.queries * args.group;
   const double width = static_cast<double>(args.depth + args.value_depth);
-  const double keys = static_cast<double>(std::min(kFewKeys, std::max<int64_t>(seen.end - args.first_key, 4)));
+  const double keys =
+      static_cast<double>(std::min(kFewKeys, std::max<int64_t>(seen.end - args.first_key, 4)));
   // A key costs at least its way from memory, as much as eight rows cost.
   const int64_t grain = grain_of(static_cast<double>(std::max<int64_t>(rows, 8)) * width * keys);
   const int64_t scratch = bytes_of(few_rows_scratch(args), 1, size);
@@ -100,18 +105,21 @@ void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, Ke
   }
 }
 
-// Many rows a head: blocks of queries side by side, over as many keys at a time as keep an item short. Where a head has
-// several blocks its keys and values are packed once for all of them.
+// Many rows a head: blocks of queries side by side, over as many keys at a time as keep an item short. Where
+// a head has several blocks its keys and values are packed once for all of them.
 void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
   const int64_t width = args.depth + args.value_depth, rows = args.queries * args.group;
   const int64_t most = std::clamp<int64_t>((kMostRows * 256) / width, kStripRows, kMostRows);
   const int64_t wanted = std::clamp<int64_t>(heads * rows / kItems, std::min(kFewestRows, most), most);
-  args.block_queries = ceil_div(args.queries, ceil_div(args.queries, std::max<int64_t>(wanted / args.group, 1)));
-  const int64_t blocks = ceil_div(args.queries, args.block_queries), block_rows = args.block_queries * args.group;
+  args.block_queries =
+      ceil_div(args.queries, ceil_div(args.queries, std::max<int64_t>(wanted / args.group, 1)));
+  const int64_t blocks = ceil_div(args.queries, args.block_queries),
+                block_rows = args.block_queries * args.group;
 
   const int64_t begin = seen.begin / kKeyBlock * kKeyBlock;
-  const int64_t pass_blocks = std::clamp<int64_t>(kItemTerms / (block_rows * width * kKeyBlock), 1,
-                                                  std::max<int64_t>(ceil_div(seen.end - begin, kKeyBlock), 1));
+  const int64_t pass_blocks =
+      std::clamp<int64_t>(kItemTerms / (block_rows * width * kKeyBlock), 1,
+                          std::max<int64_t>(ceil_div(seen.end - begin, kKeyBlock), 1));
   const int64_t pass = pass_blocks * kKeyBlock;
   const bool several_passes = seen.end - begin > pass;
 
@@ -139,8 +147,9 @@ void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, K
                        grain_of(static_cast<double>(width * kKeyBlock) * 12),
                        [&](int64_t b, int64_t e) { table.attention_pack(args, b, e); });
         const double keys = static_cast<double>(std::max<int64_t>(args.last_key - args.first_key, 16));
-        parallel_with_scratch(count * args.blocks, grain_of(static_cast<double>(block_rows * width) * keys), scratch,
-                              [&](void* memory, int64_t b, int64_t e) { table.attention_many(args, memory, b, e); });
+        parallel_with_scratch(
+            count * args.blocks, grain_of(static_cast<double>(block_rows * width) * keys), scratch,
+            [&](void* memory, int64_t b, int64_t e) { table.attention_many(args, memory, b, e); });
         args.first_key += pass;
       } while (args.first_key < seen.end);
     }

@@ -7,12 +7,13 @@
 
 namespace simdformer {
 
-// One call. Letters: H query heads, K key/value heads (H % K == 0), L queries, S keys, D and Dv head sizes; "..." are
-// the leading axes, the same in all arrays (zero strides where one is broadcast). A sequence is one index of them.
+// One call. Letters: H query heads, K key/value heads (H % K == 0), L queries, S keys, D and Dv head sizes;
+// "..." are the leading axes, the same in all arrays (zero strides where one is broadcast). A sequence is one
+// index of them.
 //
-// Query i of sequence b sees key j < key_lengths[b] when causal_offset - window < j - i <= causal_offset (is_causal).
-// The order is scale, softcap, mask, softmax. What is not seen is never looked at: NaN there does no harm. A query
-// that sees nothing, or only what the mask sets to -inf, gives 0.
+// Query i of sequence b sees key j < key_lengths[b] when causal_offset - window < j - i <= causal_offset
+// (is_causal). The order is scale, softcap, mask, softmax. What is not seen is never looked at: NaN there
+// does no harm. A query that sees nothing, or only what the mask sets to -inf, gives 0.
 struct Attention {
   View query;  // (..., H, L, D), rank >= 3
   View key;    // (..., K, S, D): 16-bit or float32 beside any of these; float64 beside float64
@@ -39,8 +40,8 @@ struct Attention {
   const View* lse = nullptr;      // (..., H, L), log of the sum of exp(scores)
 };
 
-// The bits of a row of out depend on its own query, keys and values only: not on the number of threads, on the other
-// sequences and heads, nor on what else is wanted. Throws std::bad_alloc and Interrupted.
+// The bits of a row of out depend on its own query, keys and values only: not on the number of threads, on
+// the other sequences and heads, nor on what else is wanted. Throws std::bad_alloc and Interrupted.
 void attention(const Attention& call);
 
 }  // namespace simdformer

@@ -1,18 +1,18 @@
-// What the kernels of attention are given. A "head" is one key/value head of one sequence with the `group` query heads
-// that read it; heads are counted sequence * kv_heads + head. Row r of a head is query r / group of its query head
-// r % group: neighbours see nearly the same keys.
+// What the kernels of attention are given. A "head" is one key/value head of one sequence with the `group`
+// query heads that read it; heads are counted sequence * kv_heads + head. Row r of a head is query r / group
+// of its query head r % group: neighbours see nearly the same keys.
 #pragma once
 
 #include "core/attention.hpp"
 
 namespace simdformer {
 
-constexpr int64_t kLine = 16;        // elements: the columns of a panel (kernels/gemm.hpp)
-constexpr int64_t kKeyBlock = 256;   // keys whose scores are held at a time
-constexpr int64_t kStripRows = 24;   // rows that pass through scores, softmax and sum together
-constexpr int64_t kFewRows = 16;     // a head of at most so many rows reads its keys in place, as dot products
-constexpr int64_t kFewKeys = 512;    // keys of a chunk of such a head
-constexpr int64_t kFewBlock = 64;    // keys whose scores are held at a time there
+constexpr int64_t kLine = 16;       // elements: the columns of a panel (kernels/gemm.hpp)
+constexpr int64_t kKeyBlock = 256;  // keys whose scores are held at a time
+constexpr int64_t kStripRows = 24;  // rows that pass through scores, softmax and sum together
+constexpr int64_t kFewRows = 16;    // a head of at most so many rows reads its keys in place, as dot products
+constexpr int64_t kFewKeys = 512;   // keys of a chunk of such a head
+constexpr int64_t kFewBlock = 64;   // keys whose scores are held at a time there
 
 SF_INLINE int64_t round_up_to_line(int64_t n) { return (n + kLine - 1) / kLine * kLine; }
 
@@ -43,8 +43,8 @@ SF_INLINE int64_t strip_queries(const AttentionArgs& args) {
   return args.group >= kStripRows ? 1 : kStripRows / args.group;
 }
 
-// A block of packed keys and values, in elements: a line whose first element says whether a value is not finite, K as
-// panels [depth][16 keys], V as panels [256 keys][16 columns].
+// A block of packed keys and values, in elements: a line whose first element says whether a value is not
+// finite, K as panels [depth][16 keys], V as panels [256 keys][16 columns].
 SF_INLINE int64_t packed_block_size(const AttentionArgs& args) {
   return kLine + kKeyBlock * (args.depth + round_up_to_line(args.value_depth));
 }

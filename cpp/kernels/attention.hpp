@@ -1,12 +1,14 @@
 // attention: out = softmax(q k^T scale + mask) v, many rows (the formulas are in attention_rows.hpp)
 //
-//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = the queries of a block x the heads of a group
+//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = the queries of a block x the heads
+//   of a group
 //
-// Keys are taken 256 at a time, packed into panels that all rows of the head use; rows in strips of about 24, whose
-// scores stay in the first cache: scores = q panels(k), softmax, out += scores panels(v) (flash attention: Dao et al.
-// 2022, arXiv:2205.14135). A strip computes only the keys that it sees: causality and windows cost no more than they
-// need. Sums are float32 (float64 for float64): chains of FMAs over at most kScoreTerms and kKeyBlock terms, cut at
-// fixed places, so that the bits of a row do not depend on the rows beside it.
+// Keys are taken 256 at a time, packed into panels that all rows of the head use; rows in strips of about 24,
+// whose scores stay in the first cache: scores = q panels(k), softmax, out += scores panels(v) (flash
+// attention: Dao et al. 2022, arXiv:2205.14135). A strip computes only the keys that it sees: causality and
+// windows cost no more than they need. Sums are float32 (float64 for float64): chains of FMAs over at most
+// kScoreTerms and kKeyBlock terms, cut at fixed places, so that the bits of a row do not depend on the rows
+// beside it.
 #pragma once
 
 #include "kernels/attention_rows.hpp"
@@ -56,10 +58,11 @@ void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, 
     pack_panel<Arch, T>(head.key + (first_key + j) * row_stride(key), row_stride(key),
                         keys - j < kLine ? keys - j : kLine, args.depth, panels + j * args.depth);
   panels += kKeyBlock * args.depth;
-  const bool finite = pack_values<Arch, T>(head.value + first_key * row_stride(value), row_stride(value), keys,
-                                           args.value_depth, panels);
+  const bool finite = pack_values<Arch, T>(head.value + first_key * row_stride(value), row_stride(value),
+                                           keys, args.value_depth, panels);
   if (!finite)
-    for (int64_t c = 0; c < args.value_depth; c += kLine) remove_non_finite(panels + c * kKeyBlock, keys * kLine);
+    for (int64_t c = 0; c < args.value_depth; c += kLine)
+      remove_non_finite(panels + c * kKeyBlock, keys * kLine);
   block[0] = finite ? Acc<T>(0) : Acc<T>(1);
 }
 
@@ -70,7 +73,8 @@ void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
     const Head head = head_of(args, args.first_head + item / blocks);
     const int64_t first_key = args.first_key + item % blocks * kKeyBlock;
     if (head.band.begin(0) < first_key + kKeyBlock && head.band.end(args.queries - 1) > first_key)
-      pack_block<Arch, T>(args, head, first_key, static_cast<Acc<T>*>(args.packed) + item * packed_block_size(args));
+      pack_block<Arch, T>(args, head, first_key,
+                          static_cast<Acc<T>*>(args.packed) + item * packed_block_size(args));
   }
 }
 
@@ -81,9 +85,9 @@ SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const S
   const A *keys = block + kLine, *values = keys + kKeyBlock * args.depth;
   const int64_t rows = strip.queries * args.group, line = strip.columns.begin / kLine * kLine;
   for (int64_t d = 0; d < args.depth; d += kScoreTerms)
-    gemm<Arch, A>(rows, strip.columns.end - line, args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms, q + d,
-                  q_pitch, keys + line * args.depth + d * kLine, args.depth * kLine, strip.scores + line, strip.pitch,
-                  d > 0);
+    gemm<Arch, A>(rows, strip.columns.end - line, args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms,
+                  q + d, q_pitch, keys + line * args.depth + d * kLine, args.depth * kLine,
+                  strip.scores + line, strip.pitch, d > 0);
   softmax_strip<Arch>(args, head, strip, stage);
   const int64_t first = strip.columns.begin;
   gemm<Arch, A>(rows, args.value_depth, strip.columns.end - first, strip.scores + first, strip.pitch,
@@ -92,8 +96,8 @@ SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const S
 
 // The queries first + [0, queries) of a head against the keys of the pass.
 template <class Arch, class T>
-void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head, int64_t first, int64_t queries,
-                  Acc<T>* scratch) noexcept {
+void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head, int64_t first,
+                  int64_t queries, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
   const int64_t rows = queries * args.group, step = strip_queries(args), q_pitch = pitch_of(args.depth);
   A* q = scratch;
@@ -121,8 +125,14 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
     else
       pack_block<Arch, T>(args, head, first_key, own_block);
     for (int64_t i = 0; i < queries; i += step) {
-      Strip<A> strip{first + i, queries - i < step ? queries - i : step, first_key, keys, {0, 0}, scores,
-                     pitch_of(kKeyBlock), sums.at(i * args.group)};
+      Strip<A> strip{first + i,
+                     queries - i < step ? queries - i : step,
+                     first_key,
+                     keys,
+                     {0, 0},
+                     scores,
+                     pitch_of(kKeyBlock),
+                     sums.at(i * args.group)};
       strip.columns = {head.band.seen(strip.first, first_key, keys).begin,
                        head.band.seen(strip.first + strip.queries - 1, first_key, keys).end};
       if (strip.columns.begin >= strip.columns.end) continue;
@@ -136,14 +146,16 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
 template <class Arch, class T>
 void attend_blocks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t head_item = item / args.blocks, block = args.first_block + args.blocks - 1 - item % args.blocks;
+    const int64_t head_item = item / args.blocks,
+                  block = args.first_block + args.blocks - 1 - item % args.blocks;
     const int64_t first = block * args.block_queries, left = args.queries - first;
     const Head head = head_of(args, args.first_head + head_item);
-    attend_block<Arch, T>(args, head_item, head, first, left < args.block_queries ? left : args.block_queries, scratch);
+    attend_block<Arch, T>(args, head_item, head, first, left < args.block_queries ? left : args.block_queries,
+                          scratch);
   }
 }
 
-// ---- entries of the table ---------------------------------------------------------------------------------------
+// ---- entries of the table ---------------------------------------------------------------------------------
 
 template <class Arch>
 void attention_pack(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {

@@ -1,10 +1,11 @@
 // attention: out = softmax(q k^T scale + mask) v, few rows (the formulas are in attention_rows.hpp)
 //
-//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = all queries x the heads of a group, <= 16
+//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = all queries x the heads of a group,
+//   <= 16
 //
-// Bound by memory: keys and values are read once, in place, and every load serves all rows. Scores are dot products
-// along D, four keys at a time. A work item takes a chunk of the keys and leaves its sums; they are merged in the order
-// of the chunks (flash decoding). Sums are float32 (float64 for float64).
+// Bound by memory: keys and values are read once, in place, and every load serves all rows. Scores are dot
+// products along D, four keys at a time. A work item takes a chunk of the keys and leaves its sums; they are
+// merged in the order of the chunks (flash decoding). Sums are float32 (float64 for float64).
 #pragma once
 
 #include "kernels/attention_rows.hpp"
@@ -32,7 +33,7 @@ struct Matrix {
   }
 };
 
-// ---- scores -----------------------------------------------------------------------------------------------------
+// ---- scores -----------------------------------------------------------------------------------------------
 
 // out = the sum of the 128-bit quarters (halves, wholes) of x
 template <class V, class A>
@@ -72,12 +73,13 @@ SF_INLINE void sum_four(const Vec<Arch, A>* x, A* out) {
 
 // scores[r][n] = q[r] . k[n] for MR rows and four keys. q is padded with zeros to whole vectors.
 template <class Arch, class T, int MR>
-SF_INLINE void dot_tile_of(const Acc<T>* q, int64_t q_pitch, const T* const* keys, int64_t depth, Acc<T>* scores,
-                           int64_t pitch) {
+SF_INLINE void dot_tile_of(const Acc<T>* q, int64_t q_pitch, const T* const* keys, int64_t depth,
+                           Acc<T>* scores, int64_t pitch) {
   using V = Vec<Arch, Acc<T>>;
   constexpr int64_t W = kLanes<Arch, Acc<T>>;
   V sum[MR][kSharingKeys];
-  SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] = V(Acc<T>(0));
+  SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] =
+      V(Acc<T>(0));
   const auto step = [&](int64_t d, auto load_key) __attribute__((always_inline)) {
     V k[kSharingKeys];
     SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) k[n] = load_key(keys[n] + d);
@@ -93,18 +95,18 @@ SF_INLINE void dot_tile_of(const Acc<T>* q, int64_t q_pitch, const T* const* key
 }
 
 template <class Arch, class T, int MR = kSharingRows>
-SF_INLINE void dot_rows_of(int64_t rows, const Acc<T>* q, int64_t q_pitch, const T* const* keys, int64_t depth,
-                           Acc<T>* scores, int64_t pitch) {
+SF_INLINE void dot_rows_of(int64_t rows, const Acc<T>* q, int64_t q_pitch, const T* const* keys,
+                           int64_t depth, Acc<T>* scores, int64_t pitch) {
   for (; rows >= MR; rows -= MR, q += MR * q_pitch, scores += MR * pitch)
     dot_tile_of<Arch, T, MR>(q, q_pitch, keys, depth, scores, pitch);
   if constexpr (MR > 1) dot_rows_of<Arch, T, MR / 2>(rows, q, q_pitch, keys, depth, scores, pitch);
 }
 
-// Scores of all rows with `keys` keys, and of no meaning up to the next multiple of four. The values of these keys are
-// asked for meanwhile.
+// Scores of all rows with `keys` keys, and of no meaning up to the next multiple of four. The values of these
+// keys are asked for meanwhile.
 template <class Arch, class T>
-void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const Matrix& key, int64_t keys, const Matrix& value,
-                Acc<T>* scores, int64_t pitch) noexcept {
+void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const Matrix& key, int64_t keys,
+                const Matrix& value, Acc<T>* scores, int64_t pitch) noexcept {
   for (int64_t j = 0; j < keys; j += kSharingKeys) {
     const T* tile[kSharingKeys];
     for (int64_t n = 0; n < kSharingKeys; ++n) {
@@ -115,9 +117,10 @@ void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const Matrix& ke
   }
 }
 
-// ---- values -----------------------------------------------------------------------------------------------------
+// ---- values -----------------------------------------------------------------------------------------------
 
-// out[r] += sum_j p[r][j] v[j] for MR rows and NV vectors of columns, the last one possibly of `part` columns only
+// out[r] += sum_j p[r][j] v[j] for MR rows and NV vectors of columns, the last one possibly of `part` columns
+// only
 template <class Arch, class T, int MR, int NV, bool kPart>
 SF_INLINE void sum_tile(const Acc<T>* p, int64_t pitch, const Matrix& value, int64_t keys, int64_t column,
                         const Sums<Acc<T>>& sums) {
@@ -155,8 +158,8 @@ SF_INLINE void sum_rows_of(int64_t rows, const Acc<T>* p, int64_t pitch, const M
 
 // out += p v. The keys after these are asked for meanwhile.
 template <class Arch, class T>
-void add_values(int64_t rows, const Acc<T>* p, int64_t pitch, const Matrix& value, int64_t keys, const Matrix& next,
-                const Sums<Acc<T>>& sums) noexcept {
+void add_values(int64_t rows, const Acc<T>* p, int64_t pitch, const Matrix& value, int64_t keys,
+                const Matrix& next, const Sums<Acc<T>>& sums) noexcept {
   constexpr int64_t W = kLanes<Arch, Acc<T>>, kStep = 32;
   for (int64_t first = 0; first < keys; first += kStep) {
     const int64_t count = keys - first < kStep ? keys - first : kStep;
@@ -194,12 +197,12 @@ SF_INLINE bool hides_keys(const AttentionArgs& args, const Head& head, const Str
   return last.begin > 0 || first.end < strip.keys;
 }
 
-// ---- chunks -----------------------------------------------------------------------------------------------------
+// ---- chunks -----------------------------------------------------------------------------------------------
 
 // All rows of a head against the keys [begin, end).
 template <class Arch, class T>
-void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, int64_t end, const Sums<Acc<T>>& sums,
-                  Acc<T>* scratch) noexcept {
+void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, int64_t end,
+                  const Sums<Acc<T>>& sums, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
   const View &key = args.call->key, &value = args.call->value;
   const int64_t rows = args.queries * args.group, q_pitch = pitch_of(args.depth), pitch = pitch_of(kFewBlock);
@@ -209,7 +212,8 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
   for (int64_t first = begin; first < end; first += kFewBlock) {
     const int64_t count = end - first < kFewBlock ? end - first : kFewBlock;
     const Matrix keys{head.key + first * key_stride, key_stride, args.depth, args.depth * size};
-    const Matrix values{head.value + first * value_stride, value_stride, args.value_depth, args.value_depth * size};
+    const Matrix values{head.value + first * value_stride, value_stride, args.value_depth,
+                        args.value_depth * size};
     const Matrix next = keys.from(kFewBlock);
     const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
     score_keys<Arch, T>(rows, q, q_pitch, keys, count, values, scores, pitch);
@@ -240,7 +244,8 @@ void attend_chunks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, in
     clear(sums, rows);
     hide_scores<A>(args, head, 0, args.queries, {first, last});
     if (first_seen < last_seen)
-      attend_chunk<Arch, T>(args, head, first_seen, last_seen, sums, scratch + (args.partials != nullptr ? 0 : size));
+      attend_chunk<Arch, T>(args, head, first_seen, last_seen, sums,
+                            scratch + (args.partials != nullptr ? 0 : size));
     if (args.partials == nullptr) finish<Arch>(args, head, 0, args.queries, sums);
   }
 }
@@ -280,7 +285,7 @@ void merge_heads(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
   }
 }
 
-// ---- entries of the table ---------------------------------------------------------------------------------------
+// ---- entries of the table ---------------------------------------------------------------------------------
 
 template <class Arch>
 void attention_few(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {

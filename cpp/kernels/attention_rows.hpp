@@ -1,14 +1,14 @@
-// The part of attention that many and few rows share: which keys a row sees, its softmax, its result.
+// The part of attention that many and few rows share: the softmax of a row, and its result.
 //
 //   s = q.k scale -> softcap tanh(s / softcap) -> + mask        m = max s    l = sum exp(s - m)
 //   out = sum exp(s - m) v / l          weights = exp(s - m) / l          lse = m + log l
 //
-// m, l and the sum run over blocks of keys (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867); where m
-// rises, l and the sum are scaled by exp(m_before - m). A score that is not seen is replaced by -inf, never added to.
-// Arithmetic is float32 (float64 for float64).
+// m, l and the sum run over blocks of keys (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867);
+// where m rises, l and the sum are scaled by exp(m_before - m). A score that is not seen is replaced by -inf,
+// never added to. Arithmetic is float32 (float64 for float64).
 #pragma once
 
-#include "core/attention_args.hpp"
+#include "kernels/attention_heads.hpp"
 #include "kernels/dtypes.hpp"
 #include "kernels/exp.hpp"
 #include "kernels/gemm.hpp"
@@ -19,14 +19,6 @@ static_assert(kLine == kPanelColumns);
 
 template <class A>
 constexpr A kMinusInfinity = -std::numeric_limits<A>::infinity();
-
-SF_INLINE int64_t clamp_to(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
-
-SF_INLINE int64_t add_saturated(int64_t a, int64_t b) {
-  int64_t sum;
-  if (!__builtin_add_overflow(a, b, &sum)) return sum;
-  return b < 0 ? INT64_MIN : INT64_MAX;
-}
 
 template <class Arch, class A>
 SF_INLINE A exp_of(A x) {
@@ -49,83 +41,6 @@ SF_INLINE void with_storage(DType dtype, Body&& body) {
     with_parameter_type<float>(dtype, body);
 }
 
-// ---- heads ------------------------------------------------------------------------------------------------------
-
-// The keys [begin, end) of a block.
-struct Span {
-  int64_t begin, end;
-};
-
-// Query i sees the keys [i + first, i + last) of [0, keys). Both ends grow with i.
-struct Band {
-  int64_t first, last, keys;
-
-  SF_INLINE int64_t begin(int64_t i) const { return clamp_to(i + first, 0, keys); }
-  SF_INLINE int64_t end(int64_t i) const { return clamp_to(i + last, 0, keys); }
-  SF_INLINE Span seen(int64_t i, int64_t first_key, int64_t count) const {
-    return {clamp_to(begin(i) - first_key, 0, count), clamp_to(end(i) - first_key, 0, count)};
-  }
-};
-
-// One key/value head: where its arrays begin, at the first of its query heads.
-struct Head {
-  const char *query, *key, *value, *mask;
-  char *out, *weights, *scores, *lse;
-  int64_t first;  // the number of the first query head
-  Band band;
-};
-
-SF_INLINE int64_t head_stride(const View& view) { return view.strides[view.rank - 3]; }
-SF_INLINE int64_t row_stride(const View& view) { return view.strides[view.rank - 2]; }
-
-// Where head `head` of a sequence begins; `inner` axes follow the leading ones.
-SF_INLINE char* head_of_view(const View* view, int inner, int64_t sequence, int64_t head) {
-  if (view == nullptr) return nullptr;
-  char* p = view->data + head * view->strides[view->rank - inner];
-  for (int axis = view->rank - inner - 1; axis >= 0; --axis) {
-    p += sequence % view->shape[axis] * view->strides[axis];
-    sequence /= view->shape[axis];
-  }
-  return p;
-}
-
-SF_INLINE Band band_of(const AttentionArgs& args, int64_t sequence) {
-  const Attention& call = *args.call;
-  // Beyond these bounds a band is empty or whole for every query.
-  const int64_t low = -args.queries, high = args.keys;
-  Band band{low, high, call.key_lengths ? clamp_to(call.key_lengths[sequence], 0, args.keys) : args.keys};
-  if (!call.is_causal) return band;
-  const int64_t offset = call.causal_offsets ? call.causal_offsets[sequence] : call.causal_offset;
-  band.last = clamp_to(add_saturated(offset, 1), low, high);
-  if (call.window > 0) band.first = clamp_to(add_saturated(offset, 1 - call.window), low, high);
-  return band;
-}
-
-SF_INLINE Head head_of(const AttentionArgs& args, int64_t index) {
-  const Attention& call = *args.call;
-  const int64_t sequence = index / args.kv_heads, kv_head = index % args.kv_heads, first = kv_head * args.group;
-  Head head;
-  head.query = head_of_view(&call.query, 3, sequence, first);
-  head.key = head_of_view(&call.key, 3, sequence, kv_head);
-  head.value = head_of_view(&call.value, 3, sequence, kv_head);
-  head.mask = head_of_view(call.mask, 3, sequence, first);
-  head.out = head_of_view(&call.out, 3, sequence, first);
-  head.weights = head_of_view(call.weights, 3, sequence, first);
-  head.scores = head_of_view(call.scores, 3, sequence, first);
-  head.lse = head_of_view(call.lse, 2, sequence, first);
-  head.first = first;
-  head.band = band_of(args, sequence);
-  return head;
-}
-
-// Row (i, g) of an array of the call: null when that is absent.
-SF_INLINE const char* row_of(const View* view, const char* head, int64_t i, int64_t g) {
-  return head ? head + i * row_stride(*view) + g * head_stride(*view) : nullptr;
-}
-SF_INLINE char* row_of(const View* view, char* head, int64_t i, int64_t g) {
-  return head ? head + i * row_stride(*view) + g * head_stride(*view) : nullptr;
-}
-
 // Where scores are kept for those who asked: for the weights, until they take their place.
 template <class A>
 SF_INLINE A* kept_scores(const AttentionArgs& args, const Head& head, int64_t i, int64_t g) {
@@ -134,11 +49,11 @@ SF_INLINE A* kept_scores(const AttentionArgs& args, const Head& head, int64_t i,
                                           : row_of(call.weights, head.weights, i, g));
 }
 
-// ---- strips -----------------------------------------------------------------------------------------------------
+// ---- strips -----------------------------------------------------------------------------------------------
 
 template <class A>
 struct Sums {
-  A* out;      // (rows, pitch): sum of exp(s - m) v, zeros past the last column
+  A* out;  // (rows, pitch): sum of exp(s - m) v, zeros past the last column
   int64_t pitch;
   A* highest;  // (rows): m
   A* total;    // (rows): l
@@ -188,8 +103,8 @@ void scale_queries(const AttentionArgs& args, const Head& head, int64_t first, i
   });
 }
 
-// A row of the mask as A: what is added, or for a boolean mask 0 where a key is seen and -inf where it is not.
-// Finite float64 values beyond float32's range stay finite.
+// A row of the mask as A: what is added, or for a boolean mask 0 where a key is seen and -inf where it is
+// not. Finite float64 values beyond float32's range stay finite.
 template <class A>
 SF_INLINE void stage_mask(const View& mask, const char* row, Span span, A* stage) {
   const int64_t step = mask.strides[mask.rank - 1];
@@ -220,13 +135,15 @@ SF_INLINE void fill(A* row, int64_t begin, int64_t end, A value) {
   for (int64_t j = begin; j < end; ++j) row[j] = value;
 }
 
-// Softmax of one row so far: scores [seen) become exp(s - m), the rest of [lines) zero; m, l and the sum follow.
+// Softmax of one row so far: scores [seen) become exp(s - m), the rest of [lines) zero; m, l and the sum
+// follow.
 template <class Arch, class A>
 SF_INLINE void softmax_row(A* scores, Span lines, const Sums<A>& sums) {
   using V = Vec<Arch, A>;
   const auto higher = [](V a, V b) { return larger(b, a); };  // a where b is NaN
   const A before = *sums.highest, none = kMinusInfinity<A>;
-  const A block = max_lanes(fold_row<Arch>(scores + lines.begin, lines.end - lines.begin, none, higher, higher));
+  const A block =
+      max_lanes(fold_row<Arch>(scores + lines.begin, lines.end - lines.begin, none, higher, higher));
   const A highest = block > before ? block : before;
   const V shift(highest == none ? A(0) : highest);
   V sum(A(0));
@@ -263,9 +180,11 @@ void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& 
       }
       const Span lines{seen.begin / kLine * kLine, round_up_to_line(seen.end)};
       if (call.softcap > 0)
-        each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
+        each_vector<Arch>(s, lines.begin, lines.end,
+                          [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
       if (call.mask != nullptr) {
-        const char* row = row_of(call.mask, head.mask, i, g) + strip.first_key * call.mask->strides[call.mask->rank - 1];
+        const char* row =
+            row_of(call.mask, head.mask, i, g) + strip.first_key * call.mask->strides[call.mask->rank - 1];
         if (row != staged) stage_mask(*call.mask, row, seen, stage);
         staged = row;
         if (call.mask->dtype == DType::boolean)
@@ -288,9 +207,10 @@ void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& 
   }
 }
 
-// ---- values that are not finite ---------------------------------------------------------------------------------
-// exp(s - m) is 0 where a key is not seen, but 0 * NaN is not: such values are taken out of the product, as zeros, and
-// added afterwards to the rows that do see them.
+// ---- values that are not finite ---------------------------------------------------------------------------
+
+// exp(s - m) is 0 where a key is not seen, but 0 * NaN is not: such values are taken out of the product, as
+// zeros, and added afterwards to the rows that do see them.
 
 template <class A>
 SF_INLINE bool is_finite(A x) {
@@ -322,18 +242,20 @@ void add_non_finite(const AttentionArgs& args, const Head& head, const Strip<Acc
         if (hides && !row_of(mask, head.mask, i, g)[key * mask->strides[mask->rank - 1]]) continue;
         for (int64_t d = 0; d < args.value_depth; ++d) {
           const Acc<T> x = element<T>(v + d * static_cast<int64_t>(sizeof(T)));
-          if (!is_finite(x)) strip.sums.out[r * strip.sums.pitch + d] += strip.scores[r * strip.pitch + j] * x;
+          if (!is_finite(x))
+            strip.sums.out[r * strip.sums.pitch + d] += strip.scores[r * strip.pitch + j] * x;
         }
       }
     }
   }
 }
 
-// ---- results ----------------------------------------------------------------------------------------------------
+// ---- results ----------------------------------------------------------------------------------------------
 
 // Before the first of these keys: what no strip will write.
 template <class A>
-SF_INLINE void hide_scores(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries, Span keys) {
+SF_INLINE void hide_scores(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
+                           Span keys) {
   if (!head.scores && !head.weights) return;
   for (int64_t i = first; i < first + queries; ++i)
     for (int64_t g = 0; g < args.group; ++g)
@@ -342,7 +264,8 @@ SF_INLINE void hide_scores(const AttentionArgs& args, const Head& head, int64_t 
 
 // After the last key: the sink joins, the sums are divided and rounded once.
 template <class Arch, class A>
-void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries, const Sums<A>& sums) noexcept {
+void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
+            const Sums<A>& sums) noexcept {
   using V = Vec<Arch, A>;
   const Attention& call = *args.call;
   const A none = kMinusInfinity<A>;
@@ -371,22 +294,25 @@ void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t 
         if (blind)
           std::memset(static_cast<void*>(out), 0, static_cast<size_t>(args.value_depth) * sizeof(Out));
         else
-          map_row<Arch>(out, args.value_depth, [&](V x) { return x * scale / divisor; },
-                        static_cast<const A*>(sums.out + r * sums.pitch));
+          map_row<Arch>(
+              out, args.value_depth, [&](V x) { return x * scale / divisor; },
+              static_cast<const A*>(sums.out + r * sums.pitch));
       });
       if (head.lse != nullptr) {
         const double lse = static_cast<double>(highest) + __builtin_log(static_cast<double>(total));
         const A rounded = static_cast<A>(lse);
         const View& view = *call.lse;
-        std::memcpy(head.lse + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2], &rounded, sizeof(A));
+        std::memcpy(head.lse + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2], &rounded,
+                    sizeof(A));
       }
       if (head.weights != nullptr) {
         A* weights = reinterpret_cast<A*>(row_of(call.weights, head.weights, i, g));
         if (blind)
           std::memset(weights, 0, static_cast<size_t>(args.keys) * sizeof(A));
         else
-          map_row<Arch>(weights, args.keys, [&](V s) { return vec_exp<Arch>(s - shift) / divisor; },
-                        static_cast<const A*>(kept_scores<A>(args, head, i, g)));
+          map_row<Arch>(
+              weights, args.keys, [&](V s) { return vec_exp<Arch>(s - shift) / divisor; },
+              static_cast<const A*>(kept_scores<A>(args, head, i, g)));
       }
     }
 }
