@@ -48,8 +48,8 @@ struct View {
   }
 };
 
-// A view as `count` rows of `length` elements that lie side by side: the last axis taken off, the leading axes
-// merged wherever their strides allow. Row i is found without a division by walking a RowCursor.
+// A view as `count` rows of `length` elements that lie side by side: the last axis taken off, the leading
+// axes merged wherever their strides allow. Row i is found without a division by walking a RowCursor.
 struct Rows {
   char* data = nullptr;
   DType dtype = DType::f32;
@@ -63,7 +63,8 @@ struct Rows {
 // Merges what can be merged in one view. The last axis must have unit stride (or at most one element).
 Rows rows_of(const View& view);
 
-// Walks rows in order: `RowCursor row(rows, begin); for (i = begin; i < end; ++i, row.next()) use(row.get())`.
+// Walks rows in order: `RowCursor row(rows, begin); for (i = begin; i < end; ++i, row.next())
+// use(row.get())`.
 class RowCursor {
  public:
   SF_INLINE RowCursor(const Rows& rows, int64_t begin) : rows_(&rows), pointer_(rows.data) {

@@ -1,7 +1,8 @@
 // One table of kernels per instruction set, and the choice between them.
 //
-// A kernel is serial, noexcept, allocates nothing and checks nothing: the caller has validated the arguments, owns the
-// memory and splits the work over threads. Each takes its operands as a struct and a range of work items.
+// A kernel is serial, noexcept, allocates nothing and checks nothing: the caller has validated the arguments,
+// owns the memory and splits the work over threads. Each takes its operands as a struct and a range of work
+// items.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,16 @@
 
 namespace simdformer {
 
-// ---- operands ---------------------------------------------------------------------------------------------------
-// All Rows of one struct have the same count. `x` and `out` have the same dtype and length unless said otherwise.
-// Parameters (weight, bias) are contiguous vectors of Rows::length, null when absent; their dtype is x's, or 16-bit
-// beside float32, or float32 beside 16-bit.
+// ---- operands
+// --------------------------------------------------------------------------------------------------- All
+// Rows of one struct have the same count. `x` and `out` have the same dtype and length unless said otherwise.
+// Parameters (weight, bias) are contiguous vectors of Rows::length, null when absent; their dtype is x's, or
+// 16-bit beside float32, or float32 beside 16-bit.
 
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
 
-// out = f(x). Work items are rows, or pieces of `segment` elements of one (segments = ceil(length / segment) a row).
+// out = f(x). Work items are rows, or pieces of `segment` elements of one (segments = ceil(length / segment)
+// a row).
 struct ActivationArgs {
   Rows x, out;
   Activation kind;
@@ -69,15 +72,16 @@ struct RopeTableArgs {
   void* table;  // (count, 2, half)
 };
 
-// Rotates the first 2 * half elements of every row, copies the rest. Work items are rows of x, whose leading axes
-// are (..., T): row r uses table row `table_row(r)` = (r / rows_per_sequence) * sequence_stride + r % T.
+// Rotates the first 2 * half elements of every row, copies the rest. Work items are rows of x, whose leading
+// axes are (..., T): row r uses table row `table_row(r)` = (r / rows_per_sequence) * sequence_stride + r % T.
 struct RopeArgs {
   Rows x, out;
   RopeLayout layout;
   int64_t half;
-  int64_t seq_len;            // T
-  int64_t rows_per_sequence;  // rows of x for one entry of its first axis (when positions are (B, T)), else all
-  int64_t sequence_stride;    // T when positions are (B, T), else 0
+  int64_t seq_len;  // T
+  int64_t
+      rows_per_sequence;    // rows of x for one entry of its first axis (when positions are (B, T)), else all
+  int64_t sequence_stride;  // T when positions are (B, T), else 0
   const void* table;
 };
 

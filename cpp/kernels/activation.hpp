@@ -5,9 +5,9 @@
 //   relu        y = max(x, 0), NaN stays NaN
 //   swiglu      y = silu(gate) up
 //
-// Arithmetic in float32 (float64 for float64), one rounding at the store. Nothing overflows on the way: only e^-|x| is
-// taken. As in PyTorch f(-inf) is NaN, except relu's. silu and gelu keep their relative accuracy far out on the
-// negative side, where 1 + erf would cancel.
+// Arithmetic in float32 (float64 for float64), one rounding at the store. Nothing overflows on the way: only
+// e^-|x| is taken. As in PyTorch f(-inf) is NaN, except relu's. silu and gelu keep their relative accuracy
+// far out on the negative side, where 1 + erf would cancel.
 #pragma once
 
 #include "core/dispatch.hpp"
@@ -24,24 +24,32 @@ SF_INLINE V times_sigmoid(V x, V s) {
   return xsimd::select(x < V(A(0)), V(x * z), x) / (V(A(1)) + z);
 }
 
-// The upper tail of the normal distribution, Q(t) = 1 - Phi(t) for t >= 0, with a relative error of a few ulp.
-// Q(t) e^(t^2 / 2) = v P(w), v = k / (t + k), w = v stretched to [-1, 1]; P interpolates at Chebyshev nodes (own fit).
-// float32: t <= 15, k = 3.3, degree 9, error 6.2e-9. float64: t <= 39, k = 5, degree 22, error 1.2e-17. Beyond, Q is 0.
+// The upper tail of the normal distribution, Q(t) = 1 - Phi(t) for t >= 0, with a relative error of a few
+// ulp. Q(t) e^(t^2 / 2) = v P(w), v = k / (t + k), w = v stretched to [-1, 1]; P interpolates at Chebyshev
+// nodes (own fit). float32: t <= 15, k = 3.3, degree 9, error 6.2e-9. float64: t <= 39, k = 5, degree 22,
+// error 1.2e-17. Beyond, Q is 0.
 template <class A>
 struct NormalTail;
 
 template <>
 struct NormalTail<float> {
   static constexpr float kEnd = 15.0f, kPole = 3.3f, kStretch = 0x1.3851ecp+1f, kShift = -0x1.70a3d8p+0f;
-  static constexpr float kP[] = {-0x1.c77936p-18f, -0x1.5f7bc6p-23f, 0x1.69250cp-14f, -0x1.660de8p-16f, -0x1.0f2f4ap-10f, -0x1.1c46bcp-11f, 0x1.e0eb84p-7f, 0x1.13d106p-4f, 0x1.4d88a2p-3f, 0x1.06ce3cp-2f};
+  static constexpr float kP[] = {-0x1.c77936p-18f, -0x1.5f7bc6p-23f, 0x1.69250cp-14f, -0x1.660de8p-16f,
+                                 -0x1.0f2f4ap-10f, -0x1.1c46bcp-11f, 0x1.e0eb84p-7f,  0x1.13d106p-4f,
+                                 0x1.4d88a2p-3f,   0x1.06ce3cp-2f};
 };
 
 template <>
 struct NormalTail<double> {
-  static constexpr double kEnd = 39.0, kPole = 5.0, kStretch = 0x1.20d20d20d20d2p+1, kShift = -0x1.41a41a41a41a4p+0;
+  static constexpr double kEnd = 39.0, kPole = 5.0, kStretch = 0x1.20d20d20d20d2p+1,
+                          kShift = -0x1.41a41a41a41a4p+0;
   static constexpr double kP[] = {
-      -0x1.3a8ba88d39a70p-39, -0x1.2c55bc29a9aa1p-35, 0x1.d9c13b3cdb625p-35, 0x1.e0740136a91cap-32, -0x1.803d577f3dc30p-31, -0x1.0170991329c01p-28, 0x1.de996300a607bp-28, 0x1.1369524a0355fp-25, -0x1.fb0546984632cp-25, -0x1.5437a016d3fbep-22, 0x1.8ead13680c679p-22, 0x1.de145d0d8288fp-19, 0x1.e015056cc408ep-21, -0x1.442e9b87456f4p-15, -0x1.b7db9ef8e97e7p-14, 0x1.69dced7d4991ep-13, 0x1.22127ea2650b7p-9, 0x1.2d49c85cf4dbep-7, 0x1.a5a0461627d45p-6, 0x1.c631dac9cf35ap-5, 0x1.8c7c09ac49959p-4, 0x1.1f38e056e8adfp-3, 0x1.5cda21cf8e289p-3
-  };
+      -0x1.3a8ba88d39a70p-39, -0x1.2c55bc29a9aa1p-35, 0x1.d9c13b3cdb625p-35,  0x1.e0740136a91cap-32,
+      -0x1.803d577f3dc30p-31, -0x1.0170991329c01p-28, 0x1.de996300a607bp-28,  0x1.1369524a0355fp-25,
+      -0x1.fb0546984632cp-25, -0x1.5437a016d3fbep-22, 0x1.8ead13680c679p-22,  0x1.de145d0d8288fp-19,
+      0x1.e015056cc408ep-21,  -0x1.442e9b87456f4p-15, -0x1.b7db9ef8e97e7p-14, 0x1.69dced7d4991ep-13,
+      0x1.22127ea2650b7p-9,   0x1.2d49c85cf4dbep-7,   0x1.a5a0461627d45p-6,   0x1.c631dac9cf35ap-5,
+      0x1.8c7c09ac49959p-4,   0x1.1f38e056e8adfp-3,   0x1.5cda21cf8e289p-3};
 };
 
 template <class Arch, class V>
@@ -86,7 +94,8 @@ struct Swiglu {
   }
 };
 
-// ---- rows in pieces ---------------------------------------------------------------------------------------------
+// ---- rows in pieces
+// ---------------------------------------------------------------------------------------------
 
 // piece(first row's cursor position ..., offset, length) for the work items [begin, end): item i is piece
 // i % pieces of row i / pieces.
@@ -123,11 +132,14 @@ void activation(const ActivationArgs& args, int64_t begin, int64_t end) noexcept
   with_type(args.x.dtype, [&](auto x) {
     using T = decltype(x);
     switch (args.kind) {
-      case Activation::silu: return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::silu>());
-      case Activation::gelu: return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::gelu>());
+      case Activation::silu:
+        return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::silu>());
+      case Activation::gelu:
+        return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::gelu>());
       case Activation::gelu_tanh:
         return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::gelu_tanh>());
-      case Activation::relu: return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::relu>());
+      case Activation::relu:
+        return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::relu>());
     }
   });
 }

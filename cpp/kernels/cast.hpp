@@ -1,6 +1,7 @@
 // convert: y = x in another float dtype     x, y: any shape, rows cut into pieces
 //
-// Every conversion rounds once, to nearest even, float64 to 16 bits included. NaN stays NaN, subnormals are kept.
+// Every conversion rounds once, to nearest even, float64 to 16 bits included. NaN stays NaN, subnormals are
+// kept.
 #pragma once
 
 #include "core/dispatch.hpp"
@@ -9,7 +10,8 @@
 
 namespace simdformer::SF_ISA {
 
-// float64 -> float32, rounded to the odd neighbour when inexact, so that a second rounding to fewer bits is right.
+// float64 -> float32, rounded to the odd neighbour when inexact, so that a second rounding to fewer bits is
+// right.
 SF_INLINE float round_to_odd(double value) {
   const float nearest = static_cast<float>(value);
   const double back = static_cast<double>(nearest);
@@ -38,7 +40,8 @@ SF_INLINE void convert_piece(const In* x, Out* out, int64_t n) {
         std::memcpy(&value, x + begin + i, 8);
         stage[i] = round_to_odd(value);
       }
-      map_row<Arch>(out + begin, length, [](Vec<Arch, float> v) { return v; }, static_cast<const float*>(stage));
+      map_row<Arch>(
+          out + begin, length, [](Vec<Arch, float> v) { return v; }, static_cast<const float*>(stage));
     }
   } else if constexpr (std::is_same_v<Out, double> && !std::is_same_v<In, double>) {
     float stage[kStage];
@@ -64,7 +67,8 @@ void convert(const ConvertArgs& args, int64_t begin, int64_t end) noexcept {
       for_each_piece(
           begin, end, args.x.length, args.segment,
           [&](int64_t offset, int64_t n, const char* x, char* out) {
-            convert_piece<Arch>(reinterpret_cast<const In*>(x) + offset, reinterpret_cast<Out*>(out) + offset, n);
+            convert_piece<Arch>(reinterpret_cast<const In*>(x) + offset, reinterpret_cast<Out*>(out) + offset,
+                                n);
           },
           args.x, args.out);
     });

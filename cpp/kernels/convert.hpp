@@ -1,16 +1,18 @@
-// Storage dtypes and their arithmetic type: float32 -> float32, float64 -> float64, float16 and bfloat16 -> float32.
+// Storage dtypes and their arithmetic type: float32 -> float32, float64 -> float64, float16 and bfloat16 ->
+// float32.
 //
 //   load<Arch>(const T*)          one batch of Acc<T> from kLanes elements, any alignment
 //   store<Arch>(T*, batch)        one rounding, to nearest even; NaN stays NaN; subnormals are kept
 //   load_part, store_part         the first n <= kLanes of them; nothing beyond is touched
 //
-// xsimd has no 16-bit float batches. The hardware's own float32 -> bfloat16 conversion flushes subnormals, so the
-// rounding is done on integers on every ISA. Included by vec.hpp, which holds what these functions need.
+// xsimd has no 16-bit float batches. The hardware's own float32 -> bfloat16 conversion flushes subnormals, so
+// the rounding is done on integers on every ISA. Included by vec.hpp, which holds what these functions need.
 #pragma once
 
 namespace simdformer::SF_ISA {
 
-// ---- scalars ----------------------------------------------------------------------------------------------------
+// ---- scalars
+// ----------------------------------------------------------------------------------------------------
 
 SF_INLINE uint32_t bits_of(float value) {
   uint32_t bits;
@@ -60,12 +62,15 @@ SF_INLINE float16 narrow<float16>(float value) {
   const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to 65536 or beyond
-  if (magnitude < 0x38800000u)  // below 2^-14: adding 0.5 leaves the subnormal's bits, rounded to even, at the end
+  if (magnitude <
+      0x38800000u)  // below 2^-14: adding 0.5 leaves the subnormal's bits, rounded to even, at the end
     return {static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u))};
-  return {static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13))};
+  return {
+      static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13))};
 }
 
-// ---- 16-bit lanes -----------------------------------------------------------------------------------------------
+// ---- 16-bit lanes
+// -----------------------------------------------------------------------------------------------
 
 // As many 16-bit numbers as a batch of float has lanes (SSE2: in the lower half).
 #if defined(__AVX512F__)
@@ -160,7 +165,8 @@ SF_INLINE Bits16 narrow_bits(bfloat16, Vec<Arch, float> x) {
   const __m128i nan = _mm_castps_si128(_mm_cmpunord_ps(x, x));
   const __m128i quiet = _mm_or_si128(bits, _mm_set1_epi32(0x00400000));
   const __m128i value = _mm_or_si128(_mm_and_si128(nan, quiet), _mm_andnot_si128(nan, rounded));
-  const __m128i high = _mm_srai_epi32(value, 16);  // signed, so that the signed saturation below changes nothing
+  const __m128i high =
+      _mm_srai_epi32(value, 16);  // signed, so that the signed saturation below changes nothing
   return _mm_packs_epi32(high, high);
 #else
   const uint32x4_t bits = vreinterpretq_u32_f32(x);
@@ -199,16 +205,19 @@ SF_INLINE Bits16 narrow_bits(float16, Vec<Arch, float> x) {
 #endif
 }
 
-// ---- batches ----------------------------------------------------------------------------------------------------
+// ---- batches
+// ----------------------------------------------------------------------------------------------------
 
 template <class Arch, class T>
 SF_INLINE Vec<Arch, Acc<T>> load(const T* p) {
-  if constexpr (sizeof(T) == 2) return widen_bits<Arch>(T{}, load_bits(p));
-  else return Vec<Arch, T>::load_unaligned(p);
+  if constexpr (sizeof(T) == 2)
+    return widen_bits<Arch>(T{}, load_bits(p));
+  else
+    return Vec<Arch, T>::load_unaligned(p);
 }
 
-// One overload a dtype: argument lookup also finds xsimd::store, which asks for alignment, and prefers it to a
-// template over T.
+// One overload a dtype: argument lookup also finds xsimd::store, which asks for alignment, and prefers it to
+// a template over T.
 template <class Arch>
 SF_INLINE void store(float* p, Vec<Arch, float> x) {
   x.store_unaligned(p);
@@ -226,7 +235,8 @@ SF_INLINE void store(bfloat16* p, Vec<Arch, float> x) {
   store_bits(p, narrow_bits<Arch>(bfloat16{}, x));
 }
 
-// ---- parts of batches -------------------------------------------------------------------------------------------
+// ---- parts of batches
+// -------------------------------------------------------------------------------------------
 
 #if !defined(__AVX512F__)
 // The first 0, 2, 4, 6 or 8 bytes at p, then zeros. A copy through memory would wait for its own stores.
@@ -271,7 +281,9 @@ SF_INLINE uint64_t low_word(Bits128 x) { return static_cast<uint64_t>(_mm_cvtsi1
 SF_INLINE uint64_t high_word(Bits128 x) { return low_word(_mm_unpackhi_epi64(x, x)); }
 #else
 using Bits128 = uint64x2_t;
-SF_INLINE Bits128 from_words(uint64_t low, uint64_t high) { return vcombine_u64(vcreate_u64(low), vcreate_u64(high)); }
+SF_INLINE Bits128 from_words(uint64_t low, uint64_t high) {
+  return vcombine_u64(vcreate_u64(low), vcreate_u64(high));
+}
 SF_INLINE uint64_t low_word(Bits128 x) { return vgetq_lane_u64(x, 0); }
 SF_INLINE uint64_t high_word(Bits128 x) { return vgetq_lane_u64(x, 1); }
 SF_INLINE uint64_t low_word(Bits16 x) { return vget_lane_u64(vreinterpret_u64_u16(x), 0); }
@@ -311,13 +323,18 @@ SF_INLINE Vec<Arch, Acc<T>> load_part(const T* p, int64_t n) {
   else
     return Vec<Arch, T>(_mm512_maskz_loadu_pd(static_cast<__mmask8>(mask), p));
 #elif defined(__AVX2__)
-  if constexpr (sizeof(T) == 2) return widen_bits<Arch>(T{}, load_words(p, 2 * n));
-  else if constexpr (sizeof(T) == 4) return Vec<Arch, T>(_mm256_maskload_ps(p, first_elements<T>(n)));
-  else return Vec<Arch, T>(_mm256_maskload_pd(p, first_elements<T>(n)));
+  if constexpr (sizeof(T) == 2)
+    return widen_bits<Arch>(T{}, load_words(p, 2 * n));
+  else if constexpr (sizeof(T) == 4)
+    return Vec<Arch, T>(_mm256_maskload_ps(p, first_elements<T>(n)));
+  else
+    return Vec<Arch, T>(_mm256_maskload_pd(p, first_elements<T>(n)));
 #elif defined(__SSE2__)
   const Bits128 bits = load_words(p, n * static_cast<int64_t>(sizeof(T)));
-  if constexpr (sizeof(T) == 2) return widen_bits<Arch>(T{}, bits);
-  else return lanes_as<Vec<Arch, T>>(bits);
+  if constexpr (sizeof(T) == 2)
+    return widen_bits<Arch>(T{}, bits);
+  else
+    return lanes_as<Vec<Arch, T>>(bits);
 #else
   if constexpr (sizeof(T) == 2)
     return widen_bits<Arch>(T{}, vcreate_u16(load_word(reinterpret_cast<const char*>(p), 2 * n)));
@@ -337,9 +354,12 @@ SF_INLINE void store_part(T* p, int64_t n, Vec<Arch, Acc<T>> x) {
   else
     _mm512_mask_storeu_pd(p, static_cast<__mmask8>(mask), x);
 #elif defined(__AVX2__)
-  if constexpr (sizeof(T) == 2) store_words(p, 2 * n, narrow_bits<Arch>(T{}, x));
-  else if constexpr (sizeof(T) == 4) _mm256_maskstore_ps(p, first_elements<T>(n), x);
-  else _mm256_maskstore_pd(p, first_elements<T>(n), x);
+  if constexpr (sizeof(T) == 2)
+    store_words(p, 2 * n, narrow_bits<Arch>(T{}, x));
+  else if constexpr (sizeof(T) == 4)
+    _mm256_maskstore_ps(p, first_elements<T>(n), x);
+  else
+    _mm256_maskstore_pd(p, first_elements<T>(n), x);
 #else
   if constexpr (sizeof(T) == 2)
     store_word(reinterpret_cast<char*>(p), 2 * n, low_word(narrow_bits<Arch>(T{}, x)));

@@ -1,32 +1,36 @@
 // exp(x), float32 and float64, on every lane.
 //
-// n = round(x log2 e), r = x - n ln 2 in two steps (Cody and Waite), exp(r) = 1 + r + r^2 q(r), scaled by 2^n.
-// q is the minimax polynomial on [-ln2/2, ln2/2] (own Remez fits): degree 4 in float32, relative error 3.1e-9, degree 9
-// in float64, relative error 3.7e-18, so that the rounding of the arithmetic is what is left: at most 1 ulp.
-// Domain: all floats; exp(-inf) = 0, results below the smallest normal number are subnormal, overflow gives inf, NaN
-// stays NaN.
+// n = round(x log2 e), r = x - n ln 2 in two steps (Cody and Waite), exp(r) = 1 + r + r^2 q(r), scaled by
+// 2^n. q is the minimax polynomial on [-ln2/2, ln2/2] (own Remez fits): degree 4 in float32, relative
+// error 3.1e-9, degree 9 in float64, relative error 3.7e-18, so that the rounding of the arithmetic is what
+// is left: at most 1 ulp. Domain: all floats; exp(-inf) = 0, results below the smallest normal number are
+// subnormal, overflow gives inf, NaN stays NaN.
 #pragma once
 
 #include "kernels/vec.hpp"
 
 namespace simdformer::SF_ISA {
 
-// p * 2^n for 0.5 <= p <= 2 and integral n, |n| <= 252 in float32, 2044 in float64. With an n that is NaN the result
-// is p or NaN.
+// p * 2^n for 0.5 <= p <= 2 and integral n, |n| <= 252 in float32, 2044 in float64. With an n that is NaN the
+// result is p or NaN.
 template <class V>
 SF_INLINE V scale_by_power(V p, V n) {
 #if defined(__AVX512F__)
-  if constexpr (kIsFloat<V>) return V(_mm512_scalef_ps(p, n));
-  else return V(_mm512_scalef_pd(p, n));
+  if constexpr (kIsFloat<V>)
+    return V(_mm512_scalef_ps(p, n));
+  else
+    return V(_mm512_scalef_pd(p, n));
 #else
   using A = typename V::value_type;
   using I = xsimd::batch<std::conditional_t<kIsFloat<V>, int32_t, int64_t>, typename V::arch_type>;
   constexpr int kMantissa = kIsFloat<V> ? 23 : 52, kBias = kIsFloat<V> ? 127 : 1023;
-  // Two factors, because 2^n alone leaves the exponent's range before the product does. Adding the shifter puts an
-  // integer into the low bits of the mantissa, here with the exponent's bias on top.
-  const V shifter(static_cast<A>(kIsFloat<V> ? 0x1.8p23 : 0x1.8p52)), biased = shifter + V(static_cast<A>(kBias));
+  // Two factors, because 2^n alone leaves the exponent's range before the product does. Adding the shifter
+  // puts an integer into the low bits of the mantissa, here with the exponent's bias on top.
+  const V shifter(static_cast<A>(kIsFloat<V> ? 0x1.8p23 : 0x1.8p52)),
+      biased = shifter + V(static_cast<A>(kBias));
   const V half = mul_add(n, V(A(0.5)), shifter) - shifter;
-  const I low = lanes_as<I>(V(half + biased)) << kMantissa, high = lanes_as<I>(V((n - half) + biased)) << kMantissa;
+  const I low = lanes_as<I>(V(half + biased)) << kMantissa, high = lanes_as<I>(V((n - half) + biased))
+                                                                   << kMantissa;
   return p * lanes_as<V>(low) * lanes_as<V>(high);
 #endif
 }
@@ -35,7 +39,7 @@ template <class Arch>
 SF_INLINE Vec<Arch, float> vec_exp(Vec<Arch, float> x) {
   using V = Vec<Arch, float>;
   x = larger(V(-105.0f), smaller(V(89.0f), x));  // NaN goes through
-  const V shifter(0x1.8p23f);                    // adding it leaves the nearest integer in the low mantissa bits
+  const V shifter(0x1.8p23f);  // adding it leaves the nearest integer in the low mantissa bits
   const V n = mul_add(x, V(0x1.715476p0f), shifter) - shifter;
   V r = neg_mul_add(n, V(0x1.62e400p-1f), x);
   r = neg_mul_add(n, V(0x1.7f7d1cp-20f), r);

@@ -1,9 +1,10 @@
 // layer_norm: y = (x - mean) / sqrt(var + eps) * weight + bias     x, y: (rows, n), y may be x
 //             var = mean((x - mean)^2)                             weight, bias: (n) or none
 //
-// The mean is subtracted before squares are taken: mean(x^2) - mean^2 would lose what the mean and the spread differ in.
-// Sums in float32 (float64 for float64) with 4 accumulators, an exact root and an exact division, one rounding at the
-// store. weight and bias each have x's dtype, or 16 bits beside float32, or float32 beside 16 bits.
+// The mean is subtracted before squares are taken: mean(x^2) - mean^2 would lose what the mean and the spread
+// differ in. Sums in float32 (float64 for float64) with 4 accumulators, an exact root and an exact division,
+// one rounding at the store. weight and bias each have x's dtype, or 16 bits beside float32, or float32
+// beside 16 bits.
 #pragma once
 
 #include "core/dispatch.hpp"
@@ -23,7 +24,8 @@ void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) noex
     const T* in = x.template as<const T>();
     T* y = out.template as<T>();
     const V mean(sum_row<Arch>(in, n, [](V sum, V x) { return V(sum + x); }) / static_cast<A>(n));
-    const A squares = sum_row<Arch>(in, n, [&](V sum, V x) { return mul_add(V(x - mean), V(x - mean), sum); });
+    const A squares =
+        sum_row<Arch>(in, n, [&](V sum, V x) { return mul_add(V(x - mean), V(x - mean), sum); });
     const V scale(A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(args.eps)));
     const auto normed = [&](V x) { return V((x - mean) * scale); };
     if (weight == nullptr && bias == nullptr)

@@ -1,7 +1,7 @@
 // rms_norm: y = x / sqrt(mean(x^2) + eps) * weight     x, y: (rows, n), y may be x     weight: (n) or none
 //
-// Sum of squares in float32 (float64 for float64) with 4 accumulators, an exact root and an exact division, one rounding
-// at the store. weight has x's dtype, or 16 bits beside float32, or float32 beside 16 bits.
+// Sum of squares in float32 (float64 for float64) with 4 accumulators, an exact root and an exact division,
+// one rounding at the store. weight has x's dtype, or 16 bits beside float32, or float32 beside 16 bits.
 #pragma once
 
 #include "core/dispatch.hpp"
@@ -31,9 +31,9 @@ void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept
 template <class Arch>
 void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
   with_type(args.x.dtype, [&](auto x) {
-    with_parameter_type<decltype(x)>(args.weight == nullptr ? args.x.dtype : args.weight_dtype, [&](auto weight) {
-      rms_norm_rows<Arch, decltype(x), decltype(weight)>(args, begin, end);
-    });
+    with_parameter_type<decltype(x)>(
+        args.weight == nullptr ? args.x.dtype : args.weight_dtype,
+        [&](auto weight) { rms_norm_rows<Arch, decltype(x), decltype(weight)>(args, begin, end); });
   });
 }
 

@@ -1,10 +1,11 @@
 // rope: every pair (a, b) of a row is turned by the angle position * inv_freq[i]
-//   y_a = a cos - b sin     y_b = b cos + a sin     x, y: (rows, n), y may be x     table: (positions, 2, half)
-// Pair i < half is (x[i], x[half + i]) in the layout "half", (x[2i], x[2i + 1]) in the layout "interleaved"; elements
-// from 2 half on stay as they are.
+//   y_a = a cos - b sin     y_b = b cos + a sin     x, y: (rows, n), y may be x     table: (positions, 2,
+//   half)
+// Pair i < half is (x[i], x[half + i]) in the layout "half", (x[2i], x[2i + 1]) in the layout "interleaved";
+// elements from 2 half on stay as they are.
 //
-// rope_table: angles, their cos and sin and the attention factor in float64, one rounding to the type of the table:
-// float32, or float64 for a float64 x. rope: float32 (float64) arithmetic, one rounding at the store.
+// rope_table: angles, their cos and sin and the attention factor in float64, one rounding to the type of the
+// table: float32, or float64 for a float64 x. rope: float32 (float64) arithmetic, one rounding at the store.
 #pragma once
 
 #include "core/dispatch.hpp"
@@ -13,7 +14,8 @@
 
 namespace simdformer::SF_ISA {
 
-// ---- the table --------------------------------------------------------------------------------------------------
+// ---- the table
+// --------------------------------------------------------------------------------------------------
 
 // A batch of float64, or its first n lanes, as float32.
 template <class Arch>
@@ -60,7 +62,8 @@ void rope_table(const RopeTableArgs& args, int64_t begin, int64_t end) noexcept 
   rope_table_rows<Arch, float>(args, begin, end);
 }
 
-// ---- the rotation -----------------------------------------------------------------------------------------------
+// ---- the rotation
+// -----------------------------------------------------------------------------------------------
 
 template <class V>
 struct Pair {
@@ -126,9 +129,11 @@ SF_INLINE Pair<V> zip(Pair<V> x) {
   if constexpr (kIsFloat<V>) {
     even = _mm256_unpacklo_ps(x.a, x.b), odd = _mm256_unpackhi_ps(x.a, x.b);
   } else {
-    even = _mm256_castpd_ps(_mm256_unpacklo_pd(x.a, x.b)), odd = _mm256_castpd_ps(_mm256_unpackhi_pd(x.a, x.b));
+    even = _mm256_castpd_ps(_mm256_unpacklo_pd(x.a, x.b)),
+    odd = _mm256_castpd_ps(_mm256_unpackhi_pd(x.a, x.b));
   }
-  return {lanes_as<V>(_mm256_permute2f128_ps(even, odd, 0x20)), lanes_as<V>(_mm256_permute2f128_ps(even, odd, 0x31))};
+  return {lanes_as<V>(_mm256_permute2f128_ps(even, odd, 0x20)),
+          lanes_as<V>(_mm256_permute2f128_ps(even, odd, 0x31))};
 #elif defined(__SSE2__)
   if constexpr (kIsFloat<V>)
     return {V(_mm_unpacklo_ps(x.a, x.b)), V(_mm_unpackhi_ps(x.a, x.b))};
@@ -174,7 +179,8 @@ SF_INLINE void rotate_neighbours(const T* x, T* y, int64_t half, const Acc<T>* c
   }
   if (const int64_t n = half - i; n > 0) {
     const int64_t first = 2 * n < W ? 2 * n : W, second = 2 * n - first;  // of 2n numbers in two batches
-    const Pair<V> pairs = unzip(load_part<Arch>(x + 2 * i, first), load_part<Arch>(x + 2 * i + first, second));
+    const Pair<V> pairs =
+        unzip(load_part<Arch>(x + 2 * i, first), load_part<Arch>(x + 2 * i + first, second));
     const Pair<V> out = zip(rotate(pairs, load_part<Arch>(cos + i, n), load_part<Arch>(sin + i, n)));
     store_part<Arch>(y + 2 * i, first, out.a);
     store_part<Arch>(y + 2 * i + first, second, out.b);
@@ -187,7 +193,8 @@ void rope_rows(const RopeArgs& args, int64_t begin, int64_t end) noexcept {
   const int64_t half = args.half, rest = args.x.length - 2 * half;
   // Where row `begin` stands, so that no row after it needs a division.
   int64_t row_of_sequence = begin % args.rows_per_sequence, position = begin % args.seq_len;
-  const A* table = static_cast<const A*>(args.table) + begin / args.rows_per_sequence * args.sequence_stride * 2 * half;
+  const A* table =
+      static_cast<const A*>(args.table) + begin / args.rows_per_sequence * args.sequence_stride * 2 * half;
   RowCursor x(args.x, begin), out(args.out, begin);
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();

@@ -1,9 +1,9 @@
 // sin(x) and cos(x), float64, on every lane.
 //
-// n = round(2 x / pi), r = x - n pi / 2 as a sum of two doubles, with pi / 2 in two parts whose products with n are taken
-// exactly; then polynomials on [-pi/4, pi/4] (own Remez fits: sin r = r + r^3 S(r^2), relative error 3.4e-18,
-// cos r = 1 - r^2 / 2 + r^4 C(r^2), 4.7e-20) and the quadrant n mod 4. Below 1 ulp for |x| <= 2^40. Larger angles, inf
-// and NaN go lane by lane through the C library.
+// n = round(2 x / pi), r = x - n pi / 2 as a sum of two doubles, with pi / 2 in two parts whose products with
+// n are taken exactly; then polynomials on [-pi/4, pi/4] (own Remez fits: sin r = r + r^3 S(r^2), relative
+// error 3.4e-18, cos r = 1 - r^2 / 2 + r^4 C(r^2), 4.7e-20) and the quadrant n mod 4. Below 1 ulp for |x| <=
+// 2^40. Larger angles, inf and NaN go lane by lane through the C library.
 #pragma once
 
 #include "kernels/vec.hpp"

@@ -1,7 +1,7 @@
 // softmax: y = e^((x - max x) / temperature) / sum     x, y: (rows, n), y may be x
 //
-// Arithmetic and sum in float32 (float64 for float64), maximum and sum with 4 accumulators, one rounding at the store.
-// NaN or +inf in a row makes all of it NaN, and so does a row of -inf, as in PyTorch.
+// Arithmetic and sum in float32 (float64 for float64), maximum and sum with 4 accumulators, one rounding at
+// the store. NaN or +inf in a row makes all of it NaN, and so does a row of -inf, as in PyTorch.
 #pragma once
 
 #include "core/dispatch.hpp"
@@ -10,15 +10,18 @@
 
 namespace simdformer::SF_ISA {
 
-// e^((x - highest) / temperature). A division, because a product with 1 / temperature is not as exact; none for 1.
+// e^((x - highest) / temperature). A division, because a product with 1 / temperature is not as exact; none
+// for 1.
 template <class Arch, class A, bool divides>
 struct Exponential {
   Vec<Arch, A> highest, temperature;
 
   SF_INLINE Vec<Arch, A> operator()(Vec<Arch, A> x) const {
     const Vec<Arch, A> above = x - highest;
-    if constexpr (divides) return vec_exp<Arch>(Vec<Arch, A>(above / temperature));
-    else return vec_exp<Arch>(above);
+    if constexpr (divides)
+      return vec_exp<Arch>(Vec<Arch, A>(above / temperature));
+    else
+      return vec_exp<Arch>(above);
   }
 };
 
@@ -62,12 +65,16 @@ void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept 
   const int64_t n = args.x.length;
   // In the accumulator's range: 0 / 0 and inf / inf would be NaN.
   constexpr double kLowest = std::numeric_limits<A>::min(), kHighest = std::numeric_limits<A>::max();
-  const double bounded = args.temperature < kLowest ? kLowest : args.temperature > kHighest ? kHighest : args.temperature;
+  const double bounded = args.temperature < kLowest    ? kLowest
+                         : args.temperature > kHighest ? kHighest
+                                                       : args.temperature;
   const A temperature = static_cast<A>(bounded);
   RowCursor x(args.x, begin), out(args.out, begin);
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
-    const auto higher = [](V a, V x) { return larger(x, a); };  // a NaN in x is passed over; e^NaN meets it again
+    const auto higher = [](V a, V x) {
+      return larger(x, a);
+    };  // a NaN in x is passed over; e^NaN meets it again
     const V highest(max_lanes(fold_row<Arch>(in, n, -std::numeric_limits<A>::infinity(), higher, higher)));
     if (temperature == A(1))
       softmax_row<Arch>(in, out.template as<T>(), n, Exponential<Arch, A, false>{highest, V(temperature)});

@@ -1,4 +1,5 @@
-// The kernels of one instruction set, as the compiler's flags and SF_ISA say. The table is all that leaves this object.
+// The kernels of one instruction set, as the compiler's flags and SF_ISA say. The table is all that leaves
+// this object.
 #include "core/dispatch.hpp"
 #include "kernels/activation.hpp"
 #include "kernels/attention.hpp"
@@ -18,23 +19,11 @@ namespace simdformer {
 const KernelTable* SF_JOIN(table_, SF_ISA)() noexcept {
   using namespace SF_ISA;
   using Arch = NativeArch;
-  static constexpr KernelTable kTable = {SF_TEXT(SF_ISA),
-                                         activation<Arch>,
-                                         swiglu<Arch>,
-                                         softmax<Arch>,
-                                         rms_norm<Arch>,
-                                         layer_norm<Arch>,
-                                         rope_table<Arch>,
-                                         rope<Arch>,
-                                         convert<Arch>,
-                                         pack<Arch>,
-                                         unpack<Arch>,
-                                         pack_rows<Arch>,
-                                         linear<Arch>,
-                                         attention_pack<Arch>,
-                                         attention_many<Arch>,
-                                         attention_few<Arch>,
-                                         attention_merge<Arch>};
+  static constexpr KernelTable kTable = {
+      SF_TEXT(SF_ISA),     activation<Arch>,     swiglu<Arch>, softmax<Arch>,        rms_norm<Arch>,
+      layer_norm<Arch>,    rope_table<Arch>,     rope<Arch>,   convert<Arch>,        pack<Arch>,
+      unpack<Arch>,        pack_rows<Arch>,      linear<Arch>, attention_pack<Arch>, attention_many<Arch>,
+      attention_few<Arch>, attention_merge<Arch>};
   return &kTable;
 }
 

@@ -1,8 +1,8 @@
 // The xsimd shim: everything that the kernels know of the machine, and the only loops that have tails.
 //
-// One object per ISA is compiled from these headers (table.cpp). Two objects must never share a weak symbol, or the
-// linker may give the baseline a function that was compiled with AVX-512: our names live in a namespace called
-// after the ISA, and xsimd's own namespace is renamed likewise.
+// One object per ISA is compiled from these headers (table.cpp). Two objects must never share a weak symbol,
+// or the linker may give the baseline a function that was compiled with AVX-512: our names live in a
+// namespace called after the ISA, and xsimd's own namespace is renamed likewise.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@
 #include "core/array.hpp"
 
 #ifndef SF_ISA
-#error "SF_ISA names the instruction set that this file is compiled for: baseline, avx2, avx512, avx512_bf16, neon"
+#error \
+    "SF_ISA names the instruction set that this file is compiled for: baseline, avx2, avx512, avx512_bf16, neon"
 #endif
 #define SF_JOIN_(a, b) a##b
 #define SF_JOIN(a, b) SF_JOIN_(a, b)
@@ -66,21 +67,27 @@ SF_INLINE To lanes_as(From x) {
   return out;
 }
 
-// ---- arithmetic that xsimd lacks, or does otherwise, in one of the versions from 8.1 to 14 ----------------------
-// None of these names is one of xsimd's, which argument lookup would prefer.
+// ---- arithmetic that xsimd lacks, or does otherwise, in one of the versions from 8.1 to 14
+// ---------------------- None of these names is one of xsimd's, which argument lookup would prefer.
 
 // a * b + c, one rounding where the ISA has FMA (xsimd uses it on AVX-512 only from version 11 on).
 template <class B>
 SF_INLINE B mul_add(B a, B b, B c) {
 #if defined(__AVX512F__)
-  if constexpr (kIsFloat<B>) return B(_mm512_fmadd_ps(a, b, c));
-  else return B(_mm512_fmadd_pd(a, b, c));
+  if constexpr (kIsFloat<B>)
+    return B(_mm512_fmadd_ps(a, b, c));
+  else
+    return B(_mm512_fmadd_pd(a, b, c));
 #elif defined(__FMA__)
-  if constexpr (kIsFloat<B>) return B(_mm256_fmadd_ps(a, b, c));
-  else return B(_mm256_fmadd_pd(a, b, c));
+  if constexpr (kIsFloat<B>)
+    return B(_mm256_fmadd_ps(a, b, c));
+  else
+    return B(_mm256_fmadd_pd(a, b, c));
 #elif defined(__aarch64__)
-  if constexpr (kIsFloat<B>) return B(vfmaq_f32(c, a, b));
-  else return B(vfmaq_f64(c, a, b));
+  if constexpr (kIsFloat<B>)
+    return B(vfmaq_f32(c, a, b));
+  else
+    return B(vfmaq_f64(c, a, b));
 #else
   return a * b + c;
 #endif
@@ -90,21 +97,27 @@ SF_INLINE B mul_add(B a, B b, B c) {
 template <class B>
 SF_INLINE B neg_mul_add(B a, B b, B c) {
 #if defined(__AVX512F__)
-  if constexpr (kIsFloat<B>) return B(_mm512_fnmadd_ps(a, b, c));
-  else return B(_mm512_fnmadd_pd(a, b, c));
+  if constexpr (kIsFloat<B>)
+    return B(_mm512_fnmadd_ps(a, b, c));
+  else
+    return B(_mm512_fnmadd_pd(a, b, c));
 #elif defined(__FMA__)
-  if constexpr (kIsFloat<B>) return B(_mm256_fnmadd_ps(a, b, c));
-  else return B(_mm256_fnmadd_pd(a, b, c));
+  if constexpr (kIsFloat<B>)
+    return B(_mm256_fnmadd_ps(a, b, c));
+  else
+    return B(_mm256_fnmadd_pd(a, b, c));
 #elif defined(__aarch64__)
-  if constexpr (kIsFloat<B>) return B(vfmsq_f32(c, a, b));
-  else return B(vfmsq_f64(c, a, b));
+  if constexpr (kIsFloat<B>)
+    return B(vfmsq_f32(c, a, b));
+  else
+    return B(vfmsq_f64(c, a, b));
 #else
   return c - a * b;
 #endif
 }
 
-// a * b - product, exactly, where `product` is a * b rounded. Without FMA both are cut in two (Dekker): |a|, |b| up to
-// 2^100 in float32.
+// a * b - product, exactly, where `product` is a * b rounded. Without FMA both are cut in two (Dekker): |a|,
+// |b| up to 2^100 in float32.
 template <class B>
 SF_INLINE B product_error(B a, B b, B product) {
 #if defined(__FMA__) || defined(__aarch64__)
@@ -121,14 +134,20 @@ SF_INLINE B product_error(B a, B b, B product) {
 template <class B>
 SF_INLINE B larger(B a, B b) {
 #if defined(__AVX512F__)
-  if constexpr (kIsFloat<B>) return B(_mm512_max_ps(a, b));
-  else return B(_mm512_max_pd(a, b));
+  if constexpr (kIsFloat<B>)
+    return B(_mm512_max_ps(a, b));
+  else
+    return B(_mm512_max_pd(a, b));
 #elif defined(__AVX2__)
-  if constexpr (kIsFloat<B>) return B(_mm256_max_ps(a, b));
-  else return B(_mm256_max_pd(a, b));
+  if constexpr (kIsFloat<B>)
+    return B(_mm256_max_ps(a, b));
+  else
+    return B(_mm256_max_pd(a, b));
 #elif defined(__SSE2__)
-  if constexpr (kIsFloat<B>) return B(_mm_max_ps(a, b));
-  else return B(_mm_max_pd(a, b));
+  if constexpr (kIsFloat<B>)
+    return B(_mm_max_ps(a, b));
+  else
+    return B(_mm_max_pd(a, b));
 #else
   return xsimd::select(a > b, a, b);
 #endif
@@ -137,20 +156,27 @@ SF_INLINE B larger(B a, B b) {
 template <class B>
 SF_INLINE B smaller(B a, B b) {
 #if defined(__AVX512F__)
-  if constexpr (kIsFloat<B>) return B(_mm512_min_ps(a, b));
-  else return B(_mm512_min_pd(a, b));
+  if constexpr (kIsFloat<B>)
+    return B(_mm512_min_ps(a, b));
+  else
+    return B(_mm512_min_pd(a, b));
 #elif defined(__AVX2__)
-  if constexpr (kIsFloat<B>) return B(_mm256_min_ps(a, b));
-  else return B(_mm256_min_pd(a, b));
+  if constexpr (kIsFloat<B>)
+    return B(_mm256_min_ps(a, b));
+  else
+    return B(_mm256_min_pd(a, b));
 #elif defined(__SSE2__)
-  if constexpr (kIsFloat<B>) return B(_mm_min_ps(a, b));
-  else return B(_mm_min_pd(a, b));
+  if constexpr (kIsFloat<B>)
+    return B(_mm_min_ps(a, b));
+  else
+    return B(_mm_min_pd(a, b));
 #else
   return xsimd::select(a < b, a, b);
 #endif
 }
 
-// ---- lanes ------------------------------------------------------------------------------------------------------
+// ---- lanes
+// ------------------------------------------------------------------------------------------------------
 
 // Lane i takes lane i ^ distance: the halves, then the quarters ... trade places.
 template <int distance, class B>
@@ -158,48 +184,69 @@ SF_INLINE B swap_lanes(B x) {
   constexpr int kBytes = distance * static_cast<int>(sizeof(typename B::value_type));
 #if defined(__AVX512F__)
   const __m512 bits = lanes_as<__m512>(x);
-  if constexpr (kBytes == 32) return lanes_as<B>(_mm512_shuffle_f32x4(bits, bits, 0x4e));
-  else if constexpr (kBytes == 16) return lanes_as<B>(_mm512_shuffle_f32x4(bits, bits, 0xb1));
-  else if constexpr (kBytes == 8) return lanes_as<B>(_mm512_permute_ps(bits, 0x4e));
-  else return lanes_as<B>(_mm512_permute_ps(bits, 0xb1));
+  if constexpr (kBytes == 32)
+    return lanes_as<B>(_mm512_shuffle_f32x4(bits, bits, 0x4e));
+  else if constexpr (kBytes == 16)
+    return lanes_as<B>(_mm512_shuffle_f32x4(bits, bits, 0xb1));
+  else if constexpr (kBytes == 8)
+    return lanes_as<B>(_mm512_permute_ps(bits, 0x4e));
+  else
+    return lanes_as<B>(_mm512_permute_ps(bits, 0xb1));
 #elif defined(__AVX2__)
   const __m256 bits = lanes_as<__m256>(x);
-  if constexpr (kBytes == 16) return lanes_as<B>(_mm256_permute2f128_ps(bits, bits, 1));
-  else if constexpr (kBytes == 8) return lanes_as<B>(_mm256_permute_ps(bits, 0x4e));
-  else return lanes_as<B>(_mm256_permute_ps(bits, 0xb1));
+  if constexpr (kBytes == 16)
+    return lanes_as<B>(_mm256_permute2f128_ps(bits, bits, 1));
+  else if constexpr (kBytes == 8)
+    return lanes_as<B>(_mm256_permute_ps(bits, 0x4e));
+  else
+    return lanes_as<B>(_mm256_permute_ps(bits, 0xb1));
 #elif defined(__SSE2__)
   const __m128 bits = lanes_as<__m128>(x);
-  if constexpr (kBytes == 8) return lanes_as<B>(_mm_shuffle_ps(bits, bits, 0x4e));
-  else return lanes_as<B>(_mm_shuffle_ps(bits, bits, 0xb1));
+  if constexpr (kBytes == 8)
+    return lanes_as<B>(_mm_shuffle_ps(bits, bits, 0x4e));
+  else
+    return lanes_as<B>(_mm_shuffle_ps(bits, bits, 0xb1));
 #else
   const float32x4_t bits = lanes_as<float32x4_t>(x);
-  if constexpr (kBytes == 8) return lanes_as<B>(vextq_f32(bits, bits, 2));
-  else return lanes_as<B>(vrev64q_f32(bits));
+  if constexpr (kBytes == 8)
+    return lanes_as<B>(vextq_f32(bits, bits, 2));
+  else
+    return lanes_as<B>(vrev64q_f32(bits));
 #endif
 }
 
 template <class B>
 SF_INLINE typename B::value_type first_lane(B x) {
 #if defined(__AVX512F__)
-  if constexpr (kIsFloat<B>) return _mm512_cvtss_f32(x);
-  else return _mm512_cvtsd_f64(x);
+  if constexpr (kIsFloat<B>)
+    return _mm512_cvtss_f32(x);
+  else
+    return _mm512_cvtsd_f64(x);
 #elif defined(__AVX2__)
-  if constexpr (kIsFloat<B>) return _mm256_cvtss_f32(x);
-  else return _mm256_cvtsd_f64(x);
+  if constexpr (kIsFloat<B>)
+    return _mm256_cvtss_f32(x);
+  else
+    return _mm256_cvtsd_f64(x);
 #elif defined(__SSE2__)
-  if constexpr (kIsFloat<B>) return _mm_cvtss_f32(x);
-  else return _mm_cvtsd_f64(x);
+  if constexpr (kIsFloat<B>)
+    return _mm_cvtss_f32(x);
+  else
+    return _mm_cvtsd_f64(x);
 #else
-  if constexpr (kIsFloat<B>) return vgetq_lane_f32(x, 0);
-  else return vgetq_lane_f64(x, 0);
+  if constexpr (kIsFloat<B>)
+    return vgetq_lane_f32(x, 0);
+  else
+    return vgetq_lane_f64(x, 0);
 #endif
 }
 
 template <int distance, class B, class Combine>
 SF_INLINE B fold_lanes(B x, Combine combine) {
   x = combine(x, swap_lanes<distance>(x));
-  if constexpr (distance > 1) return fold_lanes<distance / 2>(x, combine);
-  else return x;
+  if constexpr (distance > 1)
+    return fold_lanes<distance / 2>(x, combine);
+  else
+    return x;
 }
 
 // Sum and maximum of the lanes in a fixed tree: the same bits on every call.
@@ -218,8 +265,10 @@ SF_INLINE typename B::value_type max_lanes(B x) {
 template <class B>
 SF_INLINE B first_lanes(int64_t n, B x, B other) {
 #if defined(__AVX512F__)
-  if constexpr (kIsFloat<B>) return B(_mm512_mask_mov_ps(other, static_cast<__mmask16>((1u << n) - 1), x));
-  else return B(_mm512_mask_mov_pd(other, static_cast<__mmask8>((1u << n) - 1), x));
+  if constexpr (kIsFloat<B>)
+    return B(_mm512_mask_mov_ps(other, static_cast<__mmask16>((1u << n) - 1), x));
+  else
+    return B(_mm512_mask_mov_pd(other, static_cast<__mmask8>((1u << n) - 1), x));
 #else
   using A = typename B::value_type;
   static constexpr A kIndex[] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -233,10 +282,11 @@ SF_INLINE B first_lanes(int64_t n, B x, B other) {
 
 namespace simdformer::SF_ISA {
 
-// ---- the loops --------------------------------------------------------------------------------------------------
+// ---- the loops
+// --------------------------------------------------------------------------------------------------
 
-// out[i] = f(in[i]...) over a row. Body and tail are the same expression f, so that a value does not depend on where
-// it stands. out may be one of the inputs.
+// out[i] = f(in[i]...) over a row. Body and tail are the same expression f, so that a value does not depend
+// on where it stands. out may be one of the inputs.
 template <class Arch, class Out, class F, class... In>
 SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
   constexpr int64_t W = kLanes<Arch, Acc<Out>>;
@@ -245,8 +295,9 @@ SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
   if (i < n) store_part<Arch>(out + i, n - i, f(load_part<Arch>(in + i, n - i)...));
 }
 
-// Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain of
-// FMAs is bound by latency. The result is still a batch; lanes that a short row does not reach hold `init`.
+// Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain
+// of FMAs is bound by latency. The result is still a batch; lanes that a short row does not reach hold
+// `init`.
 template <class Arch, class T, class Step, class Combine>
 SF_INLINE Vec<Arch, Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step step, Combine combine) {
   using V = Vec<Arch, Acc<T>>;
@@ -264,8 +315,8 @@ SF_INLINE Vec<Arch, Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step s
   return combine(combine(a0, a1), combine(a2, a3));
 }
 
-// Partial sums that are added in pairs, the pairs in pairs and so on, because the rounding error of a chain of additions
-// grows with its length and that of a tree with its height.
+// Partial sums that are added in pairs, the pairs in pairs and so on, because the rounding error of a chain
+// of additions grows with its length and that of a tree with its height.
 template <class V>
 class TreeSum {
  public:
