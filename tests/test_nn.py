@@ -1,4 +1,4 @@
-"""The layers against PyTorch's modules, transformers' decoder layers, the walkthroughs' formulas."""
+"""The layers against PyTorch, transformers and the formulas of the walkthroughs."""
 
 import math
 
