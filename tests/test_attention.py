@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -176,6 +177,24 @@ def test_the_walkthroughs_multi_head_attention(isa, dtype, oracle, rng):
     )
     agree(oracle, q, k, v)
     agree(oracle, q, k, v, normal(rng, 11, 11, dtype=dtype))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_walkthroughs_layer(isa, dtype, masked, rng):
+    """The same N, L, H and D through nn.MultiHeadAttention, against the sum of its parts."""
+    x = [normal(rng, 10, 11, 27, dtype=dtype) for _ in range(3)]
+    w = [normal(rng, 27, 27, dtype=dtype, scale=27**-0.5) for _ in range(4)]
+    mask = normal(rng, 11, 11, dtype=dtype) if masked else None
+    heads = (
+        reference.linear(a, b).reshape(10, 11, 3, 9).swapaxes(1, 2)
+        for a, b in zip(x, w, strict=False)
+    )
+    z = reference.scaled_dot_product_attention(*heads, mask)
+    want = reference.linear(z.swapaxes(1, 2).reshape(10, 11, 27), w[3])
+    got = sf.nn.MultiHeadAttention(27, 3, *w)(*x, mask)
+    assert got.dtype == dtype
+    coarse = {2: 3e-2 if dtype == "bfloat16" else 4e-3, 4: 5e-6, 8: 1e-13}[dtype.itemsize]
+    np.testing.assert_allclose(float64(got), want, rtol=coarse, atol=coarse)
 
 
 # ---- scale, softcap, mask, softmax ---------------------------------------------------------------
@@ -488,9 +507,30 @@ def test_an_additive_mask_follows_ieee(isa, dtype, L, oracle, rng):
     np.testing.assert_allclose(
         float64(attention(q, k, v, mask)), float64(shorter), rtol=1e-2, atol=1e-2
     )
-    k[:, 5, 0] = np.nan
-    assert np.isnan(float64(attention(q, k, v, mask))).all()
-    assert np.isnan(oracle("scaled_dot_product_attention", q, k, v, mask)).all()
+    for dirty in (k, v):  # NaN - inf and 0 NaN
+        clean = dirty[:, 5].copy()
+        dirty[:, 5] = np.nan
+        assert np.isnan(float64(attention(q, k, v, mask))).all()
+        assert np.isnan(oracle("scaled_dot_product_attention", q, k, v, mask)).all()
+        dirty[:, 5] = clean
+
+
+@pytest.mark.parametrize("L", [1, 20])
+def test_a_row_that_an_additive_mask_hides_gives_0_whatever_the_values(isa, dtype, L, rng):
+    q, k, v = problem(rng, H=2, K=2, L=L, S=12, D=16, dtype=dtype)
+    v[:, 3] = np.nan
+    hidden = np.full((L, 12), -np.inf, dtype)
+    assert (attention(q, k, v, hidden) == 0).all()
+
+
+def test_subnormals_are_kept(isa, dtype, rng):
+    """In bfloat16 too: its flushing dot product in hardware does not see the values."""
+    q, k, _ = problem(rng, H=2, K=2, L=9, S=1, D=16, dtype=dtype)
+    tiny = np.arange(1, 17).astype(dtype) * ml_dtypes.finfo(dtype).smallest_subnormal
+    v = np.broadcast_to(tiny, (2, 1, 16))
+    for L in (1, 9):
+        got = attention(q[:, :L], k, v)
+        assert same_bits(got, np.broadcast_to(tiny, (2, L, 16)))
 
 
 @pytest.mark.parametrize("L", [1, 20])

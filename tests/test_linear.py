@@ -2,6 +2,7 @@
 
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -233,6 +234,17 @@ def test_16_bit_accumulates_in_float32(isa):
             x, weight = np.ones((rows, 4096), dtype), np.ones((3, 4096), dtype)
             assert (float64(sf.linear(x, weight)) == 4096).all()
             assert (float64(sf.linear(x, sf.pack(weight))) == 4096).all()
+
+
+@each_form
+@pytest.mark.parametrize("rows", [1, 4, 30])
+def test_subnormals_are_kept(isa, dtype, form, rows):
+    """Also in bfloat16: panels are widened, the hardware's flushing dot product is not used."""
+    x = np.eye(rows, 40).astype(dtype)
+    weight = (
+        np.tile(np.arange(1, 41).astype(dtype), (17, 1)) * ml_dtypes.finfo(dtype).smallest_subnormal
+    )
+    assert same_bits(sf.linear(x, form(weight)), np.repeat(weight[:1, :rows].T, 17, axis=1))
 
 
 @each_form
