@@ -1,7 +1,6 @@
 #include "core/attention.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <new>
 
 #include "core/attention_args.hpp"
@@ -11,9 +10,10 @@
 namespace simdformer {
 namespace {
 
-constexpr int64_t kWorkspace = int64_t{16}
-                               << 20;  // bytes, for what the threads share: about a third of a cache
-constexpr int64_t kItemTerms = int64_t{1} << 27;  // products of a work item: ~10 ms on one SSE2 core
+// Bytes that the threads share at a time: they should stay in the last-level cache.
+constexpr int64_t kWorkspace = int64_t{16} << 20;
+// Products of a work item: ~10 ms on one SSE2 core.
+constexpr int64_t kItemTerms = int64_t{1} << 27;
 constexpr int64_t kMostRows = 128, kFewestRows = 32;
 constexpr int64_t kItems = 16;  // to share out, where there are enough rows
 
@@ -34,16 +34,10 @@ int64_t grain_of(double terms) {
 // body(scratch, begin, end) on the threads, each chunk with scratch of its own.
 template <class Body>
 void parallel_with_scratch(int64_t count, int64_t grain, int64_t bytes, const Body& body) {
-  std::atomic<bool> no_memory{false};
   parallel_for(count, grain, [&](int64_t begin, int64_t end) {
-    try {
-      const Scratch scratch(bytes);
-      body(scratch.as<void>(), begin, end);
-    } catch (const std::bad_alloc&) {
-      no_memory = true;
-    }
+    const Scratch scratch(bytes);
+    body(scratch.as<void>(), begin, end);
   });
-  if (no_memory) throw std::bad_alloc();
 }
 
 // The keys that some query of the call may see: [begin, end).
@@ -113,8 +107,8 @@ void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, K
   const int64_t wanted = std::clamp<int64_t>(heads * rows / kItems, std::min(kFewestRows, most), most);
   args.block_queries =
       ceil_div(args.queries, ceil_div(args.queries, std::max<int64_t>(wanted / args.group, 1)));
-  const int64_t blocks = ceil_div(args.queries, args.block_queries),
-                block_rows = args.block_queries * args.group;
+  const int64_t blocks = ceil_div(args.queries, args.block_queries);
+  const int64_t block_rows = args.block_queries * args.group;
 
   const int64_t begin = seen.begin / kKeyBlock * kKeyBlock;
   const int64_t pass_blocks =

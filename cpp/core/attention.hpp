@@ -40,8 +40,8 @@ struct Attention {
   const View* lse = nullptr;      // (..., H, L), log of the sum of exp(scores)
 };
 
-// The bits of a row of out depend on its own query, keys and values only: not on the number of threads, on
-// the other sequences and heads, nor on what else is wanted. Throws std::bad_alloc and Interrupted.
+// The bits of a result do not depend on the number of threads, on the other sequences and heads, nor on what
+// else is wanted. Throws std::bad_alloc and Interrupted.
 void attention(const Attention& call);
 
 }  // namespace simdformer
