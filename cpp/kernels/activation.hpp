@@ -13,6 +13,7 @@
 #include "core/dispatch.hpp"
 #include "kernels/dtypes.hpp"
 #include "kernels/exp.hpp"
+#include "kernels/pieces.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -94,28 +95,7 @@ struct Swiglu {
   }
 };
 
-// ---- rows in pieces
-// ---------------------------------------------------------------------------------------------
-
-// piece(first row's cursor position ..., offset, length) for the work items [begin, end): item i is piece
-// i % pieces of row i / pieces.
-template <class Piece, class... Operands>
-SF_INLINE void for_each_piece(int64_t begin, int64_t end, int64_t length, int64_t segment, Piece piece,
-                              const Operands&... operands) {
-  const int64_t pieces = (length + segment - 1) / segment;
-  if (pieces == 0) return;
-  int64_t offset = begin % pieces * segment;
-  const auto walk = [&](auto... cursor) {
-    for (int64_t item = begin; item < end; ++item) {
-      piece(offset, length - offset < segment ? length - offset : segment, cursor.get()...);
-      offset += segment;
-      if (offset < length) continue;
-      offset = 0;
-      (cursor.next(), ...);
-    }
-  };
-  walk(RowCursor(operands, begin / pieces)...);
-}
+// ---- rows -------------------------------------------------------------------------------------------------
 
 template <class Arch, class T, class F>
 SF_INLINE void activate(const ActivationArgs& args, int64_t begin, int64_t end, F f) {

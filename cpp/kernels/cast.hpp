@@ -1,17 +1,15 @@
 // convert: y = x in another float dtype     x, y: any shape, rows cut into pieces
 //
-// Every conversion rounds once, to nearest even, float64 to 16 bits included. NaN stays NaN, subnormals are
-// kept.
+// Each rounds once, to nearest even, float64 to 16 bits included. NaN stays NaN, subnormals are kept.
 #pragma once
 
 #include "core/dispatch.hpp"
-#include "kernels/activation.hpp"
 #include "kernels/dtypes.hpp"
+#include "kernels/pieces.hpp"
 
 namespace simdformer::SF_ISA {
 
-// float64 -> float32, rounded to the odd neighbour when inexact, so that a second rounding to fewer bits is
-// right.
+// float64 -> float32, to the odd neighbour when inexact, so that a second rounding to fewer bits is right.
 SF_INLINE float round_to_odd(double value) {
   const float nearest = static_cast<float>(value);
   const double back = static_cast<double>(nearest);
@@ -23,38 +21,24 @@ SF_INLINE float round_to_odd(double value) {
 
 template <class Arch, class In, class Out>
 SF_INLINE void convert_piece(const In* x, Out* out, int64_t n) {
-  constexpr int64_t kStage = 64;
-  if constexpr (std::is_same_v<In, double> && std::is_same_v<Out, float>) {
-    for (int64_t i = 0; i < n; ++i) {
-      double value;
-      std::memcpy(&value, x + i, 8);
-      const float rounded = static_cast<float>(value);
-      std::memcpy(out + i, &rounded, 4);
-    }
-  } else if constexpr (std::is_same_v<In, double> && sizeof(Out) == 2) {
-    float stage[kStage];
-    for (int64_t begin = 0; begin < n; begin += kStage) {
-      const int64_t length = n - begin < kStage ? n - begin : kStage;
+  const auto same = [](auto v) { return v; };
+  if constexpr (std::is_same_v<Acc<In>, Acc<Out>>) {
+    map_row<Arch>(out, n, same, x);
+  } else {  // between float and double, whose batches differ in length: by way of the stack
+    constexpr int64_t kStage = 64;
+    alignas(64) Acc<In> from[kStage];
+    alignas(64) Acc<Out> to[kStage];
+    for (; n > 0; n -= kStage, x += kStage, out += kStage) {
+      const int64_t length = n < kStage ? n : kStage;
+      map_row<Arch>(from, length, same, x);
       for (int64_t i = 0; i < length; ++i) {
-        double value;
-        std::memcpy(&value, x + begin + i, 8);
-        stage[i] = round_to_odd(value);
+        if constexpr (std::is_same_v<In, double> && sizeof(Out) == 2)
+          to[i] = round_to_odd(from[i]);
+        else
+          to[i] = static_cast<Acc<Out>>(from[i]);
       }
-      map_row<Arch>(
-          out + begin, length, [](Vec<Arch, float> v) { return v; }, static_cast<const float*>(stage));
+      map_row<Arch>(out, length, same, to);
     }
-  } else if constexpr (std::is_same_v<Out, double> && !std::is_same_v<In, double>) {
-    float stage[kStage];
-    for (int64_t begin = 0; begin < n; begin += kStage) {
-      const int64_t length = n - begin < kStage ? n - begin : kStage;
-      map_row<Arch>(static_cast<float*>(stage), length, [](Vec<Arch, float> v) { return v; }, x + begin);
-      for (int64_t i = 0; i < length; ++i) {
-        const double wide = static_cast<double>(stage[i]);
-        std::memcpy(out + begin + i, &wide, 8);
-      }
-    }
-  } else {
-    map_row<Arch>(out, n, [](Vec<Arch, Acc<Out>> v) { return v; }, x);
   }
 }
 

@@ -1,5 +1,4 @@
-// Storage dtypes and their arithmetic type: float32 -> float32, float64 -> float64, float16 and bfloat16 ->
-// float32.
+// Storage dtypes and their arithmetic type Acc<T>: float64 for float64, float32 for all others.
 //
 //   load<Arch>(const T*)          one batch of Acc<T> from kLanes elements, any alignment
 //   store<Arch>(T*, batch)        one rounding, to nearest even; NaN stays NaN; subnormals are kept
@@ -11,8 +10,7 @@
 
 namespace simdformer::SF_ISA {
 
-// ---- scalars
-// ----------------------------------------------------------------------------------------------------
+// ---- scalars ----------------------------------------------------------------------------------------------
 
 SF_INLINE uint32_t bits_of(float value) {
   uint32_t bits;
@@ -62,15 +60,14 @@ SF_INLINE float16 narrow<float16>(float value) {
   const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to 65536 or beyond
-  if (magnitude <
-      0x38800000u)  // below 2^-14: adding 0.5 leaves the subnormal's bits, rounded to even, at the end
+  // below 2^-14: adding 0.5 leaves the subnormal's bits, rounded to even, at the end
+  if (magnitude < 0x38800000u)
     return {static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u))};
   return {
       static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13))};
 }
 
-// ---- 16-bit lanes
-// -----------------------------------------------------------------------------------------------
+// ---- 16-bit lanes -----------------------------------------------------------------------------------------
 
 // As many 16-bit numbers as a batch of float has lanes (SSE2: in the lower half).
 #if defined(__AVX512F__)
@@ -205,8 +202,7 @@ SF_INLINE Bits16 narrow_bits(float16, Vec<Arch, float> x) {
 #endif
 }
 
-// ---- batches
-// ----------------------------------------------------------------------------------------------------
+// ---- batches ----------------------------------------------------------------------------------------------
 
 template <class Arch, class T>
 SF_INLINE Vec<Arch, Acc<T>> load(const T* p) {
@@ -235,8 +231,7 @@ SF_INLINE void store(bfloat16* p, Vec<Arch, float> x) {
   store_bits(p, narrow_bits<Arch>(bfloat16{}, x));
 }
 
-// ---- parts of batches
-// -------------------------------------------------------------------------------------------
+// ---- parts of batches -------------------------------------------------------------------------------------
 
 #if !defined(__AVX512F__)
 // The first 0, 2, 4, 6 or 8 bytes at p, then zeros. A copy through memory would wait for its own stores.

@@ -21,8 +21,7 @@ SF_INLINE void with_type(DType dtype, Body&& body) {
   }
 }
 
-// The same for a parameter (weight, bias) beside an x of type X: the mixtures that are allowed, and no
-// others.
+// The same for a parameter (weight, bias) beside an x of type X: the mixtures that are allowed, no others.
 template <class X, class Body>
 SF_INLINE void with_parameter_type(DType dtype, Body&& body) {
   if constexpr (std::is_same_v<X, double>) {

@@ -1,9 +1,9 @@
 // exp(x), float32 and float64, on every lane.
 //
 // n = round(x log2 e), r = x - n ln 2 in two steps (Cody and Waite), exp(r) = 1 + r + r^2 q(r), scaled by
-// 2^n. q is the minimax polynomial on [-ln2/2, ln2/2] (own Remez fits): degree 4 in float32, relative
-// error 3.1e-9, degree 9 in float64, relative error 3.7e-18, so that the rounding of the arithmetic is what
-// is left: at most 1 ulp. Domain: all floats; exp(-inf) = 0, results below the smallest normal number are
+// 2^n. q is the minimax polynomial on [-ln2/2, ln2/2] (own Remez fits): degree 4 in float32, relative error
+// 3.1e-9, degree 9 in float64, relative error 3.7e-18, so that the rounding of the arithmetic is what is
+// left: at most 1 ulp. Domain: all floats; exp(-inf) = 0, results below the smallest normal number are
 // subnormal, overflow gives inf, NaN stays NaN.
 #pragma once
 

@@ -1,6 +1,6 @@
 // rope: every pair (a, b) of a row is turned by the angle position * inv_freq[i]
-//   y_a = a cos - b sin     y_b = b cos + a sin     x, y: (rows, n), y may be x     table: (positions, 2,
-//   half)
+//   y_a = a cos - b sin     y_b = b cos + a sin
+//   x, y: (rows, n), y may be x     table: (positions, 2, half)
 // Pair i < half is (x[i], x[half + i]) in the layout "half", (x[2i], x[2i + 1]) in the layout "interleaved";
 // elements from 2 half on stay as they are.
 //
@@ -14,8 +14,7 @@
 
 namespace simdformer::SF_ISA {
 
-// ---- the table
-// --------------------------------------------------------------------------------------------------
+// ---- the table --------------------------------------------------------------------------------------------
 
 // A batch of float64, or its first n lanes, as float32.
 template <class Arch>
@@ -62,8 +61,7 @@ void rope_table(const RopeTableArgs& args, int64_t begin, int64_t end) noexcept 
   rope_table_rows<Arch, float>(args, begin, end);
 }
 
-// ---- the rotation
-// -----------------------------------------------------------------------------------------------
+// ---- the rotation -----------------------------------------------------------------------------------------
 
 template <class V>
 struct Pair {

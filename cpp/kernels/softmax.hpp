@@ -63,18 +63,15 @@ void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept 
   using A = Acc<T>;
   using V = Vec<Arch, A>;
   const int64_t n = args.x.length;
-  // In the accumulator's range: 0 / 0 and inf / inf would be NaN.
+  // Kept in the accumulator's range: 0 / 0 and inf / inf would be NaN.
   constexpr double kLowest = std::numeric_limits<A>::min(), kHighest = std::numeric_limits<A>::max();
-  const double bounded = args.temperature < kLowest    ? kLowest
-                         : args.temperature > kHighest ? kHighest
-                                                       : args.temperature;
-  const A temperature = static_cast<A>(bounded);
+  const double t = args.temperature;
+  const A temperature = static_cast<A>(t < kLowest ? kLowest : t > kHighest ? kHighest : t);
   RowCursor x(args.x, begin), out(args.out, begin);
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
-    const auto higher = [](V a, V x) {
-      return larger(x, a);
-    };  // a NaN in x is passed over; e^NaN meets it again
+    // A NaN in x is passed over here; e^NaN meets it again.
+    const auto higher = [](V a, V x) { return larger(x, a); };
     const V highest(max_lanes(fold_row<Arch>(in, n, -std::numeric_limits<A>::infinity(), higher, higher)));
     if (temperature == A(1))
       softmax_row<Arch>(in, out.template as<T>(), n, Exponential<Arch, A, false>{highest, V(temperature)});

@@ -67,8 +67,9 @@ SF_INLINE To lanes_as(From x) {
   return out;
 }
 
-// ---- arithmetic that xsimd lacks, or does otherwise, in one of the versions from 8.1 to 14
-// ---------------------- None of these names is one of xsimd's, which argument lookup would prefer.
+// ---- arithmetic -------------------------------------------------------------------------------------------
+// What xsimd lacks, or does otherwise, in one of the versions from 8.1 to 14. None of these names is one of
+// xsimd's, which argument lookup would prefer.
 
 // a * b + c, one rounding where the ISA has FMA (xsimd uses it on AVX-512 only from version 11 on).
 template <class B>
@@ -175,8 +176,7 @@ SF_INLINE B smaller(B a, B b) {
 #endif
 }
 
-// ---- lanes
-// ------------------------------------------------------------------------------------------------------
+// ---- lanes ------------------------------------------------------------------------------------------------
 
 // Lane i takes lane i ^ distance: the halves, then the quarters ... trade places.
 template <int distance, class B>
@@ -282,8 +282,7 @@ SF_INLINE B first_lanes(int64_t n, B x, B other) {
 
 namespace simdformer::SF_ISA {
 
-// ---- the loops
-// --------------------------------------------------------------------------------------------------
+// ---- the loops --------------------------------------------------------------------------------------------
 
 // out[i] = f(in[i]...) over a row. Body and tail are the same expression f, so that a value does not depend
 // on where it stands. out may be one of the inputs.
