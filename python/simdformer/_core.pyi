@@ -1,4 +1,5 @@
-# The compiled module. Arguments are positional only, in the order of functional.py, which documents them.
+# The compiled module. Arguments are positional only, in the order of functional.py, which documents
+# them.
 
 from typing import Any, TypeVar
 
