@@ -29,11 +29,10 @@ struct Exponential {
 template <class Arch, class Out, class In, class F>
 SF_INLINE Acc<In> map_and_sum(Out* out, const In* in, int64_t n, F f) {
   using V = Vec<Arch, Acc<In>>;
-  constexpr int64_t kBlock = kSumBlock<Arch, Acc<In>>;
   const auto add = [](V a, V b) { return V(a + b); };
   TreeSum<V> total;
-  for (int64_t i = 0; i < n; i += kBlock) {
-    const int64_t length = n - i < kBlock ? n - i : kBlock;
+  for (int64_t i = 0; i < n; i += kSumBlock) {
+    const int64_t length = n - i < kSumBlock ? n - i : kSumBlock;
     map_row<Arch>(out + i, length, f, in + i);
     total.add(fold_row<Arch>(static_cast<const Out*>(out + i), length, Acc<In>(0), add, add));
   }

@@ -338,20 +338,17 @@ class TreeSum {
   int64_t count_ = 0;
 };
 
-// Elements to a leaf of the tree: chains of 16 in four accumulators.
-template <class Arch, class A>
-constexpr int64_t kSumBlock = 64 * kLanes<Arch, A>;
+constexpr int64_t kSumBlock = 1024;  // elements to a leaf of the tree
 
 // The sum over a row of what step(sum, x) adds to sum.
 template <class Arch, class T, class Step>
 SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step) {
   using V = Vec<Arch, Acc<T>>;
   const auto add = [](V a, V b) { return V(a + b); };
-  constexpr int64_t kBlock = kSumBlock<Arch, Acc<T>>;
-  if (n <= kBlock) return sum_lanes(fold_row<Arch>(in, n, Acc<T>(0), step, add));
+  if (n <= kSumBlock) return sum_lanes(fold_row<Arch>(in, n, Acc<T>(0), step, add));
   TreeSum<V> sum;
-  for (int64_t i = 0; i < n; i += kBlock)
-    sum.add(fold_row<Arch>(in + i, n - i < kBlock ? n - i : kBlock, Acc<T>(0), step, add));
+  for (int64_t i = 0; i < n; i += kSumBlock)
+    sum.add(fold_row<Arch>(in + i, n - i < kSumBlock ? n - i : kSumBlock, Acc<T>(0), step, add));
   return sum_lanes(sum.total());
 }
 
