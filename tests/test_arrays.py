@@ -3,6 +3,9 @@
 Tests run over all operations that take arrays of floats, so that none of them goes its own way.
 """
 
+import copy
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -315,3 +318,27 @@ def test_the_import_is_lean():
             getattr(sf, name)
         """
     )
+
+
+# ---- packed weights ------------------------------------------------------------------------------
+
+
+def test_a_packed_weight_is_a_value(dtype, rng):
+    """It describes itself, cannot be changed, and so is its own copy."""
+    weight = normal(rng, 17, 5, dtype=dtype)
+    packed = sf.pack(weight)
+    assert packed.shape == (17, 5)
+    assert packed.dtype == dtype
+    assert isinstance(packed.dtype, np.dtype)
+    assert packed.nbytes >= weight.nbytes
+    assert repr(packed) == f"PackedWeight(shape=(17, 5), dtype={dtype})"
+    assert copy.copy(packed) is packed
+    assert copy.deepcopy([packed])[0] is packed
+    weight[:] = 0
+    assert packed.unpack().any()
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        read = pickle.loads(pickle.dumps(packed, protocol))
+        assert isinstance(read, sf.PackedWeight)
+        assert same_bits(read.unpack(), packed.unpack())
+    with pytest.raises(AttributeError):
+        packed.shape = (5, 17)

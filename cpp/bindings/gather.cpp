@@ -1,13 +1,13 @@
 // embedding, repeat_kv, causal_mask: rows picked, heads repeated, positions compared. xtensor does the work
 // on shapes.
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 #include <xtensor/xadapt.hpp>
-#include <xtensor/xbuilder.hpp>
-#include <xtensor/xmath.hpp>
-#include <xtensor/xnoalias.hpp>
+#include <xtensor/xstrides.hpp>
 #include <xtensor/xview.hpp>
 
 #include "bindings/checks.hpp"
@@ -139,12 +139,13 @@ template <class Bits>
 void fill_causal(const View& out, int64_t offset, Bits visible, Bits hidden) {
   const auto rows = static_cast<size_t>(out.shape[0]), columns = static_cast<size_t>(out.shape[1]);
   auto mask = xt::adapt(reinterpret_cast<Bits*>(out.data), rows * columns, xt::no_ownership(),
-                        std::vector<size_t>{rows, columns});
+                        std::array<size_t, 2>{rows, columns});
   parallel_for(out.shape[0], grain_of(out.shape[1]), [&](int64_t begin, int64_t end) {
-    const auto query = xt::view(xt::arange<int64_t>(begin, end), xt::all(), xt::newaxis());
-    const auto key = xt::arange<int64_t>(out.shape[1]);
-    xt::noalias(xt::view(mask, xt::range(begin, end), xt::all())) =
-        xt::where(key - offset <= query, visible, hidden);
+    for (int64_t query = begin; query < end; ++query) {
+      const int64_t seen = std::clamp<int64_t>(query + offset + 1, 0, out.shape[1]);
+      xt::view(mask, query, xt::range(0, seen)).fill(visible);
+      xt::view(mask, query, xt::range(seen, out.shape[1])).fill(hidden);
+    }
   });
 }
 
