@@ -1,0 +1,50 @@
+"""`simdformer info`: how the library is set up, or what a checkpoint holds."""
+
+import argparse
+
+import simdformer as sf
+from simdformer.cli import _shared as shared
+from simdformer.models import read_checkpoint
+from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
+from simdformer.text.language_model import find_tokenizer
+
+__all__ = ["add"]
+
+
+def add(commands: "shared.Commands") -> None:
+    parser = shared.command(
+        commands,
+        "info",
+        run,
+        help="how the library is set up, or the config of a model",
+        description="Without MODEL: version, instruction sets and threads. With MODEL: its config, "
+        "how many parameters each part has, and the memory it will take.",
+    )
+    shared.add_model(parser, otherwise="show the library")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.model is None:
+        sf.show_config()
+        return 0
+    checkpoint = read_checkpoint(options.model)
+    config = checkpoint.config
+    tokenizer = find_tokenizer(checkpoint)
+    dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})
+    rows = {"format": checkpoint.format} | vars(config)
+    rows["dtype"] = " and ".join(dtypes)
+    rows["tokenizer"] = f"{tokenizer.vocab_size} tokens" if tokenizer else "none found"
+    rows["end of text"] = ", ".join(map(str, checkpoint.eos_ids)) or "as the tokenizer says"
+    budget = parameter_budget(config)
+    total = sum(budget.values())
+    for part, parameters in budget.items():
+        rows[part] = f"{parameters:,} parameters, {parameters / total:.1%}"
+    rows["all"] = f"{total:,} parameters"
+    rows["weights"] = shared.memory(weight_bytes(config, checkpoint.weights, None))
+    per_id, full = (cache_bytes(config, length, 4) for length in (1, config.max_seq_len))
+    rows["KV cache"] = (
+        f"{shared.memory(full)} in float32 ({shared.memory(per_id)} an id), half of it in 16 bits"
+    )
+    for name, value in rows.items():
+        print(f"{name:<18} {value}")
+    return 0
