@@ -18,4 +18,5 @@ PYBIND11_MODULE(_core, module) {
   bind_linear(module);
   bind_attention(module);
   bind_gather(module);
+  bind_limits(module);
 }

@@ -13,11 +13,10 @@
 
 namespace simdformer {
 
-// ---- operands
-// --------------------------------------------------------------------------------------------------- All
-// Rows of one struct have the same count. `x` and `out` have the same dtype and length unless said otherwise.
-// Parameters (weight, bias) are contiguous vectors of Rows::length, null when absent; their dtype is x's, or
-// 16-bit beside float32, or float32 beside 16-bit.
+// ---- operands ---------------------------------------------------------------------------------------------
+// All Rows of one struct have the same count. `x` and `out` have the same dtype and length unless said
+// otherwise. Parameters (weight, bias) are contiguous vectors of Rows::length, null when absent; their dtype
+// is x's, or 16-bit beside float32, or float32 beside 16-bit.
 
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
 
@@ -118,6 +117,11 @@ struct KernelTable {
   void (*attention_many)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_few)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
+
+  // What the machine can do at most; see kernels/limits.hpp.
+  int64_t flops_per_step;
+  void (*fma_chains)(float* sink, int64_t begin, int64_t end) noexcept;
+  void (*read_memory)(const float* data, float* sink, int64_t begin, int64_t end) noexcept;
 };
 
 // The table in use. Reading it is one load; kernels of one call all come from one table.
