@@ -327,6 +327,7 @@ def test_both_dialects_name_the_type(function):
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
         ({"rope_type": "su", "factor": 2.0}, "su"),
+        ({"rope_type": ["yarn"], "factor": 2.0}, "yarn"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings"),
         ({"rope_type": "llama3", "factor": 2.0}, "low_freq_factor"),

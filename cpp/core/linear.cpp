@@ -1,7 +1,6 @@
 #include "core/linear.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <new>
 #include <vector>
@@ -146,19 +145,13 @@ void linear(const View& x, const LinearOperand* operands, int count) {
     args.chunk_rows = ceil_div(args.rows, args.chunks);
     args.chunks = ceil_div(args.rows, args.chunk_rows);
     const double terms = static_cast<double>(depth + 16) * kGroup;
-    std::atomic<bool> no_memory{false};
     parallel_for(
         groups * args.chunks,
         grain(terms * static_cast<double>(args.chunk_rows), terms * static_cast<double>(weight_size)),
         [&](int64_t begin, int64_t end) {
-          try {
-            const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
-            table.linear(args, scratch.as<void>(), begin, end);
-          } catch (const std::bad_alloc&) {
-            no_memory = true;
-          }
+          const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
+          table.linear(args, scratch.as<void>(), begin, end);
         });
-    if (no_memory) throw std::bad_alloc();
   }
 }
 

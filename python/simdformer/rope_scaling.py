@@ -156,8 +156,8 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
 
 def _kind(scaling: Mapping[str, Any]) -> str:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind in _NEEDED:
-        return str(kind)
+    if isinstance(kind, str) and kind in _NEEDED:
+        return kind
     why = _REFUSED.get(kind) if isinstance(kind, str) else None
     raise ValueError(
         f"rope_frequencies: scaling is of type {kind!r}, needs one of {', '.join(_NEEDED)}"
