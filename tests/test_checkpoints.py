@@ -257,6 +257,31 @@ def test_metas_rope_of_llama_3_1(tmp_path):
     assert ours.config.max_seq_len == 131072
 
 
+def test_params_may_name_the_factors_of_the_scaling(tmp_path):
+    """Hugging Face's configs of Llama 3.2 say 32 where Meta's own code has 8."""
+    scaling = tiny_models.LLAMA3 | {"original_max_position_embeddings": 8192, "factor": 32.0}
+    model = tiny_models.make("llama3", rope_parameters=scaling | {"high_freq_factor": 2.0})
+    params = tiny_models.meta_params(
+        use_scaled_rope=True, rope_scaling_factor=32, rope_high_freq_factor=2.0
+    )
+    ours = sf.from_pretrained(tiny_models.save_meta(tmp_path, model, params))
+    assert ours.config.rope_scaling["factor"] == 32
+    agree(ours(IDS), tiny_models.logits(model, IDS))
+    del params["rope_scaling_factor"]
+    eight = sf.from_pretrained(tiny_models.save_meta(tmp_path, model, params))
+    assert np.abs(eight(IDS) - ours(IDS)).max() > 1e-3
+
+
+def test_params_may_say_how_long_a_text_may_be(tmp_path):
+    model = tiny_models.make("llama3")
+    for changes, expected in (({}, 8192), ({"max_seq_len": 77}, 77)):
+        params = tiny_models.meta_params(**changes)
+        folder = tiny_models.save_meta(tmp_path, model, params)
+        assert read_checkpoint(folder).config.max_seq_len == expected
+    with pytest.raises(ValueError, match="78 ids are more than max_seq_len = 77"):
+        sf.from_pretrained(folder)(np.zeros(78, int))
+
+
 def test_meta_in_bfloat16_from_two_shards(tmp_path):
     model = tiny_models.rounded(tiny_models.make("llama3"), torch.bfloat16)
     params = tiny_models.meta_params()
@@ -507,6 +532,8 @@ def test_windows_of_qwen_need_their_rule(copy_of):
         ({"vocab_size": 95}, "misshapen: embed found (96, 32), needed (95, 32)"),
         ({"use_scaled_rope": 1}, "use_scaled_rope is 1, needed is true or false"),
         ({"rope_theta": 0}, "rope_theta is 0, needed is finite and > 0"),
+        ({"rope_scaling_factor": 32}, "rope_scaling_factor is 32, which needs use_scaled_rope"),
+        ({"use_scaled_rope": True, "rope_high_freq_factor": "4"}, "rope_high_freq_factor is '4'"),
         ({"max_seq_len": 10**10}, "longest text is 10000000000"),
     ],
 )

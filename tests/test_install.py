@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = ("xsimd", "xtl", "xtensor")
 NOT_INSTALLED = [f"cmake.define.CMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in NAMES]
+DEMO = [
+    f"simdformer/data/demo/{name}"
+    for name in ("params.json", "consolidated.00.pth", "tokenizer.model")
+]
 UNREACHABLE = "cmake.define.SIMDFORMER_MIRROR=http://127.0.0.1:9"  # nobody listens on port 9
 
 pytestmark = pytest.mark.xdist_group("install")
@@ -120,6 +124,7 @@ def test_the_sdist_holds_what_a_build_needs_and_no_rubbish(sdist):
         *(str(p.relative_to(ROOT)) for p in (ROOT / "cpp").rglob("*.?pp")),
         *(str(p.relative_to(ROOT)) for p in (ROOT / "python").rglob("*.py*") if p.suffix != ".pyc"),
         *(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("*.py")),
+        *(f"python/{name}" for name in DEMO),
     }
     assert wanted - names == set()
     assert [n for n in names if n.endswith((".so", ".o", ".pyc")) or "_cache" in n] == []
@@ -145,7 +150,8 @@ def test_the_wheel_holds_the_package_alone(wheel):
     assert [n for n in names if n.endswith((".cpp", ".hpp", ".h", ".o", ".pyc", ".cmake"))] == []
     package = ROOT / "python"
     sources = {str(p.relative_to(package)) for p in package.rglob("*.py*") if p.suffix != ".pyc"}
-    assert sources | {"simdformer/py.typed", "simdformer/_core.pyi"} <= set(names)
+    assert sources | {"simdformer/py.typed", "simdformer/_core.pyi", *DEMO} <= set(names)
+    assert {n for n in names if n.startswith("simdformer/data/demo/")} == set(DEMO)
     assert any(n.endswith("/licenses/LICENSE") for n in names)
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert metadata["Requires-Python"] == ">=3.11"
@@ -166,6 +172,9 @@ def test_the_sdist_works_in_a_clean_environment(wheel, tmp_path):
     assert version == PROJECT["version"]
     for isa in sf.isas():
         assert isa in done.stdout
+    code = "import simdformer as sf; print(sf.from_pretrained(sf.demo_path())([1, 2]).shape)"
+    done = run(python, "-W", "error", "-c", code, cwd=elsewhere)  # ids need no tokenizer's package
+    assert done.stdout.strip() == "(2, 1024)"
     command = run(tmp_path / "env/bin/simdformer", "--help", cwd=elsewhere)
     assert command.returncode == 0, command.stdout
     assert "demo" in command.stdout

@@ -4,7 +4,7 @@
 
     sf.scaled_dot_product_attention(q, k, v, is_causal=True)      operations: simdformer.functional
     sf.nn.MultiHeadAttention(64, 4, wq, wk, wv, wo)(x, x, x)      as layers: simdformer.nn
-    sf.from_pretrained(path).generate("Once upon a time")         whole models: simdformer.text
+    sf.from_pretrained(sf.demo_path()).generate("Once upon")      whole models: simdformer.text
     sf.show_config(), sf.num_threads(1), sf.use_isa("baseline")   threads and instruction sets
 
 `simdformer.reference` holds every operation once more in plain float64 numpy, to be read.
@@ -46,21 +46,25 @@ from simdformer.runtime import (
 
 if TYPE_CHECKING:
     from simdformer import models, nn, reference, text
+    from simdformer.data import demo_path
+    from simdformer.learn import plots
     from simdformer.models import CheckpointError
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
 
 __version__: str = _core.build_info()["version"]
 
-# What is imported when it is first asked for, and from where: models and text are of no use to
-# somebody who wants functions, and take time to load.
+# What is imported when it is first asked for, and from where (a dot at the end: a module of that
+# package): models and text are of no use to somebody who wants functions, and take time to load.
 _LAZY = {
     "CheckpointError": "simdformer.models",
     "LanguageModel": "simdformer.text",
+    "demo_path": "simdformer.data",
     "from_pretrained": "simdformer.text",
-    "models": None,
-    "nn": None,
-    "reference": None,
-    "text": None,
+    "models": "simdformer.",
+    "nn": "simdformer.",
+    "plots": "simdformer.learn.",
+    "reference": "simdformer.",
+    "text": "simdformer.",
     "tokenizer": "simdformer.text",
 }
 
@@ -71,6 +75,7 @@ __all__ = [
     "RopeFrequencies",
     "__version__",
     "causal_mask",
+    "demo_path",
     "embedding",
     "from_pretrained",
     "gelu",
@@ -83,6 +88,7 @@ __all__ = [
     "nn",
     "num_threads",
     "pack",
+    "plots",
     "reference",
     "relu",
     "repeat_kv",
@@ -106,10 +112,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'simdformer' has no attribute {name!r}")
     home = _LAZY[name]
-    if home is None:
-        found = import_module(f"simdformer.{name}")
-    else:
-        found = getattr(import_module(home), name)
+    is_module = home.endswith(".")
+    found = import_module(home + name) if is_module else getattr(import_module(home), name)
     globals()[name] = found
     return found
 

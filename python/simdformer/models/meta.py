@@ -4,6 +4,10 @@ Large models are cut into shards, one for each GPU that trained them. Matrices w
 split (wq, wk, wv, w1, w3, output) are joined along axis 0, those whose inputs were split (wo, w2)
 along axis 1, the embedding along axis 0 in Llama 3 and along axis 1 in Llama 2; norms are the same
 in every shard. RoPE is interleaved.
+
+`use_scaled_rope` (Llama 3.1 and later) names no numbers. Meta's own code stretches the wavelengths
+of Llama 3.1 and of Llama 3.2 by 8, and so does this reader; Hugging Face's configs of Llama 3.2 say
+32. A params.json that says `"rope_scaling_factor": 32.0` is obeyed; so is `rope_high_freq_factor`.
 """
 
 import math
@@ -28,7 +32,7 @@ PARAMS = "params.json"
 SHARD = re.compile(r"consolidated\.\d\d\.pth")
 MAX_SHARDS = 64
 MAX_WIDTH = 1 << 30
-LLAMA31_SCALING = {
+LLAMA31_SCALING: dict[str, Any] = {
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -42,6 +46,8 @@ OPTIONAL = (
     "ffn_dim_multiplier",
     "rope_theta",
     "use_scaled_rope",
+    "rope_scaling_factor",
+    "rope_high_freq_factor",
     "max_seq_len",
     "max_batch_size",
 )
@@ -168,12 +174,11 @@ def make_config(params: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Mod
     dim, heads = params["dim"], params["n_heads"]
     if dim % heads:
         raise ValueError(f"n_heads is {heads}, needed is a divisor of dim = {dim}")
-    scaled = params.get("use_scaled_rope", False)
-    if not isinstance(scaled, bool):
-        raise ValueError(f"use_scaled_rope is {shown(scaled)}, needed is true or false")
+    scaling = rope_scaling(params)
     fields = {"n_kv_heads": heads, "rope_theta": 10000.0, "vocab_size": -1}
-    # No file of Meta's says how long a text may be: what the generations were trained on.
-    fields["max_seq_len"] = 131072 if scaled else 8192 if "rope_theta" in params else 4096
+    # No file of Meta's says how long a text may be: what the generations were trained on. A file of
+    # somebody else may (`max_seq_len`).
+    fields["max_seq_len"] = 131072 if scaling else 8192 if "rope_theta" in params else 4096
     fields |= {name: params[name] for name in ALIASES["meta"] if params.get(name) is not None}
     if fields["vocab_size"] == -1 and "embed" in weights:  # Llama 2 leaves it to the tokenizer
         fields["vocab_size"] = (*weights["embed"].shape, -1)[0]
@@ -183,9 +188,25 @@ def make_config(params: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Mod
         head_dim=dim // heads,
         intermediate_size=inner_width(params),
         rope_layout="interleaved",
-        rope_scaling=LLAMA31_SCALING if scaled else None,
+        rope_scaling=scaling,
         tie_embeddings="lm_head" not in weights,
     )
+
+
+def rope_scaling(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Llama 3.1's rule where `use_scaled_rope` asks for it, with the factors that the file has."""
+    scaled = params.get("use_scaled_rope", False)
+    if not isinstance(scaled, bool):
+        raise ValueError(f"use_scaled_rope is {shown(scaled)}, needed is true or false")
+    names = {"rope_scaling_factor": "factor", "rope_high_freq_factor": "high_freq_factor"}
+    given = {name: params[name] for name in names if params.get(name) is not None}
+    for name, value in given.items():
+        if type(value) not in (int, float) or not 0 < value < 1e6:
+            raise ValueError(f"{name} is {shown(value)}, needed is a number from 0 to a million")
+        if not scaled:
+            raise ValueError(f"{name} is {shown(value)}, which needs use_scaled_rope to be true")
+    own = {names[name]: float(value) for name, value in given.items()}
+    return LLAMA31_SCALING | own if scaled else None
 
 
 def inner_width(params: Mapping[str, Any]) -> int:
