@@ -303,7 +303,9 @@ def rope_frequencies(
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return RopeFrequencies(inv_freq, 1.0)
-    scaled = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}.get(kind)
+    scaled = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}.get(
+        str(kind)
+    )
     if scaled is None:
         why = "depends on the length of each call" if kind == "dynamic" else "is unknown"
         raise ValueError(
