@@ -20,7 +20,7 @@ DEBIAN_HEADERS := libxsimd-dev libxtensor-dev
 .PHONY: help demo test lint format notebooks build wheel clean
 
 help:
-	@echo "make demo       one attention step checked line by line, then text from a trained model"
+	@echo "make demo       one attention step checked line by line, then a trained model that answers and writes"
 	@echo "make test       every kernel on every instruction set of this machine against PyTorch"
 	@echo "make lint       clang-format, ruff, mypy --strict, stubtest"
 	@echo "make format     clang-format and ruff, in place"

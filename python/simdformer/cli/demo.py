@@ -13,11 +13,11 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "demo",
         run,
-        help="one attention step checked line by line, then a story by a trained model",
+        help="one attention step checked line by line, then a trained model that answers",
         description="Walks through one attention step, numpy beside the kernels, then lets a "
-        "trained model write. Exit status 1 when a check fails.",
+        "trained model answer, write, and show where it looks. Exit status 1 when a check fails.",
     )
-    shared.add_model(parser, otherwise=f"${demo.VARIABLE}, else {demo.DEFAULT_MODEL}")
+    shared.add_model(parser, otherwise="the one that the package carries")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,33 +1,20 @@
-"""The demonstration: one attention step, written in numpy and computed by the kernels, then a story
-by a real model.
-
-Every line of code that it shows is the code that it runs.
-"""
+"""One attention step, written in numpy and computed by the kernels, line by line."""
 
 import math
-import os
-import sys
 import textwrap
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import simdformer as sf
-from simdformer.text import LanguageModel, Report, from_pretrained
+from simdformer.demo.printing import SHADES, check, difference, show
 from simdformer.types import Array
 
-__all__ = ["DEFAULT_MODEL", "STEPS", "VARIABLE", "run"]
+__all__ = ["STEPS", "Step", "attention_step"]
 
-
-VARIABLE = "SIMDFORMER_STORIES"
-DEFAULT_MODEL = Path("../shared/data/stories260K/stories260K.bin")
 WORDS = ["once", "upon", "a", "time", "there", "was"]
 TOLERANCE = 1e-5  # float32 numbers of the order of 1, sums of up to 32 products
-LOGITS_TOLERANCE = 1e-3  # logits up to 20 behind 5 layers, sums in another order
-STORY_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -109,27 +96,6 @@ STEPS = [
 ]
 
 
-def run(model: Path | None = None) -> int:
-    """Prints the demonstration; 0, or 1 when a check failed."""
-    right = attention_step()
-    path = find_model(model)
-    if path is None:
-        print(
-            "A real model: none found. Get stories260K.bin and tok512.bin (one megabyte; folder\n"
-            "stories260K of karpathy/tinyllamas on the Hugging Face hub), put them into one\n"
-            "directory and run\n\n"
-            "    simdformer demo DIRECTORY\n\n"
-            f"or name the directory in {VARIABLE}. The checks above are complete without it."
-        )
-    else:
-        right = story(path) and right
-    print("\nAll checks agree." if right else "\nA CHECK FAILED: look for ✗ above.")
-    return 0 if right else 1
-
-
-# ---- one attention step --------------------------------------------------------------------------
-
-
 def attention_step() -> bool:
     """Runs both sides of every step, each on its own results, and compares them."""
     given = example()
@@ -181,100 +147,11 @@ def example() -> dict[str, Any]:
     }
 
 
-def difference(mine: Array, kernel: Array) -> float:
-    """The largest; infinite for other shapes, a NaN, or infinities in other places."""
-    mine, kernel = np.asarray(mine), np.asarray(kernel)
-    if mine.shape != kernel.shape:
-        return float("inf")
-    with np.errstate(invalid="ignore"):
-        differences = np.where(mine == kernel, 0, np.abs(mine - kernel))
-    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0))
-
-
-# ---- a real model --------------------------------------------------------------------------------
-
-
-def find_model(given: Path | None) -> Path | None:
-    """The path given, else that of the environment, else the default where it exists."""
-    path = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-    if path is None:
-        return DEFAULT_MODEL if DEFAULT_MODEL.exists() else None
-    usual = path / DEFAULT_MODEL.name
-    return usual if usual.exists() else path
-
-
-def story(path: Path) -> bool:
-    """Lets the model write, then computes every token again without the cache."""
-    model = from_pretrained(path)
-    print(f"A real model\n    model = sf.from_pretrained({path.name!r})\n    {model}")
-    if model.tokenizer is None or model.tokenizer.bos_id is None:
-        raise ValueError(
-            f"{path}: no tokenizer (tok*.bin) beside it; the demonstration needs one for its story"
-        )
-    start = model.tokenizer.encode("")
-    wanted = min(STORY_TOKENS, model.config.max_seq_len - len(start))
-    print(f"    model.generate({start}, max_new_tokens={wanted})\n")
-
-    report = Report()
-    ids = model.generate(start, max_new_tokens=wanted, report=report)
-    for line in model.tokenizer.decode([*start, *ids], skip_special=True).splitlines():
-        print(textwrap.fill(line, 96, initial_indent="    | ", subsequent_indent="    | "))
-
-    with_cache = report.prefill_seconds + report.decode_seconds
-    started = time.perf_counter()
-    again = greedy_without_cache(model, start, len(ids))
-    without = time.perf_counter() - started
-    print()
-    same_ids = check(
-        again == ids,
-        f"{len(ids)} tokens, the same without the KV cache "
-        f"({with_cache:.2f} s with it, {without:.2f} s without)",
-    )
-    worst = difference(*both_logits(model, start + ids))
-    same_logits = check(
-        worst <= LOGITS_TOLERANCE, f"logits with and without it   largest difference {worst:.1e}"
-    )
-    return same_ids and same_logits
-
-
-def greedy_without_cache(model: LanguageModel, start: list[int], count: int) -> list[int]:
-    """What the model writes when it reads the whole text again for every token."""
-    text = list(start)
-    for _ in range(count):
-        text.append(int(np.argmax(model(text, logits_to_keep=1)[-1])))
-    return text[len(start) :]
-
-
-def both_logits(model: LanguageModel, text: list[int]) -> tuple[Array, Array]:
-    """The logits of a text read token by token into a cache, and read at once."""
-    cache = model.new_cache(len(text))
-    return np.concatenate([model([id], cache) for id in text]), model(text)
-
-
-# ---- printing ------------------------------------------------------------------------------------
-
-
-def show(who: str, code: str) -> None:
-    lines = textwrap.dedent(code).strip("\n").splitlines()
-    for index, line in enumerate(lines):
-        print(f"   {who if index == 0 else ' ' * len(who)}  {line}")
-
-
-def check(right: bool, what: str) -> bool:
-    """Prints the verdict, in colour on a terminal, and gives it back."""
-    mark, colour = ("✓ agree ", 32) if right else ("✗ DIFFER", 31)
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        mark = f"\x1b[{colour}m{mark}\x1b[0m"
-    print(f"   {mark}  {what}")
-    return right
-
-
 def picture(pattern: Array) -> None:
     """An attention pattern (L,L), in shades and per cent: who listens (rows) to whom (columns)."""
-    shades = " ░▒▓█"
     print("   Head 0 as a picture. Each row is a token: how much it listens to whom.")
     print(" " * 12 + "".join(f"{word:<8}" for word in WORDS).rstrip())
     for index, (word, row) in enumerate(zip(WORDS, pattern, strict=True)):
-        cells = [f"{shades[math.ceil(4 * share)] * 2}{share:4.0%}" for share in row[: index + 1]]
+        cells = [f"{SHADES[math.ceil(4 * share)] * 2}{share:4.0%}" for share in row[: index + 1]]
         print(f"   {word:<9}{'  '.join(cells)}")
     print()

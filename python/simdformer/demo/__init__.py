@@ -1,0 +1,21 @@
+"""The demonstration: one attention step, written in numpy and computed by the kernels, then a
+trained model.
+
+Every line of code that it shows is the code that it runs.
+"""
+
+from pathlib import Path
+
+from simdformer.demo.model import trained_model
+from simdformer.demo.steps import attention_step
+
+__all__ = ["run"]
+
+
+def run(model: Path | None = None) -> int:
+    """Prints the demonstration, with the checkpoint that the package carries or with another one;
+    gives 0, or 1 when a check failed."""
+    right = attention_step()
+    right = trained_model(model) and right
+    print("\nAll checks agree." if right else "\nA CHECK FAILED: look for ✗ above.")
+    return 0 if right else 1
