@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from simdformer import models, nn, reference, text
     from simdformer.data import demo_path
     from simdformer.learn import plots
+    from simdformer.learn.check import CheckError, check
     from simdformer.models import CheckpointError
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
 
@@ -56,8 +57,10 @@ __version__: str = _core.build_info()["version"]
 # What is imported when it is first asked for, and from where (a dot at the end: a module of that
 # package): models and text are of no use to somebody who wants functions, and take time to load.
 _LAZY = {
+    "CheckError": "simdformer.learn.check",
     "CheckpointError": "simdformer.models",
     "LanguageModel": "simdformer.text",
+    "check": "simdformer.learn.check",
     "demo_path": "simdformer.data",
     "from_pretrained": "simdformer.text",
     "models": "simdformer.",
@@ -69,12 +72,14 @@ _LAZY = {
 }
 
 __all__ = [
+    "CheckError",
     "CheckpointError",
     "LanguageModel",
     "PackedWeight",
     "RopeFrequencies",
     "__version__",
     "causal_mask",
+    "check",
     "demo_path",
     "embedding",
     "from_pretrained",

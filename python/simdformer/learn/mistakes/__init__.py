@@ -1,0 +1,1 @@
+"""The catalogue: operations and layers as programs, and beside each what goes wrong in it."""

@@ -1,0 +1,276 @@
+"""Computations cut into named steps, so that any step can be done wrong.
+
+A program is a list of steps, each a small function on the variables of one run. The variables that
+it starts from are the arguments of the operation that it spells out, by the names of that
+operation's signature; of a layer, the layer's attributes too (`s.wq`). The result is `s.out`, a
+tuple or list where the operation gives one:
+
+    attention = Program("attention", of=scaled_dot_product_attention)
+
+    @attention.step
+    def scale(s: State) -> None:
+        s.scores = s.scores * s.scale
+
+    run = Run(np.float64)
+    run(attention, query=q, key=k, value=v).out       # as it should be
+
+A step binds new arrays to names; it never writes into an array, for what an earlier run has
+computed is used again by later ones.
+
+A mistake is a step done otherwise. It says in words what went wrong, why, and what to do, and is
+registered under the full name of the step that it replaces:
+
+    @mistake("attention.scale", title="The scores are not scaled", cause=..., fix=..., step="01 §2")
+    def no_scale(s: State) -> None:
+        pass
+
+    Run(np.float32, no_scale.replaces)(attention, query=q, key=k, value=v).out
+
+A mistake that shows in several steps is a class with a function for each of them:
+
+    @mistake("attention.mask", "attention.softmax", title=...)
+    class MaskAfterSoftmax:
+        @staticmethod
+        def mask(s): ...
+
+        @staticmethod
+        def softmax(s): ...
+
+Programs run one another (`s.run(rope, x=s.q, ...)`), and replaced steps are replaced at every
+depth: what can go wrong in RoPE can go wrong in the RoPE of an attention layer. Mistakes in
+different steps combine.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+__all__ = ["CATALOGUE", "OPERATIONS", "Mistake", "Program", "Run", "State", "Variation", "mistake"]
+
+State = SimpleNamespace  # the variables of one run of a program; `s.run` is the run itself
+Step = Callable[[Any], None]
+Thin = Callable[[dict[str, Any], int], tuple[dict[str, Any], Callable[[Any], Any]] | None]
+
+
+class Program:
+    """Steps in order; each reads and writes the variables of a `State`.
+
+    of : the function or the class of layers that the program spells out; `check` then finds it
+    axes : what the axes of the result are called, as far as they have a name, the last one last
+    """
+
+    def __init__(
+        self, name: str, *, of: Callable[..., Any] | None = None, axes: tuple[str, ...] = ()
+    ) -> None:
+        self.name = name
+        self.of = of
+        self.axes = axes
+        self.steps: dict[str, Step] = {}
+        self.thinned: Thin | None = None
+        self.defaults: dict[str, Any] = {}
+        if of is not None:
+            OPERATIONS[of] = self
+            called = of.__call__ if isinstance(of, type) else of
+            self.defaults = {
+                parameter.name: parameter.default
+                for parameter in inspect.signature(called).parameters.values()
+                if parameter.default is not parameter.empty
+            }
+
+    def step(self, function: Step) -> Step:
+        """Decorator: the function is the next step, under its own name."""
+        name = f"{self.name}.{function.__name__}"
+        if name in self.steps:
+            raise ValueError(f"{name} is a step already")
+        self.steps[name] = function
+        return function
+
+    def thin(self, function: Thin) -> Thin:
+        """Decorator: how a large problem is sampled.
+
+        The function takes the variables of a run, and about how many numbers one array may hold. It
+        gives the variables of a smaller problem, whose result is a part of the result of the whole
+        one, and a function that takes this part out of a result. None: it is small enough.
+        """
+        self.thinned = function
+        return function
+
+    def __repr__(self) -> str:
+        return f"Program({self.name!r}, {len(self.steps)} steps)"
+
+
+OPERATIONS: dict[Callable[..., Any], Program] = {}  # functions and layer classes, their programs
+
+
+@dataclass
+class Tape:
+    """What one evaluation of a program left behind, for later ones that differ in a few steps."""
+
+    program: Program
+    before: list[dict[str, Any]] = field(default_factory=list)  # variables before each step
+    visited: list[set[str]] = field(default_factory=list)  # steps run in each step, nested ones too
+    nested: list[list["Tape"]] = field(default_factory=list)  # programs run in each step
+    after: dict[str, Any] = field(default_factory=dict)
+
+    def first_touched(self, steps: Set[str]) -> int:
+        """The number of the first step that is one of these or runs one of these."""
+        touched = (i for i, names in enumerate(self.visited) if not steps.isdisjoint(names))
+        return next(touched, len(self.visited))
+
+
+@dataclass
+class Run:
+    """One evaluation: the dtype of its arithmetic, and the steps that are done otherwise.
+
+    `visited` are the full names of all steps that were run, those of nested programs included: the
+    mistakes worth trying are those that replace one of them. With `earlier`, the tape of another
+    run of the same program on the same variables, only what comes after the first of the steps
+    `differing` from that run is computed. `tape` is this run's own.
+
+    `rounding` shows how much of a result is a matter of rounding: with a number eps, everything
+    that goes through `array` or `rounded` is off by up to that, relatively, at random.
+    """
+
+    dtype: Any
+    replaced: Mapping[str, Step] = field(default_factory=dict)
+    visited: set[str] = field(default_factory=set)
+    earlier: Tape | None = None
+    differing: Set[str] = frozenset()
+    rounding: float = 0.0
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self.dtype = np.dtype(self.dtype).type
+        self.tape: Tape | None = None
+        self._pending = [] if self.earlier is None else [self.earlier]
+        self._inside: tuple[set[str], list[Tape]] = (self.visited, [])
+
+    def __call__(self, program: Program, **variables: Any) -> Any:
+        """The variables after the last step."""
+        old = self._pending.pop(0) if self._pending else None
+        known, pending, (names, tapes) = 0, self._pending, self._inside
+        tape = Tape(program)
+        if old is None:
+            s = State(**program.defaults | variables, run=self)
+        else:
+            known = old.first_touched(self.differing)
+            tape.before, tape.visited = old.before[:known], old.visited[:known]
+            tape.nested = old.nested[:known]
+            s = State(**[*old.before, old.after][known], run=self)
+        for i, (name, step) in enumerate(program.steps.items()):
+            if i < known:
+                continue
+            tape.before.append({key: value for key, value in vars(s).items() if key != "run"})
+            tape.visited.append({name})
+            tape.nested.append([])
+            self._inside = (tape.visited[i], tape.nested[i])
+            alike = old is not None and i == known and name not in self.differing
+            self._pending = old.nested[i][:] if old is not None and alike else []
+            self.replaced.get(name, step)(s)
+        tape.after = {key: value for key, value in vars(s).items() if key != "run"}
+        names.update(*tape.visited)
+        tapes.append(tape)
+        # Once something differs, nothing that follows is known from the earlier run.
+        self._pending = pending if old is not None and known == len(program.steps) else []
+        self._inside = (names, tapes)
+        self.tape = tape
+        return s
+
+    def array(self, x: Any) -> Any:
+        """x in the dtype of the arithmetic; None stays None."""
+        if x is None:
+            return None
+        if hasattr(x, "unpack"):
+            x = x.unpack()
+        return self.rounded(np.asarray(x).astype(self.dtype, copy=False))
+
+    def rounded(self, x: Any, at_most: float = 1.0) -> Any:
+        """x itself; or off by the `rounding` that is asked for, but at most by so much."""
+        eps = min(self.rounding, at_most)
+        return x * (1 + eps * self.random.uniform(-1, 1, np.shape(x))) if eps else x
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What went wrong, in words.
+
+    name : such as "attention.no_scale"
+    title : what is wrong with the array, in half a sentence
+    cause : how one comes to it
+    fix : what to write instead
+    step : the notebook and section that the step belongs to, such as "01 §2"
+    """
+
+    name: str
+    title: str
+    cause: str
+    fix: str
+    step: str
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A mistake and the steps, by full name, that it replaces."""
+
+    mistake: Mistake
+    replaces: Mapping[str, Step]
+
+    @property
+    def steps(self) -> Set[str]:
+        return self.replaces.keys()
+
+    def combines_with(self, other: "Variation") -> bool:
+        return not self.replaces.keys() & other.replaces.keys()
+
+
+class Catalogue:
+    """All mistakes that are known, in the order in which they were written down."""
+
+    def __init__(self) -> None:
+        self.variations: dict[str, Variation] = {}
+
+    def __iter__(self) -> Iterator[Variation]:
+        return iter(self.variations.values())
+
+    def __len__(self) -> int:
+        return len(self.variations)
+
+    def __getitem__(self, name: str) -> Variation:
+        return self.variations[name]
+
+    def add(self, variation: Variation) -> None:
+        if variation.mistake.name in self.variations:
+            raise ValueError(f"a mistake is called {variation.mistake.name} already")
+        self.variations[variation.mistake.name] = variation
+
+    def among(self, visited: Set[str]) -> list[Variation]:
+        """The mistakes that can be made in a run that visited these steps."""
+        return [known for known in self if known.replaces.keys() <= visited]
+
+
+CATALOGUE = Catalogue()
+
+
+def mistake(
+    *steps: str, title: str, cause: str, fix: str, step: str, name: str | None = None
+) -> Callable[[Any], Variation]:
+    """Decorator: puts a function (for one step), or a class of functions named as the steps are
+    (for several), into the catalogue; gives the `Variation`."""
+
+    def register(wrong: Any) -> Variation:
+        own = name or "".join("_" + c.lower() if c.isupper() else c for c in wrong.__name__)
+        program = steps[0].partition(".")[0]
+        if len(steps) == 1 and not isinstance(wrong, type):
+            replaces = {steps[0]: wrong}
+        else:
+            replaces = {full: vars(wrong)[full.rpartition(".")[2]] for full in steps}
+        found = Mistake(f"{program}.{own.strip('_')}", title, cause, fix, step)
+        variation = Variation(found, replaces)
+        CATALOGUE.add(variation)
+        return variation
+
+    return register

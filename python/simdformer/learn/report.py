@@ -1,0 +1,131 @@
+"""What a check found: for the terminal, for Jupyter, and as attributes."""
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.program import Mistake
+
+__all__ = ["CheckError", "Report", "Where"]
+
+
+class CheckError(AssertionError):
+    """A result that was checked is wrong; the message is the report."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where an array is wrong.
+
+    worst : index of the worst element, counted in `result` when there are several
+    mine, right : the numbers there
+    text : which heads, positions, channels are wrong, if it is not all of them: "heads 4-7 only"
+    wrong, of : how many numbers are wrong, of how many
+    result : which of several results, from 0
+    """
+
+    worst: tuple[int, ...]
+    mine: float
+    right: float
+    text: str
+    wrong: int
+    of: int
+    result: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of `simdformer.check`; it is true when the result is right.
+
+    ok : whether it is
+    name : of the operation
+    max_abs, max_rel : largest error, as it is and relative to the size (root mean square) of its
+        row; NaN when the shapes differ
+    where : a `Where`, or None when all is right or the shapes differ
+    explanations : everything that explains the array, each a tuple of mistakes made together
+    diagnosis : the mistakes in these; empty when the array is right, or when nothing known gives it
+    remarks : what is worth knowing besides
+    observations : when nothing known gives the array, what can be said about it
+    """
+
+    ok: bool
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    where: Where | None = None
+    explanations: tuple[tuple[Mistake, ...], ...] = ()
+    remarks: tuple[str, ...] = ()
+    observations: tuple[str, ...] = ()
+    expected: tuple[int, ...] | None = None
+    error: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def diagnosis(self) -> tuple[Mistake, ...]:
+        """Every mistake of the explanations, once."""
+        return tuple(dict.fromkeys(mistake for group in self.explanations for mistake in group))
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def raise_if_wrong(self) -> "Report":
+        """The report itself, or a `CheckError` with it when the array is wrong."""
+        if not self.ok:
+            raise CheckError(repr(self))
+        return self
+
+    def __repr__(self) -> str:
+        return "\n".join([self._head(), *self._middle(), *map("  note: {}".format, self.remarks)])
+
+    def _head(self) -> str:
+        if self.ok:
+            off = f"largest error {self.max_rel:.1e} of its row" if self.max_rel else "exactly"
+            return f"✓ {self.name} {self.shape} {self.dtype}: right, {off}"
+        if self.expected is not None:
+            return f"✗ {self.name}: shape {self.shape}, needs {self.expected}"
+        return f"✗ {self.name} {self.shape} {self.dtype}: wrong"
+
+    def _middle(self) -> list[str]:
+        lines = []
+        if self.where is not None:
+            place = ", ".join(map(str, self.where.worst))
+            which = f" of result {self.where.result}" if self.where.result else ""
+            lines.append(
+                f"  {self.where.wrong} of {self.where.of} numbers are off, the worst at [{place}]"
+                f"{which}: {number(self.where.mine)}, needs {number(self.where.right)}"
+            )
+            lines.append(
+                f"  largest error {number(self.max_abs)}, "
+                f"{number(self.max_rel)} times the size of its row"
+            )
+            if self.where.text:
+                lines.append(f"  where: {self.where.text}")
+        if len(self.explanations) > 1:
+            lines.append("  several mistakes give this array; for this call they are the same:")
+        for i, group in enumerate(self.explanations):
+            if len(group) > 1:
+                lines.append("  two mistakes at once:" if i == 0 else "  or these two:")
+            for mistake in group:
+                lines += [f"  ➤ {mistake.title}  ({mistake.name})"]
+                lines += [f"    why: {mistake.cause}", f"    fix: {mistake.fix}"]
+                lines += [f"    see: notebook {mistake.step}"] if mistake.step else []
+        return lines + [f"  {text}" for text in self.observations]
+
+    def _repr_html_(self) -> str:
+        """For Jupyter: the same, and a map of the error."""
+        colour = "#1b7f4b" if self.ok else "#b3261e"
+        head, *rest = repr(self).split("\n")
+        parts = [f'<div style="border-left:4px solid {colour};padding:2px 12px">']
+        parts.append(f'<div style="color:{colour};font-weight:600">{escape(head)}</div>')
+        parts += [f"<div>{escape(line.strip())}</div>" for line in rest]
+        return "".join([*parts, "</div>"])
+
+
+def number(x: float) -> str:
+    """Four digits, and whole words for what is no number."""
+    if np.isnan(x):
+        return "NaN"
+    return f"{x:.4g}"
