@@ -1,0 +1,37 @@
+"""`simdformer.plots`: pictures of what happens inside a transformer.
+
+    attention_map(pattern, tokens)    score_map(scores, tokens)    attention_heads(pattern, tokens)
+    rope_circle(row)                  rope_turns(inv_freq)         rope_bands(inv_freq)
+    residual_norms(trace)             logit_lens(model, trace)     parameter_budget(config)
+    error_map(mine, right)            style()
+
+Each draws on the Axes given as `ax=`, or on a new figure as wide as a notebook, and returns the
+Axes (those with several: an array of them). They share one look, which `style()` lends to your own
+pictures too; matplotlib's settings stay yours. Colours can be told apart with any colour vision, or
+by lightness alone. Drawing needs matplotlib: `pip install "simdformer[notebook]"`.
+"""
+
+from simdformer.learn.plots_attention import (
+    attention_heads,
+    attention_map,
+    error_map,
+    score_map,
+)
+from simdformer.learn.plots_look import COLOURS, style
+from simdformer.learn.plots_model import logit_lens, parameter_budget, residual_norms
+from simdformer.learn.plots_rope import rope_bands, rope_circle, rope_turns
+
+__all__ = [
+    "COLOURS",
+    "attention_heads",
+    "attention_map",
+    "error_map",
+    "logit_lens",
+    "parameter_budget",
+    "residual_norms",
+    "rope_bands",
+    "rope_circle",
+    "rope_turns",
+    "score_map",
+    "style",
+]
