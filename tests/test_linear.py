@@ -239,12 +239,15 @@ def test_16_bit_accumulates_in_float32(isa):
 @each_form
 @pytest.mark.parametrize("rows", [1, 4, 30])
 def test_subnormals_are_kept(isa, dtype, form, rows):
-    """Also in bfloat16: panels are widened, the hardware's flushing dot product is not used."""
+    """But by the dot product of AVX512-BF16, which packed weights use: to it they are zero."""
     x = np.eye(rows, 40).astype(dtype)
     weight = (
         np.tile(np.arange(1, 41).astype(dtype), (17, 1)) * ml_dtypes.finfo(dtype).smallest_subnormal
     )
-    assert same_bits(sf.linear(x, form(weight)), np.repeat(weight[:1, :rows].T, 17, axis=1))
+    want = np.repeat(weight[:1, :rows].T, 17, axis=1)
+    if isa == "avx512_bf16" and dtype == ml_dtypes.bfloat16 and form is sf.pack:
+        want[:] = 0
+    assert same_bits(sf.linear(x, form(weight)), want)
 
 
 @each_form

@@ -131,15 +131,26 @@ void linear(const View& x, const LinearOperand* operands, int count) {
   args.weights = weights.data();
   args.count = count;
 
+  // x is wanted widened, or as pairs of bfloat16, or, when the weights differ, as both.
+  int pairs = 0;
+  if (table.bf16_pairs && x.dtype == DType::bf16)
+    for (const LinearWeight& w : weights) pairs += w.packed && w.dtype == DType::bf16;
   const int64_t step = block_rows(source.count, depth);
-  const Scratch packed(checked_bytes(step, args.x_stride, itemsize(sum)));
-  args.x = packed.as<void>();
+  const int64_t elements = checked_bytes(step, args.x_stride, 1);
+  const Scratch widened(pairs == count ? 0 : checked_bytes(elements, itemsize(sum), 1));
+  const Scratch paired(pairs == 0 ? 0 : checked_bytes(elements, itemsize(DType::bf16), 1));
+  args.x = widened.as<void>();
+  args.x_pairs = pairs == 0 ? nullptr : paired.as<bfloat16>();
   for (int64_t first = 0; first < source.count; first += step) {
     args.first = first;
     args.rows = std::min(step, source.count - first);
-    const PackRowsArgs rows{source, first, packed.as<void>(), args.x_stride};
-    parallel_for(args.rows, grain(0, static_cast<double>(args.x_stride) * 8),
-                 [&](int64_t begin, int64_t end) { table.pack_rows(rows, begin, end); });
+    const auto pack_rows = [&](const Scratch& packed, bool as_pairs) {
+      const PackRowsArgs rows{source, first, packed.as<void>(), args.x_stride, as_pairs};
+      parallel_for(args.rows, grain(0, static_cast<double>(args.x_stride) * 8),
+                   [&](int64_t begin, int64_t end) { table.pack_rows(rows, begin, end); });
+    };
+    if (pairs < count) pack_rows(widened, false);
+    if (pairs > 0) pack_rows(paired, true);
 
     args.chunks = chunks_of(args.rows, groups);
     args.chunk_rows = ceil_div(args.rows, args.chunks);

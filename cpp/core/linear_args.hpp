@@ -34,13 +34,14 @@ struct UnpackArgs {
   int64_t row_stride;
 };
 
-// Rows [first + begin, first + end) of x -> rows [begin, end) of `out` as x's accumulator, zeros up to
-// `stride`.
+// Rows [first + begin, first + end) of x -> rows [begin, end) of `out` as x's accumulator, or as the bfloat16
+// they are, with zeros up to `stride`.
 struct PackRowsArgs {
   Rows x;
   int64_t first;
   void* out;
-  int64_t stride;  // in elements
+  int64_t stride;  // in elements, even
+  bool pairs;      // as bfloat16, for weights that are multiplied in pairs
 };
 
 // One weight of a call, with what is added to its product and where that goes.
@@ -60,11 +61,13 @@ struct LinearWeight {
 // out = x W^T + bias for one block of rows of x. Work item = (group of 64 columns of one weight, chunk of
 // rows): item / chunks is the group, counted through all weights, item % chunks the chunk.
 struct LinearArgs {
-  const void* x;     // (rows, depth), packed: the accumulator's type, zeros from depth to x_stride
-  int64_t x_stride;  // in elements
-  int64_t first;     // where the block starts among the rows of the call
-  int64_t rows;      // of the block
-  int64_t all_rows;  // of the call: they choose the algorithm, so that all blocks use the same
+  const void* x;            // (rows, depth), packed: the accumulator's type, zeros from depth to x_stride
+  const bfloat16* x_pairs;  // the same as bfloat16, for packed bfloat16 weights where the CPU multiplies
+                            // pairs; null otherwise
+  int64_t x_stride;         // in elements
+  int64_t first;            // where the block starts among the rows of the call
+  int64_t rows;             // of the block
+  int64_t all_rows;         // of the call: they choose the algorithm, so that all blocks use the same
   int64_t depth;
   int64_t chunks, chunk_rows;
   const LinearWeight* weights;

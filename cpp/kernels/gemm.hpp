@@ -7,7 +7,8 @@
 //
 // Sums are float32 (float64 for float64). An element is one chain of FMAs in the order of k, started from
 // zero and then added to C: its bits depend neither on m nor on the place of its row. Long sums are cut by
-// the caller.
+// the caller. Where the CPU multiplies pairs of bfloat16 (vdpbf16ps), A may be bfloat16 too: two products are
+// then added at a time, and subnormal factors count as zero, which is the hardware's doing.
 #pragma once
 
 #include "kernels/vec.hpp"
@@ -22,35 +23,88 @@ namespace simdformer::SF_ISA {
 
 constexpr int64_t kPanelColumns = 16;
 
+// The CPU multiplies pairs of bfloat16 and adds both products to a float.
+#if defined(__AVX512BF16__)
+#define SF_BF16_PAIRS
+constexpr bool kPairs = true;
+#else
+constexpr bool kPairs = false;
+#endif
+
 template <int n>
 using Count = std::integral_constant<int, n>;
 
 // ---- panels -----------------------------------------------------------------------------------------------
 
-// How a batch of columns is read from a panel of T. kDepth values of k lie side by side; `decode<part>` gives
-// the part-th of them for the columns that start at p.
+// What the microkernel knows of its operands. kDepth values of k lie side by side in a panel of T, and take
+// kSteps steps; Row is the type of A. A step multiplies `column<step>`, the columns that start at p, by
+// `row`, what one row of A has at this k in every lane.
 template <class Arch, class T>
 struct PanelOf {
-  static constexpr int kDepth = 1;
-  template <int part>
-  SF_INLINE static Vec<Arch, Acc<T>> decode(const T* p) {
+  using Element = T;
+  using Row = Acc<T>;
+  static constexpr int kDepth = 1, kSteps = 1;
+  template <int step>
+  SF_INLINE static Vec<Arch, Acc<T>> column(const T* p) {
     return load<Arch>(p);
   }
+  SF_INLINE static Vec<Arch, Acc<T>> row(const Row* a) { return Vec<Arch, Acc<T>>(*a); }
 };
 
 template <class Arch>
 struct PanelOf<Arch, bfloat16> {
-  static constexpr int kDepth = 2;
-  template <int part>
-  SF_INLINE static Vec<Arch, float> decode(const bfloat16* p) {
+  using Element = bfloat16;
+  using Row = float;
+  static constexpr int kDepth = 2, kSteps = 2;
+  template <int step>
+  SF_INLINE static Vec<Arch, float> column(const bfloat16* p) {
     using Words = Vec<Arch, uint32_t>;
     const Words words = Words::load_unaligned(reinterpret_cast<const uint32_t*>(p));
-    if constexpr (part == 0)
+    if constexpr (step == 0)
       return lanes_as<Vec<Arch, float>>(Words(words << 16));
     else
       return lanes_as<Vec<Arch, float>>(Words(words & Words(0xffff0000u)));
   }
+  SF_INLINE static Vec<Arch, float> row(const float* a) { return Vec<Arch, float>(*a); }
 };
+
+template <class Arch, class T>
+using ElementOf = typename PanelOf<Arch, T>::Element;
+template <class Arch, class T>
+using RowOf = typename PanelOf<Arch, T>::Row;
+template <class Arch, class T>
+using SumOf = Acc<ElementOf<Arch, T>>;
+
+template <class B>
+SF_INLINE B add_product(B row, B column, B sum) {
+  return mul_add(row, column, sum);
+}
+
+#if defined(SF_BF16_PAIRS)
+// The same panel beside rows of bfloat16: a lane is a pair.
+struct Pairs {};
+
+template <class Arch>
+struct PanelOf<Arch, Pairs> {
+  using Element = bfloat16;
+  using Row = bfloat16;
+  static constexpr int kDepth = 2, kSteps = 1;
+  template <int step>
+  SF_INLINE static __m512bh column(const bfloat16* p) {
+    return lanes_as<__m512bh>(_mm512_loadu_si512(p));
+  }
+  SF_INLINE static __m512bh row(const bfloat16* a) {
+    int pair;
+    std::memcpy(&pair, a, 4);
+    return lanes_as<__m512bh>(_mm512_set1_epi32(pair));
+  }
+};
+
+template <class B>
+SF_INLINE B add_product(__m512bh row, __m512bh column, B sum) {
+  return B(_mm512_dpbf16_ps(sum, row, column));
+}
+#endif
 
 // ---- microkernel ------------------------------------------------------------------------------------------
 
@@ -71,54 +125,56 @@ constexpr int kTileVectors[] = {0, 8, 4, 2, 2};
 // The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of memory. 16-bit
 // panels, read in place by up to kWidenRows rows, gain from it at every tile; float32 ones only at the
 // flattest (measured).
-template <class T>
-constexpr int kPrefetchRows = sizeof(T) == 2 ? kTileRows : 2;
+template <class Element>
+constexpr int kPrefetchRows = sizeof(Element) == 2 ? kTileRows : 2;
 constexpr uintptr_t kPrefetchBytes = 1536;
 
 template <class Arch, class T, int MR, int NV>
-__attribute__((noinline)) void microkernel(int64_t k, const Acc<T>* a, int64_t lda, const T* panels,
-                                           int64_t panel_stride, Acc<T>* c, int64_t ldc,
-                                           bool accumulate) noexcept {
-  using V = Vec<Arch, Acc<T>>;
+__attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, int64_t lda,
+                                           const ElementOf<Arch, T>* panels, int64_t panel_stride,
+                                           SumOf<Arch, T>* c, int64_t ldc, bool accumulate) noexcept {
   using Panel = PanelOf<Arch, T>;
-  constexpr int W = static_cast<int>(kLanes<Arch, Acc<T>>), kDepth = Panel::kDepth;
+  using A = SumOf<Arch, T>;
+  using V = Vec<Arch, A>;
+  constexpr int W = static_cast<int>(kLanes<Arch, A>), kDepth = Panel::kDepth;
   V sum[MR][NV];
-  SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(Acc<T>(0));
+  SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(A(0));
 
-  // sum[.][v] += a[.][0] * column vector v of the step at p
-  const auto step = [&](const Acc<T>* a, const T* p, auto part) __attribute__((always_inline)) {
-    V b[NV];
+  // sum[.][v] += row . of A * column vector v at p
+  const auto multiply = [&](const auto* a, const auto* p, auto step) __attribute__((always_inline)) {
+    decltype(Panel::template column<0>(p)) b[NV];
     SF_UNROLL for (int v = 0; v < NV; ++v) {
       const int column = v * W, panel = column / 16;
-      b[v] = Panel::template decode<decltype(part)::value>(p + panel * panel_stride + column % 16 * kDepth);
+      b[v] = Panel::template column<decltype(step)::value>(p + panel * panel_stride + column % 16 * kDepth);
     }
     SF_UNROLL for (int i = 0; i < MR; ++i) {
-      const V x(a[i * lda]);
-      SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = mul_add(x, b[v], sum[i][v]);
+      const auto x = Panel::row(a + i * lda);
+      SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = add_product(x, b[v], sum[i][v]);
     }
   };
   for (; k >= kDepth; k -= kDepth, a += kDepth, panels += kPanelColumns * kDepth) {
-    if constexpr (MR <= kPrefetchRows<T>) {
+    if constexpr (MR <= kPrefetchRows<ElementOf<Arch, T>>) {
       SF_UNROLL for (int panel = 0; panel * 16 < NV * W; ++panel)
           __builtin_prefetch(reinterpret_cast<const void*>(
               reinterpret_cast<uintptr_t>(panels + panel * panel_stride) + kPrefetchBytes));
     }
-    step(a, panels, Count<0>());
-    if constexpr (kDepth == 2) step(a + 1, panels, Count<1>());
+    multiply(a, panels, Count<0>());
+    if constexpr (Panel::kSteps == 2) multiply(a + 1, panels, Count<1>());
   }
-  if (k > 0) step(a, panels, Count<0>());
+  if (k > 0) multiply(a, panels, Count<0>());  // half a pair: the other half is zero
 
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) {
-    Acc<T>* out = c + i * ldc + v * W;
-    store<Arch>(out, accumulate ? load<Arch>(static_cast<const Acc<T>*>(out)) + sum[i][v] : sum[i][v]);
+    A* out = c + i * ldc + v * W;
+    store<Arch>(out, accumulate ? load<Arch>(static_cast<const A*>(out)) + sum[i][v] : sum[i][v]);
   }
 }
 
 // ---- blocking ---------------------------------------------------------------------------------------------
 
 template <class Arch, class T, int MR, int NV>
-SF_INLINE void row_tile(int64_t rows, int64_t k, const Acc<T>* a, int64_t lda, const T* panels,
-                        int64_t panel_stride, Acc<T>* c, int64_t ldc, bool accumulate) {
+SF_INLINE void row_tile(int64_t rows, int64_t k, const RowOf<Arch, T>* a, int64_t lda,
+                        const ElementOf<Arch, T>* panels, int64_t panel_stride, SumOf<Arch, T>* c,
+                        int64_t ldc, bool accumulate) {
   if constexpr (MR > 1) {
     if (rows < MR)
       return row_tile<Arch, T, MR - 1, NV>(rows, k, a, lda, panels, panel_stride, c, ldc, accumulate);
@@ -129,12 +185,13 @@ SF_INLINE void row_tile(int64_t rows, int64_t k, const Acc<T>* a, int64_t lda, c
 // Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
 // end. The tile of B stays in cache while the rows of A pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
 template <class Arch, class T, int MR, int NV>
-SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, const Acc<T>* a, int64_t lda,
-                               const T* panels, int64_t panel_stride, Acc<T>* c, int64_t ldc,
-                               bool accumulate) {
-  constexpr int64_t kColumns = NV * kLanes<Arch, Acc<T>>;
+SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, const RowOf<Arch, T>* a,
+                               int64_t lda, const ElementOf<Arch, T>* panels, int64_t panel_stride,
+                               SumOf<Arch, T>* c, int64_t ldc, bool accumulate) {
+  constexpr int64_t kColumns = NV * kLanes<Arch, SumOf<Arch, T>>;
   for (; begin + kColumns <= end; begin += kColumns) {
-    const T* tile = panels + begin / 16 * panel_stride + begin % 16 * PanelOf<Arch, T>::kDepth;
+    const ElementOf<Arch, T>* tile =
+        panels + begin / 16 * panel_stride + begin % 16 * PanelOf<Arch, T>::kDepth;
     int64_t tiles = (m + MR - 1) / MR;
     for (int64_t i = 0; tiles > 0; --tiles) {
       const int64_t rows = (m - i + tiles - 1) / tiles;
@@ -147,10 +204,11 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
 }
 
 template <class Arch, class T>
-void gemm_panels(int64_t m, int64_t n, int64_t k, const Acc<T>* a, int64_t lda, const T* panels,
-                 int64_t panel_stride, Acc<T>* c, int64_t ldc, bool accumulate) noexcept {
+void gemm_panels(int64_t m, int64_t n, int64_t k, const RowOf<Arch, T>* a, int64_t lda,
+                 const ElementOf<Arch, T>* panels, int64_t panel_stride, SumOf<Arch, T>* c, int64_t ldc,
+                 bool accumulate) noexcept {
   constexpr int kUsual = kTileVectors[kTileRows];
-  constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<Arch, Acc<T>>);
+  constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<Arch, SumOf<Arch, T>>);
   const int64_t end = (n + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
   const auto tiles = [&](int64_t begin, auto rows, auto vectors) __attribute__((always_inline)) {
     return column_tiles<Arch, T, decltype(rows)::value, decltype(vectors)::value>(

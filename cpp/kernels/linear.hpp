@@ -4,7 +4,8 @@
 // the microkernel eats, multiply into a tile of sums, add the bias and round once into y.
 //
 //   packed W              panels as they lie; 16-bit ones are decoded in registers, or, when many rows will
-//                         use them, widened once into scratch
+//                         use them, widened once into scratch; beside bfloat16 x, bfloat16 ones are
+//                         multiplied as they are where the CPU can
 //   plain W, many rows    panels are packed into scratch, 256 inputs at a time
 //   plain W, few rows     no panels: dot products of rows of W with rows of x, bound by memory
 //
@@ -130,8 +131,18 @@ SF_INLINE void pack_rows_of(const PackRowsArgs& args, int64_t begin, int64_t end
   }
 }
 
+SF_INLINE void copy_rows(const PackRowsArgs& args, int64_t begin, int64_t end) {
+  RowCursor row(args.x, args.first + begin);
+  for (int64_t i = begin; i < end; ++i, row.next()) {
+    bfloat16* out = static_cast<bfloat16*>(args.out) + i * args.stride;
+    std::memcpy(out, row.template as<const bfloat16>(), static_cast<size_t>(args.x.length) * 2);
+    std::memset(out + args.x.length, 0, static_cast<size_t>(args.stride - args.x.length) * 2);
+  }
+}
+
 template <class Arch>
 void pack_rows(const PackRowsArgs& args, int64_t begin, int64_t end) noexcept {
+  if (args.pairs) return copy_rows(args, begin, end);
   switch (args.x.dtype) {
     case DType::f32:
       return pack_rows_of<Arch, float>(args, begin, end);
@@ -151,9 +162,9 @@ SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
   constexpr int64_t W = kLanes<Arch, float>;
   for (int64_t j = 0; j < k; j += Panel::kDepth, panel += kPanel * Panel::kDepth)
     for (int64_t c = 0; c < kPanel; c += W) {
-      store<Arch>(out + j * kPanel + c, Panel::template decode<0>(panel + c * Panel::kDepth));
+      store<Arch>(out + j * kPanel + c, Panel::template column<0>(panel + c * Panel::kDepth));
       if constexpr (Panel::kDepth == 2) {
-        if (j + 1 < k) store<Arch>(out + (j + 1) * kPanel + c, Panel::template decode<1>(panel + c * 2));
+        if (j + 1 < k) store<Arch>(out + (j + 1) * kPanel + c, Panel::template column<1>(panel + c * 2));
       }
     }
 }
@@ -220,9 +231,9 @@ SF_INLINE void dot_products(int64_t rows, int64_t columns, const Acc<T>* x, int6
 
 // tile = or += x panels, in partial sums of `length` terms.
 template <class Arch, class T>
-SF_INLINE void multiply_block(int64_t rows, int64_t columns, int64_t k, int64_t length, const Acc<T>* x,
-                              int64_t x_stride, const T* panels, int64_t panel_stride, Acc<T>* tile,
-                              bool accumulate) {
+SF_INLINE void multiply_block(int64_t rows, int64_t columns, int64_t k, int64_t length,
+                              const RowOf<Arch, T>* x, int64_t x_stride, const ElementOf<Arch, T>* panels,
+                              int64_t panel_stride, SumOf<Arch, T>* tile, bool accumulate) {
   for (int64_t begin = 0; begin < k; begin += length)
     gemm_panels<Arch, T>(rows, columns, k - begin < length ? k - begin : length, x + begin, x_stride,
                          panels + begin * kPanel, panel_stride, tile, kGroup, accumulate || begin > 0);
@@ -260,6 +271,20 @@ void multiply(const LinearArgs& args, const LinearWeight& w, const Acc<T>* x, in
                             tile, begin > 0);
   }
 }
+
+#if defined(SF_BF16_PAIRS)
+// The same for bfloat16 x and packed bfloat16 W, whose pairs the CPU multiplies as they are.
+template <class Arch>
+void multiply_pairs(const LinearArgs& args, const LinearWeight& w, int64_t row, int64_t rows, int64_t column,
+                    int64_t columns, float* tile) noexcept {
+  const int64_t panel_stride = panel_elements(args.depth, w.dtype);
+  const bfloat16* panels = reinterpret_cast<const bfloat16*>(w.weight) + column / kPanel * panel_stride;
+  if (args.depth == 0) std::memset(tile, 0, static_cast<size_t>(rows * kGroup) * sizeof(float));
+  multiply_block<Arch, Pairs>(rows, columns, args.depth, sum_length(args.depth),
+                              args.x_pairs + row * args.x_stride, args.x_stride, panels, panel_stride, tile,
+                              false);
+}
+#endif
 
 // ---- bias and rounding ------------------------------------------------------------------------------------
 
@@ -310,6 +335,12 @@ void linear_item(const LinearArgs& args, const LinearWeight& w, int64_t column, 
       multiply<Arch, float16>(args, w, x, rows, column, columns, tile, panels);
       break;
     default:
+#if defined(SF_BF16_PAIRS)
+      if (w.packed && args.x_pairs != nullptr) {
+        multiply_pairs<Arch>(args, w, row, rows, column, columns, tile);
+        break;
+      }
+#endif
       multiply<Arch, bfloat16>(args, w, x, rows, column, columns, tile, panels);
   }
   if (w.bias != nullptr) {

@@ -20,16 +20,27 @@ namespace simdformer {
 const KernelTable* SF_JOIN(table_, SF_ISA)() noexcept {
   using namespace SF_ISA;
   using Arch = NativeArch;
-  static constexpr KernelTable kTable = {SF_TEXT(SF_ISA),       activation<Arch>,
-                                         swiglu<Arch>,          softmax<Arch>,
-                                         rms_norm<Arch>,        layer_norm<Arch>,
-                                         rope_table<Arch>,      rope<Arch>,
-                                         convert<Arch>,         pack<Arch>,
-                                         unpack<Arch>,          pack_rows<Arch>,
-                                         linear<Arch>,          attention_pack<Arch>,
-                                         attention_many<Arch>,  attention_few<Arch>,
-                                         attention_merge<Arch>, 2 * kChains * kLanes<Arch, float>,
-                                         fma_chains<Arch>,      read_memory<Arch>};
+  static constexpr KernelTable kTable = {SF_TEXT(SF_ISA),
+                                         kPairs,
+                                         activation<Arch>,
+                                         swiglu<Arch>,
+                                         softmax<Arch>,
+                                         rms_norm<Arch>,
+                                         layer_norm<Arch>,
+                                         rope_table<Arch>,
+                                         rope<Arch>,
+                                         convert<Arch>,
+                                         pack<Arch>,
+                                         unpack<Arch>,
+                                         pack_rows<Arch>,
+                                         linear<Arch>,
+                                         attention_pack<Arch>,
+                                         attention_many<Arch>,
+                                         attention_few<Arch>,
+                                         attention_merge<Arch>,
+                                         2 * kChains * kLanes<Arch, float>,
+                                         fma_chains<Arch>,
+                                         read_memory<Arch>};
   return &kTable;
 }
 
