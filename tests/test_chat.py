@@ -13,7 +13,7 @@ from checkpoints import random_weights, tiny_config
 from simdformer.models import Checkpoint, CheckpointError
 from simdformer.models.transformer import Transformer
 from simdformer.text import LanguageModel, chat
-from simdformer.text.language_model import find_tokenizer
+from simdformer.text.pretrained import find_tokenizer
 
 TALK = [
     {"role": "system", "content": "Be kind."},

@@ -6,7 +6,7 @@ import simdformer as sf
 from simdformer.cli import _shared as shared
 from simdformer.models import read_checkpoint
 from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
-from simdformer.text.language_model import find_tokenizer
+from simdformer.text.pretrained import find_tokenizer
 
 __all__ = ["add"]
 

@@ -1,4 +1,4 @@
-"""What the layers of one forward pass share: positions, cache and trace."""
+"""What the layers of one forward pass share: positions, cache, and who looks on."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
-from simdformer.models.trace import Trace
+from simdformer.models.trace import Observer, See, unseen
 
 __all__ = ["ForwardPass", "checked_ids"]
 
@@ -22,11 +22,11 @@ class ForwardPass:
     positions: Integers
     offset: int | Integers
     cache: KVCache | None
-    trace: Trace | None
+    observer: Observer | None
 
     @classmethod
     def begin(
-        cls, config: ModelConfig, ids: Integers, cache: KVCache | None, trace: Trace | None
+        cls, config: ModelConfig, ids: Integers, cache: KVCache | None, observer: Observer | None
     ) -> "ForwardPass":
         """Finds the positions of ids (B,L). ValueError when there is no room for them."""
         batch, new = ids.shape
@@ -36,7 +36,7 @@ class ForwardPass:
                     f"model: {new} ids are more than max_seq_len = {config.max_seq_len}; "
                     "shorten them, or load the model with a larger max_seq_len"
                 )
-            return cls(np.arange(new), 0, None, trace)
+            return cls(np.arange(new), 0, None, observer)
         layers, _, sequences, kv_heads, _, head_dim = cache.data.shape
         found = (layers, kv_heads, head_dim, sequences)
         needed = (config.num_layers, config.num_kv_heads, config.head_dim, batch)
@@ -48,8 +48,16 @@ class ForwardPass:
         cache.require_room(new)
         start = cache.common_length
         if start is not None:
-            return cls(np.arange(start, start + new), start, cache, trace)
-        return cls(cache.lengths[:, None] + np.arange(new), cache.lengths.copy(), cache, trace)
+            return cls(np.arange(start, start + new), start, cache, observer)
+        return cls(cache.lengths[:, None] + np.arange(new), cache.lengths.copy(), cache, observer)
+
+    def at(self, layer: int | None = None) -> See:
+        """`value = see(name, value)` lets whoever looks on keep the value or change it."""
+        return unseen if self.observer is None else self.observer.at(layer)
+
+    def wants(self, layer: int, *names: str) -> bool:
+        """Whether anybody looks at one of these."""
+        return self.observer is not None and self.observer.wants(layer, *names)
 
 
 def checked_ids(ids: npt.ArrayLike) -> Integers:

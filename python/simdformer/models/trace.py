@@ -1,16 +1,25 @@
-"""Every activation of a forward pass by name: what the kernels computed, no second computation."""
+"""Every activation of a forward pass by name: kept, or changed on its way, by whoever asks.
+
+What is kept is what the kernels computed, no second computation. Only what follows a change of
+`attn.scores` or `attn.pattern` is computed here, because inside the kernel there is nothing to
+change.
+"""
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from simdformer.functional import softmax
 from simdformer.models.config import ModelConfig
+from simdformer.reference import float64, repeat_kv, weighted_sum
 from simdformer.types import Array
 
-__all__ = ["Trace", "trace_names"]
+__all__ = ["Edit", "Observer", "See", "see_attention", "trace_names", "unseen"]
 
+Edit = Callable[[Array], Array | None]
+See = Callable[[str, Array], Array]  # see(name, value) -> the value, or what it was changed to
 
 LAYER_NAMES = (
     "resid_pre",
@@ -43,40 +52,113 @@ def trace_names(config: ModelConfig) -> list[str]:
     return ["embed", *layers, "final_norm", "logits"]
 
 
-class Trace:
-    """Collects the activations whose names were asked for (globs; None: all) in `activations`, as
-    float32.
+def unseen(name: str, value: Array) -> Array:
+    """What `see` is when nobody looks."""
+    return value
+
+
+class Observer:
+    """Sees the activations (B, ...) of a forward pass one after the other.
+
+    names : globs, or None for all
+        What to keep in `activations`, as float32.
+    edit : dict of name or glob -> function
+        What to change: see `Transformer.__call__`.
+    batched : bool
+        Whether a batch axis stands in front of what is kept and of what functions get.
 
     An unknown name or a glob that fits nothing: KeyError that lists near ones.
     """
 
     def __init__(
-        self, config: ModelConfig, names: str | Iterable[str] | None, *, batched: bool
+        self,
+        config: ModelConfig,
+        names: str | Iterable[str] | None,
+        edit: Mapping[str, Edit] | None,
+        *,
+        batched: bool,
     ) -> None:
-        known = trace_names(config)
-        self.activations: dict[str, Array] = {}
+        self._known = trace_names(config)
         self._batched = batched
-        self._wanted: set[str] = set(known) if names is None else set()
-        for pattern in [names] if isinstance(names, str) else names or ():
-            found = fnmatch.filter(known, pattern)
-            if not found:
-                near = difflib.get_close_matches(pattern, known, n=4, cutoff=0.4) or known[:4]
-                raise KeyError(
-                    f"trace: no activation is called {pattern!r}; near are {', '.join(near)}"
-                )
-            self._wanted.update(found)
+        self._edits: dict[str, list[Edit]] = {}
+        self._kept: dict[str, Array] = {}
+        self._wanted: set[str] = set(self._known) if names is None else set()
+        for glob in [names] if isinstance(names, str) else names or ():
+            self._wanted.update(self._matching(glob, "trace"))
+        for glob, function in (edit or {}).items():
+            if not callable(function):
+                raise TypeError(f"edit: {glob!r} is {function!r}, needed is a function of an array")
+            for name in self._matching(glob, "edit"):
+                self._edits.setdefault(name, []).append(function)
+
+    @property
+    def activations(self) -> dict[str, Array]:
+        """What was kept, in the order of computation."""
+        return {name: self._kept[name] for name in self._known if name in self._kept}
+
+    def at(self, layer: int | None) -> See:
+        """`see` for the names of one layer, or for those outside of layers (None)."""
+        prefix = "" if layer is None else f"layers.{layer}."
+        return lambda name, value: self._see(prefix + name, value)
 
     def wants(self, layer: int, *names: str) -> bool:
-        return any(f"layers.{layer}.{name}" in self._wanted for name in names)
+        full = {f"layers.{layer}.{name}" for name in names}
+        return not full.isdisjoint(self._wanted) or not full.isdisjoint(self._edits)
 
-    def record(self, layer: int | None, values: Mapping[str, Array]) -> None:
-        """Keeps those of the arrays (B, ...) that are wanted."""
-        for name, value in values.items():
-            key = name if layer is None else f"layers.{layer}.{name}"
-            if key in self._wanted:
-                self.activations[key] = np.array(value if self._batched else value[0], np.float32)
+    def _see(self, name: str, value: Array) -> Array:
+        if name in self._edits:
+            value = self._edited(name, value)
+        if name in self._wanted:
+            self._kept[name] = np.array(self._inside(value), np.float32)
+        return value
 
-    def in_order(self, config: ModelConfig) -> dict[str, Array]:
-        return {
-            name: self.activations[name] for name in trace_names(config) if name in self.activations
-        }
+    def _edited(self, name: str, value: Array) -> Array:
+        """The value itself when nothing has changed, so that nothing need be computed anew."""
+        wide = np.float64 if value.dtype == np.float64 else np.float32
+        now = np.array(self._inside(value), wide)
+        for function in self._edits[name]:
+            given = function(now)
+            if given is None:
+                continue
+            if not isinstance(given, np.ndarray) or (given.shape, given.dtype) != (
+                now.shape,
+                now.dtype,
+            ):
+                found = getattr(given, "dtype", type(given).__name__)
+                raise ValueError(
+                    f"edit: the function for {name!r} gave {found} {np.shape(given)}, needed is "
+                    f"{now.dtype} {now.shape}, or None"
+                )
+            now = given
+        changed = now.astype(value.dtype)
+        if changed.tobytes() == self._inside(value).tobytes():
+            return value
+        return changed if self._batched else changed[None]
+
+    def _inside(self, value: Array) -> Array:
+        return value if self._batched else value[0]
+
+    def _matching(self, glob: str, who: str) -> list[str]:
+        found = fnmatch.filter(self._known, glob)
+        if not found:
+            near = difflib.get_close_matches(glob, self._known, n=4, cutoff=0.4)
+            raise KeyError(
+                f"{who}: no activation is called {glob!r}; near are "
+                f"{', '.join(near or self._known[:4])}"
+            )
+        return found
+
+
+def see_attention(see: See, scores: Array, pattern: Array, values: Array, z: Array) -> Array:
+    """Shows scores and pattern (B,H,L,S); gives z (B,L,H,D), or what follows from their changes."""
+    seen_scores = see("attn.scores", scores)
+    if seen_scores is not scores:
+        nothing = np.isneginf(seen_scores).all(axis=-1, keepdims=True)  # to look at: shares of 0
+        pattern = np.where(nothing, 0, softmax(np.where(nothing, 0, seen_scores)))
+    seen_pattern = see("attn.pattern", pattern)
+    if seen_scores is scores and seen_pattern is pattern:
+        return z
+    shares = float64(seen_pattern)
+    every_head = repeat_kv(values, shares.shape[1] // values.shape[1])  # (B,H,S,D)
+    # Behind the end of a sequence a cache holds garbage: a share of 0 must not make it count.
+    return weighted_sum(shares, every_head, shares != 0).swapaxes(1, 2).astype(z.dtype)

@@ -27,7 +27,7 @@ from simdformer.models.cache import KVCache
 from simdformer.models.checkpoint import Tensor
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ForwardPass, checked_ids
-from simdformer.models.trace import Trace
+from simdformer.models.trace import Edit, Observer, see_attention
 from simdformer.models.weights import Weights, check_dtypes, check_weights
 from simdformer.types import Array
 
@@ -91,7 +91,12 @@ class Transformer:
         )
 
     def __call__(
-        self, ids: npt.ArrayLike, cache: KVCache | None = None, logits_to_keep: int | None = None
+        self,
+        ids: npt.ArrayLike,
+        cache: KVCache | None = None,
+        logits_to_keep: int | None = None,
+        *,
+        edit: Mapping[str, Edit] | None = None,
     ) -> Array:
         """ids (L,) or (B,L) -> float32 logits (L,V) or (B,L,V).
 
@@ -99,13 +104,24 @@ class Transformer:
         gives the logits of the last n positions only. TypeError for ids that are no integers,
         IndexError for one outside the vocabulary, ValueError when the cache is full or belongs to
         another model.
+
+        `edit` changes activations on their way: a dict of names of `run_with_cache`, or globs, to
+        functions of an array. Each is given a float32 copy in the shape of the trace. What it
+        returns, of the same shape and dtype, is used from there on; None stands for the copy,
+        which it may have written into. An unknown name: KeyError. Another shape or dtype:
+        ValueError.
         """
         ids = checked_ids(ids)
-        logits = self.forward(np.atleast_2d(ids), cache, logits_to_keep, None)
+        observer = Observer(self.config, (), edit, batched=ids.ndim == 2) if edit else None
+        logits = self.forward(np.atleast_2d(ids), cache, logits_to_keep, observer)
         return logits if ids.ndim == 2 else logits[0]
 
     def run_with_cache(
-        self, ids: npt.ArrayLike, names: str | Iterable[str] | None = None
+        self,
+        ids: npt.ArrayLike,
+        names: str | Iterable[str] | None = None,
+        *,
+        edit: Mapping[str, Edit] | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """The logits, and every activation by name; with `names` (globs) only those.
 
@@ -115,11 +131,13 @@ class Transformer:
         the model has them. q, k, v, z are (L,H,D) or (L,K,D), scores (scaled, -inf where hidden)
         and pattern (H,L,S), mlp.gate, up, act (L,intermediate_size), the others (L,E), with a
         batch axis in front when ids have one. An unknown name: KeyError that lists near ones.
+
+        `edit` as in `__call__`; the trace holds the activations as they were used, after it.
         """
         ids = checked_ids(ids)
-        trace = Trace(self.config, names, batched=ids.ndim == 2)
-        logits = self.forward(np.atleast_2d(ids), None, None, trace)
-        return logits if ids.ndim == 2 else logits[0], trace.in_order(self.config)
+        observer = Observer(self.config, names, edit, batched=ids.ndim == 2)
+        logits = self.forward(np.atleast_2d(ids), None, None, observer)
+        return logits if ids.ndim == 2 else logits[0], observer.activations
 
     def new_cache(
         self, max_seq_len: int | None = None, batch: int = 1, dtype: npt.DTypeLike = "float32"
@@ -137,15 +155,20 @@ class Transformer:
     # ---- the model, from here on as in the paper -------------------------------------------------
 
     def forward(
-        self, ids: Array, cache: KVCache | None, logits_to_keep: int | None, trace: Trace | None
+        self,
+        ids: Array,
+        cache: KVCache | None,
+        logits_to_keep: int | None,
+        observer: Observer | None,
     ) -> Array:
         """ids (B,L) -> logits (B,L,V)"""
         if logits_to_keep is not None and logits_to_keep < 1:
             raise ValueError(
                 f"model: logits_to_keep is {logits_to_keep}, needed is None (all) or n >= 1"
             )
-        run = ForwardPass.begin(self.config, ids, cache, trace)
-        x = embed = embedding(ids, self.weights.embed, dtype=self.activations)
+        run = ForwardPass.begin(self.config, ids, cache, observer)
+        see = run.at()
+        x = see("embed", embedding(ids, self.weights.embed, dtype=self.activations))
         for layer in range(self.config.num_layers):
             x = self.block(layer, x, run)
         if cache is not None:
@@ -153,83 +176,68 @@ class Transformer:
 
         kept = x if logits_to_keep is None else x[:, -logits_to_keep:]
         normed = rms_norm(kept, self.weights.final_norm, eps=self.config.norm_eps)
-        logits: Array = linear(normed, self.weights.lm_head).astype(np.float32, copy=False)
-        if trace is not None:
-            trace.record(None, {"embed": embed, "final_norm": normed, "logits": logits})
-        return logits
+        logits = linear(see("final_norm", normed), self.weights.lm_head)
+        return see("logits", logits.astype(np.float32, copy=False))
 
     def block(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E)"""
-        weights, eps = self.weights.layers[layer], self.config.norm_eps
-        attn_norm = rms_norm(x, weights.attn_norm, eps=eps)
-        attention = self.attention(layer, attn_norm, run)
-        h = x + attention
-        mlp_norm = rms_norm(h, weights.mlp_norm, eps=eps)
-        mlp = self.mlp(layer, mlp_norm, run)
-        out: Array = h + mlp
-        if run.trace is not None:
-            run.trace.record(layer, {"resid_pre": x, "attn_norm": attn_norm, "attn.out": attention})
-            run.trace.record(layer, {"resid_mid": h, "mlp_norm": mlp_norm, "mlp.out": mlp})
-            run.trace.record(layer, {"resid_post": out})
-        return out
+        weights, eps, see = self.weights.layers[layer], self.config.norm_eps, run.at(layer)
+        x = see("resid_pre", x)
+        normed = see("attn_norm", rms_norm(x, weights.attn_norm, eps=eps))
+        x = see("resid_mid", x + see("attn.out", self.attention(layer, normed, run)))
+        normed = see("mlp_norm", rms_norm(x, weights.mlp_norm, eps=eps))
+        return see("resid_post", x + see("mlp.out", self.mlp(layer, normed, run)))
 
     def attention(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E): the new positions attend to what the cache holds and themselves"""
-        weights, config = self.weights.layers[layer], self.config
+        weights, config, see = self.weights.layers[layer], self.config, run.at(layer)
         batch, new, _ = x.shape
         q, k, v = linear(x, weights.wq_wk_wv, weights.qkv_bias)
-        q = q.reshape(batch, new, config.num_heads, config.head_dim)
-        k = k.reshape(batch, new, config.num_kv_heads, config.head_dim)
-        v = v.reshape(batch, new, config.num_kv_heads, config.head_dim)
-        q_normed, k_normed = q, k
+        q = see("attn.q", q.reshape(batch, new, config.num_heads, config.head_dim))
+        k = see("attn.k", k.reshape(batch, new, config.num_kv_heads, config.head_dim))
+        v = see("attn.v", v.reshape(batch, new, config.num_kv_heads, config.head_dim))
         if config.qk_norm:
-            q_normed = rms_norm(q, weights.q_norm, eps=config.norm_eps)
-            k_normed = rms_norm(k, weights.k_norm, eps=config.norm_eps)
-        q_rot, k_rot = self.rotated(q_normed, run), self.rotated(k_normed, run)  # heads first
-        keys, values = k_rot, v.swapaxes(1, 2)  # (B,K,S,D)
+            q = see("attn.q_normed", rms_norm(q, weights.q_norm, eps=config.norm_eps))
+            k = see("attn.k_normed", rms_norm(k, weights.k_norm, eps=config.norm_eps))
+        q, k = see("attn.q_rot", self.rotated(q, run)), see("attn.k_rot", self.rotated(k, run))
+        keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)  # (B,K,S,D)
         if run.cache is not None:
             keys, values = run.cache.write(layer, keys, values)
 
-        z = np.empty_like(q)  # (B,L,H,D): written through a view, so that heads are merged already
-        traced = run.trace is not None and run.trace.wants(layer, "attn.scores", "attn.pattern")
+        z: Array = np.empty(q.shape, q.dtype)  # (B,L,H,D): written as a view, so that heads merge
+        seen = run.wants(layer, "attn.scores", "attn.pattern")
         attended = scaled_dot_product_attention(
-            q_rot,
+            q.swapaxes(1, 2),
             keys,
             values,
             is_causal=True,
             causal_offset=run.offset,
             window=config.window(layer),
-            return_weights=traced,
-            return_scores=traced,
+            return_weights=seen,
+            return_scores=seen,
             out=z.swapaxes(1, 2),
         )
-        width = config.num_heads * config.head_dim
-        out: Array = linear(z.reshape(batch, new, width), weights.wo, weights.wo_bias)
-        if run.trace is not None:
-            run.trace.record(layer, {"attn.q": q, "attn.k": k, "attn.v": v, "attn.z": z})
-            run.trace.record(layer, {"attn.q_normed": q_normed, "attn.k_normed": k_normed})
-            run.trace.record(layer, {"attn.q_rot": q_rot.swapaxes(1, 2)})
-            run.trace.record(layer, {"attn.k_rot": k_rot.swapaxes(1, 2)})
-            if traced:
-                run.trace.record(layer, {"attn.pattern": attended[1], "attn.scores": attended[2]})
+        if seen:
+            _, pattern, scores = attended
+            z = see_attention(see, scores, pattern, values, z)
+        z = see("attn.z", z).reshape(batch, new, config.num_heads * config.head_dim)
+        out: Array = linear(z, weights.wo, weights.wo_bias)
         return out
 
     def mlp(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E): down(silu(gate x) * up x)"""
-        weights = self.weights.layers[layer]
+        weights, see = self.weights.layers[layer], run.at(layer)
         gate, up = linear(x, weights.gate_up)
-        act = swiglu(gate, up)
+        act = see("mlp.act", swiglu(see("mlp.gate", gate), see("mlp.up", up)))
         out: Array = linear(act, weights.down)
-        if run.trace is not None:
-            run.trace.record(layer, {"mlp.gate": gate, "mlp.up": up, "mlp.act": act})
         return out
 
     def rotated(self, x: Array, run: ForwardPass) -> Array:
-        """x (B,L,H,D) -> (B,H,L,D), every head turned by its position"""
+        """x (B,L,H,D) -> (B,L,H,D), every head turned by its position"""
         return rope(
             x.swapaxes(1, 2),
             layout=self.config.rope_layout,
             positions=run.positions,
             inv_freq=self.inv_freq,
             attention_factor=self.attention_factor,
-        )
+        ).swapaxes(1, 2)

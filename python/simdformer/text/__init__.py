@@ -1,7 +1,9 @@
 """Text on top of `simdformer.models`: tokenizers, sampling, generation, language models."""
 
-from simdformer.text.generate import Report
-from simdformer.text.language_model import LanguageModel, from_pretrained
+from simdformer.text.generate import Report, Streamer
+from simdformer.text.language_model import LanguageModel
+from simdformer.text.pretrained import from_pretrained
 from simdformer.text.sampling import Sampler
+from simdformer.text.streaming import TextStreamer
 
-__all__ = ["LanguageModel", "Report", "Sampler", "from_pretrained"]
+__all__ = ["LanguageModel", "Report", "Sampler", "Streamer", "TextStreamer", "from_pretrained"]

@@ -1,13 +1,15 @@
 """The loop: read the prompts, then choose an id and read it, until every sequence has ended."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from simdformer.models.cache import KVCache
+from simdformer.models.trace import Edit
 from simdformer.models.transformer import Transformer
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import StopStrings, TextStream
@@ -110,15 +112,17 @@ def generate(
     max_new_tokens: int,
     sampler: Sampler,
     report: Report | None = None,
+    cache_dtype: npt.DTypeLike = "float32",
+    edit: Mapping[str, Edit] | None = None,
 ) -> None:
     """Continues all sequences together, until each has ended or has `max_new_tokens` more ids."""
-    report = report or Report()
+    report = Report() if report is None else report
     report.prompt_ids = sum(len(sequence.ids) for sequence in sequences)
     longest = max(len(sequence.ids) for sequence in sequences)
     started = time.perf_counter()
     # The last id chosen is never read, so its place is not needed.
-    cache = model.new_cache(longest + max_new_tokens - 1, batch=len(sequences))
-    report.logits = logits = prefill(model, [sequence.ids for sequence in sequences], cache)
+    cache = model.new_cache(longest + max_new_tokens - 1, len(sequences), cache_dtype)
+    report.logits = logits = prefill(model, [sequence.ids for sequence in sequences], cache, edit)
     report.prefill_seconds = time.perf_counter() - started
 
     started = time.perf_counter()
@@ -131,23 +135,43 @@ def generate(
         if step + 1 == max_new_tokens or all(sequence.ended for sequence in sequences):
             break
         # A sequence that has ended goes on reading its last id; nobody looks at what comes out.
-        last = np.array([[sequence.ids[-1]] for sequence in sequences])
-        report.logits = logits = model(last, cache, logits_to_keep=1)[:, -1]
+        last = [[sequence.ids[-1]] for sequence in sequences]
+        report.logits = logits = read(model, last, cache, edit, alone=len(sequences) == 1)
         report.decode_ids += len(sequences)
     for sequence in sequences:
         sequence.finish()
 
 
-def prefill(model: Transformer, prompts: Sequence[Sequence[int]], cache: KVCache) -> Array:
+def prefill(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    cache: KVCache,
+    edit: Mapping[str, Edit] | None,
+) -> Array:
     """Reads every prompt into its sequence of the cache, each by its own length; logits (B,V)
     behind the last ids."""
     rows = []
     for index, prompt in enumerate(prompts):
         own = cache.sequence(index)
         for chunk in chunks(prompt):
-            logits = model(chunk, own, logits_to_keep=1)
+            logits = read(model, [chunk], own, edit, alone=len(prompts) == 1)
         rows.append(logits[-1])
     return np.stack(rows)
+
+
+def read(
+    model: Transformer,
+    ids: Sequence[Sequence[int]],
+    cache: KVCache,
+    edit: Mapping[str, Edit] | None,
+    *,
+    alone: bool,
+) -> Array:
+    """Reads ids (B,L); logits (B,V) behind the last of each. What `edit` sees has a batch axis
+    unless there is but one prompt."""
+    if alone:
+        return model(ids[0], cache, logits_to_keep=1, edit=edit)
+    return model(ids, cache, logits_to_keep=1, edit=edit)[:, -1]
 
 
 def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -1,120 +1,46 @@
 """A transformer with its tokenizer: what `from_pretrained` returns."""
 
-import dataclasses
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from simdformer.models.cache import KVCache
-from simdformer.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from simdformer.models.config import ModelConfig
+from simdformer.models.trace import Edit
 from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
-from simdformer.text import tokenizer as tokenizers
-from simdformer.text.chat import ChatTemplate, check_messages, find_template
+from simdformer.text.chat import ChatTemplate, check_messages
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.types import Array
 
-__all__ = ["LanguageModel", "from_pretrained"]
+__all__ = ["GenerateOptions", "LanguageModel"]
 
 Stop = str | int | Iterable[str | int]
 
 
-def from_pretrained(
-    path: str | os.PathLike[str],
-    dtype: npt.DTypeLike | None = None,
-    activations: npt.DTypeLike = "float32",
-    max_seq_len: int | None = None,
-    *,
-    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
-    format: str | None = None,
-    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-) -> "LanguageModel":
-    """Loads a language model: `model(ids)` gives logits, `model.generate(prompt)` text.
+class GenerateOptions(TypedDict, total=False):
+    """The keywords of `LanguageModel.generate`, which explains them."""
 
-    Parameters
-    ----------
-    path : path
-        A checkpoint, or a directory that holds one: of Meta (params.json, consolidated.00.pth), of
-        Hugging Face (config.json, .safetensors), of MiniMind (.pth), of llama2.c (.bin).
-    dtype : {None, "float32", "float16", "bfloat16"}
-        Of the weights; None: as in the file.
-    activations : {"float32", "float16", "bfloat16"}
-        Of the arithmetic between the kernels.
-    max_seq_len : int, optional
-        The longest text; None: what the checkpoint was made for.
-    tokenizer : path or Tokenizer, optional
-        None: the one beside the checkpoint. Where there is none, the model takes and gives ids.
-    format : {None, "meta", "huggingface", "minimind", "llama2.c"}
-        Where one directory holds several: which one.
-    config : path or dict, optional
-        What config.json would say, where the checkpoint has none beside it.
-
-    Returns
-    -------
-    LanguageModel
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such path.
-    CheckpointError
-        A file is damaged, of another format, or does not fit the model. (It is a ValueError.)
-
-    >>> import simdformer as sf
-    >>> model = sf.from_pretrained("stories260K.bin")  # doctest: +SKIP
-    >>> model.generate("Once upon a time", max_new_tokens=9)  # doctest: +SKIP
-    ', there was a little girl named'
-    """
-    checkpoint = read_checkpoint(path, format, config)
-    model = checkpoint.config
-    if max_seq_len is not None:
-        model = dataclasses.replace(model, max_seq_len=max_seq_len)
-    if tokenizer is None:
-        tokenizer = find_tokenizer(checkpoint)
-    elif isinstance(tokenizer, str | os.PathLike):
-        tokenizer = load_tokenizer(tokenizer, checkpoint)
-    return LanguageModel(
-        Transformer(model, checkpoint.weights, dtype=dtype, activations=activations),
-        tokenizer,
-        eos_ids=checkpoint.eos_ids,
-        chat_template=find_template(checkpoint, tokenizer),
-    )
-
-
-def find_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer beside a checkpoint. llama2.c's are many, so it is the one that has as many
-    tokens as the model; usual names come first."""
-    there = tokenizers.candidates(checkpoint.path, checkpoint.format)
-    if checkpoint.format != "llama2.c":
-        return load_tokenizer(there[0], checkpoint) if there else None
-    vocab_size = checkpoint.config.vocab_size
-    names = (f"tok{vocab_size}.bin", "tokenizer.bin")
-    there.sort(key=lambda file: names.index(file.name) if file.name in names else len(names))
-    loaded = map(tokenizers.load, there)
-    return next((tokenizer for tokenizer in loaded if tokenizer.vocab_size == vocab_size), None)
-
-
-def load_tokenizer(file: str | os.PathLike[str], checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer in a file. CheckpointError when it cannot be the model's; a model may have more
-    tokens than its tokenizer (a padded vocabulary), except for llama2.c."""
-    tokenizer = tokenizers.load(file)
-    found, needed = tokenizer.vocab_size, checkpoint.config.vocab_size
-    if found > needed or (found < needed and checkpoint.format == "llama2.c"):
-        raise CheckpointError(
-            f"{os.fspath(file)}: {found} tokens found, needed are the {needed} of "
-            f"{checkpoint.path}; give the tokenizer of this model"
-        )
-    return tokenizer
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    seed: int | None
+    stop: Stop | None
+    streamer: Callable[[Any], object] | generation.Streamer | None
+    report: generation.Report | None
+    cache_dtype: npt.DTypeLike
+    edit: Mapping[str, Edit] | None
 
 
 class LanguageModel:
-    """A `transformer` and its `tokenizer` (None when the checkpoint has none).
+    """A `transformer` and its `tokenizer` (None when the checkpoint has none; an ImportError, which
+    asking for it raises, when that takes a package that is missing).
 
     `model(ids)` gives logits, `model.generate(prompt)` text. `eos_ids` end a text, besides the
     tokenizer's own. `chat_template` (None when the checkpoint has none) is what `model.chat`
@@ -124,15 +50,21 @@ class LanguageModel:
     def __init__(
         self,
         transformer: Transformer,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | ImportError | None = None,
         *,
         eos_ids: Iterable[int] = (),
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self.transformer = transformer
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids)
         self.chat_template = chat_template
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        if isinstance(self._tokenizer, ImportError):
+            raise self._tokenizer
+        return self._tokenizer
 
     @property
     def config(self) -> ModelConfig:
@@ -152,16 +84,25 @@ class LanguageModel:
         )
 
     def __call__(
-        self, ids: npt.ArrayLike, cache: KVCache | None = None, logits_to_keep: int | None = None
+        self,
+        ids: npt.ArrayLike,
+        cache: KVCache | None = None,
+        logits_to_keep: int | None = None,
+        *,
+        edit: Mapping[str, Edit] | None = None,
     ) -> Array:
         """ids (L,) or (B,L) -> logits in float32: see `Transformer.__call__`."""
-        return self.transformer(ids, cache, logits_to_keep)
+        return self.transformer(ids, cache, logits_to_keep, edit=edit)
 
     def run_with_cache(
-        self, ids: npt.ArrayLike, names: str | Iterable[str] | None = None
+        self,
+        ids: npt.ArrayLike,
+        names: str | Iterable[str] | None = None,
+        *,
+        edit: Mapping[str, Edit] | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """The logits, and every activation by name: see `Transformer.run_with_cache`."""
-        return self.transformer.run_with_cache(ids, names)
+        return self.transformer.run_with_cache(ids, names, edit=edit)
 
     def new_cache(
         self, max_seq_len: int | None = None, batch: int = 1, dtype: npt.DTypeLike = "float32"
@@ -169,6 +110,41 @@ class LanguageModel:
         """An empty cache for this model: see `Transformer.new_cache`."""
         return self.transformer.new_cache(max_seq_len, batch, dtype)
 
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        max_new_tokens: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[int]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[Sequence[int]],
+        max_new_tokens: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[list[int]]: ...
+    @overload
+    def generate(
+        self,
+        prompt: npt.NDArray[np.integer[Any]],
+        max_new_tokens: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Any: ...
     def generate(
         self,
         prompt: Any,
@@ -183,6 +159,8 @@ class LanguageModel:
         stop: Stop | None = None,
         streamer: Callable[[Any], object] | generation.Streamer | None = None,
         report: generation.Report | None = None,
+        cache_dtype: npt.DTypeLike = "float32",
+        edit: Mapping[str, Edit] | None = None,
     ) -> Any:
         """Continues a prompt: text in, the new text out; ids in, the new ids out.
 
@@ -203,6 +181,12 @@ class LanguageModel:
             character or of a stop string. For one prompt only.
         report : simdformer.text.Report, optional
             Is filled in with counts, times and the last logits.
+        cache_dtype : {"float32", "float16", "bfloat16"}
+            Of the KV cache; 16 bits take half of the memory.
+        edit : dict of name or glob -> function
+            Changes activations on their way, see `Transformer.__call__`. A long prompt is read in
+            chunks of 512 ids, then id after id; of several prompts each is read by itself, and
+            there is a batch axis.
 
         Raises
         ------
@@ -243,7 +227,13 @@ class LanguageModel:
         ]
         try:
             generation.generate(
-                self.transformer, sequences, max_new_tokens=new, sampler=sampler, report=report
+                self.transformer,
+                sequences,
+                max_new_tokens=new,
+                sampler=sampler,
+                report=report,
+                cache_dtype=cache_dtype,
+                edit=edit,
             )
         finally:
             if isinstance(streamer, generation.Streamer):
@@ -257,7 +247,7 @@ class LanguageModel:
         max_new_tokens: int | None = None,
         *,
         template_variables: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> str:
         """What the assistant says next in a conversation.
 
@@ -288,7 +278,8 @@ class LanguageModel:
             )
         check_messages(messages)
         ids = self.chat_template.ids(messages, tokenizer, template_variables or {})
-        return str(self.generate(IdsOfText(ids), max_new_tokens, **options))
+        text: Any = self.generate(IdsOfText(ids), max_new_tokens, **options)
+        return str(text)
 
     def _check_room(self, prompt_len: int, max_new_tokens: int | None) -> int:
         """How many ids may follow a prompt of that length."""
@@ -329,7 +320,9 @@ class LanguageModel:
             )
         if strings:
             self._need_tokenizer("a stop string")
-        own = self.tokenizer.eos_ids if self.tokenizer else ()
+        # Where a file of the checkpoint names the ids that end a text, ids need no tokenizer.
+        unneeded = isinstance(self._tokenizer, ImportError) and self.eos_ids
+        own = () if unneeded or self.tokenizer is None else self.tokenizer.eos_ids
         return frozenset(ids) | frozenset(self.eos_ids) | frozenset(own), strings
 
     def _text_stream(self, prompt: list[int]) -> TextStream:

@@ -1,9 +1,41 @@
 """Text that arrives in pieces: bytes to characters, and strings at which it is to stop."""
 
 import codecs
+import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
-__all__ = ["StopStrings", "TextStream"]
+__all__ = ["StopStrings", "TextStream", "TextStreamer"]
+
+
+class TextStreamer:
+    """Writes what `generate(..., streamer=TextStreamer())` comes up with as it comes.
+
+    file : a text file; None: whatever `sys.stdout` is at that moment
+    end : what is written when there is no more
+
+    Text is written as it is, ids (when the prompt was ids) with a space behind each.
+
+    >>> from simdformer.text import TextStreamer
+    >>> streamer = TextStreamer(end=".\n")
+    >>> streamer.put("Once upon"); streamer.put(" a time"); streamer.end()
+    Once upon a time.
+    """
+
+    def __init__(self, file: TextIO | None = None, end: str = "\n") -> None:
+        self._file = file
+        self._end = end
+
+    def put(self, piece: str | int, /) -> None:
+        self._write(piece if isinstance(piece, str) else f"{piece} ")
+
+    def end(self) -> None:
+        self._write(self._end)
+
+    def _write(self, text: str) -> None:
+        file = sys.stdout if self._file is None else self._file
+        file.write(text)
+        file.flush()
 
 
 class TextStream:
