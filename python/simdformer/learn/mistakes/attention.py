@@ -1,8 +1,7 @@
-"""Attention in steps, and what goes wrong in its products: scale, heads, softmax, values.
+"""Attention in steps. What goes wrong in them: attention_products.py, attention_masks.py.
 
 query (...,H,L,D), key (...,K,S,D), value (...,K,S,Dv); the meaning is that of
-`reference.scaled_dot_product_attention`, which a test holds it to. What goes wrong in masks is in
-masks.py.
+`reference.scaled_dot_product_attention`, which a test holds it to.
 """
 
 import math
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.functional import scaled_dot_product_attention
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.program import Program, State
 
 attention = Program(
     "attention", of=scaled_dot_product_attention, axes=("head", "position", "channel")
@@ -194,17 +193,3 @@ def some_queries(
         return tuple(take(x, -1 if i == lse else -2) for i, x in enumerate(out))
 
     return fewer, part
-
-
-# ---- mistakes: scale -----------------------------------------------------------------------------
-
-
-@mistake(
-    "attention.scale",
-    title="the scores are not scaled",
-    cause="query @ keyᵀ grows with head_dim; without 1/sqrt(D) the softmax is too sharp.",
-    fix="Divide the scores by sqrt(head_dim), the last axis of the query.",
-    step="01 §2",
-)
-def no_scale(s: State) -> None:
-    pass
