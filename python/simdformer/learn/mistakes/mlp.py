@@ -1,0 +1,91 @@
+"""The MLP of a layer in steps, and what goes wrong in it.
+
+x (...,E), gate and up (I,E), down (E,I); the meaning is that of `nn.MLP`. What goes wrong between
+gate and up is in activation_formulas.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simdformer import nn
+from simdformer.learn.mistakes.activations import MLP, swiglu
+from simdformer.learn.mistakes.linear import linear
+from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.sampling import rows_of
+
+mlp = Program("mlp", of=nn.MLP, axes=("position", "channel"))
+
+
+@mlp.step
+def project_gate(s: State) -> None:
+    s.g = s.run(linear, x=s.x, weight=s.gate).out
+
+
+@mlp.step
+def project_up(s: State) -> None:
+    s.u = s.run(linear, x=s.x, weight=s.up).out
+
+
+@mlp.step
+def activate(s: State) -> None:
+    s.act = s.run(swiglu, gate=s.g, up=s.u).out
+
+
+@mlp.step
+def project_down(s: State) -> None:
+    s.out = s.run(linear, x=s.act, weight=s.down).out
+
+
+@mlp.thin
+def some_rows(
+    variables: dict[str, Any], limit: int
+) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+    x, gate = np.asarray(variables["x"]), variables["gate"]
+    index = rows_of((*x.shape[:-1], max(x.shape[-1], gate.shape[0])), limit)
+    return None if index is None else (variables | {"x": x[index]}, lambda out: out[index])
+
+
+def not_transposed(name: str, own: str) -> Callable[[State], None]:
+    """`own` is the variable in which the step leaves its result."""
+
+    def wrong(s: State) -> None:
+        x = s.act if name == "down" else s.x
+        setattr(s, own, s.run(linear, x=x, weight=s.run.array(getattr(s, name)).T).out)
+
+    return wrong
+
+
+for name, own in (("gate", "g"), ("up", "u"), ("down", "out")):
+    mistake(
+        f"mlp.project_{name}",
+        name=f"{name}_not_transposed",
+        title=f"{name} is not transposed",
+        cause="x @ W runs without a word when W is square, but the rows of W are the outputs.",
+        fix=f"Write x @ {name}.T.",
+        step=MLP,
+    )(not_transposed(name, own))
+
+
+@mistake(
+    "mlp.project_down",
+    title="down is forgotten",
+    cause="The product of gate and up is returned as it is.",
+    fix="End with (silu(gate) * up) @ down.T.",
+    step=MLP,
+)
+def down_forgotten(s: State) -> None:
+    s.out = s.act
+
+
+@mistake(
+    "mlp.project_down",
+    title="x is added to the result: that is the block's task",
+    cause="The residual belongs around the layer: h + mlp(norm(h)).",
+    fix="Return the product with down alone, and add h where the layer is called.",
+    step=MLP,
+)
+def residual_added(s: State) -> None:
+    project_down(s)
+    s.out = s.out + s.run.array(s.x)
