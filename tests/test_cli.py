@@ -1,5 +1,7 @@
 """The command line: what it prints where, and with which exit status."""
 
+import dataclasses
+import io
 import re
 import subprocess
 import sys
@@ -10,10 +12,14 @@ import pytest
 
 import simdformer as sf
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
+from conftest import same_bits
 from simdformer import cli
+from simdformer.bandwidth import read_bandwidth
 from simdformer.demo import model as demo_model
 from simdformer.demo import steps
 from simdformer.demo.printing import difference
+from simdformer.models import read_checkpoint
+from simdformer.models.budget import cache_bytes, decode_bytes, weight_bytes
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,8 @@ def test_run_writes_the_text_and_then_speed_and_hash(run, tiny):
     status, out, err = run("run", tiny, "abc", "--max-new-tokens", 9)
     assert (status, out) == (0, expected)
     assert re.fullmatch(
-        r"prefill 3 tokens at [\d,]+ a second, decode \d tokens? at [\d,]+ a second, "
+        r"prefill 3 tokens at [\d,]+ a second, decode \d tokens? at [\d,]+ a second "
+        r"\(\d+\.\d of \d+\.\d GB/s\), "
         rf"last logits [0-9a-f]{{16}}, {sf.isa()}, \d+ threads?\n",
         err,
     )
@@ -159,6 +166,18 @@ def test_the_story_comes_out(run, shared):
         (["run", "{tiny}", "a", "--max-seq-len", "0"], "ModelConfig: max_seq_len is 0"),
         (["info", "{tiny}/nowhere"], "{tiny}/nowhere: No such file or directory"),
         (["demo", "{tiny}/nowhere"], "{tiny}/nowhere: No such file or directory"),
+        (["chat", "{tiny}/nowhere"], "{tiny}/nowhere: No such file or directory"),
+        (["chat", "{tiny}"], "{tiny}: no chat template was found; a chat needs a model made for"),
+        (["trace", "{tiny}/nowhere", "a"], "{tiny}/nowhere: No such file or directory"),
+        (
+            ["trace", "{tiny}", "a", "--names", "layers.0.attn.patern"],
+            "trace: no activation is called 'layers.0.attn.patern'; near are layers.0.attn.pattern",
+        ),
+        (["trace", "{tiny}", "a" * 70], "model: 71 ids are more than max_seq_len = 64"),
+        (
+            ["trace", "{tiny}", "a", "--out", "{tiny}/nowhere/t.npz"],
+            "{tiny}/nowhere/t.npz: No such file or directory",
+        ),
     ],
 )
 def test_an_error_is_one_line_on_stderr_and_status_2(run, tiny, arguments, message):
@@ -185,12 +204,161 @@ def test_a_wrong_command_line_is_status_2(run, arguments):
     assert "usage: simdformer" in err
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["demo"], ["info"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["chat"], ["demo"], ["info"], ["trace"]])
 def test_help_explains(run, command):
     status, out, _ = run(*command, "--help")
     assert status == 0
     assert "usage: simdformer" in out
     assert "--threads" in out or not command
+
+
+def test_bytes_of_a_token_are_those_of_the_weights_and_what_is_in_sight(tiny):
+    model = sf.from_pretrained(tiny)
+    config, weights = model.config, model.transformer.weights
+    checkpoint = read_checkpoint(tiny)
+    # the whole model but for the embedding that rows are looked up in, of which one row is read
+    everything = weight_bytes(config, checkpoint.weights, None)
+    read = everything - weights.embed.nbytes + config.hidden_size * 4
+    for position in (0, 1, 40):
+        cache = cache_bytes(config, position, 4)
+        assert decode_bytes(config, weights, position, 4) == read + cache
+    windowed = dataclasses.replace(config, sliding_window=(None, 8, 16))
+    in_sight = sum(min(40, window) for window in (40, 8, 16)) * 2 * 2 * 8 * 4
+    assert decode_bytes(windowed, weights, 40, 4) == read + in_sight
+
+
+def test_the_read_bandwidth_is_that_of_a_machine():
+    for nbytes in (1, 1 << 16, 1 << 22):
+        assert 0 < read_bandwidth(nbytes, seconds=0.01) < 1e14
+
+
+# ---- chat ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(run, monkeypatch):
+    """chat(lines, answer) talks with the demonstration checkpoint, whose answers are made up, and
+    gives status, stdout, stderr and the conversations that the model was given."""
+
+    def chat(lines, answer, *options):
+        heard = []
+
+        def generate(self, prompt, max_new_tokens=None, *, streamer, **_):
+            heard.append(self.tokenizer.decode(prompt, skip_special=True))
+            try:
+                for piece in answer(len(heard)):
+                    streamer.put(piece)
+            finally:
+                streamer.end()
+
+        monkeypatch.setattr("simdformer.text.LanguageModel.generate", generate)
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return *run("chat", sf.demo_path(), *options), heard
+
+    return chat
+
+
+def test_a_chat_remembers_until_it_is_told_to_forget(chat):
+    lines = ["hello", "", "and you?", "/reset", "hello again"]
+    status, out, err, heard = chat(lines, lambda turn: ["I am ", f"number {turn}"])
+    assert (status, err) == (0, "")
+    assert out == "I am number 1\nI am number 2\nI am number 3\n"
+    assert "hello" in heard[0]
+    assert heard[1].startswith(heard[0] + "I am number 1")
+    assert heard[2] == heard[0].replace("hello", "hello again")
+
+
+def test_a_chat_has_a_system_message(chat):
+    *_, heard = chat(["hello", "/reset", "hello"], lambda turn: "a", "--system", "Be brief.")
+    assert heard[0].index("Be brief.") < heard[0].index("hello")
+    assert heard[1] == heard[0]
+
+
+def test_ctrl_c_stops_the_answer_only(chat):
+    def interrupted(turn):
+        yield "I was say"
+        if turn == 1:
+            raise KeyboardInterrupt
+        yield "ing"
+
+    status, out, err, heard = chat(["one", "two"], interrupted)
+    assert (status, out, err) == (0, "I was say\nI was saying\n", "")
+    assert "I was say" in heard[1]
+
+
+def test_what_a_chat_cannot_take_is_one_line_and_forgotten(chat):
+    def too_long(turn):
+        if turn == 2:
+            raise ValueError("generate: prompt of 300 ids\nis too long")
+        return "fine"
+
+    status, out, err, heard = chat(["one", "two", "three"], too_long)
+    assert (status, out) == (0, "fine\n\nfine\n")
+    assert err == "generate: prompt of 300 ids is too long; /reset begins anew\n"
+    assert "two" not in heard[2]
+
+
+def test_the_prompt_of_a_terminal(run, monkeypatch):
+    """Ctrl-C begins the line anew, Ctrl-D ends."""
+    typed = iter([KeyboardInterrupt, "/reset", EOFError])
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def ask(prompt):
+        assert prompt == "> "
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", ask)
+    assert run("chat", sf.demo_path()) == (0, "\n\n", "")
+    assert list(typed) == []
+
+
+def test_a_chat_with_a_model(run, monkeypatch):
+    """Nothing made up: what the model says to Llama 3's template."""
+    model = sf.from_pretrained(sf.demo_path())
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    expected = model.chat([{"role": "user", "content": "hello"}], 5)
+    assert run("chat", sf.demo_path(), "--max-new-tokens", 5) == (0, expected + "\n", "")
+
+
+# ---- trace ---------------------------------------------------------------------------------------
+
+
+def test_trace_shows_every_activation(run, tiny):
+    model = sf.from_pretrained(tiny)
+    _, trace = model.run_with_cache(model.tokenizer.encode("abc"))
+    status, out, err = run("trace", tiny, "abc")
+    assert (status, err) == (0, "")
+    head, *rows = (line.split() for line in out.splitlines())
+    assert head == ["name", "shape", "dtype", "rms", "min", "max"]
+    assert [row[0] for row in rows] == list(trace)
+    for name, shape, dtype, *numbers in rows:
+        finite = trace[name][np.isfinite(trace[name])]
+        assert shape == "x".join(map(str, trace[name].shape))
+        assert dtype == "float32"
+        expected = [np.sqrt(np.mean(finite**2)), finite.min(), finite.max()]
+        np.testing.assert_allclose(np.array(numbers, float), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_trace_writes_a_file(run, tiny, tmp_path):
+    model = sf.from_pretrained(tiny)
+    ids = model.tokenizer.encode("abc")
+    file = tmp_path / "some file"
+    names = ["layers.*.attn.pattern", "logits"]
+    status, out, err = run("trace", tiny, "abc", "--out", file, "--names", *names)
+    assert (status, out) == (0, "")
+    assert err.startswith(f"{file}: 4 arrays, ")
+    _, trace = model.run_with_cache(ids, names)
+    with np.load(file) as found:
+        assert found["ids"].tolist() == ids
+        assert set(found.files) == {*trace, "ids"}
+        assert all(same_bits(found[name], trace[name]) for name in trace)
 
 
 # ---- info ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import simdformer as sf
+from simdformer.cli._shared import describe
 
 __all__ = ["main"]
 
@@ -53,12 +54,3 @@ def use_machine(options: argparse.Namespace) -> None:
         sf.set_num_threads(options.threads)
     if options.isa is not None:
         sf.set_isa(options.isa)
-
-
-def describe(error: BaseException) -> str:
-    """One line, whatever the message looks like."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, KeyError) and error.args:  # whose str() is a repr
-        return " ".join(str(error.args[0]).split())
-    return " ".join(str(error).split()) or type(error).__name__

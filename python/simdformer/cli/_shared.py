@@ -12,6 +12,8 @@ import numpy as np
 from simdformer.types import Array
 
 if TYPE_CHECKING:
+    from simdformer.text import LanguageModel
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 __all__ = [
@@ -20,7 +22,9 @@ __all__ = [
     "add_sampling",
     "command",
     "count",
+    "describe",
     "hash_of",
+    "load",
     "memory",
     "rate",
     "sampling_of",
@@ -80,6 +84,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def load(options: argparse.Namespace) -> "LanguageModel":
+    """The model that `add_model` and `add_model_options` asked for."""
+    from simdformer.text import from_pretrained
+
+    return from_pretrained(
+        options.model,
+        dtype=options.dtype,
+        max_seq_len=options.max_seq_len,
+        tokenizer=options.tokenizer,
+    )
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """How the next token is chosen, and where the text ends."""
     sampling = parser.add_argument_group("sampling")
@@ -134,6 +150,15 @@ def memory(size: int) -> str:
 
 def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def describe(error: BaseException) -> str:
+    """One line, whatever the message looks like."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, KeyError) and error.args:  # whose str() is a repr
+        return " ".join(str(error.args[0]).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def hash_of(logits: Array) -> str:

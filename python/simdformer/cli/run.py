@@ -4,12 +4,15 @@ import argparse
 import sys
 
 import simdformer as sf
+from simdformer.bandwidth import read_bandwidth
 from simdformer.cli import _shared as shared
-from simdformer.text import LanguageModel, Report, from_pretrained
+from simdformer.models.budget import decode_bytes
+from simdformer.text import LanguageModel, Report
 
 __all__ = ["add"]
 
 DEFAULT_NEW_TOKENS = 256
+FLOAT32 = 4  # bytes of a number in the KV cache
 
 
 def add(commands: "shared.Commands") -> None:
@@ -18,9 +21,10 @@ def add(commands: "shared.Commands") -> None:
         "run",
         run,
         help="continue a text with a model",
-        description="Writes PROMPT and its continuation to stdout as it comes, then speed and a "
-        "hash of the last logits to stderr.",
-        epilog='example: simdformer run stories260K.bin "Once upon a time" --max-new-tokens 100',
+        description="Writes PROMPT and its continuation to stdout as it comes. Then, to stderr: "
+        "tokens a second; bytes read a second to choose tokens, beside what this machine reads; a "
+        "hash of the last logits.",
+        epilog='example: simdformer run Llama-3.2-1B "Once upon a time" --max-new-tokens 100',
     )
     shared.add_model(parser)
     parser.add_argument(
@@ -38,12 +42,7 @@ def add(commands: "shared.Commands") -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    model = from_pretrained(
-        options.model,
-        dtype=options.dtype,
-        max_seq_len=options.max_seq_len,
-        tokenizer=options.tokenizer,
-    )
+    model = shared.load(options)
     report = Report()
     shared.write(options.prompt)
     model.generate(
@@ -56,12 +55,23 @@ def run(options: argparse.Namespace) -> int:
     shared.write("\n")
     print(
         f"prefill {shared.rate(report.prompt_ids, report.prefill_seconds)}, "
-        f"decode {shared.rate(report.decode_ids, report.decode_seconds)}, "
+        f"decode {shared.rate(report.decode_ids, report.decode_seconds)}"
+        f"{bandwidth(model, report)}, "
         f"last logits {shared.hash_of(report.logits)}, {sf.isa()}, "
         f"{shared.count(sf.get_num_threads(), 'thread')}",
         file=sys.stderr,
     )
     return 0
+
+
+def bandwidth(model: LanguageModel, report: Report) -> str:
+    """Bytes read a second to choose tokens, beside what this machine reads of so many at a time."""
+    if not report.decode_ids:
+        return ""
+    middle = report.prompt_ids + report.decode_ids // 2  # as good as the mean: it grows evenly
+    each = decode_bytes(model.config, model.transformer.weights, middle, FLOAT32)
+    found = each * report.decode_ids / report.decode_seconds
+    return f" ({found / 1e9:.1f} of {read_bandwidth(each) / 1e9:.1f} GB/s)"
 
 
 def new_tokens(model: LanguageModel, options: argparse.Namespace) -> int | None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from simdformer.models.checkpoint import Tensor
 from simdformer.models.config import ModelConfig
-from simdformer.models.weights import weight_shapes
+from simdformer.models.weights import Weights, weight_shapes
 
-__all__ = ["cache_bytes", "parameter_budget", "weight_bytes"]
+__all__ = ["cache_bytes", "decode_bytes", "parameter_budget", "weight_bytes"]
 
 PANEL = 16  # `simdformer.pack` rounds a matrix up to so many rows
 PARTS = {
@@ -56,3 +56,19 @@ def cache_bytes(config: ModelConfig, positions: int, itemsize: int) -> int:
     """What a KV cache for so many positions takes."""
     heads = 2 * config.num_layers * config.num_kv_heads
     return heads * positions * config.head_dim * itemsize
+
+
+def decode_bytes(config: ModelConfig, weights: Weights, position: int, itemsize: int) -> int:
+    """What is read to choose the id behind `position` others: every weight once, of the embedding
+    one row, and the keys and values that are in sight."""
+    row = weights.embed.nbytes // len(weights.embed)
+    total = row + weights.final_norm.nbytes + weights.lm_head.nbytes
+    for index, layer in enumerate(weights.layers):
+        norms = [layer.attn_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
+        biases = [layer.wo_bias, *(layer.qkv_bias or [])]
+        total += sum(array.nbytes for array in norms + biases if array is not None)
+        matrices = [*layer.wq_wk_wv, layer.wo, *layer.gate_up, layer.down]
+        total += sum(matrix.nbytes for matrix in matrices)
+        in_sight = min(position, config.window(index) or position)
+        total += 2 * config.num_kv_heads * in_sight * config.head_dim * itemsize
+    return total
