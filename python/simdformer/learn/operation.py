@@ -48,7 +48,7 @@ class Call:
 
     def right(self) -> list[Any]:
         """What should come out, in float64."""
-        largest = max((x.size for x in (*self.inputs, *self.results)), default=0)
+        largest = max((np.size(x) for x in (*self.inputs, *self.results)), default=0)
         scores = self.variables.get("query"), self.variables.get("key")
         if not isinstance(self.function, type(lambda: 0)):
             out = _in_float64(self.function)(*map(_in_float64, self.args), **self._kwargs64())
