@@ -1,0 +1,63 @@
+"""How fast the kernels are: beside PyTorch, onnxruntime and numpy, and beside what the machine can.
+
+    simdformer bench                                 every operation
+    simdformer bench --only decode --budget 5        one group, measured longer
+    simdformer bench --list                          what there is
+
+From Python:
+
+    from simdformer import bench
+    results = bench.run(bench.select(bench.all_cases(sf.isa()), ["rms_norm"]), budget=1.0)
+    results.results[0].ratio("torch")                how many times torch's speed ours is
+
+How it is measured. All contestants get the same numbers, the same threads and the same dtype, and
+appear at their best: outputs in place where they can, `torch.inference_mode`, IO binding, packed
+weights; of several ways to do the work the fastest counts. They take turns, and the best of many
+samples is compared. What each gives is compared with float64 before; who computes something else
+does not race. The limits of the machine are measured too, with kernels that do nothing else.
+
+PyTorch, onnxruntime (with onnx, which makes its models), transformers and matplotlib are used when
+they are installed; nothing here needs them.
+"""
+
+from simdformer.bench.cases import Case, Goal, all_cases, select
+from simdformer.bench.limits import Level, Limits, measure_limits
+from simdformer.bench.machine import Machine, this_machine
+from simdformer.bench.models import SHAPES, ModelRun, random_weights
+from simdformer.bench.operations import Attention, Linear, RMSNorm, RoPE, Softmax, SwiGLU
+from simdformer.bench.results import Measurement, Result, Results
+from simdformer.bench.roofline import plot_roofline, save_roofline
+from simdformer.bench.runner import run, run_case
+from simdformer.bench.stopwatch import Stopwatch
+from simdformer.bench.work import Work, relative_error
+
+__all__ = [
+    "SHAPES",
+    "Attention",
+    "Case",
+    "Goal",
+    "Level",
+    "Limits",
+    "Linear",
+    "Machine",
+    "Measurement",
+    "ModelRun",
+    "RMSNorm",
+    "Result",
+    "Results",
+    "RoPE",
+    "Softmax",
+    "Stopwatch",
+    "SwiGLU",
+    "Work",
+    "all_cases",
+    "measure_limits",
+    "plot_roofline",
+    "random_weights",
+    "relative_error",
+    "run",
+    "run_case",
+    "save_roofline",
+    "select",
+    "this_machine",
+]

@@ -1,0 +1,214 @@
+"""Whole models as work: random weights in the shapes of published checkpoints, bfloat16.
+
+How fast a model is does not depend on what its weights say, so that no checkpoint is needed.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+
+from simdformer import reference
+from simdformer.bench.work import Inputs, Unit, Work, random_array
+from simdformer.models import ModelConfig, weight_shapes
+from simdformer.models.budget import cache_bytes
+from simdformer.rope_scaling import rope_frequencies
+from simdformer.types import Array
+
+__all__ = ["SHAPES", "ModelRun", "forget_weights", "random_weights", "reference_logits"]
+
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SHAPES = {
+    "Qwen3-0.6B": ModelConfig(
+        hidden_size=1024,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        vocab_size=151936,
+        max_seq_len=40960,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        rope_layout="half",
+        tie_embeddings=True,
+        qk_norm=True,
+    ),
+    "Llama-3.2-1B": ModelConfig(
+        hidden_size=2048,
+        num_layers=16,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=64,
+        intermediate_size=8192,
+        vocab_size=128256,
+        max_seq_len=131072,
+        norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_layout="half",
+        rope_scaling=LLAMA3_SCALING,
+        tie_embeddings=True,
+    ),
+}
+BLOCK = 1_000_003  # random numbers that all matrices repeat; a prime, so that no two rows are equal
+CHECKED = 16  # ids; float64 is slow, and a model that is right for these is the same model
+SAMPLED = 256  # logits
+SEED = 20240601
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRun(Work):
+    """`new` ids through a model that holds `in_cache` ids already: a prompt, or a step of decoding.
+
+    Weights and cache are bfloat16. `dtype` is that of the arithmetic between the kernels. Logits
+    are wanted for the last id only.
+    """
+
+    config: ModelConfig
+    new: int
+    in_cache: int = 0
+
+    @property
+    def operation(self) -> str:
+        return "decode with a model" if self.new == 1 else "prefill with a model"
+
+    @property
+    def matrices(self) -> int:
+        """Parameters that each id is multiplied with, without the last matrix."""
+        shapes = weight_shapes(self.config)
+        return sum(
+            math.prod(shape)
+            for name, shape in shapes.items()
+            if len(shape) == 2 and name not in ("embed", "lm_head")
+        )
+
+    @property
+    def last_matrix(self) -> int:
+        return self.config.vocab_size * self.config.hidden_size
+
+    @property
+    def flops(self) -> int:
+        """The matrices for every id, the last one once, attention over the pairs that it needs."""
+        pairs = self.new * self.in_cache + self.new * (self.new + 1) // 2
+        heads = self.config.num_layers * self.config.num_heads * self.config.head_dim
+        return 2 * (self.matrices * self.new + self.last_matrix) + 4 * heads * pairs
+
+    @property
+    def nbytes(self) -> int:
+        """Every weight once, and the cache. (Of the embedding only a few rows.)"""
+        weights = 2 * (self.matrices + self.last_matrix)
+        return weights + cache_bytes(self.config, self.in_cache + self.new, 2)
+
+    @property
+    def counted_in(self) -> Unit:
+        return "tok/s"
+
+    @property
+    def tolerance(self) -> float:
+        """Roundings to 16 bits add up over the layers; unrelated logits would be 1.4 away."""
+        return 0.2
+
+    def speed(self, seconds: float) -> float:
+        return self.new / seconds
+
+    def inputs(self, rng: np.random.Generator) -> Inputs:
+        """config, weights, ids (in_cache + new,)"""
+        ids = rng.integers(self.config.vocab_size, size=self.in_cache + self.new)
+        return {"config": self.config, "weights": random_weights(self.config), "ids": ids}
+
+    def sample(self, result: Array) -> Array:
+        return result[self.sampled()]
+
+    def sampled(self) -> Array:
+        count = self.config.vocab_size
+        return np.unique(np.linspace(0, count - 1, SAMPLED).astype(np.intp))
+
+    def checked_ids(self, inputs: Inputs) -> Array:
+        ids: Array = inputs["ids"][:CHECKED]
+        return ids
+
+    def expected(self, inputs: Inputs) -> Array:
+        """Some of the last logits after the first few ids."""
+        ids = self.checked_ids(inputs)
+        return reference_logits(self.config, inputs["weights"], ids, self.sampled())
+
+    def smaller(self) -> Self:
+        """Two layers of the same proportions."""
+        config = replace(
+            self.config,
+            hidden_size=64,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            intermediate_size=96,
+            vocab_size=300,
+        )
+        return replace(self, config=config, new=min(self.new, 20), in_cache=min(self.in_cache, 20))
+
+
+@lru_cache(maxsize=1)
+def random_weights(config: ModelConfig) -> dict[str, Array]:
+    """bfloat16 tensors for `Transformer(config, ...)`, scaled so that activations stay moderate.
+
+    The last ones made are kept; `forget_weights` lets them go.
+    """
+    rng = np.random.default_rng(SEED)
+
+    def tensor(shape: tuple[int, ...]) -> Array:
+        if len(shape) == 1:  # of a norm
+            return 1 + random_array(rng, shape, "bfloat16", 0.1)
+        block = random_array(rng, (BLOCK,), "bfloat16", shape[1] ** -0.5)
+        return np.resize(block, shape)
+
+    return {name: tensor(shape) for name, shape in weight_shapes(config).items()}
+
+
+def forget_weights() -> None:
+    random_weights.cache_clear()
+
+
+def reference_logits(
+    config: ModelConfig, weights: dict[str, Array], ids: Array, rows: Array
+) -> Array:
+    """The logits `rows` after the last of ids (L,), in float64 and one matrix at a time.
+
+    For models without biases and windows. It is what `simdformer.models.Transformer` computes.
+    """
+    inv_freq, factor = rope_frequencies(
+        config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
+    )
+
+    def norm(x: Array, name: str) -> Array:
+        return reference.rms_norm(x, weights[name], eps=config.norm_eps)
+
+    def linear(x: Array, name: str) -> Array:
+        return reference.float64(reference.linear(x, weights[name]))
+
+    def heads(x: Array) -> Array:
+        return x.reshape(len(ids), -1, config.head_dim).swapaxes(0, 1)
+
+    def rotated(x: Array, norm_name: str) -> Array:
+        x = norm(x, norm_name) if config.qk_norm else x
+        options: dict[str, Any] = {"layout": config.rope_layout, "attention_factor": factor}
+        return reference.rope(x, inv_freq=inv_freq, **options)
+
+    x = reference.float64(weights["embed"][ids])
+    for at in (f"layers.{layer}." for layer in range(config.num_layers)):
+        h = norm(x, at + "attn_norm")
+        q, k, v = (heads(linear(h, at + name)) for name in ("wq", "wk", "wv"))
+        q, k = rotated(q, at + "q_norm"), rotated(k, at + "k_norm")
+        z: Any = reference.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + linear(z.swapaxes(0, 1).reshape(len(ids), -1), at + "wo")
+        h = norm(x, at + "mlp_norm")
+        x = x + linear(reference.swiglu(linear(h, at + "gate"), linear(h, at + "up")), at + "down")
+    last = weights["embed" if config.tie_embeddings else "lm_head"]
+    return reference.float64(reference.linear(norm(x[-1], "final_norm"), last[rows]))

@@ -1,0 +1,146 @@
+"""What a run gives: times, errors, ratios, shares, goals; and the same as JSON."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from simdformer.bench import ours
+from simdformer.bench.cases import Case, Goal
+from simdformer.bench.limits import Limits
+from simdformer.bench.machine import Machine
+
+__all__ = ["SCHEMA", "GoalReached", "Measurement", "Result", "Results"]
+
+SCHEMA = 1  # of the JSON; a number that goes up when fields change their meaning
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One contestant in one case. Times in seconds a call; `error` is relative, see `Work`."""
+
+    way: str
+    best: float
+    median: float
+    samples: int
+    calls_a_sample: int
+    error: float
+
+
+@dataclass(frozen=True)
+class GoalReached:
+    """What came out for a goal: a ratio, a share, or seconds. NaN when it could not be told."""
+
+    goal: Goal
+    found: float
+
+    @property
+    def known(self) -> bool:
+        return not math.isnan(self.found)
+
+    @property
+    def met(self) -> bool:
+        if self.goal.of == "call":
+            return self.found <= self.goal.least
+        return self.found >= self.goal.least
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "goal": str(self.goal),
+            "least": self.goal.least,
+            "of": self.goal.of,
+            "peers": list(self.goal.peers),
+            "found": self.found if self.known else None,
+            "met": self.met if self.known else None,
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: measurements by contestant, and why others are missing."""
+
+    case: Case
+    limits: Limits
+    measured: Mapping[str, Measurement]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> Measurement | None:
+        """None when our result is wrong: its speed is then of no interest."""
+        return self.measured.get(ours.NAME)
+
+    def ratio(self, name: str) -> float:
+        """How many times the speed of that contestant ours has; NaN when one is missing."""
+        mine, theirs = self.ours, self.measured.get(name)
+        return theirs.best / mine.best if mine and theirs else math.nan
+
+    @property
+    def share(self) -> float:
+        """Of the nearer limit of the machine."""
+        return self.limits.share(self.case.work, self.ours.best) if self.ours else math.nan
+
+    def reached(self, goal: Goal) -> GoalReached:
+        """A goal against the better of two peers is one against those that were measured."""
+        found = math.nan
+        if self.ours is not None:
+            work, seconds = self.case.work, self.ours.best
+            match goal.of:
+                case "peers":
+                    ratios = [self.ratio(name) for name in goal.peers if name in self.measured]
+                    found = min(ratios, default=math.nan)
+                case "arithmetic":
+                    found = self.limits.arithmetic_share(work, seconds)
+                case "read":
+                    found = self.limits.read_share(work, seconds)
+                case "call":
+                    found = seconds
+        return GoalReached(goal, found)
+
+    @property
+    def goals(self) -> list[GoalReached]:
+        return [self.reached(goal) for goal in self.case.goals]
+
+    def as_json(self) -> dict[str, Any]:
+        work = self.case.work
+        return {
+            "name": self.case.name,
+            "operation": work.operation,
+            "sizes": asdict(work),
+            "flops": work.flops,
+            "bytes": work.nbytes,
+            "unit": work.counted_in,
+            "contestants": {
+                name: {**asdict(one), "speed": work.speed(one.best)}
+                for name, one in self.measured.items()
+            },
+            "missing": dict(self.missing),
+            "ratios": {name: self.ratio(name) for name in self.measured if name != ours.NAME}
+            if self.ours
+            else {},
+            "share": self.share if self.ours else None,
+            "goals": [goal.as_json() for goal in self.goals],
+        }
+
+
+@dataclass
+class Results:
+    """A run. `interrupted`: it ended before its time, with what was measured until then."""
+
+    machine: Machine
+    limits: Limits
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def right(self) -> bool:
+        """Whether all our results were."""
+        return all(result.ours is not None for result in self.results)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "machine": self.machine.as_json(),
+            "limits": self.limits.as_json(),
+            "interrupted": self.interrupted,
+            "cases": [result.as_json() for result in self.results],
+        }

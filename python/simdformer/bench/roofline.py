@@ -1,0 +1,131 @@
+"""The roofline: how much arithmetic an operation has for each byte, against how fast it is."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simdformer.bench import onnxruntime_peer, ours, torch_peer
+from simdformer.bench.contestants import optional
+from simdformer.bench.limits import Limits
+from simdformer.bench.results import Result, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["plot_roofline", "save_roofline"]
+
+# Okabe and Ito's colours, which all eyes tell apart; a shape a contestant for print in grey.
+STYLES: dict[str, dict[str, Any]] = {
+    ours.NAME: {"marker": "o", "color": "#0072B2", "s": 34, "zorder": 4},
+    torch_peer.NAME: {"marker": "^", "color": "#D55E00", "s": 24, "zorder": 3},
+    onnxruntime_peer.NAME: {"marker": "s", "color": "#009E73", "s": 18, "zorder": 3},
+}
+
+
+def save_roofline(results: Results, file: Path) -> None:
+    """Draws and saves it, in the format that the name of the file ends in.
+
+    ImportError: matplotlib is not installed.
+    """
+    ax = new_axes()
+    plot_roofline(results, ax)
+    figure: Any = ax.figure
+    figure.savefig(file, dpi=160)
+
+
+def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
+    """One dot a case and contestant; the roofs are the limits of the machine.
+
+    The dots of one operation stand above each other, because they do the same work. Cases that
+    only cost a call are left out.
+    """
+    if ax is None:
+        ax = new_axes()
+    shown = [result for result in results.results if not result.case.tiny and result.measured]
+    intensities = [result.case.work.intensity for result in shown] or [1.0]
+    left, right = min(intensities) / 2, max(max(intensities) * 2, ridge(results.limits) * 4)
+    draw_roofs(ax, results.limits, left, right)
+    for name, style in STYLES.items():
+        dots = [
+            (result.case.work.intensity, result.case.work.flops / found.best / 1e9)
+            for result in shown
+            if (found := result.measured.get(name))
+        ]
+        if dots:
+            x, y = np.transpose(dots)
+            ax.scatter(x, y, label=name, linewidths=0, alpha=0.85, **style)
+    for result in top_of_each_operation(shown):
+        ax.annotate(
+            result.case.work.operation,
+            (result.case.work.intensity, height(result)),
+            textcoords="offset points",
+            xytext=(0, 7),
+            ha="center",
+            fontsize=8,
+        )
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlim=(left, right),
+        xlabel="floating-point operations a byte",
+        ylabel="GFLOPS",
+        title=f"{results.machine.cpu}, {results.machine.isa}, {results.machine.threads} threads",
+    )
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, loc="lower right", fontsize=9)
+    return ax
+
+
+def new_axes() -> "Axes":
+    figures = optional("matplotlib.figure")
+    if figures is None:
+        raise ImportError(
+            "bench: matplotlib is not installed, which draws the plot; pip install matplotlib"
+        )
+    axes: Axes = figures.Figure(figsize=(8, 5), layout="constrained").subplots()
+    return axes
+
+
+def ridge(limits: Limits) -> float:
+    """From this intensity on arithmetic is what limits, even with all data in memory."""
+    return limits.gflops / limits.levels[-1].gigabytes_per_second
+
+
+def draw_roofs(ax: "Axes", limits: Limits, left: float, right: float) -> None:
+    x = np.geomspace(left, right, 200)
+    for level in limits.levels:
+        ax.plot(x, np.minimum(level.gigabytes_per_second * x, limits.gflops), color="0.6", lw=1)
+        ax.annotate(
+            f"{level.name} {level.gigabytes_per_second:.0f} GB/s",
+            (left, level.gigabytes_per_second * left),
+            textcoords="offset points",
+            xytext=(4, 6),
+            fontsize=8,
+            color="0.4",
+        )
+    ax.annotate(
+        f"{limits.gflops:.0f} GFLOPS float32",
+        (right, limits.gflops),
+        textcoords="offset points",
+        xytext=(-4, 4),
+        ha="right",
+        fontsize=8,
+        color="0.4",
+    )
+
+
+def height(result: Result) -> float:
+    best = min(one.best for one in result.measured.values())
+    return result.case.work.flops / best / 1e9
+
+
+def top_of_each_operation(shown: list[Result]) -> list[Result]:
+    """One result an operation, to write its name at: that of the highest dot."""
+    best: dict[str, Result] = {}
+    for result in shown:
+        name = result.case.work.operation
+        if height(result) > (height(best[name]) if name in best else -math.inf):
+            best[name] = result
+    return list(best.values())

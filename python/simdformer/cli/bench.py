@@ -1,0 +1,94 @@
+"""`simdformer bench`: how fast the kernels are, beside others and beside the machine's limits."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import simdformer as sf
+from simdformer.cli import _shared as shared
+
+if TYPE_CHECKING:
+    from simdformer.bench import Case, Results
+
+__all__ = ["add"]
+
+
+def add(commands: "shared.Commands") -> None:
+    parser = shared.command(
+        commands,
+        "bench",
+        run,
+        help="how fast the kernels are, beside PyTorch, onnxruntime and the machine's limits",
+        description="Measures each operation beside PyTorch, onnxruntime and numpy, by turns, on "
+        "the same numbers and threads; and what this machine could do at most. A full run takes "
+        "some minutes and wants an idle machine. Exit status 1 when a result of ours is wrong.",
+        epilog="example: simdformer bench --only decode --only 'linear/*/m1' --json times.json",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="cases of that name or group, * matches anything; may be repeated",
+    )
+    parser.add_argument("--list", action="store_true", help="name the cases and their goals")
+    parser.add_argument(
+        "--models",
+        action="store_true",
+        help="also whole models of random weights, about 1 billion parameters (8 GB of memory)",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=2.0, metavar="SECONDS", help="for each case (default: 2)"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--markdown", action="store_true", help="the table as Markdown")
+    output.add_argument("--json", type=Path, metavar="FILE", help="every number, to a file")
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="the roofline (needs matplotlib)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from simdformer import bench
+    from simdformer.bench import report
+
+    cases = bench.select(
+        bench.all_cases(sf.isa(), best_isa=sf.isa() == sf.isas()[-1], models=options.models),
+        options.only,
+    )
+    if options.list:
+        print("\n".join(listed(case) for case in cases))
+        return 0
+    check_files(options)
+
+    def progress(results: "Results") -> None:
+        if not options.markdown:
+            measured = results.results
+            print(report.line(measured[-1]) if measured else report.header(results), flush=True)
+
+    results = bench.run(cases, budget=options.budget, progress=progress)
+    print(report.markdown(results) if options.markdown else "\n" + report.summary(results))
+    if options.json:
+        text = json.dumps(results.as_json(), indent=1, allow_nan=False)
+        options.json.write_text(text + "\n", encoding="utf-8")
+    if options.plot:
+        bench.save_roofline(results, options.plot)
+    if results.interrupted:
+        return 130
+    return 0 if results.right else 1
+
+
+def listed(case: "Case") -> str:
+    return f"{case.name:<34} {', '.join(map(str, case.goals))}".rstrip()
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """Complains before the measuring, not after it."""
+    from simdformer.bench.roofline import new_axes
+
+    for file in filter(None, (options.json, options.plot)):
+        with file.open("a"):  # creates it, and leaves what is in it alone for now
+            pass
+    if options.plot:
+        new_axes()
