@@ -1,77 +1,273 @@
 """`simdformer.check`: is this array right, and if not, which mistake was made?"""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from simdformer.learn.compare import TOLERANCE, Comparison, coarsest, compare, finfo, float_dtypes
+from simdformer.learn.compare import (
+    TOLERANCE,
+    Comparison,
+    coarsest,
+    compare,
+    finfo,
+    float_dtypes,
+    numbers,
+)
+from simdformer.learn.describe import described, places
 from simdformer.learn.operation import Call, as_array, bind
+from simdformer.learn.remarks import remarks
 from simdformer.learn.report import CheckError, Report, Where
-from simdformer.learn.search import Problem, Search, evaluate, spread
+from simdformer.learn.search import ANSWER, Explanation, Problem, Search, evaluate, spread
+from simdformer.learn.shapes import changes, parts
 
 __all__ = ["CheckError", "Report", "check"]
 
 
 def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: Any) -> Report:
-    """Compare a result with the right one; when it is wrong, name the mistake.
+    """Is `mine` what this operation gives for these arguments, and if not, which mistake was made?
+
+    Parameters
+    ----------
+    op : function, str or layer
+        An operation of the package (`sf.rope`), its name ("rope"), or a layer of `sf.nn`.
+    mine : array, or a tuple or list of arrays
+        Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
+        tuple or list of them where the call has several results (`return_weights=True`, a list of
+        weights).
+    *args, **kwargs
+        The arguments of the call that you meant to make: `sf.check(sf.rope, mine, q,
+        layout="half")`. They are checked as the operation itself checks them.
+    rtol : float, optional
+        How large an error may be, relative to the root mean square of its row (what lies along the
+        last axis). Without it: 1e-4, where float32 is the coarsest dtype among inputs and `mine`,
+        1e-9 for float64, 5e-3 for float16, 4e-2 for bfloat16; and more where rounding the inputs
+        alone would change a row by more than that (RoPE far out, softmax of very large scores).
+
+    Returns
+    -------
+    Report
+        True when the result is right. `.diagnosis` names the mistakes that give exactly this array,
+        with cause and fix; it is empty when none of those that are known does, and then
+        `.observations` say what can be said. See `Report`.
+
+    Raises
+    ------
+    TypeError
+        op is nothing that can be checked; `mine` holds no numbers, or another number of results
+        than the call has; `out` is given.
+    ValueError, TypeError, IndexError, BufferError
+        What the operation itself raises for these arguments.
 
     >>> import numpy as np
     >>> import simdformer as sf
     >>> x = np.linspace(-1, 2, 12, dtype=np.float32).reshape(3, 4)
-    >>> mine = np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
-    >>> bool(sf.check(sf.softmax, mine, x))
-    True
+    >>> mine = np.exp(x) / np.exp(x).sum(axis=0, keepdims=True)
+    >>> report = sf.check(sf.softmax, mine, x)
+    >>> report.ok
+    False
+    >>> report.diagnosis[0].title
+    'the softmax runs over another axis'
     """
     call = bind(op, args, kwargs)
-    given = _results(mine, call)
-    right = call.right()
-    dtypes = float_dtypes([*call.inputs, *given])
-    coarse = coarsest(dtypes)
-    tolerance = TOLERANCE[coarse] if rtol is None else rtol
-    mine_dtype = coarsest(float_dtypes(given))
-    shapes = [np.shape(x) for x in given], [np.shape(x) for x in right]
-    if shapes[0] != shapes[1]:
-        bad = next(i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b)
+    return Check(call, _results(mine, call), rtol).report()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call, and the learner's results for it."""
+
+    call: Call
+    mine: list[Any]
+    rtol: float | None
+
+    def report(self) -> Report:
+        right = [np.asarray(x) for x in self.call.right()]
+        shapes = [(a.shape, b.shape) for a, b in zip(self.mine, right, strict=True)]
+        if misshapen := [i for i, (a, b) in enumerate(shapes) if a != b]:
+            return self.misshapen(right, misshapen[0])
+        found = self.compare(self.mine, right)
+        if not all(c.ok for c in found) and self.rtol is None and self.call.program is not None:
+            found = self.compare(self.mine, right, self.spreads(right))
+        ok = all(c.ok for c in found)
+        worst = max(range(len(found)), key=lambda i: (not found[i].ok, found[i].excess), default=0)
+        explanations = () if ok else self.search(self.mine)
+        axes = self.axes(worst)
+        where, seen = None, []
+        if not ok:
+            where = _where(found[worst], self.mine[worst], right[worst], worst, axes)
+        if not ok and not explanations:
+            seen = self.describe(worst, right[worst])
+        if not ok and len(found) > 1 and sum(not c.ok for c in found) < len(found):
+            good = [str(i) for i, c in enumerate(found) if c.ok]
+            seen.append(f"of the {len(found)} results, right: number {', '.join(good)} (from 0)")
         return Report(
-            False, call.name, shapes[0][bad], str(given[bad].dtype), np.nan, np.nan,
-            expected=shapes[1][bad],
-        )  # fmt: skip
-    found = [compare(a, b, tolerance, coarse) for a, b in zip(given, right, strict=True)]
-    if not all(c.ok for c in found) and rtol is None and call.program is not None:
-        problem = Problem(call.program, call.variables, given)
-        eps = float(finfo(coarse).eps)
-        spreads = spread(lambda run: evaluate(run, problem) or [], {}, eps)
-        found = [
-            compare(a, b, tolerance, coarse, c)
-            for a, b, c in zip(given, right, spreads, strict=True)
+            ok=ok,
+            name=self.call.name,
+            shape=self.mine[worst].shape,
+            dtype=str(self.mine[worst].dtype),
+            max_abs=max(c.max_abs for c in found),
+            max_rel=max(float(c.relative.max(initial=0)) for c in found),
+            where=where,
+            explanations=explanations,
+            remarks=remarks(self.call, self.mine, ok),
+            observations=tuple(seen),
+            mine=numbers(self.mine[worst]),
+            right=numbers(right[worst]),
+        )
+
+    # ---- the measure -----------------------------------------------------------------------------
+
+    @property
+    def coarsest(self) -> np.dtype[Any]:
+        return coarsest(float_dtypes([*self.call.inputs, *self.mine]))
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.coarsest] if self.rtol is None else self.rtol
+
+    def compare(self, mine: list[Any], right: list[Any], spreads: Any = None) -> list[Comparison]:
+        return [
+            compare(a, b, self.tolerance, self.coarsest, None if spreads is None else spreads[i])
+            for i, (a, b) in enumerate(zip(mine, right, strict=True))
         ]
-    ok = all(c.ok for c in found)
-    worst = max(range(len(found)), key=lambda i: found[i].excess)
-    explanations: Any = ()
-    if not ok and call.program is not None:
-        search = Search([mine_dtype], tolerance, coarse)
-        explanations = search(Problem(call.program, call.variables, given))
-    return Report(
-        ok,
-        call.name,
-        np.shape(given[worst]),
-        str(given[worst].dtype),
-        max(c.max_abs for c in found),
-        max(float(c.relative.max(initial=0)) for c in found),
-        None if ok else _where(found[worst], given[worst], right[worst], worst),
-        explanations,
-    )
+
+    def spreads(self, right: list[Any]) -> Any:
+        """How far rounding may take each row. Of a large problem a sample is looked at, and its
+        most sensitive row stands for all."""
+        problem = self.problem(right)
+        small = problem.sampled(ANSWER)
+        eps = float(finfo(self.coarsest).eps)
+        try:
+            moved = spread(lambda run: evaluate(run, small) or [], {}, eps)
+        except ValueError:
+            return None
+        if small is problem and len(moved) == len(right):
+            return moved
+        sizes = self.compare(small.mine, small.mine)
+        return [
+            c.size * float(np.max(x / np.where(b.size == 0, 1, b.size), initial=0))
+            for c, b, x in zip(self.compare(right, right), sizes, moved, strict=True)
+        ]
+
+    # ---- the mistake -----------------------------------------------------------------------------
+
+    def problem(self, mine: list[Any]) -> Problem:
+        assert self.call.program is not None
+        return Problem(self.call.program, self.call.variables, mine)
+
+    def search(self, mine: list[Any], pairs: bool = True) -> tuple[Explanation, ...]:
+        if self.call.program is None:
+            return ()
+        own = coarsest(float_dtypes(self.mine))
+        inputs = coarsest(float_dtypes(self.call.inputs))
+        small = own.itemsize == 2
+        dtypes = [np.dtype(np.float32), own] if small else [own]
+        if own == np.float64 and inputs != np.float64:
+            dtypes.append(np.dtype(np.float32))
+        seconds = 1.2 if pairs else 0.0
+        return Search(dtypes, self.tolerance, self.coarsest, seconds)(self.problem(mine))
+
+    def misshapen(self, right: list[Any], i: int) -> Report:
+        """Wrong shapes: what was done to the axes, then what else is wrong."""
+        mine, wanted = self.mine[i], right[i].shape
+
+        def same(a: Any, b: Any) -> bool:
+            return np.shape(a) == np.shape(b) and self.compare([a], [b])[0].ok
+
+        def explain() -> tuple[Explanation, ...]:
+            tries = changes(mine, wanted)
+            for known, undone in tries:
+                if same(undone, right[i]):
+                    return ((known,),)
+            for known in parts(mine, right[i], same):
+                return ((known,),)
+            if found := self.search(self.mine, pairs=False):
+                return found
+            for known, undone in tries:
+                others = [*self.mine[:i], undone, *self.mine[i + 1 :]]
+                if found := self.search(others, pairs=False):
+                    return tuple((known, *group) for group in found)
+            return ()
+
+        return Report(
+            ok=False,
+            name=self.call.name,
+            shape=mine.shape,
+            dtype=str(mine.dtype),
+            max_abs=float("nan"),
+            max_rel=float("nan"),
+            explanations=explain(),
+            remarks=remarks(self.call, self.mine, False),
+            expected=wanted,
+        )
+
+    def describe(self, i: int, right: Any) -> list[str]:
+        def same(a: Any, b: Any) -> bool:
+            return np.shape(a) == np.shape(b) and self.compare([a], [b])[0].ok
+
+        return described(numbers(self.mine[i]), numbers(right), same, self.axes(i), self.coarsest)
+
+    def axes(self, i: int) -> tuple[str, ...]:
+        """The names of the axes of result number i."""
+        program = self.call.program
+        if program is None:
+            return ()
+        if i == 0 or self.call.name != "scaled_dot_product_attention":
+            return program.axes
+        return ("head", "query") if self.mine[i].ndim < self.mine[0].ndim else (
+            "head", "query", "key"
+        )  # fmt: skip
 
 
 def _results(mine: Any, call: Call) -> list[Any]:
+    """The learner's results as arrays, as many as the call has."""
+    count = len(call.results)
     if call.several:
-        return [np.asarray(as_array(x)) for x in mine]
-    return [np.asarray(as_array(mine))]
+        if not isinstance(mine, tuple | list) or len(mine) != count:
+            found = len(mine) if isinstance(mine, tuple | list) else type(mine).__name__
+            raise TypeError(
+                f"check: mine is {found}, needs a tuple or list of {count} results, in the order "
+                f"in which {call.name} gives them"
+            )
+        return [_array(x) for x in mine]
+    if isinstance(mine, tuple) and any(np.ndim(as_array(x)) for x in mine):
+        raise TypeError(
+            f"check: mine is a tuple of {len(mine)}, needs one array: this call has one result; "
+            "pass the part that is meant"
+        )
+    return [_array(mine)]
 
 
-def _where(c: Comparison, mine: Any, right: Any, result: int) -> Where:
-    at = np.unravel_index(np.argmax(np.where(c.wrong, c.error / c.allowed, 0)), c.error.shape)
+def _array(mine: Any) -> Any:
+    try:
+        x = np.asarray(as_array(mine))
+    except ValueError as error:
+        raise TypeError(f"check: mine is no array of numbers: {error}") from None
+    if x.dtype not in TOLERANCE and x.dtype.kind not in "biufc":
+        raise TypeError(
+            f"check: mine is {type(mine).__name__} of dtype {x.dtype}, needs an array of numbers"
+        )
+    if x.dtype.kind == "c":
+        raise TypeError(
+            "check: mine is complex, needs real numbers; np.stack([z.real, z.imag], axis=-1) "
+            "takes pairs apart"
+        )
+    return x if x.dtype in TOLERANCE or x.dtype == bool else x.astype(np.float64)
+
+
+def _where(c: Comparison, mine: Any, right: Any, result: int, axes: tuple[str, ...]) -> Where:
+    with np.errstate(all="ignore"):
+        times = np.where(c.wrong, c.error / c.allowed, 0)
+    at = np.unravel_index(np.argmax(times), times.shape)
+    wrong = c.wrong.reshape(np.shape(mine))
+    index = tuple(int(i) for i in at)[: np.ndim(mine)]
     return Where(
-        tuple(map(int, at)), float(mine[at]), float(right[at]), "", int(c.wrong.sum()),
-        c.wrong.size, result,
-    )  # fmt: skip
+        worst=index,
+        mine=float(mine[index]),
+        right=float(right[index]),
+        text=places(wrong, axes),
+        wrong=int(wrong.sum()),
+        of=wrong.size,
+        result=result,
+    )

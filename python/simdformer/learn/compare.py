@@ -91,13 +91,13 @@ class Comparison:
     @property
     def relative(self) -> Float64:
         """To the size of the row; infinite where a row should be zero and is not."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             return np.where(self.error == 0, 0, self.error / self.size)
 
     @property
     def excess(self) -> float:
         """How many times what is allowed the worst number is off."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             times = np.where(self.error <= self.allowed, 0, self.error / self.allowed)
         return float(times.max(initial=0))
 

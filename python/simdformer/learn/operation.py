@@ -56,7 +56,7 @@ class Call:
             out = self.function(*map(_in_float64, self.args), **self._kwargs64())
         else:
             out = getattr(reference, self.name)(*self.args, **self.kwargs)
-        return list(out) if self.several else [out]
+        return [np.asarray(x) for x in (out if self.several else [out])]
 
     def _kwargs64(self) -> dict[str, Any]:
         return {name: _in_float64(value) for name, value in self.kwargs.items()}

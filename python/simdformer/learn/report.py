@@ -48,6 +48,8 @@ class Report:
     diagnosis : the mistakes in these; empty when the array is right, or when nothing known gives it
     remarks : what is worth knowing besides
     observations : when nothing known gives the array, what can be said about it
+    shape, dtype : of the result that is off the most; expected : the shape it should have
+    mine, right : that result and the right one, float64; None when the shapes differ
     """
 
     ok: bool
@@ -61,7 +63,8 @@ class Report:
     remarks: tuple[str, ...] = ()
     observations: tuple[str, ...] = ()
     expected: tuple[int, ...] | None = None
-    error: Any = field(default=None, repr=False, compare=False)
+    mine: Any = field(default=None, compare=False)
+    right: Any = field(default=None, compare=False)
 
     @property
     def diagnosis(self) -> tuple[Mistake, ...]:

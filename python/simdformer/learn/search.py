@@ -11,7 +11,7 @@ import numpy as np
 from simdformer.learn.compare import compare, finfo, numbers, row_size
 from simdformer.learn.program import CATALOGUE, Mistake, Program, Run, Step, Variation
 
-__all__ = ["Problem", "Search", "as_list", "spread"]
+__all__ = ["ANSWER", "Explanation", "Problem", "Search", "as_list", "evaluate", "spread"]
 
 Explanation = tuple[Mistake, ...]  # one mistake, or two that are made together
 

@@ -299,7 +299,9 @@ def key_not_transposed(s: State) -> None:
     step=SCALE,
 )
 def key_reshaped(s: State) -> None:
-    s.scores = s.q @ s.k.reshape(*s.k.shape[:-2], s.k.shape[-1], s.k.shape[-2])
+    if s.S == s.head_dim:
+        raise ValueError("then it changes nothing: see key_not_transposed")
+    s.scores = s.q @ s.k.reshape(*s.k.shape[:-2], s.head_dim, s.S)
 
 
 @mistake(

@@ -76,7 +76,8 @@ def not_transposed(s: State) -> None:
     step="01 §5",
 )
 def reshaped(s: State) -> None:
-    s.products = [s.h @ w.reshape(w.shape[::-1]) for w in s.weights]
+    turned = [w.T if w.shape[0] == w.shape[1] else w.reshape(w.shape[::-1]) for w in s.weights]
+    s.products = [s.h @ w for w in turned]
 
 
 @mistake(

@@ -1,0 +1,262 @@
+"""What can be said about a wrong array when no known mistake gives it. Nothing here is a guess:
+each sentence is a property of the numbers, tested before it is said."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from simdformer.learn.compare import TOLERANCE, Float64, row_size
+
+__all__ = ["described", "places"]
+
+Same = Callable[[Any, Any], bool]
+PLURALS = {"query": "queries"}
+
+
+# ---- where ---------------------------------------------------------------------------------------
+
+
+def places(wrong: Any, axes: tuple[str, ...]) -> str:
+    """Which heads, positions, channels are wrong: "heads 4-7 only"; empty when it is all of them.
+
+    wrong : of bool; axes : names of its last axes
+    """
+    names = ["sequence"] * max(wrong.ndim - len(axes), 0)
+    names = [*names, *axes[max(len(axes) - wrong.ndim, 0) :]]
+    said = []
+    for axis, name in enumerate(names):
+        others = tuple(i for i in range(wrong.ndim) if i != axis)
+        bad = np.flatnonzero(wrong.any(axis=others))
+        length = wrong.shape[axis]
+        if 0 < len(bad) < length:
+            said.append(_subset(bad, length, name))
+    return ", ".join(said)
+
+
+def _subset(bad: Any, length: int, name: str) -> str:
+    many = PLURALS.get(name, name + "s")
+    if len(bad) == 1:
+        return f"{name} {bad[0]} only"
+    if len(bad) == length - 1:
+        good = sorted(set(range(length)) - set(bad.tolist()))[0]
+        return f"all {many} but {good}" if good else f"{many} from 1 on"
+    if np.array_equal(bad, np.arange(bad[0], length)):
+        return f"{many} from {bad[0]} on"
+    for step, word in ((2, "every other"), (3, "every third"), (4, "every fourth")):
+        if len(bad) > 2 and np.array_equal(bad, np.arange(bad[0], length, step)):
+            return f"{word} of the {many}, from {bad[0]} on"
+    runs = np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1)
+    if len(runs) > 4:
+        return f"{len(bad)} of {length} {many}"
+    return (
+        f"{many} "
+        + ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        + " only"
+    )
+
+
+# ---- what ----------------------------------------------------------------------------------------
+
+
+def described(
+    mine: Float64, right: Float64, same: Same, axes: tuple[str, ...], dtype: Any
+) -> list[str]:
+    """Sentences about an array of the right shape. same(a, b): by the measure of the check."""
+    if mine.size == 0 or mine.ndim == 0:
+        return []
+    with np.errstate(all="ignore"):
+        for sentences in (_not_numbers, _size, _order, _offsets):
+            if found := list(sentences(mine, right, same, axes)):
+                return found
+        return list(_rounding(mine, right, dtype))
+
+
+def _name(axes: tuple[str, ...], axis: int, ndim: int) -> str:
+    from_end = axis - ndim
+    return axes[from_end] if -from_end <= len(axes) else f"axis {axis}"
+
+
+def _not_numbers(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
+    for word, broken in (
+        ("NaN", np.isnan(mine) & ~np.isnan(right)),
+        ("infinite", np.isinf(mine) & ~np.isinf(right)),
+    ):
+        if not broken.any():
+            continue
+        where = places(broken, axes)
+        rest = np.where(broken, right, mine)
+        others = "; the other numbers are right" if same(rest, right) else ""
+        if broken.all():
+            yield f"every number is {word}"
+        else:
+            yield (
+                f"{int(broken.sum())} of {mine.size} numbers are {word}"
+                + (f": {where}" if where else "")
+                + others
+            )
+    missing = np.isnan(right) & ~np.isnan(mine)
+    if missing.any():
+        yield f"{int(missing.sum())} numbers should be NaN, as the inputs ask for, and are not"
+
+
+def _size(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
+    """A constant, a factor."""
+    del axes
+    if not mine.any():
+        yield "every number is 0"
+        return
+    if mine.size > 1 and (mine == mine.flat[0]).all():
+        yield f"every number is {mine.flat[0]:.4g}"
+        return
+    a, b = np.where(np.isfinite(right), right, 0), np.where(np.isfinite(right), mine, 0)
+    scale = np.abs(a).max(initial=0) or 1.0
+    a, b = a / scale, b / scale
+    factor = float((a * b).sum() / (a * a).sum()) if a.any() else float("nan")
+    if np.isfinite(factor) and factor != 0 and same(mine, factor * right):
+        yield (
+            "it is the right answer with the sign turned round"
+            if abs(factor + 1) < 1e-3
+            else (f"it is the right answer times {_nice(factor)}")
+        )
+        return
+    if mine.ndim > 1 and mine.shape[-1] > 2:
+        factors = (a * b).sum(-1, keepdims=True) / (a * a).sum(-1, keepdims=True)
+        if np.isfinite(factors).all() and factors.all() and same(mine, factors * right):
+            yield (
+                "each row is the right one times a number of its own, "
+                f"{factors.min():.4g} to {factors.max():.4g}: look at what the rows are divided by"
+            )
+
+
+def _nice(factor: float) -> str:
+    """The number, and what it is a fraction or a root of, if that is a whole number."""
+    text, size, sign = f"{factor:.6g}", abs(factor), "-" if factor < 0 else ""
+    for value, over in ((size, ""), (1 / size, "1/")):
+        whole, square = round(value), round(value * value)
+        if whole > 1 and abs(value - whole) < 1e-4 * value:
+            return f"{text} = {sign}{over}{whole}" if over else text
+        if 1 < square < 100_000 and abs(value * value - square) < 1e-4 * square:
+            return f"{text} = {sign}{over}sqrt({square})"
+    return text
+
+
+def _order(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
+    """Right numbers in wrong places."""
+    for i in range(mine.ndim):
+        for j in range(i + 1, mine.ndim):
+            if min(mine.shape[i], mine.shape[j]) < 2:
+                continue
+            one, two = _name(axes, i, mine.ndim), _name(axes, j, mine.ndim)
+            swapped = right.swapaxes(i, j)
+            if mine.shape[i] == mine.shape[j] and same(mine, swapped):
+                yield f"it is the right answer transposed: {one} and {two} are swapped"
+                return
+            if same(mine, swapped.reshape(mine.shape)):
+                yield (
+                    f"the numbers are right, but {one} and {two} are mixed up: a reshape stands "
+                    "where a transpose is needed"
+                )
+                return
+    for axis in range(mine.ndim):
+        if mine.shape[axis] > 1 and (order := _permutation(mine, right, axis, same)) is not None:
+            yield _say_order(order, _name(axes, axis, mine.ndim))
+            return
+    if shift := next(_shifts(mine, right, same, axes), None):
+        yield shift
+
+
+def _permutation(mine: Float64, right: Float64, axis: int, same: Same) -> Any:
+    """order, so that mine is right[order] along the axis; entries may appear more than once."""
+    a = np.moveaxis(mine, axis, 0).reshape(mine.shape[axis], -1)
+    b = np.moveaxis(right, axis, 0).reshape(right.shape[axis], -1)
+    if len(a) > 4096 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    look = np.random.default_rng(0).standard_normal(a.shape[1])
+    a, b = a @ look, b @ look
+    ranks = np.argsort(b)
+    after = np.clip(np.searchsorted(b[ranks], a), 1, len(b) - 1)
+    nearer = np.abs(b[ranks[after - 1]] - a) < np.abs(b[ranks[after]] - a)
+    order = ranks[after - nearer]
+    if np.array_equal(order, np.arange(len(order))):
+        return None
+    return order if same(mine, np.take(right, order, axis)) else None
+
+
+def _say_order(order: Any, name: str) -> str:
+    n, many = len(order), PLURALS.get(name, name + "s")
+    index = np.arange(n)
+    shift = int(order[0])
+    if np.array_equal(order, index[::-1]):
+        return f"the {many} are right, but in reverse order"
+    if np.array_equal(order, (index + shift) % n):
+        by = shift if shift <= n // 2 else shift - n
+        return f"the {many} are right, but rolled along by {-by}"
+    if len(np.unique(order)) == 1:
+        return f"all {many} are {name} {order[0]} of the right answer"
+    for step in range(2, n // 2 + 1):
+        if n % step == 0 and np.array_equal(order, index.reshape(step, -1).T.ravel()):
+            return f"the {many} are right, but interleaved: 0, {n // step}, ... where 0, 1, ... are"
+    if len(np.unique(order)) < n:
+        return f"each of the {many} is one of the right answer, some more than once: {_few(order)}"
+    wrong = np.flatnonzero(order != index)
+    if len(wrong) == 2:
+        return f"{many} {wrong[0]} and {wrong[1]} are swapped"
+    return f"the {many} are right, but in another order: {_few(order)}"
+
+
+def _few(order: Any) -> str:
+    return ", ".join(map(str, order[:8])) + (" ..." if len(order) > 8 else "")
+
+
+def _shifts(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
+    """Moved along an axis, the end fallen off."""
+    for axis in range(mine.ndim):
+        n = mine.shape[axis]
+        for by in range(1, min(9, n // 2)):
+            for a, b, sign in ((mine, right, "later"), (right, mine, "earlier")):
+                if same(np.take(a, range(by, n), axis), np.take(b, range(n - by), axis)):
+                    name = _name(axes, axis, mine.ndim)
+                    many = PLURALS.get(name, name + "s")
+                    yield f"the right numbers stand {by} {name if by == 1 else many} too {sign}"
+
+
+def _offsets(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
+    """A number, or a vector, added to the right answer."""
+    difference = np.where(np.isfinite(right), mine - right, np.nan)
+    if not np.isfinite(difference).any() or mine.size < 3:
+        return
+    mean = float(np.nanmean(difference))
+    if same(mine, right + mean):
+        yield f"it is the right answer plus {mean:.4g}"
+        return
+    if mine.ndim < 2:
+        return
+    other = tuple(range(mine.ndim - 1))
+    if mine.size > 2 * mine.shape[-1] and np.isfinite(difference).all():
+        if same(mine, right + difference.mean(axis=other, keepdims=True)):
+            yield "the same vector is added to every row: look for a bias"
+        elif mine.shape[-1] > 2 and same(mine, right + difference.mean(axis=-1, keepdims=True)):
+            name = _name(axes, mine.ndim - 1, mine.ndim)
+            yield f"a number of its own is added to each row, the same for every {name}"
+
+
+def _rounding(mine: Float64, right: Float64, dtype: Any) -> Iterator[str]:
+    """How much of a rounding it is, and whether the numbers are those of a smaller dtype."""
+    finite = np.isfinite(right) & np.isfinite(mine)
+    size = row_size(right)
+    error = np.where(finite, np.abs(mine - right), 0) / np.where(size > 0, size, 1)
+    worst = float(error.max(initial=0))
+    for small in (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
+        if TOLERANCE[small] <= TOLERANCE[np.dtype(dtype)]:
+            continue
+        if worst <= TOLERANCE[small]:
+            exact = mine.astype(small).astype(np.float64) == mine
+            known = (exact | ~finite).all()
+            yield (
+                f"the error is as large as {small} roundings are"
+                + (f", and all numbers are {small} numbers" if known else "")
+                + f": look for a place where {small} is used on the way"
+            )
+            return

@@ -1,0 +1,65 @@
+"""What is worth knowing about a check besides its answer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.compare import TOLERANCE, coarsest, float_dtypes
+from simdformer.learn.operation import Call
+
+__all__ = ["remarks"]
+
+
+def remarks(call: Call, mine: list[Any], ok: bool) -> tuple[str, ...]:
+    return tuple(_dtypes(call, mine, ok)) + (tuple(_blind_spots(call)) if ok else ())
+
+
+def _dtypes(call: Call, mine: list[Any], ok: bool) -> Iterator[str]:
+    inputs, outputs = float_dtypes(call.inputs), float_dtypes(mine)
+    if not inputs or not outputs:
+        return
+    coarse, own = coarsest(inputs), coarsest(outputs)
+    if own == np.float64 and coarse != np.float64:
+        yield (
+            f"your result is float64, made from {coarse}: a float64 has come in on the way, such "
+            "as np.sqrt of an integer array, or np.zeros without a dtype"
+        )
+    if TOLERANCE[own] > TOLERANCE[coarse] and ok:
+        bits = "16 bits" if own.itemsize == 2 else str(own)
+        yield f"right to {bits} only: your result is {own}, made from {coarse}"
+
+
+def _blind_spots(call: Call) -> Iterator[str]:
+    """What a right answer does not show, because of the inputs that it was tried on."""
+    given = call.variables
+    query, key, value, weight = (given.get(n, ()) for n in ("query", "key", "value", "weight"))
+    attention = call.name == "scaled_dot_product_attention"
+    if attention and _alike(key, value):
+        yield "key and value are the same array: key used as value would not show"
+    if attention and _alike(query, key):
+        yield "query and key are the same array: query used as key would not show"
+    constant = [name for name, x in given.items() if name in ("query", "x", "gate") and _flat(x)]
+    if constant:
+        yield f"all numbers of {constant[0]} are equal: many mistakes would not show"
+    if attention and np.ndim(query) > 2:
+        sizes = dict(zip(("H", "L", "D"), np.shape(query)[-3:], strict=True))
+        alike = [name for name in sizes if list(sizes.values()).count(sizes[name]) > 1]
+        if alike:
+            yield (
+                f"{' and '.join(alike)} are all {sizes[alike[0]]}: a transpose too many would keep "
+                "the shape; try lengths that differ"
+            )
+    if call.name == "linear" and not isinstance(weight, list | tuple):
+        matrix = np.asarray(weight.unpack() if hasattr(weight, "unpack") else weight)
+        if len(matrix) > 1 and np.array_equal(matrix, matrix.T):
+            yield "weight is symmetric: a forgotten transpose would not show"
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
+
+
+def _flat(x: Any) -> bool:
+    x = np.asarray(x)
+    return x.size > 1 and x.dtype.kind not in "OUS" and bool((x == x.flat[0]).all())

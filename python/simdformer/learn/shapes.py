@@ -1,0 +1,128 @@
+"""Arrays of another shape than is needed: what was done to the axes."""
+
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.program import Mistake
+
+__all__ = ["Change", "changes", "parts"]
+
+Change = tuple[Mistake, Any]  # what was done, and the array with that undone
+
+
+def changes(mine: Any, shape: tuple[int, ...]) -> list[Change]:
+    """Every way in which an array of this shape may have become `mine`, the simplest first."""
+    return [change for change in _all(mine, shape) if change[1].shape == shape]
+
+
+def _all(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
+    if mine.size != int(np.prod(shape)):
+        return
+    if _without_ones(mine.shape) == _without_ones(shape):
+        yield _ones(mine, shape), mine.reshape(shape)
+    yield from _heads(mine, shape)
+    if mine.ndim == len(shape) and mine.ndim <= 5:
+        for order in permutations(range(mine.ndim)):
+            if order != tuple(range(mine.ndim)) and mine.transpose(order).shape == shape:
+                yield _transposed(order), mine.transpose(order)
+    yield _reshaped(mine, shape), mine.reshape(shape)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)
+
+
+def _ones(mine: Any, shape: tuple[int, ...]) -> Mistake:
+    if mine.ndim < len(shape):
+        return Mistake(
+            "shape.axis_lost",
+            f"an axis of length 1 is lost: {mine.shape}, needs {shape}",
+            "squeeze, an index 0, or a sum without keepdims takes an axis away.",
+            "Keep the axis: x[0:1], keepdims=True, or reshape.",
+            "01 §2",
+        )
+    return Mistake(
+        "shape.axis_of_one",
+        f"an axis of length 1 is in the way: {mine.shape}, needs {shape}",
+        "An axis was added for broadcasting, or for a batch of one, and not taken away again.",
+        f"Take it away: reshape to {shape}.",
+        "01 §2",
+    )
+
+
+def _heads(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
+    """(...,L,E) with heads still in it, and (...,H,L,D) with heads merged."""
+    if mine.ndim == len(shape) + 1 and len(shape) >= 2 and mine.shape[:-3] == shape[:-2]:
+        why = "The heads are still an axis of their own."
+        fix = "Put the heads behind the positions, then merge: swapaxes(-3, -2).reshape(..., L, E)."
+        merged = Mistake("shape.heads_not_merged", "the heads are not merged", why, fix, "01 §6")
+        if mine.shape[-2] == shape[-2]:  # (...,H,L,D)
+            yield merged, mine.swapaxes(-3, -2).reshape(shape)
+        if mine.shape[-3] == shape[-2]:  # (...,L,H,D)
+            yield merged, mine.reshape(shape)
+    if mine.ndim + 1 == len(shape) and mine.ndim >= 2 and mine.shape[:-2] == shape[:-3]:
+        heads, length, dim = shape[-3:]
+        if mine.shape[-2:] == (length, heads * dim):
+            split = mine.reshape(*shape[:-3], length, heads, dim).swapaxes(-3, -2)
+            yield (
+                Mistake(
+                    "shape.heads_merged",
+                    "the heads are merged already",
+                    "The result has the heads beside one another in the last axis.",
+                    "Leave the heads as an axis of their own: (..., H, L, D).",
+                    "01 §6",
+                ),
+                split,
+            )
+
+
+def _transposed(order: tuple[int, ...]) -> Mistake:
+    moved = [axis for axis, source in enumerate(order) if axis != source]
+    names = " and ".join(map(str, moved))
+    what = f"axes {names} are swapped" if len(moved) == 2 else "the axes are in another order"
+    return Mistake(
+        "shape.transposed",
+        what,
+        "A transpose too many, or one that is missing.",
+        f"Transpose the result: transpose{order}.",
+        "01 §2",
+    )
+
+
+def _reshaped(mine: Any, shape: tuple[int, ...]) -> Mistake:
+    if mine.ndim < len(shape):
+        title = f"axes are flattened: {mine.shape}, needs {shape}"
+        why = "reshape(-1, ...) merged axes, such as batch and positions."
+    else:
+        title = f"the numbers are right, the axes are not: {mine.shape}, needs {shape}"
+        why = "The numbers stand in the right order, but are divided into other axes."
+    return Mistake("shape.reshaped", title, why, f"Reshape the result to {shape}.", "01 §2")
+
+
+def parts(mine: Any, right: Any, same: Any) -> Iterator[Mistake]:
+    """What is known when `mine` is a part of the right answer."""
+    for axis in range(right.ndim):
+        if mine.shape != right.shape[:axis] + right.shape[axis + 1 :]:
+            continue
+        for index in (0, right.shape[axis] - 1):
+            if right.shape[axis] and same(mine, np.take(right, index, axis)):
+                which = "first" if index == 0 else "last"
+                yield Mistake(
+                    "shape.one_of_many",
+                    f"only the {which} entry of axis {axis} is there, of {right.shape[axis]}",
+                    "An index on an axis that should stay: of sequences, heads, or positions.",
+                    "Compute all entries of that axis.",
+                    "01 §2",
+                )
+        for name, over in (("mean", np.mean), ("sum", np.sum)):
+            if same(mine, over(right, axis=axis)):
+                yield Mistake(
+                    "shape.averaged",
+                    f"axis {axis} is gone: it is the {name} over it",
+                    f"{name}() over an axis that should stay.",
+                    "Leave that axis alone.",
+                    "01 §2",
+                )
