@@ -17,9 +17,9 @@ class TextStreamer:
     Text is written as it is, ids (when the prompt was ids) with a space behind each.
 
     >>> from simdformer.text import TextStreamer
-    >>> streamer = TextStreamer(end=".\n")
+    >>> streamer = TextStreamer(end=" ...")
     >>> streamer.put("Once upon"); streamer.put(" a time"); streamer.end()
-    Once upon a time.
+    Once upon a time ...
     """
 
     def __init__(self, file: TextIO | None = None, end: str = "\n") -> None:
