@@ -9,6 +9,7 @@ import numpy as np
 from simdformer.learn.mistakes.norms import (
     NORM,
     average,
+    centre,
     in_both,
     layer_norm,
     mean,
@@ -195,7 +196,10 @@ def rounding(step: Callable[[State], None], dtype: Any) -> Callable[[State], Non
     """The step, after which every array is rounded to 16 bits."""
 
     def rounded(s: State) -> None:
-        step(s)
+        if step is centre:
+            s.h = s.h - mean(s.h).astype(dtype).astype(s.run.dtype)
+        else:
+            step(s)
         for name, value in list(vars(s).items()):
             if isinstance(value, np.ndarray) and value.dtype == np.dtype(s.run.dtype):
                 setattr(s, name, value.astype(dtype).astype(s.run.dtype))

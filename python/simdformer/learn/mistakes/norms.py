@@ -100,11 +100,17 @@ def in_both(*steps: str, **words: str) -> Callable[[Any], None]:
 # ---- mistakes: eps -------------------------------------------------------------------------------
 
 
+def matters(s: State, eps: float) -> bool:
+    """Whether this eps makes a difference to any row, compared with none at all."""
+    visible = 1e-9 if s.run.dtype == np.float64 else 1e-4
+    return bool((eps > visible * s.size).any())
+
+
 @in_both(
     "add_eps",
-    title="eps is missing",
+    title="eps is missing, or much too small",
     cause="Where a row is nearly all zeros, nothing keeps the division from blowing it up.",
-    fix="Add eps to the mean of the squares, under the root.",
+    fix="Add the eps of the checkpoint's config to the mean of the squares, under the root.",
 )
 def no_eps(s: State) -> None:
     pass
@@ -134,36 +140,40 @@ class EpsOutsideRoot:
     fix="Write mean + eps.",
 )
 def eps_as_a_bound(s: State) -> None:
-    s.size = np.maximum(s.size, s.run.dtype(s.eps))
+    if (s.size < s.eps).any():
+        s.size = np.maximum(s.size, s.run.dtype(s.eps))
+    else:  # as if it were missing
+        add_eps(s)
 
 
-@in_both(
-    "add_eps",
-    title="eps is squared",
-    cause="eps ** 2 under the root is the eps of a formula that adds it outside.",
-    fix="Add eps itself to the mean of the squares.",
-)
-def eps_squared(s: State) -> None:
-    s.size = s.size + s.run.dtype(s.eps**2)
+def with_eps(eps: float | None) -> Callable[[State], None]:
+    """Another eps, or the square of the right one; unless it is as good as none."""
 
-
-def with_eps(eps: float) -> Callable[[State], None]:
     def other(s: State) -> None:
-        s.size = s.size + s.run.dtype(eps)
+        wrong = s.eps**2 if eps is None else eps
+        s.size = s.size + s.run.dtype(wrong if matters(s, wrong) else s.eps)
 
     return other
 
 
-for eps in (1e-3, 1e-4, 1e-5, 1e-6, 2.0**-23, 1e-8, 1e-12):
-    label = f"{eps:.0e}" if eps != 2.0**-23 else "1.19e-07"
+in_both(
+    "add_eps",
+    name="eps_squared",
+    title="eps is squared",
+    cause="eps ** 2 under the root is the eps of a formula that adds it outside.",
+    fix="Add eps itself to the mean of the squares.",
+)(with_eps(None))
+
+for label in ("1e-03", "1e-04", "1e-05", "1e-06", "1.19e-07", "1e-08", "1e-12"):
+    value = 2.0**-23 if label == "1.19e-07" else float(label)
     in_both(
         "add_eps",
         name=f"eps_{label}",
         title=f"eps is {label} instead of the one that is asked for",
-        cause="Libraries differ in their defaults (PyTorch: 1e-5 in LayerNorm, 1.19e-7 in RMSNorm; "
-        "Llama 2 and 3: 1e-5; Qwen: 1e-6).",
+        cause="Libraries have their own defaults (PyTorch: 1e-5 in LayerNorm, 1.19e-7 in RMSNorm), "
+        "and so do models (Llama 2 and 3: 1e-5; Qwen: 1e-6).",
         fix="Hand over the eps that the checkpoint's config gives as norm_eps or rms_norm_eps.",
-    )(with_eps(eps))
+    )(with_eps(value))
 
 
 # ---- mistakes: the size of a row -----------------------------------------------------------------

@@ -154,7 +154,7 @@ def power_reversed(s: State) -> None:
 
 
 # Of Llama 2, CodeLlama, Llama 3, Qwen 2 and 3, and others.
-THETAS = (100, 1_000, 10_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000)
+THETAS = (10_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000)
 
 
 def with_theta(theta: float) -> Callable[[State], None]:

@@ -1,0 +1,401 @@
+"""RoPE as learners write it wrong: with rotate_half and tables, or with complex numbers."""
+
+import ml_dtypes
+import numpy as np
+
+import simdformer as sf
+from conftest import normal
+from mistake_examples import Examples
+
+example = Examples()
+
+T, D = 9, 16
+POSITIONS = np.arange(T)
+bfloat16 = ml_dtypes.bfloat16
+
+
+def heads(rng):
+    return normal(rng, 2, 4, T, D)
+
+
+def frequencies(theta=10000.0, dim=D):
+    return 1 / theta ** (np.arange(0, dim, 2) / dim)
+
+
+def rotate_half(x):
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([-b, a], axis=-1)
+
+
+def with_tables(x, angles):
+    """As in transformers: (..., T, D) and (T, D/2)."""
+    cos, sin = (np.concatenate([f(angles)] * 2, axis=-1) for f in (np.cos, np.sin))
+    return x * cos + rotate_half(x) * sin
+
+
+def complex_numbers(x):
+    return np.ascontiguousarray(x, np.float64).view(np.complex128)
+
+
+def with_complex_numbers(x, angles):
+    """As in Meta's llama: (..., T, D) and (T, D/2)."""
+    return (complex_numbers(x) * np.exp(1j * angles)).view(np.float64)
+
+
+BOTH = {"half": with_tables, "interleaved": with_complex_numbers}
+
+
+def angles(theta=10000.0, positions=POSITIONS):
+    return np.outer(positions, frequencies(theta))
+
+
+def wrong_angles(name, wrong, layout="half", **meant):
+    """A mistake in the angles alone; `wrong` gives them for (T, D/2)."""
+
+    @example(name)
+    def _(rng):
+        x = heads(rng)
+        return (
+            BOTH[layout](x, wrong()).astype(np.float32),
+            sf.rope,
+            (x,),
+            meant | {"layout": layout},
+        )
+
+
+# ---- exponents and theta -------------------------------------------------------------------------
+
+wrong_angles(
+    "rope_frequencies.exponent_i_over_d",
+    lambda: np.outer(POSITIONS, 1 / 10000 ** (np.arange(D // 2) / D)),
+)
+wrong_angles(
+    "rope_frequencies.exponent_4i_over_d",
+    lambda: np.outer(POSITIONS, 1 / 10000 ** (np.arange(0, D, 2) / (D // 2))),
+    "interleaved",
+)
+wrong_angles(
+    "rope_frequencies.exponent_from_one",
+    lambda: np.outer(POSITIONS, [10000 ** (-2 * i / D) for i in range(1, D // 2 + 1)]),
+)
+wrong_angles(
+    "rope_frequencies.exponent_not_divided",
+    lambda: np.outer(POSITIONS, 10000.0 ** -np.arange(0, D, 2)),
+)
+wrong_angles(
+    "rope_frequencies.exponent_linspace",
+    lambda: np.outer(POSITIONS, (1 / 10000) ** np.linspace(0, 1, D // 2)),
+    "interleaved",
+)
+wrong_angles(
+    "rope_frequencies.power_not_inverted",
+    lambda: np.outer(POSITIONS, 500 ** (np.arange(0, D, 2) / D)),
+    theta=500.0,
+)
+wrong_angles(
+    "rope_frequencies.power_without_log_theta",
+    lambda: np.outer(POSITIONS, np.exp(-np.arange(0, D, 2) / D)),
+)
+wrong_angles(
+    "rope_frequencies.power_reversed",
+    lambda: np.outer(POSITIONS, frequencies()[::-1]),
+    "interleaved",
+)
+for theta in (10_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000):
+    wrong_angles(
+        f"rope_frequencies.theta_{theta}",
+        lambda theta=theta: angles(theta),
+        "half" if theta % 3 else "interleaved",
+        theta=25_000.0,
+    )
+    wrong_angles(
+        f"inv_freq.ignored_theta_{theta}",
+        lambda theta=theta: angles(theta),
+        inv_freq=frequencies(25_000.0) / 8,
+    )
+
+# ---- positions -----------------------------------------------------------------------------------
+
+wrong_angles("rope.positions_from_one", lambda: angles(positions=np.arange(1, T + 1)))
+wrong_angles(
+    "rope.positions_from_one", lambda: angles(positions=np.arange(8, T + 8)), "half", offset=7
+)
+wrong_angles(
+    "rope.positions_one_too_low",
+    lambda: angles(positions=30 + np.arange(T)),
+    "interleaved",
+    positions=31 + np.arange(T),
+)
+wrong_angles("rope.positions_restarted", angles, "interleaved", offset=12)
+wrong_angles("rope.positions_restarted", angles, positions=np.array([4, 5, 6, 7, 0, 1, 2, 3, 8]))
+wrong_angles(
+    "rope.one_position_for_all", lambda: angles(positions=np.full(T, 20)), "half", offset=20
+)
+wrong_angles("rope.angles_in_degrees", lambda: np.deg2rad(angles()))
+wrong_angles("rope.angles_times_two_pi", lambda: 2 * np.pi * angles(), "interleaved")
+
+
+@example("rope.positions_of_the_first_sequence")
+def _(rng):
+    x, positions = heads(rng), rng.integers(0, 50, (2, T))
+    mine = with_tables(x, angles(positions=positions[0]))
+    return mine, sf.rope, (x,), {"layout": "half", "positions": positions}
+
+
+@example("rope.angles_transposed")
+def _(rng):
+    x = normal(rng, 3, 8, 16)
+    table = np.outer(frequencies(), np.arange(8))
+    return with_tables(x, table), sf.rope, (x,), {"layout": "half"}
+
+
+@example("rope.positions_over_heads")
+def _(rng):
+    """(B, T, H, D), turned as it should be; check is told that it is (B, H, T, D)."""
+    x = normal(rng, 2, T, 4, D)
+    mine = with_complex_numbers(x, angles()[:, None])
+    return mine, sf.rope, (x,), {"layout": "interleaved"}
+
+
+@example("rope.positions_over_batch")
+def _(rng):
+    """(T, B, H, D), as libraries that keep time first have it."""
+    x = normal(rng, T, 2, 4, D)
+    return with_tables(x, angles()[:, None, None]), sf.rope, (x,), {"layout": "half"}
+
+
+# ---- pairs and the turn --------------------------------------------------------------------------
+
+
+@example("rope.layout_swapped")
+def _(rng):
+    x = heads(rng)
+    return with_complex_numbers(x, angles()), sf.rope, (x,), {"layout": "half"}
+
+
+@example("rope.layout_swapped")
+def _(rng):
+    x = heads(rng)[0, 0]
+    return with_tables(x, angles(500.0)), sf.rope, (x,), {"layout": "interleaved", "theta": 500.0}
+
+
+@example("rope.layouts_mixed")
+def _(rng):
+    x = heads(rng)
+    cos, sin = (np.repeat(f(angles()), 2, axis=-1) for f in (np.cos, np.sin))
+    return x * cos + rotate_half(x) * sin, sf.rope, (x,), {"layout": "half"}
+
+
+@example("rope.layouts_mixed")
+def _(rng):
+    x = heads(rng)
+    cos, sin = (np.concatenate([f(angles())] * 2, axis=-1) for f in (np.cos, np.sin))
+    partner = np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
+    return x * cos + partner * sin, sf.rope, (x,), {"layout": "interleaved"}
+
+
+@example("rope.put_back_in_the_other_order")
+def _(rng):
+    x = heads(rng)
+    turned = complex_numbers(x) * np.exp(1j * angles())
+    mine = np.concatenate([turned.real, turned.imag], axis=-1)
+    return mine, sf.rope, (x,), {"layout": "interleaved"}
+
+
+@example("rope.put_back_in_the_other_order")
+def _(rng):
+    x = heads(rng)
+    a, b = np.split(with_tables(x, angles()), 2, axis=-1)
+    return np.stack([a, b], axis=-1).reshape(x.shape), sf.rope, (x,), {"layout": "half"}
+
+
+wrong_angles("rope.turned_backwards", lambda: -angles(), "interleaved")
+
+
+@example("rope.turned_backwards")
+def _(rng):
+    x = heads(rng)
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = (np.concatenate([f(angles())] * 2, axis=-1) for f in (np.cos, np.sin))
+    return x * cos + np.concatenate([b, -a], axis=-1) * sin, sf.rope, (x,), {"layout": "half"}
+
+
+@example("rope.cos_and_sin_swapped")
+def _(rng):
+    x = heads(rng)
+    sin, cos = (np.concatenate([f(angles())] * 2, axis=-1) for f in (np.cos, np.sin))
+    return x * cos + rotate_half(x) * sin, sf.rope, (x,), {"layout": "half"}
+
+
+def halves(name, wrong):
+    """`wrong` gives both halves from (first, second, cos, sin)."""
+
+    @example(name)
+    def _(rng):
+        x = heads(rng)
+        a, b = np.split(x, 2, axis=-1)
+        mine = np.concatenate(wrong(a, b, np.cos(angles()), np.sin(angles())), axis=-1)
+        return mine, sf.rope, (x,), {"layout": "half"}
+
+
+halves("rope.minus_missing", lambda a, b, c, s: [a * c + b * s, b * c + a * s])
+halves("rope.two_minuses", lambda a, b, c, s: [a * c - b * s, b * c - a * s])
+halves("rope.partners_not_swapped", lambda a, b, c, s: [a * c - a * s, b * c + b * s])
+halves("rope.rotate_half_forgotten", lambda a, b, c, s: [a * c + a * s, b * c + b * s])
+
+
+@example("rope.turned_in_place")
+def _(rng):
+    x = heads(rng)
+    mine, c, s = x.astype(np.float64), np.cos(angles()), np.sin(angles())
+    mine[..., 0::2] = mine[..., 0::2] * c - mine[..., 1::2] * s
+    mine[..., 1::2] = mine[..., 1::2] * c + mine[..., 0::2] * s
+    return mine, sf.rope, (x,), {"layout": "interleaved"}
+
+
+@example("rope.not_turned", "rope.one_position_for_all")
+def _(rng):
+    x = heads(rng)
+    return x, sf.rope, (x,), {"layout": "interleaved", "theta": 500_000.0}
+
+
+@example("rope.not_turned", "rope.positions_restarted")
+def _(rng):
+    """One new token beside a cache of 40: whether position 0 or no turn at all, it is the same."""
+    x = normal(rng, 4, 1, D)
+    return x.copy(), sf.rope, (x,), {"layout": "half", "offset": 40}
+
+
+@example("rope.turned_twice")
+def _(rng):
+    x = heads(rng)
+    mine = with_tables(with_tables(x, angles()), angles())
+    return mine.astype(np.float32), sf.rope, (x,), {"layout": "half"}
+
+
+@example("rope.attention_factor_ignored")
+def _(rng):
+    x = heads(rng)
+    meant = {"layout": "half", "inv_freq": frequencies() / 4, "attention_factor": 1.1386}
+    return with_tables(x, np.outer(POSITIONS, frequencies() / 4)), sf.rope, (x,), meant
+
+
+# ---- a part of the head only ---------------------------------------------------------------------
+
+
+@example("rope.rotary_dim_ignored")
+def _(rng):
+    x = heads(rng)
+    return with_tables(x, angles()), sf.rope, (x,), {"layout": "half", "rotary_dim": 8}
+
+
+@example("rope.frequencies_of_the_whole_head")
+def _(rng):
+    x = heads(rng)
+    turned = with_tables(x[..., :4], np.outer(POSITIONS, frequencies()[:2]))
+    mine = np.concatenate([turned, x[..., 4:]], axis=-1)
+    return mine, sf.rope, (x,), {"layout": "half", "rotary_dim": 4}
+
+
+@example("rope.last_part_turned")
+def _(rng):
+    x = heads(rng)
+    turned = with_complex_numbers(x[..., 12:], np.outer(POSITIONS, frequencies(dim=4)))
+    mine = np.concatenate([x[..., :12], turned], axis=-1)
+    return mine, sf.rope, (x,), {"layout": "interleaved", "rotary_dim": 4}
+
+
+# ---- too few bits --------------------------------------------------------------------------------
+
+FAR = 5000 + np.arange(T)  # neither 16-bit format knows all of these whole numbers
+for name, dtype in (("float16", np.float16), ("bfloat16", bfloat16)):
+    wrong_angles(
+        f"rope.positions_in_{name}",
+        lambda dtype=dtype: angles(positions=FAR.astype(dtype).astype(np.float64)),
+        offset=5000,
+    )
+    wrong_angles(
+        f"rope.frequencies_in_{name}",
+        lambda dtype=dtype: np.outer(100 + POSITIONS, frequencies().astype(dtype).astype(float)),
+        "interleaved",
+        offset=100,
+    )
+    wrong_angles(
+        f"rope.angles_in_{name}",
+        lambda dtype=dtype: np.multiply.outer(
+            (40 + POSITIONS).astype(dtype), frequencies().astype(dtype)
+        ).astype(np.float64),
+        offset=40,
+    )
+
+    @example(f"rope.cos_and_sin_in_{name}")
+    def _(rng, dtype=dtype):
+        x = heads(rng)
+        tables = (f(angles()).astype(dtype).astype(np.float32) for f in (np.cos, np.sin))
+        cos, sin = (np.concatenate([table] * 2, axis=-1) for table in tables)
+        return x * cos + rotate_half(x) * sin, sf.rope, (x,), {"layout": "half"}
+
+
+# ---- rope_frequencies ----------------------------------------------------------------------------
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONG = frequencies(500_000.0, 128)
+
+
+def scaled(name, wrong, scaling, factor=1.0):
+    """`wrong` gives the frequencies for head_dim 128 and theta 500,000."""
+
+    @example(name)
+    def _(rng):
+        mine = (np.array(wrong()), factor)
+        return mine, sf.rope_frequencies, (128,), {"theta": 500_000.0, "scaling": scaling}
+
+
+def llama3(f, fade=True, high=4.0, low=1.0, two_pi=2 * np.pi, reverse=False):
+    """Meta's loop over the frequencies, one by one."""
+    wavelength = two_pi / f
+    if wavelength < 8192 / high:
+        return f / 8 if reverse else f
+    if wavelength > 8192 / low:
+        return f if reverse else f / 8
+    if fade is not True:
+        return f if fade == "kept" else f / 8
+    smooth = (8192 / wavelength - low) / (high - low)
+    smooth = 1 - smooth if reverse else smooth
+    return (1 - smooth) * f / 8 + smooth * f
+
+
+yarn_factor = 0.1 * np.log(4) + 1
+scaled("rope_scaling.ignored", lambda: LONG, LLAMA3)
+scaled("rope_scaling.multiplied", lambda: LONG * 4, {"type": "linear", "factor": 4.0})
+scaled("rope_scaling.linear", lambda: LONG / 8, LLAMA3)
+scaled("rope_scaling.without_fade", lambda: [llama3(f, "kept") for f in LONG], LLAMA3)
+scaled("rope_scaling.without_fade_divided", lambda: [llama3(f, "divided") for f in LONG], LLAMA3)
+scaled("rope_scaling.without_two_pi", lambda: [llama3(f, two_pi=1.0) for f in LONG], LLAMA3)
+scaled(
+    "rope_scaling.fast_and_slow_confused", lambda: [llama3(f, reverse=True) for f in LONG], LLAMA3
+)
+
+
+def yarn(truncate=True):
+    """As DeepSeek writes it: find the bounds, then a ramp between them."""
+
+    def bound(turns):
+        return 128 * np.log(32768 / (turns * 2 * np.pi)) / (2 * np.log(500_000))
+
+    low, high = bound(32), bound(1)
+    if truncate:
+        low, high = np.floor(low), np.ceil(high)
+    ramp = np.clip((np.arange(64) - low) / (high - low), 0, 1)
+    return LONG / 4 * ramp + LONG * (1 - ramp)
+
+
+scaled("rope_scaling.attention_factor_forgotten", yarn, YARN)
+scaled("rope_scaling.yarn_not_truncated", lambda: yarn(False), YARN, yarn_factor)
