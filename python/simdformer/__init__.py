@@ -47,8 +47,9 @@ from simdformer.runtime import (
 if TYPE_CHECKING:
     from simdformer import models, nn, reference, text
     from simdformer.data import demo_path
-    from simdformer.learn import plots
+    from simdformer.learn import exercises, plots, testing
     from simdformer.learn.check import CheckError, check
+    from simdformer.learn.trace_check import check_trace
     from simdformer.models import CheckpointError
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
 
@@ -61,12 +62,15 @@ _LAZY = {
     "CheckpointError": "simdformer.models",
     "LanguageModel": "simdformer.text",
     "check": "simdformer.learn.check",
+    "check_trace": "simdformer.learn.trace_check",
     "demo_path": "simdformer.data",
+    "exercises": "simdformer.learn.",
     "from_pretrained": "simdformer.text",
     "models": "simdformer.",
     "nn": "simdformer.",
     "plots": "simdformer.learn.",
     "reference": "simdformer.",
+    "testing": "simdformer.learn.",
     "text": "simdformer.",
     "tokenizer": "simdformer.text",
 }
@@ -80,8 +84,10 @@ __all__ = [
     "__version__",
     "causal_mask",
     "check",
+    "check_trace",
     "demo_path",
     "embedding",
+    "exercises",
     "from_pretrained",
     "gelu",
     "get_num_threads",
@@ -107,6 +113,7 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "testing",
     "text",
     "tokenizer",
     "use_isa",

@@ -1,0 +1,147 @@
+"""Write a transformer yourself, function by function, and have each one checked.
+
+    simdformer learn                     writes my_attention.py, functions without bodies
+    simdformer check my_attention.py     says which are right, and which mistake the others make
+
+In a notebook the same is `sf.exercises.check(my_function)`. Nothing needs a network.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from simdformer.learn.exercises import starter
+from simdformer.learn.exercises.calls import attempt, kinds_of_arrays
+from simdformer.learn.exercises.cases import EXERCISES, Exercise
+from simdformer.learn.exercises.results import Outcome, Results, collected, judge
+from simdformer.learn.exercises.runner import run
+
+__all__ = ["EXERCISES", "Exercise", "Outcome", "Results", "check", "check_file", "write"]
+
+SECONDS = 10.0
+DEFAULT_FILE = "my_attention.py"
+
+
+def check(
+    code: Callable[..., Any] | ModuleType | Mapping[str, Any] | str | os.PathLike[str],
+    name: str | None = None,
+) -> Results:
+    """Checks a function, or every function of a module, that is called as an exercise is.
+
+    Parameters
+    ----------
+    code : function, module, dict of names (`globals()`), or the path of a file
+        A file runs in a process of its own: see `check_file`. The others run here.
+    name : str, optional
+        The exercise that a function is meant for, where it has another name.
+
+    Returns
+    -------
+    Results
+        True when all is right; shows what is wrong with the others, and why.
+
+    Raises
+    ------
+    ValueError
+        Nothing in it is called as an exercise is.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> def silu(x):
+    ...     return x / (1 + np.exp(x))
+    >>> sf.exercises.check(silu).ok
+    False
+    """
+    if isinstance(code, str | os.PathLike):
+        return check_file(code)
+    namespace: dict[str, Any]
+    if isinstance(code, ModuleType):
+        namespace, title = dict(vars(code)), code.__name__
+    elif isinstance(code, Mapping):
+        namespace, title = dict(code), "these functions"
+    else:
+        title = name or str(getattr(code, "__name__", code))
+        namespace = {title: code}
+    kinds = kinds_of_arrays(getattr(code, "__globals__", namespace))
+    found = [exercise for exercise in EXERCISES if callable(namespace.get(exercise))]
+    if not found:
+        raise ValueError(
+            f"exercises.check: {title} is no exercise; they are called {', '.join(EXERCISES)}; "
+            "say which one is meant with name="
+        )
+    return collected(title, [tried(EXERCISES[one], namespace[one], kinds) for one in found])
+
+
+def tried(exercise: Exercise, function: Callable[..., Any], kinds: tuple[str, ...]) -> Outcome:
+    """All cases of an exercise in this process, up to the first that fails to give arrays."""
+    attempts = {}
+    for number, case in enumerate(exercise.cases()):
+        attempts[number] = attempt(function, case.arguments, exercise.results, kinds)
+        if attempts[number].complaint:
+            break
+    return judge(exercise, attempts)
+
+
+def check_file(
+    path: str | os.PathLike[str],
+    *,
+    seconds: float = SECONDS,
+    show: Callable[[Outcome], None] | None = None,
+) -> Results:
+    """Checks the functions of a file in a process of its own, which may do what it likes.
+
+    Parameters
+    ----------
+    path : path
+        A Python file as `write` makes it, filled in.
+    seconds : float
+        How long one function may take for all its calls.
+    show : callable, optional
+        Is given each outcome as soon as it is known.
+
+    Returns
+    -------
+    Results
+        An outcome for every exercise.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        The file cannot be imported, or has none of the functions.
+    """
+    file = Path(path)
+    with open(file, "rb"):  # or the error that says why not
+        pass
+    outcomes = {}
+    for submission in run(file.resolve(), list(EXERCISES), seconds):
+        outcome = judge(EXERCISES[submission.name], submission.attempts, submission.printed)
+        outcomes[submission.name] = outcome
+        if show is not None:
+            show(outcome)
+    if not outcomes:
+        raise ValueError(
+            f"{file.name}: none of the exercises is in it; `simdformer learn` writes a file to "
+            "begin with"
+        )
+    missing = [
+        Outcome(name, "missing", "not in the file") for name in EXERCISES if name not in outcomes
+    ]
+    return collected(file.name, [*outcomes.values(), *missing])
+
+
+def write(path: str | os.PathLike[str] = DEFAULT_FILE) -> Path:
+    """Writes the exercises as a file of functions without bodies, and gives its path.
+
+    FileExistsError: something is there already; nothing is ever overwritten.
+    """
+    file = Path(path)
+    with open(starter.__file__, encoding="utf-8") as source:
+        source.readline()  # is for the type checker of this package
+        text = source.read()
+    with open(file, "x", encoding="utf-8") as new:
+        new.write(text.replace("{file}", str(path)))
+    return file

@@ -1,0 +1,354 @@
+"""The exercises: what each function is called with, and the right call beside it.
+
+Inputs are made from a seed of their own for each exercise, in several shapes, in float32 and
+float64. They are chosen so that the usual mistakes show: L differs from S, H from D, norm weights
+from 1, and somewhere the scores are large, the scale is 0 and a query sees nothing.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import simdformer as sf
+from simdformer import nn
+from simdformer.learn.exercises import starter
+from simdformer.types import Array
+
+__all__ = ["EXERCISES", "Case", "Exercise", "Question"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One array that should come back: what `simdformer.check` is asked about it."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: the learner's arguments, and a question for each result."""
+
+    arguments: tuple[Any, ...]
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function of the starter file.
+
+    name, chapter
+    summary : the first line of its docstring
+    cases : makes the calls, the same ones every time
+    """
+
+    name: str
+    chapter: str
+    make: Callable[["Draw"], Iterator[Case]]
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(getattr(starter, self.name)) or "").splitlines()[0]
+
+    @property
+    def signature(self) -> str:
+        return f"{self.name}{inspect.signature(getattr(starter, self.name))}"
+
+    @property
+    def results(self) -> int:
+        return len(self.cases()[0].questions)
+
+    def cases(self) -> list[Case]:
+        return [
+            case
+            for dtype in (np.float32, np.float64)
+            for case in self.make(Draw(np.random.default_rng([*self.name.encode()]), dtype))
+        ]
+
+    def label(self, case: Case) -> str:
+        """The call in a line: query (3, 4, 5), key (3, 6, 5), scale=0.0, float32"""
+        parts, dtypes = [], set()
+        for name, value in zip(
+            inspect.signature(getattr(starter, self.name)).parameters, case.arguments, strict=False
+        ):
+            if isinstance(value, np.ndarray):
+                parts.append(f"{name} {value.shape}")
+                dtypes |= {str(value.dtype)} if value.dtype.kind == "f" else set()
+            elif isinstance(value, dict):
+                dtypes |= {str(array.dtype) for array in value.values()}
+            elif value is not None:
+                parts.append(f"{name}={value!r}")
+        return ", ".join([*parts, *sorted(dtypes)])
+
+
+@dataclass
+class Draw:
+    """Random arrays in one dtype."""
+
+    rng: np.random.Generator
+    dtype: Any
+
+    def __call__(self, *shape: int, scale: float = 1.0, around: float = 0.0) -> Array:
+        drawn = around + scale * self.rng.standard_normal(shape)
+        return np.asarray(drawn.astype(self.dtype))
+
+    def matrix(self, outputs: int, inputs: int) -> Array:
+        """A weight that keeps the size of what it is given."""
+        return self(outputs, inputs, scale=inputs**-0.5)
+
+
+EXERCISES: dict[str, Exercise] = {}
+Make = Callable[[Draw], Iterator[Case]]
+
+
+def exercise(chapter: str) -> Callable[[Make], Make]:
+    def register(make: Make) -> Make:
+        EXERCISES[make.__name__] = Exercise(make.__name__, chapter, make)
+        return make
+
+    return register
+
+
+def same(op: Any, *arguments: Any, **kwargs: Any) -> Case:
+    """A call whose arguments are the same for the learner and for us."""
+    return Case(arguments + tuple(kwargs.values()), (Question(op, arguments, kwargs),))
+
+
+def additive(visible: Array, dtype: Any) -> Array:
+    return np.where(visible, 0.0, -np.inf).astype(dtype)
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+@exercise("1. Attention")
+def softmax(draw: Draw) -> Iterator[Case]:
+    for x, axis in (
+        (draw(5), -1),
+        (draw(3, 4), -1),
+        (draw(3, 4), 0),
+        (draw(2, 3, 4), 1),
+        (draw(3, 4, scale=300.0), -1),
+        (additive(np.tri(4, dtype=bool), draw.dtype), -1),
+    ):
+        yield same(sf.softmax, x, axis)
+
+
+@exercise("1. Attention")
+def causal_mask(draw: Draw) -> Iterator[Case]:
+    for L, S in ((4, 4), (1, 1), (2, 5), (1, 6)):
+        asked = Question(sf.causal_mask, (L, S), {"offset": S - L, "dtype": np.float32})
+        yield Case((L, S), (asked,))
+
+
+@exercise("1. Attention")
+def scaled_dot_product_attention(draw: Draw) -> Iterator[Case]:
+    for batch, L, S, mask, scale, size in (
+        ((), 4, 4, None, None, 1.0),
+        ((2, 3), 4, 4, None, None, 1.0),
+        ((), 4, 6, None, None, 1.0),
+        ((), 4, 4, None, 0.5, 1.0),
+        ((), 4, 4, None, 0.0, 1.0),
+        ((2,), 4, 4, "causal", None, 1.0),
+        ((2, 2), 3, 5, "causal", 0.5, 1.0),
+        ((), 4, 6, "numbers", None, 1.0),
+        ((), 4, 4, "causal", None, 30.0),
+        ((), 4, 4, "sees nothing", None, 1.0),
+    ):
+        q, k = draw(*batch, 3, L, 5, scale=size), draw(*batch, 3, S, 5, scale=size)
+        v = draw(*batch, 3, S, 7)
+        visible = np.tri(L, S, S - L, dtype=bool)
+        added = None
+        if mask == "numbers":
+            added = draw(L, S)
+        elif mask is not None:
+            visible[1:2] &= mask != "sees nothing"
+            added = additive(visible, draw.dtype)
+        asked = Question(sf.scaled_dot_product_attention, (q, k, v, added), {"scale": scale})
+        yield Case((q, k, v, added, scale), (asked,))
+
+
+# ---- heads ---------------------------------------------------------------------------------------
+
+
+@exercise("2. Heads")
+def linear(draw: Draw) -> Iterator[Case]:
+    for batch, bias in (((), None), ((4,), None), ((4,), draw(3)), ((2, 3), draw(3))):
+        yield same(sf.linear, draw(*batch, 5), draw.matrix(3, 5), bias)
+    yield same(sf.linear, draw(4, 5), draw.matrix(5, 5), None)
+
+
+@exercise("2. Heads")
+def split_heads(draw: Draw) -> Iterator[Case]:
+    for batch, L, H, D in (((), 4, 3, 5), ((2,), 4, 3, 5), ((2, 3), 1, 2, 4), ((), 4, 4, 4)):
+        yield same(nn.split_heads, draw(*batch, L, H * D), H)
+
+
+@exercise("2. Heads")
+def merge_heads(draw: Draw) -> Iterator[Case]:
+    for batch, L, H, D in (((), 4, 3, 5), ((2,), 4, 3, 5), ((2, 3), 1, 2, 4), ((), 4, 4, 4)):
+        yield same(nn.merge_heads, draw(*batch, H, L, D))
+
+
+@exercise("2. Heads")
+def multi_head_attention(draw: Draw) -> Iterator[Case]:
+    for batch, L, S, H, D, causal in (
+        ((2,), 5, 5, 3, 4, False),
+        ((), 5, 5, 3, 4, True),
+        ((2, 2), 4, 6, 2, 5, True),
+        ((3,), 11, 11, 3, 9, True),
+    ):
+        weights = [draw.matrix(H * D, H * D) for _ in range(4)]
+        x, memory = draw(*batch, L, H * D), draw(*batch, S, H * D)
+        if L == S:
+            memory = x
+        mask = additive(np.tri(L, S, S - L, dtype=bool), draw.dtype) if causal else None
+        layer = nn.MultiHeadAttention(H * D, H, *weights)
+        asked = Question(layer, (x, memory, memory, mask))
+        yield Case((x, memory, memory, H, *weights, mask), (asked,))
+
+
+@exercise("2. Heads")
+def repeat_kv(draw: Draw) -> Iterator[Case]:
+    for batch, K, n in (((), 2, 3), ((2,), 3, 2), ((2, 3), 2, 1), ((), 1, 4)):
+        yield same(sf.repeat_kv, draw(*batch, K, 4, 5), n)
+
+
+# ---- positions -----------------------------------------------------------------------------------
+
+
+@exercise("3. Positions")
+def rope_frequencies(draw: Draw) -> Iterator[Case]:
+    if draw.dtype is np.float64:  # takes no arrays: once is enough
+        for head_dim, theta in ((8, 10000.0), (128, 500000.0), (64, 1000000.0)):
+            asked = Question(sf.rope_frequencies, (head_dim,), {"theta": theta})
+            yield Case((head_dim, theta), (asked,))
+
+
+def rope(draw: Draw, layout: str) -> Iterator[Case]:
+    for batch, D, positions, theta in (
+        ((), 8, np.arange(5), 10000.0),
+        ((2, 3), 6, np.arange(5), 500000.0),
+        ((), 8, np.array([7]), 10000.0),
+        ((2,), 8, np.array([3, 1, 4, 1, 5]), 10000.0),
+    ):
+        x = draw(*batch, len(positions), D)
+        asked = Question(sf.rope, (x,), {"layout": layout, "positions": positions, "theta": theta})
+        yield Case((x, positions, theta), (asked,))
+
+
+@exercise("3. Positions")
+def rope_interleaved(draw: Draw) -> Iterator[Case]:
+    return rope(draw, "interleaved")
+
+
+@exercise("3. Positions")
+def rope_half(draw: Draw) -> Iterator[Case]:
+    return rope(draw, "half")
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+@exercise("4. Layers")
+def embedding(draw: Draw) -> Iterator[Case]:
+    for ids in (np.array([3, 0, 6, 3]), np.array(5), np.array([[1, 2, 3], [4, 5, 6]])):
+        yield same(sf.embedding, ids, draw(7, 4))
+
+
+@exercise("4. Layers")
+def rms_norm(draw: Draw) -> Iterator[Case]:
+    for batch, size, eps in (((4,), 1.0, 1e-6), ((2, 3), 1.0, 1e-5), ((4,), 0.02, 1e-3)):
+        x, weight = draw(*batch, 6, scale=size), draw(6, scale=0.5, around=1.0)
+        yield Case((x, weight, eps), (Question(sf.rms_norm, (x, weight), {"eps": eps}),))
+
+
+@exercise("4. Layers")
+def layer_norm(draw: Draw) -> Iterator[Case]:
+    for batch, size, eps in (((4,), 1.0, 1e-6), ((2, 3), 1.0, 1e-5), ((4,), 0.02, 1e-3)):
+        x = draw(*batch, 6, scale=size, around=size)
+        weight, bias = draw(6, scale=0.5, around=1.0), draw(6)
+        asked = Question(sf.layer_norm, (x, weight, bias), {"eps": eps})
+        yield Case((x, weight, bias, eps), (asked,))
+
+
+@exercise("4. Layers")
+def silu(draw: Draw) -> Iterator[Case]:
+    for x in (draw(6), draw(2, 3, 4), np.array([-1000, -90, -1, 0, 1, 90, 1000], draw.dtype)):
+        yield same(sf.silu, x)
+
+
+@exercise("4. Layers")
+def mlp(draw: Draw) -> Iterator[Case]:
+    for batch in ((), (4,), (2, 3)):
+        x = draw(*batch, 6)
+        weights = draw.matrix(10, 6), draw.matrix(10, 6), draw.matrix(6, 10)
+        yield Case((x, *weights), (Question(nn.MLP(*weights), (x,)),))
+
+
+# ---- a whole layer -------------------------------------------------------------------------------
+
+
+def attention_weights(draw: Draw, E: int, H: int, K: int, D: int) -> dict[str, Any]:
+    shapes = {"wq": (H * D, E), "wk": (K * D, E), "wv": (K * D, E), "wo": (E, H * D)}
+    return {name: draw.matrix(*shape) for name, shape in shapes.items()}
+
+
+SIZES = (  # leading axes, L, E, H, K, D, theta
+    ((), 5, 12, 4, 2, 6, 10000.0),
+    ((2,), 5, 12, 6, 2, 4, 500000.0),
+    ((2,), 5, 12, 3, 1, 4, 10000.0),
+    ((), 1, 12, 3, 3, 4, 10000.0),
+)
+
+
+@exercise("5. A whole layer")
+def grouped_query_attention(draw: Draw) -> Iterator[Case]:
+    for batch, L, E, H, K, D, theta in SIZES:
+        weights = attention_weights(draw, E, H, K, D)
+        layer = nn.GroupedQueryAttention(E, H, K, **weights, rope_layout="half", theta=theta)
+        x = draw(*batch, L, E)
+        asked = Question(layer, (x,), {"mask": "causal"})
+        yield Case((x, H, K, *weights.values(), theta), (asked,))
+
+
+@exercise("5. A whole layer")
+def transformer_block(draw: Draw) -> Iterator[Case]:
+    for (batch, L, E, H, K, D, theta), eps in zip(SIZES, (1e-6, 1e-5, 1e-2, 1e-6), strict=True):
+        attention = attention_weights(draw, E, H, K, D)
+        norms = [draw(E, scale=0.5, around=1.0) for _ in range(2)]
+        gated = [draw.matrix(10, E), draw.matrix(10, E), draw.matrix(E, 10)]
+        weights = {"attn_norm": norms[0], **attention, "mlp_norm": norms[1]}
+        weights |= dict(zip(("gate", "up", "down"), gated, strict=True))
+        block = nn.TransformerBlock(
+            nn.GroupedQueryAttention(E, H, K, **attention, rope_layout="half", theta=theta),
+            nn.MLP(*gated),
+            *(nn.RMSNorm(weight, eps) for weight in norms),
+        )
+        x = draw(*batch, L, E)
+        asked = Question(block, (x,), {"mask": "causal"})
+        yield Case((x, weights, H, K, eps, theta), (asked,))
+
+
+@exercise("5. A whole layer")
+def attend_with_cache(draw: Draw) -> Iterator[Case]:
+    for H, L, P, D in ((2, 4, 0, 5), (2, 1, 4, 5), (3, 2, 5, 4)):
+        q, k, v = draw(H, L, D), draw(H, L, D), draw(H, L, D)
+        old_k, old_v = draw(H, P, D), draw(H, P, D)
+        keys, values = np.concatenate([old_k, k], -2), np.concatenate([old_v, v], -2)
+        causal = {"is_causal": True, "causal_offset": P}
+        asked = (
+            Question(sf.scaled_dot_product_attention, (q, keys, values), causal),
+            Question(cached, (old_k, k)),
+            Question(cached, (old_v, v)),
+        )
+        yield Case((q, k, v, old_k, old_v), asked)
+
+
+def cached(old: Array, new: Array) -> Array:
+    """What a cache holds after a step."""
+    return np.concatenate([old, new], axis=-2)

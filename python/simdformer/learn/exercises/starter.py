@@ -1,0 +1,164 @@
+# mypy: disable-error-code="no-untyped-def"
+"""A transformer, to be written by you.
+
+Replace each `raise NotImplementedError` by your own code, in any order, and look how far you are:
+
+    simdformer check {file}
+
+Everything runs on this machine, without a network. Your functions are called with numpy arrays; if
+this file imports torch, with tensors. They may return either. Arrays come in float32 and in
+float64, and `...` in a shape means any number of axes in front, none included. Leave the inputs as
+they are: another function may need them.
+
+B sequences, L queries, S keys, E hidden_size, H query heads, K key/value heads, D head_dim, V
+vocabulary. Weights are (outputs, inputs), as in checkpoints: y = x @ weight.T.
+"""
+
+import numpy as np  # noqa: F401  (or torch, or both)
+
+# ---- 1. Attention --------------------------------------------------------------------------------
+
+
+def softmax(x, axis=-1):
+    """exp(x) / sum of exp(x) along one axis: positive numbers that sum to 1.
+
+    x (...) -> (...). It works for large numbers too: softmax([1000, 1001]) is softmax([0, 1]).
+    """
+    raise NotImplementedError
+
+
+def causal_mask(L, S):
+    """(L, S): 0 where query i may look at key j, -inf where not.
+
+    The last query is the newest and sees all S keys; the one before sees one less. With L == S
+    query i sees the keys 0 ... i.
+    """
+    raise NotImplementedError
+
+
+def scaled_dot_product_attention(query, key, value, mask=None, scale=None):
+    """softmax(query keyᵀ · scale + mask) value.
+
+    query (..., H, L, D), key (..., H, S, D), value (..., H, S, Dv) -> (..., H, L, Dv).
+    scale: None means 1/sqrt(D); 0.0 means 0.0.
+    mask: added to the scores before softmax, broadcastable to (..., H, L, S); or None.
+    A query that may see no key at all (a row of -inf) gets zeros, not NaN.
+    """
+    raise NotImplementedError
+
+
+# ---- 2. Heads ------------------------------------------------------------------------------------
+
+
+def linear(x, weight, bias=None):
+    """x (..., I), weight (O, I), bias (O,) or None -> (..., O)"""
+    raise NotImplementedError
+
+
+def split_heads(x, num_heads):
+    """(..., L, H·D) -> (..., H, L, D). Head h owns the columns h·D to (h+1)·D of x."""
+    raise NotImplementedError
+
+
+def merge_heads(x):
+    """(..., H, L, D) -> (..., L, H·D), the way back."""
+    raise NotImplementedError
+
+
+def multi_head_attention(query, key, value, num_heads, wq, wk, wv, wo, mask=None):
+    """Project with wq, wk, wv; split into heads; attend in each; merge; project with wo.
+
+    query (..., L, E), key and value (..., S, E), weights (E, E) -> (..., L, E).
+    mask: added to the scores, broadcastable to (..., H, L, S); or None.
+    """
+    raise NotImplementedError
+
+
+def repeat_kv(x, n):
+    """Each head n times in place, a a b b: (..., K, S, D) -> (..., K·n, S, D)"""
+    raise NotImplementedError
+
+
+# ---- 3. Positions --------------------------------------------------------------------------------
+
+
+def rope_frequencies(head_dim, theta):
+    """(head_dim/2,): theta to the power of -2i/head_dim, for i = 0, 1, 2 ..."""
+    raise NotImplementedError
+
+
+def rope_interleaved(x, positions, theta):
+    """Rotary position embedding as Meta's Llama has it: the pairs are (0, 1), (2, 3) ...
+
+    x (..., T, D), positions (T,) whole numbers -> (..., T, D). Pair i at position p is turned by
+    the angle p · theta^(-2i/D): (a, b) becomes (a cos - b sin, b cos + a sin).
+    """
+    raise NotImplementedError
+
+
+def rope_half(x, positions, theta):
+    """The same as Hugging Face, Qwen and MiniMind have it: the pairs are (i, i + D/2)."""
+    raise NotImplementedError
+
+
+# ---- 4. Layers -----------------------------------------------------------------------------------
+
+
+def embedding(ids, weight):
+    """ids (...) whole numbers, weight (V, E) -> (..., E)"""
+    raise NotImplementedError
+
+
+def rms_norm(x, weight, eps):
+    """x / sqrt(mean(x²) + eps) · weight over the last axis: x (..., E), weight (E,) -> (..., E)"""
+    raise NotImplementedError
+
+
+def layer_norm(x, weight, bias, eps):
+    """(x - mean) / sqrt(variance + eps) · weight + bias over the last axis, (..., E) -> (..., E)"""
+    raise NotImplementedError
+
+
+def silu(x):
+    """x / (1 + exp(-x)), element by element. Numbers may be as large as ±1000."""
+    raise NotImplementedError
+
+
+def mlp(x, gate, up, down):
+    """down (silu(gate x) · up x), the SwiGLU of Llama.
+
+    x (..., E), gate and up (I, E), down (E, I) -> (..., E). Meta calls them w1, w3 and w2.
+    """
+    raise NotImplementedError
+
+
+# ---- 5. A whole layer ----------------------------------------------------------------------------
+
+
+def grouped_query_attention(x, num_heads, num_kv_heads, wq, wk, wv, wo, theta):
+    """Causal self-attention of Qwen and MiniMind: H query heads share K key/value heads.
+
+    x (..., L, E), wq (H·D, E), wk and wv (K·D, E), wo (E, H·D) -> (..., L, E). Queries and keys go
+    through `rope_half` at the positions 0 ... L-1. Query head h reads key/value head h // (H/K).
+    """
+    raise NotImplementedError
+
+
+def transformer_block(x, weights, num_heads, num_kv_heads, eps, theta):
+    """h = x + attention(rms_norm(x)), then h + mlp(rms_norm(h)): (..., L, E) -> (..., L, E).
+
+    weights: a dict of attn_norm (E,), wq, wk, wv, wo, mlp_norm (E,), gate, up, down. The attention
+    is `grouped_query_attention`.
+    """
+    raise NotImplementedError
+
+
+def attend_with_cache(query, key, value, cached_keys, cached_values):
+    """One step of text generation: the new tokens look at the old ones and at themselves.
+
+    query (H, L, D), key and value (H, L, D) of the L new tokens; cached_keys, cached_values
+    (H, P, D) of the P tokens before them, P may be 0.
+    Gives three arrays: the causal attention (H, L, D), and the cache with the new tokens behind
+    the old: all keys (H, P+L, D), all values (H, P+L, D).
+    """
+    raise NotImplementedError

@@ -1,0 +1,169 @@
+"""How the axes of a learner's array lie: with or without a batch, heads before positions or after
+them, side by side, repeated, or one head alone."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.aliases import UNMASKED, Place, heads_of
+from simdformer.learn.operation import as_array
+from simdformer.models.config import ModelConfig
+
+__all__ = ["View", "array_of", "axes_of", "needed_shape", "views"]
+
+Array = np.ndarray[Any, Any]
+Move = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to understand an array.
+
+    take : gives the part of ours that it is to be compared with, in its axes
+    back : gives ours from it; None where it is a part only
+    axes : what its axes are called, the last one last
+    head : which one, where it is one head alone
+    """
+
+    take: Move
+    back: Move | None
+    axes: tuple[str, ...]
+    head: int | None = None
+
+
+def array_of(value: Any) -> Array:
+    """An array, a tensor, or a list of those: one a head."""
+    if isinstance(value, list | tuple):
+        value = [as_array(item) for item in value]
+        return np.stack(value) if value and np.ndim(value[0]) else np.asarray(value)
+    return np.asarray(as_array(value))
+
+
+def is_square(name: str) -> bool:
+    """Whether an activation has queries and keys as axes."""
+    return name.endswith(("attn.scores", "attn.pattern", UNMASKED))
+
+
+def width_of(name: str, config: ModelConfig) -> int:
+    if name == "logits":
+        return config.vocab_size
+    inner = name.endswith(("mlp.gate", "mlp.up", "mlp.act", "mlp.silu"))
+    return config.intermediate_size if inner else config.hidden_size
+
+
+def axes_of(name: str, config: ModelConfig) -> tuple[str, ...]:
+    """What the axes of an activation are called in a trace."""
+    if is_square(name):
+        return ("head", "query", "key")
+    return ("position", "head", "channel") if heads_of(name, config) else ("position", "channel")
+
+
+def needed_shape(place: Place, config: ModelConfig, ids: Array, batched: bool) -> tuple[int, ...]:
+    """The shape in a trace; that of one head where one is meant."""
+    batch, length = ids.shape
+    sizes = {
+        "head": heads_of(place.name, config),
+        "position": length,
+        "query": length,
+        "key": length,
+        "channel": config.head_dim,
+    }
+    axes = axes_of(place.name, config)
+    if "head" not in axes:
+        sizes["channel"] = width_of(place.name, config)
+    kept = [axis for axis in axes if place.head is None or axis != "head"]
+    return (*((batch,) if batched else ()), *(sizes[axis] for axis in kept))
+
+
+def views(shape: tuple[int, ...], place: Place, config: ModelConfig, ids: Array) -> Iterator[View]:
+    """All ways to understand an array of this shape."""
+    if len(ids) == 1:  # without a batch axis
+        for view in views_behind_batch(shape, place, config, ids.shape[1]):
+            yield without_batch(view)
+    if shape[:1] == (len(ids),):
+        yield from views_behind_batch(shape[1:], place, config, ids.shape[1])
+
+
+def without_batch(view: View) -> View:
+    take, back = view.take, view.back
+    return replace(
+        view,
+        take=lambda ours: take(ours)[0],
+        back=None if back is None else lambda theirs: back(theirs[None]),
+    )
+
+
+def views_behind_batch(
+    rest: tuple[int, ...], place: Place, config: ModelConfig, length: int
+) -> Iterator[View]:
+    """The same for the axes behind that of the batch."""
+    name, heads = place.name, heads_of(place.name, config)
+    axes = axes_of(name, config)
+    if heads:
+        if place.head is None:
+            yield from views_of_heads(rest, name, config, length)
+        if rest == (length, length if is_square(name) else config.head_dim):
+            one = tuple(axis for axis in axes if axis != "head")
+            for head in range(heads) if place.head is None else [place.head]:
+                yield View(head_of(name, head), None, one, head)
+        return
+    width = width_of(name, config)
+    if rest == (length, width):
+        yield View(as_it_is, as_it_is, axes)
+    elif name == "logits" and rest == (width,):  # of the last token alone
+        yield View(lambda ours: ours[:, -1], None, axes[-1:])
+    elif name == "logits" and rest == (1, width):
+        yield View(lambda ours: ours[:, -1:], None, axes)
+
+
+def views_of_heads(
+    rest: tuple[int, ...], name: str, config: ModelConfig, length: int
+) -> Iterator[View]:
+    """All heads at once."""
+    heads, size, many = heads_of(name, config), config.head_dim, config.num_heads
+    if is_square(name):
+        if rest == (heads, length, length):
+            yield View(as_it_is, as_it_is, ("head", "query", "key"))
+        if rest == (length, heads, length):
+            yield View(exchanged, exchanged, ("query", "head", "key"))
+        return
+    if rest == (length, heads, size):
+        yield View(as_it_is, as_it_is, ("position", "head", "channel"))
+    if rest == (heads, length, size):
+        yield View(exchanged, exchanged, ("head", "position", "channel"))
+    if rest == (length, heads * size):
+        yield View(
+            lambda ours: ours.reshape(*ours.shape[:2], heads * size),
+            lambda theirs: theirs.reshape(*theirs.shape[:2], heads, size),
+            ("position", "channel"),
+        )
+    if many != heads:  # keys and values after repeat_kv
+        n = many // heads
+        if rest == (length, many, size):
+            yield View(
+                lambda ours: np.repeat(ours, n, axis=2),
+                lambda theirs: theirs[:, :, ::n],
+                ("position", "head", "channel"),
+            )
+        if rest == (many, length, size):
+            yield View(
+                lambda ours: np.repeat(exchanged(ours), n, axis=1),
+                lambda theirs: exchanged(theirs[:, ::n]),
+                ("head", "position", "channel"),
+            )
+
+
+def head_of(name: str, head: int) -> Move:
+    if is_square(name):
+        return lambda ours: ours[:, head]
+    return lambda ours: ours[:, :, head]
+
+
+def exchanged(x: Any) -> Any:
+    return x.swapaxes(1, 2)
+
+
+def as_it_is(x: Any) -> Any:
+    return x

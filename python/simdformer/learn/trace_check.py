@@ -1,0 +1,235 @@
+"""`simdformer.check_trace`: where does a learner's transformer go wrong first, and why?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer.learn.aliases import Place, near, place
+from simdformer.learn.compare import TOLERANCE, compare, numbers
+from simdformer.learn.report import Report
+from simdformer.learn.trace_axes import View, array_of, needed_shape, views
+from simdformer.learn.trace_question import BF16, F16, F32, Glance, Question, Thorough
+from simdformer.learn.trace_report import TraceReport
+from simdformer.learn.trace_steps import ModelSteps, layer_of
+from simdformer.models.forward_pass import checked_ids
+from simdformer.models.trace import trace_names
+from simdformer.models.transformer import Transformer
+
+__all__ = ["check_trace"]
+
+Array = np.ndarray[Any, Any]
+WAYS = 4  # of understanding an array, which are looked at thoroughly
+
+
+def check_trace(
+    mine: Mapping[Any, Any],
+    model: Any,
+    ids: npt.ArrayLike,
+    aliases: Mapping[Any, Any] | None = None,
+) -> TraceReport:
+    """Compares a learner's activations with those of a model, and names the first mistake.
+
+    Parameters
+    ----------
+    mine : dict of arrays
+        The learner's activations (numpy arrays, tensors, lists with an array a head), under the
+        names of a trace (see `Transformer.run_with_cache`), or what Llama's walkthroughs, Meta,
+        Hugging Face and TransformerLens call them; "q_layer0_head3" or ("attn.q", 3) is one head.
+        As many or as few as there are. A batch axis of 1 may be missing or there; heads may come
+        before positions or after them, or lie side by side.
+    model : LanguageModel or Transformer
+        Gives the weights, and the right values.
+    ids : (L,) or (B,L)
+        What the learner's model read.
+    aliases : dict, optional
+        The learner's own names: {"x_after_attention": "layers.0.resid_mid"}.
+
+    Returns
+    -------
+    TraceReport
+        `ok`, and if it is not: the first wrong activation in the order of computation, with a
+        report and a diagnosis. An activation is right when it is what the model computes, or what
+        comes of the learner's own last right values: rounding that adds up is nobody's mistake.
+
+    Raises
+    ------
+    TypeError
+        mine is no dict; ids are no integers.
+    ValueError
+        No name in mine is known.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> model = sf.from_pretrained(sf.demo_path())
+    >>> logits, trace = model.run_with_cache([5, 6, 7])
+    >>> mine = {"layers.0.resid_mid": trace["layers.0.resid_mid"],
+    ...         "layers.0.mlp_norm": trace["layers.0.resid_mid"]}
+    >>> sf.check_trace(mine, model, [5, 6, 7]).sentence
+    'layers.0.mlp_norm is wrong while layers.0.resid_mid is right'
+    """
+    transformer: Transformer = getattr(model, "transformer", model)
+    if not isinstance(mine, Mapping):
+        raise TypeError(f"check_trace: mine is a {type(mine).__name__}, needs a dict of arrays")
+    if not isinstance(transformer, Transformer):
+        raise TypeError(
+            f"check_trace: model is a {type(model).__name__}, needs what from_pretrained gives"
+        )
+    numbers_of_ids = checked_ids(ids)
+    return Examination(transformer, numbers_of_ids, aliases or {}).of(mine)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of the learner's."""
+
+    key: Any
+    place: Place
+    array: np.ndarray[Any, Any]
+
+
+class Examination:
+    """One check of a trace: what is known to be right grows from step to step."""
+
+    def __init__(
+        self, transformer: Transformer, ids: np.ndarray[Any, Any], aliases: Mapping[Any, Any]
+    ) -> None:
+        self.batched = ids.ndim == 2
+        self.steps = ModelSteps(transformer, np.atleast_2d(ids))
+        self.config = transformer.config
+        self.aliases = aliases
+        self.known: dict[str, Any] = {}
+
+    def of(self, mine: Mapping[Any, Any]) -> TraceReport:
+        entries, unknown = self.sorted(mine)
+        names = [str(entry.place) for entry in entries]
+        there = {entry.place.name for entry in entries}
+        missing = tuple(name for name in trace_names(self.config) if name not in there)
+        found = TraceReport((), unknown=unknown, missing=missing)
+        for number, entry in enumerate(entries):
+            view, wrong = self.judged(entry)
+            if view is None or wrong is not None:
+                return replace(
+                    found,
+                    checked=tuple(names[:number]),
+                    first_wrong=shown(entry),
+                    report=wrong,
+                    after=tuple(self.steps.border(entry.place.name, self.known)),
+                    not_checked=tuple(names[number + 1 :]),
+                )
+            self.learn(entry.place.name, entry.array, view)
+        return replace(found, checked=tuple(names))
+
+    def sorted(self, mine: Mapping[Any, Any]) -> tuple[list[Entry], dict[Any, list[str]]]:
+        """What is known by name in the order of computation; and the rest."""
+        entries, unknown = [], {}
+        for key, value in mine.items():
+            meant = place(key, self.config, self.aliases)
+            if meant is None:
+                unknown[key] = near(key, self.config)
+                continue
+            entries.append(Entry(key, meant, in_few_bits(array_of(value), meant.name)))
+        if not entries:
+            raise ValueError(
+                f"check_trace: no name in mine is known: {', '.join(map(repr, mine))[:300]}; the "
+                f"model's own are {', '.join(trace_names(self.config)[:6])} ..., and aliases= "
+                "says which is which"
+            )
+        order = {name: number for number, name in enumerate(self.steps.names)}
+        entries.sort(key=lambda entry: (order[entry.place.name], entry.place.head or 0))
+        return entries, unknown
+
+    def learn(self, name: str, array: Any, view: View) -> None:
+        """From now on the learner's value counts."""
+        if view.back is not None:
+            self.known[name] = view.back(numbers(array))
+        elif view.head is not None:
+            value = np.array(self.known.get(name, self.steps.right[name]))
+            view.take(value)[...] = array
+            self.known[name] = value
+
+    # ---- one array -------------------------------------------------------------------------------
+
+    def judged(self, entry: Entry) -> tuple[View | None, Report | None]:
+        """How the array is to be understood, and a report if it is wrong."""
+        place, array = entry.place, entry.array
+        found = list(views(array.shape, place, self.config, self.steps.ids))
+        if not found or (array.dtype.kind not in "fiub" and array.dtype not in TOLERANCE):
+            return None, self.misshapen(entry)
+        rtol = max(TOLERANCE[array.dtype], TOLERANCE[F32])
+        right = self.steps.right[place.name]
+        tried = [compare(array, view.take(right), rtol, array.dtype) for view in found]
+        best = min(range(len(found)), key=lambda i: (tried[i].excess, tried[i].max_abs))
+        if tried[best].ok:
+            return found[best], None
+        # Another way to be right: what comes of the learner's own values.
+        reports = [self.afresh(entry, view) for view in found[:WAYS]]
+        best = min(range(len(reports)), key=lambda i: (not reports[i].ok, tried[i].excess))
+        return found[best], None if reports[best].ok else self.explained(entry, found[best])
+
+    def question(self, entry: Entry, view: View) -> "Question":
+        program, variables = self.steps.part(entry.place.name, self.known, view.take)
+        program.axes = view.axes
+        right = self.steps.value(entry.place.name, self.known, view.take)
+        return Question(
+            name=shown(entry),
+            function=check_trace,
+            args=(),
+            kwargs={},
+            variables=variables,
+            program=program,
+            results=[entry.array],
+            several=False,
+            wanted=right,
+        )
+
+    def afresh(self, entry: Entry, view: View) -> Report:
+        """Whether the array comes of the learner's own right values, rounding included."""
+        return Glance(self.question(entry, view), [entry.array], None).report()
+
+    def explained(self, entry: Entry, view: View) -> Report:
+        name = entry.place.name
+        report = Thorough(
+            self.question(entry, view),
+            [entry.array],
+            None,
+            weights=self.steps.weights(name, self.known),
+            layer=layer_of(name),
+            num_layers=self.config.num_layers,
+        ).report()
+        return replace(report, remarks=())
+
+    def misshapen(self, entry: Entry) -> Report:
+        return Report(
+            False,
+            shown(entry),
+            entry.array.shape,
+            str(entry.array.dtype),
+            np.nan,
+            np.nan,
+            expected=needed_shape(entry.place, self.config, self.steps.ids, self.batched),
+        )
+
+
+def in_few_bits(x: Array, name: str) -> Array:
+    """The array in the coarsest dtype that holds all its numbers: those of 16 bits are often
+    widened before they are looked at. (An embedding is only looked up, whatever follows.)"""
+    if x.dtype.kind in "iub":
+        return x.astype(np.float64)
+    if x.dtype not in TOLERANCE or name == "embed" or np.size(x) < 2:
+        return x
+    with np.errstate(all="ignore"):
+        for few in (BF16, F16, F32):
+            narrow = x.astype(few)
+            same = (narrow.astype(x.dtype) == x) | np.isnan(x.astype(np.float64))
+            if TOLERANCE[few] > TOLERANCE[x.dtype] and same.all():
+                return narrow
+    return x
+
+
+def shown(entry: Entry) -> str:
+    """The name in the trace, and the learner's own where it is another one."""
+    name = str(entry.place)
+    return name if entry.key == entry.place.name else f"{name} ({entry.key})"

@@ -1,0 +1,123 @@
+"""What a check of a whole trace found."""
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from simdformer.learn.report import CheckError, Report
+
+__all__ = ["TraceReport"]
+
+LISTED = 8  # names in one list
+
+
+@dataclass(frozen=True)
+class TraceReport:
+    """The answer of `simdformer.check_trace`; it is true when nothing is wrong.
+
+    ok : whether everything that is known by name is right
+    checked : the names of the trace that are right, in the order of computation
+    first_wrong : the first that is not, or None
+    report : a `Report` on it, or None
+    after : the known values that it is computed from, which are right
+    not_checked : names that come after it
+    unknown : the learner's names that nobody knows, each with near ones
+    missing : names of the trace that the learner does not have
+    remarks : what is worth knowing besides
+    """
+
+    checked: tuple[str, ...]
+    first_wrong: str | None = None
+    report: Report | None = None
+    after: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    unknown: dict[Any, list[str]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.first_wrong is None
+
+    @property
+    def diagnosis(self) -> tuple[Any, ...]:
+        """The mistakes that explain what is wrong: see `Report.diagnosis`."""
+        return () if self.report is None else self.report.diagnosis
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def raise_if_wrong(self) -> "TraceReport":
+        """The report itself, or a `CheckError` with it when something is wrong."""
+        if not self.ok:
+            raise CheckError(repr(self))
+        return self
+
+    @property
+    def sentence(self) -> str:
+        if self.first_wrong is None:
+            count = len(self.checked)
+            return f"{count} activation{'' if count == 1 else 's'}, all right"
+        if not self.after:
+            return f"{self.first_wrong} is wrong"
+        verb = "is" if len(self.after) == 1 else "are"
+        return f"{self.first_wrong} is wrong while {' and '.join(self.after)} {verb} right"
+
+    def __repr__(self) -> str:
+        lines = [f"{'✓' if self.ok else '✗'} {self.sentence}"]
+        lines += [f"  ✓ {line}" for line in grouped(self.checked)]
+        if self.report is not None:
+            lines += [f"  {line}" for line in repr(self.report).splitlines()]
+        if self.not_checked:
+            lines.append(f"  · not looked at, for it comes after: {listed(self.not_checked)}")
+        for key, near in self.unknown.items():
+            meant = f" (do you mean {' or '.join(near)}?)" if near else ""
+            lines.append(f"  ? unknown name {key!r}{meant}")
+        if self.missing and self.checked:
+            lines.append(f"  · {len(self.missing)} activations of the model are not in it")
+        return "\n".join(lines + [f"  note: {remark}" for remark in self.remarks])
+
+    def _repr_html_(self) -> str:
+        """For Jupyter: the same, and the report with its map of the error."""
+        colour = "#1b7f4b" if self.ok else "#b3261e"
+        parts = [f'<div style="border-left:4px solid {colour};padding:2px 12px">']
+        parts.append(f'<div style="color:{colour};font-weight:600">{escape(self.sentence)}</div>')
+        lines = [f"✓ {line}" for line in grouped(self.checked)]
+        parts += [f"<div>{escape(line)}</div>" for line in lines]
+        if self.report is not None:
+            parts.append(self.report._repr_html_())
+        lines = repr(self).splitlines()
+        shown = 1 + len(grouped(self.checked))
+        shown += 0 if self.report is None else len(repr(self.report).splitlines())
+        parts += [f"<div>{escape(line.strip())}</div>" for line in lines[shown:]]
+        return "".join([*parts, "</div>"])
+
+
+def grouped(names: tuple[str, ...]) -> list[str]:
+    """Names in a line a layer; layers in which the same is right share one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        at, short = name, ""
+        if name.startswith("layers."):
+            _, index, short = name.split(".", 2)
+            at = f"layers.{index}"
+        groups.setdefault(at, []).append(short)
+    lines: list[tuple[list[str], str]] = []  # the layers, what is right in them
+    for at, shorts in groups.items():
+        what = " ".join(shorts)
+        if at.startswith("layers.") and lines and lines[-1][0] and lines[-1][1] == what:
+            lines[-1][0].append(at)
+        else:
+            lines.append(([at] if at.startswith("layers.") else [], what or at))
+    shown = []
+    for layers, what in lines:
+        last = layers[-1].partition(".")[2] if layers else ""
+        shown.append(
+            f"{layers[0]}{f' to {last}' if len(layers) > 1 else ''}: {what}" if layers else what
+        )
+    return shown
+
+
+def listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

@@ -1,0 +1,131 @@
+"""A model as steps with known values: any activation, computed from those before it.
+
+Arrays are float64 and have a batch axis in front: heads lie as (B,L,H,D), scores as (B,H,L,S), all
+others as (B,L,E).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.aliases import known_names
+from simdformer.learn.compare import numbers
+from simdformer.learn.mistakes.model import layer, layer_steps, model, variable
+from simdformer.learn.mistakes.model_weights import STEPS
+from simdformer.learn.program import Program, Run, State
+from simdformer.learn.tensors import Tensors
+from simdformer.models.transformer import Transformer
+
+__all__ = ["ModelSteps", "layer_of"]
+
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+Known = Mapping[str, Float64]
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that an activation belongs to: layers.3.attn.q to layer 3."""
+    return int(name.split(".")[1]) if name.startswith("layers.") else None
+
+
+class ModelSteps:
+    """The steps of one forward pass of a model on ids (B,L).
+
+    names : of all activations, in the order of computation
+    right : what the model itself computes, by name
+    """
+
+    def __init__(self, transformer: Transformer, ids: np.ndarray[Any, Any]) -> None:
+        self.config = transformer.config
+        self.ids = ids
+        self.tensors = Tensors(transformer.config, transformer.weights)
+        self.names = known_names(self.config)
+        self.right = {
+            name: numbers(array) for name, array in transformer.run_with_cache(ids)[1].items()
+        }
+        self._of_layer = layer_steps(self.config)
+        for name in self.names:  # those that no trace has
+            if name not in self.right:
+                self.right[name] = self.value(name, self.right)
+
+    def sources(self, name: str) -> list[str]:
+        """What an activation is computed from directly."""
+        last = self.config.num_layers - 1
+        if not name.startswith("layers."):
+            whole = {"embed": [], "final_norm": [f"layers.{last}.resid_post"]}
+            return whole.get(name, ["final_norm"])
+        index = layer_of(name)
+        before = "embed" if not index else f"layers.{index - 1}.resid_post"
+        names = {variable(one): one for one in self.names if one.startswith(f"layers.{index}.")}
+        names["came_in"] = before
+        return [names[source] for source in self._of_layer[variable(name)]]
+
+    def needed(self, target: str, known: Known) -> list[str]:
+        """The steps from what is known to the target, which is the last of them."""
+        found: set[str] = set()
+        todo = [target]
+        while todo:
+            name = todo.pop()
+            if name not in found and (name == target or name not in known):
+                found.add(name)
+                todo += self.sources(name)
+        return [name for name in self.names if name in found]
+
+    def border(self, target: str, known: Known) -> list[str]:
+        """The known values from which the target is computed."""
+        sources = {source for name in self.needed(target, known) for source in self.sources(name)}
+        return [name for name in self.names if name in known and name in sources]
+
+    def weights(self, target: str, known: Known) -> list[str]:
+        """The names of the weights of layers that take part on the way to the target."""
+        steps = {variable(name) for name in self.needed(target, known)}
+        return [weight for weight, step in STEPS.items() if step in steps]
+
+    def part(
+        self, target: str, known: Known, take: Callable[[Any], Any]
+    ) -> tuple[Program, dict[str, Any]]:
+        """The program from what is known to the target, and what it starts from; `take` is applied
+        to the target."""
+        needed = self.needed(target, known)
+        values = {**self.right, **known}
+        plan = []
+        for index in sorted({i for name in needed if (i := layer_of(name)) is not None}):
+            at = f"layers.{index}."
+            program = Program("layer")
+            steps = {f"layer.{variable(name)}" for name in needed if name.startswith(at)}
+            program.steps = {name: step for name, step in layer.steps.items() if name in steps}
+            before = "embed" if index == 0 else f"layers.{index - 1}.resid_post"
+            start = {} if before in needed else {"came_in": values[before]}
+            given = {
+                variable(name): value
+                for name, value in values.items()
+                if name.startswith(at) and name not in needed
+            }
+            plan.append((index, program, start | given))
+
+        whole = Program("model")
+        steps = {f"model.{name}" for name in needed} | ({"model.layers"} if plan else set())
+        whole.steps = {name: step for name, step in model.steps.items() if name in steps}
+
+        def result(s: State) -> None:
+            inside = target.startswith("layers.")
+            s.out = take(getattr(s.layer if inside else s, variable(target)))
+
+        whole.steps["model.result"] = result
+        given = {
+            variable(name): values[name]
+            for name in ("embed", "final_norm", f"layers.{self.config.num_layers - 1}.resid_post")
+            if name in values
+        }
+        return whole, given | {
+            "ids": self.ids,
+            "config": self.config,
+            "tensors": self.tensors,
+            "plan": plan,
+        }
+
+    def value(self, target: str, known: Known, take: Callable[[Any], Any] = lambda x: x) -> Float64:
+        """The target as it should be, after what is known."""
+        program, variables = self.part(target, known, take)
+        with np.errstate(all="ignore"):
+            return numbers(Run(np.float64)(program, **variables).out)
