@@ -47,7 +47,7 @@ def _blind_spots(call: Call) -> Iterator[str]:
         alike = [name for name in sizes if list(sizes.values()).count(sizes[name]) > 1]
         if alike:
             yield (
-                f"{' and '.join(alike)} are all {sizes[alike[0]]}: a transpose too many would keep "
+                f"{' and '.join(alike)} are {'both' if len(alike) == 2 else 'all'} {sizes[alike[0]]}: a transpose too many would keep "
                 "the shape; try lengths that differ"
             )
     if call.name == "linear" and not isinstance(weight, list | tuple):

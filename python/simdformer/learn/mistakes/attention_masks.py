@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.learn.mistakes.attention import weigh
 from simdformer.learn.program import State, mistake
 
 MASK = "01 §3"
@@ -150,7 +151,7 @@ class MaskAddedAfterSoftmax:
     def weigh(s: State) -> None:
         if s.attn_mask is not None:
             s.weights = s.weights + s.run.array(s.attn_mask)
-        s.z = s.weights @ s.v
+        weigh(s)
 
 
 @mistake(
@@ -190,7 +191,7 @@ class MaskAfterSoftmax:
     @staticmethod
     def weigh(s: State) -> None:
         s.weights = np.where(s.visible, s.weights, s.run.dtype(0))
-        s.z = s.weights @ s.v
+        weigh(s)
 
 
 def hidden_by(own: str, value: float, title: str, cause: str, fix: str = BEFORE) -> None:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from simdformer.learn.mistakes.attention import default_scale, inputs
+from simdformer.learn.mistakes.attention import default_scale, inputs, weigh
 from simdformer.learn.program import State, mistake
 
 SCALE = "01 §2"
@@ -148,7 +148,7 @@ class ScaleAfterSoftmax:
     @staticmethod
     def weigh(s: State) -> None:
         s.weights = s.weights * s.run.dtype(given_scale(s))
-        s.z = s.weights @ s.v
+        weigh(s)
 
 
 @mistake(
@@ -299,7 +299,7 @@ def key_not_transposed(s: State) -> None:
     step=SCALE,
 )
 def key_reshaped(s: State) -> None:
-    if s.S == s.head_dim:
+    if s.head_dim == s.S:
         raise ValueError("then it changes nothing: see key_not_transposed")
     s.scores = s.q @ s.k.reshape(*s.k.shape[:-2], s.head_dim, s.S)
 

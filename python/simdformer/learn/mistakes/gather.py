@@ -91,6 +91,8 @@ def columns(s: State) -> None:
     step="04 §2",
 )
 def table_reshaped(s: State) -> None:
+    if s.table.shape[0] == s.table.shape[1]:
+        raise ValueError("then a reshape changes nothing: these are columns")
     s.out = s.table.T.reshape(s.table.shape)[s.rows]
 
 

@@ -1,0 +1,317 @@
+"""Masks of attention as learners write them wrong."""
+
+import numpy as np
+
+import simdformer as sf
+from conftest import normal
+from mistake_examples import Examples
+from mistake_examples_attention import attention, scores_of, softmax
+
+example = Examples()
+
+B, H, L, D = 2, 3, 7, 8
+SEEN = np.tri(L, dtype=bool)
+INF = np.float32(np.inf)
+
+
+def attend(q, k, v, seen):
+    """As it should be, for a mask that may be wrong."""
+    with np.errstate(all="ignore"):
+        x = np.where(seen, scores_of(q, k), -INF)
+        weights = np.nan_to_num(softmax(np.where(seen.any(-1, keepdims=True), x, 0)))
+        return np.where(seen.any(-1, keepdims=True), weights, 0).astype(np.float32) @ v
+
+
+def wrong(name, code, *also, length=(L, L), mask=None, **kwargs):
+    """`code` gives the result for (q, k, v), with a mask for (q, k, v, mask)."""
+
+    @example(name, *also)
+    def _(rng):
+        q = normal(rng, B, H, length[0], D)
+        k, v = (normal(rng, B, H, length[1], D) for _ in range(2))
+        masks = [] if mask is None else [mask(rng)]
+        with np.errstate(all="ignore"):
+            mine = code(q, k, v, *masks)
+        return np.asarray(mine, np.float32), attention, (q, k, v, *masks), kwargs
+
+
+def causal(name, code, *also, **kwargs):
+    wrong(name, code, *also, is_causal=True, **kwargs)
+
+
+# ---- causality -----------------------------------------------------------------------------------
+
+causal("attention.no_causal", lambda q, k, v: softmax(scores_of(q, k)) @ v)
+causal(
+    "attention.causal_strict", lambda q, k, v: attend(q, k, v, ~np.triu(np.ones((L, L), bool), 0))
+)
+causal("attention.causal_loose", lambda q, k, v: attend(q, k, v, np.tril(np.ones((L, L), bool), 1)))
+causal(
+    "attention.causal_reversed",
+    lambda q, k, v: attend(q, k, v, np.triu(np.ones((L, L), bool))),
+    "attention.visible_transposed",
+)
+
+S = 10  # keys, of which the queries are the last L
+I, J = np.arange(L)[:, None], np.arange(S)
+cached = {"length": (L, S), "is_causal": True}
+
+wrong(
+    "attention.no_causal_offset",
+    lambda q, k, v: attend(q, k, v, J <= I),
+    **cached,
+    causal_offset=S - L,
+)
+wrong(
+    "attention.causal_bottom_right",
+    lambda q, k, v: attend(q, k, v, J <= I + S - L),
+    **cached,
+    causal_offset=0,
+)
+wrong(
+    "attention.causal_offset_one_less",
+    lambda q, k, v: attend(q, k, v, J <= I + S - L - 1),
+    "attention.causal_strict",
+    **cached,
+    causal_offset=S - L,
+)
+
+# ---- windows and padding -------------------------------------------------------------------------
+
+A, Z = np.arange(L)[:, None], np.arange(L)
+causal("attention.no_window", lambda q, k, v: attend(q, k, v, SEEN), window=3)
+causal("attention.window_too_wide", lambda q, k, v: attend(q, k, v, SEEN & (A - Z <= 3)), window=3)
+causal("attention.window_too_narrow", lambda q, k, v: attend(q, k, v, SEEN & (A - Z < 2)), window=3)
+causal("attention.window_both_ways", lambda q, k, v: attend(q, k, v, abs(A - Z) < 3), window=3)
+
+LENGTHS = np.array([4, 6])
+padded = {"key_lengths": LENGTHS}
+END = LENGTHS[:, None, None, None]
+wrong("attention.no_key_lengths", lambda q, k, v: softmax(scores_of(q, k)) @ v, **padded)
+wrong(
+    "attention.one_key_of_padding",
+    lambda q, k, v: attend(q, k, v, np.broadcast_to(Z <= END, (B, 1, L, L))),
+    **padded,
+)
+wrong(
+    "attention.padding_on_the_left",
+    lambda q, k, v: attend(q, k, v, np.broadcast_to(Z >= L - END, (B, 1, L, L))),
+    **padded,
+)
+wrong(
+    "attention.length_of_the_first",
+    lambda q, k, v: attend(q, k, v, np.broadcast_to(Z < 4, (L, L))),
+    **padded,
+)
+
+# ---- the mask that is given ----------------------------------------------------------------------
+
+
+def seen_mask(rng):
+    """One of its own for each sequence and head; every query and every key sees something."""
+    return (rng.random((B, H, L, L)) < 0.5) | np.eye(L, dtype=bool)
+
+
+def additive_mask(rng):
+    return np.where(seen_mask(rng), 0, -INF).astype(np.float32)
+
+
+def bias_mask(rng):
+    """Like ALiBi: finite numbers, all different."""
+    return -np.abs(normal(rng, B, H, L, L))
+
+
+def score_only(q, k, v, mask):
+    return softmax(scores_of(q, k)) @ v
+
+
+wrong("attention.no_mask", score_only, mask=seen_mask)
+wrong("attention.no_mask", score_only, mask=additive_mask)
+wrong("attention.no_mask", score_only, mask=bias_mask)
+wrong(
+    "attention.mask_transposed",
+    lambda q, k, v, m: attend(q, k, v, m.swapaxes(-1, -2)),
+    "attention.visible_transposed",
+    mask=seen_mask,
+)
+wrong(
+    "attention.mask_transposed",
+    lambda q, k, v, m: softmax(scores_of(q, k) + m.swapaxes(-1, -2)) @ v,
+    mask=bias_mask,
+)
+wrong(
+    "attention.mask_inverted",
+    lambda q, k, v, m: attend(q, k, v, ~m),
+    "attention.hidden_and_visible_swapped",
+    mask=seen_mask,
+)
+wrong("attention.mask_inverted", lambda q, k, v, m: attend(q, k, v, m < 0), mask=additive_mask)
+wrong(
+    "attention.mask_added_as_numbers",
+    lambda q, k, v, m: softmax(scores_of(q, k) + m) @ v,
+    "attention.visible_added",
+    mask=seen_mask,
+)
+wrong(
+    "attention.mask_subtracted", lambda q, k, v, m: softmax(scores_of(q, k) - m) @ v, mask=bias_mask
+)
+wrong(
+    "attention.mask_multiplied",
+    lambda q, k, v, m: softmax(scores_of(q, k) * m) @ v,
+    "attention.hidden_as_zero",
+    "attention.hidden_as_tiny_number",
+    mask=seen_mask,
+)
+wrong(
+    "attention.mask_multiplied", lambda q, k, v, m: softmax(scores_of(q, k) * m) @ v, mask=bias_mask
+)
+
+
+def partly_hidden(rng):
+    """Numbers, some of them below zero, none infinite."""
+    return normal(rng, B, H, L, L) + 3 * np.eye(L, dtype=np.float32)
+
+
+wrong(
+    "attention.mask_as_visible",
+    lambda q, k, v, m: attend(q, k, v, m >= 0),
+    mask=partly_hidden,
+)
+wrong(
+    "attention.mask_before_scale",
+    lambda q, k, v, m: softmax((q @ k.swapaxes(-1, -2) + m) / np.float32(np.sqrt(D))) @ v,
+    mask=bias_mask,
+)
+wrong(
+    "attention.mask_added_after_softmax",
+    lambda q, k, v, m: (softmax(scores_of(q, k)) + m) @ v,
+    mask=bias_mask,
+)
+wrong("attention.first_mask_for_all", lambda q, k, v, m: attend(q, k, v, m[0, 0]), mask=seen_mask)
+
+# ---- how what is hidden is hidden ----------------------------------------------------------------
+
+causal("attention.mask_after_softmax", lambda q, k, v: softmax(scores_of(q, k)) * SEEN @ v)
+causal(
+    "attention.hidden_as_zero",
+    lambda q, k, v: softmax(np.tril(scores_of(q, k))) @ v,
+    "attention.hidden_as_tiny_number",
+)
+
+
+def filled(value):
+    return lambda q, k, v: softmax(np.where(SEEN, scores_of(q, k), np.float32(value))) @ v
+
+
+# -1e-9 and 0 are the same for softmax, and so is a number that is added instead of put in.
+causal("attention.hidden_as_tiny_number", filled(-1e-9), "attention.hidden_as_zero")
+causal("attention.hidden_as_minus_one", filled(-1.0))
+causal("attention.hidden_as_nan", filled(np.nan), "attention.hidden_as_plus_infinity")
+causal("attention.hidden_as_plus_infinity", filled(np.inf), "attention.hidden_as_nan")
+
+
+def empty_rows(value, *also):
+    """Queries that see no key, where hidden scores are a large number."""
+
+    def code(q, k, v, mask):
+        return softmax(np.where(mask, scores_of(q, k), np.float32(value))) @ v
+
+    def mask(rng):
+        seen = seen_mask(rng)
+        seen[:, :, 2] = False
+        return seen
+
+    return code, mask, also
+
+
+LARGE = [
+    "attention.hidden_as_large_number",
+    "attention.hidden_as_lowest_float",
+    "attention.hidden_as_minus_ten_thousand",
+    "attention.large_number_added",
+]
+for name, value in zip(LARGE[:3], (-1e9, np.finfo(np.float32).min, -1e4), strict=True):
+    code, mask, _ = empty_rows(value)
+    wrong(name, code, *(other for other in LARGE if other != name), mask=mask)
+
+
+def added(q, k, v, m):
+    return softmax(scores_of(q, k) + np.where(m, np.float32(0), np.float32(-1e9))) @ v
+
+
+wrong("attention.large_number_added", added, *LARGE[:3], mask=empty_rows(0)[1])
+
+
+def nan_rows(q, k, v, mask):
+    return softmax(np.where(mask, scores_of(q, k), -INF)) @ v
+
+
+wrong("attention.nan_where_nothing_is_seen", nan_rows, mask=empty_rows(0)[1])
+causal(
+    "attention.visible_added",
+    lambda q, k, v: softmax(scores_of(q, k) + np.tri(L, dtype=np.float32)) @ v,
+)
+
+
+def zero_times_infinity(q, k, v):
+    mask = np.triu(np.ones((L, L), np.float32), 1) * -INF
+    return softmax(scores_of(q, k) + mask) @ v
+
+
+causal("attention.zero_times_infinity", zero_times_infinity)
+causal("attention.hidden_and_visible_swapped", lambda q, k, v: attend(q, k, v, ~SEEN))
+wrong(
+    "attention.visible_transposed",
+    lambda q, k, v: attend(q, k, v, (SEEN & (A - Z < 3)).T),
+    is_causal=True,
+    window=3,
+)
+
+
+# Where all of a sequence is NaN, whatever looks at the end of the cache explains it.
+@example(
+    "attention.hidden_values_leak",
+    "attention.hidden_as_nan",
+    "attention.hidden_as_plus_infinity",
+    "attention.no_key_lengths",
+    "attention.one_key_of_padding",
+    "attention.padding_on_the_left",
+)
+def _(rng):
+    q, k, v = (normal(rng, B, H, L, D) for _ in range(3))
+    v[0, :, 5:] = np.nan  # the end of a cache that nobody has written to
+    x = scores_of(q, k)
+    x[0, ..., 5:] = -INF
+    return softmax(x) @ v, attention, (q, k, v), {"key_lengths": np.array([5, L])}
+
+
+# ---- causal_mask ---------------------------------------------------------------------------------
+
+
+def mask_example(name, mine, *args, also=(), **kwargs):
+    @example(name, *also)
+    def _(rng):
+        return mine, sf.causal_mask, args, kwargs
+
+
+ONES = np.ones((5, 7), bool)
+mask_example("causal_mask.strict", np.tril(ONES, 1), 5, 7, offset=2)
+mask_example("causal_mask.loose", np.tril(ONES, 3), 5, 7, offset=2, also=())
+mask_example("causal_mask.transposed", np.triu(ONES, 2), 5, 7, offset=2)
+mask_example("causal_mask.inverted", ~np.tril(ONES, 2), 5, 7, offset=2)
+mask_example("causal_mask.no_offset", np.tril(ONES), 5, 7, offset=2)
+mask_example("causal_mask.bottom_right", np.tril(ONES, 2), 5, 7, offset=0)
+mask_example("causal_mask.all_visible", ONES, 5, 7, offset=2)
+ADDITIVE = np.triu(np.full((5, 5), -INF), 1)
+mask_example("causal_mask.other_kind", ADDITIVE, 5, 5)
+mask_example("causal_mask.other_kind", np.tri(5, dtype=bool), 5, 5, dtype=np.float32)
+mask_example(
+    "causal_mask.large_number",
+    np.triu(np.full((5, 5), np.float32(-1e9)), 1),
+    5,
+    5,
+    dtype=np.float32,
+)
+with np.errstate(invalid="ignore"):
+    NANS = np.triu(np.ones((5, 5), np.float32), 1) * -INF
+mask_example("causal_mask.zero_times_infinity", NANS, 5, 5, dtype=np.float32)

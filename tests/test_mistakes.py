@@ -1,0 +1,48 @@
+"""Every mistake of the catalogue is found in what wrong code gives, and claimed for nothing else.
+
+The examples are in mistake_examples_*.py, the wrong code in them written without the package.
+"""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from simdformer.learn import operation  # noqa: F401  fills the catalogue
+from simdformer.learn.program import CATALOGUE
+
+MODULES = sorted(path.stem for path in Path(__file__).parent.glob("mistake_examples_*.py"))
+EXAMPLES = {
+    name: made
+    for module in MODULES
+    for name, made in importlib.import_module(module).example.items()
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_mistakes_that_were_made_are_named_and_no_others(name):
+    mistakes, make = EXAMPLES[name]
+    mine, op, args, kwargs = make(np.random.default_rng(1))
+    report = sf.check(op, mine, *args, **kwargs)
+    assert not report.ok
+    assert {mistake.name for mistake in report.diagnosis} == set(mistakes), repr(report)
+
+
+def test_every_mistake_has_an_example():
+    """Those of whole models, in layers of a model, are shown in test_check_trace."""
+    shown = {mistakes[0] for mistakes, _ in EXAMPLES.values()}
+    known = {name for name in CATALOGUE.variations if not name.startswith(("layer.", "model."))}
+    assert known - shown == set()
+
+
+@pytest.mark.parametrize("name", CATALOGUE.variations)
+def test_the_words_of_a_mistake(name):
+    """Half a sentence for the title, whole ones for cause and fix, and where to read on."""
+    mistake = CATALOGUE[name].mistake
+    assert not mistake.title.endswith(".")
+    for sentence in (mistake.cause, mistake.fix):
+        assert sentence.endswith((".", "?")), sentence
+        assert len(sentence) < 200, sentence
+    assert mistake.step == "" or mistake.step[:2].isdigit(), mistake.step
