@@ -248,8 +248,15 @@ def test_a_prompt_that_is_none(tiny):
             model.generate(kind, max_new_tokens=2)
     with pytest.raises(IndexError):
         model.generate([300], max_new_tokens=2)
-    with pytest.raises(ValueError, match="generate: max_new_tokens is 0, needed is a number > 0"):
-        model.generate("a", max_new_tokens=0)
+    for count in (0, -3, 2.5, "3"):
+        with pytest.raises(
+            ValueError, match=f"generate: max_new_tokens is {count!r}, needed is a whole number > 0"
+        ):
+            model.generate("a", max_new_tokens=count)
+    with pytest.raises(TypeError, match="generate: streamer is 3, needed is a function of a piece"):
+        model.generate("a", max_new_tokens=2, streamer=3)
+    with pytest.raises(TypeError, match="KVCache: dtype is half a float, needed is one of"):
+        model.generate("a", max_new_tokens=2, cache_dtype="half a float")
     for stop in ("", ["a", ""], [2.5]):
         with pytest.raises(
             ValueError, match=r"generate: stop is .*, needed are strings that are not empty, or ids"

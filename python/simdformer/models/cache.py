@@ -43,10 +43,13 @@ class KVCache:
         for name, value in (("max_seq_len", max_seq_len), ("batch", batch)):
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"KVCache: {name} is {value!r}, needed is a whole number > 0")
-        if np.dtype(dtype) not in DTYPES:
+        try:
+            known = np.dtype(dtype) in DTYPES
+        except TypeError:
+            known = False
+        if not known:
             raise TypeError(
-                f"KVCache: dtype is {np.dtype(dtype)}, "
-                f"needed is one of {', '.join(map(str, DTYPES))}"
+                f"KVCache: dtype is {dtype}, needed is one of {', '.join(map(str, DTYPES))}"
             )
         self.data: Array = np.empty(
             (num_layers, 2, int(batch), num_kv_heads, int(max_seq_len), head_dim), dtype

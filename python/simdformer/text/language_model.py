@@ -213,6 +213,11 @@ class LanguageModel:
                 "generate: a streamer follows one prompt, found is a list of them; call it for each"
             )
         show = streamer.put if isinstance(streamer, generation.Streamer) else streamer
+        if show is not None and not callable(show):
+            raise TypeError(
+                f"generate: streamer is {streamer!r}, needed is a function of a piece, or an "
+                "object with put(piece) and end()"
+            )
         stop_ids, stop_strings = self._stops(stop)
         sequences = [
             generation.Continuation(
@@ -285,8 +290,8 @@ class LanguageModel:
         """How many ids may follow a prompt of that length."""
         limit = self.config.max_seq_len
         new = max(limit - prompt_len, 1) if max_new_tokens is None else max_new_tokens
-        if new < 1:
-            raise ValueError(f"generate: max_new_tokens is {new}, needed is a number > 0")
+        if not isinstance(new, int | np.integer) or new < 1:
+            raise ValueError(f"generate: max_new_tokens is {new!r}, needed is a whole number > 0")
         if prompt_len + new > limit:
             raise ValueError(
                 f"generate: prompt of {prompt_len} ids and {new} new ones are more than max_seq_len"
