@@ -36,13 +36,12 @@ class Goal:
     def __str__(self) -> str:
         match self.of:
             case "peers":
-                whom = self.peers[0] if len(self.peers) == 1 else "the better peer"
-                return f"{self.least:g}× {whom}"
+                return f"{self.least:g}× {self.peers[0] if len(self.peers) == 1 else 'peers'}"
             case "arithmetic":
-                return f"{self.least:.0%} of multiply-adds"
+                return f"{self.least:.0%} FMA"
             case "read":
-                return f"{self.least:.0%} of bandwidth"
-        return f"at most {self.least * 1e6:g} µs"
+                return f"{self.least:.0%} read"
+        return f"≤ {self.least * 1e6:g} µs"
 
 
 @dataclass(frozen=True)
@@ -177,10 +176,10 @@ def model_runs() -> Iterator[Case]:
     for shape, config in SHAPES.items():
         for dtype, goals in arithmetics.items():
             prompt = ModelRun(config=config, new=512, dtype=dtype)
-            yield Case(f"model/{shape}/prefill/{dtype}", prompt, goals)
+            yield Case(f"{shape}/prefill/{dtype}", prompt, goals)
         step = ModelRun(config=config, new=1, in_cache=64)
         wanted = (Goal(0.85, "read"), times(2.5, *MODEL_PEERS))
-        yield Case(f"model/{shape}/decode", step, wanted)
+        yield Case(f"{shape}/decode", step, wanted)
 
 
 def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
@@ -204,7 +203,7 @@ def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
         if not found:
             names = [case.name for case in cases]
             near = get_close_matches(pattern, names, n=3, cutoff=0.4)
-            hint = f"near is {', '.join(near)}" if near else "see --list"
+            hint = f"near is {', '.join(near)}" if near else "see --list, with --models too"
             raise ValueError(f"bench: no case is called {pattern!r}; {hint}")
         chosen |= found
     return [case for case in cases if case.name in chosen]

@@ -9,6 +9,13 @@ from simdformer.bench.results import Measurement, Result, Results
 __all__ = ["header", "line", "markdown", "notes", "summary"]
 
 PEERS = (torch_peer.NAME, onnxruntime_peer.NAME, numpy_peer.NAME)
+LEGEND = """\
+time: the best sample of ours. share: of the limit that is nearer, arithmetic or reading.
+torch, onnxruntime, numpy: how many times as fast as they ours is.
+error: RMS against float64, relative; beside it that of PyTorch.
+goals: so many times the speed of the better of torch and onnxruntime (peers), that share of the
+multiply-adds (FMA) or of the read bandwidth (read) of this machine.
+"""
 ON_TORCH = (torch_peer.NAME, model_contestants.TRANSFORMERS)  # whose error stands beside ours
 WIDTHS = (31, 9, 12, 6, 8, 12, 8, 9, 9)  # of all columns but the last
 TITLES = ("case", "time", "speed", "share", *PEERS, "error", "torch's", "goals")
@@ -16,11 +23,7 @@ TITLES = ("case", "time", "speed", "share", *PEERS, "error", "torch's", "goals")
 
 def header(results: Results) -> str:
     """The machine, its limits, and the titles of the columns."""
-    explained = (
-        "time: the best of ours. share: of the nearer limit. torch, onnxruntime, numpy: how many "
-        "times\ntheir speed ours is. error: RMS against float64, relative, and that of PyTorch."
-    )
-    return f"{results.machine}\nlimits: {results.limits}\n\n{explained}\n\n{row(TITLES)}"
+    return f"{results.machine}\nlimits: {results.limits}\n\n{LEGEND}\n{row(TITLES)}"
 
 
 def line(result: Result) -> str:
