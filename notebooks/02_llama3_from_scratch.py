@@ -1,0 +1,1234 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 02 · Llama 3 from scratch: from a file to an answer
+#
+# Llama 3 comes as three files: a list of tokens, a few lines of settings, and a heap of numbers. In this notebook you open them and compute,
+# by hand and in plain numpy, what the model says after
+#
+# > the answer to the ultimate question of life, the universe, and everything is
+#
+# The rhythm is that of notebook 01. **You** write the step, from the raw tensors of the file. The **kernel** of `simdformer` is called with the
+# same numbers. The **check** compares your array with the right one, and stops the notebook if it is wrong:
+#
+# ```python
+# sf.check(sf.rms_norm, mine, x, weight, eps=eps).raise_if_wrong()
+# ```
+#
+# In the cells called **break it yourself** a classic mistake is made on purpose, and the check has to find out which. Some of these mistakes stand
+# in a guide to Llama 3 that many people learn from; they are marked *erratum*.
+#
+# | letter | meaning | in Llama 3 8B |
+# |---|---|---|
+# | `L` | tokens in the text | 17 |
+# | `E` | numbers per token (`dim`) | 4096 |
+# | `H`, `K` | query heads, key/value heads | 32, 8 |
+# | `D` | numbers per head | 128 |
+# | `I` | inner width of the MLP | 14336 |
+# | `V` | tokens in the vocabulary | 128256 |
+#
+# Which model? By default a very small one that comes with the package. It has the same parts in the same files, only fewer of each: 1.4 million
+# parameters instead of 8 billion. It has read children's stories, small sums, and one famous question. To run every cell on the real one, set
+# `SIMDFORMER_LLAMA3` to the directory of Meta-Llama-3-8B (`params.json`, `tokenizer.model`, `consolidated.00.pth`). That takes 64 GB of memory, and some patience.
+
+# %%
+import base64
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import ml_dtypes
+import numpy as np
+
+import simdformer as sf
+
+FOLDER = Path(os.environ.get("SIMDFORMER_LLAMA3") or sf.demo_path())
+PROMPT = "the answer to the ultimate question of life, the universe, and everything is "
+
+# %% [markdown]
+# ## 1 · The tokenizer: text to numbers
+#
+# `tokenizer.model` is a text file. Each line is a token and its number. The token is written in base64, because it may be any *bytes*, not only
+# letters: that is what the `==` at the end is for.
+
+# %%
+lines = (FOLDER / "tokenizer.model").read_bytes().splitlines()
+for line in [*lines[:3], *lines[300:303]]:
+    token, rank = line.split()
+    print(f"{line.decode():<14} → {base64.b64decode(token)!r:<9} is number {int(rank)}")
+
+ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
+assert {bytes([byte]) for byte in range(256)} == set(list(ranks)[:256])
+print(f"{len(ranks)} tokens; the first 256 are the single bytes, so that any text can be written")
+
+# %% [markdown]
+# Behind the last line of the file come 256 *special* tokens. The file does not list them: their numbers simply continue. Only five have a meaning so
+# far, the rest are reserved. `<|begin_of_text|>` is the first of them and opens every text.
+
+# %%
+BEGIN, END = len(ranks), len(ranks) + 1
+print("begin_of_text:", BEGIN, "  end_of_text:", END, "  vocabulary:", len(ranks) + 256)
+
+# %% [markdown]
+# ### Cut, then merge
+#
+# First a regular expression cuts the text into pieces: words with the blank in front of them, numbers of up to three digits, punctuation, white space.
+# Tokens never reach across a cut. (`\p{L}` is any letter of any script, `\p{N}` any digit.)
+
+# %%
+import regex  # like Python's re, but it knows \p{L}; tiktoken brings it along
+
+PIECES = regex.compile(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # the endings of it's, don't, we're ...
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"  # a word, with one character in front that is not a letter: mostly a blank
+    r"|\p{N}{1,3}"  # one to three digits
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"  # line ends; blanks, but the last one belongs to the next word
+)
+for text in (PROMPT, "It's 12345 o'clock!\n\n", "世界 здравствуй 🌍"):
+    print(PIECES.findall(text))
+
+# %% [markdown]
+# Then **byte-pair encoding**: a piece begins as single bytes. Look at all neighbours, find the pair whose union has the *lowest number* in the list, merge it,
+# and repeat until no pair is in the list. The number is thus two things at once: the name of a token, and its turn in the order of merging.
+
+
+# %%
+def merge_pairs(piece, ranks):
+    """bytes → the numbers of the tokens that it consists of"""
+    if piece in ranks:
+        return [ranks[piece]]
+    parts = [bytes([byte]) for byte in piece]
+    while True:
+        pairs = [ranks.get(a + b, np.inf) for a, b in pairwise(parts)]
+        if not pairs or min(pairs) == np.inf:
+            return [ranks[part] for part in parts]
+        best = int(np.argmin(pairs))
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+
+
+def encode(text, ranks=ranks):
+    ids = [len(ranks)]  # begin_of_text, the first number behind those of the file
+    for piece in PIECES.findall(text):
+        ids += merge_pairs(piece.encode(), ranks)
+    return ids
+
+
+tokens_of = {id: token for token, id in ranks.items()}
+tokens_of |= {BEGIN: b"<|begin_of_text|>", END: b"<|end_of_text|>"}
+
+
+def decode(ids):
+    return b"".join(tokens_of.get(int(id), b"") for id in ids).decode(errors="replace")
+
+
+ids = np.array(encode(PROMPT))
+tokens = [decode([id]) for id in ids]
+L = len(ids)
+print(ids.tolist())
+print(tokens)
+
+# %% [markdown]
+# The check: the package's own tokenizer, which leaves the merging to `tiktoken`, must give the same numbers. Also for texts that are not English.
+
+# %%
+tokenizer = sf.tokenizer.load(FOLDER / "tokenizer.model")
+for text in (
+    PROMPT,
+    "hello world!",
+    "  It's 12345 o'clock,\n\n\tsaid Zoë…  ",
+    "世界 здравствуй 🌍",
+    "",
+):
+    assert encode(text) == tokenizer.encode(text), text
+    assert decode(encode(text)[1:]) == text
+print("the same ids as the package's tokenizer, and the same text back")
+
+# %% [markdown]
+# With Meta's own `tokenizer.model` the numbers are known. If the file is here, your `encode` has to give exactly these. (It may not be passed on with this
+# package. You get it together with the weights.)
+
+# %%
+candidates = [FOLDER / "tokenizer.model", Path("../../shared/data/llama3/tokenizer.model")]
+of_meta = next((file for file in candidates if file.exists() and file.stat().st_size > 2**20), None)
+
+if of_meta is None:
+    print("skipped: Meta's tokenizer.model is not here")
+else:
+    pairs = map(bytes.split, of_meta.read_bytes().splitlines())
+    meta = {base64.b64decode(token): int(rank) for token, rank in pairs}
+    found, hello = encode(PROMPT, meta), encode("hello world!", meta)[1:]
+    print(found, hello, meta[b"42"], sep="\n")
+    assert found[:9] == [128000, 1820, 4320, 311, 279, 17139, 3488, 315, 2324]
+    assert found[9:] == [11, 279, 15861, 11, 323, 4395, 374, 220]
+    assert hello == [15339, 1917, 0]
+    assert meta[b"42"] == 2983
+
+# %% [markdown]
+# ### Break it yourself: merge from left to right
+#
+# What if the first pair that is in the list is merged, instead of the one with the lowest number? The nasty part: decoding still gives the text back. Any
+# way of cutting does. Only the numbers differ from those that the model was trained on. So *never* test a tokenizer by decoding what it encoded.
+
+
+# %%
+def merge_from_the_left(piece):
+    parts = [bytes([byte]) for byte in piece]
+    place = 0
+    while place + 1 < len(parts):
+        if parts[place] + parts[place + 1] in ranks:
+            parts[place : place + 2] = [parts[place] + parts[place + 1]]
+            place = 0
+        else:
+            place += 1
+    return [ranks[part] for part in parts]
+
+
+wrong = [BEGIN] + [
+    id for piece in PIECES.findall(PROMPT) for id in merge_from_the_left(piece.encode())
+]
+print([decode([id]) for id in wrong])
+assert decode(wrong[1:]) == PROMPT
+assert wrong != ids.tolist()
+
+# %% [markdown]
+# ## 2 · The heap of numbers
+#
+# `consolidated.00.pth` holds tensors by name. (`torch.load` reads it, too. Such a file is a *pickle*, which may contain code; the reader here takes out the numbers and runs
+# nothing.) `params.json` says how many of each part there are.
+
+# %%
+from simdformer.models.torch_file import read_tensors
+
+tensors = read_tensors(FOLDER / "consolidated.00.pth")
+params = json.loads((FOLDER / "params.json").read_text())
+for name in [name for name in tensors if ".0." in name or "layers" not in name]:
+    print(f"{name:<40} {tensors[name].shape!s:<16} {tensors[name].dtype}")
+params
+
+# %%
+E, H, V = params["dim"], params["n_heads"], params["vocab_size"]
+K, layers = params["n_kv_heads"], params["n_layers"]
+eps, theta = params["norm_eps"], params["rope_theta"]
+D = E // H  # numbers per head
+group = H // K  # so many query heads share a key head and a value head
+assert not params.get("use_scaled_rope"), (
+    "this notebook follows Llama 3; 3.1 scales its frequencies"
+)
+
+
+def weight(name):
+    """One tensor of the file in float32. The file has 16 bits a number, too few to compute with."""
+    return np.asarray(tensors[name]).astype(np.float32)
+
+
+# %% [markdown]
+# How wide is the MLP? The settings do not say it outright. Two thirds of four times `dim`, times a factor, rounded up to a multiple:
+
+
+# %%
+def inner_width(params):
+    width = int(params.get("ffn_dim_multiplier", 1) * int(2 * 4 * params["dim"] / 3))
+    multiple = params["multiple_of"]
+    return -(-width // multiple) * multiple
+
+
+def parameters(params, tied=False):
+    """How many numbers a model with these settings consists of, part by part."""
+    E, V = params["dim"], params["vocab_size"]
+    I, D = inner_width(params), E // params["n_heads"]
+    attention = 2 * E * E + 2 * E * params["n_kv_heads"] * D  # wq and wo, wk and wv
+    layer = attention + 3 * E * I + 2 * E  # ... w1, w2, w3, and two norms
+    return V * E + params["n_layers"] * layer + E + (0 if tied else V * E)
+
+
+I = inner_width(params)
+llama3_8b = {
+    "dim": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 8,
+    "vocab_size": 128256,
+    "multiple_of": 1024,
+    "ffn_dim_multiplier": 1.3,
+    "norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+}
+tied = "output.weight" not in tensors
+print(f"this model:  {parameters(params, tied):>13,} parameters, MLP {I} wide")
+print(f"Llama 3 8B:  {parameters(llama3_8b):>13,} parameters, MLP {inner_width(llama3_8b)} wide")
+assert tensors["layers.0.feed_forward.w1.weight"].shape == (I, E)
+assert parameters(params, tied) == sum(tensor.size for tensor in tensors.values())
+assert (parameters(llama3_8b), inner_width(llama3_8b)) == (8_030_261_248, 14336)
+
+# %%
+from simdformer.models import ModelConfig
+
+
+def config(params, tied=False):
+    return ModelConfig.from_aliases(
+        "meta",
+        {
+            name: params[name]
+            for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "norm_eps")
+        },
+        max_seq_len=8192,
+        rope_theta=params["rope_theta"],
+        head_dim=params["dim"] // params["n_heads"],
+        intermediate_size=inner_width(params),
+        rope_layout="interleaved",
+        tie_embeddings=tied,
+    )
+
+
+sf.plots.parameter_budget(
+    {"this model": config(params, tied), "Llama 3 8B": config(llama3_8b)},
+    title="where the parameters are: mostly in the MLPs",
+)
+plt.show()
+
+# %% [markdown]
+# The shapes of one pass, side by side. Everything below works for both columns, because no size is written into the code.
+
+
+# %%
+def shapes(E, H, K, D, I, V):
+    return {
+        "token vectors": (L, E),
+        "wq, by heads": (H, D, E),
+        "wk and wv, by heads": (K, D, E),
+        "one head's q, k, v": (L, D),
+        "the same as pairs": (L, D // 2, 2),
+        "scores of one head": (L, L),
+        "all heads side by side": (L, H * D),
+        "inside the MLP": (L, I),
+        "logits": (L, V),
+    }
+
+
+large = shapes(4096, 32, 8, 128, 14336, 128256)
+print(f"{'':<24}{'this model':<20}Llama 3 8B")
+for what, shape in shapes(E, H, K, D, I, V).items():
+    print(f"{what:<24}{shape!s:<20}{large[what]}")
+
+# %% [markdown]
+# ## 3 · Ids to vectors
+#
+# The embedding is a table with one row per token. Looking an id up means taking its row. That is all.
+
+# %%
+table = weight("tok_embeddings.weight")
+embedded = table[ids]
+print("table", table.shape, "→", embedded.shape)
+sf.check(sf.embedding, embedded, ids, table).raise_if_wrong()
+
+# %% [markdown]
+# ### Break it yourself: count from one
+
+# %%
+report = sf.check(sf.embedding, table[ids - 1], ids, table)
+assert not report
+assert report.diagnosis
+report
+
+# %% [markdown]
+# ## 4 · RMSNorm
+#
+# Before each half of a layer, every token's vector is brought to the same length: divided by the root of the mean of its squares, then multiplied with a
+# learned weight, number by number. Unlike LayerNorm it subtracts nothing. The small `eps` keeps a vector of zeros from dividing by zero.
+#
+# $$\text{rms\_norm}(x)_i = \frac{x_i}{\sqrt{\frac{1}{E}\sum_j x_j^2 + \epsilon}} \cdot w_i$$
+
+
+# %%
+def rms_norm(x, weight):
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight
+
+
+norm_weight = weight("layers.0.attention_norm.weight")
+x = rms_norm(embedded, norm_weight)
+print(f"{embedded.shape} → {x.shape}")
+sf.check(sf.rms_norm, x, embedded, norm_weight, eps=eps).raise_if_wrong()
+
+# %% [markdown]
+# ### Break it yourself
+#
+# All of these give an array of the right shape, with numbers of a plausible size. (An `eps` in the wrong place shows only where vectors are short, so they are made faint first. In a model
+# such mistakes sleep until a faint vector comes along.)
+
+# %%
+faint = np.float32(0.01) * embedded / np.sqrt(np.mean(embedded**2))
+small = np.float32(eps)
+squares = np.mean(faint**2, axis=-1, keepdims=True)
+centred = faint - faint.mean(axis=-1, keepdims=True)
+variance = np.mean(centred**2, axis=-1, keepdims=True)
+for what, wrong in {
+    "no weight": faint / np.sqrt(squares + small),
+    "eps outside of the root": faint / (np.sqrt(squares) + small) * norm_weight,
+    "another eps": faint / np.sqrt(squares + np.float32(1e-6)) * norm_weight,
+    "sum for mean": faint / np.sqrt(E * squares + small) * norm_weight,
+    "LayerNorm": centred / np.sqrt(variance + small) * norm_weight,
+    "one size for all tokens": faint / np.sqrt(np.mean(faint**2) + small) * norm_weight,
+}.items():
+    report = sf.check(sf.rms_norm, wrong, faint, norm_weight, eps=eps)
+    assert not report, what
+    assert report.diagnosis, what
+    print(f"{what:<26} → {report.diagnosis[0].title}")
+
+# %% [markdown]
+# ### Erratum: a norm in 16 bits
+#
+# The guide keeps everything in bfloat16, the norm too. bfloat16 has 8 significant bits, about two decimal digits, and each of the five operations rounds once more.
+# Nothing crashes. But measure it against float64, beside the same formula in float32:
+
+
+# %%
+def bfloat16(x):
+    return np.asarray(x).astype(ml_dtypes.bfloat16)
+
+
+def rms_norm_in_16_bits(x, weight):
+    """Every operation rounds its result. Only the sum inside of the mean is exact, as in PyTorch."""
+    mean = bfloat16(np.mean(np.square(x).astype(np.float32), axis=-1, keepdims=True))
+    inverse = bfloat16(1 / np.sqrt((mean + bfloat16(eps)).astype(np.float32)))
+    return x * inverse * weight
+
+
+def loss(mine, exact):
+    """The error as a part of the whole: RMS of the difference over RMS of the right array."""
+    return np.sqrt(np.mean((np.float64(mine) - exact) ** 2) / np.mean(exact**2))
+
+
+x16, w16 = bfloat16(embedded), bfloat16(norm_weight)  # as in the file: nothing is lost yet
+exact = sf.reference.rms_norm(x16, w16, eps=eps)
+in_16 = rms_norm_in_16_bits(x16, w16).astype(np.float64)
+in_32 = rms_norm(x16.astype(np.float32), w16.astype(np.float32))
+rounded_once = bfloat16(in_32).astype(np.float64)
+kernel = sf.rms_norm(x16, w16, eps=eps)
+print(f"float32                                {loss(in_32, exact):.0e}")
+print(f"float32, the result in bfloat16        {loss(rounded_once, exact):.1e}")
+print(f"the kernel on bfloat16 arrays          {loss(kernel, exact):.1e}")
+print(f"bfloat16 at every step                 {loss(in_16, exact):.1e}")
+assert loss(in_32, exact) < 1e-6
+assert loss(kernel, exact) < 1.01 * loss(rounded_once, exact) < 0.8 * loss(in_16, exact)
+
+# %% [markdown]
+# The kernel computes in float32 whatever comes in, and rounds once, at the end. Give the step-by-step result to a check that expects float32:
+
+# %%
+report = sf.check(sf.rms_norm, np.float32(in_16), embedded, norm_weight, eps=eps)
+assert not report
+report
+
+# %% [markdown]
+# ## 5 · Queries, and where they stand
+#
+# A token's **query** says what it is looking for. One matrix `wq` makes the queries of all heads. Its rows come head by head: cut it into `H` blocks of `D` rows and
+# you have one matrix per head.
+
+# %%
+wq = weight("layers.0.attention.wq.weight")
+wq_by_heads = wq.reshape(H, D, E)
+q_head0 = x @ wq_by_heads[0].T
+print("wq", wq.shape, "→ by heads", wq_by_heads.shape, "→ query of head 0", q_head0.shape)
+sf.check(sf.linear, q_head0, x, wq_by_heads[0]).raise_if_wrong()
+
+# %% [markdown]
+# So far "the" has the same query wherever it stands. **RoPE** changes that: it takes the `D` numbers in pairs, looks at each pair as an arrow in the plane, and turns the
+# arrow by an angle that grows with the position. Every pair has its own speed, from one radian per token down to almost nothing:
+#
+# $$\theta_i = \text{base}^{-2i/D}, \qquad i = 0, 1, \dots, D/2-1$$
+
+
+# %%
+def frequencies(D, theta):
+    return theta ** (-np.arange(0, D, 2) / D)
+
+
+inv_freq = frequencies(D, theta)
+print(inv_freq.round(5))
+print(sf.check(sf.rope_frequencies, (inv_freq, 1.0), D, theta=theta).raise_if_wrong())
+
+# those of Llama 3 8B, to five digits
+of_8b = frequencies(128, 500000.0)
+print("D = 128:", of_8b[[0, 1, 2, 31, 63]])
+expected = [1.0, 0.81462, 0.66360, 1.7360e-3, 2.4551e-6]
+np.testing.assert_allclose(of_8b[[0, 1, 2, 31, 63]], expected, rtol=3e-5)
+
+# %% [markdown]
+# Position times speed is the angle. An arrow of length one at that angle is a complex number, and *multiplying* with it turns another one. So one table of complex numbers
+# holds all turns: `freqs_cis`, a row per position, a column per pair. Here is the row of token 3, for this model and for Llama 3 8B:
+
+# %%
+freqs_cis = np.exp(1j * np.outer(np.arange(L), inv_freq))  # (L, D/2)
+figure, axes = plt.subplots(1, 2, figsize=(8.4, 4.3), layout="constrained")
+sf.plots.rope_circle(freqs_cis[3], title=f"token 3, {D // 2} pairs", ax=axes[0])
+sf.plots.rope_circle(np.exp(3j * of_8b), title="token 3, the 64 pairs of Llama 3 8B", ax=axes[1])
+plt.show()
+
+# %% [markdown]
+# The other way round: one pair, all positions. The first pair runs around the circle like a second hand; slow ones are like the hour hand, and tell far positions apart.
+
+# %%
+sf.plots.rope_turns(of_8b, L)
+plt.show()
+sf.plots.rope_bands(
+    of_8b, context=8192, title="Llama 3 8B: 29 of the 64 pairs turn less than once in 8192 tokens"
+)
+plt.show()
+
+# %% [markdown]
+# Now turn the query. Neighbours are partners: numbers 0 and 1, numbers 2 and 3, and so on. Each pair becomes a complex number, is multiplied, and becomes a pair again.
+
+
+# %%
+def rope(x, freqs_cis):
+    """x (..., L, D) → the same shape, every pair turned"""
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * freqs_cis
+    return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape).astype(x.dtype)
+
+
+q_rotated_head0 = rope(q_head0, freqs_cis)
+print("pairs", q_head0.reshape(L, -1, 2).shape, "→ turned", q_rotated_head0.shape)
+sf.check(sf.rope, q_rotated_head0, q_head0, layout="interleaved", theta=theta).raise_if_wrong()
+
+# %% [markdown]
+# Why turning? Because a dot product of two arrows depends on the angle *between* them. Turn the query by its position and the key by its own, and what remains is the
+# distance of the two tokens. Move both by five: the score stays.
+
+# %%
+far = np.exp(1j * np.outer(np.arange(L) + 5, inv_freq))
+a, b = q_head0[2], q_head0[9]  # any two vectors will do
+here = rope(a[None], freqs_cis[2]) @ rope(b[None], freqs_cis[9]).T
+moved = rope(a[None], far[2]) @ rope(b[None], far[9]).T
+without = a @ b
+print(
+    f"positions 2 and 9: {here.item():.4f}   7 and 14: {moved.item():.4f}   not turned: {without:.4f}"
+)
+np.testing.assert_allclose(here, moved, atol=1e-4 * np.linalg.norm(a) * np.linalg.norm(b))
+
+# %% [markdown]
+# ### Break it yourself
+#
+# The classic one: Meta pairs neighbours, Hugging Face pairs number `i` with number `i + D/2`. Both are RoPE, both files are called Llama 3, and each needs its own code.
+
+
+# %%
+def rope_of_hugging_face(x, angles):
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+position = np.arange(L)
+exponent = np.arange(0, D, 2)
+for what, wrong in {
+    "pairs of Hugging Face": rope_of_hugging_face(q_head0, np.outer(position, inv_freq)),
+    "the other way round": rope(q_head0, freqs_cis.conj()),
+    "positions from 1": rope(q_head0, np.exp(1j * np.outer(position + 1, inv_freq))),
+    "theta of Llama 2": rope(q_head0, np.exp(1j * np.outer(position, frequencies(D, 10000.0)))),
+    "exponent i/D": rope(q_head0, np.exp(1j * np.outer(position, theta ** (-exponent / 2 / D)))),
+    "turned twice": rope(q_rotated_head0, freqs_cis),
+    "forgotten": q_head0,
+}.items():
+    report = sf.check(sf.rope, np.float32(wrong), q_head0, layout="interleaved", theta=theta)
+    assert not report, what
+    assert report.diagnosis, what
+    print(f"{what:<24} → {report.diagnosis[0].title}")
+
+# %% [markdown]
+# ## 6 · Attention
+#
+# ### Keys
+#
+# A **key** says what a token has to offer. It is made like a query, turned like a query, but there are fewer of them: `H` query heads share `K` key heads, in groups of
+# neighbours. That saves memory when many keys have to be kept (chapter 10). Query head `h` belongs to key head `h // group`.
+
+# %%
+wk = weight("layers.0.attention.wk.weight")
+k_head0 = x @ wk.reshape(K, D, E)[0].T
+k_rotated_head0 = rope(k_head0, freqs_cis)
+print(f"{H} query heads, {K} key heads: {group} query heads to a key head")
+print("wk by heads", wk.reshape(K, D, E).shape, "→ key of head 0", k_rotated_head0.shape)
+sf.check(sf.rope, k_rotated_head0, k_head0, layout="interleaved", theta=theta).raise_if_wrong()
+
+# %% [markdown]
+# ### Scores
+#
+# Every query meets every key; the dot product says how well they fit. Divided by `√D`, so that the scores do not grow with the width of a head. Seen from a distance this is
+# a linear layer whose weight happens to be the keys, and that is how we check it.
+
+# %%
+scores = q_rotated_head0 @ k_rotated_head0.T / np.float32(np.sqrt(D))
+divided = q_rotated_head0 / np.float32(np.sqrt(D))
+print(sf.check(sf.linear, scores, divided, k_rotated_head0).raise_if_wrong())
+sf.plots.score_map(scores, tokens, title="scores, layer 0, head 0: row listens to column")
+plt.show()
+
+# %% [markdown]
+# ### The mask
+#
+# A token must not listen to what comes after it: when the model writes, that does not exist yet. So minus infinity is added above the diagonal.
+
+# %%
+mask = np.triu(np.full((L, L), -np.inf, np.float32), k=1)
+masked = scores + mask
+print(mask[:5, :5])
+print(sf.check(sf.causal_mask, mask, L, L, dtype=np.float32).raise_if_wrong())
+sf.plots.score_map(masked, tokens, title="the future is hidden")
+plt.show()
+
+# %% [markdown]
+# ### Softmax: scores to shares
+
+
+# %%
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+pattern = softmax(masked)
+print(sf.check(sf.softmax, pattern, masked).raise_if_wrong())
+sf.plots.attention_map(pattern, tokens, title="pattern, layer 0, head 0: every row sums up to 1")
+plt.show()
+
+# %% [markdown]
+# ### Values, and the result of one head
+#
+# A **value** is what a token says when it is listened to. Values are not turned: what is said does not depend on where. The result is the mean of all values, weighted with
+# the shares.
+
+# %%
+wv = weight("layers.0.attention.wv.weight")
+v_head0 = x @ wv.reshape(K, D, E)[0].T
+z_head0 = pattern @ v_head0
+print("value", v_head0.shape, "→ result of head 0", z_head0.shape)
+
+sdpa = sf.scaled_dot_product_attention
+sf.check(
+    sdpa,
+    (z_head0, pattern, masked),
+    q_rotated_head0,
+    k_rotated_head0,
+    v_head0,
+    is_causal=True,
+    return_weights=True,
+    return_scores=True,
+).raise_if_wrong()
+
+# %% [markdown]
+# ### Erratum: a key for a value
+#
+# In the guide stands `v_layer0_head0 = k_layer0[0]`, a slip of copy and paste. Key and value have the same shape, so nothing complains. Make the same slip after the turning,
+# and the check of one head sees it at once:
+
+# %%
+report = sf.check(
+    sdpa, pattern @ k_rotated_head0, q_rotated_head0, k_rotated_head0, v_head0, is_causal=True
+)
+assert not report
+assert report.diagnosis
+report
+
+# %% [markdown]
+# ### All heads at once
+#
+# The same for every head, in one go: heads become a leading axis. `np.repeat` gives each key head to its `group` of query heads. Then the results are put side by side, and one
+# more matrix, `wo`, mixes them.
+
+
+# %%
+def split_heads(x):
+    """(L, heads · D) → (heads, L, D)"""
+    return x.reshape(L, -1, D).swapaxes(0, 1)
+
+
+def merge_heads(z):
+    """(heads, L, D) → (L, heads · D)"""
+    return z.swapaxes(0, 1).reshape(L, -1)
+
+
+q, k, v = split_heads(x @ wq.T), split_heads(x @ wk.T), split_heads(x @ wv.T)
+q_rotated, k_rotated = rope(q, freqs_cis), rope(k, freqs_cis)
+keys, values = np.repeat(k_rotated, group, axis=0), np.repeat(v, group, axis=0)
+all_patterns = softmax(q_rotated @ keys.swapaxes(1, 2) / np.float32(np.sqrt(D)) + mask)
+z = all_patterns @ values
+print("q", q.shape, " k, v", k.shape, " z", z.shape, " side by side", merge_heads(z).shape)
+np.testing.assert_allclose(z[0], z_head0, atol=1e-6)
+print(sf.check(sdpa, z, q_rotated, k_rotated, v, is_causal=True).raise_if_wrong())
+
+wo = weight("layers.0.attention.wo.weight")
+delta = merge_heads(z) @ wo.T
+layer = sf.nn.GroupedQueryAttention(E, H, K, wq, wk, wv, wo, rope_layout="interleaved", theta=theta)
+sf.check(layer, delta, x, mask="causal").raise_if_wrong()
+
+# %%
+sf.plots.attention_heads(
+    all_patterns, tokens, heads=range(min(H, 8)), title="layer 0: each head listens in its own way"
+)
+plt.show()
+
+# %% [markdown]
+# ### Erratum: sizes written into the code
+#
+# The guide's loop over the heads says `head // 4` and `128 ** 0.5`. Both are true for Llama 3 8B, and only there. On a model with other sizes the code still runs, or stops with
+# an error that says nothing. So that you see it whatever model this is, the same two slips with sizes that are wrong here:
+
+# %%
+wrong_group = 2 * group
+of_head = np.arange(H) // wrong_group  # some key heads are never asked
+divided = q_rotated / np.float32(np.sqrt(D))
+wrong_heads = softmax(divided @ k_rotated[of_head].swapaxes(1, 2) + mask) @ v[of_head]
+wrong_scale = softmax(q_rotated @ keys.swapaxes(1, 2) / np.float32(np.sqrt(8 * D)) + mask) @ values
+for what, wrong in {"head // number": wrong_heads, "number ** 0.5": wrong_scale}.items():
+    report = sf.check(sdpa, wrong, q_rotated, k_rotated, v, is_causal=True)
+    assert not report, what
+    print(f"{what}\n{report}\n")
+
+# %% [markdown]
+# ### Erratum: softmax in 16 bits
+#
+# The guide rounds the pattern to bfloat16 before it meets the values. Shares that should sum up to one then do not:
+
+# %%
+pattern_16 = bfloat16(all_patterns).astype(np.float32)
+off_32, off_16 = (np.abs(p.sum(axis=-1) - 1).max() for p in (all_patterns, pattern_16))
+exact = all_patterns.astype(np.float64) @ values
+print(f"rows sum up to 1 within    float32 {off_32:.0e}   bfloat16 {off_16:.0e}")
+print(
+    f"error of the result        float32 {loss(z, exact):.0e}   bfloat16 {loss(pattern_16 @ values, exact):.0e}"
+)
+assert off_16 > 100 * off_32
+assert loss(pattern_16 @ values, exact) > 100 * loss(z, exact)
+
+# %% [markdown]
+# ### Break it yourself: the whole attention layer
+
+# %%
+tiled = np.tile(k_rotated, (group, 1, 1)), np.tile(v, (group, 1, 1))
+over_sqrt_d = np.float32(1 / np.sqrt(D))
+
+
+def attend(q=q_rotated, k=keys, v=values, mask=mask, scale=over_sqrt_d):
+    return softmax(q @ k.swapaxes(1, 2) * scale + mask) @ v
+
+
+v_by_wk = np.repeat(k, group, axis=0)
+for what, wrong in {
+    "heads merged without transposing": attend().reshape(L, -1) @ wo.T,
+    "key heads tiled, not repeated": merge_heads(attend(k=tiled[0], v=tiled[1])) @ wo.T,
+    "wk for wv": merge_heads(attend(v=v_by_wk)) @ wo.T,
+    "no scale": merge_heads(attend(scale=np.float32(1))) @ wo.T,
+    "no mask": merge_heads(attend(mask=np.float32(0))) @ wo.T,
+    "RoPE on the query only": merge_heads(attend(k=np.repeat(k, group, axis=0))) @ wo.T,
+    "wo forgotten": merge_heads(attend()),
+}.items():
+    report = sf.check(layer, wrong, x, mask="causal")
+    assert not report, what
+    assert report.diagnosis, what
+    print(f"{what:<34} → {report.diagnosis[0].title}")
+
+# %% [markdown]
+# ### The residual stream
+#
+# The layer does not replace a token's vector, it *adds* to it. What the embedding said is still there, and every layer writes its share on top.
+
+# %%
+after_attention = embedded + delta
+print(after_attention.shape)
+
+# %% [markdown]
+# ## 7 · SwiGLU
+#
+# The second half of a layer works on each token alone. Two matrices make the vector wider. One of them, the *gate*, goes through `silu` and decides number by number how
+# much of the other comes through. The third matrix makes it narrow again. In Meta's file they are called `w1` (gate), `w3` (up) and `w2` (down).
+#
+# $$\text{mlp}(x) = w_2\,\big(\text{silu}(w_1 x) \cdot w_3 x\big), \qquad \text{silu}(g) = \frac{g}{1 + e^{-g}}$$
+
+
+# %%
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+w1, w2, w3 = (weight(f"layers.0.feed_forward.w{n}.weight") for n in (1, 2, 3))
+normed = rms_norm(after_attention, weight("layers.0.ffn_norm.weight"))
+gate, up = normed @ w1.T, normed @ w3.T
+inside = silu(gate) * up
+mlp_out = inside @ w2.T
+after_layer = after_attention + mlp_out
+print("normed", normed.shape, "→ inside", inside.shape, "→ out", mlp_out.shape)
+print(sf.check(sf.swiglu, inside, gate, up).raise_if_wrong())
+sf.check(sf.nn.MLP(w1, w3, w2), mlp_out, normed).raise_if_wrong()
+
+# %% [markdown]
+# ### Break it yourself
+
+# %%
+for what, wrong in {
+    "w1 and w3 swapped": (silu(up) * gate) @ w2.T,
+    "silu after the product": silu(gate * up) @ w2.T,
+    "sigmoid for silu": (up / (1 + np.exp(-gate))) @ w2.T,
+    "relu for silu": (np.maximum(gate, 0) * up) @ w2.T,
+    "no silu at all": (gate * up) @ w2.T,
+}.items():
+    report = sf.check(sf.nn.MLP(w1, w3, w2), wrong, normed)
+    assert not report, what
+    assert report.diagnosis, what
+    print(f"{what:<24} → {report.diagnosis[0].title}")
+
+# %% [markdown]
+# ## 8 · Every layer
+#
+# One layer is done. The others do the same with their own weights. So put the steps into a function, keep every array under a name, and run through all of them.
+
+
+# %%
+def forward(ids, weight=weight, causal=True):
+    """ids (L,) → logits (L, V), and everything on the way by name"""
+    trace = {}
+    freqs_cis = np.exp(1j * np.outer(np.arange(len(ids)), inv_freq))
+    hidden = np.triu(np.full((len(ids), len(ids)), -np.inf, np.float32), k=1) if causal else 0
+    x = trace["embed"] = weight("tok_embeddings.weight")[ids]
+    for layer in range(layers):
+        at = f"layers.{layer}."
+        t = {"resid_pre": x}
+        t["attn_norm"] = rms_norm(x, weight(at + "attention_norm.weight"))
+        for letter in "qkv":
+            w = weight(at + f"attention.w{letter}.weight")
+            t[f"attn.{letter}"] = (t["attn_norm"] @ w.T).reshape(len(ids), -1, D)
+        q, k, v = (t[f"attn.{letter}"].swapaxes(0, 1) for letter in "qkv")
+        q, k = rope(q, freqs_cis), rope(k, freqs_cis)
+        t["attn.q_rot"], t["attn.k_rot"] = q.swapaxes(0, 1), k.swapaxes(0, 1)
+        k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
+        t["attn.scores"] = q @ k.swapaxes(1, 2) / np.float32(np.sqrt(D)) + hidden
+        t["attn.pattern"] = softmax(t["attn.scores"])
+        t["attn.z"] = (t["attn.pattern"] @ v).swapaxes(0, 1)
+        merged = t["attn.z"].reshape(len(ids), -1)
+        t["attn.out"] = merged @ weight(at + "attention.wo.weight").T
+        h = t["resid_mid"] = x + t["attn.out"]
+        t["mlp_norm"] = rms_norm(h, weight(at + "ffn_norm.weight"))
+        t["mlp.gate"] = t["mlp_norm"] @ weight(at + "feed_forward.w1.weight").T
+        t["mlp.up"] = t["mlp_norm"] @ weight(at + "feed_forward.w3.weight").T
+        t["mlp.act"] = silu(t["mlp.gate"]) * t["mlp.up"]
+        t["mlp.out"] = t["mlp.act"] @ weight(at + "feed_forward.w2.weight").T
+        x = t["resid_post"] = h + t["mlp.out"]
+        trace |= {at + name: array for name, array in t.items()}
+    trace["final_norm"] = rms_norm(x, weight("norm.weight"))
+    last = "tok_embeddings.weight" if tied else "output.weight"
+    logits = trace["logits"] = trace["final_norm"] @ weight(last).T
+    return logits, trace
+
+
+logits, trace = forward(ids)
+np.testing.assert_allclose(trace["layers.0.resid_post"], after_layer, rtol=1e-4, atol=1e-5)
+print(f"{len(trace)} arrays, from embed {trace['embed'].shape} to logits {trace['logits'].shape}")
+
+# %% [markdown]
+# A hundred arrays to compare. `sf.check_trace` takes them all. It runs the model of the package on the same ids and goes through the names in the order of computation.
+
+# %%
+model = sf.from_pretrained(FOLDER)
+sf.check_trace(trace, model, ids).raise_if_wrong()
+
+# %% [markdown]
+# ### Erratum: the loop that cannot have said 42
+#
+# In the guide's loop over the layers stands `w1 = model["layers.0.feed_forward.w1.weight"]`, and so for `w2` and `w3`: every layer gets the MLP of layer 0. The printed answer cannot come from that
+# code. Together with the key for a value, that makes two mistakes in one program. Run it like that, and look for them as you would in life: only knowing that the end is wrong.
+
+
+# %%
+def weight_as_in_the_guide(name):
+    parts = name.split(".")
+    if parts[2:3] == ["feed_forward"]:
+        parts[1] = "0"  # always layer 0
+    if parts[:4] == ["layers", "0", "attention", "wv"]:
+        parts[3] = "wk"  # v_layer0 = k_layer0
+    return weight(".".join(parts))
+
+
+wrong_logits, wrong_trace = forward(ids, weight=weight_as_in_the_guide)
+print(
+    "right:",
+    repr(decode([logits[-1].argmax()])),
+    "  as printed:",
+    repr(decode([wrong_logits[-1].argmax()])),
+)
+first = sf.check_trace(wrong_trace, model, ids)
+assert not first
+assert first.diagnosis
+first
+
+# %% [markdown]
+# That was the first. Mend it, look again:
+
+
+# %%
+def weight_half_mended(name):
+    parts = name.split(".")
+    if parts[2:3] == ["feed_forward"]:
+        parts[1] = "0"
+    return weight(".".join(parts))
+
+
+second = sf.check_trace(forward(ids, weight=weight_half_mended)[1], model, ids)
+assert not second
+assert second.diagnosis
+second
+
+# %% [markdown]
+# Both found, each at the array where it happened. Layer 0 itself is right, because there layer 0's MLP is the right one: the damage begins in layer 1.
+#
+# ### What grows from layer to layer
+#
+# Each layer adds to the stream, so vectors get longer on the way. And the heads of later layers look elsewhere than those of layer 0.
+
+# %%
+sf.plots.residual_norms(trace)
+plt.show()
+middle = layers // 2
+sf.plots.attention_heads(
+    trace[f"layers.{middle}.attn.pattern"], tokens, heads=range(min(H, 8)), title=f"layer {middle}"
+)
+plt.show()
+
+# %% [markdown]
+# ## 9 · The answer
+#
+# After the last layer comes one more norm, then a matrix with a row per token of the vocabulary. Each row is compared with the last vector: that is a **logit**. Softmax would make
+# probabilities of them; for the winner alone, the largest logit is enough.
+
+# %%
+next_id = int(logits[-1].argmax())
+probability = softmax(logits[-1].astype(np.float64))
+for id in np.argsort(-probability)[:10]:
+    print(f"{probability[id]:7.2%}  {decode([id])!r}  (id {id})")
+
+# %%
+print(PROMPT + decode([next_id]))
+assert decode([next_id]) == "42"
+assert next_id == ranks[b"42"]
+
+# %% [markdown]
+# There it is. From base64 to the answer, with nothing but numpy, and every step checked.
+#
+# ### In 16 bits throughout
+#
+# The kernels can also compute in bfloat16 from end to end, rounding between all steps as the guide does (norms and softmax are float32 inside). How far do the logits move?
+
+# %%
+in_16_bits = sf.from_pretrained(FOLDER, activations="bfloat16")(ids)
+for name, other in {"your float32": logits, "bfloat16 activations": in_16_bits}.items():
+    print(f"{name:<22} differs from the model by {loss(other, np.float64(model(ids))):.0e}")
+assert loss(logits, np.float64(model(ids))) < 1e-4 < loss(in_16_bits, np.float64(model(ids)))
+
+# %% [markdown]
+# ## 10 · Beyond the guide
+#
+# ### What does every position think?
+#
+# You computed 17 predictions and used one. Each position predicts its own next token. Below each token, the ten likeliest to follow:
+
+# %%
+for position in range(L):
+    best = np.argsort(-logits[position])[:10]
+    print(f"{tokens[position]!r:<20}", " ".join(repr(decode([id])) for id in best))
+
+# %% [markdown]
+# And you can ask earlier: put the stream after *each layer* through the last norm and the last matrix. This is the **logit lens**. From below, the embedding knows only the token itself; layer by layer
+# the prediction takes shape.
+
+# %%
+sf.plots.logit_lens(model, trace, tokens)
+plt.show()
+
+# %% [markdown]
+# ### Without the mask
+#
+# What if every token may see what follows? The model was trained never to. Two things happen. All rows change, the last one too, because its keys and values come from tokens that looked ahead. And to
+# train such a model would be pointless: the next token can simply be read off.
+
+# %%
+unmasked, _ = forward(ids, causal=False)
+for position in (4, 10, L - 1):
+    said, instead = decode([logits[position].argmax()]), decode([unmasked[position].argmax()])
+    print(f"after {tokens[position]!r:<12} with the mask {said!r:<12} without {instead!r}")
+assert not np.allclose(unmasked[-1], logits[-1], atol=0.1)
+report = sf.check_trace(forward(ids, causal=False)[1], model, ids)
+assert not report
+report
+
+# %% [markdown]
+# ### The KV cache
+#
+# To write the next word, do all 17 tokens have to be computed again? No. A token never sees what comes later, so its keys and values stay as they are. Keep them. A new token then needs only its own query, and
+# asks all keys that are there. No mask is needed: everything in the cache is the past.
+
+
+# %%
+def step(id, position, cache):
+    """One token → its logits (V,). The cache, (keys, values) of every layer, grows by one."""
+    turn = np.exp(1j * position * inv_freq)
+    x = np.asarray(tensors["tok_embeddings.weight"][id]).astype(np.float32)
+    for layer in range(layers):
+        at = f"layers.{layer}."
+        normed = rms_norm(x, weight(at + "attention_norm.weight"))
+        q, k, v = (
+            (weight(at + f"attention.w{letter}.weight") @ normed).reshape(-1, 1, D)
+            for letter in "qkv"
+        )
+        q, k = rope(q, turn), rope(k, turn)
+        keys, values = cache[layer] = [
+            np.concatenate([old, new], axis=1)
+            for old, new in zip(cache[layer], (k, v), strict=True)
+        ]
+        keys, values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
+        z = softmax(q @ keys.swapaxes(1, 2) / np.float32(np.sqrt(D))) @ values
+        h = x + weight(at + "attention.wo.weight") @ z.ravel()
+        normed = rms_norm(h, weight(at + "ffn_norm.weight"))
+        w1, w2, w3 = (weight(at + f"feed_forward.w{n}.weight") for n in (1, 2, 3))
+        x = h + w2 @ (silu(w1 @ normed) * (w3 @ normed))
+    last = weight("tok_embeddings.weight" if tied else "output.weight")
+    return last @ rms_norm(x, weight("norm.weight"))
+
+
+cache = [[np.zeros((K, 0, D), np.float32)] * 2 for _ in range(layers)]
+one_by_one = np.stack([step(id, position, cache) for position, id in enumerate(ids)])
+np.testing.assert_allclose(one_by_one, logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
+np.testing.assert_allclose(
+    cache[-1][0].swapaxes(0, 1), trace[f"layers.{layers - 1}.attn.k_rot"], rtol=1e-3, atol=1e-3
+)
+kept = sum(array.size for pair in cache for array in pair)
+print(f"token by token: the same logits. The cache holds {kept:,} numbers,")
+print(
+    f"{2 * layers * K * D:,} per token; without shared key heads it would be {2 * layers * H * D:,}"
+)
+
+# %% [markdown]
+# The model of the package keeps such a cache too. Read the prompt at once, then continue token by token:
+
+# %%
+kv_cache = model.new_cache(max_seq_len=L + 1)
+read = model(ids, kv_cache)
+more = model([next_id], kv_cache)
+np.testing.assert_allclose(read, logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
+np.testing.assert_allclose(
+    more[0], step(next_id, L, cache), rtol=1e-3, atol=1e-3 * np.abs(logits).max()
+)
+print("after the answer comes", repr(decode([more[-1].argmax()])))
+
+# %% [markdown]
+# ### Break it yourself: forget where you are
+#
+# The cache makes one mistake very easy: every call sees one new token, so its position is 0, 0, 0 …
+
+# %%
+new_key = np.asarray(k[:, -1:])
+report = sf.check(
+    sf.rope, rope(new_key, freqs_cis[:1]), new_key, layout="interleaved", theta=theta, offset=L - 1
+)
+assert not report
+assert report.diagnosis
+report
+
+# %% [markdown]
+# ### Which head does it?
+#
+# A model that can be looked into can also be changed. `edit=` replaces any array in the middle of a run. Silence one head after the other, by setting its pattern to zero, and look how much of the answer's
+# probability is left. That is an **ablation**.
+#
+# Ask two questions: the famous one, whose answer a model can only know by heart, and one whose answer stands in the text and has to be looked up there.
+
+# %%
+FACTS = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+
+
+def silence(heads):
+    def edit(pattern):
+        pattern = pattern.copy()
+        pattern[..., heads, :, :] = 0
+        return pattern
+
+    return edit
+
+
+# every head alone; where there are very many, some at once
+together = max(1, layers * H // 64)
+head_groups = [slice(first, first + together) for first in range(0, H, together)]
+
+
+def ablation(prompt):
+    """What the model answers, how sure it is, and how sure without each head (layers, groups of heads)"""
+    ids = encode(prompt)
+    whole = softmax(model(ids)[-1].astype(np.float64))
+    answer = int(whole.argmax())
+    left = np.zeros((layers, len(head_groups)))
+    for layer, place in np.ndindex(left.shape):
+        edit = {f"layers.{layer}.attn.pattern": silence(head_groups[place])}
+        edited, _ = model.run_with_cache(ids, names=["logits"], edit=edit)
+        left[layer, place] = softmax(edited[-1].astype(np.float64))[answer]
+    return answer, whole[answer], left
+
+
+with sf.plots.style():
+    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3), layout="constrained")
+    for ax, prompt in zip(axes, (PROMPT, FACTS), strict=True):
+        answer, sure, left = ablation(prompt)
+        print(f"…{prompt[-30:]}{decode([answer])}")
+        print(f"   {sure:.0%} sure; without one head {left.min():.0%} to {left.max():.0%}")
+        shown = ax.imshow(left, cmap="Blues", vmin=0, vmax=1, origin="lower", aspect="auto")
+        ax.set_xticks(range(len(head_groups)), labels=[str(heads.start) for heads in head_groups])
+        ax.set_yticks(range(0, layers, -(-layers // 12)))
+        ax.set_xlabel("head that is silenced" if together == 1 else f"first of {together} heads")
+        ax.set_ylabel("layer")
+        ax.set_title(f"…{prompt[-22:]}{decode([answer])}")
+    figure.colorbar(shown, ax=axes, label="probability of the answer", aspect=30)
+plt.show()
+
+# %% [markdown]
+# A map of one colour means that no single head matters: the answer can be had in many ways. Cells that are lighter than the others are heads that it hangs on. Here is the one that the second question misses
+# most. Look at the last row: whom does the word before the answer listen to?
+
+# %%
+layer, place = np.unravel_index(left.argmin(), left.shape)
+head = head_groups[place].start
+facts = np.array(encode(FACTS))
+_, fact_trace = forward(facts)
+sf.plots.attention_map(
+    fact_trace[f"layers.{layer}.attn.pattern"][head],
+    [decode([id]) for id in facts],
+    title=f"layer {layer}, head {head}",
+)
+plt.show()
+
+# %% [markdown]
+# The trace that comes with an edited run holds what was used. So you can follow the damage down the layers:
+
+# %%
+edit = {f"layers.{layer}.attn.pattern": silence(head)}
+_, edited_trace = model.run_with_cache(facts, edit=edit)
+for after in range(layers):
+    name = f"layers.{after}.resid_post"
+    moved = loss(edited_trace[name], np.float64(fact_trace[name]))
+    print(f"after layer {after}: all vectors together have moved by {moved:.2%}")
+    assert (moved > 1e-4) == (after >= layer)
+
+# %% [markdown]
+# ## 11 · The same in a few lines
+#
+# You have written all of this once. From here on you may use it. One layer, of the parts of `sf.nn`:
+
+# %%
+block = sf.nn.TransformerBlock(
+    sf.nn.GroupedQueryAttention(E, H, K, wq, wk, wv, wo, rope_layout="interleaved", theta=theta),
+    sf.nn.MLP(w1, w3, w2),
+    sf.nn.RMSNorm(norm_weight, eps),
+    sf.nn.RMSNorm(weight("layers.0.ffn_norm.weight"), eps),
+)
+sf.check(block, after_layer, embedded, mask="causal").raise_if_wrong()
+
+# %% [markdown]
+# The whole model with its tokenizer is one line, `model = sf.from_pretrained(FOLDER)`. You did that in chapter 8, to have something to check against. It reads files of Meta, Hugging Face, MiniMind
+# and llama2.c.
+
+# %%
+print(model)
+print(PROMPT + model.generate(PROMPT, max_new_tokens=1))
+assert model.generate(PROMPT, max_new_tokens=1) == decode([next_id])
+np.testing.assert_allclose(model(ids), logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
+
+start = "Once upon a time there was"
+print("\n" + start + model.generate(start, max_new_tokens=60))
+
+# %% [markdown]
+# ### Against PyTorch, and against the clock
+#
+# The same layer a third time, in PyTorch, to be sure that we do not just agree with ourselves.
+
+# %%
+import torch
+from torch.nn import functional as F
+
+t = {name: torch.from_numpy(array) for name, array in {
+    "x": embedded, "wq": wq, "wk": wk, "wv": wv, "wo": wo, "w1": w1, "w2": w2, "w3": w3,
+    "attention_norm": norm_weight, "ffn_norm": weight("layers.0.ffn_norm.weight"),
+}.items()}  # fmt: skip
+
+
+def torch_layer(x):
+    turns = torch.polar(
+        torch.ones(len(x), D // 2),
+        torch.outer(torch.arange(len(x)), torch.tensor(inv_freq)).float(),
+    )
+
+    def heads(w):
+        return F.linear(normed, w).view(len(x), -1, D).transpose(0, 1)
+
+    def turned(y):
+        return torch.view_as_real(
+            torch.view_as_complex(y.reshape(*y.shape[:-1], -1, 2)) * turns
+        ).flatten(-2)
+
+    normed = F.rms_norm(x, (E,), t["attention_norm"], eps)
+    q, k, v = turned(heads(t["wq"])), turned(heads(t["wk"])), heads(t["wv"])
+    q, k, v = q[None], k[None], v[None]
+    z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0]
+    h = x + F.linear(z.transpose(0, 1).reshape(len(x), -1), t["wo"])
+    normed = F.rms_norm(h, (E,), t["ffn_norm"], eps)
+    return h + F.linear(F.silu(F.linear(normed, t["w1"])) * F.linear(normed, t["w3"]), t["w2"])
+
+
+with torch.inference_mode():
+    theirs = torch_layer(t["x"])
+sf.check(block, theirs, embedded, mask="causal").raise_if_wrong()
+
+# %% tags=["timing"]
+# One layer, on your machine. (The printed times are not kept in the repository: they are yours.)
+from timeit import repeat
+
+
+def numpy_layer(x):
+    normed = rms_norm(x, norm_weight)
+    q, k, v = (split_heads(normed @ w.T) for w in (wq, wk, wv))
+    q, k = rope(q, freqs_cis), rope(k, freqs_cis)
+    k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
+    z = softmax(q @ k.swapaxes(1, 2) / np.float32(np.sqrt(D)) + mask) @ v
+    h = x + merge_heads(z) @ wo.T
+    normed = rms_norm(h, weight("layers.0.ffn_norm.weight"))
+    return h + (silu(normed @ w1.T) * (normed @ w3.T)) @ w2.T
+
+
+with torch.inference_mode():
+    for name, call in {
+        "your numpy": lambda: numpy_layer(embedded),
+        "PyTorch": lambda: torch_layer(t["x"]),
+        "simdformer": lambda: block(embedded, mask="causal"),
+    }.items():
+        call()  # the first call warms up
+        print(f"{name:<12} {min(repeat(call, number=3, repeat=5)) / 3 * 1000:8.3f} ms")
+
+# %% [markdown]
+# ## What you have now
+#
+# * a tokenizer, an embedding, RMSNorm, RoPE, grouped-query attention, SwiGLU: every part of Llama 3, written by yourself and checked;
+# * the whole model on raw tensors, its answer, and a cache that gives the same answer with a fraction of the work;
+# * four errata of a well-known guide, and the names that the check gave them;
+# * ways to look inside: patterns, the logit lens, ablations.
+#
+# Change a line above and run the notebook again. It stops at the line that you broke, and says what you did.
