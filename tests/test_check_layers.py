@@ -1,21 +1,211 @@
-"""check on RoPE, norms, activations and layers: each mistake is found, and nothing else is said."""
+"""check on RoPE, norms, activations and layers: what is right is right, and programs say the same
+as the operations. That each of their mistakes is found is tested in test_mistakes.py."""
 
+import itertools
+
+import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
-import mistake_examples_norms
+import mistake_examples_layers
 import mistake_examples_rope
+import simdformer as sf
+from conftest import normal, relaid, to_torch, torch_rope
+from simdformer import nn
 from simdformer.learn.check import check
+from simdformer.learn.operation import bind
+from simdformer.learn.program import OPERATIONS, Run
 
-EXAMPLES = {
-    **mistake_examples_norms.example,
-    **mistake_examples_rope.example,
-}
+# ---- wrong ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_mistake_is_found_and_no_other(name, rng):
-    mistakes, make = EXAMPLES[name]
-    mine, op, args, kwargs = make(rng)
-    report = check(op, mine, *args, **kwargs)
-    assert not report.ok
-    assert {mistake.name for mistake in report.diagnosis} == set(mistakes), report
+def test_two_mistakes_at_once_are_found(rng):
+    x, weight, bias = normal(rng, 3, 8), normal(rng, 8), normal(rng, 8)
+    # As in the Annotated Transformer, and without the bias; eps is small enough not to matter.
+    mine = weight * (x - x.mean(-1, keepdims=True)) / x.std(-1, ddof=1, keepdims=True)
+    report = check(sf.layer_norm, mine, x, weight, bias, eps=1e-6)
+    found = {mistake.name for mistake in report.diagnosis}
+    assert found == {"layer_norm.n_minus_one", "layer_norm.bias_forgotten"}
+
+
+def test_an_eps_that_makes_no_difference_is_right(rng):
+    x = normal(rng, 5, 64)
+    for eps in (1e-5, 1e-6, 1e-8, 0.0):
+        mine = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps))
+        assert check(sf.rms_norm, mine, x, eps=1e-6).ok
+    exact = x.astype(np.float64)
+    mine = exact / np.sqrt((exact * exact).mean(-1, keepdims=True) + 1e-5)
+    report = check(sf.rms_norm, mine, exact, eps=1e-6)
+    assert [mistake.name for mistake in report.diagnosis] == ["rms_norm.eps_1e-05"]
+
+
+# ---- right ---------------------------------------------------------------------------------------
+
+
+def forms(rng, x):
+    """The same result as learners hold it: an array, strided, a tensor, one with a gradient."""
+    tensor = to_torch(x)
+    return [x, relaid(rng, x, "gaps"), tensor, tensor.clone().requires_grad_()]
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_right_rope_is_right(layout, dtype, rng):
+    for offset in (0, 3000):
+        x = normal(rng, 2, 3, 9, 16, dtype=dtype)
+        mine = torch_rope(to_torch(x), layout=layout, offset=offset, theta=5e5)
+        for form in (mine, mine.to(torch.float64), mine.clone().requires_grad_()):
+            report = check(sf.rope, form, x, layout=layout, offset=offset, theta=5e5)
+            assert report.ok, report
+
+
+def test_right_norms_are_right(dtype, rng):
+    x, weight, bias = (normal(rng, *shape, dtype=dtype) for shape in ((2, 9, 40), (40,), (40,)))
+    rms = F.rms_norm(to_torch(x), (40,), to_torch(weight), 1e-5)
+    layer = F.layer_norm(to_torch(x), (40,), to_torch(weight), to_torch(bias), 1e-5)
+    by_hand = x / np.sqrt((x * x).mean(-1, keepdims=True) + dtype.type(1e-5)) * weight
+    for form in [rms, by_hand, *forms(rng, sf.rms_norm(x, weight, eps=1e-5))]:
+        assert check(sf.rms_norm, form, x, weight, eps=1e-5).ok
+        assert check(nn.RMSNorm(weight, 1e-5), form, x).ok
+    assert check(nn.LayerNorm(weight, bias, 1e-5), layer, x).ok
+
+
+def test_right_activations_are_right(dtype, rng):
+    x, y = normal(rng, 4, 33, dtype=dtype, scale=3), normal(rng, 4, 33, dtype=dtype)
+    tensor = to_torch(x)
+    for op, mine, kwargs in (
+        ("silu", F.silu(tensor), {}),
+        ("gelu", F.gelu(tensor), {}),
+        ("gelu", F.gelu(tensor, approximate="tanh"), {"approximate": "tanh"}),
+        ("relu", F.relu(tensor), {}),
+    ):
+        assert check(op, mine, x, **kwargs).ok
+    assert check(sf.swiglu, F.silu(tensor) * to_torch(y), x, y).ok
+    assert check(sf.silu, x / (1 + np.exp(-x)), x).ok
+
+
+def test_right_layers_are_right(dtype, rng):
+    """In PyTorch, every product rounded to the dtype of the model."""
+    parts = mistake_examples_layers.Parts(rng, dtype)
+    block, x = parts.block, normal(rng, 2, 7, 32, dtype=dtype)
+    t = to_torch(x)
+    h = t + parts.attention(parts.attn_norm(t))
+    mine = h + parts.mlp(parts.mlp_norm(h))
+    report = check(block, mine, x, mask="causal")
+    assert report.ok, report
+    assert check(block.mlp, parts.mlp(t), x).ok
+    assert check(block.attention, parts.attention(t), x, mask="causal").ok
+
+
+# ---- the programs --------------------------------------------------------------------------------
+
+
+def assert_program_is_the_operation(op, *args, **kwargs):
+    call = bind(op, args, kwargs)
+    with np.errstate(all="ignore"):
+        out = Run(np.float64)(call.program, **call.variables).out
+    for got, want in zip(out if call.several else [out], call.right(), strict=True):
+        size = np.abs(want).max(initial=0)
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-14 * size)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_the_program_of_rope(layout, rng):
+    positions = rng.integers(0, 5000, (2, 7))
+    inv_freq = rng.random(3)
+    places = [{}, {"offset": 11}, {"positions": positions[0]}, {"positions": positions}]
+    tables = [{}, {"theta": 5e5}, {"inv_freq": inv_freq}, {"attention_factor": 1.2}]
+    for place, table, part in itertools.product(places, tables, [{}, {"rotary_dim": 6}]):
+        D = 6 if "inv_freq" in table and not part else 10
+        for shape in ((2, 7, D), (2, 3, 7, D), (2, 2, 3, 7, D)):
+            x = normal(rng, *shape, dtype=np.float64)
+            assert_program_is_the_operation(sf.rope, x, layout=layout, **place, **table, **part)
+    plain = normal(rng, 7, 8, dtype=np.float64)
+    assert_program_is_the_operation(sf.rope, plain, layout=layout, offset=-2)
+
+
+YARN = mistake_examples_rope.YARN
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"type": "linear", "factor": 3.0},
+        mistake_examples_rope.LLAMA3,
+        YARN,
+        YARN | {"truncate": False, "beta_fast": 20, "attention_factor": 1.5},
+        {"rope_type": "default"},
+    ],
+)
+def test_the_program_of_rope_frequencies(scaling):
+    for head_dim, theta in itertools.product((2, 64, 128), (1e4, 1e6)):
+        assert_program_is_the_operation(sf.rope_frequencies, head_dim, theta=theta, scaling=scaling)
+
+
+def test_the_programs_of_norms_and_activations(rng):
+    for shape in ((8,), (3, 8), (2, 3, 8), (0, 8), (3, 1)):
+        x = normal(rng, *shape, dtype=np.float64)
+        weight, bias = (normal(rng, shape[-1], dtype=np.float64) for _ in range(2))
+        for eps in (0.0, 1e-5, 1.0):
+            assert_program_is_the_operation(sf.rms_norm, x, eps=eps)
+            assert_program_is_the_operation(sf.rms_norm, x, weight, eps=eps)
+            assert_program_is_the_operation(sf.layer_norm, x, eps=eps)
+            assert_program_is_the_operation(sf.layer_norm, x, weight, bias, eps=eps)
+            assert_program_is_the_operation(nn.RMSNorm(weight, eps), x)
+            assert_program_is_the_operation(nn.LayerNorm(weight, None, eps), x)
+        wide = 20 * x
+        assert_program_is_the_operation(sf.silu, wide)
+        assert_program_is_the_operation(sf.relu, wide)
+        assert_program_is_the_operation(sf.gelu, wide)
+        assert_program_is_the_operation(sf.gelu, wide, approximate="tanh")
+        assert_program_is_the_operation(sf.swiglu, wide, x)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
+def test_the_programs_of_attention_layers(batch, mask, rng):
+    def array(*shape):
+        return normal(rng, *shape, dtype=np.float64)
+
+    L, S, E = 5, 7, 24
+    if mask == "bool":
+        mask, wide = rng.random((L, L)) < 0.7, rng.random((4, L, S)) < 0.7
+    elif mask == "additive":
+        mask, wide = array(4, L, L), array(L, S)
+    else:
+        wide = None
+    w = [array(E, E) for _ in range(4)]
+    heads = nn.MultiHeadAttention(E, 4, *w)
+    x, key, value = array(*batch, L, E), array(*batch, S, E), array(*batch, S, E)
+    assert_program_is_the_operation(heads, x, x, x, mask)
+    assert_program_is_the_operation(heads, x, key, value, wide)
+    packed = nn.MultiHeadAttention(E, 4, *map(sf.pack, w))
+    assert_program_is_the_operation(packed, x, x, x, mask)
+    some = (array(48, E), array(24, E), array(24, E), array(E, 48))
+    for more in (
+        {},
+        {"rope_layout": "half"},
+        {"rope_layout": "interleaved", "theta": 50.0, "q_norm": array(12), "norm_eps": 1e-2},
+        {
+            "rope_layout": "half", "inv_freq": rng.random(6),
+            "q_norm": array(12), "k_norm": array(12), "norm_eps": 1e-6,
+        },
+    ):  # fmt: skip
+        groups = nn.GroupedQueryAttention(E, 4, 2, *some, **more)
+        assert_program_is_the_operation(groups, x, mask)
+        if more:
+            assert_program_is_the_operation(groups, x, mask, np.arange(L) + 9)
+            if batch:
+                at = rng.integers(0, 99, (2, L))
+                assert_program_is_the_operation(groups, x, mask, at)
+        mlp = nn.MLP(array(40, E), array(40, E), array(E, 40))
+        norms = nn.RMSNorm(array(E), 1e-3), nn.LayerNorm(array(E), array(E), 1e-3)
+        assert_program_is_the_operation(mlp, x)
+        assert_program_is_the_operation(nn.TransformerBlock(groups, mlp, *norms), x, mask)
+        block = nn.TransformerBlock(heads, np.tanh, *norms)
+        assert_program_is_the_operation(block, x, mask)
+
+
+def test_every_layer_has_a_program():
+    assert {getattr(nn, name) for name in nn.__all__} <= OPERATIONS.keys()

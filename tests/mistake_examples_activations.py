@@ -1,0 +1,138 @@
+"""Activations as learners write them wrong: another function, a constant, the wrong side."""
+
+import math
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import simdformer as sf
+from conftest import normal
+from mistake_examples import Examples
+
+example = Examples()
+
+
+def to_torch(function):
+    return lambda x: function(torch.from_numpy(x)).numpy()
+
+
+def wrong(op, name, function, *also, scale=2.0, **meant):
+    """`function` gives the wrong result for x, float32."""
+
+    @example(f"{op}.{name}", *also)
+    def _(rng):
+        x = normal(rng, 3, 7, 16, scale=scale)
+        with np.errstate(all="ignore"):
+            mine = function(x)
+        return mine.astype(np.float32), getattr(sf, op), (x,), meant
+
+
+INSTEAD = {
+    "silu": to_torch(F.silu),
+    "gelu": to_torch(F.gelu),
+    "gelu_tanh": to_torch(lambda x: F.gelu(x, approximate="tanh")),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "relu": to_torch(F.relu),
+    "leaky_relu": to_torch(F.leaky_relu),
+    "relu_squared": lambda x: np.where(x < 0, 0, x * x),
+    "elu": to_torch(F.elu),
+    "softplus": to_torch(F.softplus),
+    "mish": to_torch(F.mish),
+    "tanh": to_torch(torch.tanh),
+    "sigmoid": to_torch(torch.sigmoid),
+    "step": lambda x: (x > 0).astype(np.float32),
+    "absolute": abs,
+}
+for op in ("silu", "gelu", "relu"):
+    for name, function in INSTEAD.items():
+        if name != op and (op, name) != ("gelu", "gelu_tanh"):
+            wrong(op, f"{name}_instead", function)
+    wrong(op, "not_applied", lambda x: x.copy())
+
+wrong("silu", "sigmoid_of_minus_x", lambda x: x / (1 + np.exp(x)))
+wrong("silu", "sigmoid_overflows", lambda x: x * (np.exp(x) / (1 + np.exp(x))), scale=60.0)
+wrong("silu", "softmax_for_sigmoid", to_torch(lambda x: x * torch.softmax(x, -1)))
+wrong("silu", "silu_twice", to_torch(lambda x: F.silu(F.silu(x))))
+
+ERF = np.vectorize(math.erf, otypes=[np.float32])
+ROOT = math.sqrt(2 / math.pi)
+
+wrong("gelu", "other_form", INSTEAD["gelu_tanh"])
+wrong("gelu", "other_form", INSTEAD["gelu"], approximate="tanh")
+wrong("gelu", "phi_alone", lambda x: 0.5 * (1 + ERF(x / math.sqrt(2))))
+wrong("gelu", "half_missing", lambda x: x * (1 + ERF(x / math.sqrt(2))))
+wrong("gelu", "sqrt2_missing", lambda x: 0.5 * x * (1 + ERF(x)))
+wrong("gelu", "divided_by_two", lambda x: 0.5 * x * (1 + ERF(x / 2)))
+wrong("gelu", "times_sqrt2", lambda x: 0.5 * x * (1 + ERF(x * math.sqrt(2))))
+
+
+def wrong_bend(name, bend):
+    wrong("gelu", name, lambda x: 0.5 * x * (1 + np.tanh(bend(x))), approximate="tanh")
+
+
+wrong_bend("cube_missing", lambda x: ROOT * x)
+wrong_bend("square_for_cube", lambda x: ROOT * (x + 0.044715 * x**2))
+wrong_bend("digit_lost", lambda x: ROOT * (x + 0.44715 * x**3))
+wrong_bend("root_missing", lambda x: x + 0.044715 * x**3)
+wrong_bend("two_over_pi", lambda x: 2 / math.pi * (x + 0.044715 * x**3))
+wrong_bend("pi_over_two", lambda x: math.sqrt(math.pi / 2) * (x + 0.044715 * x**3))
+wrong_bend("root_on_x_only", lambda x: ROOT * x + 0.044715 * x**3)
+
+
+# ---- SwiGLU: gate and up -------------------------------------------------------------------------
+
+
+def wrong_swiglu(name, function, *also):
+    @example(name, *also)
+    def _(rng):
+        gate, up = normal(rng, 2, 5, 24), normal(rng, 2, 5, 24)
+        mine = function(torch.from_numpy(gate), torch.from_numpy(up))
+        return mine, sf.swiglu, (gate, up), {}  # a tensor, as it comes
+
+
+wrong_swiglu("swiglu.gate_and_up_swapped", lambda gate, up: gate * F.silu(up))
+wrong_swiglu("swiglu.silu_after_product", lambda gate, up: F.silu(gate * up))
+wrong_swiglu("swiglu.silu_on_both", lambda gate, up: F.silu(gate) * F.silu(up))
+wrong_swiglu("swiglu.up_left_out", lambda gate, up: F.silu(gate))
+wrong_swiglu("swiglu.gate_left_out", lambda gate, up: F.silu(up))
+wrong_swiglu("swiglu.gate_on_both", lambda gate, up: F.silu(gate) * gate)
+wrong_swiglu("swiglu.up_on_both", lambda gate, up: F.silu(up) * up)
+wrong_swiglu("swiglu.added", lambda gate, up: F.silu(gate) + up)
+wrong_swiglu("silu.not_applied", lambda gate, up: gate * up)
+wrong_swiglu("silu.sigmoid_instead", lambda gate, up: torch.sigmoid(gate) * up)
+wrong_swiglu("silu.gelu_instead", lambda gate, up: F.gelu(gate) * up)
+wrong_swiglu("silu.relu_instead", lambda gate, up: F.relu(gate) * up)
+
+
+# ---- the MLP -------------------------------------------------------------------------------------
+
+
+def wrong_mlp(name, function, *also, inner=40):
+    """`function` gives the result for (x, w1, w2, w3), called as in Llama."""
+
+    @example(name, *also)
+    def _(rng):
+        x = normal(rng, 2, 5, 24)
+        w1, w3, w2 = (normal(rng, *shape, scale=0.2) for shape in [(inner, 24)] * 2 + [(24, inner)])
+        mine = function(*map(torch.from_numpy, (x, w1, w2, w3))).numpy()
+        return mine, sf.nn.MLP(w1, w3, w2), (x,), {}
+
+
+def llama(x, w1, w2, w3):
+    return F.linear(F.silu(F.linear(x, w1)) * F.linear(x, w3), w2)
+
+
+wrong_mlp("swiglu.gate_and_up_swapped", lambda x, w1, w2, w3: llama(x, w3, w2, w1))
+wrong_mlp("swiglu.gate_on_both", lambda x, w1, w2, w3: llama(x, w1, w2, w1))
+wrong_mlp("swiglu.up_on_both", lambda x, w1, w2, w3: llama(x, w3, w2, w3))
+wrong_mlp(
+    "silu.gelu_tanh_instead",
+    lambda x, w1, w2, w3: (F.gelu(x @ w1.T, approximate="tanh") * (x @ w3.T)) @ w2.T,
+)
+wrong_mlp("mlp.residual_added", lambda x, w1, w2, w3: x + llama(x, w1, w2, w3))
+wrong_mlp("mlp.gate_not_transposed", lambda x, w1, w2, w3: llama(x, w1.T, w2, w3), inner=24)
+wrong_mlp("mlp.up_not_transposed", lambda x, w1, w2, w3: llama(x, w1, w2, w3.T), inner=24)
+wrong_mlp("mlp.down_not_transposed", lambda x, w1, w2, w3: llama(x, w1, w2.T, w3), inner=24)
+wrong_mlp("mlp.down_forgotten", lambda x, w1, w2, w3: F.silu(x @ w1.T) * (x @ w3.T), inner=24)
+wrong_mlp("linear.not_transposed", lambda x, w1, w2, w3: llama(x, w1.T, w2.T, w3.T), inner=24)

@@ -1,0 +1,474 @@
+"""Attention layers and whole layers as learners write them wrong, in PyTorch: x (B, L, E)."""
+
+import math
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import simdformer as sf
+from conftest import normal, to_torch
+from mistake_examples import Examples
+from simdformer import nn
+
+example = Examples()
+
+B, L, E, H, K = 2, 7, 32, 4, 2
+D = E // H
+
+
+def tensors(*arrays):
+    return [to_torch(np.asarray(array)) for array in arrays]
+
+
+def split(x, heads):
+    return x.view(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+
+
+def merge(z):
+    return z.transpose(1, 2).reshape(z.shape[0], z.shape[2], -1)
+
+
+def attend(q, k, v, causal=True):
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if causal:
+        L, S = scores.shape[-2:]
+        scores = scores + torch.full((L, S), -torch.inf, dtype=q.dtype).triu(1)
+    return torch.softmax(scores, -1) @ v
+
+
+def weights(rng, *shapes):
+    return [normal(rng, *shape, scale=1 / math.sqrt(shape[-1])) for shape in shapes]
+
+
+# ---- multi-head attention ------------------------------------------------------------------------
+
+
+def wrong_heads(name, function, *also):
+    """`function` gives the result for (x, wq, wk, wv, wo); causal."""
+
+    @example(f"multi_head_attention.{name}" if "." not in name else name, *also)
+    def _(rng):
+        x = normal(rng, B, L, E)
+        w = weights(rng, *[(E, E)] * 4)
+        mine = function(*tensors(x, *w))
+        return mine, nn.MultiHeadAttention(E, H, *w), (x, x, x), {"mask": "causal"}
+
+
+def multi_head(x, wq, wk, wv, wo, *, split=split, merge=merge, attend=attend):
+    q, k, v = (split(F.linear(x, w), H) for w in (wq, wk, wv))
+    return F.linear(merge(attend(q, k, v)), wo)
+
+
+def with_weights(order):
+    def function(x, wq, wk, wv, wo):
+        given = {"q": wq, "k": wk, "v": wv}
+        return multi_head(x, *[given[letter] for letter in order], wo)
+
+    return function
+
+
+ORDERS = ["qqv", "qkq", "qkk", "qvv", "kkv", "vkv", "kqv", "qvk", "vkq", "kvq", "vqk"]
+SAME = {  # in self-attention without RoPE a weight mixed up is an array mixed up
+    "qqv": "query_as_key",
+    "qkq": "query_as_value",
+    "qkk": "key_as_value",
+    "qvv": "value_as_key",
+    "kqv": "query_and_key_swapped",
+    "qvk": "key_and_value_swapped",
+}
+for order in ORDERS:
+    also = [f"attention.{SAME[order]}"] if order in SAME else []
+    wrong_heads("weights_" + order, with_weights(order), *also)
+for i, name in enumerate(("wq", "wk", "wv", "wo")):
+
+    def one_not_transposed(x, *w, i=i):
+        return multi_head(x, *[y.T if i == j else y for j, y in enumerate(w)])
+
+    def one_forgotten(x, *w, i=i):
+        return multi_head(x, *[torch.eye(E) if i == j else y for j, y in enumerate(w)])
+
+    wrong_heads(f"{name}_not_transposed", one_not_transposed)
+    wrong_heads(f"{name}_forgotten", one_forgotten)
+wrong_heads("linear.not_transposed", lambda x, *w: multi_head(x, *[y.T for y in w]))
+wrong_heads("residual_added", lambda x, *w: x + multi_head(x, *w))
+wrong_heads(
+    "split_heads.without_transpose",
+    lambda x, *w: multi_head(x, *w, split=lambda y, heads: y.reshape(B, heads, L, D)),
+)
+wrong_heads(
+    "split_heads.as_d_h",
+    lambda x, *w: multi_head(
+        x, *w, split=lambda y, heads: y.view(B, L, D, heads).permute(0, 3, 1, 2)
+    ),
+)
+wrong_heads(
+    "merge_heads.no_transpose", lambda x, *w: multi_head(x, *w, merge=lambda z: z.reshape(B, L, E))
+)
+wrong_heads(
+    "merge_heads.interleaved",
+    lambda x, *w: multi_head(x, *w, merge=lambda z: z.permute(0, 2, 3, 1).reshape(B, L, E)),
+)
+wrong_heads(
+    "attention_over_heads",
+    lambda x, *w: multi_head(
+        x,
+        *w,
+        split=lambda y, heads: y.view(B, L, heads, D),
+        merge=lambda z: z.reshape(B, L, E),
+    ),
+)
+wrong_heads(
+    "one_head",
+    lambda x, *w: multi_head(x, *w, split=lambda y, heads: y[:, None], merge=lambda z: z[:, 0]),
+)
+wrong_heads(
+    "heads_averaged",
+    lambda x, *w: multi_head(x, *w, merge=lambda z: z.mean(1).repeat(1, 1, H)),
+)
+wrong_heads(
+    "attention.no_causal",
+    lambda x, *w: multi_head(x, *w, attend=lambda q, k, v: attend(q, k, v, causal=False)),
+)
+
+
+def wrong_cross(name, order, *also):
+    """Three different inputs; `order` says from which of them q, k and v are made."""
+
+    @example(f"multi_head_attention.{name}", *also)
+    def _(rng):
+        inputs = [normal(rng, B, L, E) for _ in range(3)]
+        w = weights(rng, *[(E, E)] * 4)
+        q, k, v = (
+            split(F.linear(torch.from_numpy(inputs["qkv".index(letter)]), y), H)
+            for letter, y in zip(order, tensors(*w[:3]), strict=True)
+        )
+        mine = F.linear(merge(attend(q, k, v, causal=False)), torch.from_numpy(w[3]))
+        return mine, nn.MultiHeadAttention(E, H, *w), tuple(inputs), {}
+
+
+wrong_cross("keys_from_query", "qqv")
+wrong_cross("values_from_query", "qkq")
+wrong_cross("values_from_key", "qkk")
+wrong_cross("keys_from_value", "qvv")
+wrong_cross("queries_from_key", "kkv")
+wrong_cross("self_attention", "qqq")
+
+
+# ---- grouped-query attention ---------------------------------------------------------------------
+
+EPS = 1e-2
+
+
+def turn(x, theta=500.0):
+    """transformers: (..., T, D), half."""
+    d = x.shape[-1]
+    angle = torch.outer(
+        torch.arange(x.shape[-2]).float(), theta ** -(torch.arange(0, d, 2).float() / d)
+    )
+    cos, sin = torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+def norm(x, weight):
+    return F.rms_norm(x, x.shape[-1:], weight, EPS)
+
+
+def qwen3(
+    x, wq, wk, wv, wo, q_norm, k_norm,
+    *, normed=norm, key_normed=None, turn_q=turn, turn_k=turn, on_v=lambda v: v,
+):  # fmt: skip
+    q, k, v = split(F.linear(x, wq), H), split(F.linear(x, wk), K), split(F.linear(x, wv), K)
+    q, k = normed(q, q_norm), (key_normed or normed)(k, k_norm)
+    q, k, v = turn_q(q), turn_k(k), on_v(v)
+    k, v = (y.repeat_interleave(H // K, 1) for y in (k, v))
+    return F.linear(merge(attend(q, k, v)), wo)
+
+
+def wrong_qwen3(name, function, *also):
+    """`function` gives the result for (x, wq, wk, wv, wo, q_norm, k_norm); causal."""
+
+    @example(name, *also)
+    def _(rng):
+        x = normal(rng, B, L, E)
+        w = weights(rng, (E, E), (K * D, E), (K * D, E), (E, E))
+        norms = [1 + normal(rng, D, scale=0.5) for _ in range(2)]
+        mine = function(*tensors(x, *w, *norms))
+        layer = nn.GroupedQueryAttention(
+            E, H, K, *w, q_norm=norms[0], k_norm=norms[1], norm_eps=EPS,
+            rope_layout="half", theta=500.0,
+        )  # fmt: skip
+        return mine, layer, (x,), {"mask": "causal"}
+
+
+def same(x, weight=None):
+    return x
+
+
+wrong_qwen3("qk_norm.q_norm_forgotten", lambda *a: qwen3(*a, normed=same, key_normed=norm))
+wrong_qwen3("qk_norm.k_norm_forgotten", lambda *a: qwen3(*a, key_normed=same))
+wrong_qwen3("grouped_query_attention.norms_forgotten", lambda *a: qwen3(*a, normed=same))
+wrong_qwen3("qk_norm.norms_swapped", lambda *a: qwen3(*a[:5], a[6], a[5]))
+wrong_qwen3("qk_norm.q_norm_for_keys", lambda *a: qwen3(*a[:5], a[5], a[5]))
+wrong_qwen3("qk_norm.values_normalised", lambda *a: qwen3(*a, on_v=lambda v: norm(v, a[6])))
+wrong_qwen3(
+    "rms_norm.weight_forgotten", lambda *a: qwen3(*a, normed=lambda x, w: norm(x, torch.ones(D)))
+)
+wrong_qwen3(
+    "grouped_query_attention.norms_after_rope",
+    lambda *a: qwen3(
+        *a,
+        normed=same,
+        turn_q=lambda q: norm(turn(q), a[5]),
+        turn_k=lambda k: norm(turn(k), a[6]),
+    ),
+)
+
+
+def all_heads_normed(x, weight):
+    """As before the split: the mean of the squares is that of all heads."""
+    size = x.pow(2).mean((1, 3), keepdim=True)
+    return x * torch.rsqrt(size + EPS) * weight
+
+
+wrong_qwen3(
+    "grouped_query_attention.norms_before_split", lambda *a: qwen3(*a, normed=all_heads_normed)
+)
+wrong_qwen3("qk_rope.queries_not_turned", lambda *a: qwen3(*a, turn_q=same))
+wrong_qwen3("qk_rope.keys_not_turned", lambda *a: qwen3(*a, turn_k=same))
+wrong_qwen3("rope.not_turned", lambda *a: qwen3(*a, turn_q=same, turn_k=same))
+wrong_qwen3("qk_rope.values_turned", lambda *a: qwen3(*a, on_v=turn))
+wrong_qwen3(
+    "rope_frequencies.theta_10000",
+    lambda *a: qwen3(*a, turn_q=lambda q: turn(q, 1e4), turn_k=lambda k: turn(k, 1e4)),
+)
+wrong_qwen3(
+    "rope.positions_over_heads",
+    lambda *a: qwen3(
+        *a,
+        turn_q=lambda q: turn(q.transpose(1, 2)).transpose(1, 2),
+        turn_k=lambda k: turn(k.transpose(1, 2)).transpose(1, 2),
+    ),
+)
+wrong_qwen3(
+    "grouped_query_attention.weights_qkk",
+    lambda x, wq, wk, wv, *a: qwen3(x, wq, wk, wk, *a),
+)
+wrong_qwen3(
+    "grouped_query_attention.weights_qvk",
+    lambda x, wq, wk, wv, *a: qwen3(x, wq, wv, wk, *a),
+)
+
+
+@example("grouped_query_attention.rope_before_split")
+def _(rng):
+    x = normal(rng, B, L, E)
+    w = weights(rng, (E, E), (K * D, E), (K * D, E), (E, E))
+    t, wq, wk, wv, wo = tensors(x, *w)
+    q, k, v = split(turn(t @ wq.T), H), split(turn(t @ wk.T), K), split(t @ wv.T, K)
+    k, v = (y.repeat_interleave(H // K, 1) for y in (k, v))
+    layer = nn.GroupedQueryAttention(E, H, K, *w, rope_layout="half", theta=500.0)
+    return merge(attend(q, k, v)) @ wo.T, layer, (x,), {"mask": "causal"}
+
+
+# ---- the whole layer -----------------------------------------------------------------------------
+
+
+class Parts:
+    """A layer's parts as functions of tensors, and as the block of `nn`."""
+
+    def __init__(self, rng, dtype=np.float32):
+        shapes = (E, E), (K * D, E), (K * D, E), (E, E), (48, E), (48, E), (E, 48)
+        w = [x.astype(dtype) for x in weights(rng, *shapes)]
+        one, two = ((1 + normal(rng, E, scale=0.5)).astype(dtype) for _ in range(2))
+        self.block = nn.TransformerBlock(
+            nn.GroupedQueryAttention(E, H, K, *w[:4]), nn.MLP(*w[4:]),
+            nn.RMSNorm(one, EPS), nn.RMSNorm(two, EPS),
+        )  # fmt: skip
+        self.w, (self.one, self.two) = tensors(*w), tensors(one, two)
+
+    def attention(self, x):
+        q, k, v = (split(F.linear(x, w), n) for w, n in zip(self.w, (H, K, K), strict=False))
+        k, v = (y.repeat_interleave(H // K, 1) for y in (k, v))
+        return F.linear(merge(attend(q, k, v)), self.w[3])
+
+    def mlp(self, x):
+        gate, up, down = self.w[4:]
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+    def attn_norm(self, x):
+        return norm(x, self.one)
+
+    def mlp_norm(self, x):
+        return norm(x, self.two)
+
+
+def wrong_block(name):
+    """The decorated function gives the result for (parts, x)."""
+
+    def register(function):
+        @example(f"block.{name}" if "." not in name else name)
+        def _(rng):
+            parts, x = Parts(rng), normal(rng, B, L, E)
+            mine = function(parts, torch.from_numpy(x))
+            return mine, parts.block, (x,), {"mask": "causal"}
+
+    return register
+
+
+@wrong_block("residual_of_attention_forgotten")
+def _(p, x):
+    h = p.attention(p.attn_norm(x))
+    return h + p.mlp(p.mlp_norm(h))
+
+
+@wrong_block("residual_of_mlp_forgotten")
+def _(p, x):
+    h = x + p.attention(p.attn_norm(x))
+    return p.mlp(p.mlp_norm(h))
+
+
+@wrong_block("residuals_forgotten")
+def _(p, x):
+    return p.mlp(p.mlp_norm(p.attention(p.attn_norm(x))))
+
+
+@wrong_block("residual_of_attention_normed")
+def _(p, x):
+    x = p.attn_norm(x)
+    x = x + p.attention(x)
+    return x + p.mlp(p.mlp_norm(x))
+
+
+@wrong_block("residual_of_mlp_normed")
+def _(p, x):
+    h = x + p.attention(p.attn_norm(x))
+    h = p.mlp_norm(h)
+    return h + p.mlp(h)
+
+
+@wrong_block("residuals_normed")
+def _(p, x):
+    x = p.attn_norm(x)
+    x = x + p.attention(x)
+    x = p.mlp_norm(x)
+    return x + p.mlp(x)
+
+
+@wrong_block("residual_of_mlp_is_x")
+def _(p, x):
+    h = x + p.attention(p.attn_norm(x))
+    return x + p.mlp(p.mlp_norm(h))
+
+
+@wrong_block("residual_twice")
+def _(p, x):
+    h = x + p.attention(p.attn_norm(x))
+    return x + h + p.mlp(p.mlp_norm(h))
+
+
+@wrong_block("attn_norm_missing")
+def _(p, x):
+    h = x + p.attention(x)
+    return h + p.mlp(p.mlp_norm(h))
+
+
+@wrong_block("mlp_norm_missing")
+def _(p, x):
+    h = x + p.attention(p.attn_norm(x))
+    return h + p.mlp(h)
+
+
+@wrong_block("norms_swapped")
+def _(p, x):
+    h = x + p.attention(p.mlp_norm(x))
+    return h + p.mlp(p.attn_norm(h))
+
+
+@wrong_block("attn_norm_for_both")
+def _(p, x):
+    h = x + p.attention(p.attn_norm(x))
+    return h + p.mlp(p.attn_norm(h))
+
+
+@wrong_block("mlp_norm_of_x")
+def _(p, x):
+    h = x + p.attention(p.attn_norm(x))
+    return h + p.mlp(p.mlp_norm(x))
+
+
+@wrong_block("mlp_norm_of_attention")
+def _(p, x):
+    found = p.attention(p.attn_norm(x))
+    return x + found + p.mlp(p.mlp_norm(found))
+
+
+@wrong_block("in_parallel")
+def _(p, x):
+    y = p.attn_norm(x)
+    return x + p.attention(y) + p.mlp(y)
+
+
+@wrong_block("post_norm")
+def _(p, x):
+    h = p.attn_norm(x + p.attention(x))
+    return p.mlp_norm(h + p.mlp(h))
+
+
+@wrong_block("results_normed")
+def _(p, x):
+    h = x + p.attn_norm(p.attention(x))
+    return h + p.mlp_norm(p.mlp(h))
+
+
+@wrong_block("attention_left_out")
+def _(p, x):
+    return x + p.mlp(p.mlp_norm(x))
+
+
+@wrong_block("mlp_left_out")
+def _(p, x):
+    return x + p.attention(p.attn_norm(x))
+
+
+@wrong_block("mlp_first")
+def _(p, x):
+    h = x + p.mlp(p.mlp_norm(x))
+    return h + p.attention(p.attn_norm(h))
+
+
+@wrong_block("swiglu.gate_and_up_swapped")
+def _(p, x):
+    p.w[4], p.w[5] = p.w[5], p.w[4]
+    h = x + p.attention(p.attn_norm(x))
+    return h + p.mlp(p.mlp_norm(h))
+
+
+@wrong_block("rms_norm.no_eps")
+def _(p, x):
+    def bare(x, weight):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) * weight
+
+    h = x + p.attention(bare(x, p.one))
+    return h + p.mlp(bare(h, p.two))
+
+
+# ---- embedding -----------------------------------------------------------------------------------
+
+
+@example("embedding.rows_of_positions")
+def _(rng):
+    table, ids = normal(rng, 50, 16), rng.integers(0, 50, (2, 9))
+    return np.stack([table[:9]] * 2), nn.Embedding(table), (ids,), {}
+
+
+@example("embedding.sines_added")
+def _(rng):
+    table, ids = normal(rng, 50, 16), rng.integers(0, 50, (2, 9))
+    position = torch.arange(9).unsqueeze(1)
+    div = torch.exp(torch.arange(0, 16, 2) * (-math.log(10000.0) / 16))
+    pe = torch.zeros(9, 16)
+    pe[:, 0::2], pe[:, 1::2] = torch.sin(position * div), torch.cos(position * div)
+    mine = torch.from_numpy(table)[torch.from_numpy(ids)] + pe
+    return mine, sf.embedding, (ids, table), {}
