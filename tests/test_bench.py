@@ -220,6 +220,14 @@ def test_contestants_take_turns():
     assert fake.settled == len(fake.log)
 
 
+def test_calls_of_ones_own_are_compared():
+    fake = FakeTime()
+    calls = {name: fake.way(name, seconds).call for name, seconds in [("a", 0.1), ("b", 0.3)]}
+    found = bench.compare(calls, 2.0, fake.stopwatch())
+    assert found == {"a": pytest.approx(0.1), "b": pytest.approx(0.3)}
+    assert "".join(fake.log[2:]) == "ab" * (len(fake.log) // 2 - 1)
+
+
 def test_three_rounds_whatever_the_budget():
     fake = FakeTime()
     times = fake.stopwatch().race([fake.contestant("a", 10.0)], budget=0.001)

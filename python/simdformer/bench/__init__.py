@@ -9,6 +9,7 @@ From Python:
     from simdformer import bench
     results = bench.run(bench.select(bench.all_cases(sf.isa()), ["rms_norm"]), budget=1.0)
     results.results[0].ratio("torch")                how many times torch's speed ours is
+    bench.compare({"one": f, "other": g})            seconds of calls of your own, by turns
 
 How it is measured. All contestants get the same numbers, the same threads and the same dtype, and
 appear at their best: outputs in place where they can, `torch.inference_mode`, IO binding, packed
@@ -28,7 +29,7 @@ from simdformer.bench.operations import Attention, Linear, RMSNorm, RoPE, Softma
 from simdformer.bench.results import Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline, save_roofline
 from simdformer.bench.runner import run, run_case
-from simdformer.bench.stopwatch import Stopwatch
+from simdformer.bench.stopwatch import Stopwatch, compare
 from simdformer.bench.work import Work, relative_error
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "SwiGLU",
     "Work",
     "all_cases",
+    "compare",
     "measure_limits",
     "plot_roofline",
     "random_weights",

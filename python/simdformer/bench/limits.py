@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from simdformer import _core
-from simdformer.bench.contestants import Contestant, Way
+from simdformer.bench.contestants import Way
 from simdformer.bench.machine import Machine, free_memory
-from simdformer.bench.stopwatch import Stopwatch
+from simdformer.bench.stopwatch import Stopwatch, compare
 from simdformer.bench.work import Work
 from simdformer.runtime import num_threads
 from simdformer.types import Array
@@ -139,8 +139,7 @@ def multiply_adds(budget: float, stopwatch: Stopwatch) -> float:
 
 
 def best_time(call: Callable[[], object], budget: float, stopwatch: Stopwatch) -> float:
-    times = stopwatch.race([Contestant("limit", (Way("", call, np.asarray),))], budget)
-    return times["limit"].best
+    return compare({"limit": call}, budget, stopwatch)["limit"]
 
 
 def fma_chains(iterations: int) -> float:

@@ -7,15 +7,16 @@ when nothing disturbs it.
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import median
+from typing import Any
 
 from simdformer.bench.contestants import Contestant, Way
 
-__all__ = ["Stopwatch", "Times"]
+__all__ = ["Stopwatch", "Times", "compare"]
 
 SHORTEST_SAMPLE = 0.002  # seconds; a clock and a loop cost nothing beside that
 FEWEST_ROUNDS = 3
@@ -117,6 +118,26 @@ class Stopwatch:
             for _ in repeat(None, calls):
                 call()
             return (clock() - before) / calls
+
+
+def compare(
+    calls: Mapping[str, Callable[[], Any]], budget: float = 1.0, stopwatch: Stopwatch | None = None
+) -> dict[str, float]:
+    """Seconds of each call by name: by turns, the best of many, within about `budget` seconds.
+
+    >>> import numpy as np
+    >>> x = np.ones(1_000_000, np.float32)
+    >>> seconds = compare({"sum": lambda: x.sum(), "dot": lambda: x @ x}, budget=0.1)
+    >>> list(seconds), all(time > 0 for time in seconds.values())
+    (['sum', 'dot'], True)
+    """
+    racing = [Contestant(name, (Way(name, call, identity),)) for name, call in calls.items()]
+    times = (stopwatch or Stopwatch()).race(racing, budget)
+    return {name: one.best for name, one in times.items()}
+
+
+def identity(result: Any) -> Any:
+    return result
 
 
 @contextmanager
