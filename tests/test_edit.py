@@ -53,6 +53,22 @@ def test_edits_that_change_nothing_change_no_bit(name, activations, ids):
         assert all(same_bits(edited[key], trace[key]) for key in trace)
 
 
+@pytest.mark.parametrize("ids", [[], np.zeros((2, 0), int), np.zeros((0, 3), int)])
+def test_nothing_may_be_edited_too(ids):
+    model = make("mqa")
+    edit = {"*": lambda x: x + 1, "layers.*.attn.pattern": lambda x: x * 2}
+    logits, trace = model.run_with_cache(ids, edit=edit)
+    assert logits.shape == (*np.shape(ids), 300)
+    assert trace.keys() == set(trace_names(model.config))
+
+
+def test_models_of_float64_are_edited_in_float64():
+    model, dtypes = make("plain", "float64"), set()
+    edited = model(IDS, edit={"layers.*": lambda x: dtypes.add(x.dtype), "embed": lambda x: x})
+    assert same_bits(edited, model(IDS))
+    assert dtypes == {np.dtype(np.float64)}
+
+
 def test_functions_are_given_what_the_trace_holds():
     for model, ids in ((make("qwen3"), IDS), (make("mqa", "bfloat16"), np.stack([IDS, OTHERS]))):
         _, trace = model.run_with_cache(ids)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import simdformer as sf
+from simdformer import data
 from simdformer.data import corpus, train
 from simdformer.models import read_checkpoint
 
@@ -93,6 +94,15 @@ def test_training_repeats_with_a_seed(made, tmp_path):
     assert written.keys() == dict(again.named_parameters()).keys()
     for name, weight in again.named_parameters():
         assert torch.equal(weight, written[name]), name
+
+
+def test_an_installation_without_the_checkpoint_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "params.json").write_text("{}")
+    with pytest.raises(FileNotFoundError) as caught:
+        sf.demo_path()
+    assert "lacks consolidated.00.pth, tokenizer.model; install simdformer" in str(caught.value)
 
 
 # ---- the corpus ----------------------------------------------------------------------------------

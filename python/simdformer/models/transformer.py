@@ -106,10 +106,10 @@ class Transformer:
         another model.
 
         `edit` changes activations on their way: a dict of names of `run_with_cache`, or globs, to
-        functions of an array. Each is given a float32 copy in the shape of the trace. What it
-        returns, of the same shape and dtype, is used from there on; None stands for the copy,
-        which it may have written into. An unknown name: KeyError. Another shape or dtype:
-        ValueError.
+        functions of an array. Each is given a copy in the shape of the trace, in float32 (float64
+        where activations are). What it returns, of the same shape and dtype, is used from there
+        on; None stands for the copy, which it may have written into. An unknown name: KeyError.
+        Another shape or dtype: ValueError.
         """
         ids = checked_ids(ids)
         observer = Observer(self.config, (), edit, batched=ids.ndim == 2) if edit else None
