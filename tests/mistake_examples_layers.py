@@ -47,7 +47,7 @@ def weights(rng, *shapes):
 def wrong_heads(name, function, *also):
     """`function` gives the result for (x, wq, wk, wv, wo); causal."""
 
-    @example(f"multi_head_attention.{name}" if "." not in name else name, *also)
+    @example(name if "." in name else f"projections.{name}", *also)
     def _(rng):
         x = normal(rng, B, L, E)
         w = weights(rng, *[(E, E)] * 4)
@@ -88,10 +88,11 @@ for i, name in enumerate(("wq", "wk", "wv", "wo")):
     def one_forgotten(x, *w, i=i):
         return multi_head(x, *[torch.eye(E) if i == j else y for j, y in enumerate(w)])
 
-    wrong_heads(f"{name}_not_transposed", one_not_transposed)
-    wrong_heads(f"{name}_forgotten", one_forgotten)
+    part = "projecting_out" if name == "wo" else "projections"
+    wrong_heads(f"{part}.{name}_not_transposed", one_not_transposed)
+    wrong_heads(f"{part}.{name}_forgotten", one_forgotten)
 wrong_heads("linear.not_transposed", lambda x, *w: multi_head(x, *[y.T for y in w]))
-wrong_heads("residual_added", lambda x, *w: x + multi_head(x, *w))
+wrong_heads("projecting_out.residual_added", lambda x, *w: x + multi_head(x, *w))
 wrong_heads(
     "split_heads.without_transpose",
     lambda x, *w: multi_head(x, *w, split=lambda y, heads: y.reshape(B, heads, L, D)),
@@ -110,7 +111,7 @@ wrong_heads(
     lambda x, *w: multi_head(x, *w, merge=lambda z: z.permute(0, 2, 3, 1).reshape(B, L, E)),
 )
 wrong_heads(
-    "attention_over_heads",
+    "many_heads.attention_over_heads",
     lambda x, *w: multi_head(
         x,
         *w,
@@ -119,11 +120,11 @@ wrong_heads(
     ),
 )
 wrong_heads(
-    "one_head",
+    "many_heads.one_head",
     lambda x, *w: multi_head(x, *w, split=lambda y, heads: y[:, None], merge=lambda z: z[:, 0]),
 )
 wrong_heads(
-    "heads_averaged",
+    "many_heads.heads_averaged",
     lambda x, *w: multi_head(x, *w, merge=lambda z: z.mean(1).repeat(1, 1, H)),
 )
 wrong_heads(
@@ -135,7 +136,7 @@ wrong_heads(
 def wrong_cross(name, order, *also):
     """Three different inputs; `order` says from which of them q, k and v are made."""
 
-    @example(f"multi_head_attention.{name}", *also)
+    @example(f"projections.{name}", *also)
     def _(rng):
         inputs = [normal(rng, B, L, E) for _ in range(3)]
         w = weights(rng, *[(E, E)] * 4)
@@ -252,11 +253,11 @@ wrong_qwen3(
     ),
 )
 wrong_qwen3(
-    "grouped_query_attention.weights_qkk",
+    "projections.weights_qkk",
     lambda x, wq, wk, wv, *a: qwen3(x, wq, wk, wk, *a),
 )
 wrong_qwen3(
-    "grouped_query_attention.weights_qvk",
+    "projections.weights_qvk",
     lambda x, wq, wk, wv, *a: qwen3(x, wq, wv, wk, *a),
 )
 

@@ -16,7 +16,7 @@ from simdformer.learn.mistakes.linear import linear
 from simdformer.learn.mistakes.norms import rms_norm
 from simdformer.learn.mistakes.rope import rope
 from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.program import Program, State
 
 multi_head_attention = Program(
     "multi_head_attention", of=nn.MultiHeadAttention, axes=("position", "channel")
@@ -24,12 +24,19 @@ multi_head_attention = Program(
 grouped_query_attention = Program(
     "grouped_query_attention", of=nn.GroupedQueryAttention, axes=("position", "channel")
 )
-qk_norm = Program("qk_norm")  # run where the layer has one
+# Their parts; those of q_norm, k_norm and RoPE run where the layer has them.
+projections = Program("projections")
+qk_norm = Program("qk_norm")
 qk_rope = Program("qk_rope")
-LAYERS = {"multi_head_attention": "01 §6", "grouped_query_attention": "03 §3"}
+many_heads = Program("many_heads")
+projecting_out = Program("projecting_out")
 
 
-def project(s: State, x: Any, weight: Any) -> Any:
+def chosen(s: State, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(s, name) for name in names}
+
+
+def projected(s: State, x: Any, weight: Any) -> Any:
     return s.run(linear, x=x, weight=weight).out
 
 
@@ -62,20 +69,9 @@ def one_input(s: State) -> None:
 
 @grouped_query_attention.step
 @multi_head_attention.step
-def project_q(s: State) -> None:
-    s.q = project(s, s.for_q, s.wq)
-
-
-@grouped_query_attention.step
-@multi_head_attention.step
-def project_k(s: State) -> None:
-    s.k = project(s, s.for_k, s.wk)
-
-
-@grouped_query_attention.step
-@multi_head_attention.step
-def project_v(s: State) -> None:
-    s.v = project(s, s.for_v, s.wv)
+def project(s: State) -> None:
+    names = ("for_q", "for_k", "for_v", "wq", "wk", "wv")
+    s.q, s.k, s.v = s.run(projections, **chosen(s, names)).out
 
 
 @grouped_query_attention.step
@@ -90,32 +86,44 @@ def split(s: State) -> None:
 def normalise(s: State) -> None:
     if not (s.q_norm is None and s.k_norm is None):
         names = ("q", "k", "v", "q_norm", "k_norm", "norm_eps")
-        s.q, s.k, s.v = s.run(qk_norm, **{name: getattr(s, name) for name in names}).out
+        s.q, s.k, s.v = s.run(qk_norm, **chosen(s, names)).out
 
 
 @grouped_query_attention.step
 def turn(s: State) -> None:
     if s.rope_layout is not None:
         names = ("q", "k", "v", "rope_layout", "positions", "theta", "inv_freq")
-        s.q, s.k, s.v = s.run(qk_rope, **{name: getattr(s, name) for name in names}).out
+        s.q, s.k, s.v = s.run(qk_rope, **chosen(s, names)).out
 
 
 @grouped_query_attention.step
 @multi_head_attention.step
 def attend(s: State) -> None:
-    s.z = s.run(attention, query=s.q, key=s.k, value=s.v, **as_mask(s.mask)).out
+    s.z = s.run(many_heads, **chosen(s, ("q", "k", "v", "mask"))).out
 
 
 @grouped_query_attention.step
 @multi_head_attention.step
-def merge(s: State) -> None:
-    s.z = s.run(merge_heads, x=s.z).out
+def output(s: State) -> None:
+    s.out = s.run(projecting_out, **chosen(s, ("z", "wo", "for_q"))).out
 
 
-@grouped_query_attention.step
-@multi_head_attention.step
-def project_out(s: State) -> None:
-    s.out = project(s, s.z, s.wo)
+# ---- the parts -----------------------------------------------------------------------------------
+
+
+@projections.step
+def project_q(s: State) -> None:
+    s.q = projected(s, s.for_q, s.wq)
+
+
+@projections.step
+def project_k(s: State) -> None:
+    s.k = projected(s, s.for_k, s.wk)
+
+
+@projections.step
+def project_v(s: State) -> None:
+    s.v = projected(s, s.for_v, s.wv)
 
 
 @qk_norm.step
@@ -138,10 +146,26 @@ def turn_k(s: State) -> None:
     s.k = turned(s, s.k)
 
 
+@projections.step
 @qk_rope.step
 @qk_norm.step
 def heads(s: State) -> None:
     s.out = s.q, s.k, s.v
+
+
+@many_heads.step
+def listen(s: State) -> None:
+    s.z = s.run(attention, query=s.q, key=s.k, value=s.v, **as_mask(s.mask)).out
+
+
+@many_heads.step
+def merge(s: State) -> None:
+    s.out = s.run(merge_heads, x=s.z).out
+
+
+@projecting_out.step
+def project_out(s: State) -> None:
+    s.out = projected(s, s.z, s.wo)
 
 
 # ---- a part of a large problem -------------------------------------------------------------------
@@ -180,13 +204,3 @@ def some_sequences(
     if batch and np.ndim(mask) == len(shape) + 1:
         fewer["mask"] = np.asarray(mask)[first]
     return fewer, lambda out: take(out)[..., channels]
-
-
-def in_both(*steps: str, **words: str) -> Callable[[Any], None]:
-    """Decorator: a mistake that is made in either layer."""
-
-    def register(wrong: Any) -> None:
-        for layer, where in LAYERS.items():
-            mistake(*[f"{layer}.{step}" for step in steps], **words, step=where)(wrong)
-
-    return register

@@ -4,9 +4,8 @@ import numpy as np
 
 from simdformer.learn.mistakes.attention import attention
 from simdformer.learn.mistakes.attention_layers import (
-    LAYERS,
     as_mask,
-    in_both,
+    listen,
     normalise,
     normalised,
     split,
@@ -14,21 +13,22 @@ from simdformer.learn.mistakes.attention_layers import (
     turned,
 )
 from simdformer.learn.mistakes.rope_frequencies import ROPE
+from simdformer.learn.mistakes.split_heads import HEADS, merge_heads
 from simdformer.learn.program import State, mistake
 
-GROUPS = LAYERS["grouped_query_attention"]
 QK_NORM = "03 §4"
 
 
 # ---- mistakes: the axis of the heads -------------------------------------------------------------
 
 
-@in_both(
-    "attend",
+@mistake(
+    "many_heads.listen",
     title="each token attends to its own heads instead of each head to the tokens",
     cause="The heads are split to (..., L, H, D) and never swapped, so that attention takes the "
     "axis of the heads for that of the tokens.",
     fix="Swap L and H before attention, (..., H, L, D), and back after it.",
+    step=HEADS,
 )
 def attention_over_heads(s: State) -> None:
     group = s.q.shape[-3] // s.k.shape[-3]
@@ -38,25 +38,28 @@ def attention_over_heads(s: State) -> None:
     s.z = s.run(attention, query=q, key=k, value=v, **as_mask(s.mask)).out.swapaxes(-3, -2)
 
 
-@in_both(
-    "split",
+@mistake(
+    "many_heads.listen",
     title="there is only one head: the heads are not split",
     cause="Attention runs over all elements of a token at once, scaled by the width of the layer.",
     fix="Split the last axis into (H, D) and let each head attend on its own.",
+    step=HEADS,
 )
 def one_head(s: State) -> None:
-    s.q, s.k, s.v = (x[..., None, :, :] for x in (s.q, s.k, s.v))
+    q, k, v = (s.run(merge_heads, x=x).out[..., None, :, :] for x in (s.q, s.k, s.v))
+    s.z = s.run(attention, query=q, key=k, value=v, **as_mask(s.mask)).out
 
 
-@in_both(
-    "attend",
+@mistake(
+    "many_heads.listen",
     title="all heads are averaged instead of lying side by side",
     cause="The result of each head is one part of the merged vector, not one vote.",
     fix="Merge the heads by laying them one after the other along the last axis.",
+    step=HEADS,
 )
 def heads_averaged(s: State) -> None:
-    z = s.run(attention, query=s.q, key=s.k, value=s.v, **as_mask(s.mask)).out
-    s.z = np.broadcast_to(z.mean(-3, keepdims=True, dtype=z.dtype), z.shape)
+    listen(s)
+    s.z = np.broadcast_to(s.z.mean(-3, keepdims=True, dtype=s.z.dtype), s.z.shape)
 
 
 # ---- mistakes: norms of query and key ------------------------------------------------------------
