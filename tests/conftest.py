@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from numpy.lib.stride_tricks import as_strided
 
 import simdformer as sf
-from simdformer import reference
+from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
+from simdformer import cli, reference
 from simdformer.reference import float64
 
 torch.set_num_threads(2)
@@ -67,6 +68,40 @@ def shared():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: a wide sweep; leave it out with -m 'not slow'")
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The directory of a model of random weights, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    config = tiny_config()
+    (folder / "model.bin").write_bytes(
+        llama2c_bytes(config, random_weights(np.random.default_rng(8), config), 0)
+    )
+    (folder / "tok300.bin").write_bytes(tokenizer_bytes(*tiny_tokenizer(300)))
+    return folder
+
+
+@pytest.fixture
+def command(capsys):
+    """command("run", model, ...) gives exit status, stdout and stderr, and leaves the settings as
+    they were."""
+    isa, threads = sf.isa(), sf.get_num_threads()
+
+    def run(*arguments):
+        try:
+            status = cli.main([str(argument) for argument in arguments])
+        except SystemExit as exit:  # argparse
+            status = exit.code
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    yield run
+    sf.set_isa(isa)
+    sf.set_num_threads(threads)
 
 
 # ---- arrays --------------------------------------------------------------------------------------

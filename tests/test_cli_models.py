@@ -1,0 +1,137 @@
+"""`simdformer chat`, a conversation, and `simdformer trace`, every activation of a prompt."""
+
+import io
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from conftest import same_bits
+
+# ---- chat ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(command, monkeypatch):
+    """chat(lines, answer) talks with the demonstration checkpoint, whose answers are made up, and
+    gives status, stdout, stderr and the conversations that the model was given."""
+
+    def chat(lines, answer, *options):
+        heard = []
+
+        def generate(self, prompt, max_new_tokens=None, *, streamer, **_):
+            heard.append(self.tokenizer.decode(prompt, skip_special=True))
+            try:
+                for piece in answer(len(heard)):
+                    streamer.put(piece)
+            finally:
+                streamer.end()
+
+        monkeypatch.setattr("simdformer.text.LanguageModel.generate", generate)
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return *command("chat", sf.demo_path(), *options), heard
+
+    return chat
+
+
+def test_a_chat_remembers_until_it_is_told_to_forget(chat):
+    lines = ["hello", "", "and you?", "/reset", "hello again"]
+    status, out, err, heard = chat(lines, lambda turn: ["I am ", f"number {turn}"])
+    assert (status, err) == (0, "")
+    assert out == "I am number 1\nI am number 2\nI am number 3\n"
+    assert "hello" in heard[0]
+    assert heard[1].startswith(heard[0] + "I am number 1")
+    assert heard[2] == heard[0].replace("hello", "hello again")
+
+
+def test_a_chat_has_a_system_message(chat):
+    *_, heard = chat(["hello", "/reset", "hello"], lambda turn: "a", "--system", "Be brief.")
+    assert heard[0].index("Be brief.") < heard[0].index("hello")
+    assert heard[1] == heard[0]
+
+
+def test_ctrl_c_stops_the_answer_only(chat):
+    def interrupted(turn):
+        yield "I was say"
+        if turn == 1:
+            raise KeyboardInterrupt
+        yield "ing"
+
+    status, out, err, heard = chat(["one", "two"], interrupted)
+    assert (status, out, err) == (0, "I was say\nI was saying\n", "")
+    assert "I was say" in heard[1]
+
+
+def test_what_a_chat_cannot_take_is_one_line_and_forgotten(chat):
+    def too_long(turn):
+        if turn == 2:
+            raise ValueError("generate: prompt of 300 ids\nis too long")
+        return "fine"
+
+    status, out, err, heard = chat(["one", "two", "three"], too_long)
+    assert (status, out) == (0, "fine\n\nfine\n")
+    assert err == "generate: prompt of 300 ids is too long; /reset begins anew\n"
+    assert "two" not in heard[2]
+
+
+def test_the_prompt_of_a_terminal(command, monkeypatch):
+    """Ctrl-C begins the line anew, Ctrl-D ends."""
+    typed = iter([KeyboardInterrupt, "/reset", EOFError])
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def ask(prompt):
+        assert prompt == "> "
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", ask)
+    assert command("chat", sf.demo_path()) == (0, "\n\n", "")
+    assert list(typed) == []
+
+
+def test_a_chat_with_a_model(command, monkeypatch):
+    """Nothing made up: what the model says to Llama 3's template."""
+    model = sf.from_pretrained(sf.demo_path())
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    expected = model.chat([{"role": "user", "content": "hello"}], 5)
+    assert command("chat", sf.demo_path(), "--max-new-tokens", 5) == (0, expected + "\n", "")
+
+
+# ---- trace ---------------------------------------------------------------------------------------
+
+
+def test_trace_shows_every_activation(command, tiny):
+    model = sf.from_pretrained(tiny)
+    _, trace = model.run_with_cache(model.tokenizer.encode("abc"))
+    status, out, err = command("trace", tiny, "abc")
+    assert (status, err) == (0, "")
+    head, *rows = (line.split() for line in out.splitlines())
+    assert head == ["name", "shape", "dtype", "rms", "min", "max"]
+    assert [row[0] for row in rows] == list(trace)
+    for name, shape, dtype, *numbers in rows:
+        finite = trace[name][np.isfinite(trace[name])]
+        assert shape == "x".join(map(str, trace[name].shape))
+        assert dtype == "float32"
+        expected = [np.sqrt(np.mean(finite**2)), finite.min(), finite.max()]
+        np.testing.assert_allclose(np.array(numbers, float), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_trace_writes_a_file(command, tiny, tmp_path):
+    model = sf.from_pretrained(tiny)
+    ids = model.tokenizer.encode("abc")
+    file = tmp_path / "some file"
+    names = ["layers.*.attn.pattern", "logits"]
+    status, out, err = command("trace", tiny, "abc", "--out", file, "--names", *names)
+    assert (status, out) == (0, "")
+    assert err.startswith(f"{file}: 4 arrays, ")
+    _, trace = model.run_with_cache(ids, names)
+    with np.load(file) as found:
+        assert found["ids"].tolist() == ids
+        assert set(found.files) == {*trace, "ids"}
+        assert all(same_bits(found[name], trace[name]) for name in trace)
