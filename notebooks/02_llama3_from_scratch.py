@@ -701,6 +701,14 @@ for what, wrong in {"head // number": wrong_heads, "number ** 0.5": wrong_scale}
     print(f"{what}\n{report}\n")
 
 # %% [markdown]
+# Where an array is wrong says a lot, too. This is the first of the two: the heads that happen to get the right key head are right to the last digit, all others are off entirely.
+
+# %%
+ax = sf.plots.error_map(wrong_heads, z)
+ax.set_ylabel("head, and its tokens from top to bottom")
+plt.show()
+
+# %% [markdown]
 # ### Erratum: softmax in 16 bits
 #
 # The guide rounds the pattern to bfloat16 before it meets the values. Shares that should sum up to one then do not:
