@@ -214,10 +214,14 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Variation:
-    """A mistake and the steps, by full name, that it replaces."""
+    """A mistake and the steps, by full name, that it replaces.
+
+    rare : seldom made, so that in looking for two mistakes at once the others are tried first
+    """
 
     mistake: Mistake
     replaces: Mapping[str, Step]
+    rare: bool = False
 
     @property
     def steps(self) -> Set[str]:
@@ -256,7 +260,13 @@ CATALOGUE = Catalogue()
 
 
 def mistake(
-    *steps: str, title: str, cause: str, fix: str, step: str, name: str | None = None
+    *steps: str,
+    title: str,
+    cause: str,
+    fix: str,
+    step: str,
+    name: str | None = None,
+    rare: bool = False,
 ) -> Callable[[Any], Variation]:
     """Decorator: puts a function (for one step), or a class of functions named as the steps are
     (for several), into the catalogue; gives the `Variation`."""
@@ -269,7 +279,7 @@ def mistake(
         else:
             replaces = {full: vars(wrong)[full.rpartition(".")[2]] for full in steps}
         found = Mistake(f"{program}.{own.strip('_')}", title, cause, fix, step)
-        variation = Variation(found, replaces)
+        variation = Variation(found, replaces, rare)
         CATALOGUE.add(variation)
         return variation
 

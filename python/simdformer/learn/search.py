@@ -4,6 +4,7 @@ other, then two at a time."""
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -130,22 +131,28 @@ class Search:
         return found
 
     def pairs(self, problem: Problem, dtype: Any, until: float) -> tuple[Explanation, ...]:
-        """Two mistakes at once. What the first of them computes is computed once for all others."""
+        """Two mistakes at once, those that are made often first; what the first of the two computes
+        is computed once for all others."""
         glance = problem.sampled(GLANCE)
         trials = sorted(self.trials(glance, dtype), key=lambda trial: trial.starts)
         base = Run(dtype)
         evaluate(base, glance)
         found: list[Explanation] = []
-        for i, first in enumerate(trials):
+        for rare, (i, first) in product(range(3), enumerate(trials)):
+            if found and i == 0:
+                return tuple(found)
             one = first.variation
             run = Run(dtype, one.replaces, earlier=base.tape, differing=one.steps)
-            evaluate(run, glance)
             for second in trials[i + 1 :]:
                 other = second.variation
+                if one.rare + other.rare != rare or not one.combines_with(other):
+                    continue
                 if time.monotonic() > until:
                     return tuple(found)
-                if not one.combines_with(other) or min(first.distance, second.distance) < 3:
+                if min(first.distance, second.distance) < 3:
                     continue
+                if run.tape is None:
+                    evaluate(run, glance)
                 both = {**one.replaces, **other.replaces}
                 tries = Run(dtype, both, earlier=run.tape, differing=other.steps)
                 out = evaluate(tries, glance)

@@ -108,6 +108,7 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "step": ("a step from 0 to 1", lambda x: np.where(x > 0, 1, 0).astype(x.dtype)),
     "absolute": ("the absolute value", np.abs),
 }
+USUAL = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 # What is not said in general words, as (cause, fix).
 SPECIAL = {
     ("silu", "sigmoid"): (
@@ -155,6 +156,7 @@ for op, last in {"silu": "product", "gelu": "product", "relu": "maximum"}.items(
             cause=cause,
             fix=fix,
             step=MLP if op == "silu" else GELU,
+            rare=name not in USUAL,
         )(instead(function))
     mistake(
         f"{op}.{last}",
@@ -198,6 +200,7 @@ def sigmoid_overflows(s: State) -> None:
     cause="The sigmoid looks at one number; softmax makes all of a row share.",
     fix="Write x / (1 + np.exp(-x)).",
     step=MLP,
+    rare=True,
 )
 def softmax_for_sigmoid(s: State) -> None:
     e = np.exp(s.h - np.max(s.h, axis=-1, keepdims=True, initial=-np.inf))
@@ -210,6 +213,7 @@ def softmax_for_sigmoid(s: State) -> None:
     cause="The layer applies it, and so does the function that the layer calls.",
     fix="Apply it once.",
     step=MLP,
+    rare=True,
 )
 def silu_twice(s: State) -> None:
     once = s.h * s.share

@@ -270,6 +270,7 @@ def large_number_added(s: State) -> None:
     cause="A mask of ones and zeros is added as it is; it hides nothing.",
     fix=BEFORE,
     step=MASK,
+    rare=True,
 )
 def visible_added(s: State) -> None:
     s.scores = s.scores + s.visible.astype(s.run.dtype)
@@ -292,6 +293,7 @@ def zero_times_infinity(s: State) -> None:
     cause="True means `visible`; masked_fill sets the places where its mask is True.",
     fix="Hide where it is False: np.where(visible, scores, -np.inf).",
     step=MASK,
+    rare=True,
 )
 def hidden_and_visible_swapped(s: State) -> None:
     s.scores = np.where(s.visible, s.run.dtype(-np.inf), s.scores)
@@ -303,6 +305,7 @@ def hidden_and_visible_swapped(s: State) -> None:
     cause="The axes of the mask are keys, queries; the scores have queries, keys.",
     fix="Swap the last two axes of the mask.",
     step=MASK,
+    rare=True,
 )
 def visible_transposed(s: State) -> None:
     s.scores = np.where(s.visible.swapaxes(-1, -2), s.scores, s.run.dtype(-np.inf))

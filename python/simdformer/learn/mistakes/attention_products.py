@@ -61,6 +61,7 @@ def scale_by_hidden_size(s: State) -> None:
     cause="shape[-2] or shape[1] is taken for head_dim; which axis that is depends on the layout.",
     fix="Take the last axis of the query, query.shape[-1].",
     step=SCALE,
+    rare=True,
 )
 def scale_by_length(s: State) -> None:
     scaled_by(s, 1 / math.sqrt(s.S))
@@ -72,6 +73,7 @@ def scale_by_length(s: State) -> None:
     cause="shape[1] or shape[-2] is taken for head_dim; which axis that is depends on the layout.",
     fix="Take the last axis of the query, query.shape[-1].",
     step=SCALE,
+    rare=True,
 )
 def scale_by_num_heads(s: State) -> None:
     scaled_by(s, 1 / math.sqrt(s.num_heads))
@@ -297,6 +299,7 @@ def key_not_transposed(s: State) -> None:
     cause="reshape gives the shape that the product needs, but leaves every number where it was.",
     fix="Swap the last two axes of the key: key.swapaxes(-1, -2).",
     step=SCALE,
+    rare=True,
 )
 def key_reshaped(s: State) -> None:
     if s.head_dim == s.S:
@@ -332,6 +335,7 @@ def weights_transposed(s: State) -> None:
     cause="An index 0 on the batch axis.",
     fix="Keep the batch axis: key and value have one entry for each sequence.",
     step=SCALE,
+    rare=True,
 )
 def first_sequence_for_all(s: State) -> None:
     inputs(s)
@@ -345,6 +349,7 @@ def first_sequence_for_all(s: State) -> None:
     cause="The last product is missing.",
     fix="Multiply the shares with the value: weights @ value.",
     step=SCALE,
+    rare=True,
 )
 def values_copied(s: State) -> None:
     s.z = s.v + 0 * s.weights.sum(axis=-1, keepdims=True)

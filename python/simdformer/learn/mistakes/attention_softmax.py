@@ -41,6 +41,7 @@ def softmax_over_heads(s: State) -> None:
     cause="axis=0 is the batch, or the heads.",
     fix="Take the softmax over the last axis of the scores.",
     step=SOFTMAX,
+    rare=True,
 )
 def softmax_over_first_axis(s: State) -> None:
     over(s, 0 if not s.no_heads else -2)
@@ -52,6 +53,7 @@ def softmax_over_first_axis(s: State) -> None:
     cause="max() and sum() without an axis.",
     fix="Give both axis=-1, keepdims=True.",
     step=SOFTMAX,
+    rare=True,
 )
 def softmax_over_everything(s: State) -> None:
     over(s, None)
@@ -113,6 +115,7 @@ def softmax_twice(s: State) -> None:
     cause="log_softmax is what losses are made of; attention needs the shares.",
     fix="Use softmax.",
     step=SOFTMAX,
+    rare=True,
 )
 def log_softmax(s: State) -> None:
     over(s, -1)
@@ -125,6 +128,7 @@ def log_softmax(s: State) -> None:
     cause="exp2 is the faster instruction, but the scores must then be multiplied by log2(e).",
     fix="Use exp, or exp2(scores * 1.442695).",
     step=SOFTMAX,
+    rare=True,
 )
 def powers_of_two(s: State) -> None:
     s.scores = s.scores * s.run.dtype(math.log(2))
@@ -139,6 +143,7 @@ def rounded_softmax(name: str, dtype: type) -> None:
         cause=f"Scores rounded to {name} lose their last digits before exp makes them large.",
         fix="Take the softmax in float32, and round the result if you must.",
         step=SOFTMAX,
+        rare=True,
     )
     def rounded(s: State) -> None:
         s.scores = s.scores.astype(dtype).astype(s.run.dtype)

@@ -98,10 +98,12 @@ def some_sequences(
 PRE_NORM = "The order is h = x + attention(attn_norm(x)), then h + mlp(mlp_norm(h))."
 
 
-def out_of_order(*steps: str, title: str, cause: str) -> Callable[[Any], Variation]:
+def out_of_order(
+    *steps: str, title: str, cause: str, rare: bool = False
+) -> Callable[[Any], Variation]:
     """Decorator: a mistake in how the parts of the layer are put together."""
     names = [f"block.{step}" for step in steps]
-    return mistake(*names, title=title, cause=cause, fix=PRE_NORM, step=BLOCK)
+    return mistake(*names, title=title, cause=cause, fix=PRE_NORM, step=BLOCK, rare=rare)
 
 
 @out_of_order(
@@ -186,6 +188,7 @@ def residual_of_mlp_is_x(s: State) -> None:
     "add_mlp",
     title="x is added a second time at the end",
     cause="h holds x already.",
+    rare=True,
 )
 def residual_twice(s: State) -> None:
     s.out = s.stream + s.h + s.mlp_out
@@ -253,6 +256,7 @@ def mlp_norm_of_x(s: State) -> None:
     "normalise_again",
     title="the norm before the MLP gets attention's result without the residual",
     cause="mlp_norm(attention(...)) instead of mlp_norm(h).",
+    rare=True,
 )
 def mlp_norm_of_attention(s: State) -> None:
     s.h_normed = run_layer(s, s.mlp_norm, s.attn_out)
@@ -302,6 +306,7 @@ class PostNorm:
     "add_mlp",
     title="the norms are applied to the layers' results",
     cause="x + norm(attention(x)) instead of x + attention(norm(x)).",
+    rare=True,
 )
 class ResultsNormed:
     @staticmethod
@@ -349,6 +354,7 @@ def mlp_left_out(s: State) -> None:
     "feed_forward",
     title="the MLP comes first, attention second",
     cause="The two halves of the block stand in the wrong order.",
+    rare=True,
 )
 class MlpFirst:
     @staticmethod

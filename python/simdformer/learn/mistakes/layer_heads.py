@@ -56,6 +56,7 @@ def one_head(s: State) -> None:
     cause="The result of each head is one part of the merged vector, not one vote.",
     fix="Merge the heads by laying them one after the other along the last axis.",
     step=HEADS,
+    rare=True,
 )
 def heads_averaged(s: State) -> None:
     listen(s)

@@ -74,6 +74,7 @@ def not_transposed(s: State) -> None:
     cause="reshape gives the shape that x @ W needs, but leaves every number where it was.",
     fix="Transpose instead: x @ W.T.",
     step="01 §5",
+    rare=True,
 )
 def reshaped(s: State) -> None:
     turned = [w.T if w.shape[0] == w.shape[1] else w.reshape(w.shape[::-1]) for w in s.weights]
@@ -109,6 +110,7 @@ def bias_twice(s: State) -> None:
     cause="A sign.",
     fix="Add the bias: x @ W.T + b.",
     step="01 §5",
+    rare=True,
 )
 def bias_subtracted(s: State) -> None:
     s.products = [y if b is None else y - b for y, b in zip(s.products, s.biases, strict=True)]
@@ -120,6 +122,7 @@ def bias_subtracted(s: State) -> None:
     cause="b[:, None] adds bias number i to token i, which fits when there are as many of both.",
     fix="Add b itself: broadcasting lines it up with the last axis.",
     step="01 §5",
+    rare=True,
 )
 def bias_down_the_rows(s: State) -> None:
     s.products = [
@@ -152,6 +155,7 @@ class BiasBeforeProduct:
     cause="Each result belongs to the weight at the same place of the list.",
     fix="Keep weights and results in one order, such as q, k, v.",
     step="01 §5",
+    rare=True,
 )
 def order_reversed(s: State) -> None:
     s.out = s.products[::-1] if s.many else s.products[0]
@@ -163,6 +167,7 @@ def order_reversed(s: State) -> None:
     cause="A name in a loop, or a copied line, that was not changed.",
     fix="Use a weight of its own for each result.",
     step="01 §5",
+    rare=True,
 )
 def first_weight_for_all(s: State) -> None:
     s.products = [s.h @ s.weights[0].T for _ in s.weights]

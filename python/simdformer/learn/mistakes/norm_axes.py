@@ -67,6 +67,7 @@ for name, (axes, title, cause) in AXES.items():
             cause=cause,
             fix=fix,
             step=NORM[norm],
+            rare=name.startswith(("over_first", "over_tokens_and")),
         )(wrong)
 
 
@@ -122,6 +123,7 @@ def weight_added(s: State) -> None:
     title="x is multiplied by the weight before it is measured",
     cause="The size must be that of x: a weight that is in it already is partly divided out again.",
     fix="Normalise x first, then multiply by the weight.",
+    rare=True,
 )
 def weight_before_norm(s: State) -> None:
     h = s.h if s.w is None else s.h * s.w
@@ -134,6 +136,7 @@ def weight_before_norm(s: State) -> None:
     cause="weight[:, None] has a number for each row; with as many tokens as elements nothing "
     "complains.",
     fix="Leave the weight as it is, (n,): it belongs to the last axis.",
+    rare=True,
 )
 def weight_on_tokens(s: State) -> None:
     if s.w is None or s.out.ndim < 2 or s.w.shape[-1] != s.out.shape[-2]:
@@ -222,4 +225,5 @@ for name, dtype, cause in (
             cause=cause,
             fix="Convert x to float32, normalise, and convert the result back.",
             step=NORM[program.name],
+            rare=True,
         )(type("Rounded", (), own))

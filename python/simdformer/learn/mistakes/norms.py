@@ -86,7 +86,7 @@ def some_rows(
     return None if index is None else (dict(variables, x=x[index]), lambda out: out[index])
 
 
-def in_both(*steps: str, **words: str) -> Callable[[Any], None]:
+def in_both(*steps: str, **words: Any) -> Callable[[Any], None]:
     """Decorator: a mistake that is made in either norm."""
 
     def register(wrong: Any) -> None:
@@ -138,6 +138,7 @@ class EpsOutsideRoot:
     title="eps is a lower bound instead of a summand",
     cause="max(mean, eps) changes only the smallest rows; the formula adds eps to every one.",
     fix="Write mean + eps.",
+    rare=True,
 )
 def eps_as_a_bound(s: State) -> None:
     if (s.size < s.eps).any():
@@ -162,6 +163,7 @@ in_both(
     title="eps is squared",
     cause="eps ** 2 under the root is the eps of a formula that adds it outside.",
     fix="Add eps itself to the mean of the squares.",
+    rare=True,
 )(with_eps(None))
 
 for label in ("1e-03", "1e-04", "1e-05", "1e-06", "1.19e-07", "1e-08", "1e-12"):
@@ -173,6 +175,7 @@ for label in ("1e-03", "1e-04", "1e-05", "1e-06", "1.19e-07", "1e-08", "1e-12"):
         cause="Libraries have their own defaults (PyTorch: 1e-5 in LayerNorm, 1.19e-7 in RMSNorm), "
         "and so do models (Llama 2 and 3: 1e-5; Qwen: 1e-6).",
         fix="Hand over the eps that the checkpoint's config gives as norm_eps or rms_norm_eps.",
+        rare=label not in ("1e-05", "1e-06"),
     )(with_eps(value))
 
 
@@ -236,6 +239,7 @@ def not_divided(s: State) -> None:
     title="the absolute values are averaged instead of the squares",
     cause="The mean of |x| is another measure of size than the root of the mean of x².",
     fix="Average x * x, then take the root.",
+    rare=True,
 )
 def absolute_values(s: State) -> None:
     s.squares = np.broadcast_to(mean(np.abs(s.h)) ** 2, s.h.shape)
@@ -247,6 +251,7 @@ def absolute_values(s: State) -> None:
     cause="x.mean() ** 2 instead of (x ** 2).mean().",
     fix="Square first, then take the mean.",
     step=NORM["rms_norm"],
+    rare=True,
 )
 def mean_then_square(s: State) -> None:
     s.squares = np.broadcast_to(mean(s.h) ** 2, s.h.shape)

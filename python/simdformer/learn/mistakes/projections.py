@@ -48,6 +48,7 @@ for order in map("".join, product("qkv", repeat=3)):
             cause=cause,
             fix="Make queries with wq, keys with wk, values with wv.",
             step=HEADS,
+            rare=len(moved) == 3,
         )(
             type(
                 "Wrong",

@@ -212,6 +212,7 @@ def minus_missing(s: State) -> None:
     cause="A rotation has one minus and one plus: (a cos - b sin, b cos + a sin).",
     fix="Write first * cos - second * sin and second * cos + first * sin.",
     step=ROPE,
+    rare=True,
 )
 def two_minuses(s: State) -> None:
     a, b = s.plain[..., s.first], s.plain[..., s.second]
@@ -227,6 +228,7 @@ def two_minuses(s: State) -> None:
     "partner.",
     fix="rotate_half(x) is np.concatenate([-second, first], -1).",
     step=ROPE,
+    rare=True,
 )
 def partners_not_swapped(s: State) -> None:
     a, b = s.plain[..., s.first], s.plain[..., s.second]

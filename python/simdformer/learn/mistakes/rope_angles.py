@@ -16,7 +16,7 @@ from simdformer.learn.mistakes.rope import (
     position,
     turn,
 )
-from simdformer.learn.mistakes.rope_frequencies import ROPE, THETAS
+from simdformer.learn.mistakes.rope_frequencies import ROPE, THETAS, USUAL
 from simdformer.learn.program import State, mistake
 
 # ---- mistakes: frequencies and angles ------------------------------------------------------------
@@ -38,6 +38,7 @@ for theta in THETAS:
         "again from theta alone.",
         fix="Use inv_freq as it comes: angle = position * inv_freq.",
         step=ROPE,
+        rare=theta not in USUAL,
     )(computed_again(theta))
 
 
@@ -74,6 +75,7 @@ def frequencies_of_the_whole_head(s: State) -> None:
     cause="rotary_dim counts from the front: the elements behind it stay as they are.",
     fix="Turn x[..., :rotary_dim] and append x[..., rotary_dim:].",
     step=ROPE,
+    rare=True,
 )
 def last_part_turned(s: State) -> None:
     s.plain = np.roll(s.plain, s.turned_dim, axis=-1)
@@ -87,6 +89,7 @@ def last_part_turned(s: State) -> None:
     cause="position * frequency is an angle in radians, which is what np.cos and np.sin want.",
     fix="Leave out np.deg2rad, and the factor pi/180.",
     step=ROPE,
+    rare=True,
 )
 def angles_in_degrees(s: State) -> None:
     angle(s)
@@ -99,6 +102,7 @@ def angles_in_degrees(s: State) -> None:
     cause="The frequency of RoPE is radians a position, not turns a position.",
     fix="Write angle = position * inv_freq.",
     step=ROPE,
+    rare=True,
 )
 def angles_times_two_pi(s: State) -> None:
     angle(s)
@@ -112,6 +116,7 @@ def angles_times_two_pi(s: State) -> None:
     "positions, and nothing complains.",
     fix="Write np.outer(positions, inv_freq): a row for each position.",
     step=ROPE,
+    rare=True,
 )
 def angles_transposed(s: State) -> None:
     angle(s)
@@ -221,6 +226,7 @@ mistake(
     cause="The table of angles is laid along the first axis of (B, H, T, D).",
     fix="Positions belong to the axis of the tokens, here the last but one.",
     step=ROPE,
+    rare=True,
 )(along(-4))
 
 
@@ -278,6 +284,7 @@ for name, (dtype, exact) in SIXTEEN_BITS.items():
         "position.",
         fix=WIDE,
         step=ROPE,
+        rare=True,
     )(positions_in(dtype))
     mistake(
         "rope.frequencies",
@@ -287,6 +294,7 @@ for name, (dtype, exact) in SIXTEEN_BITS.items():
         "error.",
         fix=WIDE,
         step=ROPE,
+        rare=True,
     )(frequencies_in(dtype))
     mistake(
         "rope.angle",
@@ -295,6 +303,7 @@ for name, (dtype, exact) in SIXTEEN_BITS.items():
         cause=f"An angle of a hundred radians, rounded to {name}, is off by a good part of a turn.",
         fix=WIDE,
         step=ROPE,
+        rare=True,
     )(angles_in(dtype))
     mistake(
         "rope.cos_sin",
@@ -303,4 +312,5 @@ for name, (dtype, exact) in SIXTEEN_BITS.items():
         cause="The tables are kept in the 16 bits of the model instead of in float32.",
         fix=WIDE,
         step=ROPE,
+        rare=True,
     )(cos_and_sin_in(dtype))

@@ -92,6 +92,7 @@ def exponent_4i_over_d(s: State) -> None:
     cause="The paper counts i from 1 and writes 2(i-1)/D; here i counts from 0.",
     fix="Write np.arange(0, D, 2) / D, so that the first frequency is 1.",
     step=ROPE,
+    rare=True,
 )
 def exponent_from_one(s: State) -> None:
     s.exponents = np.arange(2, s.head_dim + 2, 2) / s.head_dim
@@ -114,6 +115,7 @@ def exponent_not_divided(s: State) -> None:
     cause="np.linspace(0, 1, D // 2) includes its end; the formula stops one step before it.",
     fix="Write np.arange(0, D, 2) / D.",
     step=ROPE,
+    rare=True,
 )
 def exponent_linspace(s: State) -> None:
     s.exponents = np.linspace(0, 1, s.head_dim // 2)
@@ -137,6 +139,7 @@ def power_not_inverted(s: State) -> None:
     cause="theta ** y is exp(y * log(theta)); the logarithm of theta is missing.",
     fix="Write np.exp(-np.log(theta) * 2i/D), or simply theta ** (-2i/D).",
     step=ROPE,
+    rare=True,
 )
 def power_without_log_theta(s: State) -> None:
     s.inv_freq = np.exp(-s.exponents)
@@ -148,11 +151,13 @@ def power_without_log_theta(s: State) -> None:
     cause="The first pair should turn fastest, by 1 radian a position, and the last one slowest.",
     fix="Leave the frequencies in the order of the exponents 0, 2/D, 4/D ...",
     step=ROPE,
+    rare=True,
 )
 def power_reversed(s: State) -> None:
     s.inv_freq = (s.theta**-s.exponents)[::-1]
 
 
+USUAL = (10_000, 500_000, 1_000_000)
 # Of Llama 2, CodeLlama, Llama 3, Qwen 2 and 3, and others.
 THETAS = (10_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000)
 
@@ -173,6 +178,7 @@ for theta in THETAS:
         "and MiniMind: 1,000,000), and a default or a constant is easily left in the code.",
         fix="Hand over the theta that the checkpoint's config gives as rope_theta.",
         step=ROPE,
+        rare=theta not in USUAL,
     )(with_theta(theta))
 
 
