@@ -64,19 +64,20 @@ def check(
     else:
         title = name or str(getattr(code, "__name__", code))
         namespace = {title: code}
-    kinds = kinds_of_arrays(getattr(code, "__globals__", namespace))
+    names = getattr(code, "__globals__", namespace)
     found = [exercise for exercise in EXERCISES if callable(namespace.get(exercise))]
     if not found:
         raise ValueError(
             f"exercises.check: {title} is no exercise; they are called {', '.join(EXERCISES)}; "
             "say which one is meant with name="
         )
-    return collected(title, [tried(EXERCISES[one], namespace[one], kinds) for one in found])
+    return collected(title, [tried(EXERCISES[one], namespace[one], names) for one in found])
 
 
-def tried(exercise: Exercise, function: Callable[..., Any], kinds: tuple[str, ...]) -> Outcome:
+def tried(exercise: Exercise, function: Callable[..., Any], names: dict[str, Any]) -> Outcome:
     """All cases of an exercise in this process, up to the first that fails to give arrays."""
     attempts = {}
+    kinds = kinds_of_arrays(function, names)
     for number, case in enumerate(exercise.cases()):
         attempts[number] = attempt(function, case.arguments, exercise.results, kinds)
         if attempts[number].complaint:

@@ -8,11 +8,11 @@ import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from simdformer.types import Array
 
@@ -34,6 +34,8 @@ def attempt(
 ) -> Attempt:
     """Calls the function with copies of the arguments, as the first kind of arrays ("torch",
     "numpy") with which it does not raise; it should return so many `results`."""
+    if misfit := takes_other_arguments(function, len(arguments)):
+        return Attempt(complaint=misfit)
     first: Attempt | None = None
     for kind in kinds:
         given = tuple(converted(argument, kind) for argument in arguments)
@@ -59,16 +61,39 @@ def attempt(
     return first
 
 
-def kinds_of_arrays(namespace: dict[str, Any]) -> tuple[str, ...]:
-    """What a file wants its arrays to be: tensors where it imports torch, else numpy arrays."""
-    torch = sys.modules.get("torch")
-    uses_torch = torch is not None and any(
-        value is torch
-        or (isinstance(value, ModuleType) and value.__name__.startswith("torch."))
-        or getattr(value, "__module__", "") == "torch"
-        for value in namespace.values()
-    )
-    return ("torch", "numpy") if uses_torch else ("numpy",)
+def kinds_of_arrays(function: Callable[..., Any], namespace: dict[str, Any]) -> tuple[str, ...]:
+    """What a function wants its arrays to be, the likelier first: tensors where it, or a function
+    that it calls, names something of torch, or where its file imports torch and it names nothing of
+    numpy either; else numpy arrays."""
+    named = names_in(function, namespace)
+    if "torch" in named or ("numpy" not in named and "torch" in map(home_of, namespace.values())):
+        return ("torch", "numpy")
+    return ("numpy",)
+
+
+def names_in(function: Callable[..., Any], namespace: dict[str, Any]) -> set[str]:
+    """The packages that a function, and those of its file that it calls, take something from."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    todo: list[Any] = [function]
+    while todo:
+        one = todo.pop()
+        code = getattr(one, "__code__", one)
+        if id(code) in seen:
+            continue
+        seen.add(id(code))
+        if not isinstance(code, CodeType):
+            found.add(home_of(one))
+            continue
+        todo += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        todo += [namespace[name] for name in code.co_names if name in namespace]
+    return found
+
+
+def home_of(value: Any) -> str:
+    """The package that something comes from."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return str(name or "").partition(".")[0]
 
 
 def converted(argument: Any, kind: str) -> Any:
@@ -100,21 +125,22 @@ def understood(returned: Any, results: int) -> Attempt:
     for part in parts:
         try:
             arrays.append(as_array(part))
-        except Exception as error:
-            return Attempt(complaint=f"returned {kind_of(part)}, which is no array: {error}")
-        if arrays[-1].dtype.kind not in "fiub" and arrays[-1].dtype.name != "bfloat16":
+        except Exception:
+            return Attempt(complaint=f"returned {kind_of(part)} that is no array of numbers")
+        if arrays[-1].dtype.kind not in "fiub" and arrays[-1].dtype != bfloat16:
             return Attempt(
-                complaint=f"returned {kind_of(part)} of {arrays[-1].dtype}, needed are numbers"
+                complaint=f"returned {kind_of(part)} of {arrays[-1].dtype}, needed are real numbers"
             )
     return Attempt(tuple(arrays))
 
 
 def as_array(part: Any) -> Array:
-    if hasattr(part, "detach"):  # a tensor, perhaps with a gradient or of bfloat16
-        part = part.detach().cpu()
-        part = part.float() if "bfloat16" in str(part.dtype) else part
-        return np.array(part.numpy())
-    return np.array(part)
+    if not hasattr(part, "detach"):
+        return np.array(part)
+    part = part.detach().cpu()  # a tensor, perhaps with a gradient
+    if "bfloat16" in str(part.dtype):  # which torch does not hand over
+        return np.array(part.float().numpy(), bfloat16)
+    return np.array(part.numpy())
 
 
 # ---- words ---------------------------------------------------------------------------------------
@@ -127,6 +153,19 @@ def unwritten(function: Callable[..., Any], error: NotImplementedError) -> str:
     if frame.f_code.co_name in (name, "<module>") or not name:
         return UNWRITTEN
     return f"waits for {frame.f_code.co_name}, which is {UNWRITTEN}"
+
+
+def takes_other_arguments(function: Callable[..., Any], count: int) -> str:
+    """A complaint when it cannot be called with so many arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return ""
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return f"takes {signature}, needs {count} arguments: keep the first line as it was"
+    return ""
 
 
 def described(error: BaseException) -> str:
@@ -166,8 +205,6 @@ def name_of(function: Callable[..., Any], index: int) -> str:
 
 def kind_of(value: Any) -> str:
     name = type(value).__name__
+    if hasattr(value, "dtype"):
+        return "an array"
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
-
-
-def file_name(path: str | Path) -> str:
-    return Path(path).name

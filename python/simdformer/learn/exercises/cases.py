@@ -15,6 +15,7 @@ import numpy as np
 import simdformer as sf
 from simdformer import nn
 from simdformer.learn.exercises import starter
+from simdformer.learn.mistakes.cache import appended
 from simdformer.types import Array
 
 __all__ = ["EXERCISES", "Case", "Exercise", "Question"]
@@ -31,10 +32,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Case:
-    """One call: the learner's arguments, and a question for each result."""
+    """One call: the learner's arguments, a question for each result, and what is special."""
 
     arguments: tuple[Any, ...]
     questions: tuple[Question, ...]
+    special: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Exercise:
                 dtypes |= {str(array.dtype) for array in value.values()}
             elif value is not None:
                 parts.append(f"{name}={value!r}")
-        return ", ".join([*parts, *sorted(dtypes)])
+        return ", ".join([*parts, *sorted(dtypes)]) + (f" ({case.special})" if case.special else "")
 
 
 @dataclass
@@ -113,9 +115,9 @@ def exercise(chapter: str) -> Callable[[Make], Make]:
     return register
 
 
-def same(op: Any, *arguments: Any, **kwargs: Any) -> Case:
+def same(op: Any, *arguments: Any, special: str = "") -> Case:
     """A call whose arguments are the same for the learner and for us."""
-    return Case(arguments + tuple(kwargs.values()), (Question(op, arguments, kwargs),))
+    return Case(arguments, (Question(op, arguments),), special)
 
 
 def additive(visible: Array, dtype: Any) -> Array:
@@ -127,15 +129,15 @@ def additive(visible: Array, dtype: Any) -> Array:
 
 @exercise("1. Attention")
 def softmax(draw: Draw) -> Iterator[Case]:
-    for x, axis in (
-        (draw(5), -1),
-        (draw(3, 4), -1),
-        (draw(3, 4), 0),
-        (draw(2, 3, 4), 1),
-        (draw(3, 4, scale=300.0), -1),
-        (additive(np.tri(4, dtype=bool), draw.dtype), -1),
+    for x, axis, special in (
+        (draw(5), -1, ""),
+        (draw(3, 4), -1, ""),
+        (draw(3, 4), 0, ""),
+        (draw(2, 3, 4), 1, ""),
+        (draw(3, 4, scale=300.0), -1, "numbers of about 300"),
+        (additive(np.tri(4, dtype=bool), draw.dtype), -1, "0 and -inf"),
     ):
-        yield same(sf.softmax, x, axis)
+        yield same(sf.softmax, x, axis, special=special)
 
 
 @exercise("1. Attention")
@@ -169,7 +171,9 @@ def scaled_dot_product_attention(draw: Draw) -> Iterator[Case]:
             visible[1:2] &= mask != "sees nothing"
             added = additive(visible, draw.dtype)
         asked = Question(sf.scaled_dot_product_attention, (q, k, v, added), {"scale": scale})
-        yield Case((q, k, v, added, scale), (asked,))
+        special = {"sees nothing": "query 1 sees nothing", "numbers": "a mask of numbers"}
+        note = "large scores" if size > 1 else special.get(mask or "", mask or "")
+        yield Case((q, k, v, added, scale), (asked,), note)
 
 
 # ---- heads ---------------------------------------------------------------------------------------
@@ -278,8 +282,10 @@ def layer_norm(draw: Draw) -> Iterator[Case]:
 
 @exercise("4. Layers")
 def silu(draw: Draw) -> Iterator[Case]:
-    for x in (draw(6), draw(2, 3, 4), np.array([-1000, -90, -1, 0, 1, 90, 1000], draw.dtype)):
-        yield same(sf.silu, x)
+    yield same(sf.silu, draw(6))
+    yield same(sf.silu, draw(2, 3, 4))
+    wide = np.array([-1000, -90, -1, 0, 1, 90, 1000], draw.dtype)
+    yield same(sf.silu, wide, special="numbers up to 1000")
 
 
 @exercise("4. Layers")
@@ -343,12 +349,7 @@ def attend_with_cache(draw: Draw) -> Iterator[Case]:
         causal = {"is_causal": True, "causal_offset": P}
         asked = (
             Question(sf.scaled_dot_product_attention, (q, keys, values), causal),
-            Question(cached, (old_k, k)),
-            Question(cached, (old_v, v)),
+            Question(appended, (old_k, k)),
+            Question(appended, (old_v, v)),
         )
         yield Case((q, k, v, old_k, old_v), asked)
-
-
-def cached(old: Array, new: Array) -> Array:
-    """What a cache holds after a step."""
-    return np.concatenate([old, new], axis=-2)

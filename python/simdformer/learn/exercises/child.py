@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from simdformer.learn.exercises.calls import attempt, described, kinds_of_arrays, where
 from simdformer.learn.exercises.cases import EXERCISES
 
-__all__ = ["main"]
+__all__ = ["main", "saved"]
 
+BFLOAT16 = "-bfloat16"
 PRINTED = 2000  # characters of what a function printed that are worth showing
 
 
@@ -43,11 +45,11 @@ def main(file: str, folder: str, names: list[str]) -> None:
             say(failed=described(error) + place(error, file))
             return
         say(ready=[name for name in names if callable(namespace.get(name))])
-        kinds = kinds_of_arrays(namespace)
         for name in names:
             function = namespace.get(name)
             if not callable(function):
                 continue
+            kinds = kinds_of_arrays(function, namespace)
             before = size_of(with_output)
             complaints = []
             for number, case in enumerate(cases[name]):
@@ -82,13 +84,24 @@ def place(error: BaseException, file: str) -> str:
 
 
 def save(path: Path, arrays: tuple[np.ndarray[Any, Any], ...]) -> None:
-    """Arrays without pickles; 16-bit floats that numpy does not know itself go as float32, which
-    holds them exactly."""
-    plain = [
-        array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays
-    ]
+    """Arrays without pickles; bfloat16, which numpy cannot save, as float32 that says so."""
+    named = {
+        f"{number}{BFLOAT16 if array.dtype == bfloat16 else ''}": (
+            array.astype(np.float32) if array.dtype == bfloat16 else array
+        )
+        for number, array in enumerate(arrays)
+    }
     with open(path, "wb") as file:
-        np.savez(file, *plain)
+        np.savez(file, **named)  # type: ignore[arg-type]
+
+
+def saved(path: Path) -> tuple[np.ndarray[Any, Any], ...]:
+    """What `save` has written."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return tuple(
+            array.astype(bfloat16) if name.endswith(BFLOAT16) else array
+            for name, array in arrays.items()
+        )
 
 
 # ---- what it prints ------------------------------------------------------------------------------

@@ -1,20 +1,37 @@
 """What is right, what is wrong and why: one outcome a function, and the list of them."""
 
 import html
+import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from simdformer.learn.check import check
+import numpy as np
+
+from simdformer import nn
+from simdformer.functional import rope_frequencies
+from simdformer.learn.check import Check, Report, check
+from simdformer.learn.compare import numbers
 from simdformer.learn.exercises.calls import UNWRITTEN, Attempt
-from simdformer.learn.exercises.cases import EXERCISES, Case, Exercise
+from simdformer.learn.exercises.cases import EXERCISES, Case, Exercise, Question
+from simdformer.learn.mistakes.cache import appended, cache
+from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
+from simdformer.learn.operation import Call
 
 __all__ = ["Outcome", "Results", "judge"]
 
 Status = Literal["right", "wrong", "raised", "unwritten", "missing"]
 SIGNS = {"right": "✓", "wrong": "✗", "raised": "✗", "unwritten": "○", "missing": "○"}
 DIAGNOSED = 3  # wrong results whose mistake is looked for before giving up
+ONE_OF_MANY = 1000  # more than all explanations of one report
 PRINTED_LINES = 5
+
+# What the package has no operation for.
+STEPS = {
+    nn.split_heads: split_heads,
+    nn.merge_heads: merge_heads,
+    appended: cache,
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +51,7 @@ class Outcome:
     status: Status
     note: str
     case: str = ""
-    report: Any = None
+    report: Report | None = None
     printed: str = ""
 
     @property
@@ -50,8 +67,6 @@ class Outcome:
         yield from (f"    {line}" for line in more)
         if self.case:
             yield f"    called with {self.case}"
-        if self.report is not None:
-            yield from (f"    {line}".rstrip() for line in explained(self.report))
         if self.printed and not self.ok:
             printed = self.printed.splitlines()
             yield "    it printed:"
@@ -120,44 +135,88 @@ def noted(outcome: Outcome) -> list[str]:
     return [first.removeprefix(f"{SIGNS[outcome.status]} {outcome.name}").strip(), *more]
 
 
-def explained(report: Any) -> list[str]:
-    """The diagnosis; where there is none, what the report says instead."""
-    if not report.diagnosis:
-        return repr(report).splitlines()
-    lines = []
-    for number, mistake in enumerate(report.diagnosis):
+def explained(report: Report, which: str) -> str:
+    """The diagnosis, the title of the first mistake in front; where there is none, what the report
+    says instead."""
+    lines: list[str] = []
+    for number, group in enumerate(report.explanations):
         if number:
-            lines.append("or, which gives the same here:")
-        lines += [mistake.title, mistake.cause, mistake.fix]
-    return lines
+            lines.append("or, which gives the same array here:")
+        for mistake in group:
+            lines += [mistake.title, f"  why: {mistake.cause}", f"  fix: {mistake.fix}"]
+    if not lines:
+        _, *lines = repr(report).splitlines()
+        needed = (
+            "" if report.expected is None else f": shape {report.shape}, needs {report.expected}"
+        )
+        lines.insert(0, f"gives a wrong result{needed}")
+    return "\n".join([which + lines[0], *map(str.rstrip, lines[1:])])
 
 
 def judge(exercise: Exercise, attempts: dict[int, Attempt], printed: str = "") -> Outcome:
     """What the attempts at the cases of an exercise are worth."""
     cases = exercise.cases()
-    wrong: list[tuple[Case, Any]] = []
+    wrong: list[Wrong] = []
     for number, tried in sorted(attempts.items()):
         case = cases[number]
         if tried.complaint and not wrong:
             return complained(exercise, case, tried.complaint, printed)
         if tried.complaint or len(wrong) == DIAGNOSED:
             break
-        for report in reports(case, tried):
-            if not report.ok:
-                wrong.append((case, report))
-                break
+        wrong += first_wrong(case, tried)
     if not wrong:
         note = f"{len(cases)} calls are right"
         return Outcome(exercise.name, "right", note, printed=printed)
-    case, report = next((pair for pair in wrong if pair[1].diagnosis), wrong[0])
+    # The case that says most: with a diagnosis, and with as few others beside it as possible.
+    told = min(wrong, key=lambda one: len(one.report.explanations) or ONE_OF_MANY)
     return Outcome(
-        exercise.name, "wrong", "gives a wrong result", exercise.label(case), report, printed
+        exercise.name,
+        "wrong",
+        explained(told.report, told.which),
+        exercise.label(told.case),
+        told.report,
+        printed,
     )
 
 
-def reports(case: Case, tried: Attempt) -> Iterator[Any]:
-    for question, mine in zip(case.questions, tried.results, strict=True):
-        yield check(question.op, mine, *question.args, **question.kwargs)
+@dataclass(frozen=True)
+class Wrong:
+    """A result that is wrong, and which of several it is."""
+
+    case: Case
+    report: Report
+    which: str
+
+
+def first_wrong(case: Case, tried: Attempt) -> list[Wrong]:
+    """At most one; the last results first, for the others are made of them."""
+    count = len(case.questions)
+    for number in reversed(range(count)):
+        report = asked(case.questions[number], tried.results[number])
+        if not report.ok:
+            return [Wrong(case, report, f"result {number + 1} of {count}: " if count > 1 else "")]
+    return []
+
+
+@dataclass(frozen=True)
+class Step(Call):
+    """A call of something that is no operation of the package."""
+
+    def right(self) -> list[Any]:
+        return [numbers(result) for result in self.results]
+
+
+def asked(question: Question, mine: Any) -> Report:
+    """What `simdformer.check` says; it is asked about steps, too, that the package has no operation
+    for."""
+    op, args = question.op, question.args
+    if op not in STEPS:
+        if op is rope_frequencies:  # which gives a factor besides
+            mine = (mine, 1.0)
+        return check(op, mine, *args, **question.kwargs)
+    variables = dict(zip(inspect.signature(op).parameters, args, strict=True))
+    call = Step(op.__name__, op, args, {}, variables, STEPS[op], [op(*args)], False)
+    return Check(call, [np.asarray(mine)], None).report()
 
 
 def complained(exercise: Exercise, case: Case, complaint: str, printed: str) -> Outcome:

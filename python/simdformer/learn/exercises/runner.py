@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from simdformer.learn.exercises.calls import Attempt
+from simdformer.learn.exercises.child import saved
 
 __all__ = ["Submission", "run"]
 
@@ -106,8 +105,7 @@ def submission(folder: Path, name: str, message: dict[str, Any]) -> Submission:
         if complaint:
             attempts[number] = Attempt(complaint=complaint)
         else:
-            with np.load(folder / f"{name}-{number}.npz", allow_pickle=False) as arrays:
-                attempts[number] = Attempt(tuple(arrays.values()))
+            attempts[number] = Attempt(saved(folder / f"{name}-{number}.npz"))
     return Submission(name, attempts, message["printed"])
 
 
@@ -123,7 +121,7 @@ def why(process: "subprocess.Popen[bytes]", seconds: float) -> str:
 
 def not_imported(message: dict[str, Any], process: "subprocess.Popen[bytes]", folder: Path) -> str:
     if "failed" in message:
-        return f"it cannot be imported: {message['failed']}"
+        return f"it cannot be imported: {message['failed'].replace(chr(10), ', ')}"
     if process.poll() is None:
         return (
             f"it was still being imported after {IMPORT_SECONDS:g} seconds; put what is no "

@@ -1,0 +1,511 @@
+"""The exercises: right solutions are right, wrong ones are told why, and nothing that a file does
+disturbs the list."""
+
+import inspect
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+import simdformer as sf
+from simdformer import cli
+from simdformer.learn.exercises import EXERCISES, starter
+
+NUMPY = """
+import numpy as np
+
+def softmax(x, axis=-1):
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+def causal_mask(L, S):
+    return np.triu(np.full((L, S), -np.inf), S - L + 1)
+
+def scaled_dot_product_attention(query, key, value, mask=None, scale=None):
+    scores = query @ key.swapaxes(-1, -2)
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores + mask
+    highest = scores.max(-1, keepdims=True)
+    e = np.exp(scores - np.where(np.isinf(highest), 0, highest))
+    total = e.sum(-1, keepdims=True)
+    return e / np.where(total == 0, 1, total) @ value
+
+def linear(x, weight, bias=None):
+    return x @ weight.T if bias is None else x @ weight.T + bias
+
+def split_heads(x, num_heads):
+    return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-3, -2)
+
+def merge_heads(x):
+    x = x.swapaxes(-3, -2)
+    return x.reshape(*x.shape[:-2], -1)
+
+def multi_head_attention(query, key, value, num_heads, wq, wk, wv, wo, mask=None):
+    q, k, v = (split_heads(x @ w.T, num_heads) for x, w in ((query, wq), (key, wk), (value, wv)))
+    return merge_heads(scaled_dot_product_attention(q, k, v, mask)) @ wo.T
+
+def repeat_kv(x, n):
+    return np.repeat(x, n, axis=-3)
+
+def rope_frequencies(head_dim, theta):
+    return theta ** (-np.arange(0, head_dim, 2) / head_dim)
+
+def turned(x, positions, theta, first, second):
+    angle = positions[:, None] * rope_frequencies(x.shape[-1], theta)
+    cos, sin = np.cos(angle), np.sin(angle)
+    y = np.empty_like(x)
+    y[..., first] = x[..., first] * cos - x[..., second] * sin
+    y[..., second] = x[..., second] * cos + x[..., first] * sin
+    return y
+
+def rope_interleaved(x, positions, theta):
+    return turned(x, positions, theta, slice(0, None, 2), slice(1, None, 2))
+
+def rope_half(x, positions, theta):
+    half = x.shape[-1] // 2
+    return turned(x, positions, theta, slice(0, half), slice(half, None))
+
+def embedding(ids, weight):
+    return weight[ids]
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+def layer_norm(x, weight, bias, eps):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight + bias
+
+def silu(x):
+    return x * np.exp(-np.logaddexp(0, -x))
+
+def mlp(x, gate, up, down):
+    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+def grouped_query_attention(x, num_heads, num_kv_heads, wq, wk, wv, wo, theta):
+    positions, n = np.arange(x.shape[-2]), num_heads // num_kv_heads
+    q = rope_half(split_heads(x @ wq.T, num_heads), positions, theta)
+    k = rope_half(split_heads(x @ wk.T, num_kv_heads), positions, theta)
+    v = split_heads(x @ wv.T, num_kv_heads)
+    mask = causal_mask(len(positions), len(positions))
+    z = scaled_dot_product_attention(q, repeat_kv(k, n), repeat_kv(v, n), mask)
+    return merge_heads(z).astype(x.dtype) @ wo.T
+
+def transformer_block(x, weights, num_heads, num_kv_heads, eps, theta):
+    attention = [weights[name] for name in ("wq", "wk", "wv", "wo")]
+    normed = rms_norm(x, weights["attn_norm"], eps)
+    h = x + grouped_query_attention(normed, num_heads, num_kv_heads, *attention, theta)
+    normed = rms_norm(h, weights["mlp_norm"], eps)
+    return h + mlp(normed, weights["gate"], weights["up"], weights["down"])
+
+def attend_with_cache(query, key, value, cached_keys, cached_values):
+    keys = np.concatenate([cached_keys, key], axis=-2)
+    values = np.concatenate([cached_values, value], axis=-2)
+    mask = causal_mask(query.shape[-2], keys.shape[-2])
+    return scaled_dot_product_attention(query, keys, values, mask), keys, values
+"""
+
+TORCH = """
+import torch
+import torch.nn.functional as F
+
+linear = F.linear
+
+def softmax(x, axis=-1):
+    return F.softmax(x, dim=axis)
+
+def causal_mask(L, S):
+    return torch.triu(torch.full((L, S), float("-inf")), diagonal=S - L + 1)
+
+def scaled_dot_product_attention(query, key, value, mask=None, scale=None):
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+
+def split_heads(x, num_heads):
+    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+def rope_interleaved(x, positions, theta):
+    freqs = 1 / theta ** (torch.arange(0, x.shape[-1], 2).double() / x.shape[-1])
+    angles = torch.outer(positions.double(), freqs)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(x.double().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+def rms_norm(x, weight, eps):
+    layer = torch.nn.RMSNorm(x.shape[-1], eps=eps, dtype=x.dtype)
+    layer.weight.data = weight
+    return layer(x)  # which needs a gradient
+
+def silu(x):
+    return F.silu(x).bfloat16()
+
+def mlp(x, gate, up, down):
+    g, u = x.numpy() @ gate.numpy().T, x @ up.T  # both kinds in one function
+    return F.silu(torch.as_tensor(g)) * u @ down.T
+"""
+
+
+def functions(code):
+    names = {}
+    exec(textwrap.dedent(code), names)
+    return names
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(code, name="my_attention.py"):
+        file = tmp_path / name
+        file.write_text(textwrap.dedent(code), encoding="utf-8")
+        return file
+
+    return write
+
+
+def status(results):
+    return {outcome.name: outcome.status for outcome in results if outcome.status != "missing"}
+
+
+# ---- right ---------------------------------------------------------------------------------------
+
+
+def test_a_solution_of_every_exercise_is_right(write):
+    results = sf.exercises.check(write(NUMPY))
+    assert results.ok, results
+    assert [outcome.name for outcome in results] == list(EXERCISES)
+    assert results.summary == f"my_attention.py: {len(EXERCISES)} right"
+
+
+def test_the_same_in_a_notebook():
+    results = sf.exercises.check(functions(NUMPY))
+    assert results, results
+    assert len(results) == len(EXERCISES)
+    one = sf.exercises.check(functions(NUMPY)["softmax"])
+    assert one.ok
+    assert one["softmax"].note == "12 calls are right"
+
+
+def test_tensors_are_understood(write):
+    expected = dict.fromkeys(
+        [name for name in EXERCISES if name in functions(TORCH)], "right"
+    )  # in the order of the list
+    assert status(sf.exercises.check(write(TORCH))) == expected
+    assert status(sf.exercises.check(functions(TORCH))) == expected
+
+
+def test_every_exercise_is_asked_about_in_many_ways():
+    for exercise in EXERCISES.values():
+        cases = exercise.cases()
+        again = exercise.cases()
+        for one, other in zip(cases, again, strict=True):  # the same numbers every time
+            np.testing.assert_equal(one.arguments, other.arguments)
+        shapes = {tuple(map(np.shape, case.arguments)) for case in cases}
+        assert len(shapes) >= 2 or exercise.name in ("causal_mask", "rope_frequencies")
+        parameters = list(inspect.signature(getattr(starter, exercise.name)).parameters)
+        assert all(len(case.arguments) <= len(parameters) for case in cases)
+    labels = [case.special for case in EXERCISES["scaled_dot_product_attention"].cases()]
+    assert {"query 1 sees nothing", "large scores", "a mask of numbers"} <= set(labels)
+
+
+# ---- wrong ---------------------------------------------------------------------------------------
+
+WRONG = {  # words of the diagnosis, and what the function returns
+    "softmax": ("exp overflows", "np.exp(x) / np.exp(x).sum(axis, keepdims=True)"),
+    "causal_mask": ("offset is forgotten", "np.triu(np.full((L, S), -np.inf), 1)"),
+    "linear": ("bias is forgotten", "x @ weight.T"),
+    "split_heads": (
+        "without a transpose",
+        "x.reshape(*x.shape[:-2], num_heads, x.shape[-2], -1)",
+    ),
+    "merge_heads": ("without a transpose", "x.reshape(*x.shape[:-3], x.shape[-2], -1)"),
+    "repeat_kv": ("tiled", "np.tile(x, (n, 1, 1))"),
+    "rope_frequencies": ("i/D instead of 2i/D", "theta ** (-np.arange(head_dim // 2) / head_dim)"),
+    "rope_half": ("half and interleaved are swapped", "rope_interleaved(x, positions, theta)"),
+    "rope_interleaved": (
+        "theta is 10,000",
+        "turned(x, positions, 10000.0, np.s_[::2], np.s_[1::2])",
+    ),
+    "embedding": ("counted from 1", "weight[ids - 1]"),
+    "rms_norm": (
+        "outside the root",
+        "x / (np.sqrt((x * x).mean(-1, keepdims=True)) + eps) * weight",
+    ),
+    "layer_norm": ("mean is not subtracted", "rms_norm(x, weight, eps) + bias"),
+    "silu": ("relu instead of silu", "np.maximum(x, 0)"),
+    "mlp": ("silu is on the wrong side", "((x @ gate.T) * silu(x @ up.T)) @ down.T"),
+    "attend_with_cache": (
+        "in front of the old ones",
+        (
+            "[good(query, key, value, cached_keys, cached_values)[0]]"
+            " + [np.concatenate([key, cached_keys], 1), np.concatenate([value, cached_values], 1)]"
+        ),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("name", WRONG)
+def test_a_classic_mistake_is_named(name):
+    words, body = WRONG[name]
+    parameters = str(inspect.signature(getattr(starter, name)))
+    code = f"{NUMPY}\ngood = {name}\ndef {name}{parameters}:\n    return {body}\n"
+    outcome = sf.exercises.check(functions(code)[name])[name]
+    assert outcome.status == "wrong"
+    assert outcome.report.diagnosis, outcome
+    assert any(words in mistake.title for mistake in outcome.report.diagnosis), outcome
+    assert outcome.report.diagnosis[0].title in repr(outcome)
+    assert "called with " in repr(outcome)
+    assert "fix: " in repr(outcome)
+
+
+def test_a_scale_of_zero_is_no_missing_scale():
+    code = NUMPY.replace(
+        "(query.shape[-1] ** -0.5 if scale is None else scale)",
+        "(scale or query.shape[-1] ** -0.5)",
+    )
+    outcome = sf.exercises.check(functions(code)["scaled_dot_product_attention"])
+    (found,) = outcome["scaled_dot_product_attention"].report.diagnosis
+    assert "scale of 0" in found.title
+    assert "scale=0.0" in outcome["scaled_dot_product_attention"].case
+
+
+def test_an_unknown_mistake_is_described_and_not_guessed():
+    def silu(x):
+        return np.sin(17 * x)
+
+    outcome = sf.exercises.check(silu)["silu"]
+    assert outcome.report.diagnosis == ()
+    assert "gives a wrong result" in outcome.note
+    assert "numbers are off" in repr(outcome)
+
+
+def test_a_mistake_shows_what_the_function_printed(write):
+    results = sf.exercises.check(
+        write("def silu(x):\n    for i in range(9):\n        print('step', i)\n    return x\n")
+    )
+    assert "| step 0" in repr(results)
+    assert "more lines" in repr(results)
+    assert "| step 8" not in repr(results["silu"])
+
+
+# ---- files that misbehave ------------------------------------------------------------------------
+
+NASTY = """
+import os, sys, time
+import numpy as np
+print("printed when it is imported")
+
+def softmax(x, axis=-1):
+    while True:
+        time.sleep(1)
+
+def causal_mask(L, S):
+    sys.exit("enough")
+
+def scaled_dot_product_attention(query, key, value, mask=None, scale=None):
+    os._exit(7)
+
+def linear(x, weight, bias=None):
+    x += 1
+    return x @ weight.T
+
+def split_heads(x, num_heads):
+    pass
+
+def merge_heads(x):
+    return "text"
+
+def multi_head_attention(query, key, value, num_heads, wq, wk, wv, wo, mask=None):
+    return undefined + 1
+
+def repeat_kv(x):
+    return x
+
+def rope_frequencies(head_dim, theta):
+    os.abort()
+
+def rope_interleaved(x, positions, theta):
+    raise NotImplementedError
+
+def rope_half(x, positions, theta):
+    return rope_interleaved(x, positions, theta)
+
+def embedding(ids, weight):
+    return [weight, weight[:1]]
+
+def rms_norm(x, weight, eps):
+    return np.full(x.shape, np.nan)
+
+def layer_norm(x, weight, bias, eps):
+    return x.astype(complex)
+
+silu = 5
+
+def mlp(x, gate, up, down):
+    return input("which? ")
+
+def grouped_query_attention(*arguments):
+    return arguments[0][0]
+
+def transformer_block(x, weights, num_heads, num_kv_heads, eps, theta):
+    weights["wq"] *= 0
+    return x
+
+def attend_with_cache(query, key, value, cached_keys, cached_values):
+    return query
+"""
+
+
+def test_whatever_a_function_does_the_others_are_checked(write):
+    results = sf.exercises.check_file(write(NASTY + "\ndef embed():\n    pass\n"), seconds=1)
+    notes = {outcome.name: outcome.note for outcome in results}
+    expected = {
+        "softmax": "did not come back within 1 seconds",
+        "causal_mask": 'raised SystemExit: enough\nline 11: sys.exit("enough")',
+        "scaled_dot_product_attention": "ended the whole process with exit status 7",
+        "linear": "changed its input x: compute on a copy",
+        "split_heads": "returned None: is there a `return` at its end?",
+        "merge_heads": "returned a str",
+        "multi_head_attention": "name 'undefined' is not defined\nline 27: return undefined + 1",
+        "repeat_kv": "takes (x), needs 2 arguments",
+        "rope_frequencies": "crashed (SIGABRT)",
+        "rope_interleaved": "not written yet",
+        "rope_half": "waits for rope_interleaved, which is not written yet",
+        "embedding": "returned a list that is no array of numbers",
+        "rms_norm": "gives a wrong result",
+        "layer_norm": "returned an array of complex128",
+        "silu": "not in the file",
+        "mlp": "raised EOFError",
+        "grouped_query_attention": "gives a wrong result: shape",
+        "transformer_block": "changed its input weights",
+        "attend_with_cache": "returned an array, needed are 3 arrays",
+    }
+    assert list(notes) == list(expected)
+    for name, text in expected.items():
+        assert text in notes[name], (name, notes[name])
+    assert "NaN" in repr(results["rms_norm"])
+    assert not results.ok
+    assert results.summary == "my_attention.py: 16 wrong, 3 not written yet"
+
+
+def test_a_process_that_hangs_is_gone_afterwards(write, tmp_path):
+    pid = tmp_path / "pid"
+    code = f"""
+    import os, time
+    def silu(x):
+        open({str(pid)!r}, "w").write(str(os.getpid()))
+        time.sleep(1000)
+    """
+    sf.exercises.check_file(write(code), seconds=0.5)
+    with pytest.raises(ProcessLookupError):
+        __import__("os").kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def f(:", "my_attention.py: it cannot be imported: SyntaxError: .*line 1"),
+        ("import sys\nsys.exit('bye')", "it cannot be imported: SystemExit: bye, line 2: sys.exit"),
+        ("1 / 0", "it cannot be imported: ZeroDivisionError: division by zero, line 1: 1 / 0"),
+        ("import os\nos._exit(3)", "it ended the process when it was imported"),
+        ("def other(x):\n    return x", "none of the exercises is in it; `simdformer learn`"),
+    ],
+)
+def test_a_file_that_cannot_be_checked_is_an_error(write, code, message):
+    with pytest.raises(ValueError, match=message):
+        sf.exercises.check(write(code))
+
+
+def test_a_file_beside_it_is_found_and_nothing_is_left_there(write, tmp_path):
+    write("def helper(x):\n    return x\n", "my_helper.py")
+    file = write(
+        "from my_helper import helper\ndef embedding(ids, weight):\n    return weight[ids]"
+    )
+    assert status(sf.exercises.check(file)) == {"embedding": "right"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my_attention.py", "my_helper.py"]
+
+
+def test_names_that_are_no_exercise_are_refused():
+    with pytest.raises(ValueError, match="my_function is no exercise; they are called softmax"):
+        sf.exercises.check(lambda x: x, name="my_function")
+
+    def mine(x):
+        return x / (1 + np.exp(-x))
+
+    with pytest.raises(ValueError, match="mine is no exercise"):
+        sf.exercises.check(mine)
+    assert sf.exercises.check(mine, name="silu")["silu"].status in ("right", "wrong")
+    with pytest.raises(KeyError, match="no exercise is called 'rope'"):
+        sf.exercises.check(functions(NUMPY)["silu"])["rope"]
+
+
+def test_results_are_shown_in_a_notebook():
+    def silu(x):
+        return np.where(x < 0, 0, x)
+
+    html = sf.exercises.check(silu)._repr_html_()
+    assert "<code>silu</code>" in html
+    assert "relu" in html
+    assert "x &lt; " not in html
+
+
+# ---- the commands --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_learn_writes_functions_without_bodies_and_never_overwrites(run, tmp_path):
+    code, out, err = run("learn")
+    assert (code, err) == (0, "")
+    assert f"my_attention.py: {len(EXERCISES)} functions to write" in out
+    text = (tmp_path / "my_attention.py").read_text()
+    assert "simdformer check my_attention.py" in text
+    assert "mypy" not in text
+    compile(text, "my_attention.py", "exec")
+    code, out, err = run("learn")
+    assert (code, out) == (2, "")
+    assert "my_attention.py: there is such a file already and it stays as it is" in err
+
+    code, out, err = run("check", "my_attention.py")
+    assert (code, err) == (1, "")
+    assert f"my_attention.py: {len(EXERCISES)} not written yet" in out
+    assert run("learn", "--out", "other.py")[0] == 0
+    assert "simdformer check other.py" in (tmp_path / "other.py").read_text()
+
+
+def test_learn_lists_what_there_is(run, tmp_path):
+    code, out, _ = run("learn", "--list")
+    assert code == 0
+    for exercise in EXERCISES.values():
+        assert exercise.signature in out
+        assert exercise.summary in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_exits_with_0_1_and_2(run, write):
+    assert run("check", write("def embedding(ids, weight):\n    return weight[ids]"))[0] == 1
+    code, out, _ = run("check", write(NUMPY))
+    assert code == 0
+    assert out.count("✓") == len(EXERCISES)
+    code, out, err = run("check", "nowhere.py")
+    assert (code, out, err) == (2, "", "simdformer: error: nowhere.py: No such file or directory\n")
+    code, _, err = run("check", write("def f(:"))
+    assert code == 2
+    assert err.count("\n") == 1
+    code, _, err = run("check", write(NUMPY), "--seconds", "0")
+    assert (code, "needed is a number > 0" in err) == (2, True)
+
+
+def test_torch_is_not_imported_for_files_that_do_without(write):
+    assert torch  # this process has it, so that nothing but a process of its own could be without
+    code = "import sys\ndef silu(x):\n    assert 'torch' not in sys.modules\n    return x"
+    assert "raised" not in sf.exercises.check(write(code))["silu"].note
