@@ -165,9 +165,16 @@ class Examination:
         if tried[best].ok:
             return found[best], None
         # Another way to be right: what comes of the learner's own values.
-        reports = [self.afresh(entry, view) for view in found[:WAYS]]
-        best = min(range(len(reports)), key=lambda i: (not reports[i].ok, tried[i].excess))
-        return found[best], None if reports[best].ok else self.explained(entry, found[best])
+        found = found[:WAYS]
+        for view in found:
+            if self.afresh(entry, view).ok:
+                return view, None
+        reports = []
+        for view in found:
+            reports.append(self.explained(entry, view))
+            if reports[-1].diagnosis:
+                return None, reports[-1]
+        return None, reports[min(best, WAYS - 1)]
 
     def question(self, entry: Entry, view: View) -> "Question":
         program, variables = self.steps.part(entry.place.name, self.known, view.take)

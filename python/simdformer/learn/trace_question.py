@@ -11,7 +11,7 @@ from simdformer.learn.compare import TOLERANCE, compare, finfo
 from simdformer.learn.mistakes.model_weights import STEPS, called, using
 from simdformer.learn.operation import Call
 from simdformer.learn.program import Mistake, Run
-from simdformer.learn.search import Explanation, Search, evaluate, spread
+from simdformer.learn.search import Explanation, evaluate, spread
 
 __all__ = ["Glance", "Question", "Thorough"]
 
@@ -69,14 +69,13 @@ class Thorough(Check):
         """Weights of another layer than the first, which is in the catalogue."""
         problem, found = self.problem(mine), []
         dtype = mine[0].dtype if mine[0].dtype in TOLERANCE else F32
-        search = Search([dtype], self.tolerance, self.coarsest)
         for weight in self.weights:
             for index in range(1, self.num_layers):
                 if index == self.layer:
                     continue
                 step = {f"layer.{STEPS[weight]}": using(STEPS[weight], {}, index)}
                 out = evaluate(Run(dtype, step), problem)
-                if out is not None and search.distance(problem.mine, out) == 0:
+                if out is not None and self.compare(mine, out)[0].ok:
                     found.append((wrong_layer(weight, index),))
         return tuple(found)
 

@@ -1,0 +1,612 @@
+"""check_trace finds the first wrong activation of a learner's own model, names and explains it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import simdformer as sf
+from conftest import bfloat16
+from simdformer.learn.mistakes.model import variable
+from simdformer.learn.program import CATALOGUE, Run
+from simdformer.learn.trace_steps import ModelSteps
+from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.text import LanguageModel
+
+SIZES = {
+    "hidden_size": 24,
+    "num_layers": 3,
+    "num_heads": 6,
+    "num_kv_heads": 2,
+    "head_dim": 4,
+    "intermediate_size": 40,
+    "vocab_size": 50,
+    "max_seq_len": 32,
+    "norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+CONFIGS = {
+    "llama": ModelConfig(**SIZES, rope_layout="interleaved", tie_embeddings=False),
+    "qwen3": ModelConfig(
+        **SIZES | {"head_dim": 8}, rope_layout="half", tie_embeddings=True, qk_norm=True
+    ),
+    "qwen2": ModelConfig(
+        **SIZES, rope_layout="half", tie_embeddings=True, qkv_bias=True, wo_bias=True
+    ),
+    "mistral": ModelConfig(
+        **SIZES, rope_layout="half", tie_embeddings=False, sliding_window=(None, 3, 3)
+    ),
+    "llama3.1": ModelConfig(
+        **SIZES,
+        rope_layout="half",
+        tie_embeddings=False,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+}
+IDS = [3, 14, 15, 9, 2, 6, 5]
+
+
+def raw_weights(config):
+    """Random, and large enough for attention that is far from uniform."""
+    rng = np.random.default_rng(11)
+    weights = {}
+    for name, shape in weight_shapes(config).items():
+        values = rng.standard_normal(shape)
+        if "norm" in name:
+            values = 1 + values / 4
+        elif len(shape) == 2 and name != "embed":
+            values = values * 1.5 / shape[1] ** 0.5
+        weights[name] = values.astype(np.float32)
+    return weights
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def config(request):
+    return CONFIGS[request.param]
+
+
+@pytest.fixture(scope="module")
+def llama():
+    config = CONFIGS["llama"]
+    weights = raw_weights(config)
+    return Transformer(config, weights), weights
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    config = CONFIGS["qwen3"]
+    weights = raw_weights(config)
+    return Transformer(config, weights), weights
+
+
+# ---- a learner's model ---------------------------------------------------------------------------
+# Written from the texts, not from the package; each `slip` is a mistake at one of its lines.
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def learner(config, weights, ids, *slips, dtype=np.float32):
+    """A dict of all activations of a model, as a learner computes them."""
+    slips = set(slips)
+    trace = {}
+    w = {name: array.astype(dtype) for name, array in weights.items()}
+    length, heads, kv_heads = len(ids), config.num_heads, config.num_kv_heads
+    size = config.head_dim
+
+    def norm(x, weight):
+        mean = (x.astype(np.float32) ** 2).mean(-1, keepdims=True)
+        eps = 0.1 if "other eps" in slips else config.norm_eps
+        return (x / np.sqrt(mean + eps)).astype(dtype) * weight
+
+    inv_freq, factor = sf.rope_frequencies(
+        size,
+        theta=10000.0 if "other theta" in slips else config.rope_theta,
+        scaling=None if "rope scaling forgotten" in slips else config.rope_scaling,
+    )
+    angles = np.outer(np.arange(length), inv_freq)
+    if "positions from 1" in slips:
+        angles = np.outer(np.arange(1, length + 1), inv_freq)
+    cos, sin = (factor * np.cos(angles))[:, None], (factor * np.sin(angles))[:, None]
+    if "rope backwards" in slips:
+        sin = -sin
+
+    def rotate(x):
+        half = config.rope_layout == "half"
+        if "rope layout" in slips:
+            half = not half
+        y = np.empty_like(x)
+        first = slice(0, size // 2) if half else slice(0, None, 2)
+        second = slice(size // 2, None) if half else slice(1, None, 2)
+        y[..., first] = x[..., first] * cos - x[..., second] * sin
+        y[..., second] = x[..., second] * cos + x[..., first] * sin
+        return y
+
+    def layer_weight(layer, name):
+        if "mlp of layer 0" in slips and name in ("gate", "up", "down"):
+            layer = 0
+        if f"{name} of layer 0" in slips:
+            layer = 0
+        if f"{name} of layer 2" in slips:
+            layer = 2
+        return w[f"layers.{layer}.{name}"]
+
+    x = embed = trace["embed"] = w["embed"][np.asarray(ids)]
+    for layer in range(config.num_layers):
+        at = f"layers.{layer}."
+        trace[at + "resid_pre"] = x
+        normed = norm(x, layer_weight(layer, "attn_norm"))
+        if "norm weight of the other" in slips and layer == 1:
+            normed = norm(x, layer_weight(layer, "mlp_norm"))
+        trace[at + "attn_norm"] = normed
+
+        def project(name, x, bias, layer=layer):
+            weight = layer_weight(layer, name)
+            y = x @ (weight if f"{name} not transposed" in slips else weight.T)
+            b = w.get(f"layers.{layer}.{bias}")
+            return y if b is None or "bias forgotten" in slips else y + b
+
+        def cut(y, count):
+            if "cut without transpose" in slips:
+                return y.reshape(count, length, size).swapaxes(0, 1)
+            return y.reshape(length, count, size)
+
+        q = cut(project("wq", normed, "bq"), heads)
+        k = cut(project("wk", normed, "bk"), kv_heads)
+        v = cut(project("wv", normed, "bv"), kv_heads)
+        v = cut(project("wk", normed, "bk"), kv_heads) if "k for v" in slips else v
+        if "v of the stream" in slips:
+            v = cut(project("wv", x, "bv"), kv_heads)
+        trace |= {at + "attn.q": q, at + "attn.k": k, at + "attn.v": v}
+        if config.qk_norm and "q_norm forgotten" not in slips:
+            q = norm(q, w[at + ("k_norm" if "k_norm for q" in slips else "q_norm")])
+            k = norm(k, w[at + "k_norm"])
+            trace |= {at + "attn.q_normed": q, at + "attn.k_normed": k}
+        q = rotate(q).astype(dtype)
+        k = k if "keys not turned" in slips else rotate(k).astype(dtype)
+        trace |= {at + "attn.q_rot": q, at + "attn.k_rot": k}
+
+        group = heads // kv_heads
+        tile = "tiled heads" in slips
+        many_k = np.tile(k, (1, group, 1)) if tile else np.repeat(k, group, 1)
+        many_v = np.tile(v, (1, group, 1)) if tile else np.repeat(v, group, 1)
+        scores = q.swapaxes(0, 1) @ many_k.transpose(1, 2, 0)
+        if "scaled twice" in slips:
+            scores = scores / size
+        elif "not scaled" not in slips:
+            scores = scores / np.asarray(size**0.5, dtype)
+        trace[at + "attn.scores_unmasked"] = scores
+        i, j = np.arange(length)[:, None], np.arange(length)
+        visible = j <= i
+        window = config.window(layer)
+        if window is not None and "window forgotten" not in slips:
+            visible = visible & (j > i - window)
+        if "mask off by one" in slips:
+            visible = j <= i + 1
+        if "mask forgotten" not in slips:
+            scores = np.where(visible, scores, -np.inf)
+        trace[at + "attn.scores"] = scores
+        pattern = softmax(scores.astype(np.float32)).astype(dtype)
+        if "softmax over queries" in slips:
+            pattern = softmax(scores.swapaxes(1, 2)).swapaxes(1, 2)
+        trace[at + "attn.pattern"] = pattern
+        values = many_k if "keys as values" in slips else many_v
+        z = (pattern @ values.swapaxes(0, 1)).swapaxes(0, 1)
+        trace[at + "attn.z"] = z
+        merged = z.reshape(length, heads * size)
+        if "merged without transpose" in slips:
+            merged = np.ascontiguousarray(z.swapaxes(0, 1)).reshape(length, heads * size)
+        out = project("wo", merged, "bo")
+        trace[at + "attn.out"] = out
+
+        h = x + out
+        if "residual forgotten" in slips and layer == 1:
+            h = out
+        if "residual of the norm" in slips:
+            h = normed + out
+        trace[at + "resid_mid"] = h
+        normed = norm(x if "parallel blocks" in slips else h, layer_weight(layer, "mlp_norm"))
+        trace[at + "mlp_norm"] = normed
+        gate = normed @ layer_weight(layer, "gate").T
+        up = normed @ layer_weight(layer, "up").T
+        if "w1 and w3 swapped" in slips:
+            gate, up = up, gate
+        trace |= {at + "mlp.gate": gate, at + "mlp.up": up}
+        act = gate / (1 + np.exp(-gate)) * up
+        if "relu" in slips:
+            act = np.maximum(gate, 0) * up
+        trace[at + "mlp.act"] = act
+        mlp = act @ layer_weight(layer, "down").T
+        trace[at + "mlp.out"] = mlp
+        x = embed + mlp if "mlp residual from the embedding" in slips else h + mlp
+        if "mlp residual from the input" in slips:
+            x = trace[at + "resid_pre"] + mlp
+        trace[at + "resid_post"] = x
+
+    last = x if "final norm forgotten" in slips else norm(x, w["final_norm"])
+    trace["final_norm"] = last
+    head = w["embed"] if config.tie_embeddings or "tied by mistake" in slips else w["lm_head"]
+    trace["logits"] = last @ head.T
+    return {name: np.asarray(array).astype(dtype) for name, array in trace.items()}
+
+
+# ---- right is right ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, bfloat16], ids=str)
+def test_a_right_model_is_right_and_its_rounding_is_not_blamed(config, kind):
+    weights = raw_weights(config)
+    if np.dtype(kind).itemsize == 2:
+        weights = {name: w.astype(kind).astype(np.float32) for name, w in weights.items()}
+    model = Transformer(config, weights)
+    mine = learner(config, weights, IDS, dtype=kind)
+    report = sf.check_trace(mine, model, IDS)
+    assert report.ok, report
+    assert report
+    assert report.raise_if_wrong() is report
+    assert set(report.checked) == set(mine)
+    assert (report.unknown, report.missing, report.first_wrong) == ({}, (), None)
+    wide = {name: array.astype(np.float32) for name, array in mine.items()}
+    assert sf.check_trace(wide, model, IDS).ok  # rounded to 16 bits, then widened
+    for few in (["logits"], [name for name in mine if name.endswith(("resid_post", "attn.z"))]):
+        assert sf.check_trace({name: wide[name] for name in few}, model, IDS).ok
+
+
+def test_the_models_own_trace_is_right(config):
+    model = Transformer(config, raw_weights(config))
+    for ids in (IDS, [IDS], [IDS, IDS[::-1]], [7], np.array([[1], [2]])):
+        _, trace = model.run_with_cache(ids)
+        report = sf.check_trace(trace, model, ids)
+        assert report.ok, report
+        assert list(report.checked) == list(trace)
+
+
+def test_the_drift_of_float16_really_is_larger_than_what_one_step_may_be_off():
+    """Or the tests above would show nothing."""
+    config = CONFIGS["llama"]
+    weights = {n: w.astype(np.float16).astype(np.float32) for n, w in raw_weights(config).items()}
+    model = Transformer(config, weights)
+    mine = learner(config, weights, IDS, dtype=np.float16)
+    _, right = model.run_with_cache(IDS)
+    with pytest.raises(AssertionError, match="is not close"):
+        sf.testing.assert_close(mine["logits"], right["logits"])
+
+
+def test_a_language_model_is_taken_as_well(llama):
+    model, _ = llama
+    _, trace = model.run_with_cache(IDS)
+    assert sf.check_trace(trace, LanguageModel(model), IDS).ok
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+# model, slip, where it shows first, words of the diagnosis
+MISTAKES = [
+    ("llama", "cut without transpose", "layers.0.attn.q", "split without a transpose"),
+    ("llama", "wq not transposed", "layers.0.attn.q", "not transposed"),
+    ("llama", "wq of layer 0", "layers.1.attn.q", "layer 0's wq"),
+    ("llama", "attn_norm of layer 0", "layers.1.attn_norm", "layer 0's attn_norm"),
+    ("llama", "norm weight of the other", "layers.1.attn_norm", "mlp_norm"),
+    ("llama", "k for v", "layers.0.attn.v", "k for v: this is what wk gives"),
+    ("llama", "v of the stream", "layers.0.attn.v", "from the stream, not from its norm"),
+    ("llama", "rope layout", "layers.0.attn.q_rot", "half and interleaved are swapped"),
+    ("llama", "rope backwards", "layers.0.attn.q_rot", "turned the other way round"),
+    ("llama", "other theta", "layers.0.attn.q_rot", "theta is 10,000"),
+    ("llama", "positions from 1", "layers.0.attn.q_rot", "one too high"),
+    ("llama", "keys not turned", "layers.0.attn.k_rot", "not turned at all"),
+    ("llama", "not scaled", "layers.0.attn.scores_unmasked", "not scaled"),
+    ("llama", "scaled twice", "layers.0.attn.scores_unmasked", "scaled twice"),
+    ("llama", "tiled heads", "layers.0.attn.scores_unmasked", "tiled"),
+    ("llama", "mask forgotten", "layers.0.attn.scores", "mask is forgotten"),
+    ("llama", "mask off by one", "layers.0.attn.scores", "one key too many"),
+    ("llama", "softmax over queries", "layers.0.attn.pattern", "over the queries"),
+    ("llama", "keys as values", "layers.0.attn.z", "key is used as the value"),
+    ("llama", "merged without transpose", "layers.0.attn.out", "merged without a transpose"),
+    ("llama", "wo of layer 2", "layers.0.attn.out", "layer 2's wo"),
+    ("llama", "residual forgotten", "layers.1.resid_mid", "residual is forgotten"),
+    ("llama", "residual of the norm", "layers.0.resid_mid", "normed value, not to the stream"),
+    ("llama", "parallel blocks", "layers.0.mlp_norm", "what attention gave is lost"),
+    ("llama", "mlp_norm of layer 2", "layers.0.mlp_norm", "layer 2's mlp_norm"),
+    ("llama", "mlp of layer 0", "layers.1.mlp.gate", "layer 0's gate (w1)"),
+    ("llama", "up of layer 2", "layers.0.mlp.up", "layer 2's up (w3)"),
+    ("llama", "w1 and w3 swapped", "layers.0.mlp.gate", "what up (w3) gives"),
+    ("llama", "relu", "layers.0.mlp.act", "relu instead of silu"),
+    ("llama", "down of layer 0", "layers.1.mlp.out", "layer 0's down (w2)"),
+    ("llama", "mlp residual from the input", "layers.0.resid_post", "what attention gave is lost"),
+    ("llama", "mlp residual from the embedding", "layers.0.resid_post", "layer's input"),
+    ("llama", "final norm forgotten", "final_norm", "final norm is forgotten"),
+    ("llama", "tied by mistake", "logits", "lm_head of its own"),
+    ("qwen3", "k_norm for q", "layers.0.attn.q_normed", "normalised with k_norm"),
+    ("qwen3", "rope layout", "layers.0.attn.q_rot", "half and interleaved are swapped"),
+    ("qwen3", "q_norm forgotten", "layers.0.attn.q_rot", "without its norm"),
+    ("qwen3", "k for v", "layers.0.attn.v", "k for v"),
+    ("qwen3", "final norm forgotten", "final_norm", "final norm is forgotten"),
+    ("qwen2", "bias forgotten", "layers.0.attn.q", "bias is forgotten"),
+    ("qwen2", "k for v", "layers.0.attn.v", "k for v"),
+    ("mistral", "window forgotten", "layers.1.attn.scores", "window"),
+    ("llama3.1", "rope scaling forgotten", "layers.0.attn.q_rot", "scaling"),
+]
+
+
+@pytest.mark.parametrize(("name", "slip", "first", "words"), MISTAKES)
+def test_a_mistake_is_found_where_it_is_made_and_named(name, slip, first, words):
+    config = CONFIGS[name]
+    weights = raw_weights(config)
+    model = Transformer(config, weights)
+    mine = learner(config, weights, IDS, slip)
+    report = sf.check_trace(mine, model, IDS)
+    assert not report
+    assert report.first_wrong == first, report
+    assert any(words in mistake.title for mistake in report.diagnosis), report
+    # What comes before it in the order of computation is right, what comes after is left alone.
+    order = [n for n in learner(config, weights, IDS) if n in (*report.checked, first)]
+    assert order[-1] == first
+    assert set(report.checked) | {first} | set(report.not_checked) == set(mine)
+    assert all(name in report.checked for name in report.after)
+    assert report.after
+    with pytest.raises(sf.CheckError, match="is wrong while"):
+        report.raise_if_wrong()
+
+
+SPARSE = [  # names that are left, slip, where it shows, words
+    ("resid_post", "mlp of layer 0", "layers.1.resid_post", "gate, up and down (w1, w3, w2)"),
+    ("resid_post", "k for v", "layers.0.resid_post", "k for v"),
+    ("resid_post", "rope layout", "layers.0.resid_post", "half and interleaved are swapped"),
+    ("resid_post", "tiled heads", "layers.0.resid_post", "tiled"),
+    ("resid_post", "residual forgotten", "layers.1.resid_post", "residual is forgotten"),
+    ("attn.out", "mlp of layer 0", "layers.2.attn.out", "of layer 0"),
+    ("attn.out", "w1 and w3 swapped", "layers.1.attn.out", "swapped"),
+    ("logits", "final norm forgotten", "logits", "final norm is forgotten"),
+    ("logits", "mlp of layer 0", "logits", "gate, up and down (w1, w3, w2)"),
+    ("logits", "not scaled", "logits", "not scaled"),
+    ("logits", "mask off by one", "logits", "one key too many"),
+]
+
+
+@pytest.mark.parametrize(("left", "slip", "first", "words"), SPARSE)
+def test_a_mistake_is_found_when_the_steps_around_it_are_not_there(llama, left, slip, first, words):
+    model, weights = llama
+    mine = learner(CONFIGS["llama"], weights, IDS, slip)
+    mine = {name: array for name, array in mine.items() if name.endswith(left)}
+    report = sf.check_trace(mine, model, IDS)
+    assert report.first_wrong == first
+    assert any(words in mistake.title for mistake in report.diagnosis), report
+
+
+def test_two_mistakes_one_after_the_other(llama):
+    """The second shows once the first is mended; a step is judged by the learner's own values."""
+    model, weights = llama
+    mine = learner(CONFIGS["llama"], weights, IDS, "not scaled", "final norm forgotten")
+    assert sf.check_trace(mine, model, IDS).first_wrong == "layers.0.attn.scores_unmasked"
+    mine = learner(CONFIGS["llama"], weights, IDS, "final norm forgotten")
+    assert sf.check_trace(mine, model, IDS).first_wrong == "final_norm"
+
+
+def test_few_bits_on_the_way_are_named(llama):
+    model, weights = llama
+    mine = learner(CONFIGS["llama"], weights, IDS)
+    x = mine["layers.0.resid_pre"].astype(np.float16)
+    eps = np.float16(CONFIGS["llama"].norm_eps)
+    normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    mine["layers.0.attn_norm"] = normed.astype(np.float32) * weights["layers.0.attn_norm"]
+    report = sf.check_trace(mine, model, IDS)
+    assert report.first_wrong == "layers.0.attn_norm"
+    assert any("16" in mistake.title for mistake in report.diagnosis), report
+
+
+def test_what_nothing_explains_is_described_and_not_guessed(llama):
+    model, weights = llama
+    mine = learner(CONFIGS["llama"], weights, IDS)
+    mine["layers.1.attn.z"] = mine["layers.1.attn.z"].copy()
+    mine["layers.1.attn.z"][3, 2] = np.sin(mine["layers.1.attn.z"][3, 2] * 9)
+    report = sf.check_trace(mine, model, IDS)
+    assert report.first_wrong == "layers.1.attn.z"
+    assert report.diagnosis == ()
+    assert "position 3" in repr(report)
+    assert "head 2" in repr(report)
+
+
+def test_nan_and_shapes_and_no_numbers(llama):
+    model, weights = llama
+    right = learner(CONFIGS["llama"], weights, IDS)
+    report = sf.check_trace(right | {"final_norm": right["final_norm"] * np.nan}, model, IDS)
+    assert report.first_wrong == "final_norm"
+    assert "NaN" in repr(report)
+    report = sf.check_trace(right | {"final_norm": right["final_norm"][:-1]}, model, IDS)
+    assert report.first_wrong == "final_norm"
+    assert report.report.expected == (7, 24)
+    assert "needs (7, 24)" in repr(report)
+    report = sf.check_trace(right | {"embed": "text"}, model, IDS)
+    assert report.first_wrong == "embed"
+
+
+# ---- names and axes ------------------------------------------------------------------------------
+
+
+def test_the_names_of_the_walkthrough(llama):
+    """Its variables after the chapters on layer 0, with v = k as it is printed there."""
+    model, weights = llama
+    config = CONFIGS["llama"]
+    right = learner(config, weights, IDS)
+    wrong = learner(config, weights, IDS, "k for v")
+    names = {
+        "token_embeddings_unnormalized": "embed",
+        "token_embeddings": "layers.0.attn_norm",
+        "embedding_delta": "layers.0.attn.out",
+        "embedding_after_edit": "layers.0.resid_mid",
+        "embedding_after_edit_normalized": "layers.0.mlp_norm",
+        "fc_up": "layers.0.mlp.up",
+        "output_after_feedforward": "layers.0.mlp.out",
+        "layer_0_embedding": "layers.0.resid_post",
+        "final_embedding": "final_norm",
+    }
+    heads = {  # of head 0 alone, positions first
+        "q_per_token": "attn.q",
+        "q_per_token_rotated": "attn.q_rot",
+        "k_per_token": "attn.k",
+        "k_per_token_rotated": "attn.k_rot",
+        "v_per_token": "attn.v",
+        "qkv_attention": "attn.z",
+    }
+    squares = {
+        "qk_per_token": "attn.scores_unmasked",
+        "qk_per_token_after_masking": "attn.scores",
+        "qk_per_token_after_masking_after_softmax": "attn.pattern",
+    }
+
+    def walk(trace):
+        mine = {own: trace[name] for own, name in names.items()}
+        mine |= {own: trace[f"layers.0.{name}"][:, 0] for own, name in heads.items()}
+        mine |= {own: trace[f"layers.0.{name}"][0] for own, name in squares.items()}
+        mine["stacked_qkv_attention"] = trace["layers.0.attn.z"].reshape(7, -1)
+        mine["qkv_attention_store"] = list(trace["layers.0.attn.z"].swapaxes(0, 1))
+        mine["logits"] = trace["logits"][-1]
+        return {own: torch.tensor(np.asarray(x)) if own != "qkv_attention_store" else x
+                for own, x in mine.items()}  # fmt: skip
+
+    report = sf.check_trace(walk(right), model, IDS)
+    assert report.ok, report
+    assert len(report.checked) == len(walk(right))
+    report = sf.check_trace(walk(wrong), model, IDS)
+    assert report.first_wrong == "layers.0.attn.v (v_per_token)"
+    assert [mistake.name for mistake in report.diagnosis] == ["layer.wk_for_wv"]
+
+
+def test_the_loop_of_the_walkthrough_has_the_mlp_of_layer_0(llama):
+    model, weights = llama
+    wrong = learner(CONFIGS["llama"], weights, IDS, "mlp of layer 0")
+    mine = {f"layer_{i}_embedding": wrong[f"layers.{i}.resid_post"] for i in range(3)}
+    report = sf.check_trace(mine | {"logits": wrong["logits"]}, model, IDS)
+    assert report.first_wrong == "layers.1.resid_post (layer_1_embedding)"
+    (found,) = report.diagnosis
+    assert found.name == "layer.mlp_of_layer_0"
+
+
+def heads_first(x):
+    return x.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("slip", ["", "rope layout"])
+@pytest.mark.parametrize(
+    ("own", "name", "change"),
+    [
+        ("blocks.1.attn.hook_rot_q", "layers.1.attn.q_rot", lambda x: x[None]),
+        ("model.layers.1.q_embed", "layers.1.attn.q_rot", heads_first),
+        ("q_rot_layer1", "layers.1.attn.q_rot", lambda x: heads_first(x)[None]),
+        ("layers.1.attn.q_rot", "layers.1.attn.q_rot", lambda x: x.reshape(7, -1)),
+        (("attn.q_rot", 1, 3), "layers.1.attn.q_rot", lambda x: x[:, 3]),
+        ("layers.1.attn.q_rot.head4", "layers.1.attn.q_rot", lambda x: x[None, :, 4]),
+        ("layers.1.attn.k_rot", "layers.1.attn.k_rot", lambda x: np.repeat(x, 3, axis=1)),
+        ("layers.1.attn.k_rot", "layers.1.attn.k_rot", lambda x: heads_first(np.repeat(x, 3, 1))),
+    ],
+)
+def test_names_and_axes_of_others(llama, slip, own, name, change):
+    model, weights = llama
+    before = learner(CONFIGS["llama"], weights, IDS)["layers.0.resid_post"]
+    mine = learner(CONFIGS["llama"], weights, IDS)
+    wrong = learner(CONFIGS["llama"], weights, IDS, slip) if slip else mine
+    if slip:  # only the step in question is wrong
+        x = sf.rope(
+            heads_first(mine[name.replace("_rot", "")]).copy(), layout="half", theta=500000.0
+        )
+        wrong = {name: x.swapaxes(0, 1)}
+    report = sf.check_trace({"layers.0.resid_post": before, own: change(wrong[name])}, model, IDS)
+    assert report.ok == (not slip), report
+    if slip:
+        assert report.diagnosis[0].name == "rope.layout_swapped", report
+
+
+def test_heads_one_by_one(llama):
+    model, weights = llama
+    right = learner(CONFIGS["llama"], weights, IDS)
+    mine = {("layers.0.attn.z", head): right["layers.0.attn.z"][:, head] for head in range(6)}
+    assert sf.check_trace(mine, model, IDS).ok
+    mine["layers.0.attn.z", 4] = mine["layers.0.attn.z", 4][::-1]
+    report = sf.check_trace(mine, model, IDS)
+    assert report.first_wrong == "layers.0.attn.z, head 4 (('layers.0.attn.z', 4))"
+    assert report.checked == tuple(f"layers.0.attn.z, head {head}" for head in range(4))
+
+
+def test_own_names_and_unknown_ones(llama):
+    model, weights = llama
+    right = learner(CONFIGS["llama"], weights, IDS)
+    mine = {"after_attention": right["layers.0.resid_mid"], "layers.0.mlp_nrm": 1, "loss": 2.5}
+    report = sf.check_trace(mine, model, IDS, aliases={"after_attention": "layers.0.resid_mid"})
+    assert report.ok
+    assert report.checked == ("layers.0.resid_mid",)
+    assert set(report.unknown) == {"layers.0.mlp_nrm", "loss"}
+    assert "layers.0.mlp_norm" in report.unknown["layers.0.mlp_nrm"]
+    assert "layers.0.mlp_norm" in repr(report)
+    assert "layers.0.resid_mid" not in report.missing
+    assert "layers.0.mlp_norm" in report.missing
+    with pytest.raises(ValueError, match=r"no name in mine is known: 'loss'; the model's own are"):
+        sf.check_trace({"loss": 2.5}, model, IDS)
+
+
+def test_what_is_no_trace_is_refused(llama):
+    model, _ = llama
+    with pytest.raises(TypeError, match="mine is a list, needs a dict of arrays"):
+        sf.check_trace([1], model, IDS)
+    with pytest.raises(TypeError, match="model is a dict, needs what from_pretrained gives"):
+        sf.check_trace({}, {}, IDS)
+    with pytest.raises(TypeError, match="ids are float64"):
+        sf.check_trace({"embed": 1}, model, [0.5])
+    with pytest.raises(IndexError, match="999"):
+        sf.check_trace({"embed": 1}, model, [999])
+
+
+# ---- how it is shown -----------------------------------------------------------------------------
+
+
+def test_the_report_reads_well(llama):
+    model, weights = llama
+    wrong = learner(CONFIGS["llama"], weights, IDS, "mlp of layer 0")
+    report = sf.check_trace(wrong, model, IDS)
+    lines = repr(report).splitlines()
+    assert lines[0] == "✗ layers.1.mlp.gate is wrong while layers.1.mlp_norm is right"
+    assert lines[1] == "  ✓ embed"
+    assert lines[2].startswith("  ✓ layers.0: resid_pre attn_norm attn.q ")
+    assert any("this is what layer 0's gate (w1) gives" in line for line in lines)
+    assert any("not looked at, for it comes after: layers.1.mlp.up" in line for line in lines)
+    html = report._repr_html_()
+    assert "layers.1.mlp.gate is wrong while" in html
+    assert "layer 0&#x27;s gate (w1)" in html
+    right = sf.check_trace(learner(CONFIGS["llama"], weights, IDS), model, IDS)
+    assert "layers.0 to 2: resid_pre" in repr(right)
+    assert right._repr_html_().count("✓") == 4
+
+
+# ---- every mistake of the catalogue --------------------------------------------------------------
+
+
+WHOLE = sorted(name for name in CATALOGUE.variations if name.startswith(("layer.", "model.")))
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if "cache" not in name])
+def test_every_mistake_of_whole_models_is_found(name):
+    """In the second layer, or at the end; where it is the only one or named among others."""
+    variation = CATALOGUE[name]
+    config = dataclasses.replace(CONFIGS["qwen3"], tie_embeddings=False, num_kv_heads=6, head_dim=4)
+    model = Transformer(config, raw_weights(config))
+    steps = ModelSteps(model, np.array([IDS]))
+    target, *others = (step.partition(".")[2] for step in variation.replaces)
+    if name.startswith("layer."):
+        target = "resid_post" if others else target
+        target = next(n for n in steps.names if n.startswith("layers.1.") and variable(n) == target)
+    mine = {n: steps.right[n][0] for n in steps.names[: steps.names.index(target)]}
+    if others:  # nothing in between is there
+        mine = {n: x for n, x in mine.items() if n == "layers.1.resid_pre"}
+    program, variables = steps.part(target, {n: x[None] for n, x in mine.items()}, lambda x: x)
+    out = Run(np.float32, variation.replaces)(program, **variables).out
+    report = sf.check_trace(mine | {target: np.asarray(out)[0]}, model, IDS)
+    assert report.first_wrong == target
+    assert name in [mistake.name for mistake in report.diagnosis], report
