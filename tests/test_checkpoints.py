@@ -398,6 +398,18 @@ def test_two_formats_in_one_directory_ask_for_one(copy_of):
     assert "has its config inside" in refusal(folder, format="meta", config={})
 
 
+def test_the_command_line_asks_for_a_format_too(copy_of, capsys):
+    folder = copy_of("llama3")
+    tiny_models.save_meta(folder, tiny_models.make("llama3"), tiny_models.meta_params())
+    assert cli.main(["info", str(folder)]) == 2
+    assert 'say which one to read: format="meta"' in capsys.readouterr().err
+    for format in ("meta", "huggingface"):
+        assert cli.main(["info", str(folder), "--format", format]) == 0
+        assert f"format             {format}\n" in capsys.readouterr().out
+    assert cli.main(["run", str(folder), "a", "--format", "meta"]) == 2
+    assert "a prompt of text needs a tokenizer" in capsys.readouterr().err
+
+
 def test_files_of_pytorch_beside_safetensors_are_no_second_checkpoint(copy_of):
     folder = copy_of("llama3")
     for name in ("pytorch_model.bin", "training_args.bin", "optimizer.bin"):

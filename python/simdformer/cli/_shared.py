@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 __all__ = [
+    "add_format",
     "add_model",
     "add_model_options",
     "add_sampling",
@@ -66,8 +67,18 @@ def add_model(parser: argparse.ArgumentParser, *, otherwise: str | None = None) 
     )
 
 
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """The option --format."""
+    parser.add_argument(
+        "--format",
+        choices=("meta", "huggingface", "minimind", "llama2.c"),
+        help="of the checkpoint, where MODEL holds several",
+    )
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """How a checkpoint is loaded."""
+    add_format(parser)
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="default: the one beside the model"
     )
@@ -93,6 +104,7 @@ def load(options: argparse.Namespace) -> "LanguageModel":
         dtype=options.dtype,
         max_seq_len=options.max_seq_len,
         tokenizer=options.tokenizer,
+        format=options.format,
     )
 
 

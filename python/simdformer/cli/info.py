@@ -21,13 +21,14 @@ def add(commands: "shared.Commands") -> None:
         "how many parameters each part has, and the memory it will take.",
     )
     shared.add_model(parser, otherwise="show the library")
+    shared.add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.model is None:
         sf.show_config()
         return 0
-    checkpoint = read_checkpoint(options.model)
+    checkpoint = read_checkpoint(options.model, options.format)
     config = checkpoint.config
     tokenizer = find_tokenizer(checkpoint)
     dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})

@@ -62,6 +62,7 @@ class LanguageModel:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
+        """None when the checkpoint has none; ImportError when its package is missing."""
         if isinstance(self._tokenizer, ImportError):
             raise self._tokenizer
         return self._tokenizer
