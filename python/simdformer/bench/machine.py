@@ -35,8 +35,12 @@ class Machine:
     def __str__(self) -> str:
         """One line."""
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
-        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
-        return f"{self.cpu}, {self.isa}, {threads}; {versions}"
+        return f"{self.title}; {versions}"
+
+    @property
+    def title(self) -> str:
+        """Without the versions."""
+        return f"{self.cpu}, {self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -132,7 +132,7 @@ class Linear(Work):
 
     @property
     def operation(self) -> str:
-        return "linear" if self.packed else "linear, weight not packed"
+        return "linear"
 
     @property
     def flops(self) -> int:

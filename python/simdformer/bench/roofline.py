@@ -22,6 +22,7 @@ STYLES: dict[str, dict[str, Any]] = {
     torch_peer.NAME: {"marker": "^", "color": "#D55E00", "s": 24, "zorder": 3},
     onnxruntime_peer.NAME: {"marker": "s", "color": "#009E73", "s": 18, "zorder": 3},
 }
+FONT = 8  # points
 
 
 def save_roofline(results: Results, file: Path) -> None:
@@ -45,7 +46,7 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
         ax = new_axes()
     shown = [result for result in results.results if not result.case.tiny and result.measured]
     intensities = [result.case.work.intensity for result in shown] or [1.0]
-    left, right = min(intensities) / 2, max(max(intensities) * 2, ridge(results.limits) * 4)
+    left, right = min(intensities) / 5, max(max(intensities) * 2, ridge(results.limits) * 4)
     draw_roofs(ax, results.limits, left, right)
     for name, style in STYLES.items():
         dots = [
@@ -56,25 +57,18 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
         if dots:
             x, y = np.transpose(dots)
             ax.scatter(x, y, label=name, linewidths=0, alpha=0.85, **style)
-    for result in top_of_each_operation(shown):
-        ax.annotate(
-            result.case.work.operation,
-            (result.case.work.intensity, height(result)),
-            textcoords="offset points",
-            xytext=(0, 7),
-            ha="center",
-            fontsize=8,
-        )
     ax.set(
         xscale="log",
         yscale="log",
         xlim=(left, right),
         xlabel="floating-point operations a byte",
         ylabel="GFLOPS",
-        title=f"{results.machine.cpu}, {results.machine.isa}, {results.machine.threads} threads",
+        title=results.machine.title,
     )
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, loc="lower right", fontsize=9)
+    ax.set_ylim(top=2 * results.limits.gflops)  # room for names
+    write_names(ax, top_of_each_operation(shown))
     return ax
 
 
@@ -93,6 +87,25 @@ def ridge(limits: Limits) -> float:
     return limits.gflops / limits.levels[-1].gigabytes_per_second
 
 
+def write_names(ax: "Axes", results: list[Result]) -> None:
+    """The operation above its highest dot, or as far above as needs be to be readable."""
+    points_a_pixel = 72 / ax.figure.dpi
+    taken: list[tuple[float, float, float]] = []  # left, right and bottom, in points
+    for result in sorted(results, key=height):
+        name, dot = result.case.work.operation, (result.case.work.intensity, height(result))
+        x, y = ax.transData.transform(dot) * points_a_pixel
+        reach = 0.3 * FONT * len(name)  # half of its width, about
+        start, end, up = x - reach, x + reach, 7.0
+        for left, right, bottom in sorted(taken, key=lambda box: box[2]):
+            if start < right and left < end and abs(y + up - bottom) < 1.2 * FONT:
+                up = bottom - y + 1.2 * FONT
+        taken.append((start, end, y + up))
+        ax.annotate(
+            name, dot, (0, up), textcoords="offset points", ha="center", fontsize=FONT, zorder=5,
+            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "0.6"} if up > 7 else None,
+        )  # fmt: skip
+
+
 def draw_roofs(ax: "Axes", limits: Limits, left: float, right: float) -> None:
     x = np.geomspace(left, right, 200)
     for level in limits.levels:
@@ -101,17 +114,16 @@ def draw_roofs(ax: "Axes", limits: Limits, left: float, right: float) -> None:
             f"{level.name} {level.gigabytes_per_second:.0f} GB/s",
             (left, level.gigabytes_per_second * left),
             textcoords="offset points",
-            xytext=(4, 6),
-            fontsize=8,
+            xytext=(12, 2),
+            fontsize=FONT,
             color="0.4",
         )
     ax.annotate(
         f"{limits.gflops:.0f} GFLOPS float32",
-        (right, limits.gflops),
+        (limits.gflops / limits.levels[0].gigabytes_per_second, limits.gflops),
         textcoords="offset points",
-        xytext=(-4, 4),
-        ha="right",
-        fontsize=8,
+        xytext=(0, 4),
+        fontsize=FONT,
         color="0.4",
     )
 
