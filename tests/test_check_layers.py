@@ -2,6 +2,8 @@
 as the operations. That each of their mistakes is found is tested in test_mistakes.py."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from conftest import normal, relaid, to_torch, torch_rope
 from simdformer import nn
 from simdformer.learn.check import check
 from simdformer.learn.operation import bind
-from simdformer.learn.program import OPERATIONS, Run
+from simdformer.learn.program import CATALOGUE, OPERATIONS, Run
 
 # ---- wrong ---------------------------------------------------------------------------------------
 
@@ -27,6 +29,16 @@ def test_two_mistakes_at_once_are_found(rng):
     report = check(sf.layer_norm, mine, x, weight, bias, eps=1e-6)
     found = {mistake.name for mistake in report.diagnosis}
     assert found == {"layer_norm.n_minus_one", "layer_norm.bias_forgotten"}
+
+
+def test_wide_weights_are_sampled_though_the_sequences_are_few(rng):
+    hidden_size, num_heads = 512, 8
+    wq, wk, wv, wo = (normal(rng, hidden_size, hidden_size, scale=512**-0.5) for _ in range(4))
+    x = normal(rng, 2, 6, hidden_size)
+    layer = nn.MultiHeadAttention(hidden_size, num_heads, wq, wk, wv, wo)
+    wrong = nn.MultiHeadAttention(hidden_size, num_heads, wk, wk, wv, wo)(x, x, x)
+    report = check(layer, wrong, x, x, x)
+    assert [mistake.name for mistake in report.diagnosis] == ["projections.weights_kkv"]
 
 
 def test_an_eps_that_makes_no_difference_is_right(rng):
@@ -209,3 +221,21 @@ def test_the_programs_of_attention_layers(batch, mask, rng):
 
 def test_every_layer_has_a_program():
     assert {getattr(nn, name) for name in nn.__all__} <= OPERATIONS.keys()
+
+
+def sections(notebook):
+    """The numbers of a notebook's chapters: § 5, and of its exercises."""
+    found = set()
+    for first, last in re.findall(r"^# ## (\d+)(?: to (\d+))? ·", notebook, re.MULTILINE):
+        found |= {f"§{i}" for i in range(int(first), int(last or first) + 1)}
+    return found | {
+        f"exercise {i}" for i in re.findall(r"^# ## Exercise (\d+)", notebook, re.MULTILINE)
+    }
+
+
+def test_mistakes_belong_to_chapters_that_exist():
+    known = set()
+    for path in (Path(__file__).parents[1] / "notebooks").glob("0*.py"):
+        known |= {f"{path.name[:2]} {section}" for section in sections(path.read_text())}
+    assert len(known) > 40
+    assert {variation.mistake.step for variation in CATALOGUE} - {""} <= known

@@ -184,7 +184,7 @@ def some_sequences(
     work = int(np.prod(shape)) + variables["num_heads"] * int(np.prod(shape[:-1])) * shape[-2]
     if max(work, np.size(wo)) <= limit:
         return None
-    batch = max(1, limit * shape[0] // work) if len(shape) > 2 else None
+    batch = min(shape[0], max(1, limit * shape[0] // work)) if len(shape) > 2 else None
     work //= shape[0] // batch if batch else 1
     first = slice(0, batch)
     causal = isinstance(variables["mask"], str) and work > limit
