@@ -13,7 +13,7 @@ from simdformer import nn
 from simdformer.learn.mistakes.norms import layer_norm, rms_norm
 from simdformer.learn.program import OPERATIONS, Program, State, Variation, mistake
 
-BLOCK = "02 §8"
+BLOCK = "04 §9"
 
 block = Program("block", of=nn.TransformerBlock, axes=("position", "channel"))
 OPERATIONS[nn.RMSNorm] = rms_norm

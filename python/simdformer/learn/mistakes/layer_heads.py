@@ -16,7 +16,7 @@ from simdformer.learn.mistakes.rope_frequencies import ROPE
 from simdformer.learn.mistakes.split_heads import HEADS, merge_heads
 from simdformer.learn.program import State, mistake
 
-QK_NORM = "03 §4"
+QK_NORM = "04 §4"
 
 
 # ---- mistakes: the axis of the heads -------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional
-from simdformer.learn.mistakes.rope_frequencies import ROPE, rope_frequencies
+from simdformer.learn.mistakes.rope_frequencies import LAYOUT, ROPE, rope_frequencies
 from simdformer.learn.program import Program, State, mistake
 from simdformer.learn.sampling import rows_of
 
@@ -115,7 +115,7 @@ def some_positions(
     "and 2i + 1; code for the one runs on the other without a word.",
     fix="Pair the elements as the layout says. On the same weights the two agree only after the "
     "rows of wq and wk are permuted.",
-    step=ROPE,
+    step=LAYOUT,
 )
 def layout_swapped(s: State) -> None:
     s.layout = "interleaved" if s.layout == "half" else "half"
@@ -136,7 +136,7 @@ def spread(s: State, table: Any) -> tuple[Any, Any]:
     "mixed.",
     fix="With rotate_half write np.concatenate([table, table], -1), with neighbouring pairs "
     "np.repeat(table, 2, axis=-1).",
-    step=ROPE,
+    step=LAYOUT,
 )
 def layouts_mixed(s: State) -> None:
     a, b = s.plain[..., s.first], s.plain[..., s.second]
@@ -153,7 +153,7 @@ def layouts_mixed(s: State) -> None:
     "they should be interleaved, or the other way round.",
     fix="Put the results where the elements came from: out[..., 0::2] and out[..., 1::2] for "
     '"interleaved", the two halves for "half".',
-    step=ROPE,
+    step=LAYOUT,
 )
 def put_back_in_the_other_order(s: State) -> None:
     turn(s)

@@ -16,7 +16,7 @@ from simdformer.learn.mistakes.rope import (
     position,
     turn,
 )
-from simdformer.learn.mistakes.rope_frequencies import ROPE, THETAS, USUAL
+from simdformer.learn.mistakes.rope_frequencies import CACHE, ROPE, THETAS, USUAL
 from simdformer.learn.program import State, mistake
 
 # ---- mistakes: frequencies and angles ------------------------------------------------------------
@@ -153,7 +153,7 @@ mistake(
     cause="The position of a new token is the number of tokens before it, not the position of the "
     "last one.",
     fix="With a cache of n tokens the next token has position n, not n - 1.",
-    step=ROPE,
+    step=CACHE,
 )(shifted(-1))
 
 
@@ -163,7 +163,7 @@ mistake(
     cause="With a cache, the tokens of a call are not the first ones of the text.",
     fix="Add the number of tokens in the cache to np.arange(T), or use the positions that are "
     "given.",
-    step=ROPE,
+    step=CACHE,
 )
 def positions_restarted(s: State) -> None:
     s.positions, s.offset = None, 0

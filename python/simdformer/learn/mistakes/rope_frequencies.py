@@ -18,8 +18,8 @@ from simdformer.reference import (
     yarn_scaling,
 )
 
-ROPE = "02 §5"
-SCALING = "03 §5"
+ROPE, SCALING = "02 §5", "03 §12"
+LAYOUT, CACHE = "03 §10", "03 exercise 3"
 
 rope_frequencies = Program("rope_frequencies", of=functional.rope_frequencies, axes=("pair",))
 
