@@ -70,6 +70,8 @@ class Stopwatch:
         All have as many samples; one that is no peer may have fewer, when it would use up more than
         its share of the time.
         """
+        if not contestants:
+            return {}
         with no_garbage_collection():
             start = self.clock()
             found = {one.name: self.fastest(one.ways) for one in contestants}
