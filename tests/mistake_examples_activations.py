@@ -41,6 +41,7 @@ INSTEAD = {
     "mish": to_torch(F.mish),
     "tanh": to_torch(torch.tanh),
     "sigmoid": to_torch(torch.sigmoid),
+    "x_tanh": to_torch(lambda x: x * x.tanh()),
     "step": lambda x: (x > 0).astype(np.float32),
     "absolute": abs,
 }

@@ -161,12 +161,13 @@ wrong_cross("self_attention", "qqq")
 EPS = 1e-2
 
 
-def turn(x, theta=500.0):
+def turn(x, theta=500.0, dim=None):
     """transformers: (..., T, D), half."""
-    d = x.shape[-1]
+    d = dim or x.shape[-1]
     angle = torch.outer(
         torch.arange(x.shape[-2]).float(), theta ** -(torch.arange(0, d, 2).float() / d)
     )
+    angle = angle[:, : x.shape[-1] // 2]
     cos, sin = torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat([-b, a], -1) * sin
@@ -243,6 +244,10 @@ wrong_qwen3("qk_rope.values_turned", lambda *a: qwen3(*a, on_v=turn))
 wrong_qwen3(
     "rope_frequencies.theta_10000",
     lambda *a: qwen3(*a, turn_q=lambda q: turn(q, 1e4), turn_k=lambda k: turn(k, 1e4)),
+)
+wrong_qwen3(
+    "qk_rope.frequencies_of_hidden_size",
+    lambda *a: qwen3(*a, turn_q=lambda q: turn(q, dim=E), turn_k=lambda k: turn(k, dim=E)),
 )
 wrong_qwen3(
     "rope.positions_over_heads",

@@ -90,6 +90,7 @@ wrong_rms("rms_norm.over_tokens", lambda x, w, e: x / np.sqrt(ms(x, 1) + e) * w)
 wrong_rms("rms_norm.over_everything", lambda x, w, e: x / np.sqrt(ms(x, None) + e) * w)
 wrong_rms("rms_norm.over_first_axis", lambda x, w, e: x / np.sqrt(ms(x, 0) + e) * w)
 wrong_rms("rms_norm.over_tokens_and_elements", lambda x, w, e: x / np.sqrt(ms(x, (1, 2)) + e) * w)
+wrong_rms("rms_norm.over_batch_and_tokens", lambda x, w, e: x / np.sqrt(ms(x, (0, 1)) + e) * w)
 wrong_rms(
     "rms_norm.keepdims_lost",
     lambda x, w, e: x / np.sqrt(ms(x, keepdims=False) + e) * w,
@@ -183,6 +184,7 @@ for name, axis in {
     "over_everything": None,
     "over_first_axis": 0,
     "over_tokens_and_elements": (1, 2),
+    "over_batch_and_tokens": (0, 1),
 }.items():
     wrong_layer(
         f"layer_norm.{name}",

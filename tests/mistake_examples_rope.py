@@ -297,6 +297,17 @@ def _(rng):
     return mine, sf.rope, (x,), {"layout": "half", "rotary_dim": 4}
 
 
+@example("rope.frequencies_of_all_heads")
+def _(rng):
+    x = heads(rng)  # 4 of 16: the learner's table is made for 64
+    return (
+        with_tables(x, np.outer(POSITIONS, frequencies(dim=64)[:8])),
+        sf.rope,
+        (x,),
+        {"layout": "half"},
+    )
+
+
 @example("rope.last_part_turned")
 def _(rng):
     x = heads(rng)

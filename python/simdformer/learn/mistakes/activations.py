@@ -105,6 +105,7 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "mish": ("mish", lambda x: x * np.tanh(np.logaddexp(x, 0))),
     "tanh": ("tanh", np.tanh),
     "sigmoid": ("sigmoid", sigmoid_of),
+    "x_tanh": ("x * tanh(x)", lambda x: x * np.tanh(x)),
     "step": ("a step from 0 to 1", lambda x: np.where(x > 0, 1, 0).astype(x.dtype)),
     "absolute": ("the absolute value", np.abs),
 }

@@ -1,5 +1,7 @@
 """What goes wrong with the heads of attention layers: their axes, their norms, their RoPE."""
 
+from typing import Any
+
 import numpy as np
 
 from simdformer.learn.mistakes.attention import attention
@@ -12,7 +14,8 @@ from simdformer.learn.mistakes.attention_layers import (
     turn,
     turned,
 )
-from simdformer.learn.mistakes.rope_frequencies import ROPE
+from simdformer.learn.mistakes.rope import rope
+from simdformer.learn.mistakes.rope_frequencies import ROPE, rope_frequencies
 from simdformer.learn.mistakes.split_heads import HEADS, merge_heads
 from simdformer.learn.program import State, mistake
 
@@ -214,6 +217,35 @@ def keys_not_turned(s: State) -> None:
 )
 def values_turned(s: State) -> None:
     s.out = s.q, s.k, turned(s, s.v)
+
+
+def of_hidden_size(s: State, x: Any) -> Any:
+    heads, kv_heads, head_dim = s.q.shape[-3], s.k.shape[-3], s.q.shape[-1]
+    if s.inv_freq is not None or heads == kv_heads:  # the latter is a mistake of rope itself
+        return turned(s, x)
+    theta = 10000.0 if s.theta is None else s.theta
+    table = s.run(rope_frequencies, head_dim=heads * head_dim, theta=theta)
+    own = table.inv_freq[: head_dim // 2]
+    return s.run(rope, x=x, layout=s.rope_layout, positions=s.positions, inv_freq=own).out
+
+
+@mistake(
+    "qk_rope.turn_q",
+    "qk_rope.turn_k",
+    title="RoPE's exponents are divided by hidden_size instead of head_dim",
+    cause="D in theta ** (-2i/D) is the size of one head; with hidden_size only the fast half, or "
+    "less, of the frequencies is used.",
+    fix="Make the frequencies for head_dim.",
+    step=ROPE,
+)
+class FrequenciesOfHiddenSize:
+    @staticmethod
+    def turn_q(s: State) -> None:
+        s.q = of_hidden_size(s, s.q)
+
+    @staticmethod
+    def turn_k(s: State) -> None:
+        s.k = of_hidden_size(s, s.k)
 
 
 @mistake(

@@ -45,14 +45,19 @@ AXES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "x.mean() without an axis makes one number of everything.",
     ),
     "over_first_axis": (
-        lambda x: 0,
+        lambda x: 0 if x.ndim > 2 else -1,
         "over the first axis",
-        "Axis 0 is the batch, or the tokens: the elements of a token are the last axis.",
+        "Axis 0 is the batch: the elements of a token are the last axis.",
     ),
     "over_tokens_and_elements": (
-        lambda x: (-2, -1) if x.ndim > 1 else -1,
+        lambda x: (-2, -1) if x.ndim > 2 else -1,
         "over tokens and elements together",
         "Each sequence gets one number; every token needs its own.",
+    ),
+    "over_batch_and_tokens": (
+        lambda x: tuple(range(x.ndim - 1)) if x.ndim > 2 else -1,
+        "over batch and tokens, for each channel",
+        "That is BatchNorm: one channel of many tokens. Here it is all channels of one token.",
     ),
 }
 

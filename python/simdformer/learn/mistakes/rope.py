@@ -29,6 +29,7 @@ def inputs(s: State) -> None:
 
 @rope.step
 def frequencies(s: State) -> None:
+    s.from_theta = s.inv_freq is None
     if s.inv_freq is not None:
         s.inv_freq = s.run(given, inv_freq=s.inv_freq, dim=s.turned_dim).out
     else:

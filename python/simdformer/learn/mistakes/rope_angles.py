@@ -70,6 +70,22 @@ def frequencies_of_the_whole_head(s: State) -> None:
 
 
 @mistake(
+    "rope.frequencies",
+    title="the exponents are divided by the width of all heads instead of head_dim",
+    cause="D in theta ** (-2i/D) is the size of one head; with hidden_size only the fast half, or "
+    "less, of the frequencies is used.",
+    fix="Write np.arange(0, head_dim, 2) / head_dim.",
+    step=ROPE,
+)
+def frequencies_of_all_heads(s: State) -> None:
+    frequencies(s)
+    if s.from_theta and s.plain.ndim > 2:
+        width = s.plain.shape[-3] * s.plain.shape[-1]
+        theta = 10000.0 if s.theta is None else s.theta
+        s.inv_freq = own_frequencies(s, width, theta)[: len(s.inv_freq)]
+
+
+@mistake(
     "rope.turn",
     title="the last elements of each head are turned instead of the first",
     cause="rotary_dim counts from the front: the elements behind it stay as they are.",
