@@ -102,6 +102,20 @@ def test_a_walkthrough_checks_breaks_and_times_what_it_computes(source: Path) ->
     assert any(is_timing(cell) and "PyTorch" in cell.source for cell in cells)
 
 
+def test_every_mistake_points_at_a_section_that_is_there() -> None:
+    from simdformer.learn import check  # noqa: F401  (fills the catalogue)
+    from simdformer.learn.program import CATALOGUE
+
+    there = {
+        f"{source.stem[:2]} {'§' if title[1].isdigit() else ''}{title[1].lower()}"
+        for source in SOURCES
+        for title in re.finditer(r"^# ## (\d+|Exercise \d+) ·", source.read_text(), re.MULTILINE)
+    }
+    pointed_at = {known.mistake.step for known in CATALOGUE if known.mistake.step}
+    assert pointed_at
+    assert pointed_at <= there
+
+
 def test_execute_leaves_out_weights_of_the_reader(monkeypatch, tmp_path) -> None:
     source = tmp_path / "00_probe.py"
     header, *_ = SOURCES[0].read_text().partition("# %%")
