@@ -219,6 +219,49 @@ def test_the_programs_of_attention_layers(batch, mask, rng):
         assert_program_is_the_operation(block, x, mask)
 
 
+def assert_sample_is_a_part(limit, op, *args, **kwargs):
+    """What is computed for a part of a large call is that part of the whole result."""
+    call = bind(op, args, kwargs)
+    fewer, part = call.program.thinned(call.variables, limit)
+    want = part(Run(np.float64)(call.program, **call.variables).out)
+    got = Run(np.float64)(call.program, **fewer).out
+    assert 0 < want.size < call.results[0].size
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13 * np.abs(want).max())
+    assert call.program.thinned(call.variables, 10**9) is None
+
+
+@pytest.mark.parametrize("limit", [1, 300, 2000])
+def test_samples_of_large_calls(limit, rng):
+    def array(*shape):
+        return normal(rng, *shape, dtype=np.float64)
+
+    for x in (array(3, 4, 60, 10), array(5, 60, 10), array(400, 10)):
+        for place in ({}, {"offset": 9}, {"positions": rng.integers(0, 99, x.shape[-2])}):
+            assert_sample_is_a_part(limit, sf.rope, x, layout="half", **place)
+        assert_sample_is_a_part(limit, sf.rms_norm, x, array(10), eps=1e-3)
+        assert_sample_is_a_part(limit, sf.layer_norm, x, array(10), array(10), eps=1e-3)
+        assert_sample_is_a_part(limit, sf.gelu, x)
+        assert_sample_is_a_part(limit, sf.swiglu, x, array(*x.shape))
+        assert_sample_is_a_part(limit, nn.MLP(array(24, 10), array(24, 10), array(10, 24)), x)
+    x, positions = array(3, 4, 60, 10), rng.integers(0, 99, (3, 60))
+    assert_sample_is_a_part(limit, sf.rope, x, layout="interleaved", positions=positions)
+
+    E = 24
+    heads = nn.MultiHeadAttention(E, 4, *[array(E, E) for _ in range(4)])
+    some = (array(48, E), array(24, E), array(24, E), array(E, 48))
+    groups = nn.GroupedQueryAttention(E, 4, 2, *some, rope_layout="half")
+    mlp, norm = nn.MLP(array(40, E), array(40, E), array(E, 40)), nn.RMSNorm(array(E), 1e-3)
+    block = nn.TransformerBlock(groups, mlp, norm, norm)
+    long, many = array(60, E), array(40, 7, E)
+    per_head = rng.random((40, 4, 7, 7)) < 0.8
+    for x, mask in ((long, "causal"), (many, "causal"), (many, None), (many, per_head)):
+        at = rng.integers(0, 99, x.shape[:-1])
+        if x is many or limit == 1:
+            assert_sample_is_a_part(limit, groups, x, mask, at)
+            assert_sample_is_a_part(limit, heads, x, x, x, mask)
+            assert_sample_is_a_part(limit, block, x, mask, at)
+
+
 def test_every_layer_has_a_program():
     assert {getattr(nn, name) for name in nn.__all__} <= OPERATIONS.keys()
 
