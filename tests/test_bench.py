@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 import simdformer as sf
 from simdformer import bench, cli
 from simdformer.bench import (
+    company,
     contestants,
     limits,
     machine,
@@ -162,7 +165,8 @@ def test_random_weights_are_no_pattern():
     assert all((again[name] == weights[name]).all() for name in weights)
 
 
-def test_a_run_lets_the_models_go():
+def test_a_run_lets_the_models_go(monkeypatch):
+    monkeypatch.setattr("simdformer.bench.runner.measure_limits", lambda *arguments: LIMITS)
     case = smaller(CASES["Qwen3-0.6B/decode"])
     results = bench.run([case], budget=0.01)
     assert results.right
@@ -392,11 +396,12 @@ def test_who_gives_another_result_does_not_race(monkeypatch):
     assert {ours.NAME, "torch"} <= result.measured.keys()
 
 
-def test_a_wrong_result_of_ours_has_no_speed(monkeypatch, capsys):
+def test_a_wrong_result_of_ours_has_no_speed(monkeypatch, run):
     softmax = ours.sf.softmax
     monkeypatch.setattr(ours.sf, "softmax", lambda x, out: softmax(x + 0 * x, -1) * 1.01)
-    assert cli.main(["bench", "--only", "call/softmax", "--budget", "0.01"]) == 1
-    assert re.search(r"call/softmax +WRONG", capsys.readouterr().out)
+    status, out, _ = run("--only", "call/softmax", "--budget", 0.01)
+    assert status == 1
+    assert re.search(r"call/softmax +WRONG", out)
     monkeypatch.setattr(ours.sf, "softmax", lambda x, out: np.full_like(x, np.nan))
     result = run_case(smaller(CASES["call/softmax"]), LIMITS, 0.01, bench.Stopwatch())
     assert result.ours is None
@@ -543,6 +548,53 @@ def test_the_limit_kernels_do_what_they_say(isa):
     assert twice == 2 * once > 0
 
 
+# ---- in company ----------------------------------------------------------------------------------
+
+
+def test_company_is_judged_by_mean_and_p99():
+    alone = np.full(200, 1e-4)
+    beside = np.r_[np.full(198, 2e-4), [9e-3, 9e-3]]
+    found = bench.Company("ours", alone, beside)
+    assert found.mean_ratio == pytest.approx(beside.mean() / 1e-4)
+    assert found.p99 == pytest.approx(np.quantile(beside, 0.99))
+    assert not found.met  # 2.9 times the mean, though 99 of 100 are quick
+    assert bench.Company("ours", alone, np.full(200, 2e-4)).met
+    assert not bench.Company("ours", alone, np.r_[np.full(195, 1e-4), np.full(5, 2e-3)]).met
+
+
+def test_calls_are_timed_one_by_one():
+    fake = FakeTime()
+    assert company.calls(fake.way("a", 0.5, 0.25).call, 1.5, fake.clock) == pytest.approx(
+        [0.5, 0.25, 0.5, 0.25]
+    )
+    assert len(company.calls(fake.way("a", 9.0).call, 1.5, fake.clock)) == 1
+
+
+def test_the_busy_process_runs_and_ends():
+    def ticks(process):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11])  # of CPU time
+
+    with company.busy_process(60) as process:
+        for _ in range(3000):  # half a minute, should the machine be busy already
+            if ticks(process) >= 10:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("it hardly ran")
+    assert not Path(f"/proc/{process}").exists()
+
+
+def test_the_command_measures_company(run, tmp_path):
+    file = tmp_path / "times.json"
+    status, out, _ = run("--only", "call/softmax", "--budget", 0.05, "--company", "--json", file)
+    assert status == 0
+    assert re.search(r"^ +simdformer +mean .* 99 of 100 calls within .* 2.5×, 1.00 ms$", out, re.M)
+    found = json.loads(file.read_text())["company"]
+    assert [one["name"] for one in found] == ["simdformer", "torch"]
+    assert all(one["calls"][0] >= 3 and one["mean_alone"] > 0 for one in found)
+
+
 # ---- the list of cases ---------------------------------------------------------------------------
 
 
@@ -588,8 +640,12 @@ def test_goals_depend_on_the_instruction_set():
 
 
 @pytest.fixture
-def run(capsys):
-    """run("--only", ...) gives exit status, stdout and stderr, and leaves the settings alone."""
+def run(capsys, monkeypatch):
+    """run("--only", ...) gives exit status, stdout and stderr, and leaves the settings alone.
+
+    The limits of the machine are taken from above.
+    """
+    monkeypatch.setattr("simdformer.bench.runner.measure_limits", lambda *arguments: LIMITS)
     isa, threads = sf.isa(), sf.get_num_threads()
 
     def run(*arguments):
@@ -642,7 +698,8 @@ def test_numbers_for_people():
     ]
 
 
-def test_the_command_prints_a_table_and_writes_json(run, tmp_path):
+def test_the_command_prints_a_table_and_writes_json(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("simdformer.bench.runner.measure_limits", bench.measure_limits)
     file = tmp_path / "times.json"
     status, out, err = run(*QUICK, "--json", file, "--threads", 1)
     assert (status, err) == (0, "")
@@ -744,7 +801,7 @@ def test_ctrl_c_ends_with_what_was_measured(run, monkeypatch, tmp_path):
 
     def interrupted(self, contestants, budget):
         raced.append(contestants)
-        if len(raced) > 6:  # up to 4 limits, then the first cases
+        if len(raced) > 3:
             raise KeyboardInterrupt
         return race(self, contestants, budget)
 
@@ -754,5 +811,5 @@ def test_ctrl_c_ends_with_what_was_measured(run, monkeypatch, tmp_path):
     assert status == 130
     found = json.loads(file.read_text())
     assert found["interrupted"] is True
-    assert 2 <= len(found["cases"]) < 6
-    assert f"interrupted after {len(found['cases'])} cases" in out
+    assert len(found["cases"]) == 3
+    assert "interrupted after 3 cases" in out

@@ -22,6 +22,7 @@ they are installed; nothing here needs them.
 """
 
 from simdformer.bench.cases import Case, Goal, all_cases, select
+from simdformer.bench.company import Company
 from simdformer.bench.limits import Level, Limits, measure_limits
 from simdformer.bench.machine import Machine, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
@@ -36,6 +37,7 @@ __all__ = [
     "SHAPES",
     "Attention",
     "Case",
+    "Company",
     "Goal",
     "Level",
     "Limits",

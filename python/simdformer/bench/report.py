@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from simdformer.bench import model_contestants, numpy_peer, onnxruntime_peer, ours, torch_peer
+from simdformer.bench.company import MOST_MEAN, MOST_P99
 from simdformer.bench.results import Measurement, Result, Results
 
 __all__ = ["header", "line", "markdown", "notes", "summary"]
@@ -77,7 +78,7 @@ def notes(result: Result) -> Iterator[str]:
 def summary(results: Results) -> str:
     """How many goals are met, and who did not take part at all."""
     reached = [goal for result in results.results for goal in result.goals if goal.known]
-    lines = []
+    lines = list(company(results))
     if results.interrupted:
         lines.append(f"interrupted after {len(results.results)} cases")
     if reached:
@@ -89,6 +90,20 @@ def summary(results: Results) -> str:
         if "not installed" in why
     }
     return "\n".join([*lines, *sorted(absent)])
+
+
+def company(results: Results) -> Iterator[str]:
+    """A line for each library that was measured in company."""
+    if results.company:
+        yield "one decode step of attention, alone and beside a process that keeps a CPU busy:"
+    for one in results.company:
+        alone, beside = one.alone.mean(), one.beside.mean()
+        goal = f"  {'✓' if one.met else '✗'} {MOST_MEAN:g}×, {duration(MOST_P99)}"
+        yield (
+            f"    {one.name:<10} mean {duration(alone)} → {duration(beside)} "
+            f"({one.mean_ratio:.1f}×), 99 of 100 calls within {duration(one.p99)}"
+            f"{goal if one.name == ours.NAME else ''}"
+        )
 
 
 def markdown(results: Results) -> str:

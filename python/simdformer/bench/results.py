@@ -7,6 +7,7 @@ from typing import Any
 
 from simdformer.bench import ours
 from simdformer.bench.cases import Case, Goal
+from simdformer.bench.company import Company
 from simdformer.bench.limits import Limits
 from simdformer.bench.machine import Machine
 
@@ -130,6 +131,7 @@ class Results:
     limits: Limits
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
+    company: list[Company] = field(default_factory=list)
 
     @property
     def right(self) -> bool:
@@ -142,5 +144,6 @@ class Results:
             "machine": self.machine.as_json(),
             "limits": self.limits.as_json(),
             "interrupted": self.interrupted,
+            "company": [one.as_json() for one in self.company],
             "cases": [result.as_json() for result in self.results],
         }

@@ -8,6 +8,7 @@ import numpy as np
 import simdformer as sf
 from simdformer.bench import model_contestants, numpy_peer, onnxruntime_peer, ours, torch_peer
 from simdformer.bench.cases import Case
+from simdformer.bench.company import measure_company
 from simdformer.bench.contestants import Contestant, Missing
 from simdformer.bench.limits import Limits, measure_limits
 from simdformer.bench.machine import this_machine
@@ -26,6 +27,7 @@ def run(
     cases: Sequence[Case],
     *,
     budget: float = BUDGET,
+    company: bool = False,
     progress: Callable[[Results], None] = lambda results: None,
     stopwatch: Stopwatch | None = None,
 ) -> Results:
@@ -33,6 +35,8 @@ def run(
 
     With the instruction set and the threads that `simdformer` is set to; PyTorch and onnxruntime
     get as many threads. `progress` sees the results when the limits are known, and after each case.
+    With `company` also a short call beside a busy process.
+
     Ctrl-C ends the run: what was measured comes back, marked as interrupted.
 
     ValueError: a budget that is not > 0.
@@ -47,6 +51,8 @@ def run(
         for case in cases:
             results.results.append(run_case(case, results.limits, budget, stopwatch))
             progress(results)
+        if company:
+            results.company = measure_company(2 * budget)
     except KeyboardInterrupt:
         results.interrupted = True
     finally:

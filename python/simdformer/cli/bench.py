@@ -40,6 +40,11 @@ def add(commands: "shared.Commands") -> None:
         help="also whole models of random weights, about 1 billion parameters (8 GB of memory)",
     )
     parser.add_argument(
+        "--company",
+        action="store_true",
+        help="also a short call while another process keeps a CPU busy",
+    )
+    parser.add_argument(
         "--budget", type=float, default=2.0, metavar="SECONDS", help="for each case (default: 2)"
     )
     output = parser.add_argument_group("output")
@@ -68,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
             measured = results.results
             print(report.line(measured[-1]) if measured else report.header(results), flush=True)
 
-    results = bench.run(cases, budget=options.budget, progress=progress)
+    results = bench.run(cases, budget=options.budget, company=options.company, progress=progress)
     print(report.markdown(results) if options.markdown else "\n" + report.summary(results))
     if options.json:
         text = json.dumps(results.as_json(), indent=1, allow_nan=False)
