@@ -238,9 +238,8 @@ mask = np.triu(np.full((S, S), -np.inf, np.float32), k=1)
 masked = scores + mask
 attn_weights = softmax(masked)
 z = attn_weights @ values
-print(
-    f"scores {scores.shape}   mask {mask.shape}   attn_weights {attn_weights.shape}   z {z.shape}"
-)
+print(f"scores {scores.shape}   mask {mask.shape}")
+print(f"attn_weights {attn_weights.shape}   z {z.shape}")
 assert np.array_equal(mask, sf.causal_mask(S, S, dtype=np.float32))
 assert np.allclose(attn_weights.sum(-1), 1, atol=1e-6)
 
@@ -265,11 +264,11 @@ sf.check(
 # ### Break it yourself: five ways to miss
 
 # %%
+too_far = np.triu(np.full((S, S), -np.inf, np.float32), k=2)
 for what, mine in {
     "no scale": softmax(scores * sqrt(D) + mask) @ values,
     "divided by D, not by its root": softmax(scores / sqrt(D) + mask) @ values,
-    "mask off by one": softmax(scores + np.triu(np.full((S, S), -np.inf, np.float32), k=2))
-    @ values,
+    "mask off by one": softmax(scores + too_far) @ values,
     "softmax over the queries": softmax(masked, axis=-2) @ values,
     "a key taken for a value": attn_weights @ keys,
 }.items():
@@ -325,8 +324,8 @@ def attention(x, split=split_heads, merge=merge_heads):
 
 layer = sf.nn.GroupedQueryAttention(E, H, K, wq, wk, wv, wo, rope_layout="interleaved", theta=theta)
 print(layer)
-sf.check(layer, attention(x), x, mask="causal").raise_if_wrong()
 assert np.allclose(attention(x), output, atol=1e-5)
+sf.check(layer, attention(x), x, mask="causal").raise_if_wrong()
 
 # %% [markdown]
 # ### Break it yourself: heads cut and merged in the wrong order
@@ -353,9 +352,7 @@ report
 # The guide asks for `plt.imshow(attn_weights[0, 0])`. With random weights there is little to see but the mask:
 
 # %%
-sf.plots.attention_heads(
-    attn_weights[0], title="random weights" if not folder else "layer 0 of MiniMind"
-)
+sf.plots.attention_heads(attn_weights[0], title="MiniMind, layer 0" if folder else "random weights")
 plt.show()
 
 # %% [markdown]
@@ -478,8 +475,8 @@ steps = [cached(x[:, :3])]  # a prompt of three tokens ...
 steps += [cached(x[:, i : i + 1]) for i in range(3, S)]  # ... and then one by one
 one_by_one = np.concatenate(steps, axis=1)
 print("one by one", one_by_one.shape, "  cache", cached.k.shape)
-sf.check(layer, one_by_one, x, mask="causal").raise_if_wrong()
 sf.check(sf.linear, cached.v.reshape(B, S, K * D), x, wv).raise_if_wrong()
+sf.check(layer, one_by_one, x, mask="causal").raise_if_wrong()
 
 # %% [markdown]
 # The mask of a step has `new` rows and `past + new` columns: the *last* query sees *all* keys. So the diagonal starts
@@ -605,8 +602,8 @@ permuted = sf.nn.GroupedQueryAttention(
     rope_layout="interleaved",
     theta=theta,
 )
+print("interleaved code on permuted rows = half code on the rows as they are:")
 sf.check(minimind, permuted(x, mask="causal"), x, mask="causal").raise_if_wrong()
-print("interleaved code on permuted rows = half code on the rows as they are")
 
 # %% [markdown]
 # ## 11 · The MiniMind of today
