@@ -1,0 +1,302 @@
+"""How the benchmark measures: turns, samples, limits of the machine, ratios and goals."""
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import simdformer as sf
+from bench_cases import LIMITS, MACHINE, FakeTime, a_result
+from simdformer import bench
+from simdformer.bench import (
+    company,
+    limits,
+    machine,
+    stopwatch,
+)
+from simdformer.bench.cases import Goal
+from simdformer.bench.contestants import Contestant, Way
+
+# ---- the stopwatch, with a clock that tells what we want -----------------------------------------
+
+
+def test_contestants_take_turns():
+    fake = FakeTime()
+    racing = [fake.contestant("a", 0.03), fake.contestant("b", 0.05), fake.contestant("c", 0.04)]
+    times = fake.stopwatch().race(racing, budget=2.0)
+    order = fake.log[3:]  # after the first call of each
+    assert order == ["a", "b", "c"] * (len(order) // 3)
+    assert {name: round(one.best, 9) for name, one in times.items()} == {
+        "a": 0.03,
+        "b": 0.05,
+        "c": 0.04,
+    }
+    assert {len(one.samples) for one in times.values()} == {len(order) // 3}
+    assert 2.0 <= fake.now - 100 < 2.2
+    assert fake.settled == len(fake.log)
+
+
+def test_calls_of_ones_own_are_compared():
+    fake = FakeTime()
+    calls = {name: fake.way(name, seconds).call for name, seconds in [("a", 0.1), ("b", 0.3)]}
+    found = bench.compare(calls, 2.0, fake.stopwatch())
+    assert found == {"a": pytest.approx(0.1), "b": pytest.approx(0.3)}
+    assert "".join(fake.log[2:]) == "ab" * (len(fake.log) // 2 - 1)
+
+
+def test_three_rounds_whatever_the_budget():
+    fake = FakeTime()
+    times = fake.stopwatch().race([fake.contestant("a", 10.0)], budget=0.001)
+    assert times["a"].samples == [10.0] * 3
+
+
+def test_short_calls_are_repeated_until_the_clock_can_tell():
+    fake = FakeTime()
+    times = fake.stopwatch().race([fake.contestant("a", 1e-6)], budget=0.05)["a"]
+    assert times.calls * 1e-6 >= stopwatch.SHORTEST_SAMPLE
+    assert times.calls * 1e-6 < 3 * stopwatch.SHORTEST_SAMPLE
+    assert times.samples == pytest.approx([1e-6] * len(times.samples), rel=1e-6)
+
+
+def test_the_first_call_of_a_sample_does_not_count():
+    fake = FakeTime()
+    way = fake.way("a", 0.01, 0.001, 0.001)  # cold, then warm
+    assert fake.stopwatch().sample(way, 2) == pytest.approx(0.001)
+    slow = fake.way("b", 0.5, 0.4)  # of what takes long the first one does
+    assert fake.stopwatch().sample(slow, 1) == pytest.approx(0.5)
+
+
+def test_best_and_median():
+    fake = FakeTime()
+    times = fake.stopwatch().race([fake.contestant("a", 0.04, 0.03, 0.09, 0.05)], 0.4)["a"]
+    assert times.best == pytest.approx(0.03)
+    assert times.median == pytest.approx(np.median(times.samples))
+
+
+def test_of_several_ways_the_fastest_counts():
+    fake = FakeTime()
+    ways = tuple(fake.way(name, seconds) for name, seconds in [("x", 0.3), ("y", 0.1), ("z", 0.2)])
+    times = fake.stopwatch().race([Contestant("a", ways)], budget=1.0)["a"]
+    assert times.way.name == "y"
+    assert times.samples == pytest.approx([0.1] * len(times.samples))
+
+
+def test_who_is_no_peer_may_sit_out():
+    fake = FakeTime()
+    racing = [
+        fake.contestant("a", 0.03),
+        fake.contestant("b", 0.03),
+        fake.contestant("slow", 1.0, peer=False),
+    ]
+    times = fake.stopwatch().race(racing, budget=20.0)
+    assert len(times["a"].samples) == len(times["b"].samples) > 3 * len(times["slow"].samples)
+    assert len(times["slow"].samples) >= 3
+
+
+def test_settling_ends_when_the_threads_do(monkeypatch):
+    class Time:
+        wall, cpu, spinning = 0.0, 0.0, 0.0
+
+        def perf_counter(self):
+            return self.wall
+
+        def process_time(self):
+            return self.cpu
+
+        def sleep(self, seconds):
+            self.wall += seconds
+            self.cpu += seconds if self.wall <= self.spinning else 0
+
+    time = Time()
+    monkeypatch.setattr(stopwatch, "time", time)
+    stopwatch.settle()
+    assert time.wall == pytest.approx(0.001)
+    time.spinning = time.wall + 0.02
+    stopwatch.settle()
+    assert 0.02 < time.wall < 0.024
+    time.spinning = math.inf
+    stopwatch.settle()
+    assert time.wall < 0.024 + 2 * stopwatch.PATIENCE
+
+
+def test_contexts_are_entered_around_a_sample_and_garbage_is_collected_after(monkeypatch):
+    import gc
+
+    seen = []
+    way = Way(
+        "a",
+        lambda: seen.append((torch.is_inference_mode_enabled(), gc.isenabled())),
+        np.asarray,
+        torch.inference_mode,
+    )
+    bench.Stopwatch().race([Contestant("a", (way,))], budget=0.01)
+    assert set(seen) == {(True, False)}
+    assert gc.isenabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def test_ratios_are_how_many_times_faster_ours_is():
+    result = a_result(mine=0.002, torch=0.006, onnxruntime=0.001)
+    assert result.ratio("torch") == pytest.approx(3)
+    assert result.ratio("onnxruntime") == pytest.approx(0.5)
+    assert math.isnan(result.ratio("numpy"))
+    assert math.isnan(a_result(torch=1.0).ratio("torch"))
+
+
+@pytest.mark.parametrize(
+    ("goal", "found", "met"),
+    [
+        (Goal(2.0, "peers", ("torch", "onnxruntime")), 1.5, False),
+        (Goal(2.0, "peers", ("torch",)), 3.0, True),
+        (Goal(3.0, "peers", ("torch", "missing")), 3.0, True),
+        (Goal(0.5, "arithmetic"), 2e6 / 20e-6 / 400e9, False),
+        (Goal(0.2, "arithmetic"), 0.25, True),
+        (Goal(0.1, "read"), 524_000 / 20e-6 / 200e9, True),
+        (Goal(20e-6, "call"), 20e-6, True),
+        (Goal(19e-6, "call"), 20e-6, False),
+    ],
+)
+def test_goals(goal, found, met):
+    (reached,) = a_result([goal], mine=20e-6, torch=60e-6, onnxruntime=30e-6).goals
+    assert reached.known
+    assert reached.found == pytest.approx(found)
+    assert reached.met is met
+
+
+def test_a_goal_without_its_peer_is_unknown():
+    (reached,) = a_result([Goal(2.0, "peers", ("torch",))], mine=1.0).goals
+    assert not reached.known
+    assert reached.as_json()["met"] is None
+    assert all(not goal.known for goal in a_result([Goal(1.0, "call")], torch=1.0).goals)
+
+
+def test_the_share_is_that_of_the_nearer_limit():
+    linear = bench.Linear(rows=1, width_in=5000, width_out=2000)  # 20 MFLOP, 40 MB
+    assert LIMITS.level(linear.nbytes).name == "memory"
+    assert LIMITS.share(linear, 0.002) == pytest.approx(linear.nbytes / 0.002 / 40e9)
+    many = replace(linear, rows=1000)
+    assert LIMITS.share(many, 0.1) == pytest.approx(many.flops / 0.1 / 400e9)
+    levels = [LIMITS.level(size).name for size in (1, 2 << 20, (2 << 20) + 1, 33 << 20)]
+    assert levels == ["L2", "L2", "L3", "memory"]
+
+
+# ---- the machine and its limits ------------------------------------------------------------------
+
+
+def test_caches_are_those_of_our_cpus_and_shared_ones_count_once(tmp_path, monkeypatch):
+    def cache(cpu, index, level, kind, size, shared):
+        folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        facts = {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}
+        for name, text in facts.items():
+            (folder / name).write_text(f"{text}\n")
+
+    for cpu in range(3):
+        cache(cpu, 0, 1, "Data", "48K", cpu)
+        cache(cpu, 1, 2, "Instruction", "2048K", cpu)
+        cache(cpu, 2, 2, "Unified", "1024K", cpu)
+        cache(cpu, 3, 3, "Unified", "32M", "0-2")
+    (tmp_path / "cpu0" / "cache" / "index9").mkdir()  # says nothing
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1})
+    assert machine.caches(1, tmp_path) == [48 << 10] * 2
+    assert machine.caches(2, tmp_path) == [1 << 20] * 2
+    assert machine.caches(3, tmp_path) == [32 << 20]
+    assert machine.caches(4, tmp_path) == []
+
+
+def test_the_machine_is_the_one_in_use():
+    with sf.num_threads(1), sf.use_isa(sf.isas()[0]):
+        found = bench.this_machine()
+    assert (found.threads, found.isa) == (1, sf.isas()[0])
+    assert found.cpu
+    assert found.versions["torch"] == torch.__version__
+    assert "1 thread;" in str(found)
+    assert "2 threads;" in str(MACHINE)
+    assert machine.free_memory() > 1 << 20
+
+
+def test_places_to_read_from():
+    l2, l3, memory = limits.read_places(MACHINE, 64 << 30)
+    assert (l2.name, l2.capacity, l2.nbytes, l2.each) == ("L2", 2 << 20, 1 << 19, 2)
+    assert (l3.name, l3.capacity, l3.nbytes, l3.each) == ("L3", 32 << 20, 16 << 20, 1)
+    assert (memory.name, memory.capacity, memory.nbytes) == ("memory", None, 512 << 20)
+    assert limits.read_places(MACHINE, 1 << 30)[-1].nbytes == 256 << 20
+    unknown = replace(MACHINE, l2=0, l3=0)
+    assert [place.name for place in limits.read_places(unknown, 64 << 30)] == ["memory"]
+    no_l3 = replace(MACHINE, l3=2 << 20)
+    assert [place.name for place in limits.read_places(no_l3, 64 << 30)] == ["L2", "memory"]
+
+
+def test_limits_follow_from_work_and_time(monkeypatch):
+    fake = FakeTime()
+    busy = []
+
+    def fma_chains(iterations):
+        fake.now += iterations / 1e9
+        return 64.0 * iterations
+
+    def read_memory(array):
+        busy.append(sf.get_num_threads())
+        fake.now += array.nbytes / 10e9
+        return 0.0
+
+    monkeypatch.setattr(limits, "fma_chains", fma_chains)
+    monkeypatch.setattr(limits, "read_memory", read_memory)
+    monkeypatch.setattr(limits, "free_memory", lambda: 64 << 20)
+    with sf.num_threads(2):
+        found = bench.measure_limits(MACHINE, 0.1, fake.stopwatch())
+    assert found.gflops == pytest.approx(64)
+    assert [level.gigabytes_per_second for level in found.levels] == pytest.approx([20, 10, 10])
+    assert set(busy) == {1, 2}  # an L2 is measured by the thread that has it
+    assert str(found).startswith("64 GFLOPS in float32 multiply-adds, reads 20 GB/s from L2, ")
+
+
+def test_the_limit_kernels_do_what_they_say(isa):
+    array = np.arange(1000, dtype=np.float32)
+    assert limits.read_memory(array) == array.sum()
+    once, twice = limits.fma_chains(1 << 10), limits.fma_chains(1 << 11)
+    assert twice == 2 * once > 0
+
+
+# ---- in company ----------------------------------------------------------------------------------
+
+
+def test_company_is_judged_by_mean_and_p99():
+    alone = np.full(200, 1e-4)
+    beside = np.r_[np.full(198, 2e-4), [9e-3, 9e-3]]
+    found = bench.Company("ours", alone, beside)
+    assert found.mean_ratio == pytest.approx(beside.mean() / 1e-4)
+    assert found.p99 == pytest.approx(np.quantile(beside, 0.99))
+    assert not found.met  # 2.9 times the mean, though 99 of 100 are quick
+    assert bench.Company("ours", alone, np.full(200, 2e-4)).met
+    assert not bench.Company("ours", alone, np.r_[np.full(195, 1e-4), np.full(5, 2e-3)]).met
+
+
+def test_calls_are_timed_one_by_one():
+    fake = FakeTime()
+    assert company.calls(fake.way("a", 0.5, 0.25).call, 1.5, fake.clock) == pytest.approx(
+        [0.5, 0.25, 0.5, 0.25]
+    )
+    assert len(company.calls(fake.way("a", 9.0).call, 1.5, fake.clock)) == 1
+
+
+def test_the_busy_process_runs_and_ends():
+    def ticks(process):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11])  # of CPU time
+
+    with company.busy_process(60) as process:
+        for _ in range(3000):  # half a minute, should the machine be busy already
+            if ticks(process) >= 10:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("it hardly ran")
+    assert not Path(f"/proc/{process}").exists()
