@@ -560,11 +560,25 @@ assert report.diagnosis[0].name == "rope.layout_swapped"
 the_text_says("the two RoPE pairings", "completely equivalent", "only after permuting wq and wk")
 report
 
+# %% [markdown]
+# Now with the rows in the other order. In Qwen3 the weights of `q_norm` and `k_norm` go the same way, so the queries and
+# keys come out just as before, in another order:
+
 # %%
 to_interleaved = np.arange(D).reshape(2, D // 2).T.ravel()  # 0, D/2, 1, D/2 + 1, ...
 print("new order of a head's rows:", to_interleaved[:6], "...")
 
-permuted_q, permuted_k = q_normed[..., to_interleaved], k_normed[..., to_interleaved]
+
+def permuted(name, heads):
+    """Queries or keys of layer 0, from rows and norm weights in the interleaved order."""
+    w = weight(f"layers.0.w{name}").reshape(heads, D, E)[:, to_interleaved].reshape(heads * D, E)
+    return rms_norm(
+        split_heads(h @ w.T, heads), weight(f"layers.0.{name}_norm")[to_interleaved], eps
+    )
+
+
+permuted_q, permuted_k = permuted("q", H), permuted("k", K)
+assert np.allclose(permuted_q, q_normed[..., to_interleaved], atol=1e-4)
 scores_half = q_rot[0] @ k_rot[0].T
 scores_interleaved = (
     rope_interleaved(permuted_q, inv_freq)[0] @ rope_interleaved(permuted_k, inv_freq)[0].T
