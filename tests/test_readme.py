@@ -38,6 +38,52 @@ def test_the_model_lines_run() -> None:
     assert not np.array_equal(names["without"], names["logits"])
 
 
+def block_with(words: str) -> str:
+    (block,) = [block for block in BLOCKS if words in block]
+    return block
+
+
+def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:
+    model = sf.from_pretrained(sf.demo_path())
+    ids = [1, 2, 3, 4, 5, 6]
+    _, trace = model.run_with_cache(ids)
+    x = trace["layers.0.resid_pre"]
+    normed = sf.rms_norm(
+        x, model.transformer.weights.layers[0].attn_norm, eps=model.config.norm_eps
+    )
+    names: dict[str, Any] = {"sf": sf, "model": model, "ids": ids, "x": x, "x_normed": normed}
+    run(block_with("check_trace"), names)
+    assert names["report"].ok
+
+    before = {name: trace[name] for name in list(trace)[: list(trace).index("layers.1.mlp.gate")]}
+    gate = model.transformer.weights.layers[0].gate_up[0]
+    wrong = sf.linear(trace["layers.1.mlp_norm"], gate)
+    report = sf.check_trace(before | {"layers.1.mlp.gate": wrong}, model, ids)
+    printed = re.findall(r"```text\n(✗ layers.*?)```", README, re.S)
+    assert len(printed) == 1
+    said = [line.strip() for line in repr(report).splitlines()]
+    for line in printed[0].splitlines():
+        assert line.strip() in said, line
+
+
+def test_the_lines_on_testing_run() -> None:
+    q = np.random.default_rng(0).standard_normal((2, 3, 8), np.float32)
+    turned = sf.rope(q, layout="half", theta=1e6)
+    run(block_with("assert_right"), {"sf": sf, "q": q, "q_turned": turned, "fast": q, "slow": q})
+
+
+def test_the_exercise_reads_as_printed() -> None:
+    def scaled_dot_product_attention(query, key, value, mask=None, scale=None):  # type: ignore[no-untyped-def]
+        scores = query @ key.swapaxes(-1, -2) * (scale or query.shape[-1] ** -0.5)
+        scores = scores if mask is None else scores + mask
+        return sf.softmax(np.where(np.isneginf(scores).all(-1, keepdims=True), 0, scores)) @ value
+
+    outcome = sf.exercises.check(scaled_dot_product_attention)
+    (printed,) = re.findall(r"```text\n(✗ scaled.*?)```", README, re.S)
+    assert printed.rstrip() in repr(outcome)
+    assert f"{len(sf.exercises.EXERCISES)} functions without bodies" in README
+
+
 def test_the_commands_exist() -> None:
     commands = set(re.findall(r"^\$ simdformer (\w+)", README, re.M))
     assert {"demo", "run", "chat", "trace", "info"} <= commands

@@ -9,7 +9,7 @@ import numpy as np
 
 from simdformer.learn.program import Program, State, mistake
 
-CACHE = "02 §9"
+CACHE = "03 exercise 3"
 
 
 def appended(old: Any, new: Any) -> Any:

@@ -8,7 +8,7 @@ from simdformer.learn.mistakes.softmax import softmax
 from simdformer.learn.mistakes.split_heads import merge_heads
 from simdformer.learn.program import State, Step, mistake
 
-MODEL = "02 §8"
+ANSWER = "02 §9"
 ROPE, ATTENTION, QK_NORM = "02 §5", "02 §6", "04 §4"
 
 
@@ -158,7 +158,7 @@ def no_wo(s: State) -> None:
     title="the final norm is forgotten",
     cause="After the last layer there is one more norm before the logits.",
     fix="Write rms_norm(x, norm.weight) after the loop.",
-    step=MODEL,
+    step=ANSWER,
 )
 def no_final_norm(s: State) -> None:
     s.final_norm = s.run.array(s.resid_post)
@@ -169,7 +169,7 @@ def no_final_norm(s: State) -> None:
     title="the final norm is applied twice",
     cause="The variable holds the normed value already.",
     fix="Normalise once after the loop.",
-    step=MODEL,
+    step=ANSWER,
 )
 def final_norm_twice(s: State) -> None:
     model.steps["model.final_norm"](s)
@@ -181,7 +181,7 @@ def final_norm_twice(s: State) -> None:
     title="the logits come from the stream itself: the final norm is forgotten",
     cause="After the last layer there is one more norm before the logits.",
     fix="Multiply the normed value by lm_head (output.weight).",
-    step=MODEL,
+    step=ANSWER,
 )
 def logits_of_unnormed(s: State) -> None:
     s.logits = s.run(linear, x=s.resid_post, weight=s.tensors("lm_head")).out
@@ -192,7 +192,7 @@ def logits_of_unnormed(s: State) -> None:
     title="these are probabilities, not logits: softmax is applied already",
     cause="Logits are the scores before softmax.",
     fix="Leave softmax to what comes after the model.",
-    step=MODEL,
+    step=ANSWER,
 )
 def probabilities(s: State) -> None:
     model.steps["model.logits"](s)

@@ -12,7 +12,7 @@ from simdformer.learn.program import State, Step, mistake
 
 __all__ = ["STEPS", "called", "using"]
 
-MODEL = "02 §8"
+MODEL, ANSWER = "02 §8", "02 §9"
 
 # Which step of a layer uses a weight, with its bias.
 STEPS = {
@@ -197,7 +197,7 @@ for right, wrong in (("q_norm", "k_norm"), ("k_norm", "q_norm")):
     cause="In models with tied embeddings the last matrix is the embedding again; here "
     "tie_embeddings is false.",
     fix="Use output.weight (lm_head.weight).",
-    step=MODEL,
+    step=ANSWER,
 )
 def embedding_for_lm_head(s: State) -> None:
     with_tensor(s, "lm_head", "embed", None)
@@ -218,7 +218,7 @@ def with_tensor(s: State, right: str, wrong: str, at: int | None) -> None:
     title="the final norm uses the weight of layer 0's attn_norm",
     cause="The name of a weight was copied from the beginning of the loop.",
     fix="The final norm has a weight of its own: norm.weight (model.norm.weight).",
-    step=MODEL,
+    step=ANSWER,
 )
 def attn_norm_of_layer_0_for_final_norm(s: State) -> None:
     with_tensor(s, "final_norm", "attn_norm", 0)
@@ -229,7 +229,7 @@ def attn_norm_of_layer_0_for_final_norm(s: State) -> None:
     title="the final norm uses the weight of the last layer's mlp_norm",
     cause="The variable of the loop still holds the weight of the last norm in it.",
     fix="The final norm has a weight of its own: norm.weight (model.norm.weight).",
-    step=MODEL,
+    step=ANSWER,
 )
 def last_mlp_norm_for_final_norm(s: State) -> None:
     with_tensor(s, "final_norm", "mlp_norm", s.config.num_layers - 1)
@@ -240,7 +240,7 @@ def last_mlp_norm_for_final_norm(s: State) -> None:
     title="the final norm uses the weight of the last layer's attn_norm",
     cause="The variable of the loop still holds the weight of a norm in it.",
     fix="The final norm has a weight of its own: norm.weight (model.norm.weight).",
-    step=MODEL,
+    step=ANSWER,
 )
 def last_attn_norm_for_final_norm(s: State) -> None:
     with_tensor(s, "final_norm", "attn_norm", s.config.num_layers - 1)
