@@ -82,6 +82,7 @@ def assert_close(
         raise ValueError(f"assert_close: rtol is {rtol}, needs a number >= 0")
     if found.shape != wanted.shape:
         raise CheckError(f"{names[0]} has shape {found.shape}, {names[1]} {wanted.shape}")
+    found, wanted = np.atleast_1d(found), np.atleast_1d(wanted)
     dtypes = float_dtypes([found, wanted])
     whole = not dtypes
     dtype = coarsest(dtypes)
@@ -89,10 +90,10 @@ def assert_close(
     compared = compare(found, wanted, measure, dtype)
     if compared.ok:
         return
-    wrong = compared.wrong.reshape(found.shape)
-    error = compared.error.reshape(found.shape)
-    size = np.broadcast_to(compared.size, compared.error.shape).reshape(found.shape)
-    raise CheckError("\n".join(message(found, wanted, wrong, error, size, measure, names)))
+    size = np.broadcast_to(compared.size, found.shape)
+    raise CheckError(
+        "\n".join(message(found, wanted, compared.wrong, compared.error, size, measure, names))
+    )
 
 
 def message(
