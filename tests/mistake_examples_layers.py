@@ -239,7 +239,13 @@ wrong_qwen3(
 )
 wrong_qwen3("qk_rope.queries_not_turned", lambda *a: qwen3(*a, turn_q=same))
 wrong_qwen3("qk_rope.keys_not_turned", lambda *a: qwen3(*a, turn_k=same))
-wrong_qwen3("rope.not_turned", lambda *a: qwen3(*a, turn_q=same, turn_k=same))
+wrong_qwen3(
+    "rope.not_turned",
+    lambda *a: qwen3(*a, turn_q=same, turn_k=same),
+    # Only the difference of two positions counts, and here it is always 0.
+    "rope.one_position_for_all",
+    "rope.positions_over_batch",
+)
 wrong_qwen3("qk_rope.values_turned", lambda *a: qwen3(*a, on_v=turn))
 wrong_qwen3(
     "rope_frequencies.theta_10000",

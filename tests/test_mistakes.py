@@ -15,7 +15,7 @@ from simdformer.learn.program import CATALOGUE
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("mistake_examples_*.py"))
 EXAMPLES = {
-    name: made
+    f"{module.removeprefix('mistake_examples_')}: {name}": made
     for module in MODULES
     for name, made in importlib.import_module(module).example.items()
 }
