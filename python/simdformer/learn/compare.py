@@ -113,7 +113,7 @@ def compare(
 
     spread (..., 1): how far rounding alone may take each row, where that is known.
     """
-    found, wanted = numbers(mine), numbers(right)
+    found, wanted = np.atleast_1d(numbers(mine)), np.atleast_1d(numbers(right))
     with np.errstate(all="ignore"):
         error = np.abs(found - wanted)
         largest = float(finfo(dtype).max)

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -12,7 +12,7 @@ import numpy as np
 
 from simdformer import functional, nn, reference
 from simdformer.learn import mistakes
-from simdformer.learn.compare import numbers
+from simdformer.learn.compare import float_dtypes
 from simdformer.learn.program import OPERATIONS, Program
 
 __all__ = ["Call", "as_array", "bind", "checkable"]
@@ -21,7 +21,7 @@ __all__ = ["Call", "as_array", "bind", "checkable"]
 for _module in iter_modules(mistakes.__path__):
     import_module(f"{mistakes.__name__}.{_module.name}")
 
-LARGE = 4_000_000  # numbers in one array, from which on the kernels in float64 are the judge
+LARGE = 4_000_000  # numbers in one array, from which on the kernels are the judge
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,33 @@ class Call:
         return list(_arrays(self.variables.values()))
 
     def right(self) -> list[Any]:
-        """What should come out, in float64."""
-        largest = max((np.size(x) for x in (*self.inputs, *self.results)), default=0)
-        scores = self.variables.get("query"), self.variables.get("key")
-        if not isinstance(self.function, type(lambda: 0)):
-            out = _in_float64(self.function)(*map(_in_float64, self.args), **self._kwargs64())
-        elif largest > LARGE or _number_of_scores(*scores) > LARGE:
-            out = self.function(*map(_in_float64, self.args), **self._kwargs64())
-        else:
-            out = getattr(reference, self.name)(*self.args, **self.kwargs)
-        return [np.asarray(x) for x in (out if self.several else [out])]
+        """What should come out, in float64.
 
-    def _kwargs64(self) -> dict[str, Any]:
-        return {name: _in_float64(value) for name, value in self.kwargs.items()}
+        For large arrays a kernel says it, in float32 at least: its error is a hundredth of what is
+        allowed to others, and it does not need the memory of a whole array of scores.
+        """
+        if not inspect.isfunction(self.function):
+            out = self._converted(np.float64)
+        elif max(self._sizes(), default=0) <= LARGE:
+            out = getattr(reference, self.name)(*self.args, **self.kwargs)
+        elif all(dtype.itemsize > 2 for dtype in float_dtypes(self.inputs)):
+            return self.results
+        else:
+            out = self._converted(np.float32)
+        return list(out) if self.several else [out]
+
+    def _converted(self, dtype: Any) -> Any:
+        """The call in another dtype."""
+        args = [_in_dtype(x, dtype) for x in self.args]
+        kwargs = {name: _in_dtype(value, dtype) for name, value in self.kwargs.items()}
+        return _in_dtype(self.function, dtype)(*args, **kwargs)
+
+    def _sizes(self) -> Iterator[int]:
+        """Numbers in the arrays that the operation takes, gives, and has on the way."""
+        yield from (np.size(x) for x in (*self.inputs, *self.results))
+        query, key = (self.variables.get(name, ()) for name in ("query", "key"))
+        if np.ndim(query) > 1 and np.shape(query)[-1]:
+            yield np.size(query) // np.shape(query)[-1] * np.shape(key)[-2]
 
 
 def checkable() -> list[str]:
@@ -72,7 +86,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The call, made once to see that it is one: a wrong argument raises what it always raises."""
     if "out" in kwargs:
         raise TypeError("check: out is given, needs a call that allocates its result; leave it out")
-    function = _operation(op)
+    function = as_array(_operation(op))
     args = tuple(map(as_array, args))
     kwargs = {name: as_array(value) for name, value in kwargs.items()}
     answer = function(*args, **kwargs)
@@ -82,7 +96,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     bound.apply_defaults()
     variables = {name: value for name, value in bound.arguments.items() if name != "out"}
     if kind is not function:
-        variables = {name: as_array(value) for name, value in vars(function).items()} | variables
+        variables = vars(function) | variables
     name = kind.__name__
     results = list(answer) if several else [answer]
     program = OPERATIONS.get(kind)
@@ -107,8 +121,12 @@ def _is_layer(x: Any) -> bool:
 
 
 def as_array(x: Any) -> Any:
-    """Tensors of other libraries as numpy arrays, bfloat16 too, whether they need gradients or not;
-    other things as they are."""
+    """Tensors of other libraries as numpy arrays, bfloat16 too, whether they need gradients or not,
+    those in layers too; other things as they are."""
+    if _is_layer(x):
+        layer = copy.copy(x)
+        vars(layer).update({name: as_array(value) for name, value in vars(x).items()})
+        return layer
     if isinstance(x, list | tuple) and any(hasattr(item, "__dlpack__") for item in x):
         return type(x)(map(as_array, x)) if type(x) in (list, tuple) else x
     if isinstance(x, np.ndarray | np.generic) or not hasattr(x, "__dlpack__"):
@@ -121,20 +139,20 @@ def as_array(x: Any) -> Any:
         return functional.repeat_kv(flat, 1, axis=0).reshape(tuple(x.shape))
 
 
-def _in_float64(x: Any) -> Any:
-    """Arrays of floats, packed weights, layers and lists of those with all their numbers in
-    float64; other things as they are."""
+def _in_dtype(x: Any, dtype: Any) -> Any:
+    """Arrays of floats, packed weights, layers and lists of those with all their numbers in another
+    dtype; other things as they are."""
     if hasattr(x, "unpack"):
-        return numbers(x.unpack())
+        return x.unpack().astype(dtype)
     if isinstance(x, np.ndarray) and x.dtype.kind not in "biu":
-        return numbers(x)
-    if isinstance(x, list | tuple) and type(x) in (list, tuple):
-        items = [_in_float64(item) for item in x]
+        return x.astype(dtype)
+    if type(x) in (list, tuple):
+        items = [_in_dtype(item, dtype) for item in x]
         return type(x)(items) if any(a is not b for a, b in zip(items, x, strict=True)) else x
     if _is_layer(x):
         x = copy.copy(x)
         for name, value in vars(x).items():
-            setattr(x, name, _in_float64(value))
+            setattr(x, name, _in_dtype(value, dtype))
     return x
 
 
@@ -148,9 +166,3 @@ def _arrays(values: Any) -> Any:
             yield from _arrays(value)
         elif _is_layer(value):
             yield from _arrays(vars(value).values())
-
-
-def _number_of_scores(query: Any, key: Any) -> int:
-    if query is None or key is None or np.ndim(query) < 2:
-        return 0
-    return int(np.asarray(query).size // max(np.shape(query)[-1], 1) * np.shape(key)[-2])

@@ -129,7 +129,7 @@ class Run:
     `visited` are the full names of all steps that were run, those of nested programs included: the
     mistakes worth trying are those that replace one of them. With `earlier`, the tape of another
     run of the same program on the same variables, only what comes after the first of the steps
-    `differing` from that run is computed. `tape` is this run's own.
+    `differing` from that run is computed. `tape` is this run's own; without `record` there is none.
 
     `rounding` shows how much of a result is a matter of rounding: with a number eps, everything
     that goes through `array` or `rounded` is off by up to that, relatively, at random.
@@ -140,6 +140,7 @@ class Run:
     visited: set[str] = field(default_factory=set)
     earlier: Tape | None = None
     differing: Set[str] = frozenset()
+    record: bool = True
     rounding: float = 0.0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
@@ -164,14 +165,14 @@ class Run:
         for i, (name, step) in enumerate(program.steps.items()):
             if i < known:
                 continue
-            tape.before.append({key: value for key, value in vars(s).items() if key != "run"})
+            tape.before.append(self.variables(s))
             tape.visited.append({name})
             tape.nested.append([])
             self._inside = (tape.visited[i], tape.nested[i])
             alike = old is not None and i == known and name not in self.differing
             self._pending = old.nested[i][:] if old is not None and alike else []
             self.replaced.get(name, step)(s)
-        tape.after = {key: value for key, value in vars(s).items() if key != "run"}
+        tape.after = self.variables(s)
         names.update(*tape.visited)
         tapes.append(tape)
         # Once something differs, nothing that follows is known from the earlier run.
@@ -179,6 +180,10 @@ class Run:
         self._inside = (names, tapes)
         self.tape = tape
         return s
+
+    def variables(self, s: Any) -> dict[str, Any]:
+        """What a tape remembers of a state."""
+        return {k: v for k, v in vars(s).items() if k != "run"} if self.record else {}
 
     def array(self, x: Any) -> Any:
         """x in the dtype of the arithmetic; None stays None."""

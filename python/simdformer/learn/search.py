@@ -2,25 +2,24 @@
 other, then two at a time."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from simdformer.learn.compare import compare, finfo, numbers, row_size
-from simdformer.learn.program import CATALOGUE, Mistake, Program, Run, Step, Variation
+from simdformer.learn.program import CATALOGUE, Mistake, Program, Run, Step, Tape, Variation
 
-__all__ = ["ANSWER", "Explanation", "Problem", "Search", "as_list", "evaluate", "spread"]
+__all__ = ["SAMPLE", "WHOLE", "Explanation", "Problem", "Search", "as_list", "evaluate", "spread"]
 
 Explanation = tuple[Mistake, ...]  # one mistake, or two that are made together
 
-ANSWER = 300_000  # numbers in the largest array of a run: some milliseconds
-GLANCE = 30_000  # a run of less than a millisecond
-WHOLE = 4_000_000  # in larger ones, a mistake that reaches across the whole array goes unrecognised
+SAMPLE = 30_000  # numbers in the largest array of a run: about a millisecond
+WHOLE = 1_000_000  # in larger ones, mistakes that reach across the whole array go unrecognised
 NEAR = 100.0  # times what is allowed: rounding may explain this much, more it does not
 SAMPLES = 4  # of what rounding does
+PROBES = 64  # numbers of an array that are looked at first
 INFORMATION = 8  # different numbers that an array must hold to tell one pair from another
 
 
@@ -45,12 +44,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a variation gives: how far off it is, and the tape to try a second one on."""
+    """How far off a mistake is that was made alone, and what is known from making it."""
 
     variation: Variation
-    out: list[Any]
     distance: float
-    starts: int
+    tape: Tape
+
+    @property
+    def starts(self) -> int:
+        """The number of the step where it begins."""
+        return self.tape.first_touched(self.variation.steps)
 
 
 def as_list(out: Any) -> list[Any]:
@@ -74,46 +77,68 @@ def spread(run: Callable[[Run], list[Any]], replaced: Mapping[str, Step], eps: f
     return [times * x for x in moved]
 
 
+class Target:
+    """Results that many others are compared with; a few numbers are looked at first."""
+
+    def __init__(self, results: list[Any], rtol: float, coarsest: np.dtype[Any]) -> None:
+        self.results, self.rtol, self.coarsest = results, rtol, coarsest
+        self.probes = []
+        for x in results:
+            at = np.unique(np.linspace(0, x.size - 1, min(PROBES, x.size)).astype(int))
+            here = compare(x, x, rtol, coarsest)
+            allowed = (here.allowed + np.zeros_like(here.error)).ravel()[at]
+            self.probes.append((at, numbers(x.ravel()[at]), allowed))
+
+    def distance(self, other: list[Any], spreads: Any = None) -> float:
+        """0 where they are as good as equal; else how many times what is allowed they are off, or
+        more than NEAR; infinite when shapes differ."""
+        if [x.shape for x in self.results] != [x.shape for x in other]:
+            return float("inf")
+        with np.errstate(all="ignore"):
+            for x, (at, values, allowed) in zip(other, self.probes, strict=True):
+                there = numbers(x.ravel()[at])
+                off = np.abs(there - values) > 2 * NEAR * allowed
+                if (off | (np.isnan(there) != np.isnan(values))).any() and spreads is None:
+                    return 2 * NEAR
+        return max(
+            (
+                compare(
+                    a, b, self.rtol, self.coarsest, None if spreads is None else spreads[i]
+                ).excess
+                for i, (a, b) in enumerate(zip(self.results, other, strict=True))
+            ),
+            default=0.0,
+        )
+
+
 @dataclass
 class Search:
     """Looks for the variations of a program that give the results.
 
     dtypes : those in which to make the mistakes, the learner's own first
     rtol, coarsest : as for `compare`
-    seconds : after which no more pairs are tried
+    seconds : of this thread's work, after which no more pairs are tried
     """
 
     dtypes: list[Any]
     rtol: float
     coarsest: np.dtype[Any]
-    seconds: float = 1.2
+    seconds: float = 2.0
 
     def __call__(self, problem: Problem) -> tuple[Explanation, ...]:
-        small = problem.sampled(ANSWER)
-        for dtype in self.dtypes:
-            if found := self.singles(small, dtype):
+        """Everything that fits equally well: one mistake, else two."""
+        sample, whole = problem.sampled(SAMPLE), problem.sampled(WHOLE)
+        for dtype in reversed(self.dtypes):  # the first one's trials are needed again
+            trials = self.trials(sample, dtype)
+            if found := self.singles(sample, trials, dtype, whole):
                 return found
-        largest = max((np.size(x) for x in problem.mine), default=0)
-        if small is not problem and largest * len(problem.mine) <= WHOLE:
-            whole = problem.sampled(WHOLE)
-            if whole is not small and (found := self.singles(whole, self.dtypes[0])):
+        if sample is not problem and whole is problem:
+            everywhere = self.trials(whole, self.dtypes[0])
+            if found := self.singles(whole, everywhere, self.dtypes[0], whole):
                 return found
-        until = time.monotonic() + self.seconds
-        if len(np.unique(np.concatenate([numbers(x).ravel() for x in small.mine]))) < INFORMATION:
+        if self.seconds <= 0 or _information(sample.mine) < INFORMATION:
             return ()
-        return self.pairs(small, self.dtypes[0], until)
-
-    def singles(self, problem: Problem, dtype: Any) -> tuple[Explanation, ...]:
-        """All mistakes that fit equally well."""
-        trials = self.trials(problem, dtype)
-        fitting = [trial for trial in trials if trial.distance == 0]
-        if not fitting:
-            fitting = [
-                trial
-                for trial in trials
-                if trial.distance < NEAR and self.but_for_rounding(problem, trial, dtype)
-            ]
-        return tuple((trial.variation.mistake,) for trial in fitting)
+        return self.pairs(sample, trials, self.dtypes[0], whole)
 
     def trials(self, problem: Problem, dtype: Any) -> list[Trial]:
         """Every mistake that changes the result, made alone."""
@@ -121,72 +146,95 @@ class Search:
         right = evaluate(base, problem)
         if right is None or base.tape is None:
             return []
+        mine, right_one = self.target(problem.mine), self.target(right)
         found = []
         for variation in CATALOGUE.among(base.visited):
             run = Run(dtype, variation.replaces, earlier=base.tape, differing=variation.steps)
             out = evaluate(run, problem)
-            if out is not None and self.distance(right, out) > 0:
-                starts = base.tape.first_touched(variation.steps)
-                found.append(Trial(variation, out, self.distance(problem.mine, out), starts))
+            if out is not None and run.tape is not None and right_one.distance(out) > 0:
+                found.append(Trial(variation, mine.distance(out), run.tape))
         return found
 
-    def pairs(self, problem: Problem, dtype: Any, until: float) -> tuple[Explanation, ...]:
-        """Two mistakes at once, those that are made often first; what the first of the two computes
-        is computed once for all others."""
-        glance = problem.sampled(GLANCE)
-        trials = sorted(self.trials(glance, dtype), key=lambda trial: trial.starts)
-        base = Run(dtype)
-        evaluate(base, glance)
+    def singles(
+        self, problem: Problem, trials: list[Trial], dtype: Any, whole: Problem
+    ) -> tuple[Explanation, ...]:
+        found = [
+            trial.variation
+            for trial in trials
+            if trial.distance == 0 and self.fits(whole, trial.variation.replaces, dtype)
+        ]
+        if not found:
+            near = [trial.variation for trial in trials if 0 < trial.distance < NEAR]
+            found = [one for one in near if self.fits(problem, one.replaces, dtype, rounding=True)]
+        return tuple((variation.mistake,) for variation in found)
+
+    def pairs(
+        self, problem: Problem, trials: list[Trial], dtype: Any, whole: Problem
+    ) -> tuple[Explanation, ...]:
+        """Two mistakes at once, those that are made often first. The second is made on what is
+        known from making the first alone, so that only what both change is computed."""
+        until = time.thread_time() + self.seconds
+        mine = self.target(problem.mine)
+        # Where one of them nearly gives the array by itself there are no two.
+        trials = [trial for trial in trials if trial.distance > 3]
         found: list[Explanation] = []
-        for rare, (i, first) in product(range(3), enumerate(trials)):
-            if found and i == 0:
-                return tuple(found)
-            one = first.variation
-            run = Run(dtype, one.replaces, earlier=base.tape, differing=one.steps)
-            for second in trials[i + 1 :]:
-                other = second.variation
-                if one.rare + other.rare != rare or not one.combines_with(other):
-                    continue
-                if time.monotonic() > until:
-                    return tuple(found)
-                if min(first.distance, second.distance) < 3:
-                    continue
-                if run.tape is None:
-                    evaluate(run, glance)
-                both = {**one.replaces, **other.replaces}
-                tries = Run(dtype, both, earlier=run.tape, differing=other.steps)
-                out = evaluate(tries, glance)
-                if out is None or self.distance(glance.mine, out) > 0:
-                    continue
-                whole = evaluate(Run(dtype, both), problem) if glance is not problem else out
-                if whole is not None and self.distance(problem.mine, whole) == 0:
-                    found.append((one.mistake, other.mistake))
+        near: list[tuple[float, Explanation, dict[str, Step]]] = []
+        rareness = 0
+        for one, other in _in_order(trials):
+            if time.thread_time() > until:
+                break
+            rare = one.variation.rare + other.variation.rare
+            if found and rare > rareness:
+                break
+            rareness = rare
+            both = {**one.variation.replaces, **other.variation.replaces}
+            steps = other.variation.steps
+            out = evaluate(
+                Run(dtype, both, earlier=one.tape, differing=steps, record=False), problem
+            )
+            off = NEAR if out is None else mine.distance(out)
+            if off == 0 and self.fits(whole, both, dtype):
+                found.append((one.variation.mistake, other.variation.mistake))
+            elif 0 < off < NEAR:
+                near.append((off, (one.variation.mistake, other.variation.mistake), both))
+        if not found:
+            nearest = sorted(near, key=lambda pair: pair[0])[:3]
+            found = [x for _, x, both in nearest if self.fits(problem, both, dtype, rounding=True)]
         return tuple(found)
 
-    def distance(self, mine: list[Any], other: list[Any], spreads: Any = None) -> float:
-        """0 where they are as good as equal; else how many times what is allowed they are off;
-        infinite when shapes differ."""
-        if [np.shape(x) for x in mine] != [np.shape(x) for x in other]:
-            return float("inf")
-        return max(
-            (
-                compare(
-                    a, b, self.rtol, self.coarsest, None if spreads is None else spreads[i]
-                ).excess
-                for i, (a, b) in enumerate(zip(mine, other, strict=True))
-            ),
-            default=0.0,
-        )
+    def target(self, results: list[Any]) -> Target:
+        return Target(results, self.rtol, self.coarsest)
 
-    def but_for_rounding(self, problem: Problem, trial: Trial, dtype: Any) -> bool:
-        """Whether rounding, in a dtype of so many bits, makes up for the rest of the distance."""
-        eps = float(finfo(self.coarsest).eps)
-        replaced = trial.variation.replaces
-        try:
-            spreads = spread(lambda run: evaluate(run, problem) or [], replaced, eps)
-        except ValueError:  # it cannot be computed in float64
+    def fits(
+        self, problem: Problem, replaced: Mapping[str, Step], dtype: Any, rounding: bool = False
+    ) -> bool:
+        """Whether these steps give the results; with rounding, up to what rounding to so many bits
+        changes."""
+        out = evaluate(Run(dtype, replaced), problem)
+        if out is None:
             return False
-        return self.distance(problem.mine, trial.out, spreads) == 0
+        spreads = None
+        if rounding:
+            eps = float(finfo(self.coarsest).eps)
+            try:
+                spreads = spread(lambda run: evaluate(run, problem) or [], replaced, eps)
+            except ValueError:  # it cannot be computed in float64
+                return False
+        return self.target(problem.mine).distance(out, spreads) == 0
+
+
+def _in_order(trials: list[Trial]) -> Iterator[tuple[Trial, Trial]]:
+    """All pairs that can be made together: rare ones last, and of both the earlier step first."""
+    pairs = [(a, b) for i, a in enumerate(trials) for b in trials[i + 1 :]]
+    pairs.sort(key=lambda pair: pair[0].variation.rare + pair[1].variation.rare)
+    for a, b in pairs:
+        if a.variation.combines_with(b.variation):
+            yield (a, b) if a.starts <= b.starts else (b, a)
+
+
+def _information(results: list[Any]) -> int:
+    values = np.unique(np.concatenate([numbers(x).ravel() for x in results]))
+    return int(np.isfinite(values).sum())
 
 
 def evaluate(run: Run, problem: Problem) -> list[Any] | None:

@@ -168,8 +168,8 @@ def some_queries(
     row = row or query.size // max(L * query.shape[-1], 1) * S
     if batch * row * L <= limit:
         return None
-    sequences = max(1, min(batch, limit // max(row * min(L, 32), 1)))
-    count = int(min(L, max(limit // max(row * sequences, 1), 16)))
+    sequences = max(1, min(batch, limit // max(row * min(L, 8), 1)))
+    count = int(min(L, max(limit // max(row * sequences, 1), 4)))
     rows = np.unique(np.linspace(0, L - 1, count).astype(int))
 
     def take(x: Any, axis: int = -2) -> Any:

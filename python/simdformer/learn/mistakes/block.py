@@ -78,8 +78,9 @@ def some_sequences(
     batch = max(1, limit * len(x) // wide) if x.ndim > 2 else None
     first = slice(0, batch)
     wide //= len(x) // batch if batch else 1
-    causal = isinstance(mask, str)
-    tokens = max(2, limit * x.shape[-2] // wide) if causal else x.shape[-2]
+    # What makes tokens see later ones does not show in the first tokens: these are the last resort.
+    causal = isinstance(mask, str) and wide > 10 * limit
+    tokens = max(2, 10 * limit * x.shape[-2] // wide) if causal else x.shape[-2]
 
     def take(y: Any) -> Any:
         return (y[first] if batch else y)[..., :tokens, :]

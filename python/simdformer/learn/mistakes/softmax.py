@@ -1,9 +1,13 @@
 """Softmax in steps, and what goes wrong in it. x of any shape, along one axis."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from simdformer import functional
 from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.sampling import rows_of
 
 softmax = Program("softmax", of=functional.softmax, axes=("row", "column"))
 
@@ -38,6 +42,17 @@ def add_up(s: State) -> None:
 @softmax.step
 def divide(s: State) -> None:
     s.out = s.exponentials / s.total
+
+
+@softmax.thin
+def some_rows(
+    variables: dict[str, Any], limit: int
+) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+    """Some rows, where a row is what lies along the last axis."""
+    x = np.asarray(variables["x"])
+    last = variables["axis"] in (-1, x.ndim - 1)
+    index = rows_of(x.shape, limit) if last else None
+    return None if index is None else (variables | {"x": x[index]}, lambda out: out[index])
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
