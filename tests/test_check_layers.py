@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import mistake_examples_layers
-import mistake_examples_rope
+import mistake_examples_blocks
+import mistake_examples_scaling
 import simdformer as sf
 from conftest import normal, relaid, to_torch, torch_rope
 from simdformer import nn
@@ -50,6 +50,16 @@ def test_an_eps_that_makes_no_difference_is_right(rng):
     mine = exact / np.sqrt((exact * exact).mean(-1, keepdims=True) + 1e-5)
     report = check(sf.rms_norm, mine, exact, eps=1e-6)
     assert [mistake.name for mistake in report.diagnosis] == ["rms_norm.eps_1e-05"]
+
+
+def test_the_frequencies_of_rope_may_come_alone(rng):
+    mine = torch.from_numpy(1 / 1e4 ** (np.arange(0, 64, 2) / 64))
+    assert check(sf.rope_frequencies, mine, 64, theta=1e4).ok
+    assert check(sf.rope_frequencies, mine.float(), 64, theta=1e4).ok
+    report = check(
+        sf.rope_frequencies, mine, 64, theta=1e4, scaling=mistake_examples_scaling.LLAMA3
+    )
+    assert [mistake.name for mistake in report.diagnosis] == ["rope_scaling.ignored"]
 
 
 # ---- right ---------------------------------------------------------------------------------------
@@ -98,7 +108,7 @@ def test_right_activations_are_right(dtype, rng):
 
 def test_right_layers_are_right(dtype, rng):
     """In PyTorch, every product rounded to the dtype of the model."""
-    parts = mistake_examples_layers.Parts(rng, dtype)
+    parts = mistake_examples_blocks.Parts(rng, dtype)
     block, x = parts.block, normal(rng, 2, 7, 32, dtype=dtype)
     t = to_torch(x)
     h = t + parts.attention(parts.attn_norm(t))
@@ -107,6 +117,23 @@ def test_right_layers_are_right(dtype, rng):
     assert report.ok, report
     assert check(block.mlp, parts.mlp(t), x).ok
     assert check(block.attention, parts.attention(t), x, mask="causal").ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_made_of_tensors(dtype, rng):
+    parts = mistake_examples_blocks.Parts(rng)
+    w = [torch.nn.Parameter(x.to(dtype)) for x in parts.w]
+    norm = nn.RMSNorm(torch.nn.Parameter(parts.one.to(dtype)), 1e-2)
+    block = nn.TransformerBlock(
+        nn.GroupedQueryAttention(32, 4, 2, *w[:4]), nn.MLP(*w[4:]), norm, norm
+    )
+    x = normal(rng, 2, 7, 32)
+    parts.w, parts.one = [x.detach().float() for x in w], norm.weight.detach().float()
+    t = torch.from_numpy(x)
+    h = t + parts.attention(parts.attn_norm(t))
+    assert check(block, h + parts.mlp(parts.attn_norm(h)), x, mask="causal").ok
+    report = check(block, h + parts.mlp(h), x, mask="causal")
+    assert [mistake.name for mistake in report.diagnosis] == ["block.mlp_norm_missing"]
 
 
 # ---- the programs --------------------------------------------------------------------------------
@@ -136,7 +163,7 @@ def test_the_program_of_rope(layout, rng):
     assert_program_is_the_operation(sf.rope, plain, layout=layout, offset=-2)
 
 
-YARN = mistake_examples_rope.YARN
+YARN = mistake_examples_scaling.YARN
 
 
 @pytest.mark.parametrize(
@@ -144,7 +171,7 @@ YARN = mistake_examples_rope.YARN
     [
         None,
         {"type": "linear", "factor": 3.0},
-        mistake_examples_rope.LLAMA3,
+        mistake_examples_scaling.LLAMA3,
         YARN,
         YARN | {"truncate": False, "beta_fast": 20, "attention_factor": 1.5},
         {"rope_type": "default"},
