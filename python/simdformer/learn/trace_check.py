@@ -1,5 +1,6 @@
 """`simdformer.check_trace`: where does a learner's transformer go wrong first, and why?"""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from simdformer.models.transformer import Transformer
 __all__ = ["check_trace"]
 
 Array = np.ndarray[Any, Any]
+SECONDS = 20.0  # after which no more mistakes are tried; steps in between make it a second
 WAYS = 4  # of understanding an array, which are looked at thoroughly
 
 
@@ -197,7 +199,7 @@ class Examination:
         return Glance(self.question(entry, view), [entry.array], None).report()
 
     def explained(self, entry: Entry, view: View) -> Report:
-        name = entry.place.name
+        name, until = entry.place.name, time.monotonic() + SECONDS
         report = Thorough(
             self.question(entry, view),
             [entry.array],
@@ -205,8 +207,16 @@ class Examination:
             weights=self.steps.weights(name, self.known),
             layer=layer_of(name),
             num_layers=self.config.num_layers,
+            until=until,
         ).report()
-        return replace(report, remarks=())
+        report = replace(report, remarks=())
+        if report.diagnosis or time.monotonic() < until:
+            return report
+        given_up = (
+            f"not all known mistakes could be tried in {SECONDS:g} seconds: give more of the "
+            "activations in between"
+        )
+        return replace(report, observations=(*report.observations, given_up))
 
     def misshapen(self, entry: Entry) -> Report:
         return Report(

@@ -1,5 +1,7 @@
 """One activation of a trace as a question for `check`, with the mistakes of whole models."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,19 +53,28 @@ class Thorough(Check):
     weights : the names of those that take part
     layer : the one that the activation belongs to, if it does
     num_layers : how many there are
+    until : when to stop looking, on the clock of time.monotonic
     """
 
     weights: list[str]
     layer: int | None
     num_layers: int
+    until: float
 
     def search(self, mine: list[Any], pairs: bool = True) -> tuple[Explanation, ...]:
-        return (
-            super().search(mine, pairs=False)
-            or self.of_other_layers(mine)
-            or self.of_few_bits(mine)
-            or (super().search(mine) if pairs else ())
-        )
+        with self.in_time():
+            found = super().search(mine, pairs=False) or self.of_other_layers(mine)
+        if found or (found := self.of_few_bits(mine)) or not pairs:
+            return found
+        with self.in_time():
+            return super().search(mine)
+
+    @contextlib.contextmanager
+    def in_time(self) -> Iterator[None]:
+        """Inside, steps refuse to begin after `until`."""
+        self.call.variables["until"] = self.until
+        yield
+        self.call.variables["until"] = np.inf
 
     def of_other_layers(self, mine: list[Any]) -> tuple[Explanation, ...]:
         """Weights of another layer than the first, which is in the catalogue."""
