@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import simdformer as sf
+import tiny_models
 from conftest import bfloat16
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import CATALOGUE, Run
@@ -559,6 +560,56 @@ def test_own_names_and_unknown_ones(llama):
     assert "layers.0.mlp_norm" in report.missing
     with pytest.raises(ValueError, match=r"no name in mine is known: 'loss'; the model's own are"):
         sf.check_trace({"loss": 2.5}, model, IDS)
+
+
+def test_weights_among_the_activations_are_left_out(llama):
+    """One walkthrough calls wq of layer 0, cut into heads, q_layer0."""
+    model, weights = llama
+    right = learner(CONFIGS["llama"], weights, IDS)
+    mine = {
+        "q_layer0": weights["layers.0.wq"].reshape(6, 4, 24),
+        "k_layer0_head0": weights["layers.0.wk"][:4],
+        "v_layer0": weights["layers.0.wv"],
+    }
+    report = sf.check_trace(mine | {"embed": right["embed"]}, model, IDS)
+    assert report.ok, report
+    assert report.checked == ("embed",)
+    assert "'q_layer0' is a weight, no activation" in repr(report)
+    assert len(report.remarks) == 3
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "qwen2", "qwen3", "mistral"])
+def test_hooks_on_the_modules_of_transformers(name, tmp_path):
+    """What every module gives, under the module's own name, is right; and a broken one is found."""
+    theirs = tiny_models.make(name)
+    theirs.save_pretrained(tmp_path)
+    model = sf.from_pretrained(tmp_path)
+    seen = {}
+
+    def watch(module_name):
+        def hook(module, inputs, output):
+            seen[module_name] = (output[0] if isinstance(output, tuple) else output).detach()
+
+        return hook
+
+    for module_name, module in theirs.named_modules():
+        if module_name.startswith(("model.layers", "model.embed", "model.norm", "lm_head")):
+            module.register_forward_hook(watch(module_name))
+    tiny_models.logits(theirs, IDS)
+    report = sf.check_trace(seen, model, IDS)
+    assert report.ok, report
+    assert len(report.checked) > 30
+    assert all(
+        key.endswith(("act_fn", "layers.0", "layers.1", "layers.2")) for key in report.unknown
+    )
+
+    with torch.no_grad():
+        up = theirs.model.layers[1].mlp.up_proj.weight
+        up.copy_(theirs.model.layers[0].mlp.up_proj.weight)
+    tiny_models.logits(theirs, IDS)
+    report = sf.check_trace(seen, model, IDS)
+    assert report.first_wrong == "layers.1.mlp.up (model.layers.1.mlp.up_proj)"
+    assert report.diagnosis[0].title == "this is what layer 0's up (w3) gives"
 
 
 def test_what_is_no_trace_is_refused(llama):

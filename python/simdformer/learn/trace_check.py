@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.learn.aliases import Place, near, place
+from simdformer.learn.aliases import Place, heads_of, near, place
 from simdformer.learn.compare import TOLERANCE, compare, numbers
 from simdformer.learn.report import Report
 from simdformer.learn.trace_axes import View, array_of, needed_shape, views
@@ -105,11 +105,12 @@ class Examination:
         self.known: dict[str, Any] = {}
 
     def of(self, mine: Mapping[Any, Any]) -> TraceReport:
-        entries, unknown = self.sorted(mine)
+        entries, unknown, weights = self.sorted(mine)
         names = [str(entry.place) for entry in entries]
         there = {entry.place.name for entry in entries}
         missing = tuple(name for name in trace_names(self.config) if name not in there)
-        found = TraceReport((), unknown=unknown, missing=missing)
+        remarks = tuple(f"{key!r} is a weight, no activation, and is left out" for key in weights)
+        found = TraceReport((), unknown=unknown, missing=missing, remarks=remarks)
         for number, entry in enumerate(entries):
             view, wrong = self.judged(entry)
             if view is None or wrong is not None:
@@ -124,15 +125,22 @@ class Examination:
             self.learn(entry.place.name, entry.array, view)
         return replace(found, checked=tuple(names))
 
-    def sorted(self, mine: Mapping[Any, Any]) -> tuple[list[Entry], dict[Any, list[str]]]:
-        """What is known by name in the order of computation; and the rest."""
-        entries, unknown = [], {}
+    def sorted(
+        self, mine: Mapping[Any, Any]
+    ) -> tuple[list[Entry], dict[Any, list[str]], list[Any]]:
+        """What is known by name in the order of computation; unknown names with near ones; and
+        keys of weights."""
+        entries, unknown, weights = [], {}, []
         for key, value in mine.items():
             meant = place(key, self.config, self.aliases)
             if meant is None:
                 unknown[key] = near(key, self.config)
                 continue
-            entries.append(Entry(key, meant, in_few_bits(array_of(value), meant.name)))
+            array = in_few_bits(array_of(value), meant.name)
+            if self.is_weight(array, meant):
+                weights.append(key)
+            else:
+                entries.append(Entry(key, meant, array))
         if not entries:
             raise ValueError(
                 f"check_trace: no name in mine is known: {', '.join(map(repr, mine))[:300]}; the "
@@ -141,7 +149,17 @@ class Examination:
             )
         order = {name: number for number, name in enumerate(self.steps.names)}
         entries.sort(key=lambda entry: (order[entry.place.name], entry.place.head or 0))
-        return entries, unknown
+        return entries, unknown, weights
+
+    def is_weight(self, array: Array, place: Place) -> bool:
+        """Walkthroughs call wq of layer 0, cut into heads, q_layer0."""
+        heads, size = heads_of(place.name, self.config), self.config.head_dim
+        width = self.config.hidden_size
+        return (
+            place.name.endswith((".q", ".k", ".v"))
+            and array.shape in ((heads, size, width), (heads * size, width), (size, width))
+            and not any(views(array.shape, place, self.config, self.steps.ids))
+        )
 
     def learn(self, name: str, array: Any, view: View) -> None:
         """From now on the learner's value counts."""
