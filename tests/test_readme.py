@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import simdformer as sf
+from simdformer.learn.program import CATALOGUE
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
@@ -41,6 +42,24 @@ def test_the_model_lines_run() -> None:
 def block_with(words: str) -> str:
     (block,) = [block for block in BLOCKS if words in block]
     return block
+
+
+def test_the_diagnosis_reads_as_printed() -> None:
+    printed = run(block_with("report = sf.check(sf.nn"), {"np": np, "sf": sf})
+    assert "```text\n" + "\n".join(printed) + "\n```" in README
+
+
+def test_the_mistake_of_ones_own_is_found() -> None:
+    names: dict[str, Any] = {}
+    run(block_with("import mistake"), names)
+    try:
+        x = np.random.default_rng(0).standard_normal((3, 4), np.float32) * 60
+        with np.errstate(all="ignore"):
+            e = np.exp(x - x.min(-1, keepdims=True))
+            report = sf.check("softmax", e / e.sum(-1, keepdims=True), x)
+        assert names["minimum_subtracted"].mistake in report.diagnosis
+    finally:
+        del CATALOGUE.variations["softmax.minimum_subtracted"]
 
 
 def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:

@@ -13,6 +13,7 @@ __all__ = ["described", "places"]
 
 Same = Callable[[Any, Any], bool]
 PLURALS = {"query": "queries"}
+IN_ORDER = ("position", "query", "key")  # what comes after something else
 
 
 # ---- where ---------------------------------------------------------------------------------------
@@ -41,8 +42,8 @@ def _subset(bad: Any, length: int, name: str) -> str:
         return f"{name} {bad[0]} only"
     if len(bad) == length - 1:
         good = sorted(set(range(length)) - set(bad.tolist()))[0]
-        return f"all {many} but {good}" if good else f"{many} from 1 on"
-    if np.array_equal(bad, np.arange(bad[0], length)):
+        return f"all {many} but {good}" if good or name not in IN_ORDER else f"{many} from 1 on"
+    if name in IN_ORDER and np.array_equal(bad, np.arange(bad[0], length)):
         return f"{many} from {bad[0]} on"
     for step, word in ((2, "every other"), (3, "every third"), (4, "every fourth")):
         if len(bad) > 2 and np.array_equal(bad, np.arange(bad[0], length, step)):
@@ -215,7 +216,7 @@ def _shifts(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) ->
     for axis in range(mine.ndim):
         n = mine.shape[axis]
         for by in range(1, min(9, n // 2)):
-            for a, b, sign in ((mine, right, "later"), (right, mine, "earlier")):
+            for a, b, sign in ((mine, right, "late"), (right, mine, "early")):
                 if same(np.take(a, range(by, n), axis), np.take(b, range(n - by), axis)):
                     name = _name(axes, axis, mine.ndim)
                     many = PLURALS.get(name, name + "s")

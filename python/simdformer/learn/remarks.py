@@ -46,9 +46,10 @@ def _blind_spots(call: Call) -> Iterator[str]:
         sizes = dict(zip(("H", "L", "D"), np.shape(query)[-3:], strict=True))
         alike = [name for name in sizes if list(sizes.values()).count(sizes[name]) > 1]
         if alike:
+            which = f"{' and '.join(alike)} are {'both' if len(alike) == 2 else 'all'}"
             yield (
-                f"{' and '.join(alike)} are {'both' if len(alike) == 2 else 'all'} {sizes[alike[0]]}: a transpose too many would keep "
-                "the shape; try lengths that differ"
+                f"{which} {sizes[alike[0]]}: a transpose too many would keep the shape; "
+                "try lengths that differ"
             )
     if call.name == "linear" and not isinstance(weight, list | tuple):
         matrix = np.asarray(weight.unpack() if hasattr(weight, "unpack") else weight)

@@ -1,7 +1,9 @@
 """What a check found: for the terminal, for Jupyter, and as attributes."""
 
+from base64 import b64encode
 from dataclasses import dataclass, field
 from html import escape
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -118,13 +120,36 @@ class Report:
         return lines + [f"  {text}" for text in self.observations]
 
     def _repr_html_(self) -> str:
-        """For Jupyter: the same, and a map of the error."""
+        """For Jupyter: the same, and a picture of where the error is, if there is matplotlib."""
         colour = "#1b7f4b" if self.ok else "#b3261e"
         head, *rest = repr(self).split("\n")
-        parts = [f'<div style="border-left:4px solid {colour};padding:2px 12px">']
-        parts.append(f'<div style="color:{colour};font-weight:600">{escape(head)}</div>')
-        parts += [f"<div>{escape(line.strip())}</div>" for line in rest]
-        return "".join([*parts, "</div>"])
+        parts = [
+            f'<div style="border-left:4px solid {colour};padding:2px 12px;line-height:1.5">',
+            f'<div style="color:{colour};font-weight:600">{escape(head)}</div>',
+        ]
+        for line in rest:
+            bold = ";font-weight:600" if line.strip().startswith("➤") else ""
+            indent = (len(line) - len(line.lstrip())) / 2 - 1
+            parts.append(
+                f'<div style="margin-left:{indent:g}em{bold}">{escape(line.strip())}</div>'
+            )
+        return "".join([*parts, self._picture(), "</div>"])
+
+    def _picture(self) -> str:
+        """The error map as an <img>; nothing where there is none to show."""
+        if self.ok or self.right is None or not np.size(self.right) or np.ndim(self.right) == 0:
+            return ""
+        try:
+            from matplotlib.figure import Figure
+
+            from simdformer.learn.plots import error_map
+        except ImportError:
+            return ""
+        figure, file = Figure(figsize=(6.4, 2.6)), BytesIO()  # of its own: no window, no state
+        error_map(self.mine, self.right, ax=figure.subplots())
+        figure.savefig(file, format="png", dpi=72, bbox_inches="tight")
+        data = b64encode(file.getvalue()).decode("ascii")
+        return f'<img alt="where the error is" src="data:image/png;base64,{data}">'
 
 
 def number(x: float) -> str:

@@ -173,7 +173,8 @@ def some_queries(
     rows = np.unique(np.linspace(0, L - 1, count).astype(int))
 
     def take(x: Any, axis: int = -2) -> Any:
-        x = x[:sequences] if query.ndim > 3 and np.ndim(x) == query.ndim and len(x) > 1 else x
+        batched = query.ndim > 3 and x.ndim + axis == query.ndim - 2 and len(x) > 1
+        x = x[:sequences] if batched else x
         return x if x.shape[axis] != L else np.take(x, rows, axis)
 
     fewer = dict(variables, query=take(query), rows=rows, length=L)

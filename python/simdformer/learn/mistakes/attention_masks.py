@@ -296,6 +296,8 @@ def zero_times_infinity(s: State) -> None:
     rare=True,
 )
 def hidden_and_visible_swapped(s: State) -> None:
+    if s.visible.all():
+        raise ValueError("nothing is hidden")
     s.scores = np.where(s.visible, s.run.dtype(-np.inf), s.scores)
 
 
