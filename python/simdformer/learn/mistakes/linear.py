@@ -27,13 +27,23 @@ def multiply(s: State) -> None:
 
 
 @linear.step
-def add_bias(s: State) -> None:
-    s.products = [y if b is None else y + b for y, b in zip(s.products, s.biases, strict=True)]
+def bias(s: State) -> None:
+    if any(b is not None for b in s.biases):
+        s.products = s.run(with_bias, products=s.products, biases=s.biases).products
 
 
 @linear.step
 def results(s: State) -> None:
     s.out = s.products if s.many else s.products[0]
+
+
+# Run where there is a bias: what goes wrong with it is tried there only.
+with_bias = Program("linear")
+
+
+@with_bias.step
+def add_bias(s: State) -> None:
+    s.products = [y if b is None else y + b for y, b in zip(s.products, s.biases, strict=True)]
 
 
 @linear.thin

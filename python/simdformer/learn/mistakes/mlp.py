@@ -42,9 +42,16 @@ def project_down(s: State) -> None:
 def some_rows(
     variables: dict[str, Any], limit: int
 ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-    x, gate = np.asarray(variables["x"]), variables["gate"]
-    index = rows_of((*x.shape[:-1], max(x.shape[-1], gate.shape[0])), limit)
-    return None if index is None else (variables | {"x": x[index]}, lambda out: out[index])
+    """Some tokens, and some of the channels that come out."""
+    x, gate, down = np.asarray(variables["x"]), variables["gate"], variables["down"]
+    inner = gate.shape[0] if hasattr(gate, "shape") else len(gate)
+    index = rows_of((*x.shape[:-1], max(x.shape[-1], inner)), limit)
+    if index is None:
+        return None
+    down = down.unpack() if hasattr(down, "unpack") else np.asarray(down)
+    channels = slice(None, None, max(1, down.size // max(limit, down.shape[1])))
+    fewer = variables | {"x": x[index], "down": down[channels]}
+    return fewer, lambda out: out[index][..., channels]
 
 
 def not_transposed(name: str, own: str) -> Callable[[State], None]:
