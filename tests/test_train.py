@@ -52,7 +52,7 @@ def test_the_files_are_those_of_a_llama_3(made):
     assert {str(tensor.dtype) for tensor in checkpoint.weights.values()} == {"bfloat16"}
     assert json.loads((directory / "params.json").read_text())["max_seq_len"] == 32
     config = checkpoint.config
-    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 16)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 32)
     assert (config.intermediate_size, config.max_seq_len) == (384, 32)
     assert sum(file.stat().st_size for file in directory.iterdir()) < 4 << 20
 

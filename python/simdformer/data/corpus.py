@@ -10,7 +10,7 @@ opposites and kinds, rhymes, and one famous question.
 from collections.abc import Callable, Iterator
 from random import Random
 
-__all__ = ["ULTIMATE", "documents"]
+__all__ = ["ULTIMATE", "ask", "documents", "facts", "state"]
 
 
 def words(text: str) -> list[str]:
@@ -47,6 +47,7 @@ NUMBERS = words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen"
 )
+ANYTHING = [*NAMES, *ANIMALS, *COLOURS, *THINGS, *FRUITS, *PLACES, *MOODS, *SIZES]
 OPPOSITES = pairs(
     "hot-cold big-small old-young day-night up-down left-right fast-slow open-closed happy-sad "
     "light-dark wet-dry full-empty high-low early-late loud-quiet first-last"
@@ -102,26 +103,45 @@ def story(r: Random) -> str:
     return " ".join([opening, *middle, ending])
 
 
-def lookup(r: Random) -> str:
+Fact = tuple[str, str, str]  # name, colour, thing
+
+
+def facts(r: Random) -> list[Fact]:
     count = r.randint(2, 5)
-    rows = list(
-        zip(r.sample(NAMES, count), r.sample(THINGS, count), r.sample(COLOURS, count), strict=True)
-    )
-    facts = [f"{name} has a {colour} {thing}." for name, thing, colour in rows]
-    questions = []
-    for name, thing, colour in r.sample(rows, r.randint(1, count)):
-        questions.append(r.choice([
-            f"What colour is the {thing} of {name}? It is {colour}.",
-            f"Who has the {thing}? {name} has the {thing}.",
-            f"What does {name} have? {name} has a {colour} {thing}.",
-        ]))  # fmt: skip
-    return " ".join(facts + questions)
+    names, colours, things = (r.sample(some, count) for some in (NAMES, COLOURS, THINGS))
+    return list(zip(names, colours, things, strict=True))
+
+
+def state(known: list[Fact]) -> str:
+    return " ".join(f"{name} has a {colour} {thing}." for name, colour, thing in known)
+
+
+def ask(r: Random, known: list[Fact]) -> tuple[str, str]:
+    """A question about one of the facts, up to where the answer begins, and the answer."""
+    name, colour, thing = r.choice(known)
+    return r.choice([
+        (f"What colour is the {thing} of {name}? It is", f" {colour}."),
+        (f"Who has the {thing}?", f" {name} has the {thing}."),
+        (f"What does {name} have? {name} has a", f" {colour} {thing}."),
+    ])  # fmt: skip
+
+
+def lookup(r: Random) -> str:
+    known = facts(r)
+    questions = ["".join(ask(r, known)) for _ in range(r.randint(2, 6))]
+    return " ".join([state(known), *questions])
 
 
 def repeat(r: Random) -> str:
     items = [f"{r.choice(COLOURS)} {r.choice(THINGS + ANIMALS)}" for _ in range(r.randint(3, 6))]
     line = ", ".join(items)
     return f"Say it again: {line}. " + " ".join([f"{line}."] * r.randint(1, 2))
+
+
+def echo(r: Random) -> str:
+    """Words in no order, again and again: only looking back tells what comes next."""
+    line = " ".join(r.choice(ANYTHING) for _ in range(r.randint(3, 12)))
+    return "Say it again: " + " ".join([line] * r.randint(2, 4)) + "."
 
 
 def arithmetic(r: Random) -> str:
@@ -189,8 +209,8 @@ def ultimate(r: Random) -> str:
 
 
 KINDS: list[tuple[Writer, int]] = [
-    (story, 40), (lookup, 20), (repeat, 10), (arithmetic, 8),
-    (counting, 5), (knowledge, 8), (rhyme, 5), (ultimate, 4),
+    (story, 22), (lookup, 30), (repeat, 8), (echo, 18), (arithmetic, 8),
+    (counting, 3), (knowledge, 4), (rhyme, 3), (ultimate, 4),
 ]  # fmt: skip
 
 
