@@ -424,6 +424,13 @@ def test_a_file_beside_it_is_found_and_nothing_is_left_there(write, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my_attention.py", "my_helper.py"]
 
 
+def test_a_file_may_be_called_like_a_module(write):
+    file = write("import json\ndef embedding(ids, weight):\n    return weight[ids]", "json.py")
+    assert status(sf.exercises.check(file)) == {"embedding": "right"}
+    file = write("import json\ndef embedding(ids, weight):\n    return weight[ids]", "numpy.py")
+    assert status(sf.exercises.check(file)) == {"embedding": "right"}
+
+
 def test_names_that_are_no_exercise_are_refused():
     with pytest.raises(ValueError, match="my_function is no exercise; they are called softmax"):
         sf.exercises.check(lambda x: x, name="my_function")

@@ -16,7 +16,7 @@ from typing import Any
 from simdformer.models.config import ModelConfig
 from simdformer.models.trace import trace_names
 
-__all__ = ["ALIASES", "Place", "heads_of", "known_names", "near", "place"]
+__all__ = ["SILU", "UNMASKED", "Place", "heads_of", "known_names", "near", "place"]
 
 # What a learner has on the way and no trace has: scores before the mask, silu(gate).
 UNMASKED, SILU = "attn.scores_unmasked", "mlp.silu"
@@ -124,10 +124,6 @@ MODEL_ALIASES = {
     "lm_head": "logits",
     "output": "logits",
     "hook_logits": "logits",
-}
-
-ALIASES = MODEL_ALIASES | {
-    name: f"layers.0.{ours}" for name, ours in LAYER_ALIASES.items() if "." not in name
 }
 
 PREFIXES = re.compile(r"(?:model\.)?(?:layers|blocks|layer|h)\.(\d+)\.|layer_?(\d+)[._]")

@@ -68,11 +68,12 @@ def load(file: str) -> dict[str, Any]:
     sys.argv = [file]
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(path.parent))  # it may import what lies beside it
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = path.stem if path.stem not in sys.modules else f"my_{path.stem}"  # json.py, say
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError("it is no Python file: its name should end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return vars(module)
 
