@@ -165,7 +165,7 @@ def up_left_out(s: State) -> None:
 
 @mistake(
     "swiglu.gated",
-    title="gate is left out: up alone, or silu(up)",
+    title="gate is left out: silu(up) alone",
     cause="The same matrix is used for both sides, or one of the two is not used.",
     fix="Multiply silu(gate) by up.",
     step=MLP,

@@ -233,8 +233,8 @@ def of_hidden_size(s: State, x: Any) -> Any:
     "qk_rope.turn_q",
     "qk_rope.turn_k",
     title="RoPE's exponents are divided by hidden_size instead of head_dim",
-    cause="D in theta ** (-2i/D) is the size of one head; with hidden_size only the fast half, or "
-    "less, of the frequencies is used.",
+    cause="D in theta ** (-2i/D) is the size of one head; with hidden_size only the fastest of "
+    "the frequencies are used.",
     fix="Make the frequencies for head_dim.",
     step=ROPE,
 )

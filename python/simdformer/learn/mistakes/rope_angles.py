@@ -72,8 +72,8 @@ def frequencies_of_the_whole_head(s: State) -> None:
 @mistake(
     "rope.frequencies",
     title="the exponents are divided by the width of all heads instead of head_dim",
-    cause="D in theta ** (-2i/D) is the size of one head; with hidden_size only the fast half, or "
-    "less, of the frequencies is used.",
+    cause="D in theta ** (-2i/D) is the size of one head; with hidden_size only the fastest of "
+    "the frequencies are used.",
     fix="Write np.arange(0, head_dim, 2) / head_dim.",
     step=ROPE,
 )
