@@ -136,7 +136,7 @@ def _nice(factor: float) -> str:
     text, size, sign = f"{factor:.6g}", abs(factor), "-" if factor < 0 else ""
     for value, over in ((size, ""), (1 / size, "1/")):
         whole, square = round(value), round(value * value)
-        if whole > 1 and abs(value - whole) < 1e-4 * value:
+        if 1 < whole < 100_000 and abs(value - whole) < 1e-4 * value:
             return f"{text} = {sign}{over}{whole}" if over else text
         if 1 < square < 100_000 and abs(value * value - square) < 1e-4 * square:
             return f"{text} = {sign}{over}sqrt({square})"

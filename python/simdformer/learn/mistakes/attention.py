@@ -182,7 +182,7 @@ def some_queries(
         x = np.asarray(variables[name])
         fewer[name] = x[:sequences] if query.ndim > 3 and len(x) > 1 else x
     for name in ("causal_offset", "key_lengths"):
-        if np.ndim(variables[name]) == 1:
+        if np.ndim(variables[name]) == 1 and query.ndim > 3:
             fewer[name] = np.asarray(variables[name])[:sequences]
     if variables["attn_mask"] is not None and np.ndim(variables["attn_mask"]) > 1:
         fewer["attn_mask"] = take(np.asarray(variables["attn_mask"]))

@@ -76,6 +76,8 @@ def scale_by_length(s: State) -> None:
     rare=True,
 )
 def scale_by_num_heads(s: State) -> None:
+    if s.num_heads == 1:
+        raise ValueError("then there is no scale: see no_scale")
     scaled_by(s, 1 / math.sqrt(s.num_heads))
 
 

@@ -202,7 +202,7 @@ def not_divided(s: State) -> None:
 
 @mistake(
     "softmax.exponentiate",
-    title="the scores themselves are divided by their sum, without exp",
+    title="the shifted scores are divided by their sum, without exp",
     cause="The shares sum to one, but some are negative, and the top is not preferred.",
     fix="Take exp of the scores before dividing by the sum.",
     step="01 §1",

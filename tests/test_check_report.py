@@ -1,0 +1,276 @@
+"""The report of sf.check: wrong shapes, what can be said of unknown mistakes, remarks, refusals."""
+
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import simdformer as sf
+from conftest import normal
+from simdformer import nn, reference
+from simdformer.learn.operation import checkable
+from simdformer.learn.program import CATALOGUE, mistake
+from test_check import attend, attention, names
+
+# ---- wrong shapes --------------------------------------------------------------------------------
+
+
+def wrong_shape(rng, change):
+    w = [normal(rng, 12, 12) for _ in range(4)]
+    x = normal(rng, 2, 5, 12)
+    layer = nn.MultiHeadAttention(12, 3, *w)
+    return sf.check(layer, change(layer(x, x, x)), x, x, x)
+
+
+def test_wrong_shapes_are_diagnosed_first(rng):
+    q, k, v = (normal(rng, 2, 3, 5, 4) for _ in range(3))
+    z = attention(q, k, v)
+    merged = z.swapaxes(1, 2).reshape(2, 5, 12)
+    for mine, name in (
+        (merged, "shape.heads_merged"),
+        (z.swapaxes(1, 2), "shape.transposed"),
+        (z.reshape(6, 5, 4), "shape.reshaped"),
+        (z[0], "shape.one_of_many"),
+        (z.mean(1), "shape.averaged"),
+        (z[None], "shape.axis_of_one"),
+    ):
+        report = sf.check(attention, mine, q, k, v)
+        assert names(report) == [name], repr(report)
+        assert report.expected == z.shape
+        assert f"shape {mine.shape}, needs {z.shape}" in repr(report)
+    assert names(wrong_shape(rng, lambda y: y[0])) == ["shape.one_of_many"]
+    q = q[:1]
+    report = sf.check(attention, attention(q, k[:1], v[:1])[0], q, k[:1], v[:1])
+    assert names(report) == ["shape.axis_lost"]
+
+
+def test_a_wrong_shape_and_a_mistake(rng):
+    q, k, v = (normal(rng, 2, 3, 5, 4) for _ in range(3))
+    mine = attend(q, k, v, 1).swapaxes(1, 2)
+    report = sf.check(attention, mine, q, k, v)
+    assert names(report) == ["shape.transposed", "attention.no_scale"]
+
+
+def test_a_shape_that_says_nothing(rng):
+    x = normal(rng, 3, 5)
+    report = sf.check("softmax", normal(rng, 4, 4), x)
+    assert not report.ok
+    assert report.diagnosis == ()
+
+
+# ---- what can be said ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda z: z * np.float32(0.25), "it is the right answer times 0.25 = 1/4"),
+        (lambda z: z * np.float32(2**0.5), "it is the right answer times 1.41421 = sqrt(2)"),
+        (lambda z: -z, "it is the right answer with the sign turned round"),
+        (lambda z: z + np.float32(0.5), "it is the right answer plus 0.5"),
+        (lambda z: 0 * z, "every number is 0"),
+        (lambda z: 0 * z + 3, "every number is 3"),
+        (lambda z: z[:, ::-1], "the heads are right, but in reverse order"),
+        (lambda z: np.roll(z, 1, 2), "the positions are right, but rolled along by 1"),
+        (lambda z: z[:, [1, 0, 2, 3]], "heads 0 and 1 are swapped"),
+        (lambda z: z[..., [0, 2, 4, 1, 3, 5]], "the channels are right, but"),
+        (lambda z: z[:, [2, 2, 2, 2]], "all heads are head 2 of the right answer"),
+        (
+            lambda z: z.swapaxes(1, 2).reshape(z.shape),
+            "a reshape stands where a transpose is needed",
+        ),
+        (
+            lambda z: np.where(np.arange(7)[:, None] < 5, z, np.nan),
+            "numbers are NaN: positions from 5 on; the other numbers are right",
+        ),
+        (
+            lambda z: z + np.arange(6, dtype=np.float32),
+            "the same vector is added to every row: look for a bias",
+        ),
+        (
+            lambda z: z.astype(ml_dtypes.bfloat16).astype(np.float32),
+            "the error is as large as bfloat16 roundings are, and all numbers are bfloat16 numbers",
+        ),
+        (
+            lambda z: np.concatenate([np.zeros_like(z[:, :, :1]), z[:, :, :-1]], 2),
+            "the right numbers stand 1 position too late",
+        ),
+    ],
+)
+def test_what_can_be_said_of_an_unknown_mistake(change, sentence, rng):
+    q, k, v = (normal(rng, 2, 4, 7, 6) for _ in range(3))
+    report = sf.check(attention, change(attention(q, k, v)), q, k, v)
+    assert not report.ok
+    assert report.diagnosis == ()
+    said = " / ".join(report.observations)
+    assert sentence in said, said
+    assert report.observations[0] in repr(report)
+
+
+def test_numbers_that_mean_nothing_are_not_explained(rng):
+    q, k, v = (normal(rng, 2, 4, 7, 6) for _ in range(3))
+    report = sf.check(attention, normal(rng, 2, 4, 7, 6), q, k, v, is_causal=True)
+    assert report.diagnosis == report.observations == ()
+
+
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [
+        (np.s_[:, 2:4], "heads 2-3 only"),
+        (np.s_[:, 1], "head 1 only"),
+        (np.s_[1, :, 5:], "sequence 1 only, positions from 5 on"),
+        (np.s_[..., ::2], "every other of the channels, from 0 on"),
+        (np.s_[:, :, [0, 1, 2, 4, 5, 6]], "all positions but 3"),
+        (np.s_[0, 0, 0, 0], "sequence 0 only, head 0 only, position 0 only, channel 0 only"),
+        (np.s_[...], ""),
+    ],
+)
+def test_where_the_damage_is(index, text, rng):
+    q, k, v = (normal(rng, 2, 4, 7, 6) for _ in range(3))
+    mine = attention(q, k, v)
+    mine[index] += np.abs(normal(rng, *np.shape(mine[index]))) + 1
+    report = sf.check(attention, mine, q, k, v)
+    assert report.where.text == text
+    assert report.max_abs == pytest.approx(abs(report.where.mine - report.where.right), rel=0.9)
+
+
+def test_which_of_several_results_is_wrong(rng):
+    q, k, v = (normal(rng, 2, 7, 6) for _ in range(3))
+    z, weights = attention(q, k, v, return_weights=True)
+    report = sf.check(attention, (z, weights[:, ::-1]), q, k, v, return_weights=True)
+    assert report.where.result == 1
+    assert "of the 2 results, right: number 0 (from 0)" in report.observations
+
+
+# ---- remarks -------------------------------------------------------------------------------------
+
+
+def test_remarks(rng):
+    q, k, v = (normal(rng, 2, 5, 4) for _ in range(3))
+
+    def remark(*args, mine=None, **kwargs):
+        mine = attention(*args, **kwargs) if mine is None else mine
+        report = sf.check(attention, mine, *args, **kwargs)
+        assert report.ok
+        return " / ".join(report.remarks)
+
+    assert remark(q, k, v) == ""
+    assert "key and value are the same array" in remark(q, k, k)
+    assert "query and key are the same array" in remark(q, q, v)
+    assert "a float64 has come in" in remark(q, k, v, mine=attention(q, k, v).astype(float))
+    assert "right to 16 bits only" in remark(q, k, v, mine=attention(q, k, v).astype(np.float16))
+    assert "all numbers of query are equal" in remark(np.ones_like(q), k, v)
+    square = [normal(rng, 3, 5, 5) for _ in range(3)]
+    assert "L and D are both 5" in remark(*square)
+    w = normal(rng, 4, 4)
+    assert "symmetric" in sf.check("linear", q @ (w + w.T), q, w + w.T).remarks[0]
+
+
+# ---- the call and the report ---------------------------------------------------------------------
+
+
+def test_wrong_calls_raise_what_the_operation_raises(rng):
+    x = normal(rng, 3, 4)
+    for op, args, kwargs in (
+        (sf.softmax, (x, 5), {}),
+        (sf.softmax, (), {}),
+        (sf.linear, (x, x.T), {}),
+        (sf.embedding, ([7], x), {}),
+        (sf.rms_norm, (x,), {}),
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError)) as own:
+            op(*args, **kwargs)
+        with pytest.raises(type(own.value)) as raised:
+            sf.check(op, x, *args, **kwargs)
+        assert str(raised.value) == str(own.value)
+
+
+def test_refusals(rng):
+    x = normal(rng, 3, 4)
+    with pytest.raises(TypeError, match=r"op is 'conv', needs one of .*softmax.*TransformerBlock"):
+        sf.check("conv", x, x)
+    with pytest.raises(TypeError, match=r"op is the class nn\.MLP, needs a layer made from it"):
+        sf.check(nn.MLP, x, x)
+    with pytest.raises(TypeError, match="needs one of"):
+        sf.check(np.exp, x, x)
+    with pytest.raises(TypeError, match="out is given"):
+        sf.check("softmax", x, x, out=x)
+    with pytest.raises(TypeError, match="needs a tuple or list of 2 results"):
+        sf.check(attention, x, x, x, x, return_weights=True)
+    with pytest.raises(TypeError, match="mine is a tuple of 2, needs one array"):
+        sf.check("softmax", (x, x), x)
+    for nothing in (None, "x", [[1], [1, 2]]):
+        with pytest.raises(TypeError, match="mine is"):
+            sf.check("softmax", nothing, x)
+    with pytest.raises(TypeError, match="complex"):
+        sf.check("softmax", x * 1j, x)
+
+
+def test_everything_can_be_checked():
+    known = {name for name in reference.__all__ if name != "RopeFrequencies"}
+    assert known | {f"nn.{name}" for name in nn.__all__} == set(checkable())
+
+
+def test_the_report(rng):
+    q, k, v = (normal(rng, 2, 5, 4) for _ in range(3))
+    right = sf.check(attention, attend(q, k, v), q, k, v)
+    assert right.ok
+    assert right
+    assert right.raise_if_wrong() is right
+    assert repr(right).startswith("✓ scaled_dot_product_attention (2, 5, 4) float32: right")
+    assert "\n" not in repr(right)
+    wrong = sf.check(attention, attend(q, k, v, 1), q, k, v)
+    assert not wrong
+    with pytest.raises(sf.CheckError) as raised:
+        wrong.raise_if_wrong()
+    assert isinstance(raised.value, AssertionError)
+    (found,) = wrong.diagnosis
+    for words in (found.name, found.title, found.cause, found.fix, found.step):
+        assert words in str(raised.value)
+    assert wrong.max_abs > 0 < wrong.max_rel
+
+
+def test_html_is_small_and_escaped(rng):
+    q, k, v = (normal(rng, 2, 5, 4) for _ in range(3))
+    html = sf.check(attention, attend(q, k, v, 1), q, k, v)._repr_html_()
+    assert "the scores are not scaled" in html
+    assert 'src="data:image/png;base64,' in html
+    assert len(html) < 60_000
+    ids = np.array([1, 2])
+    html = sf.check("embedding", normal(rng, 2, 4), ids, normal(rng, 5, 4))._repr_html_()
+    assert "<script" not in html
+    assert sf.check(attention, attend(q, k, v), q, k, v)._repr_html_().count("<img") == 0
+
+
+def test_html_without_matplotlib(rng, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    x = normal(rng, 3, 4)
+    html = sf.check("softmax", x, x)._repr_html_()
+    assert "<img" not in html
+    assert "wrong" in html
+
+
+def test_a_mistake_of_ones_own(rng):
+    """As the README shows."""
+
+    @mistake(
+        "softmax.shift",
+        title="the minimum is subtracted",
+        cause="min for max.",
+        fix="Subtract the maximum.",
+        step="01 §1",
+    )
+    def minimum_subtracted(s):
+        s.scores = s.scores - s.scores.min(axis=s.along, keepdims=True)
+
+    try:
+        x = normal(rng, 3, 4, scale=60)
+        with np.errstate(all="ignore"):
+            e = np.exp(x - x.min(-1, keepdims=True))
+            report = sf.check("softmax", e / e.sum(-1, keepdims=True), x)
+        assert "softmax.minimum_subtracted" in names(report)
+        with pytest.raises(ValueError, match=r"is called softmax\.minimum_subtracted already"):
+            CATALOGUE.add(minimum_subtracted)
+    finally:
+        del CATALOGUE.variations["softmax.minimum_subtracted"]
