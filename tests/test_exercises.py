@@ -431,6 +431,7 @@ def test_a_file_may_be_called_like_a_module(write):
     assert status(sf.exercises.check(file)) == {"embedding": "right"}
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_names_that_are_no_exercise_are_refused():
     with pytest.raises(ValueError, match="my_function is no exercise; they are called softmax"):
         sf.exercises.check(lambda x: x, name="my_function")

@@ -121,13 +121,18 @@ class Results:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td style='text-align:left;vertical-align:top'>{SIGNS[outcome.status]} "
-            f"<code>{html.escape(outcome.name)}</code></td><td style='text-align:left'>"
-            f"{'<br>'.join(map(html.escape, noted(outcome)))}</td></tr>"
-            for outcome in self.outcomes
-        )
-        return f"<p><b>{html.escape(self.summary)}</b></p><table>{rows}</table>"
+        """For Jupyter: the same as a table."""
+        left = "text-align:left;vertical-align:top"
+        rows = []
+        for outcome in self.outcomes:
+            first, *more = map(html.escape, noted(outcome))
+            first = first if outcome.ok else f"<b>{first}</b>"
+            rows.append(
+                f"<tr><td style='{left};white-space:nowrap'>{SIGNS[outcome.status]} "
+                f"<code>{html.escape(outcome.name)}</code></td>"
+                f"<td style='{left}'>{'<br>'.join([first, *more])}</td></tr>"
+            )
+        return f"<p><b>{html.escape(self.summary)}</b></p><table>{''.join(rows)}</table>"
 
 
 def noted(outcome: Outcome) -> list[str]:
