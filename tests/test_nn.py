@@ -305,6 +305,14 @@ def test_a_block_takes_any_callables_and_multi_head_attention(rng):
     np.testing.assert_allclose(block(x, "causal"), want, **CLOSE_64)
 
 
+def test_a_block_takes_tensors_bfloat16_too(dtype, rng):
+    w = weights(rng, *[(E, E)] * 4, (8, E), (8, E), (E, 8), dtype=dtype)
+    norm = nn.RMSNorm(np.ones(E, dtype), 1e-5)
+    block = nn.TransformerBlock(nn.MultiHeadAttention(E, H, *w[:4]), nn.MLP(*w[4:]), norm, norm)
+    x = normal(rng, 2, L, E, dtype=dtype)
+    assert same_bits(block(to_torch(x), "causal"), block(x, "causal"))
+
+
 def test_layers_say_what_they_are(rng):
     square, wide = np.zeros((6, 6)), np.zeros((8, 6))
     attention = nn.GroupedQueryAttention(6, 3, 1, square, square[:2], square[:2], square)
