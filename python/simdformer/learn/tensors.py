@@ -5,12 +5,9 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.weights import LayerWeights, Weights
 from simdformer.types import Array
 
-__all__ = ["META_NAMES", "Tensors"]
+__all__ = ["Tensors"]
 
 KEPT_BYTES = 2**30
-
-# How the walkthroughs and Meta's checkpoints call them.
-META_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 class Tensors:
