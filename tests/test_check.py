@@ -264,6 +264,16 @@ def test_mistakes_are_found_in_other_dtypes(dtype, rng):
     assert names(sf.check(attention, mine, q, k, v)) == ["attention.no_scale"]
 
 
+def test_nothing_is_raised_or_warned_of_on_the_way(rng):
+    """Whatever a notebook has set numpy to do about overflow."""
+    x = normal(rng, 4, 6, scale=1e-30)
+    x[0] = 1e30
+    with np.errstate(all="raise"):
+        assert sf.check("softmax", sf.softmax(x), x)
+        assert not sf.check("softmax", sf.softmax(x, 0), x)
+        assert not sf.check("linear", sf.linear(x, x), x, x, x[:, 0])
+
+
 def test_large_arrays_are_sampled(rng):
     q, k, v = normal(rng, 2, 8, 300, 64), normal(rng, 2, 2, 300, 64), normal(rng, 2, 2, 300, 64)
     right = attention(q, k, v, is_causal=True)
