@@ -107,7 +107,7 @@ def attention_heads(
     >>> import numpy as np, simdformer as sf
     >>> pattern = np.full((6, 3, 3), 1 / 3)
     >>> axes = sf.plots.attention_heads(pattern, heads=[0, 5])
-    >>> [ax.get_title() for ax in axes]
+    >>> [ax.get_title(loc="left") for ax in axes]
     ['head 0', 'head 5']
     >>> import matplotlib.pyplot as plt; plt.close(axes[0].figure)
     """

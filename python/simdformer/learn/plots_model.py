@@ -224,7 +224,7 @@ def parameter_budget(
     ...     intermediate_size=14336, vocab_size=128256, max_seq_len=8192, norm_eps=1e-5,
     ...     rope_theta=5e5, rope_layout="interleaved", tie_embeddings=False)
     >>> ax = sf.plots.parameter_budget({"Llama 3 8B": llama})
-    >>> [round(bar.patches[0].get_width(), 1) for bar in ax.containers] # attention after embedding
+    >>> [round(float(bar.patches[0].get_width()), 1) for bar in ax.containers]
     [6.5, 16.7, 70.2, 0.0, 6.5]
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """

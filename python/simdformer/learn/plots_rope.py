@@ -36,7 +36,7 @@ def rope_circle(row: ArrayLike, *, title: str | None = None, ax: "Axes | None" =
     >>> import numpy as np, simdformer as sf
     >>> row = np.exp(3j * sf.rope_frequencies(16, theta=500000.0).inv_freq)
     >>> ax = sf.plots.rope_circle(row, title="token 3")
-    >>> len(ax.lines), ax.get_xlabel()
+    >>> len(ax.collections[0].get_offsets()), ax.get_xlabel()
     (8, 'real part')
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
