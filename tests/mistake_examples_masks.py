@@ -210,6 +210,13 @@ causal("attention.hidden_as_nan", filled(np.nan), "attention.hidden_as_plus_infi
 causal("attention.hidden_as_plus_infinity", filled(np.inf), "attention.hidden_as_nan")
 
 
+causal(
+    "attention.softcap_after_mask",
+    lambda q, k, v: softmax(2 * np.tanh(np.where(SEEN, scores_of(q, k), -INF) / 2)) @ v,
+    softcap=2.0,
+)
+
+
 def empty_rows(value, *also):
     """Queries that see no key, where hidden scores are a large number."""
 

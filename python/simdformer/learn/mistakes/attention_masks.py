@@ -314,6 +314,26 @@ def visible_transposed(s: State) -> None:
 
 
 @mistake(
+    "attention.cap",
+    "attention.hide",
+    title="the softcap comes after the mask: hidden keys get a share",
+    cause="tanh(-inf) is -1: a hidden score comes out as -softcap, not as -inf.",
+    fix="Cap the scores first, then mask them.",
+    step=MASK,
+)
+class SoftcapAfterMask:
+    @staticmethod
+    def cap(s: State) -> None:
+        pass
+
+    @staticmethod
+    def hide(s: State) -> None:
+        hidden_as(s, -np.inf)
+        if s.softcap is not None:
+            s.scores = s.softcap * np.tanh(s.scores / s.softcap)
+
+
+@mistake(
     "attention.empty",
     title="a query that sees no key gives NaN",
     cause="All its scores are -inf: the softmax divides 0 by 0.",
