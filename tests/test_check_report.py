@@ -112,6 +112,7 @@ def test_numbers_that_mean_nothing_are_not_explained(rng):
     q, k, v = (normal(rng, 2, 4, 7, 6) for _ in range(3))
     report = sf.check(attention, normal(rng, 2, 4, 7, 6), q, k, v, is_causal=True)
     assert report.diagnosis == report.observations == ()
+    assert "no known mistake gives this array" in repr(report)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ class Report:
                 lines += [f"  ➤ {mistake.title}  ({mistake.name})"]
                 lines += [f"    why: {mistake.cause}", f"    fix: {mistake.fix}"]
                 lines += [f"    see: notebook {mistake.step}"] if mistake.step else []
+        if not (self.ok or self.explanations or self.observations or self.expected):
+            lines.append("  no known mistake gives this array; look at the steps to it one by one")
         return lines + [f"  {text}" for text in self.observations]
 
     def _repr_html_(self) -> str:
