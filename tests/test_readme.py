@@ -34,7 +34,8 @@ def test_the_model_lines_run() -> None:
     names: dict[str, Any] = {"sf": sf}
     run(block, names)
     length = len(names["ids"])
-    assert names["pattern"].shape == (8, length, length)
+    heads = names["model"].config.num_heads
+    assert names["pattern"].shape == (heads, length, length)
     assert names["without"].shape == names["logits"].shape == (length, 1024)
     assert not np.array_equal(names["without"], names["logits"])
 
