@@ -181,7 +181,7 @@ else:
 # ### Break it yourself: merge from left to right
 #
 # What if the first pair that is in the list is merged, instead of the one with the lowest number? The nasty part: decoding still gives the text back. Any
-# way of cutting does. Only the numbers differ from those that the model was trained on. So *never* test a tokenizer by decoding what it encoded.
+# way of cutting does. Only the numbers differ, in some words, from those that the model was trained on. So *never* test a tokenizer by decoding what it encoded.
 
 
 # %%
@@ -197,12 +197,13 @@ def merge_from_the_left(piece):
     return [ranks[part] for part in parts]
 
 
-wrong = [BEGIN] + [
-    id for piece in PIECES.findall(PROMPT) for id in merge_from_the_left(piece.encode())
-]
-print([decode([id]) for id in wrong])
-assert decode(wrong[1:]) == PROMPT
-assert wrong != ids.tolist()
+text = "unhappiness is everywhere"
+right = encode(text)[1:]
+wrong = [id for piece in PIECES.findall(text) for id in merge_from_the_left(piece.encode())]
+print("right:", [decode([id]) for id in right])
+print("wrong:", [decode([id]) for id in wrong])
+assert decode(wrong) == decode(right) == text
+assert wrong != right
 
 # %% [markdown]
 # ## 2 · The heap of numbers
