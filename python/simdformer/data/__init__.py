@@ -18,7 +18,7 @@ def demo_path() -> Path:
     >>> import simdformer as sf
     >>> model = sf.from_pretrained(sf.demo_path())
     >>> model.config.num_layers, model.config.num_heads, model.config.num_kv_heads
-    (6, 8, 4)
+    (6, 4, 2)
     """
     directory = Path(__file__).parent / "demo"
     missing = [name for name in FILES if not (directory / name).is_file()]
