@@ -182,6 +182,23 @@ SF_INLINE void row_tile(int64_t rows, int64_t k, const RowOf<Arch, T>* a, int64_
   microkernel<Arch, T, MR, NV>(k, a, lda, panels, panel_stride, c, ldc, accumulate);
 }
 
+// What the caller will want next lies behind these k steps in every panel: steps [first, last) of it come to
+// the second cache while the rows of A pass, or else the first rows would wait for memory. Measured: a gain
+// of 20 to 40 % at 8 to 64 rows where a tile is one panel wide, and a loss of 5 to 20 % where it is four and
+// the hardware fetches four streams by itself.
+constexpr bool kPrefetchNext = kTileVectors[kTileRows] < 4;
+
+template <class Element>
+SF_INLINE void prefetch_next(const Element* tile, int64_t panel_stride, int64_t columns, int64_t first,
+                             int64_t last, int64_t k) {
+  constexpr int64_t kStep = kPanelColumns * static_cast<int64_t>(sizeof(Element));
+  for (int64_t panel = 0; panel * kPanelColumns < columns; ++panel) {
+    const uintptr_t next = reinterpret_cast<uintptr_t>(tile + panel * panel_stride);
+    for (int64_t byte = (k + first) * kStep; byte < (k + last) * kStep; byte += 64)
+      __builtin_prefetch(reinterpret_cast<const void*>(next + static_cast<uintptr_t>(byte)), 0, 2);
+  }
+}
+
 // Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
 // end. The tile of B stays in cache while the rows of A pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
 template <class Arch, class T, int MR, int NV>
@@ -195,6 +212,8 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
     int64_t tiles = (m + MR - 1) / MR;
     for (int64_t i = 0; tiles > 0; --tiles) {
       const int64_t rows = (m - i + tiles - 1) / tiles;
+      if constexpr (kPrefetchNext && MR > kPrefetchRows<ElementOf<Arch, T>>)
+        prefetch_next(tile, panel_stride, kColumns, k * i / m, k * (i + rows) / m, k);
       row_tile<Arch, T, MR, NV>(rows, k, a + i * lda, lda, tile, panel_stride, c + i * ldc + begin, ldc,
                                 accumulate);
       i += rows;
