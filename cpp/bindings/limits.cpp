@@ -41,7 +41,7 @@ double fma_chains(int64_t steps) {
 double read_memory(py::handle object) {
   const Arg arg{"read_memory", "array"};
   const Input x = read_array(arg, object);
-  if (x.view.dtype != DType::f32 || x.view.rank != 1 || (x.view.shape[0] > 1 && x.view.strides[0] != 4))
+  if (x.view.dtype != DType::f32 || x.view.rank != 1 || !has_unit_last_axis(x.view))
     refuse_value(arg, "is something else", "a contiguous float32 array of one axis");
   const auto* data = reinterpret_cast<const float*>(x.view.data);
   const KernelTable& table = kernels();

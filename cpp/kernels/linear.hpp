@@ -229,18 +229,36 @@ SF_INLINE void dot_products(int64_t rows, int64_t columns, const Acc<T>* x, int6
 
 // ---- the product ------------------------------------------------------------------------------------------
 
-// tile = or += x panels, in partial sums of `length` terms.
+// tile = or += x panels, in partial sums of `length` terms. No terms make 0.
 template <class Arch, class T>
 SF_INLINE void multiply_block(int64_t rows, int64_t columns, int64_t k, int64_t length,
                               const RowOf<Arch, T>* x, int64_t x_stride, const ElementOf<Arch, T>* panels,
                               int64_t panel_stride, SumOf<Arch, T>* tile, bool accumulate) {
-  for (int64_t begin = 0; begin < k; begin += length)
+  int64_t begin = 0;
+  do {
     gemm_panels<Arch, T>(rows, columns, k - begin < length ? k - begin : length, x + begin, x_stride,
                          panels + begin * kPanel, panel_stride, tile, kGroup, accumulate || begin > 0);
+    begin += length;
+  } while (begin < k);
+}
+
+// Where the panels of a packed weight start that hold `column` and those after it.
+template <class Element>
+SF_INLINE const Element* panels_of(const LinearArgs& args, const LinearWeight& w, int64_t column) {
+  return reinterpret_cast<const Element*>(w.weight) + column / kPanel * panel_elements(args.depth, w.dtype);
 }
 
 // tile = x W^T for `rows` rows of x and the columns [column, column + columns) of W, a group or what is left
-// of it.
+// of it; W is packed and its panels are multiplied as they lie.
+template <class Arch, class T>
+SF_INLINE void multiply_packed(const LinearArgs& args, const LinearWeight& w, const RowOf<Arch, T>* x,
+                               int64_t rows, int64_t column, int64_t columns, SumOf<Arch, T>* tile) {
+  multiply_block<Arch, T>(rows, columns, args.depth, sum_length(args.depth), x, args.x_stride,
+                          panels_of<ElementOf<Arch, T>>(args, w, column), panel_elements(args.depth, w.dtype),
+                          tile, false);
+}
+
+// The same for every W.
 template <class Arch, class T>
 void multiply(const LinearArgs& args, const LinearWeight& w, const Acc<T>* x, int64_t rows, int64_t column,
               int64_t columns, Acc<T>* tile, Acc<T>* scratch) noexcept {
@@ -249,15 +267,11 @@ void multiply(const LinearArgs& args, const LinearWeight& w, const Acc<T>* x, in
   if (!w.packed && args.all_rows <= kDirectRows)
     return dot_products<Arch, T>(rows, columns, x, args.x_stride, weight_rows, w.row_stride, args.depth,
                                  tile);
-
-  const int64_t panel_stride = panel_elements(args.depth, w.dtype), length = sum_length(args.depth);
-  const T* panels = reinterpret_cast<const T*>(w.weight) + column / kPanel * panel_stride;  // when packed
-  if (args.depth == 0) std::memset(tile, 0, static_cast<size_t>(rows * kGroup) * sizeof(A));
   if (w.packed && (sizeof(T) == sizeof(A) || args.all_rows < kWidenRows))
-    return multiply_block<Arch, T>(rows, columns, args.depth, length, x, args.x_stride, panels, panel_stride,
-                                   tile, false);
+    return multiply_packed<Arch, T>(args, w, x, rows, column, columns, tile);
 
-  for (int64_t begin = 0; begin < args.depth; begin += kDepthBlock) {
+  int64_t begin = 0;
+  do {
     const int64_t k = args.depth - begin < kDepthBlock ? args.depth - begin : kDepthBlock;
     for (int64_t c = 0; c < columns; c += kPanel) {
       A* panel = scratch + c * kDepthBlock;
@@ -265,26 +279,13 @@ void multiply(const LinearArgs& args, const LinearWeight& w, const Acc<T>* x, in
         pack_panel<Arch, T>(weight_rows + c * w.row_stride + begin * static_cast<int64_t>(sizeof(T)),
                             w.row_stride, columns - c < kPanel ? columns - c : kPanel, k, panel);
       else if constexpr (sizeof(T) == 2)
-        widen_panel<Arch>(panels + c / kPanel * panel_stride + begin * kPanel, k, panel);
+        widen_panel<Arch>(panels_of<T>(args, w, column + c) + begin * kPanel, k, panel);
     }
-    multiply_block<Arch, A>(rows, columns, k, length, x + begin, args.x_stride, scratch, kDepthBlock * kPanel,
-                            tile, begin > 0);
-  }
+    multiply_block<Arch, A>(rows, columns, k, sum_length(args.depth), x + begin, args.x_stride, scratch,
+                            kDepthBlock * kPanel, tile, begin > 0);
+    begin += kDepthBlock;
+  } while (begin < args.depth);
 }
-
-#if defined(SF_BF16_PAIRS)
-// The same for bfloat16 x and packed bfloat16 W, whose pairs the CPU multiplies as they are.
-template <class Arch>
-void multiply_pairs(const LinearArgs& args, const LinearWeight& w, int64_t row, int64_t rows, int64_t column,
-                    int64_t columns, float* tile) noexcept {
-  const int64_t panel_stride = panel_elements(args.depth, w.dtype);
-  const bfloat16* panels = reinterpret_cast<const bfloat16*>(w.weight) + column / kPanel * panel_stride;
-  if (args.depth == 0) std::memset(tile, 0, static_cast<size_t>(rows * kGroup) * sizeof(float));
-  multiply_block<Arch, Pairs>(rows, columns, args.depth, sum_length(args.depth),
-                              args.x_pairs + row * args.x_stride, args.x_stride, panels, panel_stride, tile,
-                              false);
-}
-#endif
 
 // ---- bias and rounding ------------------------------------------------------------------------------------
 
@@ -337,7 +338,8 @@ void linear_item(const LinearArgs& args, const LinearWeight& w, int64_t column, 
     default:
 #if defined(SF_BF16_PAIRS)
       if (w.packed && args.x_pairs != nullptr) {
-        multiply_pairs<Arch>(args, w, row, rows, column, columns, tile);
+        multiply_packed<Arch, Pairs>(args, w, args.x_pairs + row * args.x_stride, rows, column, columns,
+                                     tile);
         break;
       }
 #endif
