@@ -9,7 +9,7 @@ import pytest
 
 import simdformer as sf
 from checkpoints import tiny_config
-from simdformer.bandwidth import read_bandwidth
+from simdformer.bench.limits import read_rate
 from simdformer.models import read_checkpoint
 from simdformer.models.budget import cache_bytes, decode_bytes, weight_bytes
 
@@ -189,7 +189,7 @@ def test_bytes_of_a_token_are_those_of_the_weights_and_what_is_in_sight(tiny):
 
 def test_the_read_bandwidth_is_that_of_a_machine():
     for nbytes in (1, 1 << 16, 1 << 22):
-        assert 0 < read_bandwidth(nbytes, seconds=0.01) < 1e14
+        assert 0 < read_rate(nbytes, budget=0.01) < 1e14
 
 
 # ---- info ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from simdformer.bench.work import Work
 from simdformer.runtime import num_threads
 from simdformer.types import Array
 
-__all__ = ["Level", "Limits", "measure_limits"]
+__all__ = ["Level", "Limits", "measure_limits", "read_rate"]
 
 FIRST_ITERATIONS = 1 << 20
 LONG_ENOUGH = 0.005  # seconds; starting threads and the last chunk then cost nothing
@@ -122,10 +122,19 @@ def read_places(machine: Machine, free: int) -> list[Place]:
 
 def read_bandwidth(place: Place, budget: float, stopwatch: Stopwatch) -> float:
     """GB/s of reading an array again and again."""
-    array = np.ones(place.nbytes // 4, np.float32)
     with num_threads(1) if place.each > 1 else nullcontext():
-        best = best_time(lambda: read_memory(array), budget, stopwatch)
-    return place.each * array.nbytes / best / 1e9
+        return place.each * read_rate(place.nbytes, budget, stopwatch) / 1e9
+
+
+def read_rate(nbytes: int, budget: float = 0.1, stopwatch: Stopwatch | None = None) -> float:
+    """Bytes a second that all threads together read of an array of so many bytes, which is read
+    again and again; the best time counts.
+
+    >>> read_rate(1 << 20, budget=0.01) > 1e6
+    True
+    """
+    array = np.ones(max(nbytes // 4, 1), np.float32)
+    return array.nbytes / best_time(lambda: read_memory(array), budget, stopwatch)
 
 
 def multiply_adds(budget: float, stopwatch: Stopwatch) -> float:
@@ -138,7 +147,7 @@ def multiply_adds(budget: float, stopwatch: Stopwatch) -> float:
     return operations / best_time(way.call, budget, stopwatch) / 1e9
 
 
-def best_time(call: Callable[[], object], budget: float, stopwatch: Stopwatch) -> float:
+def best_time(call: Callable[[], object], budget: float, stopwatch: Stopwatch | None) -> float:
     return compare({"limit": call}, budget, stopwatch)["limit"]
 
 
