@@ -123,19 +123,15 @@ class Report:
 
     def _repr_html_(self) -> str:
         """For Jupyter: the same, and a picture of where the error is, if there is matplotlib."""
-        colour = "#1b7f4b" if self.ok else "#b3261e"
         head, *rest = repr(self).split("\n")
-        parts = [
-            f'<div style="border-left:4px solid {colour};padding:2px 12px;line-height:1.5">',
-            f'<div style="color:{colour};font-weight:600">{escape(head)}</div>',
-        ]
+        parts = []
         for line in rest:
             bold = ";font-weight:600" if line.strip().startswith("➤") else ""
             indent = (len(line) - len(line.lstrip())) / 2 - 1
             parts.append(
                 f'<div style="margin-left:{indent:g}em{bold}">{escape(line.strip())}</div>'
             )
-        return "".join([*parts, self._picture(), "</div>"])
+        return card(self.ok, head, [*parts, self._picture()], ";line-height:1.5")
 
     def _picture(self) -> str:
         """The error map as an <img>; nothing where there is none to show."""
@@ -152,6 +148,17 @@ class Report:
         figure.savefig(file, format="png", dpi=72, bbox_inches="tight")
         data = b64encode(file.getvalue()).decode("ascii")
         return f'<img alt="where the error is" src="data:image/png;base64,{data}">'
+
+
+def card(ok: bool, head: str, parts: list[str], style: str = "") -> str:
+    """HTML under a headline, with a line at its side: green when right, red when wrong."""
+    colour = "#1b7f4b" if ok else "#b3261e"
+    return "".join([
+        f'<div style="border-left:4px solid {colour};padding:2px 12px{style}">',
+        f'<div style="color:{colour};font-weight:600">{escape(head)}</div>',
+        *parts,
+        "</div>",
+    ])  # fmt: skip
 
 
 def number(x: float) -> str:

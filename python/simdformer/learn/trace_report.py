@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from simdformer.learn.report import CheckError, Report
+from simdformer.learn.report import CheckError, Report, card
 
 __all__ = ["TraceReport"]
 
@@ -65,32 +65,33 @@ class TraceReport:
 
     def __repr__(self) -> str:
         lines = [f"{'✓' if self.ok else '✗'} {self.sentence}"]
-        lines += [f"  ✓ {line}" for line in grouped(self.checked)]
+        lines += [f"  {line}" for line in self._right()]
         if self.report is not None:
             lines += [f"  {line}" for line in repr(self.report).splitlines()]
+        return "\n".join(lines + [f"  {line}" for line in self._rest()])
+
+    def _right(self) -> list[str]:
+        return [f"✓ {line}" for line in grouped(self.checked)]
+
+    def _rest(self) -> list[str]:
+        """What is said after the report."""
+        lines = []
         if self.not_checked:
-            lines.append(f"  · not looked at, for it comes after: {listed(self.not_checked)}")
+            lines.append(f"· not looked at, for it comes after: {listed(self.not_checked)}")
         for key, near in self.unknown.items():
             meant = f" (do you mean {' or '.join(near)}?)" if near else ""
-            lines.append(f"  ? unknown name {key!r}{meant}")
+            lines.append(f"? unknown name {key!r}{meant}")
         if self.missing and self.checked:
-            lines.append(f"  · {len(self.missing)} activations of the model are not in it")
-        return "\n".join(lines + [f"  note: {remark}" for remark in self.remarks])
+            lines.append(f"· {len(self.missing)} activations of the model are not in it")
+        return lines + [f"note: {remark}" for remark in self.remarks]
 
     def _repr_html_(self) -> str:
         """For Jupyter: the same, and the report with its map of the error."""
-        colour = "#1b7f4b" if self.ok else "#b3261e"
-        parts = [f'<div style="border-left:4px solid {colour};padding:2px 12px">']
-        parts.append(f'<div style="color:{colour};font-weight:600">{escape(self.sentence)}</div>')
-        lines = [f"✓ {line}" for line in grouped(self.checked)]
-        parts += [f"<div>{escape(line)}</div>" for line in lines]
+        parts = [f"<div>{escape(line)}</div>" for line in self._right()]
         if self.report is not None:
             parts.append(self.report._repr_html_())
-        lines = repr(self).splitlines()
-        shown = 1 + len(grouped(self.checked))
-        shown += 0 if self.report is None else len(repr(self.report).splitlines())
-        parts += [f"<div>{escape(line.strip())}</div>" for line in lines[shown:]]
-        return "".join([*parts, "</div>"])
+        parts += [f"<div>{escape(line)}</div>" for line in self._rest()]
+        return card(self.ok, self.sentence, parts)
 
 
 def grouped(names: tuple[str, ...]) -> list[str]:
