@@ -19,12 +19,12 @@ from simdformer.functional import (
     embedding,
     layer_norm,
     linear,
-    repeat_kv,
     rms_norm,
     rope,
     scaled_dot_product_attention,
     swiglu,
 )
+from simdformer.interchange import as_numpy
 from simdformer.types import Array, ArrayLike
 
 __all__ = [
@@ -286,7 +286,7 @@ class TransformerBlock:
     def __call__(
         self, x: ArrayLike, mask: Mask = None, positions: ArrayLike | None = None
     ) -> Array:
-        x = _array(x)
+        x = np.asarray(as_numpy(x))
         h = x + self._attend(self.attn_norm(x), mask, positions)
         return np.asarray(h + self.mlp(self.mlp_norm(h)))
 
@@ -311,13 +311,6 @@ class TransformerBlock:
 def _linear(x: ArrayLike, weight: Any) -> Array:
     """linear with one weight, which may be a list of rows here as everywhere else."""
     return linear(x, np.asarray(weight) if isinstance(weight, list | tuple) else weight)
-
-
-def _array(x: ArrayLike) -> Array:
-    """x as a numpy array. Of a tensor it is a copy: numpy itself cannot read bfloat16 ones."""
-    if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
-        return np.asarray(x)
-    return repeat_kv(x, 1, axis=0)
 
 
 def _mask(layer: str, mask: Mask) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional, nn, reference
+from simdformer.interchange import as_numpy
 from simdformer.learn import mistakes
 from simdformer.learn.compare import float_dtypes
 from simdformer.learn.program import OPERATIONS, Program
@@ -129,14 +130,7 @@ def as_array(x: Any) -> Any:
         return layer
     if isinstance(x, list | tuple) and any(hasattr(item, "__dlpack__") for item in x):
         return type(x)(map(as_array, x)) if type(x) in (list, tuple) else x
-    if isinstance(x, np.ndarray | np.generic) or not hasattr(x, "__dlpack__"):
-        return x
-    x = x.detach() if hasattr(x, "detach") else x
-    try:
-        return np.from_dlpack(x)
-    except (TypeError, RuntimeError, BufferError):  # bfloat16, or not on the CPU: the kernels know
-        flat = x.reshape(-1)
-        return functional.repeat_kv(flat, 1, axis=0).reshape(tuple(x.shape))
+    return as_numpy(x.detach() if hasattr(x, "__dlpack__") and hasattr(x, "detach") else x)
 
 
 def _in_dtype(x: Any, dtype: Any) -> Any:
