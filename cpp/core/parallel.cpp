@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/float_mode.hpp"
+
 #if defined(__linux__) && !defined(SIMDFORMER_NO_FUTEX)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -158,6 +160,7 @@ class Pool {
 
   void open(const Loop& loop, int seats) noexcept {
     loop_ = loop;
+    float_mode_ = float_mode();
     error_ = nullptr;
     failed_.store(false, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
@@ -234,6 +237,7 @@ class Pool {
     for (;;) {
       const uint32_t rung = bell_.count();
       if (take_seat(last_call)) {
+        set_float_mode(float_mode_);
         take_chunks([] { return false; });
         leave_seat();
       }
@@ -278,6 +282,7 @@ class Pool {
   alignas(64) Bell bell_;
   alignas(64) Bell left_;
   alignas(64) Loop loop_{};
+  uint64_t float_mode_ = 0;      // the caller's
   std::atomic<int> in_use_{0};   // workers that the current or last loop can seat
   std::atomic<int> workers_{0};  // threads that exist
   std::atomic<bool> failed_{false};
