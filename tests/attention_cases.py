@@ -22,6 +22,12 @@ def nearly(a, b):
     np.testing.assert_allclose(float64(a), float64(b), rtol=coarse, atol=coarse)
 
 
+def close(a, b, dtype, scale=1.0):
+    """Two ways to one result of sums; `scale` is the size of what was added up."""
+    coarse = COARSE[np.dtype(dtype).itemsize]
+    np.testing.assert_allclose(float64(a), float64(b), rtol=coarse, atol=coarse * scale)
+
+
 def problem(rng, *, lead=(), H=2, K=2, L=3, S=3, D=8, Dv=None, dtype=np.float32):
     """query (...,H,L,D), key (...,K,S,D), value (...,K,S,Dv)"""
     shapes = (*lead, H, L, D), (*lead, K, S, D), (*lead, K, S, D if Dv is None else Dv)

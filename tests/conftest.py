@@ -111,6 +111,11 @@ def normal(rng, *shape, dtype=np.float32, scale=1.0):
     return (scale * rng.standard_normal(shape)).astype(dtype)
 
 
+def grid(rng, *shape, dtype=np.float32):
+    """Numbers of few bits, -4 to 4 in steps of 1/8: sums of some are exact, in 16 bits too."""
+    return (rng.integers(-32, 33, shape) / 8).astype(dtype)
+
+
 def same_bits(a, b):
     a, b = np.asarray(a), np.asarray(b)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
