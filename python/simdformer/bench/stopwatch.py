@@ -18,12 +18,13 @@ from simdformer.bench.contestants import Contestant, Way
 
 __all__ = ["Stopwatch", "Times", "compare"]
 
-SHORTEST_SAMPLE = 0.002  # seconds; a clock and a loop cost nothing beside that
+SHORTEST_SAMPLE = 0.005  # seconds; a clock and a loop cost nothing beside that
 FEWEST_ROUNDS = 3
-WARM_BELOW = 0.02  # seconds; what takes longer does not notice that it runs cold
+WARM_UP = 0.01  # seconds of calls that are not counted; a call that takes longer warms itself
 TRIALS = 3  # samples of each way, before the fastest is taken
 ASLEEP = 0.2  # of a CPU: less than that used while we sleep, and no thread of ours is spinning
-PATIENCE = 0.1  # seconds that threads get to stop spinning
+NAP = 0.02  # seconds; the kernel tells what other threads have used only once a tick, 10 ms at most
+PATIENCE = 0.5  # seconds that threads get to stop spinning
 
 
 @dataclass
@@ -52,7 +53,7 @@ def settle() -> None:
     deadline = time.perf_counter() + PATIENCE
     while time.perf_counter() < deadline:
         cpu, wall = time.process_time(), time.perf_counter()
-        time.sleep(0.001)
+        time.sleep(NAP)
         if time.process_time() - cpu < ASLEEP * (time.perf_counter() - wall):
             return
 
@@ -107,15 +108,18 @@ class Stopwatch:
             calls = max(2 * calls, int(1.2 * SHORTEST_SAMPLE / max(seconds, 1e-7) * calls))
 
     def sample(self, way: Way, calls: int) -> float:
-        """Seconds a call. The first one, which wakes threads and fills caches, is not counted."""
+        """Seconds a call. Those of the first WARM_UP seconds are not counted: they wake threads and
+        the CPU itself, and fill the caches."""
         call, clock = way.call, self.clock
         with way.context():
             self.settle()
-            before = clock()
+            start = clock()
             call()
-            once = clock() - before
-            if calls == 1 and once >= WARM_BELOW:
+            once = clock() - start
+            if calls == 1 and once >= WARM_UP:
                 return once
+            while clock() - start < WARM_UP:
+                call()
             before = clock()
             for _ in repeat(None, calls):
                 call()
