@@ -21,8 +21,8 @@ namespace simdformer::SF_ISA {
 template <class Arch, class V>
 SF_INLINE V times_sigmoid(V x, V s) {
   using A = typename V::value_type;
-  const V z = vec_exp<Arch>(V(-xsimd::abs(s)));
-  return xsimd::select(x < V(A(0)), V(x * z), x) / (V(A(1)) + z);
+  const V z = vec_exp<Arch>(minus_abs(s));
+  return where_negative(x, V(x * z), x) / (V(A(1)) + z);
 }
 
 // The upper tail of the normal distribution, Q(t) = 1 - Phi(t) for t >= 0, with a relative error of a few

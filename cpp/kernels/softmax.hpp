@@ -25,16 +25,34 @@ struct Exponential {
   }
 };
 
-// out = f(in), and the sum of what is in out then. A block is summed while it is in the L1 cache.
-template <class Arch, class Out, class In, class F>
-SF_INLINE Acc<In> map_and_sum(Out* out, const In* in, int64_t n, F f) {
-  using V = Vec<Arch, Acc<In>>;
-  const auto add = [](V a, V b) { return V(a + b); };
+// out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it.
+template <class Arch, class A, class In, class F>
+SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, F f) {
+  using V = Vec<Arch, A>;
+  constexpr int64_t W = kLanes<Arch, A>;
   TreeSum<V> total;
-  for (int64_t i = 0; i < n; i += kSumBlock) {
-    const int64_t length = n - i < kSumBlock ? n - i : kSumBlock;
-    map_row<Arch>(out + i, length, f, in + i);
-    total.add(fold_row<Arch>(static_cast<const Out*>(out + i), length, Acc<In>(0), add, add));
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    const int64_t end = n - begin < kSumBlock ? n : begin + kSumBlock;
+    V sum[4] = {V(A(0)), V(A(0)), V(A(0)), V(A(0))};
+    const auto map = [&](int64_t i, V& sum) __attribute__((always_inline)) {
+      const V y = f(load<Arch>(in + i));
+      store<Arch>(out + i, y);
+      sum = sum + y;
+    };
+    int64_t i = begin;
+    for (; i + 4 * W <= end; i += 4 * W) {
+      map(i, sum[0]);
+      map(i + W, sum[1]);
+      map(i + 2 * W, sum[2]);
+      map(i + 3 * W, sum[3]);
+    }
+    for (; i + W <= end; i += W) map(i, sum[0]);
+    if (i < end) {
+      const V y = f(load_part<Arch>(in + i, end - i));
+      store_part<Arch>(out + i, end - i, y);
+      sum[1] = first_lanes(end - i, V(sum[1] + y), sum[1]);
+    }
+    total.add((sum[0] + sum[1]) + (sum[2] + sum[3]));
   }
   return sum_lanes(total.total());
 }

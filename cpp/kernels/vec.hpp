@@ -176,6 +176,30 @@ SF_INLINE B smaller(B a, B b) {
 #endif
 }
 
+// -|x|: one instruction, where two would be obvious.
+template <class B>
+SF_INLINE B minus_abs(B x) {
+  return x | B(typename B::value_type(-0.0));
+}
+
+// a where the sign of x is set, else b. Where x is zero or NaN either may come of it, whatever its sign.
+template <class B>
+SF_INLINE B where_negative(B x, B a, B b) {
+#if defined(__AVX512DQ__)
+  if constexpr (kIsFloat<B>)
+    return B(_mm512_mask_mov_ps(b, _mm512_movepi32_mask(lanes_as<__m512i>(x)), a));
+  else
+    return B(_mm512_mask_mov_pd(b, _mm512_movepi64_mask(lanes_as<__m512i>(x)), a));
+#elif defined(__AVX2__)
+  if constexpr (kIsFloat<B>)
+    return B(_mm256_blendv_ps(b, a, x));
+  else
+    return B(_mm256_blendv_pd(b, a, x));
+#else
+  return xsimd::select(x < B(typename B::value_type(0)), a, b);
+#endif
+}
+
 // ---- lanes ------------------------------------------------------------------------------------------------
 
 // Lane i takes lane i ^ distance: the halves, then the quarters ... trade places.
