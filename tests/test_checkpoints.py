@@ -107,7 +107,6 @@ def test_weights_keep_the_dtype_of_the_file(saved):
     folder = saved("qwen3", torch.bfloat16)
     checkpoint = read_checkpoint(folder)
     assert {tensor.dtype for tensor in checkpoint.weights.values()} == {BFLOAT16}
-    assert not any(tensor.flags.writeable for tensor in checkpoint.weights.values())
     kept, converted = sf.from_pretrained(folder), sf.from_pretrained(folder, dtype="float32")
     assert kept.transformer.weights.layers[0].wo.dtype == BFLOAT16
     assert converted.transformer.weights.layers[0].wo.dtype == np.float32

@@ -1,12 +1,10 @@
-"""What every reader gives back, how a file is opened, and which reader a path gets.
+"""What every reader gives back, and which reader a path gets.
 
-A file is hostile until proven otherwise: its size is known before anything is mapped, nothing in it
-is executed.
+A file is hostile until proven otherwise: its size is known before anything is allocated, nothing in
+it is executed.
 """
 
-import mmap
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy.typing as npt
 
 from simdformer.models.config import ModelConfig
 
-__all__ = ["Checkpoint", "CheckpointError", "Tensor", "map_file", "read_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "Tensor", "read_checkpoint"]
 
 
 class CheckpointError(ValueError):
@@ -41,7 +39,7 @@ class CheckpointError(ValueError):
 
 
 class Tensor(Protocol):
-    """An ndarray, or what becomes one when `np.asarray` asks (a tensor in several shards)."""
+    """An ndarray, or what becomes one when `np.asarray` asks (a tensor in a file)."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -62,26 +60,6 @@ class Checkpoint:
     config: ModelConfig
     weights: Mapping[str, Tensor]
     eos_ids: tuple[int, ...] = ()
-
-
-def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """The bytes of a regular file, read-only and memory-mapped; it must not shrink meanwhile.
-
-    FileNotFoundError when there is none, CheckpointError when it is something else.
-    """
-    # O_NONBLOCK: opening a named pipe must not wait for somebody to write into it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{os.fspath(path)}: is not a regular file; give the path of one")
-        if status.st_size == 0:
-            raise CheckpointError(f"{os.fspath(path)}: is empty; download or export it again")
-        return np.frombuffer(
-            mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), np.uint8
-        )
-    finally:
-        os.close(descriptor)
 
 
 def read_checkpoint(
@@ -106,7 +84,7 @@ def read_checkpoint(
     config : path or dict, optional
         What config.json would say, of a huggingface or minimind checkpoint.
 
-    The weights are views of the file; nothing large is read before somebody asks. Raises
+    The weights stay in the file until `np.asarray` asks for one, which reads it. Raises
     FileNotFoundError when there is no such path, CheckpointError (a ValueError) when what is there
     is damaged, cannot be read, or when weights and config do not fit each other.
     """

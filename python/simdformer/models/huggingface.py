@@ -14,8 +14,8 @@ from simdformer.models import safetensors_file, torch_file
 from simdformer.models.checkpoint import Checkpoint, CheckpointError
 from simdformer.models.config import ModelConfig, canonical_tensor_name
 from simdformer.models.huggingface_config import make_config
+from simdformer.models.input_file import StoredTensor
 from simdformer.models.json_file import read_object
-from simdformer.types import Array
 
 __all__ = ["find_pth", "is_here", "read", "read_pth"]
 
@@ -89,7 +89,7 @@ def make_checkpoint(
     directory: Path,
     config_name: str,
     found: Mapping[str, Any],
-    tensors: Mapping[str, Array],
+    tensors: Mapping[str, StoredTensor],
 ) -> Checkpoint:
     weights = {
         canonical_tensor_name("huggingface", name): tensor
@@ -112,14 +112,14 @@ def make_checkpoint(
     return Checkpoint(path, format, config, weights, eos_ids(directory, config_name, found, config))
 
 
-def same(a: Array | None, b: Array) -> bool:
+def same(a: StoredTensor | None, b: StoredTensor) -> bool:
     """Whether two matrices hold the same bits; compared in pieces, to need no memory of their
     size."""
     if a is None or a.shape != b.shape or a.dtype != b.dtype or a.ndim != 2:
         return False
     rows = max(1, COMPARED // max(1, a.shape[1]))
     return all(
-        a[start : start + rows].tobytes() == b[start : start + rows].tobytes()
+        a.rows(start, start + rows)[...].tobytes() == b.rows(start, start + rows)[...].tobytes()
         for start in range(0, len(a), rows)
     )
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.input_file import read_file
 
 __all__ = ["parse_object", "read_object"]
 
@@ -14,15 +15,7 @@ MAX_DIGITS = 30  # sizes have 64 bits, so 20 of them
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file. CheckpointError when it is something else, or far too large."""
-    data = map_file(path)
-    if data.size > MAX_SIZE:
-        raise CheckpointError(
-            f"{path}: found {data.size} bytes, needed are at most {MAX_SIZE}",
-            file=path,
-            found=f"{data.size} bytes",
-            needed=f"at most {MAX_SIZE}",
-        )
-    return parse_object(path, data.tobytes())
+    return parse_object(path, read_file(path, MAX_SIZE))
 
 
 def parse_object(path: Path, text: bytes) -> dict[str, Any]:

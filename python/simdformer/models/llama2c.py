@@ -15,15 +15,17 @@ import itertools
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from simdformer.models.checkpoint import Checkpoint, CheckpointError, map_file
+from simdformer.models.checkpoint import Checkpoint, CheckpointError
 from simdformer.models.config import ModelConfig
-from simdformer.types import Array
+from simdformer.models.input_file import InputFile, StoredTensor
 
 __all__ = ["candidates", "find", "read"]
 
+FLOAT32: np.dtype[Any] = np.dtype("<f4")
 MAGIC = 0x616B3432  # "ak42"
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
 LEGACY_HEADER = struct.Struct("<7i")
@@ -57,35 +59,33 @@ def find(directory: Path) -> Path:
 
 
 def read(path: Path) -> Checkpoint:
-    """Checks the header against the file's size. The weights are read-only views of the file."""
-    data = map_file(path)
+    """Checks the header against the file's size. The weights stay in the file."""
+    file = InputFile(path)
     try:
-        version, fields, start = parse_header(data[:V1_HEADER_SIZE].tobytes(), data.size)
+        version, fields, start = parse_header(file.read(0, V1_HEADER_SIZE), file.size)
         config = make_config(fields)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     tensors = layout(config, version)
     needed = start + sum(4 * math.prod(shape) for _, shape in tensors)
-    if needed != data.size:
+    if needed != file.size:
         kind = "legacy header" if version == 0 else "header of version 1"
         raise CheckpointError(
-            f"{path}: {describe_gap(tensors, start, data.size, needed)} "
+            f"{path}: {describe_gap(tensors, start, file.size, needed)} "
             f"(llama2.c, {kind}: {fields}); the file is damaged or of another format, "
             "download or export it again"
         )
-    weights: dict[str, Array] = {}
+    weights: dict[str, StoredTensor] = {}
     for name, shape in tensors:
         size = 4 * math.prod(shape)
-        # frombuffer, not view: an array may start at any byte of a file
-        tensor = np.frombuffer(data, np.dtype("<f4"), math.prod(shape), start).reshape(shape)
-        start += size
         if name.startswith("layers."):
             kind = name.removeprefix("layers.")
-            weights |= {
-                f"layers.{layer}.{kind}": tensor[layer] for layer in range(config.num_layers)
-            }
+            for layer in range(config.num_layers):
+                at = start + layer * size // config.num_layers
+                weights[f"layers.{layer}.{kind}"] = StoredTensor.dense(file, at, shape[1:], FLOAT32)
         elif name != "rope_tables":
-            weights[name] = tensor
+            weights[name] = StoredTensor.dense(file, start, shape, FLOAT32)
+        start += size
     return Checkpoint(path, "llama2.c", config, weights)
 
 

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from simdformer.models.checkpoint import Checkpoint, CheckpointError, Tensor
 from simdformer.models.config import ALIASES, ModelConfig, canonical_tensor_name, is_count
+from simdformer.models.input_file import StoredTensor
 from simdformer.models.json_file import read_object
 from simdformer.models.torch_file import read_tensors
-from simdformer.types import Array
 
 __all__ = ["PARAMS", "is_here", "is_shard", "read"]
 
@@ -58,7 +58,7 @@ JOIN_AXIS = {"wq": 0, "wk": 0, "wv": 0, "gate": 0, "up": 0, "lm_head": 0, "wo": 
 class Joined:
     """One tensor in several shards, joined when `np.asarray` asks for it, and not kept."""
 
-    parts: list[Array]
+    parts: list[StoredTensor]
     axis: int
 
     @property
@@ -80,7 +80,13 @@ class Joined:
     ) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("a tensor in several shards cannot be had without a copy")
-        return np.concatenate(self.parts, self.axis).astype(dtype or self.dtype, copy=False)
+        whole = np.empty(self.shape, dtype or self.dtype)
+        start = 0
+        for part in self.parts:
+            stop = start + part.shape[self.axis]
+            whole[(slice(None),) * self.axis + (slice(start, stop),)] = part
+            start = stop
+        return whole
 
 
 def is_shard(file: Path) -> bool:
@@ -92,7 +98,7 @@ def is_here(directory: Path) -> bool:
 
 
 def read(directory: Path) -> Checkpoint:
-    """The checkpoint in a directory: views of its files, tensors of several shards as `Joined`."""
+    """The checkpoint in a directory; tensors of several shards as `Joined`."""
     params_file = directory / PARAMS
     params = read_object(params_file)
     files = sorted(filter(is_shard, directory.iterdir()))
@@ -127,7 +133,7 @@ def read(directory: Path) -> Checkpoint:
     return Checkpoint(directory, "meta", config, weights)
 
 
-def join(name: str, parts: list[Array], params: Mapping[str, Any], file: Path) -> Tensor:
+def join(name: str, parts: list[StoredTensor], params: Mapping[str, Any], file: Path) -> Tensor:
     """The parts of one tensor as one."""
     if len(parts) == 1:
         return parts[0]
@@ -138,7 +144,7 @@ def join(name: str, parts: list[Array], params: Mapping[str, Any], file: Path) -
         axis = 0 if first.shape[-1:] == (params.get("dim"),) else 1
     elif kind in JOIN_AXIS:
         axis = JOIN_AXIS[kind]
-    elif all(part.tobytes() == first.tobytes() for part in parts[1:]):
+    elif all(part[...].tobytes() == first[...].tobytes() for part in parts[1:]):
         return first
     else:
         raise misfit(name, parts, file, "the same numbers in every shard")
@@ -148,7 +154,7 @@ def join(name: str, parts: list[Array], params: Mapping[str, Any], file: Path) -
     return Joined(parts, axis)
 
 
-def misfit(name: str, parts: list[Array], file: Path, needed: str) -> CheckpointError:
+def misfit(name: str, parts: list[StoredTensor], file: Path, needed: str) -> CheckpointError:
     found = ", ".join(f"{part.dtype} {part.shape}" for part in parts[:4])
     return CheckpointError(
         f"{file}: tensor {name[:80]!r}: found in the shards {found}; needed are {needed}",

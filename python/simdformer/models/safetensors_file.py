@@ -1,8 +1,8 @@
 """Reader of safetensors: eight bytes of length, a JSON header, then the tensors' bytes.
 
-https://huggingface.co/docs/safetensors describes the format. The tensors come as memory-mapped
-views. The header is data of a stranger: its size is limited, no key repeats, and the tensors cover
-the rest of the file exactly, without an overlap and without a hole.
+https://huggingface.co/docs/safetensors describes the format. A tensor is read when somebody
+asks for it. The header is data of a stranger: its size is limited, no key repeats, and the tensors
+cover the rest of the file exactly, without an overlap and without a hole.
 """
 
 import math
@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import ml_dtypes
 import numpy as np
 
-from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.input_file import InputFile, StoredTensor
 from simdformer.models.json_file import parse_object, read_object
-from simdformer.types import Array
 
 __all__ = ["INDEX", "read_directory", "read_tensors"]
 
@@ -49,18 +49,18 @@ class Entry:
     dtype: np.dtype[Any]
 
 
-def read_tensors(path: Path) -> dict[str, Array]:
-    """The tensors of one file by name, in the file's dtypes: read-only views of the file."""
-    data = map_file(path)
-    length = int.from_bytes(data[:LENGTH].tobytes(), "little")
-    if data.size < LENGTH or length > min(MAX_HEADER, data.size - LENGTH):
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file by name, in the file's dtypes."""
+    file = InputFile(path)
+    length = int.from_bytes(file.read(0, LENGTH), "little")
+    if file.size < LENGTH or length > min(MAX_HEADER, file.size - LENGTH):
         refuse(
             path,
-            f"a header of {length} bytes in a file of {data.size}",
+            f"a header of {length} bytes in a file of {file.size}",
             f"a header inside the file, of at most {MAX_HEADER} bytes; is the download complete?",
         )
     start = LENGTH + length
-    header = parse_object(path, data[LENGTH:start].tobytes())
+    header = parse_object(path, file.read(LENGTH, length))
     header.pop("__metadata__", None)
     entries = [check_entry(path, name, entry) for name, entry in header.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
@@ -70,14 +70,14 @@ def read_tensors(path: Path) -> dict[str, Array]:
             found = f"its first byte is {entry.begin}"
             refuse(path, found, f"{position}, where the tensor before it ends", entry.name)
         position = entry.end
-    if start + position != data.size:
+    if start + position != file.size:
         refuse(
             path,
-            f"{data.size} bytes",
+            f"{file.size} bytes",
             f"the {start + position} that the header speaks of; is the download complete?",
         )
     return {
-        entry.name: np.ndarray(entry.shape, entry.dtype, buffer=data, offset=start + entry.begin)
+        entry.name: StoredTensor.dense(file, start + entry.begin, entry.shape, entry.dtype)
         for entry in entries
     }
 
@@ -104,7 +104,7 @@ def check_entry(path: Path, name: str, entry: Any) -> Entry:
     return Entry(begin, end, name, tuple(shape), DTYPES[kind])
 
 
-def read_directory(directory: Path) -> dict[str, Array]:
+def read_directory(directory: Path) -> dict[str, StoredTensor]:
     """All tensors of a directory: of the files that its index names, else of `model.safetensors`,
     else of every .safetensors file there."""
     index = directory / INDEX
@@ -113,7 +113,7 @@ def read_directory(directory: Path) -> dict[str, Array]:
     single = directory / SINGLE
     if single.exists():
         return read_tensors(single)
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         part = read_tensors(file)
         if twice := sorted(part.keys() & tensors.keys()):
@@ -122,11 +122,11 @@ def read_directory(directory: Path) -> dict[str, Array]:
     return tensors
 
 
-def read_indexed(directory: Path, index: Path) -> dict[str, Array]:
+def read_indexed(directory: Path, index: Path) -> dict[str, StoredTensor]:
     placed = read_object(index).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
         refuse(index, "no weight_map", "one from tensor names to file names")
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(placed.values())):
         # A plain name, though the file may be a link: hub caches are made of links.
         plain = Path(file).name == file and file not in ("", ".", "..") and "\0" not in file

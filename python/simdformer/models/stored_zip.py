@@ -8,12 +8,9 @@ one entry for each member.
 import struct
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from simdformer.models.input_file import InputFile
 
 __all__ = ["Refused", "locate_members"]
-
-Bytes = npt.NDArray[np.uint8]
 
 MAX_MEMBERS = 1 << 16  # the largest published shard has about 1200
 END = struct.Struct("<4s4H2IH")
@@ -31,30 +28,30 @@ class Refused(Exception):
     """What was found in a file that is not read; becomes a CheckpointError that names the file."""
 
 
-def locate_members(data: Bytes) -> dict[str, tuple[int, int]]:
-    """Name -> (start, size) of every member. Refused unless all are stored and inside `data`."""
-    if data[:4].tobytes() != b"PK\x03\x04":
+def locate_members(file: InputFile) -> dict[str, tuple[int, int]]:
+    """Name -> (start, size) of every member. Refused unless all are stored and inside the file."""
+    if file.read(0, 4) != b"PK\x03\x04":
         raise Refused("no zip archive (torch.save has written one since PyTorch 1.6)")
-    count, size, offset, limit = directory_of(data)
+    count, size, offset, limit = directory_of(file)
     if count > MAX_MEMBERS:
         raise Refused(f"a zip archive of {count} members")
     if offset + size > limit or count * ENTRY.size > size:
         raise Refused("a damaged zip archive: its directory does not lie inside the file")
-    directory = data[offset : offset + size].tobytes()
+    directory = file.read(offset, size)
     members: dict[str, tuple[int, int]] = {}
     at = 0
     for _ in range(count):
-        name, span, at = read_entry(data, directory, at, offset)
+        name, span, at = read_entry(file, directory, at, offset)
         if name in members:
             raise Refused(f"a zip archive with two members {name[:80]!r}")
         members[name] = span
     return members
 
 
-def directory_of(data: Bytes) -> tuple[int, int, int, int]:
+def directory_of(file: InputFile) -> tuple[int, int, int, int]:
     """How many members, size and offset of the central directory, and where it must have ended."""
-    tail_start = max(0, data.size - END.size - FULL_16)
-    tail = data[tail_start:].tobytes()
+    tail_start = max(0, file.size - END.size - FULL_16)
+    tail = file.read(tail_start, file.size)
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + END.size > len(tail):
         raise Refused("a zip archive without its end; is the download complete?")
@@ -63,10 +60,10 @@ def directory_of(data: Bytes) -> tuple[int, int, int, int]:
         raise Refused("a zip archive with bytes after its end")
     end = tail_start + at
     if count == FULL_16 or FULL_32 in (size, offset):
-        locator = unpack(END64_LOCATOR, b"PK\x06\x07", data, end - END64_LOCATOR.size)
+        locator = unpack(END64_LOCATOR, b"PK\x06\x07", file, end - END64_LOCATOR.size)
         end = locator[2]
         _, _, _, _, disk, first_disk, _, count, size, offset = unpack(
-            END64, b"PK\x06\x06", data, end
+            END64, b"PK\x06\x06", file, end
         )
     if disk or first_disk:
         raise Refused("a zip archive of several volumes")
@@ -74,7 +71,7 @@ def directory_of(data: Bytes) -> tuple[int, int, int, int]:
 
 
 def read_entry(
-    data: Bytes, directory: bytes, at: int, limit: int
+    file: InputFile, directory: bytes, at: int, limit: int
 ) -> tuple[str, tuple[int, int], int]:
     """One entry of the directory: name, (start, size) of its bytes, where the next entry begins."""
     if at + ENTRY.size > len(directory):
@@ -92,9 +89,9 @@ def read_entry(
     size, packed, offset = widened(extra, [size, packed, offset])
     if flags & ENCRYPTED or method != STORED or packed != size:
         raise Refused(f"a compressed or encrypted member {name[:80]!r}; torch.save writes neither")
-    local = unpack(LOCAL, b"PK\x03\x04", data, offset)
+    local = unpack(LOCAL, b"PK\x03\x04", file, offset)
     start = offset + LOCAL.size + local[9] + local[10]
-    if data[offset + LOCAL.size : offset + LOCAL.size + local[9]].tobytes() != raw_name:
+    if file.read(offset + LOCAL.size, local[9]) != raw_name:
         raise Refused(f"a damaged zip archive: the member {name[:80]!r} has another name inside")
     if start + size > limit:
         raise Refused(f"a member {name[:80]!r} that reaches past the end of the archive's data")
@@ -115,11 +112,11 @@ def widened(extra: bytes, numbers: list[int]) -> list[int]:
     return numbers
 
 
-def unpack(record: struct.Struct, signature: bytes, data: Bytes, at: int) -> tuple[Any, ...]:
+def unpack(record: struct.Struct, signature: bytes, file: InputFile, at: int) -> tuple[Any, ...]:
     """The fields of the record at byte `at`, the signature first."""
-    if not 0 <= at <= data.size - record.size:
+    if not 0 <= at <= file.size - record.size:
         raise Refused("a damaged zip archive: a record lies outside the file")
-    fields = record.unpack(data[at : at + record.size].tobytes())
+    fields = record.unpack(file.read(at, record.size))
     if fields[0] != signature:
         raise Refused("a damaged zip archive: a record is not where it should be")
     return fields

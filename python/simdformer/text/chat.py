@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from simdformer.models.checkpoint import Checkpoint, CheckpointError, map_file
+from simdformer.models.checkpoint import Checkpoint, CheckpointError
+from simdformer.models.input_file import read_file
 from simdformer.models.json_file import read_object
 from simdformer.text import render_template
 from simdformer.text.huggingface_tokenizer import read_tokenizer_config
@@ -192,13 +193,9 @@ def default_template(template: Any, source: Path) -> str:
 
 
 def read_text(file: Path) -> str:
-    data = map_file(file)
-    if data.size > MAX_TEMPLATE:
-        raise CheckpointError(
-            f"{file}: found {data.size} bytes, needed are at most {MAX_TEMPLATE}", file=file
-        )
+    data = read_file(file, MAX_TEMPLATE)
     try:
-        return data.tobytes().decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file}: is no UTF-8 ({error})", file=file) from None
 

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError, map_file
-from simdformer.models.json_file import read_object
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.input_file import read_file
+from simdformer.models.json_file import parse_object, read_object
+from simdformer.text.growth import check_growth
 from simdformer.text.pieces import (
     PieceReader,
     check_text,
@@ -26,7 +28,7 @@ from simdformer.text.vocab_merges import BYTE_OF_CHARACTER, END_OF_TEXT, from_vo
 
 __all__ = ["HuggingFaceTokenizer", "read_tokenizer_config"]
 
-MAX_FILE = 256 << 20  # bytes; Gemma's has 33 MB
+MAX_FILE = 128 << 20  # bytes; Gemma's has 33 MB
 BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -71,11 +73,10 @@ class HuggingFaceTokenizer:
                 if tokenizer.token_to_id(END_OF_TEXT) is not None:
                     config = {"eos_token": END_OF_TEXT} | config
                 return cls(tokenizer, config)
-        data = map_file(path)
+        data = read_file(path, MAX_FILE)
         with told_in_one_line(path):
-            if data.size > MAX_FILE:
-                raise ValueError(f"{data.size} bytes found, needed are at most {MAX_FILE}")
-            return cls(package.Tokenizer.from_buffer(data.tobytes()), config)
+            check_growth(parse_object(path, data))
+            return cls(package.Tokenizer.from_buffer(data), config)
 
     @property
     def vocab_size(self) -> int:

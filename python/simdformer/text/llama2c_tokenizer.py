@@ -17,12 +17,14 @@ import re
 import struct
 from collections.abc import Iterable
 
-from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.input_file import read_file
 from simdformer.text.pieces import check_text
 from simdformer.text.streaming import TextStream
 
 __all__ = ["Llama2cTokenizer"]
 
+MAX_FILE = 64 << 20  # bytes; the one of Llama 2 has 0.4 MB
 BOS, EOS = 1, 2
 NUM_SPECIAL = 3
 FIRST_BYTE = NUM_SPECIAL
@@ -75,7 +77,7 @@ class Llama2cTokenizer:
     def load(cls, path: str | os.PathLike[str]) -> "Llama2cTokenizer":
         """Reads a `tokenizer.bin`. FileNotFoundError, or CheckpointError for a file that cannot be
         one."""
-        data = map_file(path).tobytes()
+        data = read_file(path, MAX_FILE)
         try:
             return cls(*parse(data))
         except ValueError as error:

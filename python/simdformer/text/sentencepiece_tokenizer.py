@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from simdformer.models.checkpoint import map_file
+from simdformer.models.input_file import read_file
 from simdformer.text.pieces import (
     PieceReader,
     check_text,
@@ -51,12 +51,10 @@ class SentencePieceTokenizer:
         """Reads a `tokenizer.model`. FileNotFoundError, or CheckpointError for a file that cannot
         be one."""
         package = optional_package("sentencepiece", f"Reading {Path(path)}")
-        data = map_file(path)
+        data = read_file(path, MAX_FILE)
         with told_in_one_line(path, "is no model of sentencepiece"):
-            if data.size > MAX_FILE:
-                raise ValueError(f"{data.size} bytes found, needed are at most {MAX_FILE}")
             processor = package.SentencePieceProcessor()
-            processor.LoadFromSerializedProto(data.tobytes())
+            processor.LoadFromSerializedProto(data)
             return cls(processor, add_bos is not False)
 
     @property

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.input_file import read_file
 from simdformer.text.pieces import PieceReader, check_text, optional_package
 from simdformer.text.streaming import TextStream
 
@@ -77,11 +78,9 @@ class TiktokenTokenizer:
     def load(cls, path: str | os.PathLike[str]) -> "TiktokenTokenizer":
         """Reads a `tokenizer.model`. FileNotFoundError, or CheckpointError for a file that cannot
         be one."""
-        data = map_file(path)
+        data = read_file(path, MAX_FILE)
         try:
-            if data.size > MAX_FILE:
-                raise ValueError(f"{data.size} bytes found, needed are at most {MAX_FILE}")
-            return cls(parse(data.tobytes()))
+            return cls(parse(data))
         except ValueError as error:
             raise CheckpointError(
                 f"{os.fspath(path)}: {error}; download the file again", file=path

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.input_file import InputFile
 from simdformer.text.huggingface_tokenizer import HuggingFaceTokenizer, read_tokenizer_config
 from simdformer.text.llama2c_tokenizer import Llama2cTokenizer
 from simdformer.text.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -70,7 +71,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
         return HuggingFaceTokenizer.load(file)
     if file.suffix == ".bin":
         return Llama2cTokenizer.load(file)
-    beginning = map_file(file)[:1024].tobytes()
+    beginning = InputFile(file).read(0, 1024)
     if beginning.startswith(b"{"):
         return HuggingFaceTokenizer.load(file)
     if beginning.startswith(b"\n"):  # the first field of sentencepiece's message: a piece
@@ -106,7 +107,7 @@ def only_tokenizer(directory: Path) -> Path:
 def is_same_as_json(directory: Path, there: set[str]) -> bool:
     """Whether tokenizer.model is sentencepiece's and a tokenizer.json made of it lies beside it, as
     in Hugging Face's directories of Llama 2 and Mistral."""
-    beginning = map_file(directory / "tokenizer.model")[:1].tobytes()
+    beginning = InputFile(directory / "tokenizer.model").read(0, 1)
     return "tokenizer.json" in there and beginning == b"\n"
 
 

@@ -11,7 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError, map_file
+from simdformer.models.checkpoint import CheckpointError
+from simdformer.models.input_file import read_file
 from simdformer.models.json_file import read_object
 from simdformer.text.pieces import optional_package
 
@@ -99,12 +100,10 @@ def read_vocabulary(file: Path) -> dict[str, int]:
 
 
 def read_merges(file: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    data = map_file(file)
+    data = read_file(file, MAX_MERGES_FILE)
     merges: list[tuple[str, str]] = []
     try:
-        if data.size > MAX_MERGES_FILE:
-            raise ValueError(f"{data.size} bytes found, needed are at most {MAX_MERGES_FILE}")
-        for number, line in enumerate(data.tobytes().decode("utf-8").split("\n"), start=1):
+        for number, line in enumerate(data.decode("utf-8").split("\n"), start=1):
             if not line or (number == 1 and line.startswith("#version")):
                 continue
             left, space, right = line.partition(" ")
