@@ -100,7 +100,7 @@ def _number(name: str, value: Any, *, minimum: float | None = None) -> float:
         )
     in_range = number > 0 if minimum is None else number >= minimum
     if not (in_range and math.isfinite(number)):
-        raise ValueError(f"rope_frequencies: {name} is {value!r}, needs {needed}")
+        raise ValueError(f"rope_frequencies: {name} is {value!r:.60}, needs {needed}")
     return number
 
 
@@ -120,8 +120,8 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
         )
     if unknown := [name for name in scaling if name not in known and name not in _NO_MEANING_HERE]:
         raise ValueError(
-            f'rope_frequencies: scaling of type "{kind}" has {", ".join(map(str, unknown))}, needs '
-            f"{'nothing' if not known else 'no other keys than ' + ', '.join(known)}; "
+            f'rope_frequencies: scaling of type "{kind}" has {", ".join(map(_key, unknown[:8]))}, '
+            f"needs {'nothing' if not known else 'no other keys than ' + ', '.join(known)}; "
             "take out what has no meaning for it"
         )
     if kind == "yarn" and theta <= 1:
@@ -131,13 +131,14 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
     given = scaling.get("rope_theta")
     if given is not None and _number("scaling['rope_theta']", given) != theta:
         raise ValueError(
-            f"rope_frequencies: scaling['rope_theta'] is {given!r}, needs to be theta, {theta!r}"
+            f"rope_frequencies: scaling['rope_theta'] is {given!r:.60}, needs to be theta, "
+            f"{theta!r}"
         )
     part = scaling.get("partial_rotary_factor")
     if part is not None and part != 1:
         raise ValueError(
-            f"rope_frequencies: scaling['partial_rotary_factor'] is {part!r}, needs to be 1 or "
-            "left out; give the number of elements that are turned as head_dim"
+            f"rope_frequencies: scaling['partial_rotary_factor'] is {part!r:.60}, needs to be "
+            "1 or left out; give the number of elements that are turned as head_dim"
         )
     checked: dict[str, Any] = {"rope_type": kind}
     for name in known:
@@ -154,13 +155,19 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
     return checked
 
 
+def _key(name: Any) -> str:
+    """A key that a stranger wrote, in one short line."""
+    return f"{name if str(name).isidentifier() else repr(name):.60}"
+
+
 def _kind(scaling: Mapping[str, Any]) -> str:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if isinstance(kind, str) and kind in _NEEDED:
         return kind
     why = _REFUSED.get(kind) if isinstance(kind, str) else None
     raise ValueError(
-        f"rope_frequencies: scaling is of type {kind!r}, needs one of {', '.join(_NEEDED)}"
+        f"rope_frequencies: scaling is of type {kind!r:.60}, needs one of "
+        + ", ".join(_NEEDED)
         + (f"; {kind} {why}" if why else "")
     )
 
