@@ -5,7 +5,7 @@
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
 
-PYBIND11_MODULE(_core, module) {
+PYBIND11_MODULE(_core_of_main_interpreter, module) {
   using namespace simdformer;
   py::options options;
   options.disable_function_signatures();
@@ -19,4 +19,16 @@ PYBIND11_MODULE(_core, module) {
   bind_attention(module);
   bind_gather(module);
   bind_limits(module);
+}
+
+// In a subinterpreter pybind11's own beginning would wait for the GIL that its thread holds (before 3.12), so
+// the question comes first. numpy does not support them either.
+PYBIND11_PLUGIN_IMPL(_core) {
+  if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    PyErr_SetString(PyExc_ImportError,
+                    "simdformer: cannot be imported in a subinterpreter, needs the main interpreter; use "
+                    "processes or threads instead");
+    return nullptr;
+  }
+  return PyInit__core_of_main_interpreter();
 }

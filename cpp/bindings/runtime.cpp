@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
+#include <new>
 
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
@@ -28,12 +29,15 @@ bool signal_handler_raised() {
   return raised;
 }
 
-// The exception is set already, by the handler.
-void translate_interrupted(std::exception_ptr thrown) {
+// What the pool and the scratch memory throw. After a Ctrl-C the exception is set already, by the handler.
+void translate(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
   } catch (const Interrupted&) {
     if (PyErr_Occurred() == nullptr) PyErr_SetNone(PyExc_KeyboardInterrupt);
+  } catch (const std::bad_alloc&) {
+    PyErr_SetString(PyExc_MemoryError,
+                    "simdformer: there is not enough memory for the intermediate results of this call");
   }
 }
 
@@ -42,7 +46,7 @@ void watch_signals() {
   main_thread.store(ident.cast<unsigned long>());
   // The thread that forks is the child's main thread.
   pthread_atfork(nullptr, nullptr, [] { main_thread.store(PyThread_get_thread_ident()); });
-  py::register_local_exception_translator(&translate_interrupted);
+  py::register_local_exception_translator(&translate);
   set_interrupt_hook(&signal_handler_raised);
 }
 

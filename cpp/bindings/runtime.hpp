@@ -30,7 +30,7 @@ class NoGil {
 };
 
 // Adds to the module: threads, ISAs and build facts. Sets the Ctrl-C hook, and translates `Interrupted` into
-// the exception that Python's signal handler raised.
+// the exception that Python's signal handler raised, std::bad_alloc into a MemoryError with words.
 void bind_runtime(pybind11::module_& module);
 
 }  // namespace simdformer
