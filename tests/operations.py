@@ -2,6 +2,8 @@
 
 import tracemalloc
 
+import numpy as np
+
 import simdformer as sf
 
 ROWS, WIDTH = 6, 16
@@ -36,3 +38,10 @@ def traced_peak(call):
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def softmax_and_text(seed):
+    """A call and a model, for processes of other ways to start: this module imports little."""
+    x = np.random.default_rng(seed).standard_normal((512, 1024), dtype=np.float32)
+    model = sf.from_pretrained(sf.demo_path())
+    return sf.softmax(x), model.generate("Once upon a time", max_new_tokens=6)

@@ -45,6 +45,7 @@ def eternity():
 
 def environment(**variables):
     kept = {name: value for name, value in os.environ.items() if name not in OURS}
+    kept["TQDM_DISABLE"] = "1"  # on a busy machine a load takes long enough for a progress bar
     return kept | variables
 
 

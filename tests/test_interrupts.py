@@ -1,10 +1,12 @@
 """Ctrl-C in the middle of every operation that can be long, of loading and of generating."""
 
+import signal
 import sys
+import time
 
 import pytest
 
-from subprocesses import run_python
+from subprocesses import finish, run_python, start_python
 
 pytestmark = [
     pytest.mark.xdist_group("threads"),
@@ -141,3 +143,65 @@ print(answered, len(os.listdir("/proc/self/fd")) - files)
 print(np.array_equal(sf.from_pretrained(path)([1, 2, 3]), expected))
 """
     assert run_python(code, SIMDFORMER_NUM_THREADS="2") == "40 0\nTrue"
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "4"])
+def test_ctrl_c_is_answered_in_the_middle_of_a_call_and_the_library_usable_after_it(threads):
+    process = start_python(
+        """
+        expected = call()
+        print("ready", flush=True)
+        try:
+            eternity()
+        except KeyboardInterrupt:
+            print("interrupted", np.array_equal(call(), expected), sf.get_num_threads())
+        """,
+        SIMDFORMER_NUM_THREADS=threads,
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    status, out, err = finish(process)
+    assert (status, out, err) == (0, f"interrupted True {threads}\n", "")
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("weight", ["weight", "sf.pack(weight)"], ids=["plain", "packed"])
+def test_ctrl_c_is_answered_in_the_middle_of_a_matrix_product(weight, threads):
+    # a million rows, all the same one in memory: 67 TFLOP
+    code = f"""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    weight = np.ones((512, 65536), np.float32)
+    weight = {weight}
+    rows = np.broadcast_to(np.ones(65536, np.float32), (1_000_000, 65536))
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        sf.linear(rows, weight)
+        print("came to its end")
+    except KeyboardInterrupt:
+        print("interrupted")
+    """
+    assert run_python(code, SIMDFORMER_NUM_THREADS=threads) == "interrupted"
+
+
+def test_a_signal_handler_may_compute_and_the_call_goes_on():
+    """A call made by the handler is nested in the call that was interrupted."""
+    code = """
+    class Enough(Exception): pass
+    expected, seen = call(), []
+    def handler(*_):
+        seen.append(np.array_equal(call(), expected))
+        if len(seen) == 3:
+            raise Enough
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        eternity()
+    except Enough:
+        print(seen, np.array_equal(call(), expected))
+    """
+    assert run_python(code, SIMDFORMER_NUM_THREADS="4") == "[True, True, True] True"

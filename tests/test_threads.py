@@ -1,8 +1,6 @@
-"""The thread pool: the same bits from any number of threads, and a good guest in the process."""
+"""The thread pool: the same bits from any number of threads, its size, its threads."""
 
-import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -10,12 +8,11 @@ import time
 import numpy as np
 import pytest
 import threadpoolctl
-import torch
 
 import simdformer as sf
 from conftest import normal, same_bits
 from simdformer import _core
-from subprocesses import finish, import_error, run_python, start_python
+from subprocesses import import_error, run_python
 
 pytestmark = pytest.mark.xdist_group("threads")  # one after the other: they count threads and time
 
@@ -89,29 +86,6 @@ def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, call, r
             assert same_bits(call(x), expected)
 
 
-def test_the_result_does_not_depend_on_what_other_python_threads_compute(rng):
-    x = normal(rng, 450, 1500)
-    names = ["softmax", "linear", "linear, packed", "attention, causal", "rms_norm", "silu"]
-    expected = {name: CALLS[name](x) for name in names}
-    wrong = []
-    start = threading.Barrier(8)
-
-    def work(seed):
-        start.wait(timeout=60)
-        for name in np.random.default_rng(seed).permutation(names * 3):
-            if not same_bits(CALLS[name](x), expected[name]):
-                wrong.append(name)
-
-    with sf.num_threads(4):
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=120)
-    assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
-
-
 def test_the_number_of_threads_may_change_while_others_compute(rng):
     x = normal(rng, 450, 1500)
     expected = CALLS["softmax"](x)
@@ -128,17 +102,6 @@ def test_the_number_of_threads_may_change_while_others_compute(rng):
     while not done.is_set():
         assert same_bits(CALLS["softmax"](x), expected)
     other.join()
-
-
-def test_threads_live_beside_those_of_torch(rng):
-    x, weight = normal(rng, 300, 512), normal(rng, 256, 512)
-    expected = sf.linear(x, weight)
-    theirs = torch.nn.functional.linear(torch.from_numpy(x), torch.from_numpy(weight)).numpy()
-    with sf.num_threads(4):
-        for _ in range(20):
-            again = torch.nn.functional.linear(torch.from_numpy(x), torch.from_numpy(weight))
-            assert same_bits(sf.linear(x, weight), expected)
-            np.testing.assert_allclose(again.numpy(), theirs, rtol=1e-4, atol=1e-4)
 
 
 # ---- the setting ---------------------------------------------------------------------------------
@@ -394,189 +357,6 @@ def test_a_thread_that_cannot_be_made_means_fewer_threads():
     print(workers(), np.array_equal(out, expected))
     """
     assert run_python(code, SIMDFORMER_NUM_THREADS="1").split() == ["0", "True", "2", "True"]
-
-
-# ---- fork ----------------------------------------------------------------------------------------
-
-FORK = """
-def child_is_right():
-    "Forks; does the child compute what the parent does, in threads of its own, and end?"
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(60)
-            right = np.array_equal(call(), expected)
-            status = 0 if right and workers() == sf.get_num_threads() - 1 == 3 else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-expected = call()
-"""
-
-
-@linux
-def test_the_child_of_a_fork_starts_afresh():
-    code = FORK + "print(*[child_is_right() for _ in range(5)], np.array_equal(call(), expected))"
-    assert run_python(code, SIMDFORMER_NUM_THREADS="4") == "0 0 0 0 0 True"
-
-
-@linux
-def test_a_fork_in_the_middle_of_another_threads_call_is_survived():
-    code = (
-        FORK
-        + """
-done = False
-def work():
-    while not done:
-        call()
-others = [threading.Thread(target=work) for _ in range(2)]
-for other in others: other.start()
-statuses = {child_is_right() for _ in range(30)}
-done = True
-for other in others: other.join()
-print(statuses, np.array_equal(call(), expected))
-"""
-    )
-    assert run_python(code, SIMDFORMER_NUM_THREADS="4") == "{0} True"
-
-
-@linux
-def test_a_fork_by_a_signal_handler_leaves_the_child_without_a_result():
-    code = """
-    class Enough(Exception): pass
-    statuses = []
-    def handler(*_):
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(60)
-            return  # to the call that was interrupted
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        raise Enough
-    expected = call()
-    signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        eternity()
-    except RuntimeError as error:  # the child
-        ok = "forked the process" in str(error) and np.array_equal(call(), expected)
-        os._exit(33 if ok else 1)
-    except Enough:
-        print(statuses, np.array_equal(call(), expected))
-    """
-    assert run_python(code, SIMDFORMER_NUM_THREADS="3") == "[33] True"
-
-
-def _in_a_child(seed):
-    x = np.random.default_rng(seed).standard_normal((512, 1024), dtype=np.float32)
-    return sf.softmax(x)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_multiprocessing_by_fork_works():
-    with sf.num_threads(4):
-        expected = [_in_a_child(seed) for seed in range(6)]
-        with multiprocessing.get_context("fork").Pool(3) as pool:
-            results = pool.map_async(_in_a_child, range(6)).get(timeout=120)
-    assert all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
-
-
-# ---- signals and exit ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("threads", ["1", "2", "4"])
-def test_ctrl_c_is_answered_in_the_middle_of_a_call_and_the_library_usable_after_it(threads):
-    process = start_python(
-        """
-        expected = call()
-        print("ready", flush=True)
-        try:
-            eternity()
-        except KeyboardInterrupt:
-            print("interrupted", np.array_equal(call(), expected), sf.get_num_threads())
-        """,
-        SIMDFORMER_NUM_THREADS=threads,
-    )
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    status, out, err = finish(process)
-    assert (status, out, err) == (0, f"interrupted True {threads}\n", "")
-
-
-@pytest.mark.parametrize("threads", ["1", "3"])
-@pytest.mark.parametrize("weight", ["weight", "sf.pack(weight)"], ids=["plain", "packed"])
-def test_ctrl_c_is_answered_in_the_middle_of_a_matrix_product(weight, threads):
-    # a million rows, all the same one in memory: 67 TFLOP
-    code = f"""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    weight = np.ones((512, 65536), np.float32)
-    weight = {weight}
-    rows = np.broadcast_to(np.ones(65536, np.float32), (1_000_000, 65536))
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        sf.linear(rows, weight)
-        print("came to its end")
-    except KeyboardInterrupt:
-        print("interrupted")
-    """
-    assert run_python(code, SIMDFORMER_NUM_THREADS=threads) == "interrupted"
-
-
-def test_a_signal_handler_may_compute_and_the_call_goes_on():
-    """A call made by the handler is nested in the call that was interrupted."""
-    code = """
-    class Enough(Exception): pass
-    expected, seen = call(), []
-    def handler(*_):
-        seen.append(np.array_equal(call(), expected))
-        if len(seen) == 3:
-            raise Enough
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-    signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        eternity()
-    except Enough:
-        print(seen, np.array_equal(call(), expected))
-    """
-    assert run_python(code, SIMDFORMER_NUM_THREADS="4") == "[True, True, True] True"
-
-
-def test_exit_is_quiet_while_daemon_threads_are_inside_calls():
-    code = """
-    class Late:  # lives in builtins, so it goes when the interpreter has begun to shut down
-        def __init__(self): self.sleep = time.sleep
-        def __del__(self): self.sleep(0.5)  # lets go of the GIL: daemon threads come back now
-    def forever():
-        while True:
-            call()
-    for target in (forever, forever, eternity):
-        threading.Thread(target=target, daemon=True).start()
-    call()
-    time.sleep(0.3)
-    import builtins
-    builtins.late = Late()
-    print("end of the program")
-    """
-    for _ in range(3):
-        assert run_python(code, SIMDFORMER_NUM_THREADS="3") == "end of the program"
-
-
-def test_a_call_from_atexit_and_from_a_late_finalizer_works():
-    code = """
-    import atexit, builtins
-    class Late:  # goes when the interpreter has begun to shut down
-        def __init__(self):
-            self.softmax, self.x, self.write = sf.softmax, x, os.write
-            self.expected = call().tobytes()
-        def __del__(self):
-            self.write(1, str(self.softmax(self.x).tobytes() == self.expected).encode())
-    builtins.late = Late()
-    atexit.register(lambda: print(call().shape, flush=True))
-    """
-    assert run_python(code, SIMDFORMER_NUM_THREADS="3").splitlines() == ["(1024, 1024)", "True"]
 
 
 # ---- threadpoolctl -------------------------------------------------------------------------------
