@@ -8,6 +8,7 @@ import email
 import hashlib
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,8 @@ import pytest
 import simdformer as sf
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD_SYSTEM = PYPROJECT["project"], PYPROJECT["build-system"]
 NAMES = ("xsimd", "xtl", "xtensor")
 NOT_INSTALLED = [f"cmake.define.CMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in NAMES]
 DEMO = [
@@ -108,11 +110,82 @@ def test_importing_warns_of_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_importing_loads_no_optional_package():
-    done = run(sys.executable, "-c", "import sys, simdformer; print(*sys.modules)")
-    optional = {"torch", "transformers", "tokenizers", "tiktoken", "sentencepiece", "jinja2"}
-    assert done.returncode == 0
-    assert optional & set(done.stdout.split()) == set()
+def test_importing_loads_numpy_and_little_else():
+    code = """
+import sys, numpy, ml_dtypes
+before = set(sys.modules)
+import simdformer
+print(*sorted(set(sys.modules) - before))
+"""
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stdout
+    loaded = done.stdout.split()
+    ours = [name for name in loaded if name.split(".")[0] == "simdformer"]
+    others = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+    print(f"{len(loaded)} modules more than numpy's, {len(ours)} of them ours")
+    assert others <= {"simdformer", "numpy", "threadpoolctl"}  # the last where it is installed
+    assert set(ours) == {
+        "simdformer",
+        *(f"simdformer.{name}" for name in ("_core", "functional", "runtime", "types")),
+        *(f"simdformer.{name}" for name in ("attention", "reference", "rope_scaling")),
+    }
+
+
+def test_importing_needs_no_home_and_no_environment(tmp_path):
+    command = [sys.executable, "-W", "error", "-c", "import simdformer as sf; print(*sf.isas())"]
+    done = subprocess.run(command, env={}, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (" ".join(sf.isas()) + "\n", "")
+
+
+# ---- what a release runs ------------------------------------------------------------------------
+
+
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+in_the_repository = pytest.mark.skipif(not WORKFLOW.exists(), reason="an sdist does not hold it")
+
+
+def minimum(requirements: list[str], name: str) -> str:
+    [found] = [r.removeprefix(f"{name}>=") for r in requirements if r.startswith(f"{name}>=")]
+    return found
+
+
+@in_the_repository
+def test_the_workflow_tests_the_oldest_versions_that_the_project_allows():
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    oldest = workflow["jobs"]["oldest"]
+    pins = dict(word.split("==") for word in oldest["env"]["OLDEST"].split())
+    needed = [*PROJECT["dependencies"], *BUILD_SYSTEM["requires"]]
+    assert set(pins) == {"numpy", "ml_dtypes", "pybind11", "scikit-build-core"}
+    for name, pin in pins.items():
+        assert pin.removesuffix(".*").split(".")[: minimum(needed, name).count(".") + 1] == (
+            minimum(needed, name).split(".")
+        ), name
+    pythons = {v.rpartition(" ")[2] for v in PROJECT["classifiers"] if "Python :: 3." in v}
+    assert set(workflow["jobs"]["check"]["strategy"]["matrix"]["python"]) <= pythons
+    wheels = workflow["jobs"]["wheels"]["steps"][1]["env"]["CIBW_BUILD"].split()
+    assert wheels == [f"cp{v.replace('.', '')}-manylinux*" for v in sorted(pythons)]
+
+
+@in_the_repository
+def test_every_job_of_the_workflow_has_steps_that_exist():
+    """Each step runs a command or uses an action of a fixed major version; make's targets exist."""
+    yaml = pytest.importorskip("yaml")
+    text = WORKFLOW.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for name, job in yaml.safe_load(text)["jobs"].items():
+        assert job["runs-on"]
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), name
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+(\.\d+)*|release/v1)", step["uses"])
+            for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
+                assert target in targets, f"make {target}"
+            for file in re.findall(r"\b(?:tests|notebooks)/[\w./-]+", step.get("run", "")):
+                assert (ROOT / file).exists(), file
+
+
+# ---- sdist and wheel ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
