@@ -53,9 +53,10 @@ class InputFile:
             except OSError as error:  # of a disk that fails; the system does not say which file
                 raise OSError(error.errno, error.strerror, self.path) from None
             if got == 0:
+                size = os.fstat(self._descriptor).st_size
                 raise CheckpointError(
-                    f"{self.path}: found only {start + done} of its {self.size} bytes while it was "
-                    "read; something else writes to it, try again",
+                    f"{self.path}: found only {size} of its {self.size} bytes while it was read; "
+                    "something else writes to it, try again",
                     file=self.path,
                 )
             done += got

@@ -1,0 +1,205 @@
+"""What is fuzzed: everything that reads bytes or text of strangers, one target a format.
+
+A target writes its input into a file, lets the reader have it, and uses what comes out. Good is a
+result that fits together, or a CheckpointError in one line that names the file Whatever else
+happens is a finding.
+"""
+
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+import mutation
+import numpy as np
+
+import seeds
+import simdformer as sf
+from simdformer.models import CheckpointError, Transformer, read_checkpoint
+from simdformer.models.safetensors_file import INDEX, read_directory
+from simdformer.models.safetensors_file import read_tensors as read_safetensors
+from simdformer.models.torch_file import read_tensors as read_pth
+
+TEXTS = ("a", "hi, I  am\n\t1234 ½ é€ \U0001f600 <s></s><|eot_id|>", " " * 40 + "ab" * 40, "")
+TARGETS = {}
+
+
+class Target:
+    """`run(folder, data)` is what is tested, `inputs()` are some that are right; `files()` are what
+    else lies in the folder."""
+
+    def __init__(self, name, run, inputs, mutate, files):
+        self.name, self.run, self.mutate = name, run, mutate
+        self.inputs = functools.cache(inputs)
+        self.files = files
+        self.folder = None
+
+    def __call__(self, data):
+        """Runs one input; an exception is a finding."""
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+            for name, content in self.files().items():
+                (self.folder / name).write_bytes(content)
+        try:
+            self.run(self.folder, data)
+        except CheckpointError as error:
+            message = str(error)
+            # A text that the package behind a tokenizer chokes on is refused by `encode`.
+            if not message.startswith((str(self.folder), "encode: ")):
+                raise AssertionError(f"names no file: {message}") from error
+            if "\n" in message or len(message) > 1500:
+                raise AssertionError(f"no message for people: {message[:2000]}") from error
+
+    def close(self):
+        if self.folder is not None:
+            shutil.rmtree(self.folder)
+
+
+def target(name, inputs, mutate=mutation.mutate_bytes, files=dict):
+    def register(run):
+        TARGETS[name] = Target(name, run, inputs, mutate, files)
+        return run
+
+    return register
+
+
+# ---- use of what was read ------------------------------------------------------------------------
+
+
+def use_tensors(tensors, limit):
+    """Every element lies in the file, and not each of them a thousand times."""
+    assert sum(tensor.nbytes for tensor in tensors.values()) <= limit
+    for tensor in tensors.values():
+        array = np.asarray(tensor)
+        assert (array.shape, array.dtype) == (tensor.shape, tensor.dtype)
+        array.copy()
+
+
+def use_checkpoint(path, **options):
+    checkpoint = read_checkpoint(path, **options)
+    config = checkpoint.config
+    model = Transformer(config, checkpoint.weights)
+    logits = model([0, config.vocab_size - 1][: config.max_seq_len])
+    assert logits.shape[-1] == config.vocab_size
+    assert logits.dtype == np.float32
+
+
+def use_tokenizer(path):
+    tokenizer = sf.tokenizer.load(path)
+    for text in TEXTS:
+        for special in (False, True):
+            ids = tokenizer.encode(text, special=special)
+            assert all(0 <= id < tokenizer.vocab_size for id in ids)
+            stream = tokenizer.stream()
+            pieces = [stream.put(id) for id in ids]
+            assert "".join([*pieces, stream.flush()]) == tokenizer.decode(ids, skip_special=True)
+    some = [*range(min(300, tokenizer.vocab_size)), tokenizer.vocab_size - 1, 2**40]
+    assert isinstance(tokenizer.decode([id for id in some if id >= 0]), str)
+    assert all(0 <= id < tokenizer.vocab_size for id in tokenizer.eos_ids)
+    assert tokenizer.bos_id is None or 0 <= tokenizer.bos_id < tokenizer.vocab_size
+
+
+def written(folder, name, data):
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+@target("safetensors", lambda: [seeds.safetensors_bytes(seeds.few_tensors())])
+def _(folder, data):
+    use_tensors(read_safetensors(written(folder, "x.safetensors", data)), len(data))
+
+
+@target("safetensors-header", lambda: [seeds.header_of(seeds.few_tensors())], mutation.mutate_json)
+def _(folder, data):
+    whole = seeds.with_length(data) + bytes(36)
+    use_tensors(read_safetensors(written(folder, "x.safetensors", whole)), 36)
+
+
+@target(
+    "safetensors-index",
+    lambda: seeds.dumped(seeds.INDEX),
+    mutation.mutate_json,
+    seeds.indexed_files,
+)
+def _(folder, data):
+    written(folder, INDEX, data)
+    use_tensors(read_directory(folder), 36)
+
+
+@target("pth", lambda: [seeds.pth_bytes(pickled(), seeds.few_tensors())])
+def _(folder, data):
+    use_tensors(read_pth(written(folder, "x.pth", data)), 4 * len(data))
+
+
+def pickled():
+    return seeds.pickle_bytes(seeds.few_tensors())
+
+
+@target("pth-pickle", lambda: [pickled()], mutation.mutate_pickle)
+def _(folder, data):
+    whole = seeds.pth_bytes(data, seeds.few_tensors())
+    use_tensors(read_pth(written(folder, "x.pth", whole)), 4 * len(whole))
+
+
+@target("llama2c", seeds.llama2c_seeds)
+def _(folder, data):
+    use_checkpoint(written(folder, "model.bin", data))
+
+
+@target("config", seeds.configs, mutation.mutate_json, seeds.huggingface_files)
+def _(folder, data):
+    written(folder, "config.json", data)
+    use_checkpoint(folder)
+
+
+@target("params", seeds.params, mutation.mutate_json, seeds.meta_files)
+def _(folder, data):
+    written(folder, "params.json", data)
+    use_checkpoint(folder)
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+
+@target("tokenizer", seeds.tokenizer_jsons, mutation.mutate_json)
+def _(folder, data):
+    use_tokenizer(written(folder, "tokenizer.json", data))
+
+
+@target(
+    "tokenizer-config",
+    lambda: seeds.dumped(seeds.TOKENIZER_CONFIG),
+    mutation.mutate_json,
+    lambda: {"tokenizer.json": seeds.tokenizer_jsons()[0]},
+)
+def _(folder, data):
+    written(folder, "tokenizer_config.json", data)
+    use_tokenizer(folder / "tokenizer.json")
+
+
+@target("vocab", lambda: seeds.dumped(seeds.byte_level()), mutation.mutate_json, seeds.vocab_files)
+def _(folder, data):
+    use_tokenizer(written(folder, "vocab.json", data))
+
+
+@target("merges", lambda: [seeds.MERGES], files=seeds.merges_files)
+def _(folder, data):
+    use_tokenizer(written(folder, "merges.txt", data).parent)
+
+
+@target("tiktoken", seeds.tiktoken_seed)
+def _(folder, data):
+    use_tokenizer(written(folder, "tokenizer.model", data))
+
+
+@target("sentencepiece", seeds.sentencepiece_seed, mutation.mutate_protobuf)
+def _(folder, data):
+    use_tokenizer(written(folder, "tokenizer.model", data))
+
+
+@target("llama2c-tokenizer", seeds.llama2c_tokenizer_seed)
+def _(folder, data):
+    use_tokenizer(written(folder, "tokenizer.bin", data))

@@ -1,0 +1,283 @@
+"""Inputs that are right, of a few hundred bytes where the format allows it: what is fuzzed starts
+from them. They are written down independently of the readers."""
+
+import base64
+import io
+import json
+import struct
+import zipfile
+
+import numpy as np
+
+from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
+from simdformer.models.config import TENSOR_ALIASES
+
+SMALL = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4}
+SMALL |= {"intermediate_size": 8, "vocab_size": 12, "max_seq_len": 16}
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def small_weights(config):
+    return random_weights(np.random.default_rng(1), config)
+
+
+def named_weights(dialect):
+    """A small model under the names of a format."""
+    weights = small_weights(tiny_config(**SMALL))
+    names = {ours.replace("{}", "0"): theirs for theirs, ours in TENSOR_ALIASES[dialect].items()}
+    return {names[name].replace("{}", "0"): tensor for name, tensor in weights.items()}
+
+
+def header_of(tensors):
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": "F32",
+            "shape": tensor.shape,
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    return json.dumps(header).encode()
+
+
+def with_length(header):
+    return struct.pack("<Q", len(header)) + header
+
+
+def safetensors_bytes(tensors):
+    data = b"".join(tensor.tobytes() for tensor in tensors.values())
+    return with_length(header_of(tensors)) + data
+
+
+def few_tensors():
+    return {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(3, np.float32)}
+
+
+def pickle_bytes(tensors):
+    """What torch.save writes about a state dict, each tensor on a storage of its own."""
+
+    def text(value):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def numbers(values):
+        return b"(" + b"".join(b"J" + struct.pack("<i", value) for value in values) + b"t"
+
+    entries = b""
+    for key, (name, tensor) in enumerate(tensors.items()):
+        storage = text("storage") + b"ctorch\nFloatStorage\n" + text(str(key)) + text("cpu")
+        count = b"J" + struct.pack("<i", tensor.size)
+        strides = [stride // 4 for stride in tensor.strides]
+        entries += (
+            text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + storage + count + b"tQK\0"
+        )
+        entries += numbers(tensor.shape) + numbers(strides) + b"\x89ccollections\nOrderedDict\n)RtR"
+    return b"\x80\2}q\0(" + entries + b"u."
+
+
+def pth_bytes(pickled, tensors):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
+            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
+        for key, tensor in enumerate(tensors.values()):
+            archive.writestr(zipfile.ZipInfo(f"archive/data/{key}"), tensor.tobytes())
+    return made.getvalue()
+
+
+HUGGINGFACE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 12,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "max_window_layers": 1,
+    "layer_types": ["full_attention"],
+    "eos_token_id": [2, 3],
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"type": "yarn", "factor": 4.0, "beta_fast": 32, "mscale": 1.0, "truncate": True}
+SCALED = [part | {"original_max_position_embeddings": 8} for part in (LLAMA3, YARN)]
+META = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "multiple_of": 8, "norm_eps": 1e-5}
+META |= {"vocab_size": -1, "ffn_dim_multiplier": 0.37, "rope_theta": 5e5, "use_scaled_rope": True}
+META |= {"max_seq_len": 16, "rope_scaling_factor": 32.0}
+
+
+def dumped(*documents):
+    return [json.dumps(document).encode() for document in documents]
+
+
+def configs():
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    mistral |= {"sliding_window": 4, "layer_types": None}
+    scaled = [HUGGINGFACE | {"rope_scaling": scaling} for scaling in SCALED]
+    return dumped(HUGGINGFACE, HUGGINGFACE | mistral, *scaled)
+
+
+def params():
+    return dumped(META, {name: META[name] for name in [*META][:6]})
+
+
+def huggingface_files():
+    return {"model.safetensors": safetensors_bytes(named_weights("huggingface"))}
+
+
+def meta_files():
+    weights = named_weights("meta")
+    return {"consolidated.00.pth": pth_bytes(pickle_bytes(weights), weights)}
+
+
+def llama2c_seeds():
+    config = tiny_config(**SMALL)
+    return [llama2c_bytes(config, small_weights(config), version) for version in (0, 1)]
+
+
+INDEX = {"metadata": {"total_size": 36}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+
+
+def indexed_files():
+    (a, first), (b, second) = few_tensors().items()
+    parts = {"1.safetensors": {a: first}, "2.safetensors": {b: second}}
+    return {name: safetensors_bytes(part) for name, part in parts.items()}
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+
+def added(id, content, special=True):
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id, "content": content, "special": special, **flags}
+
+
+def byte_level():
+    characters = sorted(map(chr, BYTE_CHARACTERS))
+    return {token: id for id, token in enumerate([*characters, "hi", "ab", "<s>", "</s>"])}
+
+
+BYTE_CHARACTERS = [
+    *range(0x21, 0x7F),
+    *range(0xA1, 0xAD),
+    *range(0xAE, 0x100),
+    *range(0x100, 0x144),
+]
+
+
+def tokenizer_jsons():
+    """The two usual kinds: bytes as characters, and sentencepiece's."""
+    split = {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}| ?\\p{L}+"}, "behavior": "Isolated"}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    model = {"type": "BPE", "vocab": byte_level(), "merges": [["h", "i"], ["a", "b"]]}
+    model |= {"dropout": None, "unk_token": None, "byte_fallback": False, "ignore_merges": True}
+    front = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": front, "pair": front[1:]}
+    template["special_tokens"] = {"<s>": {"id": "<s>", "ids": [258], "tokens": ["<s>"]}}
+    of_bytes = {"version": "1.0", "added_tokens": [added(258, "<s>"), added(259, "</s>", False)]}
+    of_bytes |= {"normalizer": {"type": "NFC"}, "decoder": level, "model": model}
+    of_bytes["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [split | {"invert": False}, level],
+    }
+    of_bytes["post_processor"] = {"type": "Sequence", "processors": [level, template]}
+
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "h",
+        "i",
+        "hi",
+    ]
+    model = {
+        "type": "BPE",
+        "vocab": {token: id for id, token in enumerate(tokens)},
+        "unk_token": "<unk>",
+    }
+    model |= {"merges": ["h i"], "byte_fallback": True, "fuse_unk": True, "dropout": None}
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    steps = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    of_pieces = {"version": "1.0", "added_tokens": [added(1, "<s>")], "model": model}
+    of_pieces["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": "Prepend", "prepend": "▁"}, spaces],
+    }
+    of_pieces["decoder"] = {"type": "Sequence", "decoders": steps}
+    scores = {
+        "type": "Unigram",
+        "unk_id": 0,
+        "vocab": [[token, -1.0] for token in tokens[:1] + tokens[-4:]],
+    }
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    of_scores = {"version": "1.0", "added_tokens": [], "model": scores | {"byte_fallback": False}}
+    of_scores |= {"pre_tokenizer": metaspace, "decoder": metaspace}
+    return dumped(of_bytes, of_pieces, of_scores)
+
+
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "Qwen2Tokenizer",
+    "add_bos_token": True,
+    "add_prefix_space": False,
+    "bos_token": "<s>",
+    "eos_token": {"content": "</s>", "lstrip": False},
+    "added_tokens_decoder": {"260": {"content": "<x>", "special": True}},
+    "chat_template": [{"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}"}],
+}
+
+
+def tiktoken_seed():
+    tokens = [bytes([byte]) for byte in range(256)] + [b"hi", b" a", b"ab"]
+    return [b"".join(base64.b64encode(t) + b" %d\n" % rank for rank, t in enumerate(tokens))]
+
+
+def sentencepiece_seed():
+    import sentencepiece
+
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["hello world how are you"] * 9),
+        model_writer=made,
+        vocab_size=277,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=3,
+    )
+    return [made.getvalue()]
+
+
+MERGES = b"#version: 0.2\nh i\na b\n"
+
+
+def vocab_files():
+    config = {"tokenizer_class": "GPT2Tokenizer"}
+    return {"merges.txt": MERGES, "tokenizer_config.json": json.dumps(config).encode()}
+
+
+def merges_files():
+    config, vocabulary = dumped(TOKENIZER_CONFIG, byte_level())
+    return {"vocab.json": vocabulary, "tokenizer_config.json": config}
+
+
+def llama2c_tokenizer_seed():
+    return [tokenizer_bytes(*tiny_tokenizer(290))]
