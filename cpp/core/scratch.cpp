@@ -8,6 +8,17 @@
 #include <sys/mman.h>
 #endif
 
+#if defined(__has_feature)
+#define SF_ASAN __has_feature(address_sanitizer)
+#elif defined(__SANITIZE_ADDRESS__)
+#define SF_ASAN 1
+#else
+#define SF_ASAN 0
+#endif
+#if SF_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace simdformer {
 namespace {
 
@@ -15,7 +26,19 @@ constexpr int64_t kAlignment = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMostKept = int64_t{64} << 20;
 
-void* allocate(int64_t bytes) {
+// Under AddressSanitizer what is not handed out is out of bounds, and between two pieces there is some of
+// that.
+#if SF_ASAN
+constexpr int64_t kMargin = 64;
+void forbid(char* memory, int64_t bytes) { __asan_poison_memory_region(memory, static_cast<size_t>(bytes)); }
+void allow(char* memory, int64_t bytes) { __asan_unpoison_memory_region(memory, static_cast<size_t>(bytes)); }
+#else
+constexpr int64_t kMargin = 0;
+void forbid(char*, int64_t) {}
+void allow(char*, int64_t) {}
+#endif
+
+char* allocate(int64_t bytes) {
   const bool huge = bytes >= 2 * kHugePage;
   const int64_t alignment = huge ? kHugePage : kAlignment;
   if (bytes > INT64_MAX - alignment) throw std::bad_alloc();
@@ -26,7 +49,7 @@ void* allocate(int64_t bytes) {
   if (huge)
     madvise(memory, rounded, MADV_HUGEPAGE);  // fewer TLB misses where the system grants it; else nothing
 #endif
-  return memory;
+  return static_cast<char*>(memory);
 }
 
 struct Arena {
@@ -36,17 +59,14 @@ struct Arena {
   int64_t in_use = 0;  // bytes handed out, in the arena and beside it
   int64_t peak = 0;    // the most that in_use has been within kMostKept
 
-  ~Arena() {
-    std::free(base);
-    base = nullptr;
-    capacity = 0;
-  }
+  ~Arena() { release(); }
 
   bool holds(const void* pointer) const { return pointer >= base && pointer < base + capacity; }
 
-  void* take(int64_t bytes) {
+  // `bytes` as reserved, of which the first `wanted` may be touched.
+  void* take(int64_t bytes, int64_t wanted) {
     if (in_use == 0) reserve(bytes > peak ? bytes : peak);
-    void* pointer;
+    char* pointer;
     if (bytes <= capacity - top) {
       pointer = base + top;
       top += bytes;
@@ -55,14 +75,19 @@ struct Arena {
     }
     in_use += bytes;
     if (in_use > peak && in_use <= kMostKept) peak = in_use;
+    forbid(pointer, bytes);
+    allow(pointer, wanted);
     return pointer;
   }
 
-  void give_back(void* pointer, int64_t bytes) {
+  void give_back(void* memory, int64_t bytes) {
+    char* const pointer = static_cast<char*>(memory);
     in_use -= bytes;
     if (holds(pointer)) {
       top -= bytes;
+      forbid(pointer, bytes);
     } else {
+      allow(pointer, bytes);
       std::free(pointer);
     }
   }
@@ -70,24 +95,32 @@ struct Arena {
  private:
   void reserve(int64_t bytes) {
     if (bytes <= capacity || bytes > kMostKept) return;
+    release();
+    base = allocate(bytes);
+    capacity = bytes;
+    forbid(base, capacity);
+  }
+
+  void release() {
+    allow(base, capacity);
     std::free(base);
     base = nullptr;
     capacity = 0;
-    base = static_cast<char*>(allocate(bytes));
-    capacity = bytes;
   }
 };
 
 thread_local Arena arena;
 
 int64_t round_up(int64_t bytes) {
-  if (bytes > INT64_MAX - kAlignment) throw std::bad_alloc();
-  return bytes <= 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (bytes > INT64_MAX - kAlignment - kMargin) throw std::bad_alloc();
+  return (bytes <= 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment) + kMargin;
 }
 
 }  // namespace
 
-Scratch::Scratch(int64_t bytes) : bytes_(round_up(bytes)) { pointer_ = arena.take(bytes_); }
+Scratch::Scratch(int64_t bytes) : bytes_(round_up(bytes)) {
+  pointer_ = arena.take(bytes_, bytes < 0 ? 0 : bytes);
+}
 
 Scratch::~Scratch() { arena.give_back(pointer_, bytes_); }
 
