@@ -15,6 +15,7 @@ from bench_cases import CASES, LIMITS, MACHINE, smaller
 from simdformer import bench
 from simdformer.bench import (
     contestants,
+    llama_cpp_peer,
     model_contestants,
     models,
     numpy_peer,
@@ -55,6 +56,8 @@ def test_all_contestants_compute_the_same(case, rng):
         goal_peers -= {onnxruntime_peer.NAME}
     if contestants.optional("onnx") is None or contestants.optional("onnxruntime") is None:
         goal_peers -= {onnxruntime_peer.NAME}
+    if llama_cpp_peer.missing():
+        goal_peers -= {llama_cpp_peer.NAME}
     assert took_part >= {ours.NAME} | goal_peers
 
 
@@ -194,12 +197,12 @@ def test_peers_get_as_many_threads_as_ours(monkeypatch, threads):
 
 
 def test_without_the_others_ours_runs_alone(monkeypatch, capsys):
-    for module in (torch_peer, onnxruntime_peer, model_contestants):
+    for module in (torch_peer, onnxruntime_peer, model_contestants, llama_cpp_peer):
         monkeypatch.setattr(module, "optional", lambda name: None)
     for name in ("rms_norm/1x1024", "Qwen3-0.6B/decode"):
         result = run_case(smaller(CASES[name]), LIMITS, 0.01, bench.Stopwatch())
         assert result.ours is not None
-        assert not {"torch", "onnxruntime", "transformers"} & result.measured.keys()
+        assert not {"torch", "onnxruntime", "transformers", "llama.cpp"} & result.measured.keys()
     results = bench.Results(MACHINE, LIMITS, [result])
     assert "transformers: transformers or PyTorch is not installed" in report.summary(results)
     assert "\n? 2.5× transformers" in report.line(result).replace(", ", "\n")

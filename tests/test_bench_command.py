@@ -51,7 +51,7 @@ def test_a_line():
         *("1.0e-07", "1.0e-07", "✓", "2×", "torch,", "✗", "90%", "read,", "?", "2×"),
         "x",
     ]
-    assert second.split() == ["1.50×", "other", "(66.7", "GFLOPS)"]
+    assert second.split() == ["1.50×", "other", "(66.7", "GFLOPS,", "error", "1.0e-07)"]
     titles = report.row(report.TITLES)
     end = first.index("3.00×") + len("3.00×")
     assert titles[:end].endswith("torch")
@@ -66,6 +66,42 @@ def test_markdown_has_a_row_a_case():
     assert {line.count("|") for line in table} == {len(report.TITLES) + 1}
     assert "2.00×" in table[2]
     assert "WRONG" in table[3]
+
+
+def test_models_have_a_table_with_their_own_peers():
+    work = CASES["Qwen3-0.6B/decode"].work
+    best = {"mine": 1.0, "transformers": 3.0, "llama.cpp": 1.25}
+    step = a_result(name="Qwen3-0.6B/decode", work=work, **best)
+    results = bench.Results(MACHINE, LIMITS, [a_result(mine=1.0, torch=2.0), step])
+    first, second = report.markdown(results).split("\n\n")[2:]
+    assert "× onnxruntime" in first
+    assert first.count("\n") == second.strip().count("\n") == 2
+    titles, _, row = ([cell.strip() for cell in line.split("|")] for line in second.split("\n")[:3])
+    cells = dict(zip(titles, row, strict=True))
+    assert (cells["× transformers"], cells["× llama.cpp"]) == ("3.00×", "1.25×")
+    assert cells["llama.cpp's"] == "1.0e-07"
+    assert cells["speed"] == "1.00 tok/s"
+
+
+def test_company_is_in_both_reports():
+    quick, slow = np.full(200, 1e-4), np.full(200, 2e-3)
+    results = bench.Results(MACHINE, LIMITS, [a_result(mine=1.0)])
+    assert "busy" not in report.summary(results) + report.markdown(results)
+    results.company = [
+        bench.Company(ours.NAME, quick, 2 * quick),
+        bench.Company("torch", quick, slow),
+    ]
+    _, first, second = report.summary(results).splitlines()
+    assert first.split("(2.0×)")[1] == (
+        ", 99 of 100 calls within 100 µs → 200 µs  ✓ ≤ 2.5×, < 1.00 ms"
+    )
+    assert second.strip() == (
+        "torch      mean 100 µs → 2.00 ms (20.0×), 99 of 100 calls within 100 µs → 2.00 ms"
+    )
+    title, _, *items = report.markdown(results).split("\n\n", 3)[3].splitlines()
+    assert title.startswith("One decode step")
+    assert title.endswith("CPU busy:")
+    assert items == ["* " + " ".join(line.split()) for line in (first, second)]
 
 
 def test_numbers_for_people():
@@ -213,7 +249,12 @@ def test_the_command_measures_company(run, tmp_path):
     file = tmp_path / "times.json"
     status, out, _ = run("--only", "call/softmax", "--budget", 0.05, "--company", "--json", file)
     assert status == 0
-    assert re.search(r"^ +simdformer +mean .* 99 of 100 calls within .* 2.5×, 1.00 ms$", out, re.M)
+    assert re.search(
+        r"^ +simdformer +mean \S+ [mµ]s → \S+ [mµ]s \(\S+×\), "
+        r"99 of 100 calls within \S+ [mµ]s → \S+ [mµ]s  [✓✗] ≤ 2.5×, < 1.00 ms$",
+        out,
+        re.M,
+    )
     found = json.loads(file.read_text())["company"]
     assert [one["name"] for one in found] == ["simdformer", "torch"]
     assert all(one["calls"][0] >= 3 and one["mean_alone"] > 0 for one in found)

@@ -57,6 +57,10 @@ class Company:
         return float(np.quantile(self.beside, 0.99))
 
     @property
+    def p99_alone(self) -> float:
+        return float(np.quantile(self.alone, 0.99))
+
+    @property
     def met(self) -> bool:
         return self.mean_ratio <= MOST_MEAN and self.p99 < MOST_P99
 
@@ -67,7 +71,7 @@ class Company:
             "mean_alone": float(self.alone.mean()),
             "mean_beside": float(self.beside.mean()),
             "mean_ratio": self.mean_ratio,
-            "p99_alone": float(np.quantile(self.alone, 0.99)),
+            "p99_alone": self.p99_alone,
             "p99_beside": self.p99,
             "met": self.met,
         }

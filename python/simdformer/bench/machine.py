@@ -15,7 +15,12 @@ import simdformer as sf
 __all__ = ["Machine", "free_memory", "this_machine"]
 
 CPUS = Path("/sys/devices/system/cpu")
-LIBRARIES = ("torch", "onnxruntime", "transformers")  # whose versions matter, when installed
+LIBRARIES = (
+    "torch",
+    "onnxruntime",
+    "transformers",
+    "llama-cpp-python",
+)  # whose versions matter, when installed
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
-"""Who runs a whole model: ours, and transformers on PyTorch, from the same weights in memory."""
+"""Who runs a whole model: ours, transformers on PyTorch, and llama.cpp; with the same weights."""
 
 from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from simdformer.bench import ours, torch_peer
+from simdformer.bench import llama_cpp_peer, ours, torch_peer
 from simdformer.bench.contestants import Contestant, Missing, Way, optional
 from simdformer.bench.models import ModelRun
 from simdformer.bench.work import Inputs, numpy_dtype
 from simdformer.models import KVCache, ModelConfig, Transformer
 from simdformer.models.config import TENSOR_ALIASES
+from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
 __all__ = ["TRANSFORMERS", "contestants", "forget_models"]
@@ -22,7 +23,11 @@ _made: dict[str, tuple[ModelConfig, Any]] = {}
 
 
 def contestants(work: ModelRun, inputs: Inputs) -> list[Contestant | Missing]:
-    return [ours_contestant(work, inputs), transformers_contestant(work, inputs)]
+    return [
+        ours_contestant(work, inputs),
+        transformers_contestant(work, inputs),
+        llama_cpp_contestant(work, inputs),
+    ]
 
 
 def forget_models() -> None:
@@ -62,6 +67,17 @@ def ours_contestant(work: ModelRun, inputs: Inputs) -> Contestant:
         return logits
 
     return Contestant(ours.NAME, (Way(f"activations {work.dtype}", call, checked),))
+
+
+def llama_cpp_contestant(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
+    if missing := llama_cpp_peer.missing():
+        return missing
+    model = made(
+        llama_cpp_peer.NAME,
+        work.config,
+        lambda: llama_cpp_peer.Model(work.config, inputs["weights"]),
+    )
+    return llama_cpp_peer.contestant(work, inputs, model, get_num_threads())
 
 
 def transformers_contestant(work: ModelRun, inputs: Inputs) -> Contestant | Missing:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterator
 
 from simdformer.bench import model_contestants, numpy_peer, onnxruntime_peer, ours, torch_peer
+from simdformer.bench.cases import MODEL_PEERS
 from simdformer.bench.company import MOST_MEAN, MOST_P99
+from simdformer.bench.models import ModelRun
 from simdformer.bench.results import Measurement, Result, Results
 
 __all__ = ["header", "line", "markdown", "notes", "summary"]
@@ -14,10 +16,12 @@ LEGEND = """\
 time: the best sample of ours. share: of the limit that is nearer, arithmetic or reading.
 torch, onnxruntime, numpy: how many times as fast as they ours is.
 error: RMS against float64, relative; beside it that of PyTorch.
-goals: so many times the speed of the better of torch and onnxruntime (peers), that share of the
-multiply-adds (FMA) or of the read bandwidth (read) of this machine.
+goals: so many times the speed of the better of torch and onnxruntime, for a model of transformers
+and llama.cpp (peers), that share of the multiply-adds (FMA) or of the read bandwidth (read) of this
+machine.
 """
 ON_TORCH = (torch_peer.NAME, model_contestants.TRANSFORMERS)  # whose error stands beside ours
+Names = tuple[str, ...]
 WIDTHS = (31, 9, 12, 6, 8, 12, 8, 9, 9)  # of all columns but the last
 TITLES = ("case", "time", "speed", "share", *PEERS, "error", "torch's", "goals")
 
@@ -39,21 +43,30 @@ def row(texts: tuple[str, ...]) -> str:
     return (" ".join(padded) + "  " + texts[-1]).rstrip()
 
 
-def cells(result: Result) -> tuple[str, ...]:
-    """In the order of TITLES."""
+def cells(
+    result: Result, peers: Names = PEERS, others: tuple[Names, ...] = (ON_TORCH,)
+) -> tuple[str, ...]:
+    """In the order of TITLES, with a column of ratios for each of `peers` and one of errors for
+    each of `others`: of the first of these names that was measured.
+    """
     mine = result.ours
     if mine is None:
-        return (result.case.name, "WRONG", *[""] * (len(TITLES) - 3), "")
-    theirs = next((result.measured[name] for name in ON_TORCH if name in result.measured), None)
+        return (result.case.name, "WRONG", *[""] * (4 + len(peers) + len(others)))
     return (
         result.case.name,
         duration(mine.best),
         "" if result.case.tiny else speed(result, mine),
         "" if result.case.tiny else f"{result.share:.0%}",
-        *(times(result.ratio(name)) for name in PEERS),
+        *(times(result.ratio(name)) for name in peers),
         f"{mine.error:.1e}",
-        f"{theirs.error:.1e}" if theirs else "",
+        *(first_error(result, names) for names in others),
         ", ".join(goals(result)),
+    )
+
+
+def first_error(result: Result, names: Names) -> str:
+    return next(
+        (f"{result.measured[name].error:.1e}" for name in names if name in result.measured), ""
     )
 
 
@@ -68,8 +81,9 @@ def notes(result: Result) -> Iterator[str]:
     for name in result.measured:
         if name not in (ours.NAME, *PEERS):
             unit = result.case.work.counted_in
-            theirs = result.case.work.speed(result.measured[name].best)
-            yield f"{times(result.ratio(name))} {name} ({theirs:,.1f} {unit})"
+            theirs, error = result.measured[name], first_error(result, (name,))
+            found = f"{result.case.work.speed(theirs.best):,.1f} {unit}, error {error}"
+            yield f"{times(result.ratio(name))} {name} ({found})"
     for name, why in result.missing.items():
         if "another result" in why:
             yield f"{name} {why}"
@@ -87,7 +101,7 @@ def summary(results: Results) -> str:
         f"{name}: {why}"
         for result in results.results
         for name, why in result.missing.items()
-        if "not installed" in why
+        if "installed" in why  # not, or not as it is needed
     }
     return "\n".join([*lines, *sorted(absent)])
 
@@ -95,26 +109,46 @@ def summary(results: Results) -> str:
 def company(results: Results) -> Iterator[str]:
     """A line for each library that was measured in company."""
     if results.company:
-        yield "one decode step of attention, alone and beside a process that keeps a CPU busy:"
+        yield "one decode step of attention, alone → beside a process that keeps a CPU busy:"
     for one in results.company:
-        alone, beside = one.alone.mean(), one.beside.mean()
-        goal = f"  {'✓' if one.met else '✗'} {MOST_MEAN:g}×, {duration(MOST_P99)}"
+        alone, beside = duration(one.alone.mean()), duration(one.beside.mean())
+        within = f"{duration(one.p99_alone)} → {duration(one.p99)}"
+        goal = f"  {'✓' if one.met else '✗'} ≤ {MOST_MEAN:g}×, < {duration(MOST_P99)}"
         yield (
-            f"    {one.name:<10} mean {duration(alone)} → {duration(beside)} "
-            f"({one.mean_ratio:.1f}×), 99 of 100 calls within {duration(one.p99)}"
-            f"{goal if one.name == ours.NAME else ''}"
+            f"    {one.name:<10} mean {alone} → {beside} ({one.mean_ratio:.1f}×), "
+            f"99 of 100 calls within {within}{goal if one.name == ours.NAME else ''}"
         )
 
 
 def markdown(results: Results) -> str:
-    """The table for a README: machine, limits, a row a case."""
-    titles = ("case", "ours", "speed", "share", *(f"× {name}" for name in PEERS))
-    titles += ("error", "PyTorch's", "goals")
+    """Tables for a README: machine, limits, a row a case; models beside peers of their own."""
+    blocks = [str(results.machine), f"Limits: {results.limits}."]
+    groups: dict[bool, list[Result]] = {False: [], True: []}
+    for result in results.results:
+        groups[isinstance(result.case.work, ModelRun)].append(result)
+    if groups[False]:
+        blocks.append(table(groups[False], PEERS, (ON_TORCH,), ("PyTorch's",)))
+    if groups[True]:
+        others = tuple((name,) for name in MODEL_PEERS)
+        theirs = tuple(f"{name}'s" for name in MODEL_PEERS)
+        blocks.append(table(groups[True], MODEL_PEERS, others, theirs))
+    if results.company:
+        first, *lines = (" ".join(line.split()) for line in company(results))
+        blocks.append("\n".join([first[0].upper() + first[1:], "", *(f"* {x}" for x in lines)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def table(
+    group: list[Result], peers: Names, others: tuple[Names, ...], errors: tuple[str, ...]
+) -> str:
+    """`others` as in `cells`; `errors`: the titles of their columns."""
+    titles = ("case", "ours", "speed", "share", *(f"× {name}" for name in peers))
+    titles += ("error", *errors, "goals")
     rows = [titles, ("---", *["---:"] * (len(titles) - 2), "---")]
-    rows += [cells(result) for result in results.results]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    machine = [str(results.machine), "", f"Limits: {results.limits}.", ""]
-    return "\n".join([*machine, *lines]) + "\n"
+    rows += [cells(result, peers, others) for result in group]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+    )
 
 
 # ---- numbers -------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ def add(commands: "shared.Commands") -> None:
         run,
         help="how fast the kernels are, beside PyTorch, onnxruntime and the machine's limits",
         description="Measures each operation beside PyTorch, onnxruntime and numpy, by turns, on "
-        "the same numbers and threads; and what this machine could do at most. A full run takes "
+        "the same numbers and threads (models beside transformers and llama.cpp); and what this "
+        "machine could do at most. A full run takes "
         "some minutes and wants an idle machine; Ctrl-C ends it with what was measured until then. "
         "Exit status 1 when a result of ours is wrong.",
         epilog="example: simdformer bench --only decode --only 'linear/*/m1' --json times.json",

@@ -1,0 +1,354 @@
+"""llama.cpp beside us: the file that it gets holds the same model, and it is asked as it should be.
+
+llama-cpp-python is compiled for each machine, and rarely there: what it is given and how it is
+called is tested without it, what it computes only where it is installed.
+"""
+
+import ctypes
+import gc
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from bench_cases import CASES, LIMITS, MACHINE, smaller
+from simdformer import bench
+from simdformer.bench import gguf_file, llama_cpp_peer, model_contestants, ours, report
+from simdformer.bench.contestants import Missing
+from simdformer.bench.runner import run_case
+from simdformer.rope_scaling import rope_frequencies
+
+NAME = llama_cpp_peer.NAME
+each_shape = pytest.mark.parametrize("shape", bench.SHAPES)
+
+
+def small(shape):
+    """Config and weights of two layers."""
+    config = CASES[f"{shape}/decode"].work.smaller().config
+    return config, bench.random_weights(config)
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def ours_again(config, tensors):
+    """The names that our model knows them by."""
+    names = {theirs: name for name, theirs in gguf_file.NAMES.items()}
+    found = {}
+    for name, array in tensors.items():
+        parts = name.removesuffix(".weight").split(".")
+        layer = f"layers.{parts[1]}." if parts[0] == "blk" else ""
+        found[layer + names[parts[-1]]] = array
+    return found
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@each_shape
+def test_the_tensors_are_the_same_model_in_the_other_layout(shape, layout, rng):
+    """Of one layout or the other, what llama.cpp gets is our model when RoPE turns its pairs."""
+    config, weights = small(shape)
+    config = replace(config, rope_layout=layout)
+    tensors = dict(gguf_file.tensors(config, weights))
+    tensors.pop("rope_freqs.weight", None)
+    theirs = replace(
+        config, rope_layout={"Qwen3-0.6B": "half", "Llama-3.2-1B": "interleaved"}[shape]
+    )
+    ids = rng.integers(config.vocab_size, size=12)
+    wide = [
+        {name: array.astype(np.float64) for name, array in some.items()}
+        for some in (weights, ours_again(config, tensors))
+    ]
+    expected = sf.models.Transformer(config, wide[0], activations="float64")(ids)
+    got = sf.models.Transformer(theirs, wide[1], activations="float64")(ids)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    if theirs != config:  # and only then
+        wrong = sf.models.Transformer(theirs, wide[0], activations="float64")(ids)
+        assert bench.relative_error(wrong, expected) > 0.1
+
+
+@each_shape
+def test_each_tensor_is_there_once_and_as_it_was(shape):
+    config, weights = small(shape)
+    tensors = dict(gguf_file.tensors(config, weights))
+    factors = tensors.pop("rope_freqs.weight", None)
+    assert (factors is not None) == (config.rope_scaling is not None)
+    again = ours_again(config, tensors)
+    assert again.keys() == weights.keys()
+    for name, array in weights.items():
+        got = again[name]
+        assert got.dtype.name == ("float32" if array.ndim == 1 else "bfloat16")
+        if name.endswith(("wq", "wk")) and config.rope_layout != "interleaved":
+            got, array = np.sort(got.view(np.uint16), 0), np.sort(array.view(np.uint16), 0)
+        assert (got == array).all()
+    assert {"token_embd.weight", "blk.1.attn_output.weight", "output_norm.weight"} <= tensors.keys()
+    assert "output.weight" not in tensors  # the embedding is
+
+
+def test_an_embedding_that_is_not_tied_has_a_last_matrix_beside_it():
+    config, _ = small("Llama-3.2-1B")
+    config = replace(config, tie_embeddings=False)
+    tensors = dict(gguf_file.tensors(config, bench.random_weights(config)))
+    assert tensors["output.weight"].shape == (config.vocab_size, config.hidden_size)
+
+
+def test_frequencies_are_divided_by_what_the_file_says():
+    config, weights = small("Llama-3.2-1B")
+    factors = dict(gguf_file.tensors(config, weights))["rope_freqs.weight"]
+    plain = rope_frequencies(config.head_dim, theta=config.rope_theta).inv_freq
+    scaled, attention_factor = rope_frequencies(
+        config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
+    )
+    assert (factors.dtype, attention_factor) == (np.float32, 1)
+    np.testing.assert_allclose(plain / factors, scaled, rtol=1e-6)
+    assert factors.max() == config.rope_scaling["factor"]
+    assert factors.min() == 1
+
+
+def test_metadata():
+    found = gguf_file.metadata(bench.SHAPES["Llama-3.2-1B"])
+    assert found["llama.attention.head_count"] == 32
+    assert found["llama.attention.head_count_kv"] == 8
+    assert found["llama.attention.key_length"] == 64
+    assert found["llama.rope.freq_base"] == 500000.0
+    assert found["llama.attention.layer_norm_rms_epsilon"] == 1e-5
+    assert found["llama.vocab_size"] == 128256
+    assert found["tokenizer.ggml.model"] == "no_vocab"
+    qwen = gguf_file.metadata(bench.SHAPES["Qwen3-0.6B"])
+    assert qwen["qwen3.block_count"] == 28
+    assert {type(value) for value in qwen.values()} == {int, float, str}
+
+
+@each_shape
+def test_the_file_reads_back_bit_for_bit(shape, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="the package gguf writes and reads the file")
+    config, weights = small(shape)
+    path = tmp_path / "model.gguf"
+    gguf_file.write(gguf, path, config, weights)
+    reader = gguf.GGUFReader(path)
+    for name, value in gguf_file.metadata(config).items():
+        got = reader.get_field(name).contents()
+        assert got == (pytest.approx(value, rel=1e-7) if isinstance(value, float) else value)
+    kind = "qwen3" if config.qk_norm else "llama"
+    assert reader.get_field("general.architecture").contents() == kind
+    expected = dict(gguf_file.tensors(config, weights))
+    assert [tensor.name for tensor in reader.tensors] == list(expected)
+    for tensor in reader.tensors:
+        array = expected[tensor.name]
+        assert tensor.tensor_type.name == ("F32" if array.ndim == 1 else "BF16")
+        assert tuple(tensor.shape) == array.shape[::-1]
+        assert tensor.data.tobytes() == array.tobytes()
+
+
+# ---- how it is asked, with a library that only remembers -----------------------------------------
+
+
+class FakeLibrary:
+    """What llama_cpp has of functions, as far as they are called; `log` is what was."""
+
+    LLAMA_LOAD_MODE_NONE, LLAMA_FLASH_ATTN_TYPE_DISABLED, LLAMA_FLASH_ATTN_TYPE_ENABLED = 10, 20, 21
+    __version__ = "0.3.36"
+
+    def __init__(self, model=1, context=2, status=0):
+        self.model, self.context, self.status = model, context, status
+        self.log, self.files, self.contexts, self.vocab_size = [], [], [], 300
+
+    def llama_backend_init(self):
+        self.log.append("init")
+
+    def llama_model_default_params(self):
+        return SimpleNamespace()
+
+    llama_context_default_params = llama_model_default_params
+
+    def llama_model_load_from_file(self, path, options):
+        assert Path(os.fsdecode(path)).read_text() == "a model"
+        self.files.append(path)
+        assert options.load_mode == self.LLAMA_LOAD_MODE_NONE
+        return self.model
+
+    def llama_init_from_model(self, model, options):
+        self.contexts.append(options)
+        return self.context
+
+    def llama_get_memory(self, context):
+        return 3
+
+    def llama_batch_get_one(self, tokens, count):
+        return SimpleNamespace(token=None, ids=list(tokens))
+
+    def llama_memory_seq_rm(self, memory, sequence, first, end):
+        self.log.append(("forget", first, end))
+
+    def llama_decode(self, context, batch):
+        self.log.append(("decode", batch.ids))
+        return self.status
+
+    def llama_get_logits_ith(self, context, which):
+        assert which == -1
+        return (ctypes.c_float * self.vocab_size)(*range(self.vocab_size))
+
+    def llama_free(self, context):
+        self.log.append("free context")
+
+    def llama_model_free(self, model):
+        self.log.append("free model")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """fake(...) puts a FakeLibrary in the place of llama_cpp, and gives it."""
+
+    def install(**options):
+        library = FakeLibrary(**options)
+        modules = {"llama_cpp": library, "gguf": "gguf"}
+        monkeypatch.setattr(llama_cpp_peer, "optional", modules.get)
+        monkeypatch.setattr(
+            gguf_file, "write", lambda gguf, path, *arguments: path.write_text("a model")
+        )
+        return library
+
+    model_contestants.forget_models()
+    yield install
+    model_contestants.forget_models()
+
+
+def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
+    library = fake()
+    work = CASES["Qwen3-0.6B/decode"].work.smaller()
+    inputs = work.inputs(rng)
+    with sf.num_threads(1):
+        one = model_contestants.llama_cpp_contestant(work, inputs)
+    assert [way.name for way in one.ways] == ["flash attention", "attention"]
+    assert [options.flash_attn_type for options in library.contexts] == [21, 20]
+    for options in library.contexts:
+        assert options.n_ctx == options.n_batch == options.n_ubatch == work.in_cache + 1
+        assert (options.n_threads, options.n_threads_batch) == (1, 1)
+    prompt = list(inputs["ids"][: work.in_cache])
+    assert library.log[1:] == [("forget", 0, -1), ("decode", prompt)] * 2
+    library.log.clear()
+    one.ways[0].call()
+    step = [("forget", work.in_cache, -1), ("decode", list(inputs["ids"][work.in_cache :]))]
+    assert library.log == step
+    library.log.clear()
+    logits = one.ways[0].result()
+    assert (logits == np.arange(300)).all()
+    few = list(work.checked_ids(inputs))
+    checked = [("decode", few[:-1]), ("forget", len(few) - 1, -1), ("decode", few[-1:])]
+    assert library.log == [*step, ("forget", 0, -1), *checked, "free context"]
+
+
+def test_the_model_goes_after_its_contexts_and_its_file_before_them(fake, rng):
+    library = fake()
+    work = CASES["Qwen3-0.6B/decode"].work.smaller()
+    one = model_contestants.llama_cpp_contestant(work, work.inputs(rng))
+    (file,) = library.files
+    assert not Path(os.fsdecode(file)).parent.exists()
+    model_contestants.forget_models()
+    assert "free model" not in library.log  # the contestant may still be called
+    one.ways[0].call()
+    del one
+    gc.collect()
+    assert library.log[-3:] == ["free context", "free context", "free model"]
+
+
+def test_what_llama_cpp_refuses_is_an_error(fake, rng):
+    work = CASES["Qwen3-0.6B/prefill/float32"].work.smaller()
+    inputs = work.inputs(rng)
+    for options, message in [
+        ({"model": None}, "does not take the file"),
+        ({"context": None}, "has no memory for 20 ids"),
+        ({"status": 1}, "does not take 20 ids"),
+    ]:
+        fake(**options)
+        with pytest.raises(RuntimeError, match=f"bench: llama.cpp {message}"):
+            model_contestants.llama_cpp_contestant(work, inputs).ways[0].call()
+        model_contestants.forget_models()
+
+
+def test_why_it_is_missing(fake, monkeypatch):
+    def does_not_load(name):
+        raise RuntimeError("Failed to load shared library")
+
+    library = fake()
+    assert llama_cpp_peer.missing() is None
+    monkeypatch.delattr(FakeLibrary, "LLAMA_LOAD_MODE_NONE")
+    library.__version__ = "0.2.90"
+    old = llama_cpp_peer.missing()
+    monkeypatch.setattr(llama_cpp_peer, "optional", does_not_load)
+    broken = llama_cpp_peer.missing()
+    monkeypatch.setattr(llama_cpp_peer, "optional", lambda name: None)
+    result = run_case(smaller(CASES["Qwen3-0.6B/decode"]), LIMITS, 0.01, bench.Stopwatch())
+    assert [str(goal.goal) for goal in result.goals if not goal.known] == ["1.05× llama.cpp"]
+    absent = [
+        (old, "llama-cpp-python 0.2.90 is installed, needed is 0.3.36 or later"),
+        (broken, "llama-cpp-python is installed, but does not load: Failed to load shared library"),
+        (Missing(NAME, result.missing[NAME]), "llama-cpp-python or gguf is not installed"),
+    ]
+    for found, why in absent:
+        assert found.why == why
+        result = bench.Result(result.case, LIMITS, result.measured, {found.name: found.why})
+        summary = report.summary(bench.Results(MACHINE, LIMITS, [result]))
+        assert f"llama.cpp: {why}" in summary
+
+
+# ---- what it computes, where it is installed -----------------------------------------------------
+
+
+@pytest.fixture
+def installed():
+    missing = llama_cpp_peer.missing()
+    if missing:
+        pytest.skip(f"compares with llama.cpp: {missing.why}")
+    yield
+    model_contestants.forget_models()
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@each_shape
+def test_the_logits_are_ours(installed, shape, flash, rng):
+    """At every position, from a prompt and with a cache; wrong rows, frequencies, eps or heads
+    would be 0.1 away at least.
+    """
+    config, weights = small(shape)
+    ids = rng.integers(config.vocab_size, size=70)
+    expected = sf.models.Transformer(config, weights)(ids)
+    model = llama_cpp_peer.Model(config, weights)
+    for count in (1, 2, 17, 70):
+        context = llama_cpp_peer.Context(model, 70, 2, flash=flash)
+        got = context.logits(ids[:count])
+        assert bench.relative_error(got, expected[count - 1]) < 0.02
+        for more in range(count, min(count + 4, 70)):  # one more each
+            got = context.logits(ids[more : more + 1], more)
+            assert bench.relative_error(got, expected[more]) < 0.02
+        again = context.logits(ids[:1])  # what is forgotten is forgotten
+        assert bench.relative_error(again, expected[0]) < 0.02
+
+
+@pytest.mark.parametrize("name", ["prefill/float32", "prefill/bfloat16", "decode"])
+@each_shape
+def test_it_races_and_its_error_is_shown(installed, shape, name):
+    result = run_case(smaller(CASES[f"{shape}/{name}"]), LIMITS, 0.01, bench.Stopwatch())
+    theirs = result.measured[NAME]
+    assert theirs.way in ("flash attention", "attention")
+    assert 0 < theirs.error < 0.02
+    assert result.measured[ours.NAME].error < 0.02
+    assert all(goal.known for goal in result.goals)
+    assert f"× llama.cpp ({result.case.work.speed(theirs.best):,.1f} tok/s, error" in report.line(
+        result
+    )
+
+
+def test_a_wrong_order_of_rows_is_another_result(installed, monkeypatch):
+    monkeypatch.setattr(gguf_file, "in_layout", lambda rows, *arguments: rows)
+    case = smaller(CASES["Llama-3.2-1B/decode"])
+    result = run_case(case, LIMITS, 0.01, bench.Stopwatch())
+    assert NAME not in result.measured
+    assert "gives another result" in result.missing[NAME]
+
+
+def test_its_version_is_told(installed):
+    assert "llama-cpp-python" in bench.this_machine().versions
