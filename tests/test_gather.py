@@ -1,5 +1,8 @@
 """embedding, repeat_kv and causal_mask: they move numbers and compute none."""
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 from torch.nn import functional as F
@@ -109,3 +112,39 @@ def test_causal_mask_fits_attention(isa, rng):
         np.testing.assert_allclose(
             sf.scaled_dot_product_attention(q, k, v, mask), want, rtol=1e-5, atol=1e-6
         )
+
+
+def test_ids_under_the_result_or_changed_meanwhile_stay_those_that_were_checked(rng):
+    """Both would make the kernel read far outside the table."""
+    table = np.full((2, 6), -1e300)  # as ids, its bits lie far outside
+    memory = np.zeros((4, 6))
+    ids = memory.view(np.int64).reshape(-1)[:4]
+    ids[:] = [1, 0, 1, 0]
+    assert (sf.embedding(ids, table, out=memory) == -1e300).all()
+
+    table, ids = normal(rng, 50, 64), rng.integers(0, 50, 20_000)
+    done = threading.Event()
+
+    def change():
+        while not done.is_set():
+            ids[:] = 1 << 50
+            ids[:] = 7
+
+    other = threading.Thread(target=change)
+    other.start()
+    try:
+        for _ in range(200):
+            with contextlib.suppress(IndexError):
+                sf.embedding(ids, table)
+    finally:
+        done.set()
+        other.join()
+
+
+def test_positions_under_the_result_stay_those_that_were_given(rng):
+    memory = np.zeros((4, 6))
+    positions = memory.view(np.int64).reshape(-1)[:4]
+    positions[:] = [3, 1, 2, 9]
+    x = normal(rng, 4, 6, dtype=np.float64)
+    want = sf.rope(x, layout="half", positions=positions.copy())
+    assert same_bits(sf.rope(x, layout="half", positions=positions, out=memory), want)

@@ -1,6 +1,7 @@
 #include "bindings/arrays.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "bindings/dlpack.hpp"
 #include "bindings/numpy_api.hpp"
@@ -207,6 +208,12 @@ Integers read_integers(const Arg& arg, py::handle object) {
       (integers.array.flags() & kOrdered) != kOrdered)
     integers.array = integers.array.attr("astype")(numpy->int64, "C");
   integers.data = static_cast<const int64_t*>(integers.array.data());
+  if (integers.array.ptr() == array.ptr()) {
+    const size_t count = static_cast<size_t>(integers.array.size());
+    integers.copy.reset(new int64_t[count]);
+    std::memcpy(integers.copy.get(), integers.data, count * sizeof(int64_t));
+    integers.data = integers.copy.get();
+  }
   integers.is_unsigned = kind == 'u';
   return integers;
 }

@@ -5,6 +5,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <string>
 
 #include "core/array.hpp"
@@ -56,11 +57,13 @@ Input read_array(const Arg& arg, py::handle object, Accept accept = Accept::floa
 // The number of elements and of their bytes must fit in 64 bits, unless there are none.
 void check_size(const Arg& arg, const View& view);
 
-// Integers of any width as a C-contiguous int64 ndarray: `data` has the elements in order. An unsigned number
-// from 2**63 on has wrapped to a negative one: the caller refuses those, with check_not_wrapped or in its own
-// words.
+// Integers of any width: `data` has the elements in order, `array` their shape. They are ours alone: what was
+// checked stays so, though `out` may lie over the given array and another thread may write to it. An unsigned
+// number from 2**63 on has wrapped to a negative one: the caller refuses those, with check_not_wrapped or in
+// its own words.
 struct Integers {
   py::array array;
+  std::unique_ptr<int64_t[]> copy;  // where `array` is the given one
   const int64_t* data = nullptr;
   bool is_unsigned = false;
 };
