@@ -1,6 +1,11 @@
 // rope: rotary position embedding.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
 
 #include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
@@ -68,24 +73,97 @@ Positions read_positions(py::handle positions_object, py::handle offset_object, 
   return positions;
 }
 
-// (rotary_dim / 2) float64 numbers: the given ones, or theta^(-2i / rotary_dim).
-void read_frequencies(py::handle theta_object, py::handle inv_freq_object, int64_t half, Input& frequencies) {
-  if (!inv_freq_object.is_none()) {
-    if (!theta_object.is_none())
-      refuse_value(kInvFreq, "is given together with a theta", "only one of the two",
-                   "theta is part of inv_freq");
-    frequencies = read_array(kInvFreq, inv_freq_object);
-    check_vector(kInvFreq, frequencies.view, half, "one frequency for each pair of the rotary_dim");
-    if (frequencies.view.dtype != DType::f64) frequencies = converted(kInvFreq, frequencies, DType::f64);
-    unit_last_axis(kInvFreq, frequencies);
-    return;
-  }
-  const double theta = theta_object.is_none() ? 10000.0 : read_positive(kTheta, theta_object);
-  frequencies.owner = new_array(kTheta, DType::f64, 1, &half, frequencies.view);
-  auto* const inv_freq = reinterpret_cast<double*>(frequencies.view.data);
-  for (int64_t i = 0; i < half; ++i)
-    inv_freq[i] = std::pow(theta, -static_cast<double>(2 * i) / static_cast<double>(2 * half));
+// (rotary_dim / 2) float64 numbers, where they are given; else no data.
+Input read_frequencies(py::handle theta_object, py::handle inv_freq_object, int64_t half) {
+  Input frequencies;
+  if (inv_freq_object.is_none()) return frequencies;
+  if (!theta_object.is_none())
+    refuse_value(kInvFreq, "is given together with a theta", "only one of the two",
+                 "theta is part of inv_freq");
+  frequencies = read_array(kInvFreq, inv_freq_object);
+  check_vector(kInvFreq, frequencies.view, half, "one frequency for each pair of the rotary_dim");
+  if (frequencies.view.dtype != DType::f64) frequencies = converted(kInvFreq, frequencies, DType::f64);
+  unit_last_axis(kInvFreq, frequencies);
+  return frequencies;
 }
+
+// ---- angles -----------------------------------------------------------------------------------------------
+
+// cos and sin at every position, as a table for the kernel, and what they were computed from.
+class Angles {
+ public:
+  // Of the positions, with the frequencies theta^(-i / half), or the given ones where there are any.
+  struct Wanted {
+    const Positions& positions;
+    const double* inv_freq;
+    double theta, attention_factor;
+    int64_t half;
+    DType dtype;
+  };
+
+  const void* table() const { return table_.get(); }
+  int64_t nbytes() const { return 2 * half() * count() * itemsize(dtype_); }
+
+  bool are(const Wanted& wanted) const {
+    if (dtype_ != wanted.dtype || half() != wanted.half || count() != wanted.positions.count) return false;
+    if (attention_factor_ != wanted.attention_factor) return false;
+    if (wanted.inv_freq == nullptr ? theta_ != wanted.theta
+                                   : !std::equal(inv_freq_.begin(), inv_freq_.end(), wanted.inv_freq))
+      return false;
+    const int64_t* given = wanted.positions.given.data;
+    return given == nullptr ? counted_ && positions_.front() == wanted.positions.offset
+                            : std::equal(positions_.begin(), positions_.end(), given);
+  }
+
+  void compute(const Wanted& wanted) {
+    dtype_ = wanted.dtype;
+    theta_ = wanted.inv_freq == nullptr ? wanted.theta : 0;
+    attention_factor_ = wanted.attention_factor;
+    inv_freq_.resize(static_cast<std::size_t>(wanted.half));
+    for (int64_t i = 0; i < half(); ++i)
+      inv_freq_[static_cast<std::size_t>(i)] =
+          wanted.inv_freq == nullptr ? std::pow(theta_, -static_cast<double>(i) / static_cast<double>(half()))
+                                     : wanted.inv_freq[i];
+    const int64_t* given = wanted.positions.given.data;
+    counted_ = given == nullptr;
+    positions_.resize(static_cast<std::size_t>(wanted.positions.count));
+    for (int64_t i = 0; i < count(); ++i)
+      positions_[static_cast<std::size_t>(i)] = counted_ ? wanted.positions.offset + i : given[i];
+
+    table_.reset(
+        static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>((nbytes() + 63) / 64 * 64))));
+    if (table_ == nullptr) throw std::bad_alloc();
+    const RopeTableArgs args{positions_.data(), inv_freq_.data(), half(),
+                             attention_factor_, dtype_,           table_.get()};
+    const KernelTable& kernel = kernels();
+    constexpr int64_t kCostOfAngle = 16;  // in elements of other row-wise work
+    parallel_for(count(), grain_of(kCostOfAngle * half()),
+                 [&](int64_t begin, int64_t end) { kernel.rope_table(args, begin, end); });
+  }
+
+ private:
+  int64_t half() const { return static_cast<int64_t>(inv_freq_.size()); }
+  int64_t count() const { return static_cast<int64_t>(positions_.size()); }
+
+  DType dtype_ = DType::f32;
+  double attention_factor_ = 0;
+  double theta_ = 0;              // 0: the frequencies were given
+  std::vector<double> inv_freq_;  // (half)
+  std::vector<int64_t> positions_;
+  bool counted_ = false;  // positions are an offset and the numbers after it
+  std::unique_ptr<char, void (*)(void*)> table_{nullptr, std::free};
+};
+
+// The angles of the last call: a model turns the queries and keys of all its layers by the same. They are
+// taken out while a call uses them, so that a second one, in another thread or in a signal handler, does not
+// meet them. Guarded by the GIL.
+Angles& kept_angles() {
+  static Angles* const kept = new Angles;  // never destroyed: threads may be in a call at exit
+  return *kept;
+}
+constexpr int64_t kMostKept = int64_t{1} << 20;  // bytes: 2048 positions of a head_dim of 128
+
+// ---- the call ---------------------------------------------------------------------------------------------
 
 py::object rope(py::handle x_object, py::handle layout_object, py::handle positions_object,
                 py::handle offset_object, py::handle theta_object, py::handle inv_freq_object,
@@ -96,39 +174,27 @@ py::object rope(py::handle x_object, py::handle layout_object, py::handle positi
   const auto layout = static_cast<RopeLayout>(read_name({kRope, "layout"}, layout_object, kLayouts));
   const int64_t half = read_rotary_dim(rotary_dim_object, x.view.shape[x.view.rank - 1]) / 2;
   const Positions positions = read_positions(positions_object, offset_object, x.view);
-  Input frequencies;
-  read_frequencies(theta_object, inv_freq_object, half, frequencies);
+  const Input frequencies = read_frequencies(theta_object, inv_freq_object, half);
+  const double theta = theta_object.is_none() ? 10000.0 : read_positive(kTheta, theta_object);
   const double attention_factor = read_finite({kRope, "attention_factor"}, attention_factor_object);
   Output out(kOut, out_object, x.view.dtype, x.view.rank, x.view.shape);
   out.check_overlap(kX, x.view, Alias::same_allowed);
-  out.check_overlap(kInvFreq, frequencies.view, Alias::refused);
+  if (!inv_freq_object.is_none()) out.check_overlap(kInvFreq, frequencies.view, Alias::refused);
   if (x.view.size() == 0) return std::move(out.array);
 
   unit_last_axis(kX, x);
   out.unit_last_axis();
   const DType sum = accumulator(x.view.dtype);
+  checked_multiply(kX, positions.count, checked_multiply(kX, 2 * half, itemsize(sum)));
+  const Angles::Wanted wanted{
+      positions, reinterpret_cast<const double*>(frequencies.view.data), theta, attention_factor, half, sum};
+  Angles angles = std::exchange(kept_angles(), Angles());
   const int64_t seq_len = x.view.shape[x.view.rank - 2];
-  const int64_t table_row = checked_multiply(kX, 2 * half, itemsize(sum));
-  const int64_t table_bytes = checked_multiply(kX, positions.count, table_row);
   const Rows rows = rows_of(x.view);
   const int64_t rows_per_sequence = positions.per_sequence ? rows.count / x.view.shape[0] : rows.count;
   {
     NoGil nogil;
-    const KernelTable& table = kernels();
-    const Scratch angles(table_bytes);
-    const Scratch counted(positions.given.data == nullptr ? positions.count * 8 : 0);
-    const int64_t* at = positions.given.data;
-    if (at == nullptr) {
-      for (int64_t i = 0; i < positions.count; ++i) counted.as<int64_t>()[i] = positions.offset + i;
-      at = counted.as<int64_t>();
-    }
-    const RopeTableArgs table_args{at,   reinterpret_cast<const double*>(frequencies.view.data),
-                                   half, attention_factor,
-                                   sum,  angles.as<void>()};
-    constexpr int64_t kCostOfAngle = 16;  // in elements of other row-wise work
-    parallel_for(positions.count, grain_of(kCostOfAngle * half),
-                 [&](int64_t begin, int64_t end) { table.rope_table(table_args, begin, end); });
-
+    if (!angles.are(wanted)) angles.compute(wanted);
     const RopeArgs args{rows,
                         rows_of(out.view),
                         layout,
@@ -136,11 +202,13 @@ py::object rope(py::handle x_object, py::handle layout_object, py::handle positi
                         seq_len,
                         rows_per_sequence,
                         positions.per_sequence ? seq_len : 0,
-                        angles.as<void>()};
+                        angles.table()};
+    const KernelTable& table = kernels();
     parallel_for(rows.count, grain_of(rows.length),
                  [&](int64_t begin, int64_t end) { table.rope(args, begin, end); });
     out.finish();
   }
+  if (angles.nbytes() <= kMostKept) kept_angles() = std::move(angles);
   return std::move(out.array);
 }
 
