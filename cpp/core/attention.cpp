@@ -78,6 +78,8 @@ void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, Ke
   // A key costs at least its way from memory, as much as eight rows cost.
   const int64_t grain = grain_of(static_cast<double>(std::max<int64_t>(rows, 8)) * width * keys);
   const int64_t scratch = bytes_of(few_rows_scratch(args), 1, size);
+  const double key_bytes = width * static_cast<double>(itemsize(args.call->key.dtype));
+  args.far = static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes >= kFarBytes;
   if (args.chunks == 1) {
     args.first_head = 0;
     args.partials = nullptr;

@@ -13,6 +13,9 @@ constexpr int64_t kStripRows = 24;  // rows that pass through scores, softmax an
 constexpr int64_t kFewRows = 16;    // a head of at most so many rows reads its keys in place, as dot products
 constexpr int64_t kFewKeys = 512;   // keys of a chunk of such a head
 constexpr int64_t kFewBlock = 64;   // keys whose scores are held at a time there
+// Keys and values of so many bytes come from memory, and are asked for a block ahead (measured: a quarter
+// faster, where asking costs a tenth when they are in a cache).
+constexpr int64_t kFarBytes = int64_t{32} << 20;
 
 SF_INLINE int64_t round_up_to_line(int64_t n) { return (n + kLine - 1) / kLine * kLine; }
 
@@ -37,6 +40,7 @@ struct AttentionArgs {
   // Few rows: work item = (head, chunk of keys).
   int64_t chunks;
   void* partials;  // one Sums for each item, or null: there is one chunk, which finishes
+  bool far;        // keys and values are larger than the caches
 };
 
 SF_INLINE int64_t strip_queries(const AttentionArgs& args) {

@@ -103,15 +103,15 @@ SF_INLINE void dot_rows_of(int64_t rows, const Acc<T>* q, int64_t q_pitch, const
 }
 
 // Scores of all rows with `keys` keys, and of no meaning up to the next multiple of four. The values of these
-// keys are asked for meanwhile.
+// keys are asked for meanwhile, when they are far away.
 template <class Arch, class T>
 void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const Matrix& key, int64_t keys,
-                const Matrix& value, Acc<T>* scores, int64_t pitch) noexcept {
+                const Matrix& value, bool far, Acc<T>* scores, int64_t pitch) noexcept {
   for (int64_t j = 0; j < keys; j += kSharingKeys) {
     const T* tile[kSharingKeys];
     for (int64_t n = 0; n < kSharingKeys; ++n) {
       tile[n] = reinterpret_cast<const T*>(key.row(j + n < keys ? j + n : keys - 1));
-      value.prefetch(j + n);
+      if (far) value.prefetch(j + n);
     }
     dot_rows_of<Arch, T>(rows, q, q_pitch, tile, key.columns, scores + j, pitch);
   }
@@ -156,14 +156,14 @@ SF_INLINE void sum_rows_of(int64_t rows, const Acc<T>* p, int64_t pitch, const M
   if constexpr (MR > 1) sum_rows_of<Arch, T, NV, kPart, MR / 2>(rows, p, pitch, value, keys, column, sums);
 }
 
-// out += p v. The keys after these are asked for meanwhile.
+// out += p v. The keys after these are asked for meanwhile, when they are far away.
 template <class Arch, class T>
 void add_values(int64_t rows, const Acc<T>* p, int64_t pitch, const Matrix& value, int64_t keys,
-                const Matrix& next, const Sums<Acc<T>>& sums) noexcept {
+                const Matrix& next, bool far, const Sums<Acc<T>>& sums) noexcept {
   constexpr int64_t W = kLanes<Arch, Acc<T>>, kStep = 32;
   for (int64_t first = 0; first < keys; first += kStep) {
     const int64_t count = keys - first < kStep ? keys - first : kStep;
-    for (int64_t j = first; j < first + count; ++j) next.prefetch(j);
+    for (int64_t j = first; far && j < first + count; ++j) next.prefetch(j);
     const Matrix some = value.from(first);
     int64_t c = 0;
     for (; c + kValueVectors * W <= value.columns; c += kValueVectors * W)
@@ -216,15 +216,15 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
                         args.value_depth * size};
     const Matrix next = keys.from(kFewBlock);
     const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
-    score_keys<Arch, T>(rows, q, q_pitch, keys, count, values, scores, pitch);
+    score_keys<Arch, T>(rows, q, q_pitch, keys, count, values, args.far, scores, pitch);
     softmax_strip<Arch>(args, head, strip, stage);
     if (hides_keys(args, head, strip) && copy_finite<Arch, T>(values, count, copy, sums.pitch)) {
       const int64_t bytes = sums.pitch * static_cast<int64_t>(sizeof(A));
       const Matrix finite{reinterpret_cast<const char*>(copy), bytes, args.value_depth, bytes};
-      add_values<Arch, A>(rows, scores, pitch, finite, count, next, sums);
+      add_values<Arch, A>(rows, scores, pitch, finite, count, next, args.far, sums);
       add_non_finite<T>(args, head, strip);
     } else {
-      add_values<Arch, T>(rows, scores, pitch, values, count, next, sums);
+      add_values<Arch, T>(rows, scores, pitch, values, count, next, args.far, sums);
     }
   }
 }
