@@ -94,6 +94,17 @@ SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const S
                 values + first * kLine, kKeyBlock * kLine, strip.sums.out, strip.sums.pitch, true);
 }
 
+// How many queries from `first` on make a strip: as many as pass together, or one tile of the microkernel
+// where they do not see the same keys, so that little is computed that nobody sees.
+SF_INLINE int64_t strip_from(const AttentionArgs& args, const Head& head, int64_t first, int64_t end,
+                             int64_t first_key, int64_t keys) {
+  const int64_t most = end - first < strip_queries(args) ? end - first : strip_queries(args);
+  const int64_t tile = kTileRows > args.group ? kTileRows / args.group : 1;
+  const Span one = head.band.seen(first, first_key, keys),
+             other = head.band.seen(first + most - 1, first_key, keys);
+  return most <= tile || (one.begin == other.begin && one.end == other.end) ? most : tile;
+}
+
 // The queries first + [0, queries) of a head against the keys of the pass.
 template <class Arch, class T>
 void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head, int64_t first,
@@ -124,15 +135,10 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
       block = static_cast<const A*>(args.packed) + (head_item * blocks + b) * packed_block_size(args);
     else
       pack_block<Arch, T>(args, head, first_key, own_block);
-    for (int64_t i = 0; i < queries; i += step) {
-      Strip<A> strip{first + i,
-                     queries - i < step ? queries - i : step,
-                     first_key,
-                     keys,
-                     {0, 0},
-                     scores,
-                     pitch_of(kKeyBlock),
-                     sums.at(i * args.group)};
+    for (int64_t i = 0, count; i < queries; i += count) {
+      count = strip_from(args, head, first + i, first + queries, first_key, keys);
+      Strip<A> strip{first + i, count,  first_key,           keys,
+                     {0, 0},    scores, pitch_of(kKeyBlock), sums.at(i * args.group)};
       strip.columns = {head.band.seen(strip.first, first_key, keys).begin,
                        head.band.seen(strip.first + strip.queries - 1, first_key, keys).end};
       if (strip.columns.begin >= strip.columns.end) continue;
