@@ -130,19 +130,20 @@ constexpr int kPrefetchRows = sizeof(Element) == 2 ? kTileRows : 2;
 constexpr uintptr_t kPrefetchBytes = 1536;
 
 // The block of the panels that comes after this one is asked for, to the second cache, while the rows of A
-// pass, or else the first of them would wait for memory: `step` bytes further at every k. Measured: a gain of
-// 20 to 40 % at 4 to 64 rows where a tile is one panel wide, and a loss of 5 to 20 % where it is four and the
-// hardware fetches four streams by itself.
-constexpr bool kPrefetchNext = kTileVectors[kTileRows] < 4;
+// pass, or else the first of them would wait for memory: `step` bytes further at every k. Measured with
+// float32: 14 % at 16 rows on AVX-512, where a tile is four panels wide and the hardware fetches the four
+// streams of up to one tile of rows by itself; 60 and 30 % at 4 and 16 rows on AVX2.
 struct Ahead {
   uintptr_t address, step;
 };
+template <int MR, class Element>
+constexpr bool kMayAskAhead = MR > kPrefetchRows<Element>;
+constexpr int64_t kFewestAhead = kTileVectors[kTileRows] == 4 ? kTileRows + 1 : 1, kMostAhead = 128;
 
-template <class Arch, class T, int MR, int NV>
+template <class Arch, class T, int MR, int NV, bool kAhead>
 __attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, int64_t lda,
-                                           const ElementOf<Arch, T>* panels, int64_t panel_stride,
-                                           [[maybe_unused]] Ahead next, SumOf<Arch, T>* c, int64_t ldc,
-                                           bool accumulate) noexcept {
+                                           const ElementOf<Arch, T>* panels, int64_t panel_stride, Ahead next,
+                                           SumOf<Arch, T>* c, int64_t ldc, bool accumulate) noexcept {
   using Panel = PanelOf<Arch, T>;
   using A = SumOf<Arch, T>;
   using V = Vec<Arch, A>;
@@ -167,8 +168,11 @@ __attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, i
       SF_UNROLL for (int panel = 0; panel * 16 < NV * W; ++panel)
           __builtin_prefetch(reinterpret_cast<const void*>(
               reinterpret_cast<uintptr_t>(panels + panel * panel_stride) + kPrefetchBytes));
-    } else if constexpr (kPrefetchNext) {
-      __builtin_prefetch(reinterpret_cast<const void*>(next.address), 0, 2);
+    } else if constexpr (kAhead) {
+      SF_UNROLL for (int panel = 0; panel * 16 < NV * W; ++panel) __builtin_prefetch(
+          reinterpret_cast<const void*>(next.address + static_cast<uintptr_t>(panel * panel_stride) *
+                                                           sizeof(ElementOf<Arch, T>)),
+          0, 2);
       next.address += next.step;
     }
     multiply(a, panels, Count<0>());
@@ -184,15 +188,16 @@ __attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, i
 
 // ---- blocking ---------------------------------------------------------------------------------------------
 
-template <class Arch, class T, int MR, int NV>
+template <class Arch, class T, int MR, int NV, bool kAhead>
 SF_INLINE void row_tile(int64_t rows, int64_t k, const RowOf<Arch, T>* a, int64_t lda,
                         const ElementOf<Arch, T>* panels, int64_t panel_stride, Ahead next, SumOf<Arch, T>* c,
                         int64_t ldc, bool accumulate) {
   if constexpr (MR > 1) {
     if (rows < MR)
-      return row_tile<Arch, T, MR - 1, NV>(rows, k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
+      return row_tile<Arch, T, MR - 1, NV, kAhead>(rows, k, a, lda, panels, panel_stride, next, c, ldc,
+                                                   accumulate);
   }
-  microkernel<Arch, T, MR, NV>(k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
+  microkernel<Arch, T, MR, NV, kAhead>(k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
 }
 
 // Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
@@ -205,6 +210,7 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
   constexpr int64_t kDepth = PanelOf<Arch, T>::kDepth;
   constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<Arch, T>));
   const int64_t steps = k / kDepth;
+  const bool ahead = m >= kFewestAhead && m <= kMostAhead;
   for (; begin + kColumns <= end; begin += kColumns) {
     const ElementOf<Arch, T>* tile = panels + begin / 16 * panel_stride + begin % 16 * kDepth;
     const uintptr_t after = reinterpret_cast<uintptr_t>(tile) + static_cast<uintptr_t>(steps * kBytes);
@@ -213,8 +219,14 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
       const int64_t rows = (m - i + tiles - 1) / tiles;
       const Ahead next{after + static_cast<uintptr_t>(steps * kBytes * i / m),
                        static_cast<uintptr_t>(kBytes * rows / m)};
-      row_tile<Arch, T, MR, NV>(rows, k, a + i * lda, lda, tile, panel_stride, next, c + i * ldc + begin, ldc,
-                                accumulate);
+      const auto multiply = [&](auto asks) __attribute__((always_inline)) {
+        row_tile<Arch, T, MR, NV, decltype(asks)::value>(rows, k, a + i * lda, lda, tile, panel_stride, next,
+                                                         c + i * ldc + begin, ldc, accumulate);
+      };
+      if (ahead)
+        multiply(std::bool_constant<kMayAskAhead<MR, ElementOf<Arch, T>>>());
+      else
+        multiply(std::false_type());
       i += rows;
     }
   }
