@@ -67,6 +67,25 @@ def test_a_non_unit_last_axis_is_copied_once_inside(row_wise, dtype, rng):
         assert 0.9 < copies < (2.1 if row_wise is ROW_WISE["swiglu"] else most)
 
 
+@pytest.mark.parametrize(
+    "part", [np.s_[:, ::2], np.s_[::-1, ::-1], np.s_[:, ::-2], np.s_[::2, 1:], np.s_[::2, :1]]
+)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if "rope" not in name])
+def test_a_last_axis_of_one_element_may_have_any_stride(name, part, dtype, rng):
+    """Column vectors: the stride of their last axis leads nowhere, and says nothing about rows."""
+    operation = OPERATIONS[name]
+    for wide in (normal(rng, 8, 2, dtype=dtype), normal(rng, 8, 1, dtype=dtype)):
+        x = wide[part][:, :1]
+        if x.size:
+            assert same_bits(operation(x), operation(x.copy()))
+        if x.size and name not in MIXING:
+            out = np.empty_like(wide)[part][:, :1]
+            assert same_bits(operation(x, out=out), operation(x.copy()))
+    column = normal(rng, 6, 1, dtype=dtype)[::-1, ::-1]
+    assert same_bits(sf.swiglu(column, column), sf.swiglu(column.copy(), column.copy()))
+    assert same_bits(sf.pack(column).unpack(), column)
+
+
 def test_attention_and_linear_take_transposed_views_of_all_operands(dtype, rng):
     """Heads split from one projection, weights that lie the other way round."""
     qkv = normal(rng, 2, 5, 3 * 24, dtype=dtype)  # B, L, (q k v) of 3 heads of 8

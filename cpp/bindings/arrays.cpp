@@ -58,14 +58,46 @@ py::object as_array(const Arg& arg, py::handle object, const char* needed) {
     return numpy->asarray(object);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError)) throw;
-    const std::string reason = py::str(error.value());
-    refuse_value(arg, "cannot be read as an array (" + reason + ")", needed);
+    refuse_value(arg, "cannot be read as an array (" + reason_of(error) + ")", needed);
   }
 }
 
 }  // namespace
 
 // ---- messages -------------------------------------------------------------------------------------------
+
+std::string one_line(const std::string& text) {
+  constexpr size_t kLongest = 200;
+  std::string line;
+  for (const char c : text) {
+    const bool blank = static_cast<unsigned char>(c) <= ' ' || c == '\x7f';
+    if (!blank) line += c;
+    if (blank && !line.empty() && line.back() != ' ') line += ' ';
+  }
+  if (line.size() <= kLongest) return line;
+  size_t end = kLongest;
+  while (end > 0 && (line[end] & 0xC0) == 0x80) --end;  // not inside a character of UTF-8
+  return line.substr(0, end) + "...";
+}
+
+namespace {
+
+std::string said(PyObject* (*say)(PyObject*), py::handle object) {
+  const auto text = py::reinterpret_steal<py::object>(say(object.ptr()));
+  const auto bytes = py::reinterpret_steal<py::object>(
+      text ? PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace") : nullptr);
+  if (!bytes) {  // an object may fail at this, too; an int does from 4300 digits on
+    PyErr_Clear();
+    return one_line(std::string("of type ") + Py_TYPE(object.ptr())->tp_name);
+  }
+  return one_line(std::string(PyBytes_AS_STRING(bytes.ptr()), PyBytes_GET_SIZE(bytes.ptr())));
+}
+
+}  // namespace
+
+std::string shown(py::handle object) { return said(PyObject_Repr, object); }
+
+std::string reason_of(const py::error_already_set& error) { return said(PyObject_Str, error.value()); }
 
 std::string name_of(const Arg& arg) {
   return arg.index < 0 ? arg.name : std::string(arg.name) + "[" + std::to_string(arg.index) + "]";
@@ -189,8 +221,7 @@ Integers read_integers(const Arg& arg, py::handle object) {
       array = numpy->from_dlpack(object);
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;
-      const std::string reason = py::str(error.value());
-      refuse_buffer(arg, "does not hand out its memory (" + reason + ")", "integers on the CPU");
+      refuse_buffer(arg, "does not hand out its memory (" + reason_of(error) + ")", "integers on the CPU");
     }
   } else {
     array = as_array(arg, object, "integers");
@@ -234,12 +265,12 @@ DType read_dtype(const Arg& arg, py::handle object, Accept accept) {
   try {
     descr = numpy->dtype(object);
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_TypeError)) throw;
-    refuse_type(arg, "is " + std::string(py::repr(object)), accepted(accept));
+    if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw;
+    refuse_type(arg, "is " + shown(object), accepted(accept));
   }
   DType dtype;
   if (!dtype_of(array_descriptor_proxy(descr.ptr())->type_num, accept, dtype) || is_swapped(descr.ptr()))
-    refuse_type(arg, "is " + std::string(py::str(descr)), accepted(accept));
+    refuse_type(arg, "is " + dtype_text(descr.ptr()), accepted(accept));
   return dtype;
 }
 

@@ -23,6 +23,12 @@ struct Arg {
 
 std::string name_of(const Arg& arg);  // "weight", or "weight[2]"
 
+// What an object (its repr) or an error (its str) of a stranger says, in one short line; the name of its type
+// when it says nothing.
+std::string shown(py::handle object);
+std::string reason_of(const py::error_already_set& error);
+std::string one_line(const std::string& text);
+
 // "function: argument found, needs needed; advice". The advice may be empty.
 std::string message(const Arg& arg, const std::string& found, const std::string& needed,
                     const std::string& advice);

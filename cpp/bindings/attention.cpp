@@ -253,7 +253,7 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
   check_parameter_dtype(kKey, key.view.dtype, kQuery, dtype);
   check_same_dtype(kValue, value.view.dtype, kKey, key.view.dtype);
   if (read_real({kAttention, "dropout_p"}, dropout_p) != 0)
-    refuse_value({kAttention, "dropout_p"}, "is " + std::string(py::repr(dropout_p)), "0",
+    refuse_value({kAttention, "dropout_p"}, "is " + shown(dropout_p), "0",
                  "there is no training here, and dropout is for training");
 
   const int rank = query.view.rank;

@@ -7,7 +7,7 @@ namespace simdformer {
 
 namespace {
 
-std::string type_of(py::handle object) { return "is of type " + std::string(Py_TYPE(object.ptr())->tp_name); }
+std::string type_of(py::handle object) { return "is of type " + one_line(Py_TYPE(object.ptr())->tp_name); }
 
 std::string number_text(double value) { return py::repr(py::float_(value)); }
 
@@ -70,7 +70,7 @@ int64_t read_integer(const Arg& arg, py::handle object) {
   }
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-  if (overflow != 0) refuse_value(arg, "is " + std::string(py::repr(index)), "an integer of 64 bits");
+  if (overflow != 0) refuse_value(arg, "is " + shown(index), "an integer of 64 bits");
   return value;
 }
 
@@ -90,7 +90,7 @@ int read_name(const Arg& arg, py::handle object, const char* const* names) {
     choices += std::string(i == 0 ? "\"" : " or \"") + names[i] + "\"";
   }
   if (!is_text) refuse_type(arg, type_of(object), choices);
-  refuse_value(arg, "is " + std::string(py::repr(object)), choices);
+  refuse_value(arg, "is " + shown(object), choices);
 }
 
 int read_axis(const Arg& arg, py::handle object, int rank) {

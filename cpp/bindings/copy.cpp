@@ -15,6 +15,11 @@ void move_axis_last(View& view, int axis) {
 }
 
 void merge_last_axes(View* const* views, int count) {
+  // An axis of one element may have any stride, and what is merged with it would inherit that.
+  for (int i = 0; i < count; ++i) {
+    View& view = *views[i];
+    if (view.rank > 0 && view.shape[view.rank - 1] == 1) view.strides[view.rank - 1] = itemsize(view.dtype);
+  }
   const auto one_after_the_other = [&](int axis) {
     return std::all_of(views, views + count, [&](const View* view) {
       return view->shape[axis - 1] == 1 || view->strides[axis - 1] == view->shape[axis] * view->strides[axis];

@@ -74,7 +74,7 @@ DType dtype_of(const Arg& arg, DataType dtype, Accept accept) {
 
 // What the object's own refusal says, under our heading and with it as the cause.
 [[noreturn]] void refuse_export(const Arg& arg, py::error_already_set& error) {
-  const std::string reason = py::str(error.value());
+  const std::string reason = reason_of(error);
   error.restore();
   const std::string text =
       message(arg, "does not hand out its memory (" + reason + ")", "a plain tensor on the CPU",

@@ -36,7 +36,7 @@ SF_INLINE int number_of(DType dtype) {
 SF_INLINE bool is_swapped(const PyObject* descr) { return array_descriptor_proxy(descr)->byteorder == '>'; }
 
 inline std::string dtype_text(const PyObject* descr) {
-  return py::str(py::handle(const_cast<PyObject*>(descr)));
+  return one_line(py::str(py::handle(const_cast<PyObject*>(descr))));
 }
 
 SF_INLINE py::object steal(PyObject* object) {
