@@ -66,10 +66,6 @@ def shared():
     return folder
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: a wide sweep; leave it out with -m 'not slow'")
-
-
 # ---- the command line ----------------------------------------------------------------------------
 
 

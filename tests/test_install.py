@@ -188,6 +188,10 @@ def test_every_job_of_the_workflow_has_steps_that_exist():
 # ---- sdist and wheel ----------------------------------------------------------------------------
 
 
+def is_source(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".pyc" and not path.name.startswith(".")
+
+
 @pytest.mark.slow
 def test_the_sdist_holds_what_a_build_needs_and_no_rubbish(sdist):
     with tarfile.open(sdist) as archive:
@@ -196,7 +200,7 @@ def test_the_sdist_holds_what_a_build_needs_and_no_rubbish(sdist):
         *("CMakeLists.txt", "LICENSE", "Makefile", "PKG-INFO", "README.md", "pyproject.toml"),
         *(str(p.relative_to(ROOT)) for p in (ROOT / "cpp").rglob("*.?pp")),
         *(str(p.relative_to(ROOT)) for p in (ROOT / "python").rglob("*.py*") if p.suffix != ".pyc"),
-        *(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("*.py")),
+        *(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*") if is_source(p)),
         *(f"python/{name}" for name in DEMO),
     }
     assert wanted - names == set()
@@ -230,6 +234,23 @@ def test_the_wheel_holds_the_package_alone(wheel):
     assert metadata["Requires-Python"] == ">=3.11"
     assert b".debug_info" not in module, "not stripped"
     assert b".symtab" not in module, "not stripped"
+    said = re.search(r"The compiled module has (\d+) MB", (ROOT / "README.md").read_text())
+    assert said
+    assert len(module) / 1e6 == pytest.approx(int(said[1]), abs=0.6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("objdump"), reason="objdump (binutils) is not installed")
+def test_the_module_needs_the_libraries_of_every_linux_alone(wheel, tmp_path):
+    """Those that manylinux promises; how new their symbols may be, auditwheel decides."""
+    with zipfile.ZipFile(wheel) as archive:
+        [core] = [n for n in archive.namelist() if n.endswith(".so")]
+        module = archive.extract(core, tmp_path)
+    needed = set(re.findall(r"NEEDED\s+(\S+)", run("objdump", "-p", module).stdout))
+    assert needed <= {
+        *("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "libpthread.so.0"),
+        *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
+    }
 
 
 @pytest.mark.slow
