@@ -5,6 +5,7 @@ called is tested without it, what it computes only where it is installed.
 """
 
 import ctypes
+import errno
 import gc
 import os
 from dataclasses import replace
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from bench_cases import CASES, LIMITS, MACHINE, smaller
+from bench_cases import CASES, LIMITS, MACHINE, a_result, smaller
 from simdformer import bench
 from simdformer.bench import gguf_file, llama_cpp_peer, model_contestants, ours, report
 from simdformer.bench.contestants import Missing
@@ -255,18 +256,27 @@ def test_the_model_goes_after_its_contexts_and_its_file_before_them(fake, rng):
     assert library.log[-3:] == ["free context", "free context", "free model"]
 
 
-def test_what_llama_cpp_refuses_is_an_error(fake, rng):
-    work = CASES["Qwen3-0.6B/prefill/float32"].work.smaller()
+def test_what_llama_cpp_refuses_is_a_reason_to_be_missing(fake, monkeypatch, rng):
+    def no_room(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    work = CASES["Qwen3-0.6B/decode"].work.smaller()
     inputs = work.inputs(rng)
     for options, message in [
-        ({"model": None}, "does not take the file"),
-        ({"context": None}, "has no memory for 20 ids"),
-        ({"status": 1}, "does not take 20 ids"),
+        ({"model": None}, "llama.cpp does not take the file that was made for it"),
+        ({"context": None}, "llama.cpp has no memory for 21 ids"),
+        ({"status": 1}, "llama.cpp does not take 20 ids"),
     ]:
         fake(**options)
-        with pytest.raises(RuntimeError, match=f"bench: llama.cpp {message}"):
-            model_contestants.llama_cpp_contestant(work, inputs).ways[0].call()
+        one = model_contestants.llama_cpp_contestant(work, inputs)
+        assert one == Missing(NAME, f"could not be given the model: {message}")
         model_contestants.forget_models()
+    fake()
+    monkeypatch.setattr(gguf_file, "write", no_room)
+    one = model_contestants.llama_cpp_contestant(work, inputs)
+    assert one.why.endswith("No space left on device")
+    result = replace(a_result(mine=1.0), missing={NAME: one.why})
+    assert one.why in report.summary(bench.Results(MACHINE, LIMITS, [result]))
 
 
 def test_why_it_is_missing(fake, monkeypatch):

@@ -60,7 +60,7 @@ class Model:
             gguf_file.write(optional("gguf"), path, config, weights)
             handle = library.llama_model_load_from_file(bytes(path), options)
         if not handle:
-            raise RuntimeError("bench: llama.cpp does not take the file that was made for it")
+            raise RuntimeError("llama.cpp does not take the file that was made for it")
         self.library, self.handle, self.vocab_size = library, handle, config.vocab_size
         weakref.finalize(self, library.llama_model_free, handle)
 
@@ -83,7 +83,7 @@ class Context:
         options.offload_kqv = options.op_offload = False
         handle = library.llama_init_from_model(model.handle, options)
         if not handle:
-            raise RuntimeError(f"bench: llama.cpp has no memory for {room} ids")
+            raise RuntimeError(f"llama.cpp has no memory for {room} ids")
         self.model, self.handle = model, handle  # the model lives as long as its contexts
         self.memory = library.llama_get_memory(handle)
         weakref.finalize(self, library.llama_free, handle)
@@ -101,7 +101,7 @@ class Context:
         def call() -> Any:
             library.llama_memory_seq_rm(self.memory, 0, after, EVERYTHING)
             if library.llama_decode(self.handle, batch) != 0:
-                raise RuntimeError(f"bench: llama.cpp does not take {len(tokens)} ids")
+                raise RuntimeError(f"llama.cpp does not take {len(tokens)} ids")
             return library.llama_get_logits_ith(self.handle, -1)
 
         return call

@@ -72,12 +72,15 @@ def ours_contestant(work: ModelRun, inputs: Inputs) -> Contestant:
 def llama_cpp_contestant(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
     if missing := llama_cpp_peer.missing():
         return missing
-    model = made(
-        llama_cpp_peer.NAME,
-        work.config,
-        lambda: llama_cpp_peer.Model(work.config, inputs["weights"]),
-    )
-    return llama_cpp_peer.contestant(work, inputs, model, get_num_threads())
+    try:
+        model = made(
+            llama_cpp_peer.NAME,
+            work.config,
+            lambda: llama_cpp_peer.Model(work.config, inputs["weights"]),
+        )
+        return llama_cpp_peer.contestant(work, inputs, model, get_num_threads())
+    except (OSError, RuntimeError) as error:  # no room for its file, or a library that is too new
+        return Missing(llama_cpp_peer.NAME, f"could not be given the model: {error}")
 
 
 def transformers_contestant(work: ModelRun, inputs: Inputs) -> Contestant | Missing:

@@ -101,7 +101,7 @@ def summary(results: Results) -> str:
         f"{name}: {why}"
         for result in results.results
         for name, why in result.missing.items()
-        if "installed" in why  # not, or not as it is needed
+        if "installed" in why or "could not" in why
     }
     return "\n".join([*lines, *sorted(absent)])
 
