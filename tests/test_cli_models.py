@@ -7,6 +7,14 @@ import pytest
 
 import simdformer as sf
 from conftest import same_bits
+from simdformer.cli import _shared as shared
+from simdformer.cli import chat as chat_command
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
 
 # ---- chat ----------------------------------------------------------------------------------------
 
@@ -78,10 +86,6 @@ def test_the_prompt_of_a_terminal(command, monkeypatch):
     """Ctrl-C begins the line anew, Ctrl-D ends."""
     typed = iter([KeyboardInterrupt, "/reset", EOFError])
 
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     def ask(prompt):
         assert prompt == "> "
         line = next(typed)
@@ -101,6 +105,28 @@ def test_a_chat_with_a_model(command, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     expected = model.chat([{"role": "user", "content": "hello"}], 5)
     assert command("chat", sf.demo_path(), "--max-new-tokens", 5) == (0, expected + "\n", "")
+
+
+EVIL = "a\x1b]0;title\x07\x9b2Jb\tc\r\n"
+HARMLESS = "a\ufffd]0;title\ufffd\ufffd2Jb\tc\ufffd\n"
+
+
+@pytest.mark.parametrize("writes", ["run", "chat"])
+def test_what_a_model_says_cannot_drive_the_terminal(writes, monkeypatch):
+    """Escape sequences show as U+FFFD; a file gets every character as it is."""
+    for stream, wanted in ((io.StringIO(), EVIL), (Terminal(), HARMLESS)):
+        monkeypatch.setattr("sys.stdout", stream)
+        if writes == "run":
+            shared.write(EVIL)
+        else:
+            streamer = chat_command.Kept()
+            streamer.put(EVIL)
+            assert streamer.text == EVIL
+        assert stream.getvalue() == wanted
+
+
+def test_nor_can_an_error_message():
+    assert shared.describe(ValueError("a\x1b[2J\n b")) == "a\ufffd[2J b"
 
 
 # ---- trace ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ __all__ = [
     "command",
     "count",
     "describe",
+    "harmless",
     "hash_of",
     "load",
     "memory",
@@ -31,6 +33,8 @@ __all__ = [
     "sampling_of",
     "write",
 ]
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def command(
@@ -145,8 +149,15 @@ def sampling_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write(text: str) -> None:
-    sys.stdout.write(text)
+    """To stdout at once. What a model says stays text, even on a terminal."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def harmless(text: str) -> str:
+    """Control characters but the ends of lines and tabs become U+FFFD: they could move a terminal's
+    cursor, change its title or its keys."""
+    return CONTROLS.sub("\ufffd", text)
 
 
 def rate(tokens: int, seconds: float) -> str:
@@ -167,10 +178,12 @@ def count(number: int, what: str) -> str:
 def describe(error: BaseException) -> str:
     """One line, whatever the message looks like."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, KeyError) and error.args:  # whose str() is a repr
-        return " ".join(str(error.args[0]).split())
-    return " ".join(str(error).split()) or type(error).__name__
+        text = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, KeyError) and error.args:  # whose str() is a repr
+        text = str(error.args[0])
+    else:
+        text = str(error)
+    return harmless(" ".join(text.split())) or type(error).__name__
 
 
 def hash_of(logits: Array) -> str:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from simdformer.cli import _shared as shared
-from simdformer.text import LanguageModel, TextStreamer
+from simdformer.text import LanguageModel
 
 __all__ = ["add"]
 
@@ -84,13 +84,15 @@ def answer(
     return streamer.text
 
 
-class Kept(TextStreamer):
-    """Also keeps what it writes."""
+class Kept:
+    """Writes what comes, and keeps it."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.text = ""
 
     def put(self, piece: Any, /) -> None:
         self.text += piece
-        super().put(piece)
+        shared.write(piece)
+
+    def end(self) -> None:
+        shared.write("\n")
