@@ -22,9 +22,8 @@ def add(commands: "shared.Commands") -> None:
         help="how fast the kernels are, beside PyTorch, onnxruntime and the machine's limits",
         description="Measures each operation beside PyTorch, onnxruntime and numpy, by turns, on "
         "the same numbers and threads (models beside transformers and llama.cpp); and what this "
-        "machine could do at most. A full run takes "
-        "some minutes and wants an idle machine; Ctrl-C ends it with what was measured until then. "
-        "Exit status 1 when a result of ours is wrong.",
+        "machine could do at most. A full run takes some minutes and wants an idle machine; Ctrl-C "
+        "ends it with what was measured until then. Exit status 1 when a result of ours is wrong.",
         epilog="example: simdformer bench --only decode --only 'linear/*/m1' --json times.json",
     )
     parser.add_argument(
@@ -38,7 +37,8 @@ def add(commands: "shared.Commands") -> None:
     parser.add_argument(
         "--models",
         action="store_true",
-        help="also whole models of random weights, about 1 billion parameters (8 GB of memory)",
+        help="also whole models of random weights, about 1 billion parameters (10 GB of memory; "
+        "llama.cpp reads its copy from a file of 3 GB in the folder for temporary files)",
     )
     parser.add_argument(
         "--company",
