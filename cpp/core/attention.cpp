@@ -170,6 +170,7 @@ void attention(const Attention& call) {
   args.group = call.query.shape[rank - 3] / args.kv_heads;
 
   const KernelTable& table = kernels();
+  args.pairs = table.bf16_pairs && call.query.dtype == DType::bf16 && call.key.dtype == DType::bf16;
   const KeyRange seen = seen_keys(call, sequences, args.queries, args.keys);
   const int64_t size = itemsize(accumulator(call.query.dtype));
   if (args.queries * args.group <= kFewRows)

@@ -36,6 +36,7 @@ struct AttentionArgs {
   void* packed;  // keys and values of the pass as panels, or null: the item packs them itself
   void* state;   // sums of the rows between passes, or null: there is one pass
   bool first_pass, last_pass;
+  bool pairs;  // queries and keys are bfloat16 and multiplied as such; `scale` is for the scores then
 
   // Few rows: work item = (head, chunk of keys).
   int64_t chunks;

@@ -99,7 +99,7 @@ struct AttentionArgs;
 
 struct KernelTable {
   const char* isa;
-  bool bf16_pairs;  // linear multiplies bfloat16 by bfloat16 without widening them
+  bool bf16_pairs;  // linear and attention multiply bfloat16 by bfloat16 without widening them
 
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end) noexcept;
   void (*swiglu)(const SwigluArgs&, int64_t begin, int64_t end) noexcept;

@@ -299,7 +299,7 @@ class Pool {
   alignas(64) Bell left_;
   Lane lane_[kMaxThreads];
   alignas(64) Loop loop_{};
-  uint64_t float_mode_ = 0;      // the caller's
+  uint64_t float_mode_ = 0;  // the caller's
   int lanes_ = 0;
   std::atomic<int> in_use_{0};   // workers that the current or last loop can seat
   std::atomic<int> workers_{0};  // threads that exist

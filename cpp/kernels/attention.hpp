@@ -8,7 +8,7 @@
 // attention: Dao et al. 2022, arXiv:2205.14135). A strip computes only the keys that it sees: causality and
 // windows cost no more than they need. Sums are float32 (float64 for float64): chains of FMAs over at most
 // kScoreTerms and kKeyBlock terms, cut at fixed places, so that the bits of a row do not depend on the rows
-// beside it.
+// beside it. bfloat16 queries and keys are multiplied as such where the CPU can, and their scores scaled.
 #pragma once
 
 #include "kernels/attention_rows.hpp"
@@ -16,6 +16,8 @@
 namespace simdformer::SF_ISA {
 
 constexpr int64_t kScoreTerms = 256;
+
+SF_INLINE int64_t even(int64_t n) { return n + n % 2; }
 
 // The keys of a block that are packed: up to the last that any query of the head sees.
 SF_INLINE int64_t keys_in_block(const AttentionArgs& args, const Head& head, int64_t first_key) {
@@ -54,9 +56,18 @@ void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, 
   const View &key = args.call->key, &value = args.call->value;
   const int64_t keys = keys_in_block(args, head, first_key);
   Acc<T>* panels = block + kLine;
-  for (int64_t j = 0; j < keys; j += kLine)
-    pack_panel<Arch, T>(head.key + (first_key + j) * row_stride(key), row_stride(key),
-                        keys - j < kLine ? keys - j : kLine, args.depth, panels + j * args.depth);
+  for (int64_t j = 0; j < keys; j += kLine) {
+    const char* rows = head.key + (first_key + j) * row_stride(key);
+    const int64_t columns = keys - j < kLine ? keys - j : kLine;
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      if (args.pairs) {
+        bfloat16* panel = reinterpret_cast<bfloat16*>(panels) + j * even(args.depth);
+        pack_panel_16<Arch>(rows, row_stride(key), columns, args.depth, panel);
+        continue;
+      }
+    }
+    pack_panel<Arch, T>(rows, row_stride(key), columns, args.depth, panels + j * args.depth);
+  }
   panels += kKeyBlock * args.depth;
   const bool finite = pack_values<Arch, T>(head.value + first_key * row_stride(value), row_stride(value),
                                            keys, args.value_depth, panels);
@@ -78,16 +89,44 @@ void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
   }
 }
 
-// A strip against a packed block. q: the rows of the strip.
+// rows (i, g) = query as it is, for keys that are multiplied in pairs; zeros up to an even depth
+SF_INLINE void copy_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
+                            bfloat16* rows, int64_t pitch) {
+  for (int64_t i = first; i < first + queries; ++i)
+    for (int64_t g = 0; g < args.group; ++g, rows += pitch) {
+      std::memcpy(rows, row_of(&args.call->query, head.query, i, g), static_cast<size_t>(args.depth) * 2);
+      if (args.depth % 2 != 0) rows[args.depth] = bfloat16{0};
+    }
+}
+
+// scores = q k of a strip, for T = the type of the packed keys, or Pairs. A panel has `depth` rows of them.
+template <class Arch, class T>
+SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<Arch, T>>& strip,
+                           const RowOf<Arch, T>* q, int64_t q_pitch, const ElementOf<Arch, T>* keys,
+                           int64_t depth) {
+  const int64_t rows = strip.queries * args.group, line = strip.columns.begin / kLine * kLine;
+  for (int64_t d = 0; d < args.depth; d += kScoreTerms)
+    gemm_panels<Arch, T>(
+        rows, strip.columns.end - line, args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms, q + d,
+        q_pitch, keys + line * depth + d * kLine, depth * kLine, strip.scores + line, strip.pitch, d > 0);
+}
+
+// A strip against a packed block. q: the rows of the strip, `q_pitch` elements of A apart.
 template <class Arch, class A>
 SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, const A* q,
                             int64_t q_pitch, const A* block, A* stage) {
   const A *keys = block + kLine, *values = keys + kKeyBlock * args.depth;
-  const int64_t rows = strip.queries * args.group, line = strip.columns.begin / kLine * kLine;
-  for (int64_t d = 0; d < args.depth; d += kScoreTerms)
-    gemm<Arch, A>(rows, strip.columns.end - line, args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms,
-                  q + d, q_pitch, keys + line * args.depth + d * kLine, args.depth * kLine,
-                  strip.scores + line, strip.pitch, d > 0);
+  const int64_t rows = strip.queries * args.group;
+  bool paired = false;
+#if defined(SF_BF16_PAIRS)
+  if constexpr (std::is_same_v<A, float>) {
+    paired = args.pairs;
+    if (paired)
+      score_strip<Arch, Pairs>(args, strip, reinterpret_cast<const bfloat16*>(q), 2 * q_pitch,
+                               reinterpret_cast<const bfloat16*>(keys), even(args.depth));
+  }
+#endif
+  if (!paired) score_strip<Arch, A>(args, strip, q, q_pitch, keys, args.depth);
   softmax_strip<Arch>(args, head, strip, stage);
   const int64_t first = strip.columns.begin;
   gemm<Arch, A>(rows, args.value_depth, strip.columns.end - first, strip.scores + first, strip.pitch,
@@ -126,7 +165,12 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
   if (args.first_pass) clear(sums, rows), hide_scores<A>(args, head, first, queries, {0, args.keys});
   const int64_t begin = clamp_to(head.band.begin(first), args.first_key, args.last_key);
   const int64_t end = clamp_to(head.band.end(first + queries - 1), args.first_key, args.last_key);
-  if (begin < end) scale_queries<Arch>(args, head, first, queries, q, q_pitch);
+  if (begin < end) {
+    if (args.pairs)
+      copy_queries(args, head, first, queries, reinterpret_cast<bfloat16*>(q), 2 * q_pitch);
+    else
+      scale_queries<Arch>(args, head, first, queries, q, q_pitch);
+  }
   const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
   for (int64_t b = (begin - args.first_key) / kKeyBlock; args.first_key + b * kKeyBlock < end; ++b) {
     const int64_t first_key = args.first_key + b * kKeyBlock, keys = keys_in_block(args, head, first_key);
@@ -138,7 +182,8 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
     for (int64_t i = 0, count; i < queries; i += count) {
       count = strip_from(args, head, first + i, first + queries, first_key, keys);
       Strip<A> strip{first + i, count,  first_key,           keys,
-                     {0, 0},    scores, pitch_of(kKeyBlock), sums.at(i * args.group)};
+                     {0, 0},    scores, pitch_of(kKeyBlock), sums.at(i * args.group),
+                     args.pairs};
       strip.columns = {head.band.seen(strip.first, first_key, keys).begin,
                        head.band.seen(strip.first + strip.queries - 1, first_key, keys).end};
       if (strip.columns.begin >= strip.columns.end) continue;

@@ -215,7 +215,7 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
     const Matrix values{head.value + first * value_stride, value_stride, args.value_depth,
                         args.value_depth * size};
     const Matrix next = keys.from(kFewBlock);
-    const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
+    const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums, false};
     score_keys<Arch, T>(rows, q, q_pitch, keys, count, values, args.far, scores, pitch);
     softmax_strip<Arch>(args, head, strip, stage);
     if (hides_keys(args, head, strip) && copy_finite<Arch, T>(values, count, copy, sums.pitch)) {

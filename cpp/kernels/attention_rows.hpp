@@ -84,6 +84,7 @@ struct Strip {
   A* scores;     // (rows, pitch): q.k, which becomes exp(s - m)
   int64_t pitch;
   Sums<A> sums;
+  bool scales;  // the scores have not been multiplied by the scale yet
 };
 
 // rows (i, g) = query * scale, as sums of type A, zeros up to the pitch
@@ -166,7 +167,7 @@ template <class Arch, class A>
 void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, A* stage) noexcept {
   using V = Vec<Arch, A>;
   const Attention& call = *args.call;
-  const V softcap(static_cast<A>(call.softcap)), none(kMinusInfinity<A>);
+  const V softcap(static_cast<A>(call.softcap)), none(kMinusInfinity<A>), scale(static_cast<A>(call.scale));
   const Span columns{strip.columns.begin / kLine * kLine, round_up_to_line(strip.columns.end)};
   int64_t r = 0;
   for (int64_t i = strip.first; i < strip.first + strip.queries; ++i) {
@@ -179,6 +180,7 @@ void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& 
         continue;
       }
       const Span lines{seen.begin / kLine * kLine, round_up_to_line(seen.end)};
+      if (strip.scales) each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t) { return x * scale; });
       if (call.softcap > 0)
         each_vector<Arch>(s, lines.begin, lines.end,
                           [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });

@@ -34,32 +34,6 @@ SF_INLINE int64_t sum_length(int64_t depth) {
 
 // ---- packing ----------------------------------------------------------------------------------------------
 
-// 16-bit rows are transposed two elements at a time, as 32-bit words that nothing but moves.
-template <class Arch, class T>
-SF_INLINE void pack_panel_16(const char* rows, int64_t row_stride, int64_t columns, int64_t depth, T* panel) {
-  constexpr int64_t kWords = 64, kPitch = kWords + 16;
-  alignas(64) float stage[kPanel * kPitch], words[kWords * kPanel];
-  std::memset(stage, 0, sizeof(stage));
-  for (int64_t begin = 0; begin < depth; begin += 2 * kWords) {
-    const int64_t length = depth - begin < 2 * kWords ? depth - begin : 2 * kWords;
-    for (int64_t c = 0; c < columns; ++c) {
-      if (length % 2 != 0) stage[c * kPitch + length / 2] = 0.0f;
-      std::memcpy(stage + c * kPitch, rows + c * row_stride + begin * 2, static_cast<size_t>(length) * 2);
-    }
-    transpose_panel<Arch>(static_cast<const float*>(stage), kPitch, (length + 1) / 2,
-                          static_cast<float*>(words));
-    T* out = panel + begin * kPanel;
-    if constexpr (std::is_same_v<T, bfloat16>) {
-      std::memcpy(out, words, static_cast<size_t>((length + 1) / 2 * kPanel) * 4);
-    } else {
-      for (int64_t k = 0; k < length; ++k)
-        for (int64_t c = 0; c < kPanel; ++c)
-          out[k * kPanel + c].bits =
-              static_cast<uint16_t>(bits_of(words[k / 2 * kPanel + c]) >> (k % 2 * 16));
-    }
-  }
-}
-
 template <class Arch, class T>
 void pack_panels(const PackArgs& args, int64_t begin, int64_t end) noexcept {
   for (int64_t p = begin; p < end; ++p) {
