@@ -221,6 +221,17 @@ def test_info_shows_the_library_or_a_model(command, tiny):
     }
 
 
+def test_info_needs_no_package_of_a_tokenizer(command, tiny, monkeypatch):
+    def missing(checkpoint):
+        raise ImportError("Reading it needs the package 'tokenizers'")
+
+    monkeypatch.setattr("simdformer.cli.info.find_tokenizer", missing)
+    status, out, err = command("info", tiny)
+    assert (status, err) == (0, "")
+    assert re.search(r"^tokenizer +Reading it needs the package 'tokenizers'$", out, re.M)
+    assert "31,712 parameters" in out
+
+
 # ---- as a process --------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import argparse
 
 import simdformer as sf
 from simdformer.cli import _shared as shared
-from simdformer.models import read_checkpoint
+from simdformer.models import Checkpoint, read_checkpoint
 from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
 from simdformer.text.pretrained import find_tokenizer
 
@@ -30,11 +30,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     checkpoint = read_checkpoint(options.model, options.format)
     config = checkpoint.config
-    tokenizer = find_tokenizer(checkpoint)
     dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})
     rows = {"format": checkpoint.format} | vars(config)
     rows["dtype"] = " and ".join(dtypes)
-    rows["tokenizer"] = f"{tokenizer.vocab_size} tokens" if tokenizer else "none found"
+    rows["tokenizer"] = tokenizer_of(checkpoint)
     rows["end of text"] = ", ".join(map(str, checkpoint.eos_ids)) or "as the tokenizer says"
     budget = parameter_budget(config)
     total = sum(budget.values())
@@ -49,3 +48,11 @@ def run(options: argparse.Namespace) -> int:
     for name, value in rows.items():
         print(f"{name:<18} {value}")
     return 0
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> str:
+    try:
+        tokenizer = find_tokenizer(checkpoint)
+    except ImportError as error:  # the rest can be told without the package
+        return shared.describe(error)
+    return f"{tokenizer.vocab_size} tokens" if tokenizer else "none found"
