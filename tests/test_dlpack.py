@@ -12,6 +12,10 @@ from conftest import bfloat16, normal, same_bits, to_torch
 from operations import OPERATIONS, ROW_WISE, ROWS, WIDTH, traced_peak
 
 
+# numpy 2.0 exports as before versions; since 2.1 it knows the keyword.
+VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+
 class Exporter:
     """Only the two methods that the standard asks for, as of its version 1."""
 
@@ -19,7 +23,7 @@ class Exporter:
         self.array, self.device = array, device
 
     def __dlpack__(self, *, max_version=None):
-        return self.array.__dlpack__(max_version=max_version)
+        return self.array.__dlpack__(**({"max_version": max_version} if VERSIONED else {}))
 
     def __dlpack_device__(self):
         return self.device
