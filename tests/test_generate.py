@@ -255,7 +255,7 @@ def test_a_prompt_that_is_none(tiny):
             model.generate("a", max_new_tokens=count)
     with pytest.raises(TypeError, match="generate: streamer is 3, needed is a function of a piece"):
         model.generate("a", max_new_tokens=2, streamer=3)
-    with pytest.raises(TypeError, match="KVCache: dtype is half a float, needed is one of"):
+    with pytest.raises(TypeError, match="KVCache: dtype is 'half a float', needed is one of"):
         model.generate("a", max_new_tokens=2, cache_dtype="half a float")
     for stop in ("", ["a", ""], [2.5]):
         with pytest.raises(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from simdformer.arguments import as_array, is_whole, shown
 from simdformer.functional import (
     PackedWeight,
     embedding,
@@ -138,7 +139,8 @@ class GroupedQueryAttention:
     ) -> None:
         me = "GroupedQueryAttention"
         _check_heads(me, num_kv_heads, "num_heads", num_heads)
-        rows = _shape(wq)[0] if _shape(wq) else 0
+        _check_heads(me, 1, "hidden_size", hidden_size)
+        rows = (*_shape(wq, me, "wq"), 0)[0]
         _check_heads(me, num_heads, "rows of wq", rows)
         kv_rows = rows // num_heads * num_kv_heads
         _check_shape(me, "wq", wq, (rows, hidden_size), "(H·D, E)")
@@ -310,23 +312,25 @@ class TransformerBlock:
 
 def _linear(x: ArrayLike, weight: Any) -> Array:
     """linear with one weight, which may be a list of rows here as everywhere else."""
-    return linear(x, np.asarray(weight) if isinstance(weight, list | tuple) else weight)
+    many = isinstance(weight, list | tuple)
+    return linear(x, as_array("linear", "weight", weight) if many else weight)
 
 
 def _mask(layer: str, mask: Mask) -> dict[str, Any]:
     if isinstance(mask, str):
         if mask != "causal":
-            raise ValueError(f'{layer}: mask is {mask!r}, needs "causal", an array or None')
+            raise ValueError(f'{layer}: mask is {shown(mask)}, needs "causal", an array or None')
         return {"is_causal": True}
     return {"attn_mask": mask}
 
 
-def _shape(weight: Any) -> tuple[int, ...]:
-    return tuple(weight.shape if hasattr(weight, "shape") else np.shape(weight))
+def _shape(weight: Any, layer: str = "nn", name: str = "weight") -> tuple[int, ...]:
+    shape = getattr(weight, "shape", None)
+    return tuple(shape) if isinstance(shape, tuple) else as_array(layer, name, weight).shape
 
 
 def _two_axes(layer: str, name: str, weight: Weight) -> tuple[int, int]:
-    shape = _shape(weight)
+    shape = _shape(weight, layer, name)
     if len(shape) != 2:
         raise ValueError(f"{layer}: {name} has shape {shape}, needs two axes")
     return shape[0], shape[1]
@@ -335,10 +339,15 @@ def _two_axes(layer: str, name: str, weight: Weight) -> tuple[int, int]:
 def _check_shape(
     layer: str, name: str, weight: Weight, needed: tuple[int, int], letters: str
 ) -> None:
-    if (shape := _shape(weight)) != needed:
+    if (shape := _shape(weight, layer, name)) != needed:
         raise ValueError(f"{layer}: {name} has shape {shape}, needs {needed}, {letters}")
 
 
 def _check_heads(layer: str, heads: int, name: str, size: int) -> None:
+    for number in (heads, size):
+        if not is_whole(number, least=-(1 << 63)):
+            raise TypeError(f"{layer}: {shown(number)} among its sizes, needs whole numbers")
     if heads < 1 or size < 1 or size % heads:
-        raise ValueError(f"{layer}: {heads} heads do not divide {name} = {size}, needs a divisor")
+        raise ValueError(
+            f"{layer}: {shown(heads)} heads do not divide {name} = {shown(size)}, needs a divisor"
+        )

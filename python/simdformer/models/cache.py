@@ -1,9 +1,12 @@
 """The keys and values of what a model has read, so that the next token costs one token's work."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from simdformer.arguments import as_array, read_whole, shown
 from simdformer.types import Array
 
 __all__ = ["KVCache"]
@@ -40,21 +43,24 @@ class KVCache:
         batch: int = 1,
         dtype: npt.DTypeLike = "float32",
     ) -> None:
-        for name, value in (("max_seq_len", max_seq_len), ("batch", batch)):
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"KVCache: {name} is {value!r}, needed is a whole number > 0")
+        sizes = {"num_layers": num_layers, "batch": batch, "num_kv_heads": num_kv_heads}
+        sizes |= {"max_seq_len": max_seq_len, "head_dim": head_dim}
+        layers, *shape = (read_whole("KVCache", name, value) for name, value in sizes.items())
         try:
             known = np.dtype(dtype) in DTYPES
-        except TypeError:
+        except (TypeError, ValueError, SyntaxError):
             known = False
         if not known:
             raise TypeError(
-                f"KVCache: dtype is {dtype}, needed is one of {', '.join(map(str, DTYPES))}"
+                f"KVCache: dtype is {shown(dtype)}, needed is one of {', '.join(map(str, DTYPES))}"
             )
-        self.data: Array = np.empty(
-            (num_layers, 2, int(batch), num_kv_heads, int(max_seq_len), head_dim), dtype
-        )
-        self.lengths: npt.NDArray[np.int64] = np.zeros(batch, np.int64)
+        needed = math.prod((layers, 2, *shape)) * np.dtype(dtype).itemsize
+        if needed >= 1 << 63:
+            raise ValueError(
+                f"KVCache: {needed:.3g} bytes are more than any memory; {shown(sizes)}"
+            )
+        self.data: Array = np.empty((layers, 2, *shape), dtype)
+        self.lengths: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
 
     @property
     def length(self) -> int:
@@ -85,10 +91,12 @@ class KVCache:
 
     def truncate(self, length: int | npt.ArrayLike) -> None:
         """Forgets all positions from `length` on (one number, or one a sequence)."""
-        lengths = np.broadcast_to(np.asarray(length), self.lengths.shape)
-        if lengths.dtype.kind not in "iu" or (lengths < 0).any() or (lengths > self.lengths).any():
+        lengths = as_array("KVCache.truncate", "length", length)
+        fits = lengths.dtype.kind in "iu" and lengths.shape in ((), (1,), self.lengths.shape)
+        if not fits or (lengths < 0).any() or (lengths > self.lengths).any():
             raise ValueError(
-                f"KVCache.truncate: length is {length!r}, needed is 0 to {self.lengths.tolist()}"
+                f"KVCache.truncate: length is {shown(length)}, needed is 0 to "
+                f"{self.lengths.tolist()}"
             )
         self.lengths[:] = lengths
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simdformer.arguments import as_array, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.trace import Observer, See, unseen
@@ -37,6 +38,10 @@ class ForwardPass:
                     "shorten them, or load the model with a larger max_seq_len"
                 )
             return cls(np.arange(new), 0, None, observer)
+        if not isinstance(cache, KVCache):
+            raise TypeError(
+                f"model: cache is {shown(cache)}, needed is a KVCache; make one with new_cache()"
+            )
         layers, _, sequences, kv_heads, _, head_dim = cache.data.shape
         found = (layers, kv_heads, head_dim, sequences)
         needed = (config.num_layers, config.num_kv_heads, config.head_dim, batch)
@@ -62,7 +67,7 @@ class ForwardPass:
 
 def checked_ids(ids: npt.ArrayLike) -> Integers:
     """ids as an integer array of one or two axes."""
-    ids = np.asarray(ids)
+    ids = as_array("model", "ids", ids)
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(
             f"model: ids are {ids.dtype}, needed are integers; the tokenizer's encode gives them"

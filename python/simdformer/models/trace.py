@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from simdformer.arguments import read_several, shown
 from simdformer.functional import softmax
 from simdformer.models.config import ModelConfig
 from simdformer.reference import float64, repeat_kv, weighted_sum
@@ -83,7 +84,7 @@ class Observer:
         self._edits: dict[str, list[Edit]] = {}
         self._kept: dict[str, Array] = {}
         self._wanted: set[str] = set(self._known) if names is None else set()
-        for glob in [names] if isinstance(names, str) else names or ():
+        for glob in read_several("trace", "names", names, "names or globs, or None"):
             self._wanted.update(self._matching(glob, "trace"))
         for glob, function in (edit or {}).items():
             if not callable(function):
@@ -139,6 +140,8 @@ class Observer:
         return value if self._batched else value[0]
 
     def _matching(self, glob: str, who: str) -> list[str]:
+        if not isinstance(glob, str):
+            raise TypeError(f"{who}: {shown(glob)} among the names, needed are names or globs")
         found = fnmatch.filter(self._known, glob)
         if not found:
             near = difflib.get_close_matches(glob, self._known, n=4, cutoff=0.4)

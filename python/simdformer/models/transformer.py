@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simdformer.arguments import read_whole
 from simdformer.functional import (
     embedding,
     linear,
@@ -162,10 +163,8 @@ class Transformer:
         observer: Observer | None,
     ) -> Array:
         """ids (B,L) -> logits (B,L,V)"""
-        if logits_to_keep is not None and logits_to_keep < 1:
-            raise ValueError(
-                f"model: logits_to_keep is {logits_to_keep}, needed is None (all) or n >= 1"
-            )
+        if logits_to_keep is not None:
+            read_whole("model", "logits_to_keep", logits_to_keep, "None (all) or n >= 1")
         run = ForwardPass.begin(self.config, ids, cache, observer)
         see = run.at()
         x = see("embed", embedding(ids, self.weights.embed, dtype=self.activations))

@@ -6,6 +6,7 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
+from simdformer.arguments import as_array, read_several, read_whole, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.trace import Edit
@@ -216,7 +217,7 @@ class LanguageModel:
         show = streamer.put if isinstance(streamer, generation.Streamer) else streamer
         if show is not None and not callable(show):
             raise TypeError(
-                f"generate: streamer is {streamer!r}, needed is a function of a piece, or an "
+                f"generate: streamer is {shown(streamer)}, needed is a function of a piece, or an "
                 "object with put(piece) and end()"
             )
         stop_ids, stop_strings = self._stops(stop)
@@ -291,8 +292,7 @@ class LanguageModel:
         """How many ids may follow a prompt of that length."""
         limit = self.config.max_seq_len
         new = max(limit - prompt_len, 1) if max_new_tokens is None else max_new_tokens
-        if not isinstance(new, int | np.integer) or new < 1:
-            raise ValueError(f"generate: max_new_tokens is {new!r}, needed is a whole number > 0")
+        new = read_whole("generate", "max_new_tokens", new)
         if prompt_len + new > limit:
             raise ValueError(
                 f"generate: prompt of {prompt_len} ids and {new} new ones are more than max_seq_len"
@@ -308,6 +308,9 @@ class LanguageModel:
             return True, True, [self._encode(text) for text in prompt]
         if isinstance(prompt, IdsOfText):
             return False, True, [checked_prompt(prompt)]
+        if isinstance(prompt, np.ndarray) and prompt.ndim == 2 and prompt.dtype.kind in "iu":
+            prompt = prompt.tolist()  # at once: a view may have more rows than fit into memory
+            return True, False, [checked_prompt(ids) for ids in prompt] or [checked_prompt([])]
         if is_nested(prompt):
             return True, False, [checked_prompt(ids) for ids in prompt]
         return False, False, [checked_prompt(prompt)]
@@ -317,12 +320,12 @@ class LanguageModel:
 
     def _stops(self, stop: Stop | None) -> tuple[frozenset[int], list[str]]:
         """The ids and the strings that end a text."""
-        given = [stop] if isinstance(stop, str | int | np.integer) else list(stop or ())
+        given = read_several("generate", "stop", stop, "strings or ids")
         ids = [int(one) for one in given if isinstance(one, int | np.integer)]
         strings = [one for one in given if isinstance(one, str)]
         if len(ids) + len(strings) != len(given) or "" in strings:
             raise ValueError(
-                f"generate: stop is {stop!r}, needed are strings that are not empty, or ids"
+                f"generate: stop is {shown(stop)}, needed are strings that are not empty, or ids"
             )
         if strings:
             self._need_tokenizer("a stop string")
@@ -354,13 +357,13 @@ class IdsOfText(list[int]):
 
 def is_nested(prompt: Any) -> bool:
     """Whether it is a list of prompts. Its rows may differ in length: it need not be an array."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.ndim > 1
-    return isinstance(prompt, list | tuple) and any(np.ndim(ids) for ids in prompt)
+    return isinstance(prompt, list | tuple) and any(
+        as_array("generate", "prompt", ids).ndim for ids in prompt
+    )
 
 
 def checked_prompt(ids: Any) -> list[int]:
-    array = np.asarray(ids)
+    array = as_array("generate", "prompt", ids)
     if array.size == 0:
         raise ValueError(
             "generate: prompt has no ids, needed is at least one (bos_id begins a text)"
@@ -369,4 +372,4 @@ def checked_prompt(ids: Any) -> list[int]:
         raise TypeError(
             f"generate: prompt is {array.dtype} of shape {array.shape}, needed is text or ids (L,)"
         )
-    return [int(id) for id in array]
+    return [int(id) for id in array.tolist()]

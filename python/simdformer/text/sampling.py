@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simdformer.arguments import shown
+
 __all__ = ["Sampler"]
 
 
@@ -62,7 +64,8 @@ class Sampler:
         }
         for name, (right, needed) in allowed.items():
             if not right:
-                raise ValueError(f"sampling: {name} is {getattr(self, name)!r}, needed is {needed}")
+                found = shown(getattr(self, name))
+                raise ValueError(f"sampling: {name} is {found}, needed is {needed}")
         object.__setattr__(self, "random", np.random.default_rng(self.seed))
 
     def __call__(self, logits: npt.ArrayLike, so_far: Sequence[int] = ()) -> int:
@@ -124,7 +127,12 @@ def softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.floating | np.integer) and math.isfinite(value)
+    if not isinstance(value, int | float | np.floating | np.integer):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 def is_share(value: Any, above: float = -1) -> bool:

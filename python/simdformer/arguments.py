@@ -1,0 +1,53 @@
+"""Arguments of what is written in Python, read once and refused in the words of the kernels:
+`function: argument, what was found, what is needed`."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["as_array", "is_whole", "read_several", "read_whole", "shown"]
+
+
+def shown(value: object) -> str:
+    """What somebody passed, in one short line. (An int of more than 4300 digits has no repr.)"""
+    try:
+        text = repr(value)
+    except Exception:  # a stranger's __repr__
+        text = f"an object of type {type(value).__name__}"
+    return " ".join(text.split())[:120]
+
+
+def is_whole(value: object, least: int = 1) -> bool:
+    """Whether it is an integer >= least; True and False are none."""
+    return (
+        isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+    )
+
+
+def read_whole(function: str, name: str, value: Any, needed: str = "a whole number > 0") -> int:
+    """A whole number > 0 that a computer can count to."""
+    if not is_whole(value) or value >= 1 << 63:
+        raise ValueError(f"{function}: {name} is {shown(value)}, needed is {needed}")
+    return int(value)
+
+
+def as_array(function: str, name: str, value: Any) -> npt.NDArray[Any]:
+    """np.asarray, whose own complaints come under our heading."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{function}: {name} cannot be read as an array ({reason})") from None
+
+
+def read_several(function: str, name: str, value: Any, needed: str) -> list[Any]:
+    """One text or number, or any number of them (None: none), as a list."""
+    if value is None:
+        return []
+    if isinstance(value, str | bytes | int | np.integer):
+        return [value]
+    try:
+        return list(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name} is {shown(value)}, needed are {needed}") from None
