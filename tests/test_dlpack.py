@@ -11,7 +11,6 @@ import simdformer as sf
 from conftest import bfloat16, normal, same_bits, to_torch
 from operations import OPERATIONS, ROW_WISE, ROWS, WIDTH, traced_peak
 
-
 # numpy 2.0 exports as before versions; since 2.1 it knows the keyword.
 VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
