@@ -12,6 +12,8 @@ import torch
 
 import simdformer as sf
 from simdformer import nn  # noqa: F401 - the table calls it
+from simdformer.models import KVCache  # noqa: F401
+from simdformer.text import Sampler  # noqa: F401
 
 f16, f32, f64, bf16 = np.float16, np.float32, np.float64, ml_dtypes.bfloat16
 
