@@ -18,7 +18,7 @@ import simdformer as sf
 from conftest import epsilon
 from simdformer import reference
 
-EXAMPLES = int(os.environ.get("SIMDFORMER_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("SIMDFORMER_FUZZ_EXAMPLES", "60"))
 REFUSALS = (TypeError, ValueError, IndexError, BufferError, MemoryError)
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
 size = st.integers(0, 5)

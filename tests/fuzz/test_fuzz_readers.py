@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from targets import TARGETS
 
-RUNS = 400
+RUNS = 250
 RUN = Path(__file__).with_name("run.py")
 SECONDS = os.environ.get("SIMDFORMER_FUZZ_SECONDS")
 
