@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
-#include <xtensor/xmath.hpp>
-#include <xtensor/xview.hpp>
 
 #include "check.hpp"
 
@@ -82,9 +81,12 @@ Values normal(const Shape& shape, uint64_t seed) {
 }
 
 Values product(const Values& x, const Values& w) {
-  Values y = xt::zeros<double>({x.shape(0), w.shape(0)});
-  for (std::size_t i = 0; i < x.shape(0); ++i)
-    xt::view(y, i, xt::all()) = xt::sum(xt::view(x, xt::range(i, i + 1), xt::all()) * w, {1});
+  const std::size_t depth = x.shape(1);
+  Values y = Values::from_shape({x.shape(0), w.shape(0)});
+  for (std::size_t i = 0; i < y.shape(0); ++i)
+    for (std::size_t j = 0; j < y.shape(1); ++j)
+      y(i, j) =
+          std::inner_product(x.data() + i * depth, x.data() + (i + 1) * depth, w.data() + j * depth, 0.0);
   return y;
 }
 
