@@ -127,7 +127,10 @@ def read_indexed(directory: Path, index: Path) -> dict[str, StoredTensor]:
     if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
         refuse(index, "no weight_map", "one from tensor names to file names")
     tensors: dict[str, StoredTensor] = {}
-    for file in sorted(set(placed.values())):
+    names: dict[str, set[str]] = {}
+    for name, file in placed.items():
+        names.setdefault(file, set()).add(name)
+    for file in sorted(names):
         # A plain name, though the file may be a link: hub caches are made of links.
         plain = Path(file).name == file and file not in ("", ".", "..") and "\0" not in file
         if not plain or len(file) > 100:
@@ -135,9 +138,8 @@ def read_indexed(directory: Path, index: Path) -> dict[str, StoredTensor]:
         if not (directory / file).exists():
             refuse(index, f"no file {file[:120]!r}", "it beside the index; download it too")
         part = read_tensors(directory / file)
-        named = {name for name, where in placed.items() if where == file}
-        if part.keys() != named:
-            odd = ", ".join(repr(name[:80]) for name in sorted(part.keys() ^ named)[:4])
+        if part.keys() != names[file]:
+            odd = ", ".join(repr(name[:80]) for name in sorted(part.keys() ^ names[file])[:4])
             refuse(directory / file, f"a disagreement with the index on {odd}", "the same names")
         tensors |= part
     return tensors
