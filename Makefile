@@ -9,19 +9,32 @@ VENV ?= .venv
 BUILD_ARGS ?=
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? n : 4 )))
 PYTEST_ARGS ?=
+# what `make sanitize` runs of tests/test_*.py: kernels and bindings
+SANITIZED_TESTS ?= activation arrays attention attention_semantics dlpack gather linear norms out refusals rope softmax
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp -name '*.?pp' 2>/dev/null)
-CXX_FILES := $(filter %.hpp %.cpp,$(SOURCES))
+CXX_FILES := $(filter %.hpp %.cpp,$(SOURCES)) $(wildcard tests/cpp/*.?pp)
 DEBIAN_HEADERS := libxsimd-dev libxtensor-dev
 
+# $(call build_tests,FOLDER,OPTIONS) and $(call run_tests,FOLDER): the program of tests/cpp.
+define build_tests
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DSIMDFORMER_TESTS=ON -DSIMDFORMER_MODULE=OFF \
+	  -DSIMDFORMER_WERROR=ON $(patsubst cmake.define.%,-D%,$(filter cmake.define.%,$(BUILD_ARGS))) $(2) >/dev/null
+	$(BIN)/cmake --build $(1) --parallel $(JOBS)
+endef
+run_tests = $(BIN)/ctest --test-dir $(1) --output-on-failure
+
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format notebooks build wheel clean
+.PHONY: help demo test ctest sanitize sanitize-address sanitize-thread aarch64 lint format notebooks build wheel clean
 
 help:
 	@echo "make demo       one attention step checked line by line, then a trained model that answers and writes"
 	@echo "make test       every kernel on every instruction set of this machine against PyTorch"
+	@echo "make ctest      the tests in C++: thread pool, scratch memory, kernels against xtensor"
+	@echo "make sanitize   these and the tests of kernels and bindings with AddressSanitizer, UBSan and ThreadSanitizer"
+	@echo "make aarch64    the tests in C++ compiled for 64-bit ARM, run by qemu"
 	@echo "make lint       clang-format, ruff, mypy --strict, stubtest"
 	@echo "make format     clang-format and ruff, in place"
 	@echo "make notebooks  runs the notebooks again from their .py sources"
@@ -35,6 +48,43 @@ demo: $(STAMPS)/models
 # Processes side by side; the tests of one xdist_group (threads, builds) stay in one of them, one after the other.
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+ctest: $(STAMPS)/tools
+	$(call build_tests,build/ctest,)
+	$(call run_tests,build/ctest)
+
+# ThreadSanitizer sees memory and threads, which are the same on every instruction set.
+sanitize: sanitize-thread sanitize-address
+
+sanitize-thread: $(STAMPS)/tools
+	$(call build_tests,build/thread,-DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=Debug -DSIMDFORMER_SANITIZE=thread \
+	  -DSIMDFORMER_ISAS=baseline\;neon)
+	$(call run_tests,build/thread)
+
+# The extension goes into an environment of its own, which sees the packages of $(VENV) but for simdformer. Leaks are
+# looked for in C++ only: Python keeps much until the end. A size that no machine has must be a MemoryError.
+sanitize-address: $(STAMPS)/test
+	$(BIN)/python -m venv --without-pip build/address/venv
+	$(BIN)/python -c 'import pathlib, sysconfig; [site] = pathlib.Path("build/address/venv").glob("lib/python*/site-packages"); \
+	  (site / "packages.pth").write_text(sysconfig.get_path("purelib"))'
+	CXX=g++ CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip --python build/address/venv/bin/python install --quiet \
+	  --no-build-isolation --no-deps --force-reinstall . -C build-dir=build/address/tree -C cmake.build-type=Debug \
+	  -C install.strip=false -C cmake.define.SIMDFORMER_SANITIZE=address,undefined -C cmake.define.SIMDFORMER_TESTS=ON $(BUILD_ARGS)
+	$(call run_tests,build/address/tree)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  build/address/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -p no:cacheprovider \
+	  $(SANITIZED_TESTS:%=tests/test_%.py) $(PYTEST_ARGS)
+
+# qemu runs what the cross compiler makes; only headers are wanted of xsimd and its companions.
+aarch64: $(STAMPS)/tools
+	@missing=$$(for tool in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$tool >/dev/null || echo $$tool; done); \
+	  if [ -n "$$missing" ]; then echo "not here: $$missing. On Debian or Ubuntu: sudo apt-get install g++-aarch64-linux-gnu qemu-user"; exit 1; fi
+	@mkdir -p build/aarch64/headers && ln -sfn /usr/include/xsimd /usr/include/xtl /usr/include/xtensor build/aarch64/headers
+	$(call build_tests,build/aarch64/tree,-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu" \
+	  $(foreach name,xsimd xtl xtensor,-D$(name)_ROOT=$(CURDIR)/build/aarch64/headers))
+	$(call run_tests,build/aarch64/tree)
 
 lint: $(STAMPS)/lint
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
