@@ -16,6 +16,7 @@ from simdformer.bench import (
     company,
     limits,
     machine,
+    report,
     stopwatch,
 )
 from simdformer.bench.cases import Goal
@@ -176,6 +177,20 @@ def test_a_goal_without_its_peer_is_unknown():
     assert not reached.known
     assert reached.as_json()["met"] is None
     assert all(not goal.known for goal in a_result([Goal(1.0, "call")], torch=1.0).goals)
+
+
+def test_a_goal_that_the_machine_forbids_says_what_it_allows():
+    wanted = [Goal(least, "peers", ("torch",)) for least in (1.4, 5.0, 7.0)]
+    result = a_result(wanted, mine=20e-6, torch=30e-6)
+    assert result.share == pytest.approx(0.25)  # so that four times the speed is possible
+    assert [goal.possible for goal in result.goals] == pytest.approx([6.0, 6.0, 6.0])
+    assert [goal.out_of_reach for goal in result.goals] == [False, False, True]
+    assert list(report.goals(result)) == ["✓ 1.4× torch", "✗ 5× torch", "✗ 7× torch (at most 6.0×)"]
+    narrow = replace(
+        result, case=replace(result.case, work=replace(result.case.work, dtype="bfloat16"))
+    )
+    assert all(math.isinf(goal.possible) for goal in narrow.goals)
+    assert narrow.goals[0].as_json()["possible"] is None
 
 
 def test_the_share_is_that_of_the_nearer_limit():

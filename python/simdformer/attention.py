@@ -145,7 +145,8 @@ def scaled_dot_product_attention(
     A query that sees no key gives 0 (weights 0, lse -inf), where torch gives NaN. A hidden key has
     no influence at all, even if it is NaN; that holds for bool masks, causality, window and
     key_lengths, while an additive mask is plain arithmetic. NaN that is looked at stays NaN. Unlike
-    torch's, `enable_gqa` is on by default.
+    torch's, `enable_gqa` is on by default. bfloat16 queries and keys are multiplied by the CPU's
+    own dot product where it has one (AVX512-BF16), which takes subnormal numbers for zero.
 
     Examples
     --------

@@ -43,6 +43,14 @@ class Goal:
                 return f"{self.least:.0%} read"
         return f"≤ {self.least * 1e6:g} µs"
 
+    def amount(self, found: float) -> str:
+        """A ratio or a share, as the goal speaks of it.
+
+        >>> Goal(1.5, "peers", PEERS).amount(1.234), Goal(0.9, "read").amount(0.5)
+        ('1.2×', '50%')
+        """
+        return f"{found:.1f}×" if self.of == "peers" else f"{found:.0%}"
+
 
 @dataclass(frozen=True)
 class Case:

@@ -18,7 +18,7 @@ torch, onnxruntime, numpy: how many times as fast as they ours is.
 error: RMS against float64, relative; beside it that of PyTorch.
 goals: so many times the speed of the better of torch and onnxruntime, for a model of transformers
 and llama.cpp (peers), that share of the multiply-adds (FMA) or of the read bandwidth (read) of this
-machine.
+machine. At most: what a kernel would reach that runs at the limit of the machine.
 """
 ON_TORCH = (torch_peer.NAME, model_contestants.TRANSFORMERS)  # whose error stands beside ours
 Names = tuple[str, ...]
@@ -73,7 +73,10 @@ def first_error(result: Result, names: Names) -> str:
 def goals(result: Result) -> Iterator[str]:
     for reached in result.goals:
         sign = ("✓" if reached.met else "✗") if reached.known else "?"
-        yield f"{sign} {reached.goal}"
+        at_most = (
+            f" (at most {reached.goal.amount(reached.possible)})" if reached.out_of_reach else ""
+        )
+        yield f"{sign} {reached.goal}{at_most}"
 
 
 def notes(result: Result) -> Iterator[str]:

@@ -30,10 +30,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class GoalReached:
-    """What came out for a goal: a ratio, a share, or seconds. NaN when it could not be told."""
+    """What came out for a goal: a ratio, a share, or seconds. NaN when it could not be told.
+
+    `possible`: what would come out at the limit of the machine, infinity when that is not known.
+    """
 
     goal: Goal
     found: float
+    possible: float = math.inf
 
     @property
     def known(self) -> bool:
@@ -45,6 +49,11 @@ class GoalReached:
             return self.found <= self.goal.least
         return self.found >= self.goal.least
 
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether nobody could meet the goal on this machine."""
+        return self.known and not self.met and self.possible < self.goal.least
+
     def as_json(self) -> dict[str, Any]:
         return {
             "goal": str(self.goal),
@@ -53,6 +62,7 @@ class GoalReached:
             "peers": list(self.goal.peers),
             "found": self.found if self.known else None,
             "met": self.met if self.known else None,
+            "possible": self.possible if math.isfinite(self.possible) else None,
         }
 
 
@@ -81,8 +91,11 @@ class Result:
         return self.limits.share(self.case.work, self.ours.best) if self.ours else math.nan
 
     def reached(self, goal: Goal) -> GoalReached:
-        """A goal against the better of two peers is one against those that were measured."""
-        found = math.nan
+        """A goal against the better of two peers is one against those that were measured.
+
+        float32 work has a limit that is known; bfloat16 may have instructions of its own.
+        """
+        found, possible = math.nan, math.inf
         if self.ours is not None:
             work, seconds = self.case.work, self.ours.best
             match goal.of:
@@ -95,7 +108,9 @@ class Result:
                     found = self.limits.read_share(work, seconds)
                 case "call":
                     found = seconds
-        return GoalReached(goal, found)
+            if goal.of != "call" and work.dtype == "float32" and 0 < self.share < 1:
+                possible = found / self.share
+        return GoalReached(goal, found, possible)
 
     @property
     def goals(self) -> list[GoalReached]:
