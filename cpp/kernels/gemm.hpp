@@ -132,14 +132,25 @@ template <int MR, class Element>
 constexpr bool kMayAskAhead = MR > kPrefetchRows<Element>;
 constexpr int64_t kFewestAhead = kTileVectors[kTileRows] == 4 ? kTileRows + 1 : 1, kMostAhead = 128;
 
+// The line at `address` in a panel, and those at the same place in the panels beside it: into all caches (3),
+// or from the second on (2).
+template <int panels, int cache>
+SF_INLINE void ask_for(uintptr_t address, uintptr_t panel_bytes) {
+  SF_UNROLL for (uintptr_t panel = 0; panel < panels; ++panel)
+      __builtin_prefetch(reinterpret_cast<const void*>(address + panel * panel_bytes), 0, cache);
+}
+
 template <class Arch, class T, int MR, int NV, bool kAhead>
 __attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, int64_t lda,
-                                           const ElementOf<Arch, T>* panels, int64_t panel_stride, Ahead next,
-                                           SumOf<Arch, T>* c, int64_t ldc, bool accumulate) noexcept {
+                                           const ElementOf<Arch, T>* panels, int64_t panel_stride,
+                                           [[maybe_unused]] Ahead next, SumOf<Arch, T>* c, int64_t ldc,
+                                           bool accumulate) noexcept {
   using Panel = PanelOf<Arch, T>;
   using A = SumOf<Arch, T>;
   using V = Vec<Arch, A>;
-  constexpr int W = static_cast<int>(kLanes<Arch, A>), kDepth = Panel::kDepth;
+  constexpr int W = static_cast<int>(kLanes<Arch, A>), kDepth = Panel::kDepth, kPanels = (NV * W + 15) / 16;
+  [[maybe_unused]] const uintptr_t panel_bytes =
+      static_cast<uintptr_t>(panel_stride) * sizeof(ElementOf<Arch, T>);
   V sum[MR][NV];
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(A(0));
 
@@ -157,14 +168,9 @@ __attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, i
   };
   for (; k >= kDepth; k -= kDepth, a += kDepth, panels += kPanelColumns * kDepth) {
     if constexpr (MR <= kPrefetchRows<ElementOf<Arch, T>>) {
-      SF_UNROLL for (int panel = 0; panel * 16 < NV * W; ++panel)
-          __builtin_prefetch(reinterpret_cast<const void*>(
-              reinterpret_cast<uintptr_t>(panels + panel * panel_stride) + kPrefetchBytes));
+      ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(panels) + kPrefetchBytes, panel_bytes);
     } else if constexpr (kAhead) {
-      SF_UNROLL for (int panel = 0; panel * 16 < NV * W; ++panel) __builtin_prefetch(
-          reinterpret_cast<const void*>(next.address + static_cast<uintptr_t>(panel * panel_stride) *
-                                                           sizeof(ElementOf<Arch, T>)),
-          0, 2);
+      ask_for<kPanels, 2>(next.address, panel_bytes);
       next.address += next.step;
     }
     multiply(a, panels, Count<0>());
