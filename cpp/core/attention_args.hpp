@@ -25,9 +25,10 @@ SF_INLINE int64_t pitch_of(int64_t n) { return (n + kLine - 1) / kLine / 2 * 2 *
 struct AttentionArgs {
   const Attention* call;
   int64_t kv_heads, group;
-  int64_t queries, keys;        // L, S
-  int64_t depth, value_depth;   // D, Dv
-  int64_t first_head;           // items count from here
+  int64_t queries, keys;       // L, S
+  int64_t depth, value_depth;  // D, Dv
+  bool pairs;          // queries and keys are bfloat16 and multiplied as such; `scale` is for the scores then
+  int64_t first_head;  // items count from here
   int64_t first_key, last_key;  // the keys of this pass: multiples of the block or chunk, or the end
 
   // Many rows: work item = (head, block of queries), the last block of a head first.
@@ -36,7 +37,6 @@ struct AttentionArgs {
   void* packed;  // keys and values of the pass as panels, or null: the item packs them itself
   void* state;   // sums of the rows between passes, or null: there is one pass
   bool first_pass, last_pass;
-  bool pairs;  // queries and keys are bfloat16 and multiplied as such; `scale` is for the scores then
 
   // Few rows: work item = (head, chunk of keys).
   int64_t chunks;

@@ -8,7 +8,7 @@
 // attention: Dao et al. 2022, arXiv:2205.14135). A strip computes only the keys that it sees: causality and
 // windows cost no more than they need. Sums are float32 (float64 for float64): chains of FMAs over at most
 // kScoreTerms and kKeyBlock terms, cut at fixed places, so that the bits of a row do not depend on the rows
-// beside it. bfloat16 queries and keys are multiplied as such where the CPU can, and their scores scaled.
+// beside it.
 #pragma once
 
 #include "kernels/attention_rows.hpp"
@@ -89,16 +89,6 @@ void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
   }
 }
 
-// rows (i, g) = query as it is, for keys that are multiplied in pairs; zeros up to an even depth
-SF_INLINE void copy_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
-                            bfloat16* rows, int64_t pitch) {
-  for (int64_t i = first; i < first + queries; ++i)
-    for (int64_t g = 0; g < args.group; ++g, rows += pitch) {
-      std::memcpy(rows, row_of(&args.call->query, head.query, i, g), static_cast<size_t>(args.depth) * 2);
-      if (args.depth % 2 != 0) rows[args.depth] = bfloat16{0};
-    }
-}
-
 // scores = q k of a strip, for T = the type of the packed keys, or Pairs. A panel has `depth` rows of them.
 template <class Arch, class T>
 SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<Arch, T>>& strip,
@@ -165,12 +155,7 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
   if (args.first_pass) clear(sums, rows), hide_scores<A>(args, head, first, queries, {0, args.keys});
   const int64_t begin = clamp_to(head.band.begin(first), args.first_key, args.last_key);
   const int64_t end = clamp_to(head.band.end(first + queries - 1), args.first_key, args.last_key);
-  if (begin < end) {
-    if (args.pairs)
-      copy_queries(args, head, first, queries, reinterpret_cast<bfloat16*>(q), 2 * q_pitch);
-    else
-      scale_queries<Arch>(args, head, first, queries, q, q_pitch);
-  }
+  if (begin < end) prepare_queries<Arch>(args, head, first, queries, q, q_pitch);
   const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
   for (int64_t b = (begin - args.first_key) / kKeyBlock; args.first_key + b * kKeyBlock < end; ++b) {
     const int64_t first_key = args.first_key + b * kKeyBlock, keys = keys_in_block(args, head, first_key);

@@ -71,32 +71,58 @@ SF_INLINE void sum_four(const Vec<Arch, A>* x, A* out) {
   }
 }
 
-// scores[r][n] = q[r] . k[n] for MR rows and four keys. q is padded with zeros to whole vectors.
-template <class Arch, class T, int MR>
-SF_INLINE void dot_tile_of(const Acc<T>* q, int64_t q_pitch, const T* const* keys, int64_t depth,
-                           Acc<T>* scores, int64_t pitch) {
-  using V = Vec<Arch, Acc<T>>;
-  constexpr int64_t W = kLanes<Arch, Acc<T>>;
+// What a dot product takes at a time: kStep elements of a query, of type Row, and of a key of type T.
+template <class Arch, class T>
+struct DotOf {
+  using Key = T;
+  using Row = Acc<T>;
+  static constexpr int64_t kStep = kLanes<Arch, Acc<T>>;
+  SF_INLINE static Vec<Arch, Acc<T>> row(const Row* p) { return load<Arch>(p); }
+  SF_INLINE static Vec<Arch, Acc<T>> key(const T* p) { return load<Arch>(p); }
+  SF_INLINE static Vec<Arch, Acc<T>> key_part(const T* p, int64_t n) { return load_part<Arch>(p, n); }
+};
+
+#if defined(SF_BF16_PAIRS)
+template <class Arch>
+struct DotOf<Arch, Pairs> {
+  using Key = bfloat16;
+  using Row = bfloat16;
+  static constexpr int64_t kStep = 32;
+  SF_INLINE static __m512bh row(const bfloat16* p) { return lanes_as<__m512bh>(_mm512_loadu_si512(p)); }
+  SF_INLINE static __m512bh key(const bfloat16* p) { return row(p); }
+  SF_INLINE static __m512bh key_part(const bfloat16* p, int64_t n) {
+    return lanes_as<__m512bh>(_mm512_maskz_loadu_epi16((__mmask32{1} << n) - 1, p));
+  }
+};
+#endif
+
+// scores[r][n] = q[r] . k[n] for MR rows and four keys. q is padded with zeros to whole steps.
+template <class Arch, class T, int MR, class Dot = DotOf<Arch, T>>
+SF_INLINE void dot_tile_of(const typename Dot::Row* q, int64_t q_pitch, const typename Dot::Key* const* keys,
+                           int64_t depth, SumOf<Arch, T>* scores, int64_t pitch) {
+  using Key = typename Dot::Key;
+  using V = Vec<Arch, SumOf<Arch, T>>;
   V sum[MR][kSharingKeys];
   SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] =
-      V(Acc<T>(0));
+      V(SumOf<Arch, T>(0));
   const auto step = [&](int64_t d, auto load_key) __attribute__((always_inline)) {
-    V k[kSharingKeys];
+    decltype(load_key(keys[0])) k[kSharingKeys];
     SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) k[n] = load_key(keys[n] + d);
     SF_UNROLL for (int r = 0; r < MR; ++r) {
-      const V x = load<Arch>(q + r * q_pitch + d);
-      SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] = mul_add(x, k[n], sum[r][n]);
+      const auto x = Dot::row(q + r * q_pitch + d);
+      SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] = add_product(x, k[n], sum[r][n]);
     }
   };
   int64_t d = 0;
-  for (; d + W <= depth; d += W) step(d, [](const T* p) { return load<Arch>(p); });
-  if (d < depth) step(d, [&](const T* p) { return load_part<Arch>(p, depth - d); });
+  for (; d + Dot::kStep <= depth; d += Dot::kStep) step(d, [](const Key* p) { return Dot::key(p); });
+  if (d < depth) step(d, [&](const Key* p) { return Dot::key_part(p, depth - d); });
   SF_UNROLL for (int r = 0; r < MR; ++r) sum_four<Arch>(sum[r], scores + r * pitch);
 }
 
-template <class Arch, class T, int MR = kSharingRows>
-SF_INLINE void dot_rows_of(int64_t rows, const Acc<T>* q, int64_t q_pitch, const T* const* keys,
-                           int64_t depth, Acc<T>* scores, int64_t pitch) {
+template <class Arch, class T, int MR = kSharingRows, class Dot = DotOf<Arch, T>>
+SF_INLINE void dot_rows_of(int64_t rows, const typename Dot::Row* q, int64_t q_pitch,
+                           const typename Dot::Key* const* keys, int64_t depth, SumOf<Arch, T>* scores,
+                           int64_t pitch) {
   for (; rows >= MR; rows -= MR, q += MR * q_pitch, scores += MR * pitch)
     dot_tile_of<Arch, T, MR>(q, q_pitch, keys, depth, scores, pitch);
   if constexpr (MR > 1) dot_rows_of<Arch, T, MR / 2>(rows, q, q_pitch, keys, depth, scores, pitch);
@@ -104,13 +130,14 @@ SF_INLINE void dot_rows_of(int64_t rows, const Acc<T>* q, int64_t q_pitch, const
 
 // Scores of all rows with `keys` keys, and of no meaning up to the next multiple of four. The values of these
 // keys are asked for meanwhile, when they are far away.
-template <class Arch, class T>
-void score_keys(int64_t rows, const Acc<T>* q, int64_t q_pitch, const Matrix& key, int64_t keys,
-                const Matrix& value, bool far, Acc<T>* scores, int64_t pitch) noexcept {
+template <class Arch, class T, class Dot = DotOf<Arch, T>>
+void score_keys(int64_t rows, const typename Dot::Row* q, int64_t q_pitch, const Matrix& key, int64_t keys,
+                const Matrix& value, bool far, SumOf<Arch, T>* scores, int64_t pitch) noexcept {
+  using Key = typename Dot::Key;
   for (int64_t j = 0; j < keys; j += kSharingKeys) {
-    const T* tile[kSharingKeys];
+    const Key* tile[kSharingKeys];
     for (int64_t n = 0; n < kSharingKeys; ++n) {
-      tile[n] = reinterpret_cast<const T*>(key.row(j + n < keys ? j + n : keys - 1));
+      tile[n] = reinterpret_cast<const Key*>(key.row(j + n < keys ? j + n : keys - 1));
       if (far) value.prefetch(j + n);
     }
     dot_rows_of<Arch, T>(rows, q, q_pitch, tile, key.columns, scores + j, pitch);
@@ -208,15 +235,24 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
   const int64_t rows = args.queries * args.group, q_pitch = pitch_of(args.depth), pitch = pitch_of(kFewBlock);
   const int64_t size = sizeof(T), key_stride = row_stride(key), value_stride = row_stride(value);
   A *q = scratch, *scores = q + rows * q_pitch, *stage = scores + rows * pitch, *copy = stage + kFewBlock;
-  scale_queries<Arch>(args, head, 0, args.queries, q, q_pitch);
+  prepare_queries<Arch>(args, head, 0, args.queries, q, q_pitch);
   for (int64_t first = begin; first < end; first += kFewBlock) {
     const int64_t count = end - first < kFewBlock ? end - first : kFewBlock;
     const Matrix keys{head.key + first * key_stride, key_stride, args.depth, args.depth * size};
     const Matrix values{head.value + first * value_stride, value_stride, args.value_depth,
                         args.value_depth * size};
     const Matrix next = keys.from(kFewBlock);
-    const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums, false};
-    score_keys<Arch, T>(rows, q, q_pitch, keys, count, values, args.far, scores, pitch);
+    const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums, args.pairs};
+    bool paired = false;
+#if defined(SF_BF16_PAIRS)
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      paired = args.pairs;
+      if (paired)
+        score_keys<Arch, Pairs>(rows, reinterpret_cast<const bfloat16*>(q), 2 * q_pitch, keys, count, values,
+                                args.far, scores, pitch);
+    }
+#endif
+    if (!paired) score_keys<Arch, T>(rows, q, q_pitch, keys, count, values, args.far, scores, pitch);
     softmax_strip<Arch>(args, head, strip, stage);
     if (hides_keys(args, head, strip) && copy_finite<Arch, T>(values, count, copy, sums.pitch)) {
       const int64_t bytes = sums.pitch * static_cast<int64_t>(sizeof(A));

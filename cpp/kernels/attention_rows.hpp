@@ -5,7 +5,8 @@
 //
 // m, l and the sum run over blocks of keys (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867);
 // where m rises, l and the sum are scaled by exp(m_before - m). A score that is not seen is replaced by -inf,
-// never added to. Arithmetic is float32 (float64 for float64).
+// never added to. Arithmetic is float32 (float64 for float64). Where the CPU multiplies pairs of bfloat16,
+// bfloat16 queries and keys are multiplied as they are, and their scores scaled.
 #pragma once
 
 #include "kernels/attention_heads.hpp"
@@ -102,6 +103,26 @@ void scale_queries(const AttentionArgs& args, const Head& head, int64_t first, i
         for (int64_t d = args.depth; d < pitch; ++d) rows[d] = A(0);
       }
   });
+}
+
+// rows (i, g) = query as it is, for keys that are multiplied in pairs; zeros up to the pitch
+SF_INLINE void copy_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
+                            bfloat16* rows, int64_t pitch) {
+  for (int64_t i = first; i < first + queries; ++i)
+    for (int64_t g = 0; g < args.group; ++g, rows += pitch) {
+      std::memcpy(rows, row_of(&args.call->query, head.query, i, g), static_cast<size_t>(args.depth) * 2);
+      std::memset(rows + args.depth, 0, static_cast<size_t>(pitch - args.depth) * 2);
+    }
+}
+
+// One or the other, in `rows` that are `pitch` elements of A apart.
+template <class Arch, class A>
+SF_INLINE void prepare_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
+                               A* rows, int64_t pitch) {
+  if (args.pairs)
+    copy_queries(args, head, first, queries, reinterpret_cast<bfloat16*>(rows), 2 * pitch);
+  else
+    scale_queries<Arch>(args, head, first, queries, rows, pitch);
 }
 
 // A row of the mask as A: what is added, or for a boolean mask 0 where a key is seen and -inf where it is
