@@ -158,6 +158,17 @@ def test_a_run_lets_the_models_go(monkeypatch):
     assert models.random_weights.cache_info().currsize == 0
 
 
+def test_reading_is_measured_again_beside_what_comes_from_memory():
+    memory = bench.Limits(400.0, (bench.Level("memory", None, 1e-9),))
+    result = run_case(smaller(CASES["softmax/128x4096"]), memory, 0.01, bench.Stopwatch())
+    assert result.limits.levels[0].gigabytes_per_second > 1e-3
+    assert result.limits.gflops == 400.0
+    assert result.share < 1e3
+    assert not any("read" in name for name in result.measured)
+    cached = run_case(smaller(CASES["softmax/128x4096"]), LIMITS, 0.01, bench.Stopwatch())
+    assert cached.limits == LIMITS
+
+
 def test_who_gives_another_result_does_not_race(monkeypatch):
     case = smaller(CASES["prefill/float32/d64/s128"])
     attention = numpy_peer.attention

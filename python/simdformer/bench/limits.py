@@ -8,7 +8,7 @@ second. (Products of bfloat16 have instructions of their own, which may be twice
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from simdformer.bench.work import Work
 from simdformer.runtime import num_threads
 from simdformer.types import Array
 
-__all__ = ["Level", "Limits", "measure_limits", "read_rate"]
+__all__ = ["LARGEST_READ", "Level", "Limits", "measure_limits", "read_memory", "read_rate"]
 
 FIRST_ITERATIONS = 1 << 20
 LONG_ENOUGH = 0.005  # seconds; starting threads and the last chunk then cost nothing
@@ -55,6 +55,21 @@ class Limits:
             if level.capacity is None or nbytes <= level.capacity:
                 return level
         return self.levels[-1]
+
+    def from_memory(self, gigabytes_per_second: float) -> "Limits":
+        """The same, but for what memory gives.
+
+        >>> limits = Limits(400.0, (Level("L2", 1 << 20, 200.0), Level("memory", None, 40.0)))
+        >>> limits.from_memory(50.0).level(1 << 30).gigabytes_per_second
+        50.0
+        """
+        levels = [
+            replace(level, gigabytes_per_second=gigabytes_per_second)
+            if level.capacity is None
+            else level
+            for level in self.levels
+        ]
+        return replace(self, levels=tuple(levels))
 
     def arithmetic_share(self, work: Work, seconds: float) -> float:
         """Of the multiply-adds that could have been done meanwhile, those that were needed."""

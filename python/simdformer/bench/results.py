@@ -124,6 +124,7 @@ class Result:
             "sizes": asdict(work),
             "flops": work.flops,
             "bytes": work.nbytes,
+            "read_gigabytes_per_second": self.limits.level(work.nbytes).gigabytes_per_second,
             "unit": work.counted_in,
             "contestants": {
                 name: {**asdict(one), "speed": work.speed(one.best)}
