@@ -12,6 +12,7 @@
 #include "bindings/runtime.hpp"
 #include "bindings/work.hpp"
 #include "core/dispatch.hpp"
+#include "core/float_mode.hpp"
 #include "core/parallel.hpp"
 
 namespace simdformer {
@@ -104,7 +105,9 @@ class Angles {
   const void* table() const { return table_.get(); }
   int64_t nbytes() const { return 2 * half() * count() * itemsize(dtype_); }
 
+  // The same bits as a new computation: its instruction set and its rounding count too.
   bool are(const Wanted& wanted) const {
+    if (kernels_ != &kernels() || float_mode_ != float_mode()) return false;
     if (dtype_ != wanted.dtype || half() != wanted.half || count() != wanted.positions.count) return false;
     if (attention_factor_ != wanted.attention_factor) return false;
     if (wanted.inv_freq == nullptr ? theta_ != wanted.theta
@@ -116,6 +119,8 @@ class Angles {
   }
 
   void compute(const Wanted& wanted) {
+    kernels_ = &kernels();
+    float_mode_ = float_mode();
     dtype_ = wanted.dtype;
     theta_ = wanted.inv_freq == nullptr ? wanted.theta : 0;
     attention_factor_ = wanted.attention_factor;
@@ -135,16 +140,17 @@ class Angles {
     if (table_ == nullptr) throw std::bad_alloc();
     const RopeTableArgs args{positions_.data(), inv_freq_.data(), half(),
                              attention_factor_, dtype_,           table_.get()};
-    const KernelTable& kernel = kernels();
     constexpr int64_t kCostOfAngle = 16;  // in elements of other row-wise work
     parallel_for(count(), grain_of(kCostOfAngle * half()),
-                 [&](int64_t begin, int64_t end) { kernel.rope_table(args, begin, end); });
+                 [&](int64_t begin, int64_t end) { kernels_->rope_table(args, begin, end); });
   }
 
  private:
   int64_t half() const { return static_cast<int64_t>(inv_freq_.size()); }
   int64_t count() const { return static_cast<int64_t>(positions_.size()); }
 
+  const KernelTable* kernels_ = nullptr;
+  uint64_t float_mode_ = 0;
   DType dtype_ = DType::f32;
   double attention_factor_ = 0;
   double theta_ = 0;              // 0: the frequencies were given
