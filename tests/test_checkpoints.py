@@ -633,7 +633,8 @@ def seconds(monkeypatch):
     return now
 
 
-def test_a_bar_is_drawn_when_loading_takes_longer_than_a_second(seconds, capsys):
+def test_a_bar_is_drawn_when_loading_takes_longer_than_a_second(seconds, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Progress("loading", 100) as quick:
         quick.advance(60)
         seconds[0] += 0.9
@@ -649,6 +650,13 @@ def test_a_bar_is_drawn_when_loading_takes_longer_than_a_second(seconds, capsys)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "loading:  40%" in captured.err
+
+
+def test_no_bar_is_drawn_into_a_file(seconds, capsys):
+    with Progress("loading", 100) as slow:
+        seconds[0] += 1.1
+        slow.advance(100)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_without_tqdm_there_is_no_bar(seconds, capsys, monkeypatch):

@@ -1,5 +1,7 @@
 """rope in both layouts, and rope_frequencies with every scaling."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -87,6 +89,39 @@ def test_offset_is_the_first_position(isa, dtype, layout, rng):
             sf.rope(x[:, begin:], layout=layout, offset=begin), whole[:, begin:].copy()
         )
     assert same_bits(sf.rope(x, layout=layout, positions=np.arange(9)), whole)
+
+
+@each_layout
+def test_angles_of_the_call_before_serve_no_other_call(layout, rng):
+    """Any two calls, one after the other, give what each gives after one of no relation to it."""
+    x = normal(rng, 2, 3, 8)
+    inv_freq = 1.0 / 10000 ** (np.arange(4) / 4)
+    calls = [
+        {},
+        {"offset": 4},
+        {"positions": [4, 5, 6]},
+        {"positions": [4, 9, 6]},
+        {"positions": [[4, 5, 6], [4, 5, 6]]},
+        {"theta": 1e6},
+        {"inv_freq": inv_freq},
+        {"inv_freq": inv_freq * 2},
+        {"attention_factor": 0.5},
+        {"rotary_dim": 4},
+    ]
+
+    def turn(isa, dtype, kwargs):
+        with sf.use_isa(isa):
+            return sf.rope(x.astype(dtype), layout=layout, **kwargs)
+
+    every = list(itertools.product(sf.isas(), (np.float32, np.float64), calls))
+    alone = []
+    for one in every:
+        sf.rope(np.ones((1, 2), np.float32), layout=layout)
+        alone.append(turn(*one))
+    for first in every:
+        for other, expected in zip(every, alone, strict=True):
+            turn(*first)
+            assert same_bits(turn(*other), expected), (first, other)
 
 
 @each_layout

@@ -42,6 +42,7 @@ class Progress:
             unit="B",
             unit_scale=True,
             leave=False,
+            disable=None,  # draws nothing into files and pipes
         )
 
     def __enter__(self) -> "Progress":
