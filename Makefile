@@ -24,7 +24,7 @@ define build_tests
 	  -DSIMDFORMER_WERROR=ON $(patsubst cmake.define.%,-D%,$(filter cmake.define.%,$(BUILD_ARGS))) $(2) >/dev/null
 	$(BIN)/cmake --build $(1) --parallel $(JOBS)
 endef
-run_tests = $(BIN)/ctest --test-dir $(1) --output-on-failure
+run_tests = $(BIN)/ctest --test-dir $(1) --output-on-failure --parallel $(JOBS)
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test ctest sanitize sanitize-address sanitize-thread aarch64 lint format notebooks build wheel clean
@@ -69,7 +69,8 @@ sanitize-address: $(STAMPS)/test
 	  (site / "packages.pth").write_text(sysconfig.get_path("purelib"))'
 	CXX=g++ CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip --python build/address/venv/bin/python install --quiet \
 	  --no-build-isolation --no-deps --force-reinstall . -C build-dir=build/address/tree -C cmake.build-type=Debug \
-	  -C install.strip=false -C cmake.define.SIMDFORMER_SANITIZE=address,undefined -C cmake.define.SIMDFORMER_TESTS=ON $(BUILD_ARGS)
+	  -C install.strip=false -C cmake.define.SIMDFORMER_SANITIZE=address,undefined -C cmake.define.SIMDFORMER_TESTS=ON \
+	  -C 'cmake.define.SIMDFORMER_ISAS=baseline;avx2;avx512_bf16;neon' $(BUILD_ARGS)
 	$(call run_tests,build/address/tree)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
