@@ -83,13 +83,17 @@ def test_a_disk_that_fails_names_the_file(tmp_path, monkeypatch):
 
 def test_files_are_closed_when_nobody_holds_a_tensor(checkpoint):
     folder, _ = checkpoint
-    before = len(os.listdir("/proc/self/fd"))
+
+    def files_open():
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return sum(os.readlink(at).startswith(f"{folder}/") for at in links if os.path.islink(at))
+
     kept = next(iter(read_checkpoint(folder).weights.values()))
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert files_open() == 1
     del kept
     for _ in range(3):
         read_checkpoint(folder)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert files_open() == 0
 
 
 # ---- what lies there instead of a file -----------------------------------------------------------

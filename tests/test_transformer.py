@@ -324,7 +324,7 @@ def test_caches_that_make_no_sense_are_refused(model):
         model.new_cache(0)
     with pytest.raises(ValueError, match="KVCache: batch is -1"):
         model.new_cache(4, batch=-1)
-    with pytest.raises(TypeError, match="KVCache: dtype is int8, needed is one of"):
+    with pytest.raises(TypeError, match="KVCache: dtype is 'int8', needed is one of"):
         model.new_cache(4, dtype="int8")
 
 
