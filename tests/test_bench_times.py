@@ -27,25 +27,25 @@ from simdformer.bench.contestants import Contestant, Way
 
 def test_contestants_take_turns():
     fake = FakeTime()
-    racing = [fake.contestant("a", 0.03), fake.contestant("b", 0.05), fake.contestant("c", 0.04)]
+    racing = [fake.contestant("a", 0.13), fake.contestant("b", 0.15), fake.contestant("c", 0.14)]
     times = fake.stopwatch().race(racing, budget=2.0)
     order = fake.log[3:]  # after the first call of each
     assert order == ["a", "b", "c"] * (len(order) // 3)
     assert {name: round(one.best, 9) for name, one in times.items()} == {
-        "a": 0.03,
-        "b": 0.05,
-        "c": 0.04,
+        "a": 0.13,
+        "b": 0.15,
+        "c": 0.14,
     }
     assert {len(one.samples) for one in times.values()} == {len(order) // 3}
-    assert 2.0 <= fake.now - 100 < 2.2
+    assert 2.0 <= fake.now - 100 < 2.5
     assert fake.settled == len(fake.log)
 
 
 def test_calls_of_ones_own_are_compared():
     fake = FakeTime()
-    calls = {name: fake.way(name, seconds).call for name, seconds in [("a", 0.1), ("b", 0.3)]}
+    calls = {name: fake.way(name, seconds).call for name, seconds in [("a", 0.2), ("b", 0.3)]}
     found = bench.compare(calls, 2.0, fake.stopwatch())
-    assert found == {"a": pytest.approx(0.1), "b": pytest.approx(0.3)}
+    assert found == {"a": pytest.approx(0.2), "b": pytest.approx(0.3)}
     assert "".join(fake.log[2:]) == "ab" * (len(fake.log) // 2 - 1)
 
 

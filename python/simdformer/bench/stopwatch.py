@@ -20,7 +20,8 @@ __all__ = ["Stopwatch", "Times", "compare"]
 
 SHORTEST_SAMPLE = 0.005  # seconds; a clock and a loop cost nothing beside that
 FEWEST_ROUNDS = 3
-WARM_UP = 0.01  # seconds of calls that are not counted; a call that takes longer warms itself
+WARM_UP = 0.01  # seconds of calls that are not counted, one at least
+LONG = 0.1  # seconds; a call that takes longer does not notice how it began
 TRIALS = 3  # samples of each way, before the fastest is taken
 ASLEEP = 0.2  # of a CPU: less than that used while we sleep, and no thread of ours is spinning
 NAP = 0.02  # seconds; the kernel tells what other threads have used only once a tick, 10 ms at most
@@ -116,7 +117,7 @@ class Stopwatch:
             start = clock()
             call()
             once = clock() - start
-            if calls == 1 and once >= WARM_UP:
+            if calls == 1 and once >= LONG:
                 return once
             while clock() - start < WARM_UP:
                 call()
