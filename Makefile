@@ -74,7 +74,7 @@ sanitize-address: $(STAMPS)/test
 	$(call run_tests,build/address/tree)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  build/address/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -p no:cacheprovider \
+	  build/address/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -p no:cacheprovider -m "not slow" \
 	  $(SANITIZED_TESTS:%=tests/test_%.py) $(PYTEST_ARGS)
 
 # qemu runs what the cross compiler makes; only headers are wanted of xsimd and its companions.
