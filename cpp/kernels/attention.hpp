@@ -167,8 +167,7 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
     for (int64_t i = 0, count; i < queries; i += count) {
       count = strip_from(args, head, first + i, first + queries, first_key, keys);
       Strip<A> strip{first + i, count,  first_key,           keys,
-                     {0, 0},    scores, pitch_of(kKeyBlock), sums.at(i * args.group),
-                     args.pairs};
+                     {0, 0},    scores, pitch_of(kKeyBlock), sums.at(i * args.group)};
       strip.columns = {head.band.seen(strip.first, first_key, keys).begin,
                        head.band.seen(strip.first + strip.queries - 1, first_key, keys).end};
       if (strip.columns.begin >= strip.columns.end) continue;

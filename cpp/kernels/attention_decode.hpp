@@ -242,7 +242,7 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
     const Matrix values{head.value + first * value_stride, value_stride, args.value_depth,
                         args.value_depth * size};
     const Matrix next = keys.from(kFewBlock);
-    const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums, args.pairs};
+    const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
     bool paired = false;
 #if defined(SF_BF16_PAIRS)
     if constexpr (std::is_same_v<T, bfloat16>) {

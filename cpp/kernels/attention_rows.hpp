@@ -85,7 +85,6 @@ struct Strip {
   A* scores;     // (rows, pitch): q.k, which becomes exp(s - m)
   int64_t pitch;
   Sums<A> sums;
-  bool scales;  // the scores have not been multiplied by the scale yet
 };
 
 // rows (i, g) = query * scale, as sums of type A, zeros up to the pitch
@@ -201,7 +200,7 @@ void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& 
         continue;
       }
       const Span lines{seen.begin / kLine * kLine, round_up_to_line(seen.end)};
-      if (strip.scales) each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t) { return x * scale; });
+      if (args.pairs) each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t) { return x * scale; });
       if (call.softcap > 0)
         each_vector<Arch>(s, lines.begin, lines.end,
                           [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
