@@ -16,6 +16,7 @@ from simdformer.bench.models import ModelRun, forget_weights
 from simdformer.bench.results import Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
 from simdformer.bench.work import Inputs, Work, relative_error
+from simdformer.types import Array
 
 __all__ = ["BUDGET", "contestants_of", "run", "run_case"]
 
@@ -82,10 +83,11 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
             else:  # or NaN
                 missing[one.name] = f"gives another result, {error:.1e} away from float64"
         if limits.level(work.nbytes).capacity is None:
-            racing.append(reading(work.nbytes))
+            memory = np.ones(min(work.nbytes, LARGEST_READ) // 4, np.float32)
+            racing.append(reading(memory))
         times = stopwatch.race(racing, budget)
     if read := times.pop(READING, None):
-        limits = limits.from_memory(reading_bytes(work.nbytes) / read.best / 1e9)
+        limits = limits.from_memory(memory.nbytes / read.best / 1e9)
     measured = {
         name: Measurement(
             way=one.way.name,
@@ -102,16 +104,11 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
     return Result(case, limits, measured, missing)
 
 
-def reading(nbytes: int) -> Contestant:
+def reading(array: Array) -> Contestant:
     """Nothing but reading, by turns with the others: what memory gives changes within minutes where
     other machines share it.
     """
-    array = np.ones(reading_bytes(nbytes) // 4, np.float32)
     return Contestant(READING, (Way("read", lambda: read_memory(array), np.asarray),), peer=False)
-
-
-def reading_bytes(nbytes: int) -> int:
-    return min(nbytes, LARGEST_READ) // 4 * 4
 
 
 def contestants_of(work: Work, inputs: Inputs) -> list[Contestant | Missing]:
