@@ -9,7 +9,7 @@ VENV ?= .venv
 BUILD_ARGS ?=
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? n : 4 )))
 PYTEST_ARGS ?=
-# what `make sanitize` runs of tests/test_*.py: kernels and bindings
+# what `make sanitize` runs of tests/kernels/test_*.py
 SANITIZED_TESTS ?= activation arrays attention attention_semantics dlpack gather linear norms out refusals rope softmax
 
 BIN := $(VENV)/bin
@@ -75,7 +75,7 @@ sanitize-address: $(STAMPS)/test
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  build/address/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -p no:cacheprovider -m "not slow" \
-	  $(SANITIZED_TESTS:%=tests/test_%.py) $(PYTEST_ARGS)
+	  $(SANITIZED_TESTS:%=tests/kernels/test_%.py) $(PYTEST_ARGS)
 
 # qemu runs what the cross compiler makes; only headers are wanted of xsimd and its companions.
 aarch64: $(STAMPS)/tools

@@ -10,9 +10,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import mutation
 import numpy as np
 
+import mutation
 import seeds
 import simdformer as sf
 from simdformer.models import CheckpointError, Transformer, read_checkpoint

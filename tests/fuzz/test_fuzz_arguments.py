@@ -10,12 +10,12 @@ import os
 
 import numpy as np
 import pytest
-from hostile import FLOATS, OWN_ERROR, good_array, hostile, hostile_array
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import simdformer as sf
 from conftest import epsilon
+from hostile import FLOATS, OWN_ERROR, good_array, hostile, hostile_array
 from simdformer import reference
 
 EXAMPLES = int(os.environ.get("SIMDFORMER_FUZZ_EXAMPLES", "60"))

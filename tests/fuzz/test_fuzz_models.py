@@ -5,16 +5,16 @@ import re
 
 import numpy as np
 import pytest
-from hostile import OWN_ERROR, hostile, scalars
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_fuzz_arguments import EXAMPLES, REFUSALS
 
 import seeds
 import simdformer as sf
+from hostile import OWN_ERROR, hostile, scalars
 from simdformer import nn
 from simdformer.models import KVCache
 from simdformer.text import Sampler
+from test_fuzz_arguments import EXAMPLES, REFUSALS
 
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
 HEADING = re.compile(r"[\w.]+(\[\d+\]|\(\))?: ")

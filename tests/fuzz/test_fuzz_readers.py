@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from targets import TARGETS
 
 RUNS = 250

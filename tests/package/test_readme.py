@@ -12,7 +12,7 @@ import numpy as np
 import simdformer as sf
 from simdformer.learn.program import CATALOGUE
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
@@ -122,7 +122,7 @@ def test_the_table_names_every_operation_and_layer() -> None:
 
 
 def test_the_tree_names_folders_that_exist() -> None:
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     tree = README.split("## The tree")[1]
     for folder in re.findall(r"^((?:cpp|python|tests|notebooks)/[\w/]*)", tree, re.M):
         assert (root / folder).is_dir(), folder

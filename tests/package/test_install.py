@@ -22,7 +22,7 @@ import pytest
 
 import simdformer as sf
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, BUILD_SYSTEM = PYPROJECT["project"], PYPROJECT["build-system"]
 NAMES = ("xsimd", "xtl", "xtensor")

@@ -305,7 +305,7 @@ def sections(notebook):
 
 def test_mistakes_belong_to_chapters_that_exist():
     known = set()
-    for path in (Path(__file__).parents[1] / "notebooks").glob("0*.py"):
+    for path in (Path(__file__).parents[2] / "notebooks").glob("0*.py"):
         known |= {f"{path.name[:2]} {section}" for section in sections(path.read_text())}
     assert len(known) > 40
     assert {variation.mistake.step for variation in CATALOGUE} - {""} <= known

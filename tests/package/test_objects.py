@@ -18,7 +18,7 @@ import pytest
 
 import simdformer._core
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ISAS = {"x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"], "aarch64": ["neon"]}.get(
     platform.machine(), []
 )
