@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from simdformer.data import demo_path
     from simdformer.learn import exercises, plots, testing
     from simdformer.learn.check import CheckError, check
-    from simdformer.learn.trace_check import check_trace
+    from simdformer.learn.trace import check_trace
     from simdformer.models import CheckpointError
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
 
@@ -62,7 +62,7 @@ _LAZY = {
     "CheckpointError": "simdformer.models",
     "LanguageModel": "simdformer.text",
     "check": "simdformer.learn.check",
-    "check_trace": "simdformer.learn.trace_check",
+    "check_trace": "simdformer.learn.trace",
     "demo_path": "simdformer.data",
     "exercises": "simdformer.learn.",
     "from_pretrained": "simdformer.text",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import simdformer as sf
 from conftest import LAYOUTS, bfloat16, normal, relaid, to_torch
 from simdformer import nn
-from simdformer.learn.operation import bind
+from simdformer.learn.check.operation import bind
 from simdformer.learn.program import CATALOGUE, Run
 
 attention = sf.scaled_dot_product_attention

@@ -16,7 +16,7 @@ import simdformer as sf
 from conftest import normal, relaid, to_torch, torch_rope
 from simdformer import nn
 from simdformer.learn.check import check
-from simdformer.learn.operation import bind
+from simdformer.learn.check.operation import bind
 from simdformer.learn.program import CATALOGUE, OPERATIONS, Run
 
 # ---- wrong ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import simdformer as sf
 from conftest import normal
 from simdformer import nn, reference
-from simdformer.learn.operation import checkable
+from simdformer.learn.check.operation import checkable
 from simdformer.learn.program import CATALOGUE, mistake
 from test_check import attend, attention, names
 

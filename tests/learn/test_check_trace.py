@@ -11,7 +11,7 @@ import tiny_models
 from conftest import bfloat16
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import CATALOGUE, Run
-from simdformer.learn.trace_steps import ModelSteps
+from simdformer.learn.trace.steps import ModelSteps
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.text import LanguageModel
 
@@ -415,7 +415,7 @@ def test_what_nothing_explains_is_described_and_not_guessed(llama):
 
 
 def test_a_search_that_takes_too_long_is_given_up(llama, monkeypatch):
-    monkeypatch.setattr("simdformer.learn.trace_check.SECONDS", 0.0)
+    monkeypatch.setattr("simdformer.learn.trace.judge.SECONDS", 0.0)
     model, weights = llama
     mine = learner(CONFIGS["llama"], weights, IDS, "not scaled")
     report = sf.check_trace({"logits": mine["logits"]}, model, IDS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from simdformer.learn import operation  # noqa: F401  fills the catalogue
+from simdformer.learn import check  # noqa: F401  fills the catalogue
 from simdformer.learn.program import CATALOGUE
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("mistake_examples_*.py"))

@@ -388,7 +388,7 @@ def test_an_error_map_takes_a_number_a_vector_and_complex_numbers():
 
 
 def test_tokens_become_labels():
-    from simdformer.learn.plots_look import visible_token
+    from simdformer.learn.plots.look import visible_token
 
     assert visible_token(" the") == "␣the"
     assert visible_token("\t\r\n") == "⇥\\r↵"

@@ -10,7 +10,7 @@ import torch
 
 import simdformer as sf
 from conftest import DTYPES, bfloat16, epsilon, normal
-from simdformer.learn.compare import TOLERANCE
+from simdformer.learn.check.compare import TOLERANCE
 
 # ---- assert_close --------------------------------------------------------------------------------
 

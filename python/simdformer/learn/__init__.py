@@ -1,6 +1,12 @@
 """Learning from mistakes: computations cut into steps, and what goes wrong in them.
 
-`check` compares an array with the right one and names the mistake in it, `check_trace` does so for
-the activations of a whole model, `exercises` are functions to be written, `plots` are pictures of
-what a transformer does. All of them are reached from the package itself: `simdformer.check`.
+    program      what a step is, and a mistake: a step done otherwise
+    mistakes/    the catalogue: every operation and layer as a program, its mistakes beside it
+    check/       is this array right, and if not, which mistake gives it?
+    trace/       the same for the activations of a whole model, from the first that is wrong
+    exercises/   functions to be written, and checked in a process of their own
+    testing      the measure of `check` as assertions
+    plots/       pictures of what a transformer does; they need none of the others
+
+Each stands on those above it. They are reached from the package itself: `simdformer.check`.
 """

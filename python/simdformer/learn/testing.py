@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.check import check
-from simdformer.learn.compare import TOLERANCE, coarsest, compare, float_dtypes, numbers
-from simdformer.learn.operation import as_array
-from simdformer.learn.report import CheckError
+from simdformer.learn.check.compare import TOLERANCE, coarsest, compare, float_dtypes, numbers
+from simdformer.learn.check.operation import as_array
+from simdformer.learn.check.report import CheckError
 
 __all__ = ["CheckError", "assert_close", "assert_right"]
 
@@ -74,7 +74,7 @@ def assert_close(
     >>> sf.testing.assert_close(x + 1e-5, x)
     >>> sf.testing.assert_close(x + 1, x)
     Traceback (most recent call last):
-    simdformer.learn.report.CheckError: mine is not close to right: 2 of 2 numbers ...
+    simdformer.learn.check.report.CheckError: mine is not close to right: 2 of 2 numbers ...
     """
     __tracebackhide__ = True
     found, wanted = (array_of(x, name) for x, name in zip((mine, right), names, strict=True))

@@ -10,13 +10,14 @@ import numpy as np
 
 from simdformer import nn
 from simdformer.functional import rope_frequencies
-from simdformer.learn.check import Check, Report, check
-from simdformer.learn.compare import numbers
+from simdformer.learn.check import Report, check
+from simdformer.learn.check.compare import numbers
+from simdformer.learn.check.judge import Check
+from simdformer.learn.check.operation import Call
 from simdformer.learn.exercises.calls import UNWRITTEN, Attempt
 from simdformer.learn.exercises.cases import EXERCISES, Case, Exercise, Question
 from simdformer.learn.mistakes.cache import appended, cache
 from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
-from simdformer.learn.operation import Call
 
 __all__ = ["Outcome", "Results", "judge"]
 

@@ -12,8 +12,8 @@ import numpy as np
 from simdformer import nn
 from simdformer.learn.mistakes.activations import MLP, swiglu
 from simdformer.learn.mistakes.linear import linear
+from simdformer.learn.mistakes.sampling import rows_of
 from simdformer.learn.program import Program, State, mistake
-from simdformer.learn.sampling import rows_of
 
 mlp = Program("mlp", of=nn.MLP, axes=("position", "channel"))
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional
+from simdformer.learn.mistakes.sampling import rows_of
 from simdformer.learn.program import Program, State, mistake
-from simdformer.learn.sampling import rows_of
 
 NORM = {"rms_norm": "02 §4", "layer_norm": "04 §3"}
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from simdformer import functional
 from simdformer.learn.mistakes.rope_frequencies import LAYOUT, ROPE, rope_frequencies
+from simdformer.learn.mistakes.sampling import rows_of
 from simdformer.learn.program import Program, State, mistake
-from simdformer.learn.sampling import rows_of
 
 rope = Program("rope", of=functional.rope, axes=("head", "position", "channel"))
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional
+from simdformer.learn.mistakes.sampling import rows_of
 from simdformer.learn.program import Program, State, mistake
-from simdformer.learn.sampling import rows_of
 
 softmax = Program("softmax", of=functional.softmax, axes=("row", "column"))
 

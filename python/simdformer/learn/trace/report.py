@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from simdformer.learn.report import CheckError, Report, card
+from simdformer.learn.check.report import CheckError, Report, card
 
 __all__ = ["TraceReport"]
 

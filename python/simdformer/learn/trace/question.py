@@ -8,12 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simdformer.learn.check import Check
-from simdformer.learn.compare import TOLERANCE, compare, finfo
+from simdformer.learn.check.compare import TOLERANCE, compare, finfo
+from simdformer.learn.check.judge import Check
+from simdformer.learn.check.operation import Call
+from simdformer.learn.check.search import Explanation, evaluate, spread
 from simdformer.learn.mistakes.model_weights import STEPS, called, using
-from simdformer.learn.operation import Call
 from simdformer.learn.program import Mistake, Run
-from simdformer.learn.search import Explanation, evaluate, spread
 
 __all__ = ["Glance", "Question", "Thorough"]
 

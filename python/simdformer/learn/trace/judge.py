@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.learn.aliases import Place, heads_of, near, place
-from simdformer.learn.compare import TOLERANCE, compare, numbers
-from simdformer.learn.report import Report
-from simdformer.learn.trace_axes import View, array_of, needed_shape, views
-from simdformer.learn.trace_question import BF16, F16, F32, Glance, Question, Thorough
-from simdformer.learn.trace_report import TraceReport
-from simdformer.learn.trace_steps import ModelSteps, layer_of
+from simdformer.learn.check.compare import TOLERANCE, compare, numbers
+from simdformer.learn.check.report import Report
+from simdformer.learn.trace.aliases import Place, heads_of, near, place
+from simdformer.learn.trace.axes import View, array_of, needed_shape, views
+from simdformer.learn.trace.question import BF16, F16, F32, Glance, Question, Thorough
+from simdformer.learn.trace.report import TraceReport
+from simdformer.learn.trace.steps import ModelSteps, layer_of
 from simdformer.models.forward_pass import checked_ids
 from simdformer.models.trace import trace_names
 from simdformer.models.transformer import Transformer

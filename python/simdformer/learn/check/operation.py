@@ -13,7 +13,7 @@ import numpy as np
 from simdformer import functional, nn, reference
 from simdformer.interchange import as_numpy
 from simdformer.learn import mistakes
-from simdformer.learn.compare import float_dtypes
+from simdformer.learn.check.compare import float_dtypes
 from simdformer.learn.program import OPERATIONS, Program
 
 __all__ = ["Call", "as_array", "bind", "checkable"]

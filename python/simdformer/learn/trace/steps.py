@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.aliases import known_names
-from simdformer.learn.compare import numbers
+from simdformer.learn.check.compare import numbers
 from simdformer.learn.mistakes.model import layer, layer_steps, model, variable
 from simdformer.learn.mistakes.model_weights import STEPS
 from simdformer.learn.program import Program, Run, State
-from simdformer.learn.tensors import Tensors
+from simdformer.learn.trace.aliases import known_names
+from simdformer.learn.trace.tensors import Tensors
 from simdformer.models.transformer import Transformer
 
 __all__ = ["ModelSteps", "layer_of"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdformer.learn.plots_look import (
+from simdformer.learn.plots.look import (
     COLOURS,
     INK,
     PALE,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.aliases import UNMASKED, Place, heads_of
-from simdformer.learn.operation import as_array
+from simdformer.learn.check.operation import as_array
+from simdformer.learn.trace.aliases import UNMASKED, Place, heads_of
 from simdformer.models.config import ModelConfig
 
 __all__ = ["View", "array_of", "axes_of", "needed_shape", "views"]

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simdformer.learn.compare import TOLERANCE, Float64, row_size
+from simdformer.learn.check.compare import TOLERANCE, Float64, row_size
 
 __all__ = ["described", "places"]
 

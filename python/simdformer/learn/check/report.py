@@ -10,7 +10,7 @@ import numpy as np
 
 from simdformer.learn.program import Mistake
 
-__all__ = ["CheckError", "Report", "Where"]
+__all__ = ["CheckError", "Report", "Where", "card"]
 
 
 class CheckError(AssertionError):

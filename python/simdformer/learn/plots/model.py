@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simdformer.functional import linear, rms_norm, softmax
-from simdformer.learn.plots_look import (
+from simdformer.learn.plots.look import (
     COLOURS,
     SMALLEST_TEXT,
     USUAL_TEXT,

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.compare import TOLERANCE, coarsest, float_dtypes
-from simdformer.learn.operation import Call
+from simdformer.learn.check.compare import TOLERANCE, coarsest, float_dtypes
+from simdformer.learn.check.operation import Call
 
 __all__ = ["remarks"]
 

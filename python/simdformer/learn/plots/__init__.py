@@ -11,15 +11,15 @@ pictures too; matplotlib's settings stay yours. Colours can be told apart with a
 by lightness alone. Drawing needs matplotlib: `pip install "simdformer[notebook]"`.
 """
 
-from simdformer.learn.plots_attention import (
+from simdformer.learn.plots.attention import (
     attention_heads,
     attention_map,
     error_map,
     score_map,
 )
-from simdformer.learn.plots_look import COLOURS, style
-from simdformer.learn.plots_model import logit_lens, parameter_budget, residual_norms
-from simdformer.learn.plots_rope import rope_bands, rope_circle, rope_turns
+from simdformer.learn.plots.look import COLOURS, style
+from simdformer.learn.plots.model import logit_lens, parameter_budget, residual_norms
+from simdformer.learn.plots.rope import rope_bands, rope_circle, rope_turns
 
 __all__ = [
     "COLOURS",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.compare import compare, finfo, numbers, row_size
+from simdformer.learn.check.compare import compare, finfo, numbers, row_size
 from simdformer.learn.program import CATALOGUE, Mistake, Program, Run, Step, Tape, Variation
 
 __all__ = ["SAMPLE", "WHOLE", "Explanation", "Problem", "Search", "as_list", "evaluate", "spread"]

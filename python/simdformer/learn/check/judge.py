@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.compare import (
+from simdformer.learn.check.compare import (
     TOLERANCE,
     Comparison,
     coarsest,
@@ -14,14 +14,22 @@ from simdformer.learn.compare import (
     float_dtypes,
     numbers,
 )
-from simdformer.learn.describe import described, places
-from simdformer.learn.operation import Call, as_array, bind
-from simdformer.learn.remarks import remarks
-from simdformer.learn.report import CheckError, Report, Where
-from simdformer.learn.search import SAMPLE, WHOLE, Explanation, Problem, Search, evaluate, spread
-from simdformer.learn.shapes import changes, parts
+from simdformer.learn.check.describe import described, places
+from simdformer.learn.check.operation import Call, as_array, bind
+from simdformer.learn.check.remarks import remarks
+from simdformer.learn.check.report import Report, Where
+from simdformer.learn.check.search import (
+    SAMPLE,
+    WHOLE,
+    Explanation,
+    Problem,
+    Search,
+    evaluate,
+    spread,
+)
+from simdformer.learn.check.shapes import changes, parts
 
-__all__ = ["CheckError", "Report", "check"]
+__all__ = ["Check", "check"]
 
 
 def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: Any) -> Report:

@@ -1,0 +1,15 @@
+"""Is this array right, and if not, which mistake was made?
+
+operation    the call that was meant, as arrays: `bind`
+compare      the measure: how far off, row by row, and how far one may be
+search       which variations of the operation's program give this array
+shapes       what was done to the axes, where those are wrong
+describe     what can be said where no mistake explains it; remarks: what is worth knowing besides
+report       the answer, for terminal and notebook
+judge        all of these in order: `simdformer.check`
+"""
+
+from simdformer.learn.check.judge import check
+from simdformer.learn.check.report import CheckError, Report
+
+__all__ = ["CheckError", "Report", "check"]
