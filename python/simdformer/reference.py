@@ -268,9 +268,7 @@ def rope(
         inv_freq = rope_frequencies(rotary_dim, theta=10000.0 if theta is None else theta).inv_freq
     if positions is None:
         positions = offset + np.arange(plain.shape[-2])
-    angle = float64(positions)[..., None] * float64(
-        inv_freq
-    )  # (T, rotary_dim/2) or (B, T, rotary_dim/2)
+    angle = float64(positions)[..., None] * float64(inv_freq)  # (T, rotary_dim/2) or (B, T, ...)
     if angle.ndim == 3:
         angle = angle.reshape(angle.shape[:1] + (1,) * (plain.ndim - 3) + angle.shape[1:])
     cos, sin = np.cos(angle) * attention_factor, np.sin(angle) * attention_factor
