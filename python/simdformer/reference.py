@@ -2,7 +2,7 @@
 
 Names, keywords and meaning are those of the public functions; only `out` and the checks of the
 arguments are missing. Whatever float dtype comes in, float64 comes out. Nothing here is fast, and
-nothing here needs the compiled module.
+nothing here needs the compiled module. `dequantize` reads the blocks of quantised weights.
 
 Shapes: `...` any leading axes, B batch, H query heads, K key/value heads, L query length,
 S key length, D head_dim.
@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from simdformer.quantization.blocks import dequantize as dequantize
 
 Array = npt.NDArray[np.float64]
 ArrayLike = npt.ArrayLike
@@ -301,9 +303,8 @@ def rope_frequencies(
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return RopeFrequencies(inv_freq, 1.0)
-    scaled = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}.get(
-        str(kind)
-    )
+    kinds = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}
+    scaled = kinds.get(str(kind))
     if scaled is None:
         why = "depends on the length of each call" if kind == "dynamic" else "is unknown"
         raise ValueError(
@@ -325,9 +326,8 @@ def llama3_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) ->
     """Waves that turn at least high_freq_factor times in the original context stay as they are,
     those that turn less than low_freq_factor times are stretched, between them one fades into the
     other."""
-    factor, low, high = (
-        scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor")
-    )
+    names = "factor", "low_freq_factor", "high_freq_factor"
+    factor, low, high = (scaling[name] for name in names)
     turns = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return RopeFrequencies(kept * inv_freq + (1 - kept) * inv_freq / factor, 1.0)

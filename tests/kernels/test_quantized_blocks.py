@@ -1,0 +1,118 @@
+"""The bytes of quantised blocks: what they mean is what the gguf package reads, what is written is
+what it writes, and where scales are searched for, the error is at most llama.cpp's."""
+
+import gguf
+import numpy as np
+import pytest
+
+from conftest import same_bits
+from simdformer import reference
+from simdformer.quantization.blocks import read_blocks
+from simdformer.quantization.rounding import ROUNDED
+from simdformer.quantization.search import SEARCHED
+from simdformer.quantization.types import quantization_types
+
+TYPES = quantization_types()
+
+# Where the half-precision numbers of a block stand; random bits there would be NaN now and then.
+HALVES = {
+    **dict.fromkeys(["q8_0", "q4_0", "q5_0", "iq4_nl", "iq4_xs"], (0,)),
+    **dict.fromkeys(["q4_1", "q5_1", "q4_k", "q5_k"], (0, 2)),
+    "q6_k": (208,),
+    "q3_k": (108,),
+    "q2_k": (80, 82),
+    "mxfp4": (),
+}
+
+
+def random_blocks(rng, name, count):
+    """Blocks of random bits, whose halves are finite: tiny, large, of either sign."""
+    blocks = rng.integers(0, 256, (count, TYPES[name].nbytes), dtype=np.uint8)
+    for at in HALVES[name]:
+        half = rng.integers(0, 0x7C00, count) | rng.integers(0, 2, count) << 15
+        blocks[:, at : at + 2] = half.astype("<u2").view(np.uint8).reshape(-1, 2)
+    return blocks
+
+
+def shapes_of_weights(rng, rows, columns):
+    """Numbers as weights are: bell-shaped, with long tails, even, off zero, with outliers."""
+    shape = (rows, columns)
+    normal = rng.standard_normal(shape)
+    return {
+        "normal": 0.02 * normal,
+        "tails": rng.standard_t(5, shape),
+        "laplace": rng.laplace(size=shape),
+        "uniform": rng.uniform(-1, 1, shape),
+        "shifted": normal + 0.7,
+        "outliers": normal * np.where(rng.random(shape) < 0.005, 10, 1),
+    }
+
+
+def relative_error(values, weight):
+    return np.sqrt(np.mean((values - weight) ** 2) / np.mean(weight**2))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_table_of_types_is_ggmls(name):
+    ours = TYPES[name]
+    theirs = gguf.GGMLQuantizationType[name.upper()]
+    assert gguf.GGML_QUANT_SIZES[theirs] == (ours.block, ours.nbytes)
+    assert ours.name == name
+    assert ours.bits_per_weight == 8 * ours.nbytes / ours.block
+    assert ours.writable == (name in ROUNDED or name in SEARCHED)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_dequantize_gives_the_bits_of_gguf(name, rng):
+    kind = TYPES[name]
+    blocks = random_blocks(rng, name, 3000)
+    shape = (30, 100 * kind.block)
+    values = reference.dequantize(blocks, name, shape)
+    with np.errstate(over="ignore"):
+        expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name.upper()])
+    assert same_bits(values, expected.reshape(shape))
+
+    codes, scales, minimums = read_blocks(blocks, name)
+    assert codes.shape == (3000, kind.block)
+    assert scales.shape == (3000, kind.block // kind.group)
+    assert (minimums is not None) == kind.has_minimum
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_blocks_are_the_bytes_of_gguf(name, rng):
+    kinds = [*shapes_of_weights(rng, 16, 1024).values(), np.zeros((2, 1024))]
+    kinds.append(np.round(4 * rng.standard_normal((8, 1024))))  # many halves between two codes
+    for weight in kinds:
+        x = weight.astype(np.float32)
+        expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType[name.upper()])
+        assert same_bits(ROUNDED[name](x.reshape(-1, 32)).reshape(len(x), -1), expected)
+
+
+# Relative RMS error of llama.cpp's quantisers (release b6290, quantize_row_*_ref) on these numbers.
+LLAMA_CPP = {
+    "normal": {"q4_k": 0.07129, "q5_k": 0.03611, "q6_k": 0.01775},
+    "tails": {"q4_k": 0.08300, "q5_k": 0.04204, "q6_k": 0.02148},
+    "laplace": {"q4_k": 0.08449, "q5_k": 0.04280, "q6_k": 0.02169},
+    "uniform": {"q4_k": 0.05457, "q5_k": 0.02761, "q6_k": 0.01323},
+    "shifted": {"q4_k": 0.05822, "q5_k": 0.02937, "q6_k": 0.01719},
+    "outliers": {"q4_k": 0.08655, "q5_k": 0.04355, "q6_k": 0.02478},
+}
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_searched_blocks_err_no_more_than_those_of_llama_cpp(name, rng):
+    for shape, weight in shapes_of_weights(rng, 128, 2048).items():
+        x = weight.astype(np.float32)
+        values = reference.dequantize(SEARCHED[name](x.reshape(-1, 256)), name, x.shape)
+        assert relative_error(values, weight) <= LLAMA_CPP[shape][name], shape
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_searched_blocks_take_what_is_out_of_the_ordinary(name):
+    ramp = np.linspace(-1, 1, 256, dtype=np.float32)
+    rows = [ramp * 0, ramp * 0 + 3, ramp * 0 - 3, np.abs(ramp) + 5, ramp * 1e-20, ramp * 6e4]
+    rows += [np.where(ramp == 1, ramp, 0), -np.abs(ramp)]
+    x = np.stack(rows).astype(np.float32)
+    values = reference.dequantize(SEARCHED[name](x), name, x.shape)
+    for row, given in zip(values, x, strict=True):
+        assert np.abs(row - given).max() <= 0.15 * np.abs(given).max() + 1e-20
