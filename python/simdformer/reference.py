@@ -2,7 +2,7 @@
 
 Names, keywords and meaning are those of the public functions; only `out` and the checks of the
 arguments are missing. Whatever float dtype comes in, float64 comes out. Nothing here is fast, and
-nothing here needs the compiled module. `dequantize` reads the blocks of quantised weights.
+nothing here needs the compiled module.
 
 Shapes: `...` any leading axes, B batch, H query heads, K key/value heads, L query length,
 S key length, D head_dim.
@@ -14,8 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from simdformer.quantization.blocks import dequantize as dequantize
 
 Array = npt.NDArray[np.float64]
 ArrayLike = npt.ArrayLike
@@ -172,11 +170,7 @@ def repeat_kv(x: ArrayLike, n: int, *, axis: int = -3) -> Array:
 
 
 def causal_mask(
-    L: int,
-    S: int,
-    *,
-    offset: int | None = None,
-    dtype: npt.DTypeLike = bool,
+    L: int, S: int, *, offset: int | None = None, dtype: npt.DTypeLike = bool
 ) -> npt.NDArray[Any]:
     """(L,S): query i may attend to key j <= i + offset: True, or in a float dtype 0, else -inf."""
     if offset is None and L != S:
@@ -206,6 +200,13 @@ def linear(x: ArrayLike, weight: Any, bias: Any = None) -> Array | list[Array]:
     matrix = float64(weight.unpack() if hasattr(weight, "unpack") else weight)
     product = float64(x) @ matrix.T
     return product if bias is None else product + float64(bias)
+
+
+def dequantize(blocks: ArrayLike, type: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """The values of a quantised weight, from its blocks: quantization/blocks.py, which says how."""
+    from simdformer.quantization import blocks as specification  # this file can be read alone
+
+    return specification.dequantize(blocks, type, shape)
 
 
 def mean(x: Array) -> Array:
