@@ -11,23 +11,18 @@ import pytest
 import torch
 
 import simdformer as sf
-from bench_cases import CASES, LIMITS, MACHINE, smaller
+from bench_cases import CASES, LIMITS, MACHINE, hurry, smaller
 from simdformer import bench
-from simdformer.bench import (
-    contestants,
-    llama_cpp_peer,
-    model_contestants,
-    models,
-    numpy_peer,
-    onnxruntime_peer,
-    ours,
-    report,
-    torch_peer,
-)
-from simdformer.bench.contestants import Missing
-from simdformer.bench.runner import contestants_of, run_case
+from simdformer.bench import contestants, llama_cpp, models, report, transformers
+from simdformer.bench.contestants import LLAMA_CPP, ONNXRUNTIME, OURS, Missing
+from simdformer.bench.runner import run_case
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    hurry(monkeypatch)
 
 
 # ---- the work ------------------------------------------------------------------------------------
@@ -41,7 +36,7 @@ def test_all_contestants_compute_the_same(case, rng):
     assert np.isfinite(expected).all()
     assert expected.std() > 0 or expected.size == 1
     took_part = set()
-    for one in contestants_of(work, inputs):
+    for one in work.contestants(inputs):
         if isinstance(one, Missing):
             assert one.why
             continue
@@ -53,12 +48,12 @@ def test_all_contestants_compute_the_same(case, rng):
                 assert error < 2e-6, (one.name, way.name, error)
     goal_peers = {name for goal in case.goals for name in goal.peers}
     if case.work.dtype != "float32":
-        goal_peers -= {onnxruntime_peer.NAME}
+        goal_peers -= {ONNXRUNTIME}
     if contestants.optional("onnx") is None or contestants.optional("onnxruntime") is None:
-        goal_peers -= {onnxruntime_peer.NAME}
-    if llama_cpp_peer.missing():
-        goal_peers -= {llama_cpp_peer.NAME}
-    assert took_part >= {ours.NAME} | goal_peers
+        goal_peers -= {ONNXRUNTIME}
+    if llama_cpp.missing():
+        goal_peers -= {LLAMA_CPP}
+    assert took_part >= {OURS} | goal_peers
 
 
 @each_case
@@ -68,7 +63,7 @@ def test_bytes_are_those_of_the_arrays(case, rng):
     if isinstance(work, bench.ModelRun):
         arrays = [array for array in inputs["weights"].values() if array.ndim == 2]
         positions = work.in_cache + work.new
-        cache = model_contestants.KVCache(
+        cache = models.KVCache(
             num_layers=work.config.num_layers,
             num_kv_heads=work.config.num_kv_heads,
             head_dim=work.config.head_dim,
@@ -78,7 +73,7 @@ def test_bytes_are_those_of_the_arrays(case, rng):
         counted = sum(array.nbytes for array in arrays) + cache.nbytes
     else:
         arrays = [array for array in inputs.values() if array.ndim > 1]  # the norm's weight stays
-        counted = sum(array.nbytes for array in arrays) + ours.way(work, inputs).result().nbytes
+        counted = sum(array.nbytes for array in arrays) + work.with_ours(**inputs).result().nbytes
     assert work.nbytes == counted
     assert work.intensity == work.flops / work.nbytes
 
@@ -143,7 +138,7 @@ def test_random_weights_are_no_pattern():
             assert len(np.unique(weights[name].astype(np.float32), axis=0)) == shape[0]
             assert abs(weights[name].astype(np.float32).std() * shape[1] ** 0.5 - 1) < 0.1
     assert bench.random_weights(config) is weights
-    models.forget_weights()
+    models.forget_models()
     again = bench.random_weights(config)
     assert again is not weights
     assert all((again[name] == weights[name]).all() for name in weights)
@@ -154,7 +149,7 @@ def test_a_run_lets_the_models_go(monkeypatch):
     case = smaller(CASES["Qwen3-0.6B/decode"])
     results = bench.run([case], budget=0.01)
     assert results.right
-    assert not model_contestants._made
+    assert not models._made
     assert models.random_weights.cache_info().currsize == 0
 
 
@@ -171,15 +166,15 @@ def test_reading_is_measured_again_beside_what_comes_from_memory():
 
 def test_who_gives_another_result_does_not_race(monkeypatch):
     case = smaller(CASES["prefill/float32/d64/s128"])
-    attention = numpy_peer.attention
+    attention = bench.Attention.with_numpy
     monkeypatch.setattr(
-        numpy_peer, "attention", lambda q, k, v, causal: attention(q, k, v, causal=False)
+        bench.Attention, "with_numpy", lambda self, q, k, v: 1.01 * attention(self, q, k, v)
     )
     result = run_case(case, LIMITS, 0.01, bench.Stopwatch())
     assert "numpy" not in result.measured
     assert re.fullmatch(r"gives another result, \S+ away from float64", result.missing["numpy"])
     assert "numpy gives another result" in report.line(result)
-    assert {ours.NAME, "torch"} <= result.measured.keys()
+    assert {OURS, "torch"} <= result.measured.keys()
 
 
 # ---- peers ---------------------------------------------------------------------------------------
@@ -188,17 +183,17 @@ def test_who_gives_another_result_does_not_race(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_peers_get_as_many_threads_as_ours(monkeypatch, threads):
     seen = {}
-    make, race = onnxruntime_peer.contestant, bench.Stopwatch.race
+    way, race = contestants.Graph.way, bench.Stopwatch.race
 
-    def onnxruntime(work, inputs, count):
+    def onnxruntime(graph, count):
         seen["onnxruntime"] = count
-        return make(work, inputs, count)
+        return way(graph, count)
 
     def racing(self, *arguments):
         seen["torch"] = torch.get_num_threads()
         return race(self, *arguments)
 
-    monkeypatch.setattr(onnxruntime_peer, "contestant", onnxruntime)
+    monkeypatch.setattr(contestants.Graph, "way", onnxruntime)
     monkeypatch.setattr(bench.Stopwatch, "race", racing)
     before = torch.get_num_threads()
     with sf.num_threads(threads):
@@ -208,7 +203,7 @@ def test_peers_get_as_many_threads_as_ours(monkeypatch, threads):
 
 
 def test_without_the_others_ours_runs_alone(monkeypatch, capsys):
-    for module in (torch_peer, onnxruntime_peer, model_contestants, llama_cpp_peer):
+    for module in (contestants, bench.work, transformers, llama_cpp):
         monkeypatch.setattr(module, "optional", lambda name: None)
     for name in ("rms_norm/1x1024", "Qwen3-0.6B/decode"):
         result = run_case(smaller(CASES[name]), LIMITS, 0.01, bench.Stopwatch())
@@ -222,7 +217,7 @@ def test_without_the_others_ours_runs_alone(monkeypatch, capsys):
 def test_peers_see_the_inputs_where_they_lie(rng):
     for dtype in ("float32", "bfloat16"):
         array = bench.Softmax(rows=2, width=3, dtype=dtype).inputs(rng)["x"]
-        tensor = torch_peer.tensor(array)
+        tensor = contestants.tensor(array)
         assert tensor.data_ptr() == array.ctypes.data
         assert (tensor.float().numpy() == array.astype(np.float32)).all()
 
@@ -232,7 +227,7 @@ def test_decoding_with_onnxruntime_appends_to_its_cache(rng):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     work = bench.Attention(heads=4, kv_heads=2, queries=1, keys=40, head_dim=16)
-    (way,) = onnxruntime_peer.contestant(work, work.inputs(rng), 1).ways
+    (way,) = work.onnxruntime(work.inputs(rng)).ways
     first = way.result().copy()
     for _ in range(3):
         assert (way.result() == first).all()
@@ -240,7 +235,7 @@ def test_decoding_with_onnxruntime_appends_to_its_cache(rng):
 
 def test_numpy_leaves_out_what_it_cannot_do_in_memory():
     large = bench.Attention(heads=32, kv_heads=32, queries=8192, keys=8192, head_dim=128)
-    assert isinstance(numpy_peer.contestant(large, {}), Missing)
+    assert isinstance(large.numpy({}), Missing)
 
 
 # ---- the list of cases ---------------------------------------------------------------------------

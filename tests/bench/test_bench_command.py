@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from bench_cases import CASES, LIMITS, MACHINE, a_result, measured, smaller
+from bench_cases import CASES, LIMITS, MACHINE, a_result, hurry, measured, smaller
 from simdformer import bench, cli
-from simdformer.bench import (
-    ours,
-    report,
-)
-from simdformer.bench.cases import Goal
+from simdformer.bench import Goal, layers, report
+from simdformer.bench.contestants import OURS
 from simdformer.bench.runner import run_case
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    hurry(monkeypatch)
+
 
 # ---- tables, files, the command ------------------------------------------------------------------
 
@@ -89,7 +92,7 @@ def test_company_is_in_both_reports():
     results = bench.Results(MACHINE, LIMITS, [a_result(mine=1.0)])
     assert "busy" not in report.summary(results) + report.markdown(results)
     results.company = [
-        bench.Company(ours.NAME, quick, 2 * quick),
+        bench.Company(OURS, quick, 2 * quick),
         bench.Company("torch", quick, slow),
     ]
     _, first, second = report.summary(results).splitlines()
@@ -150,7 +153,7 @@ def test_the_command_prints_a_table_and_writes_json(run, monkeypatch, tmp_path):
 
 def test_every_result_is_json():
     for case in CASES.values():
-        found = bench.Result(case, LIMITS, {ours.NAME: measured(1e-3)}, {"torch": "is away"})
+        found = bench.Result(case, LIMITS, {OURS: measured(1e-3)}, {"torch": "is away"})
         assert json.loads(json.dumps(found.as_json(), allow_nan=False))["name"] == case.name
 
 
@@ -199,7 +202,7 @@ def test_the_plot_has_a_dot_for_each_case_and_contestant(run, tmp_path):
     )
     ax = bench.plot_roofline(results)
     dots = {one.get_label(): one.get_offsets() for one in ax.collections}
-    assert {name: len(points) for name, points in dots.items()} == {ours.NAME: 2, "torch": 1}
+    assert {name: len(points) for name, points in dots.items()} == {OURS: 2, "torch": 1}
     assert list(dots["torch"][0]) == pytest.approx([2e6 / 524_000, 100])
     roofs = [line.get_ydata().max() for line in ax.lines]
     assert len(roofs) == 3
@@ -234,12 +237,12 @@ def test_ctrl_c_ends_with_what_was_measured(run, monkeypatch, tmp_path):
 
 
 def test_a_wrong_result_of_ours_has_no_speed(monkeypatch, run):
-    softmax = ours.sf.softmax
-    monkeypatch.setattr(ours.sf, "softmax", lambda x, out: softmax(x + 0 * x, -1) * 1.01)
+    softmax = layers.sf.softmax
+    monkeypatch.setattr(layers.sf, "softmax", lambda x, out: softmax(x + 0 * x, -1) * 1.01)
     status, out, _ = run("--only", "call/softmax", "--budget", 0.01)
     assert status == 1
     assert re.search(r"call/softmax +WRONG", out)
-    monkeypatch.setattr(ours.sf, "softmax", lambda x, out: np.full_like(x, np.nan))
+    monkeypatch.setattr(layers.sf, "softmax", lambda x, out: np.full_like(x, np.nan))
     result = run_case(smaller(CASES["call/softmax"]), LIMITS, 0.01, bench.Stopwatch())
     assert result.ours is None
     assert math.isnan(result.share)

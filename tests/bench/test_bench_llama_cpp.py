@@ -16,15 +16,19 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from bench_cases import CASES, LIMITS, MACHINE, a_result, smaller
+from bench_cases import CASES, LIMITS, MACHINE, a_result, hurry, smaller
 from simdformer import bench
-from simdformer.bench import gguf_file, llama_cpp_peer, model_contestants, ours, report
-from simdformer.bench.contestants import Missing
+from simdformer.bench import llama_cpp, models, report
+from simdformer.bench.contestants import LLAMA_CPP, OURS, Missing
 from simdformer.bench.runner import run_case
 from simdformer.rope_scaling import rope_frequencies
 
-NAME = llama_cpp_peer.NAME
 each_shape = pytest.mark.parametrize("shape", bench.SHAPES)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    hurry(monkeypatch)
 
 
 def small(shape):
@@ -38,7 +42,7 @@ def small(shape):
 
 def ours_again(config, tensors):
     """The names that our model knows them by."""
-    names = {theirs: name for name, theirs in gguf_file.NAMES.items()}
+    names = {theirs: name for name, theirs in llama_cpp.NAMES.items()}
     found = {}
     for name, array in tensors.items():
         parts = name.removesuffix(".weight").split(".")
@@ -53,7 +57,7 @@ def test_the_tensors_are_the_same_model_in_the_other_layout(shape, layout, rng):
     """Of one layout or the other, what llama.cpp gets is our model when RoPE turns its pairs."""
     config, weights = small(shape)
     config = replace(config, rope_layout=layout)
-    tensors = dict(gguf_file.tensors(config, weights))
+    tensors = dict(llama_cpp.tensors(config, weights))
     tensors.pop("rope_freqs.weight", None)
     theirs = replace(
         config, rope_layout={"Qwen3-0.6B": "half", "Llama-3.2-1B": "interleaved"}[shape]
@@ -74,7 +78,7 @@ def test_the_tensors_are_the_same_model_in_the_other_layout(shape, layout, rng):
 @each_shape
 def test_each_tensor_is_there_once_and_as_it_was(shape):
     config, weights = small(shape)
-    tensors = dict(gguf_file.tensors(config, weights))
+    tensors = dict(llama_cpp.tensors(config, weights))
     factors = tensors.pop("rope_freqs.weight", None)
     assert (factors is not None) == (config.rope_scaling is not None)
     again = ours_again(config, tensors)
@@ -92,13 +96,13 @@ def test_each_tensor_is_there_once_and_as_it_was(shape):
 def test_an_embedding_that_is_not_tied_has_a_last_matrix_beside_it():
     config, _ = small("Llama-3.2-1B")
     config = replace(config, tie_embeddings=False)
-    tensors = dict(gguf_file.tensors(config, bench.random_weights(config)))
+    tensors = dict(llama_cpp.tensors(config, bench.random_weights(config)))
     assert tensors["output.weight"].shape == (config.vocab_size, config.hidden_size)
 
 
 def test_frequencies_are_divided_by_what_the_file_says():
     config, weights = small("Llama-3.2-1B")
-    factors = dict(gguf_file.tensors(config, weights))["rope_freqs.weight"]
+    factors = dict(llama_cpp.tensors(config, weights))["rope_freqs.weight"]
     plain = rope_frequencies(config.head_dim, theta=config.rope_theta).inv_freq
     scaled, attention_factor = rope_frequencies(
         config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
@@ -110,7 +114,7 @@ def test_frequencies_are_divided_by_what_the_file_says():
 
 
 def test_metadata():
-    found = gguf_file.metadata(bench.SHAPES["Llama-3.2-1B"])
+    found = llama_cpp.metadata(bench.SHAPES["Llama-3.2-1B"])
     assert found["llama.attention.head_count"] == 32
     assert found["llama.attention.head_count_kv"] == 8
     assert found["llama.attention.key_length"] == 64
@@ -118,7 +122,7 @@ def test_metadata():
     assert found["llama.attention.layer_norm_rms_epsilon"] == 1e-5
     assert found["llama.vocab_size"] == 128256
     assert found["tokenizer.ggml.model"] == "no_vocab"
-    qwen = gguf_file.metadata(bench.SHAPES["Qwen3-0.6B"])
+    qwen = llama_cpp.metadata(bench.SHAPES["Qwen3-0.6B"])
     assert qwen["qwen3.block_count"] == 28
     assert {type(value) for value in qwen.values()} == {int, float, str}
 
@@ -128,14 +132,14 @@ def test_the_file_reads_back_bit_for_bit(shape, tmp_path):
     gguf = pytest.importorskip("gguf", reason="the package gguf writes and reads the file")
     config, weights = small(shape)
     path = tmp_path / "model.gguf"
-    gguf_file.write(gguf, path, config, weights)
+    llama_cpp.write_gguf(gguf, path, config, weights)
     reader = gguf.GGUFReader(path)
-    for name, value in gguf_file.metadata(config).items():
+    for name, value in llama_cpp.metadata(config).items():
         got = reader.get_field(name).contents()
         assert got == (pytest.approx(value, rel=1e-7) if isinstance(value, float) else value)
     kind = "qwen3" if config.qk_norm else "llama"
     assert reader.get_field("general.architecture").contents() == kind
-    expected = dict(gguf_file.tensors(config, weights))
+    expected = dict(llama_cpp.tensors(config, weights))
     assert [tensor.name for tensor in reader.tensors] == list(expected)
     for tensor in reader.tensors:
         array = expected[tensor.name]
@@ -206,15 +210,15 @@ def fake(monkeypatch):
     def install(**options):
         library = FakeLibrary(**options)
         modules = {"llama_cpp": library, "gguf": "gguf"}
-        monkeypatch.setattr(llama_cpp_peer, "optional", modules.get)
+        monkeypatch.setattr(llama_cpp, "optional", modules.get)
         monkeypatch.setattr(
-            gguf_file, "write", lambda gguf, path, *arguments: path.write_text("a model")
+            llama_cpp, "write_gguf", lambda gguf, path, *arguments: path.write_text("a model")
         )
         return library
 
-    model_contestants.forget_models()
+    models.forget_models()
     yield install
-    model_contestants.forget_models()
+    models.forget_models()
 
 
 def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
@@ -222,7 +226,7 @@ def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
     work = CASES["Qwen3-0.6B/decode"].work.smaller()
     inputs = work.inputs(rng)
     with sf.num_threads(1):
-        one = model_contestants.llama_cpp_contestant(work, inputs)
+        one = models.with_llama_cpp(work, inputs)
     assert [way.name for way in one.ways] == ["flash attention", "attention"]
     assert [options.flash_attn_type for options in library.contexts] == [21, 20]
     for options in library.contexts:
@@ -245,10 +249,10 @@ def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
 def test_the_model_goes_after_its_contexts_and_its_file_before_them(fake, rng):
     library = fake()
     work = CASES["Qwen3-0.6B/decode"].work.smaller()
-    one = model_contestants.llama_cpp_contestant(work, work.inputs(rng))
+    one = models.with_llama_cpp(work, work.inputs(rng))
     (file,) = library.files
     assert not Path(os.fsdecode(file)).parent.exists()
-    model_contestants.forget_models()
+    models.forget_models()
     assert "free model" not in library.log  # the contestant may still be called
     one.ways[0].call()
     del one
@@ -268,14 +272,14 @@ def test_what_llama_cpp_refuses_is_a_reason_to_be_missing(fake, monkeypatch, rng
         ({"status": 1}, "llama.cpp does not take 20 ids"),
     ]:
         fake(**options)
-        one = model_contestants.llama_cpp_contestant(work, inputs)
-        assert one == Missing(NAME, f"could not be given the model: {message}")
-        model_contestants.forget_models()
+        one = models.with_llama_cpp(work, inputs)
+        assert one == Missing(LLAMA_CPP, f"could not be given the model: {message}")
+        models.forget_models()
     fake()
-    monkeypatch.setattr(gguf_file, "write", no_room)
-    one = model_contestants.llama_cpp_contestant(work, inputs)
+    monkeypatch.setattr(llama_cpp, "write_gguf", no_room)
+    one = models.with_llama_cpp(work, inputs)
     assert one.why.endswith("No space left on device")
-    result = replace(a_result(mine=1.0), missing={NAME: one.why})
+    result = replace(a_result(mine=1.0), missing={LLAMA_CPP: one.why})
     assert one.why in report.summary(bench.Results(MACHINE, LIMITS, [result]))
 
 
@@ -284,19 +288,20 @@ def test_why_it_is_missing(fake, monkeypatch):
         raise RuntimeError("Failed to load shared library")
 
     library = fake()
-    assert llama_cpp_peer.missing() is None
+    assert llama_cpp.missing() is None
     monkeypatch.delattr(FakeLibrary, "LLAMA_LOAD_MODE_NONE")
     library.__version__ = "0.2.90"
-    old = llama_cpp_peer.missing()
-    monkeypatch.setattr(llama_cpp_peer, "optional", does_not_load)
-    broken = llama_cpp_peer.missing()
-    monkeypatch.setattr(llama_cpp_peer, "optional", lambda name: None)
+    old = llama_cpp.missing()
+    monkeypatch.setattr(llama_cpp, "optional", does_not_load)
+    broken = llama_cpp.missing()
+    monkeypatch.setattr(llama_cpp, "optional", lambda name: None)
     result = run_case(smaller(CASES["Qwen3-0.6B/decode"]), LIMITS, 0.01, bench.Stopwatch())
     assert [str(goal.goal) for goal in result.goals if not goal.known] == ["1.05× llama.cpp"]
+    not_there = Missing(LLAMA_CPP, result.missing[LLAMA_CPP])
     absent = [
         (old, "llama-cpp-python 0.2.90 is installed, needed is 0.3.36 or later"),
         (broken, "llama-cpp-python is installed, but does not load: Failed to load shared library"),
-        (Missing(NAME, result.missing[NAME]), "llama-cpp-python or gguf is not installed"),
+        (not_there, "llama-cpp-python or gguf is not installed"),
     ]
     for found, why in absent:
         assert found.why == why
@@ -310,11 +315,11 @@ def test_why_it_is_missing(fake, monkeypatch):
 
 @pytest.fixture
 def installed():
-    missing = llama_cpp_peer.missing()
+    missing = llama_cpp.missing()
     if missing:
         pytest.skip(f"compares with llama.cpp: {missing.why}")
     yield
-    model_contestants.forget_models()
+    models.forget_models()
 
 
 @pytest.mark.parametrize("flash", [True, False])
@@ -326,9 +331,9 @@ def test_the_logits_are_ours(installed, shape, flash, rng):
     config, weights = small(shape)
     ids = rng.integers(config.vocab_size, size=70)
     expected = sf.models.Transformer(config, weights)(ids)
-    model = llama_cpp_peer.Model(config, weights)
+    model = llama_cpp.Model(config, weights)
     for count in (1, 2, 17, 70):
-        context = llama_cpp_peer.Context(model, 70, 2, flash=flash)
+        context = llama_cpp.Context(model, 70, 2, flash=flash)
         got = context.logits(ids[:count])
         assert bench.relative_error(got, expected[count - 1]) < 0.02
         for more in range(count, min(count + 4, 70)):  # one more each
@@ -342,10 +347,10 @@ def test_the_logits_are_ours(installed, shape, flash, rng):
 @each_shape
 def test_it_races_and_its_error_is_shown(installed, shape, name):
     result = run_case(smaller(CASES[f"{shape}/{name}"]), LIMITS, 0.01, bench.Stopwatch())
-    theirs = result.measured[NAME]
+    theirs = result.measured[LLAMA_CPP]
     assert theirs.way in ("flash attention", "attention")
     assert 0 < theirs.error < 0.02
-    assert result.measured[ours.NAME].error < 0.02
+    assert result.measured[OURS].error < 0.02
     assert all(goal.known for goal in result.goals)
     assert f"× llama.cpp ({result.case.work.speed(theirs.best):,.1f} tok/s, error" in report.line(
         result
@@ -353,11 +358,11 @@ def test_it_races_and_its_error_is_shown(installed, shape, name):
 
 
 def test_a_wrong_order_of_rows_is_another_result(installed, monkeypatch):
-    monkeypatch.setattr(gguf_file, "in_layout", lambda rows, *arguments: rows)
+    monkeypatch.setattr(llama_cpp, "in_layout", lambda rows, *arguments: rows)
     case = smaller(CASES["Llama-3.2-1B/decode"])
     result = run_case(case, LIMITS, 0.01, bench.Stopwatch())
-    assert NAME not in result.measured
-    assert "gives another result" in result.missing[NAME]
+    assert LLAMA_CPP not in result.measured
+    assert "gives another result" in result.missing[LLAMA_CPP]
 
 
 def test_its_version_is_told(installed):

@@ -12,14 +12,7 @@ import torch
 import simdformer as sf
 from bench_cases import LIMITS, MACHINE, FakeTime, a_result
 from simdformer import bench
-from simdformer.bench import (
-    company,
-    limits,
-    machine,
-    report,
-    stopwatch,
-)
-from simdformer.bench.cases import Goal
+from simdformer.bench import Goal, machine, report, runner, stopwatch
 from simdformer.bench.contestants import Contestant, Way
 
 # ---- the stopwatch, with a clock that tells what we want -----------------------------------------
@@ -239,15 +232,15 @@ def test_the_machine_is_the_one_in_use():
 
 
 def test_places_to_read_from():
-    l2, l3, memory = limits.read_places(MACHINE, 64 << 30)
+    l2, l3, memory = machine.read_places(MACHINE, 64 << 30)
     assert (l2.name, l2.capacity, l2.nbytes, l2.each) == ("L2", 2 << 20, 1 << 19, 2)
     assert (l3.name, l3.capacity, l3.nbytes, l3.each) == ("L3", 32 << 20, 16 << 20, 1)
     assert (memory.name, memory.capacity, memory.nbytes) == ("memory", None, 512 << 20)
-    assert limits.read_places(MACHINE, 1 << 30)[-1].nbytes == 256 << 20
+    assert machine.read_places(MACHINE, 1 << 30)[-1].nbytes == 256 << 20
     unknown = replace(MACHINE, l2=0, l3=0)
-    assert [place.name for place in limits.read_places(unknown, 64 << 30)] == ["memory"]
+    assert [place.name for place in machine.read_places(unknown, 64 << 30)] == ["memory"]
     no_l3 = replace(MACHINE, l3=2 << 20)
-    assert [place.name for place in limits.read_places(no_l3, 64 << 30)] == ["L2", "memory"]
+    assert [place.name for place in machine.read_places(no_l3, 64 << 30)] == ["L2", "memory"]
 
 
 def test_limits_follow_from_work_and_time(monkeypatch):
@@ -263,9 +256,9 @@ def test_limits_follow_from_work_and_time(monkeypatch):
         fake.now += array.nbytes / 10e9
         return 0.0
 
-    monkeypatch.setattr(limits, "fma_chains", fma_chains)
-    monkeypatch.setattr(limits, "read_memory", read_memory)
-    monkeypatch.setattr(limits, "free_memory", lambda: 64 << 20)
+    monkeypatch.setattr(machine, "fma_chains", fma_chains)
+    monkeypatch.setattr(machine, "read_memory", read_memory)
+    monkeypatch.setattr(machine, "free_memory", lambda: 64 << 20)
     with sf.num_threads(2):
         found = bench.measure_limits(MACHINE, 0.1, fake.stopwatch())
     assert found.gflops == pytest.approx(64)
@@ -276,8 +269,8 @@ def test_limits_follow_from_work_and_time(monkeypatch):
 
 def test_the_limit_kernels_do_what_they_say(isa):
     array = np.arange(1000, dtype=np.float32)
-    assert limits.read_memory(array) == array.sum()
-    once, twice = limits.fma_chains(1 << 10), limits.fma_chains(1 << 11)
+    assert machine.read_memory(array) == array.sum()
+    once, twice = machine.fma_chains(1 << 10), machine.fma_chains(1 << 11)
     assert twice == 2 * once > 0
 
 
@@ -297,10 +290,10 @@ def test_company_is_judged_by_mean_and_p99():
 
 def test_calls_are_timed_one_by_one():
     fake = FakeTime()
-    assert company.calls(fake.way("a", 0.5, 0.25).call, 1.5, fake.clock) == pytest.approx(
+    assert runner.calls(fake.way("a", 0.5, 0.25).call, 1.5, fake.clock) == pytest.approx(
         [0.5, 0.25, 0.5, 0.25]
     )
-    assert len(company.calls(fake.way("a", 9.0).call, 1.5, fake.clock)) == 1
+    assert len(runner.calls(fake.way("a", 9.0).call, 1.5, fake.clock)) == 1
 
 
 def test_the_busy_process_runs_and_ends():
@@ -308,7 +301,7 @@ def test_the_busy_process_runs_and_ends():
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return int(fields[11])  # of CPU time
 
-    with company.busy_process(60) as process:
+    with runner.busy_process(60) as process:
         for _ in range(3000):  # half a minute, should the machine be busy already
             if ticks(process) >= 10:
                 break

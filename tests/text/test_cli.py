@@ -9,7 +9,7 @@ import pytest
 
 import simdformer as sf
 from checkpoints import tiny_config
-from simdformer.bench.limits import read_rate
+from simdformer.bench.machine import read_rate
 from simdformer.models import read_checkpoint
 from simdformer.models.budget import cache_bytes, decode_bytes, weight_bytes
 

@@ -21,17 +21,15 @@ PyTorch, onnxruntime (with onnx, which makes its models), transformers, llama-cp
 which writes its files) and matplotlib are used when they are installed; nothing here needs them.
 """
 
-from simdformer.bench.cases import Case, Goal, all_cases, select
-from simdformer.bench.company import Company
-from simdformer.bench.limits import Level, Limits, measure_limits
-from simdformer.bench.machine import Machine, this_machine
+from simdformer.bench.attention import Attention, RoPE
+from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
+from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
-from simdformer.bench.operations import Attention, Linear, RMSNorm, RoPE, Softmax, SwiGLU
-from simdformer.bench.results import Measurement, Result, Results
+from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline, save_roofline
-from simdformer.bench.runner import run, run_case
+from simdformer.bench.runner import all_cases, run, run_case, select
 from simdformer.bench.stopwatch import Stopwatch, compare
-from simdformer.bench.work import Work, relative_error
+from simdformer.bench.work import Case, Goal, Operation, Work, relative_error
 
 __all__ = [
     "SHAPES",
@@ -45,6 +43,7 @@ __all__ = [
     "Machine",
     "Measurement",
     "ModelRun",
+    "Operation",
     "RMSNorm",
     "Result",
     "Results",

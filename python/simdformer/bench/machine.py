@@ -1,9 +1,17 @@
-"""The machine that is measured: CPU, caches, instruction set, threads, versions."""
+"""The machine: what it is, and what it can do at most, floating-point operations and bytes read.
+
+The limits are measured with two small kernels of our own, on all threads and in the instruction set
+in use: independent chains of fused multiply-adds in registers, and a sum over an array. Nothing
+that computes in float32 is faster than the first, nothing that has to read its data faster than the
+second. (Products of bfloat16 have instructions of their own, which may be twice as fast.)
+"""
 
 import os
 import platform
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,16 +19,30 @@ from typing import Any
 import numpy as np
 
 import simdformer as sf
+from simdformer import _core
+from simdformer.bench.contestants import Way
+from simdformer.bench.stopwatch import Stopwatch, compare
+from simdformer.bench.work import Work
+from simdformer.types import Array
 
-__all__ = ["Machine", "free_memory", "this_machine"]
+__all__ = [
+    "LARGEST_READ",
+    "Level",
+    "Limits",
+    "Machine",
+    "free_memory",
+    "measure_limits",
+    "read_memory",
+    "read_rate",
+    "this_machine",
+]
 
 CPUS = Path("/sys/devices/system/cpu")
-LIBRARIES = (
-    "torch",
-    "onnxruntime",
-    "transformers",
-    "llama-cpp-python",
-)  # whose versions matter, when installed
+# whose versions matter, when installed
+LIBRARIES = ("torch", "onnxruntime", "transformers", "llama-cpp-python")
+FIRST_ITERATIONS = 1 << 20
+LONG_ENOUGH = 0.005  # seconds; starting threads and the last chunk then cost nothing
+LARGEST_READ = 512 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -119,3 +141,154 @@ def free_memory() -> int:
     if found:
         return int(found[1]) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+# ---- its limits ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Level:
+    """A place that data is read from. capacity None: all the memory there is."""
+
+    name: str
+    capacity: int | None
+    gigabytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """GFLOPS of float32 multiply-adds, and the read bandwidth of caches and memory, smallest first.
+
+    >>> limits = Limits(400.0, (Level("L2", 1 << 20, 200.0), Level("memory", None, 40.0)))
+    >>> limits.level(1 << 10).name, limits.level(1 << 30).name
+    ('L2', 'memory')
+    """
+
+    gflops: float
+    levels: tuple[Level, ...]
+
+    def level(self, nbytes: int) -> Level:
+        """The fastest that so many bytes fit in, when they are used again and again."""
+        for level in self.levels:
+            if level.capacity is None or nbytes <= level.capacity:
+                return level
+        return self.levels[-1]
+
+    def from_memory(self, gigabytes_per_second: float) -> "Limits":
+        """The same, but for what memory gives.
+
+        >>> limits = Limits(400.0, (Level("L2", 1 << 20, 200.0), Level("memory", None, 40.0)))
+        >>> limits.from_memory(50.0).level(1 << 30).gigabytes_per_second
+        50.0
+        """
+        levels = [
+            replace(level, gigabytes_per_second=gigabytes_per_second)
+            if level.capacity is None
+            else level
+            for level in self.levels
+        ]
+        return replace(self, levels=tuple(levels))
+
+    def arithmetic_share(self, work: Work, seconds: float) -> float:
+        """Of the multiply-adds that could have been done meanwhile, those that were needed."""
+        return work.flops / seconds / 1e9 / self.gflops
+
+    def read_share(self, work: Work, seconds: float) -> float:
+        """Of the bytes that could have been read meanwhile, those that were needed."""
+        return work.nbytes / seconds / 1e9 / self.level(work.nbytes).gigabytes_per_second
+
+    def share(self, work: Work, seconds: float) -> float:
+        """Of whichever limit is nearer: 1 is as fast as the machine can."""
+        return max(self.arithmetic_share(work, seconds), self.read_share(work, seconds))
+
+    def __str__(self) -> str:
+        """One line."""
+        reads = ", ".join(
+            f"{level.gigabytes_per_second:.0f} GB/s from {level.name}" for level in self.levels
+        )
+        return f"{self.gflops:.0f} GFLOPS in float32 multiply-adds, reads {reads}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "gflops": self.gflops,
+            "read": [vars(level) for level in self.levels],
+        }
+
+
+def measure_limits(machine: Machine, budget: float, stopwatch: Stopwatch) -> Limits:
+    """Measures them within about `budget` seconds: arithmetic, then each level that there is."""
+    places = read_places(machine, free_memory())
+    share = budget / (1 + len(places))
+    levels = tuple(
+        Level(place.name, place.capacity, read_bandwidth(place, share, stopwatch))
+        for place in places
+    )
+    return Limits(multiply_adds(share, stopwatch), levels)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a level is measured: an array of `nbytes`, read by all threads, or by one of `each`."""
+
+    name: str
+    capacity: int | None
+    nbytes: int
+    each: int = 1
+
+
+def read_places(machine: Machine, free: int) -> list[Place]:
+    """Half of a cache is read, so that all of it stays there; of the memory more than fits into the
+    caches, but at most a quarter of what is free.
+
+    Every thread has an L2 of its own, so one is measured and counted for all. An L3 that is not
+    clearly larger than these cannot be told from them and is left out.
+    """
+    l2 = machine.l2 * machine.threads
+    places = []
+    if l2:
+        places.append(Place("L2", l2, machine.l2 // 2, each=machine.threads))
+    if machine.l3 > 4 * l2:
+        places.append(Place("L3", machine.l3, machine.l3 // 2))
+    memory = max(LARGEST_READ, 4 * (l2 + machine.l3))
+    return [*places, Place("memory", None, max(min(memory, free // 4), 1 << 20))]
+
+
+def read_bandwidth(place: Place, budget: float, stopwatch: Stopwatch) -> float:
+    """GB/s of reading an array again and again."""
+    with sf.num_threads(1) if place.each > 1 else nullcontext():
+        return place.each * read_rate(place.nbytes, budget, stopwatch) / 1e9
+
+
+def read_rate(nbytes: int, budget: float = 0.1, stopwatch: Stopwatch | None = None) -> float:
+    """Bytes a second that all threads together read of an array of so many bytes, which is read
+    again and again; the best time counts.
+
+    >>> read_rate(1 << 20, budget=0.01) > 1e6
+    True
+    """
+    array = np.ones(max(nbytes // 4, 1), np.float32)
+    return array.nbytes / best_time(lambda: read_memory(array), budget, stopwatch)
+
+
+def multiply_adds(budget: float, stopwatch: Stopwatch) -> float:
+    """GFLOPS of the chains."""
+    iterations = FIRST_ITERATIONS
+    way = Way("fma", lambda: fma_chains(iterations), np.asarray)
+    while stopwatch.sample(way, 1) < LONG_ENOUGH:
+        iterations *= 2
+    operations = fma_chains(iterations)
+    return operations / best_time(way.call, budget, stopwatch) / 1e9
+
+
+def best_time(call: Callable[[], object], budget: float, stopwatch: Stopwatch | None) -> float:
+    return compare({"limit": call}, budget, stopwatch)["limit"]
+
+
+def fma_chains(iterations: int) -> float:
+    """Runs chains of multiply-adds on all threads; gives how many operations that were."""
+    return _core.fma_chains(iterations)
+
+
+def read_memory(array: Array) -> float:
+    """Reads a float32 array once, on all threads."""
+    return _core.read_memory(array)

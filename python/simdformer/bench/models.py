@@ -1,9 +1,12 @@
 """Whole models as work: random weights in the shapes of published checkpoints, bfloat16.
 
-How fast a model is does not depend on what its weights say, so that no checkpoint is needed.
+How fast a model is does not depend on what its weights say, so that no checkpoint is needed. Ours,
+transformers on PyTorch and llama.cpp run the same weights.
 """
 
 import math
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -11,13 +14,40 @@ from typing import Any, Self
 import numpy as np
 
 from simdformer import reference
-from simdformer.bench.work import Inputs, Unit, Work, random_array
-from simdformer.models import ModelConfig, weight_shapes
+from simdformer.bench import llama_cpp, transformers
+from simdformer.bench.contestants import (
+    LLAMA_CPP,
+    OURS,
+    TRANSFORMERS,
+    Contestant,
+    Missing,
+    Way,
+)
+from simdformer.bench.work import (
+    Case,
+    Dtype,
+    Goal,
+    Inputs,
+    Unit,
+    Work,
+    numpy_dtype,
+    random_array,
+    times,
+)
+from simdformer.models import KVCache, ModelConfig, Transformer, weight_shapes
 from simdformer.models.budget import cache_bytes
 from simdformer.rope_scaling import rope_frequencies
+from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
-__all__ = ["SHAPES", "ModelRun", "forget_weights", "random_weights", "reference_logits"]
+__all__ = [
+    "SHAPES",
+    "ModelRun",
+    "forget_models",
+    "model_cases",
+    "random_weights",
+    "reference_logits",
+]
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -62,6 +92,25 @@ BLOCK = 1_000_003  # random numbers that all matrices repeat; a prime, so that n
 CHECKED = 16  # ids; float64 is slow, and a model that is right for these is the same model
 SAMPLED = 256  # logits
 SEED = 20240601
+CACHE_DTYPE = "bfloat16"
+
+# The models made last, by what made them: cases of one model follow each other.
+_made: dict[str, tuple[ModelConfig, Any]] = {}
+
+
+def model_cases() -> Iterator[Case]:
+    """A prompt of 512 ids in two arithmetics, and a step of decoding, of each shape."""
+    arithmetics: dict[Dtype, tuple[Goal, ...]] = {
+        "float32": (times(0.85, LLAMA_CPP),),  # whose products are of bfloat16
+        "bfloat16": (times(1.2, TRANSFORMERS, LLAMA_CPP),),
+    }
+    for shape, config in SHAPES.items():
+        for dtype, goals in arithmetics.items():
+            prompt = ModelRun(config=config, new=512, dtype=dtype)
+            yield Case(f"{shape}/prefill/{dtype}", prompt, goals)
+        step = ModelRun(config=config, new=1, in_cache=64)
+        wanted = (Goal(0.85, "read"), times(2.5, TRANSFORMERS), times(1.05, LLAMA_CPP))
+        yield Case(f"{shape}/decode", step, wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +189,9 @@ class ModelRun(Work):
         ids = self.checked_ids(inputs)
         return reference_logits(self.config, inputs["weights"], ids, self.sampled())
 
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        return [ours(self, inputs), with_transformers(self, inputs), with_llama_cpp(self, inputs)]
+
     def smaller(self) -> Self:
         """Two layers of the same proportions."""
         config = replace(
@@ -159,7 +211,7 @@ class ModelRun(Work):
 def random_weights(config: ModelConfig) -> dict[str, Array]:
     """bfloat16 tensors for `Transformer(config, ...)`, scaled so that activations stay moderate.
 
-    The last ones made are kept; `forget_weights` lets them go.
+    The last ones made are kept; `forget_models` lets them go.
     """
     rng = np.random.default_rng(SEED)
 
@@ -170,10 +222,6 @@ def random_weights(config: ModelConfig) -> dict[str, Array]:
         return np.resize(block, shape)
 
     return {name: tensor(shape) for name, shape in weight_shapes(config).items()}
-
-
-def forget_weights() -> None:
-    random_weights.cache_clear()
 
 
 def reference_logits(
@@ -212,3 +260,65 @@ def reference_logits(
         x = x + linear(reference.swiglu(linear(h, at + "gate"), linear(h, at + "up")), at + "down")
     last = weights["embed" if config.tie_embeddings else "lm_head"]
     return reference.float64(reference.linear(norm(x[-1], "final_norm"), last[rows]))
+
+
+# ---- who runs them -------------------------------------------------------------------------------
+
+
+def forget_models() -> None:
+    """Lets the memory of the models and of their weights go."""
+    _made.clear()
+    random_weights.cache_clear()
+
+
+def made(by: str, config: ModelConfig, make: Callable[[], Any]) -> Any:
+    """The model that `by` made last, if it has that config, else a new one in its place."""
+    if by not in _made or _made[by][0] != config:
+        _made.pop(by, None)  # before the next one is made
+        _made[by] = (config, make())
+    return _made[by][1]
+
+
+def ours(work: ModelRun, inputs: Inputs) -> Contestant:
+    config, weights = work.config, inputs["weights"]
+    packed: Transformer = made(OURS, config, lambda: Transformer(config, weights))
+    model = copy(packed)  # another arithmetic on the same packed weights
+    model.activations = numpy_dtype(work.dtype)
+    ids, first = inputs["ids"], work.in_cache
+    cache = model.new_cache(first + work.new, dtype=CACHE_DTYPE)
+    if first:
+        model(ids[:first], cache, 1)
+    new = ids[first:]
+
+    def call() -> Array:
+        cache.truncate(first)
+        return model(new, cache, 1)
+
+    def checked(_: Array) -> Array:
+        few = work.checked_ids(inputs)
+        short: KVCache = model.new_cache(len(few), dtype=CACHE_DTYPE)
+        model(few[:-1], short, 1)
+        logits: Array = model(few[-1:], short, 1)[-1]
+        return logits
+
+    return Contestant(OURS, (Way(f"activations {work.dtype}", call, checked),))
+
+
+def with_transformers(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
+    if missing := transformers.missing():
+        return missing
+    config, weights, ids = work.config, inputs["weights"], inputs["ids"]
+    model = made(TRANSFORMERS, config, lambda: transformers.load(config, weights))
+    return transformers.contestant(model, ids, work.in_cache, work.checked_ids(inputs))
+
+
+def with_llama_cpp(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
+    if missing := llama_cpp.missing():
+        return missing
+    config, weights, ids = work.config, inputs["weights"], inputs["ids"]
+    few, threads = work.checked_ids(inputs), get_num_threads()
+    try:
+        model = made(LLAMA_CPP, config, lambda: llama_cpp.Model(config, weights))
+        return llama_cpp.contestant(model, ids, work.in_cache, few, threads)
+    except (OSError, RuntimeError) as error:  # no room for its file, or a library that is too new
+        return Missing(LLAMA_CPP, f"could not be given the model: {error}")

@@ -3,15 +3,21 @@
 import math
 from collections.abc import Iterator
 
-from simdformer.bench import model_contestants, numpy_peer, onnxruntime_peer, ours, torch_peer
-from simdformer.bench.cases import MODEL_PEERS
-from simdformer.bench.company import MOST_MEAN, MOST_P99
+from simdformer.bench.contestants import (
+    LLAMA_CPP,
+    NUMPY,
+    ONNXRUNTIME,
+    OURS,
+    TORCH,
+    TRANSFORMERS,
+)
 from simdformer.bench.models import ModelRun
-from simdformer.bench.results import Measurement, Result, Results
+from simdformer.bench.results import MOST_MEAN, MOST_P99, Measurement, Result, Results
 
 __all__ = ["header", "line", "markdown", "notes", "summary"]
 
-PEERS = (torch_peer.NAME, onnxruntime_peer.NAME, numpy_peer.NAME)
+PEERS = (TORCH, ONNXRUNTIME, NUMPY)
+MODEL_PEERS = (TRANSFORMERS, LLAMA_CPP)
 LEGEND = """\
 time: the best sample of ours. share: of the limit that is nearer, arithmetic or reading.
 torch, onnxruntime, numpy: how many times as fast as they ours is.
@@ -20,7 +26,7 @@ goals: so many times the speed of the better of torch and onnxruntime, for a mod
 and llama.cpp (peers), that share of the multiply-adds (FMA) or of the read bandwidth (read) of this
 machine. At most: what a kernel would reach that runs at the limit of the machine.
 """
-ON_TORCH = (torch_peer.NAME, model_contestants.TRANSFORMERS)  # whose error stands beside ours
+ON_TORCH = (TORCH, TRANSFORMERS)  # whose error stands beside ours
 Names = tuple[str, ...]
 WIDTHS = (31, 9, 12, 6, 8, 12, 8, 9, 9)  # of all columns but the last
 TITLES = ("case", "time", "speed", "share", *PEERS, "error", "torch's", "goals")
@@ -82,7 +88,7 @@ def goals(result: Result) -> Iterator[str]:
 def notes(result: Result) -> Iterator[str]:
     """Contestants that have no column, and those that are missing for a reason worth saying."""
     for name in result.measured:
-        if name not in (ours.NAME, *PEERS):
+        if name not in (OURS, *PEERS):
             unit = result.case.work.counted_in
             theirs, error = result.measured[name], first_error(result, (name,))
             found = f"{result.case.work.speed(theirs.best):,.1f} {unit}, error {error}"
@@ -119,7 +125,7 @@ def company(results: Results) -> Iterator[str]:
         goal = f"  {'✓' if one.met else '✗'} ≤ {MOST_MEAN:g}×, < {duration(MOST_P99)}"
         yield (
             f"    {one.name:<10} mean {alone} → {beside} ({one.mean_ratio:.1f}×), "
-            f"99 of 100 calls within {within}{goal if one.name == ours.NAME else ''}"
+            f"99 of 100 calls within {within}{goal if one.name == OURS else ''}"
         )
 
 

@@ -5,15 +5,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from simdformer.bench import ours
-from simdformer.bench.cases import Case, Goal
-from simdformer.bench.company import Company
-from simdformer.bench.limits import Limits
-from simdformer.bench.machine import Machine
+import numpy as np
 
-__all__ = ["SCHEMA", "GoalReached", "Measurement", "Result", "Results"]
+from simdformer.bench.contestants import OURS
+from simdformer.bench.machine import Limits, Machine
+from simdformer.bench.work import Case, Goal
+from simdformer.types import Array
+
+__all__ = [
+    "MOST_MEAN",
+    "MOST_P99",
+    "SCHEMA",
+    "Company",
+    "GoalReached",
+    "Measurement",
+    "Result",
+    "Results",
+]
 
 SCHEMA = 1  # of the JSON; a number that goes up when fields change their meaning
+MOST_MEAN = 2.5  # in company, times the mean alone
+MOST_P99 = 1e-3  # in company, seconds
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class Result:
     @property
     def ours(self) -> Measurement | None:
         """None when our result is wrong: its speed is then of no interest."""
-        return self.measured.get(ours.NAME)
+        return self.measured.get(OURS)
 
     def ratio(self, name: str) -> float:
         """How many times the speed of that contestant ours has; NaN when one is missing."""
@@ -131,11 +143,50 @@ class Result:
                 for name, one in self.measured.items()
             },
             "missing": dict(self.missing),
-            "ratios": {name: self.ratio(name) for name in self.measured if name != ours.NAME}
+            "ratios": {name: self.ratio(name) for name in self.measured if name != OURS}
             if self.ours
             else {},
             "share": self.share if self.ours else None,
             "goals": [goal.as_json() for goal in self.goals],
+        }
+
+
+@dataclass(frozen=True)
+class Company:
+    """Seconds of each call, alone and beside a busy process."""
+
+    name: str
+    alone: Array
+    beside: Array
+
+    @property
+    def mean_ratio(self) -> float:
+        """How many times as long a call takes, on average."""
+        return float(self.beside.mean() / self.alone.mean())
+
+    @property
+    def p99(self) -> float:
+        """One call in a hundred takes longer, beside a busy process."""
+        return float(np.quantile(self.beside, 0.99))
+
+    @property
+    def p99_alone(self) -> float:
+        return float(np.quantile(self.alone, 0.99))
+
+    @property
+    def met(self) -> bool:
+        return self.mean_ratio <= MOST_MEAN and self.p99 < MOST_P99
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "calls": [len(self.alone), len(self.beside)],
+            "mean_alone": float(self.alone.mean()),
+            "mean_beside": float(self.beside.mean()),
+            "mean_ratio": self.mean_ratio,
+            "p99_alone": self.p99_alone,
+            "p99_beside": self.p99,
+            "met": self.met,
         }
 
 

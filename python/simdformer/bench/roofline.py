@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdformer.bench import onnxruntime_peer, ours, torch_peer
-from simdformer.bench.contestants import optional
-from simdformer.bench.limits import Limits
+from simdformer.bench.contestants import ONNXRUNTIME, OURS, TORCH, optional
+from simdformer.bench.machine import Limits
 from simdformer.bench.results import Result, Results
 
 if TYPE_CHECKING:
@@ -18,9 +17,9 @@ __all__ = ["plot_roofline", "save_roofline"]
 
 # Okabe and Ito's colours, which all eyes tell apart; a shape a contestant for print in grey.
 STYLES: dict[str, dict[str, Any]] = {
-    ours.NAME: {"marker": "o", "color": "#0072B2", "s": 34, "zorder": 4},
-    torch_peer.NAME: {"marker": "^", "color": "#D55E00", "s": 24, "zorder": 3},
-    onnxruntime_peer.NAME: {"marker": "s", "color": "#009E73", "s": 18, "zorder": 3},
+    OURS: {"marker": "o", "color": "#0072B2", "s": 34, "zorder": 4},
+    TORCH: {"marker": "^", "color": "#D55E00", "s": 24, "zorder": 3},
+    ONNXRUNTIME: {"marker": "s", "color": "#009E73", "s": 18, "zorder": 3},
 }
 FONT = 8  # points
 

@@ -1,28 +1,116 @@
-"""Runs cases: makes inputs and contestants, compares each with float64, lets them race."""
+"""Runs cases: makes inputs and contestants, compares each with float64, lets them race.
+
+In company is a run of its own: what a short call costs while another process keeps one CPU busy.
+Alone, a pool of threads can wait for work by spinning. With others on the machine the thread that
+it waits for may not be running at all, and a call of 100 µs takes a slice of the scheduler, 4 ms.
+"""
 
 import gc
-from collections.abc import Callable, Sequence
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 
 import simdformer as sf
-from simdformer.bench import model_contestants, numpy_peer, onnxruntime_peer, ours, torch_peer
-from simdformer.bench.cases import Case
-from simdformer.bench.company import measure_company
-from simdformer.bench.contestants import Contestant, Missing, Way
-from simdformer.bench.limits import LARGEST_READ, Limits, measure_limits, read_memory
-from simdformer.bench.machine import this_machine
-from simdformer.bench.models import ModelRun, forget_weights
-from simdformer.bench.results import Measurement, Result, Results
+from simdformer.bench.attention import Attention, RoPE
+from simdformer.bench.contestants import Contestant, Missing, Way, torch_threads
+from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
+from simdformer.bench.machine import (
+    LARGEST_READ,
+    Limits,
+    measure_limits,
+    read_memory,
+    this_machine,
+)
+from simdformer.bench.models import forget_models, model_cases
+from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
-from simdformer.bench.work import Inputs, Work, relative_error
+from simdformer.bench.work import Case, Goal, Operation, relative_error
 from simdformer.types import Array
 
-__all__ = ["BUDGET", "contestants_of", "run", "run_case"]
+__all__ = [
+    "BUDGET",
+    "OPERATIONS",
+    "all_cases",
+    "busy_process",
+    "measure_company",
+    "run",
+    "run_case",
+    "select",
+]
 
+OPERATIONS: tuple[type[Operation], ...] = (Attention, Linear, RMSNorm, RoPE, Softmax, SwiGLU)
+SHORTEST_CALL = Goal(1.5e-6, "call")
 BUDGET = 2.0  # seconds a case
 SEED = 20240601
 READING = "reading"
+
+SHORT = Attention(heads=32, kv_heads=8, queries=1, keys=512, head_dim=128)  # about 100 µs
+ROUNDS = 3  # alone and in company
+STARTING = 0.1  # seconds that Python takes to start
+# It ends by itself, should nobody be left to end it.
+BUSY = """
+import os, sys, time
+parent, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end and os.getppid() == parent:
+    pass
+"""
+
+
+# ---- the cases -----------------------------------------------------------------------------------
+
+
+def all_cases(isa: str, *, best_isa: bool = True, models: bool = False) -> list[Case]:
+    """Every case. The goals are for the best instruction set of a machine; a lower one, asked for
+    by name, should be near its own limit and never slower than numpy.
+    """
+    cases = [case for operation in OPERATIONS for case in operation.cases(isa)]
+    for operation in OPERATIONS:
+        name, work = operation.smallest()
+        cases.append(Case(f"call/{name}", work, (SHORTEST_CALL,)))
+    if models:
+        cases += model_cases()
+    if best_isa:
+        return cases
+    return [replace(case, goals=case.work.lower_goals(isa)) for case in cases]
+
+
+def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
+    """Those whose name one of the patterns matches; a pattern may name a group, as `linear`.
+
+    Without patterns all. ValueError for a pattern that matches nothing.
+
+    >>> [case.name for case in select(all_cases("avx2"), ["softmax", "rms_norm/1x*"])]
+    ['rms_norm/1x1024', 'softmax/128x4096', 'softmax/4096x4096']
+    """
+    cases, patterns = list(cases), list(patterns)
+    if not patterns:
+        return cases
+    chosen = set()
+    for pattern in patterns:
+        found = {
+            case.name
+            for case in cases
+            if fnmatchcase(case.name, pattern) or fnmatchcase(case.name, pattern + "/*")
+        }
+        if not found:
+            names = [case.name for case in cases]
+            near = get_close_matches(pattern, names, n=3, cutoff=0.4)
+            hint = f"near is {', '.join(near)}" if near else "see --list, with --models too"
+            raise ValueError(f"bench: no case is called {pattern!r}; {hint}")
+        chosen |= found
+    return [case for case in cases if case.name in chosen]
+
+
+# ---- a run ---------------------------------------------------------------------------------------
 
 
 def run(
@@ -58,21 +146,20 @@ def run(
     except KeyboardInterrupt:
         results.interrupted = True
     finally:
-        model_contestants.forget_models()
-        forget_weights()
+        forget_models()
     return results
 
 
 def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) -> Result:
     """One case. Who gives another result than float64 does not race, and is listed as missing."""
     work = case.work
-    with torch_peer.threads(sf.get_num_threads()):
+    with torch_threads(sf.get_num_threads()):
         inputs = work.inputs(np.random.default_rng(SEED))
         expected = work.expected(inputs)
         missing: dict[str, str] = {}
         errors: dict[str, float] = {}
         racing = []
-        for one in contestants_of(work, inputs):
+        for one in work.contestants(inputs):
             if isinstance(one, Missing):
                 missing[one.name] = one.why
                 continue
@@ -111,13 +198,49 @@ def reading(array: Array) -> Contestant:
     return Contestant(READING, (Way("read", lambda: read_memory(array), np.asarray),), peer=False)
 
 
-def contestants_of(work: Work, inputs: Inputs) -> list[Contestant | Missing]:
-    """Ours first, then the peers, all on the same inputs."""
-    if isinstance(work, ModelRun):
-        return model_contestants.contestants(work, inputs)
-    return [
-        *ours.contestants(work, inputs),
-        *torch_peer.contestants(work, inputs),
-        onnxruntime_peer.contestant(work, inputs, sf.get_num_threads()),
-        numpy_peer.contestant(work, inputs),
-    ]
+# ---- in company ----------------------------------------------------------------------------------
+
+
+def measure_company(budget: float, clock: Callable[[], float] = time.perf_counter) -> list[Company]:
+    """Ours, and PyTorch's when it is installed, within about `budget` seconds each."""
+    inputs = SHORT.inputs(np.random.default_rng(SEED))
+    with torch_threads(sf.get_num_threads()):
+        return [
+            in_company(one.name, one.ways[0], budget, clock)
+            for one in (*SHORT.ours(inputs), *SHORT.torch(inputs)[:1])
+            if isinstance(one, Contestant)
+        ]
+
+
+def in_company(name: str, way: Way, budget: float, clock: Callable[[], float]) -> Company:
+    share = budget / (2 * ROUNDS)
+    alone, beside = [], []
+    with way.context():
+        way.call()
+        for _ in range(ROUNDS):
+            alone.append(calls(way.call, share, clock))
+            with busy_process(share + 60):
+                beside.append(calls(way.call, share, clock))
+    return Company(name, np.concatenate(alone), np.concatenate(beside))
+
+
+def calls(call: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> Array:
+    """How long each took."""
+    times = [clock()]
+    while times[-1] - times[0] < seconds or len(times) < 2:
+        call()
+        times.append(clock())
+    return np.diff(times)
+
+
+@contextmanager
+def busy_process(longest: float) -> Iterator[int]:
+    """A process (its id) that does nothing but run, at most `longest` seconds."""
+    arguments = [sys.executable, "-c", BUSY, str(os.getpid()), str(longest)]
+    process = subprocess.Popen(arguments)
+    try:
+        time.sleep(STARTING)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()

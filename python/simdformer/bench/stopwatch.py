@@ -138,13 +138,9 @@ def compare(
     >>> list(seconds), all(time > 0 for time in seconds.values())
     (['sum', 'dot'], True)
     """
-    racing = [Contestant(name, (Way(name, call, identity),)) for name, call in calls.items()]
+    racing = [Contestant(name, (Way(name, call),)) for name, call in calls.items()]
     times = (stopwatch or Stopwatch()).race(racing, budget)
     return {name: one.best for name, one in times.items()}
-
-
-def identity(result: Any) -> Any:
-    return result
 
 
 @contextmanager

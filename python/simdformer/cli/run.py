@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 def bandwidth(model: LanguageModel, report: Report) -> str:
     """Bytes read a second to choose tokens, beside what this machine reads of so many at a time."""
-    from simdformer.bench.limits import read_rate  # the other commands start without it
+    from simdformer.bench.machine import read_rate  # the other commands start without it
 
     if not report.decode_ids:
         return ""

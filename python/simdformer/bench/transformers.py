@@ -1,0 +1,91 @@
+"""transformers on PyTorch as a contestant for whole models, in bfloat16 and on the same weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from simdformer.bench.contestants import TRANSFORMERS, Contestant, Missing, Way, optional, tensor
+from simdformer.models import ModelConfig
+from simdformer.models.config import TENSOR_ALIASES
+from simdformer.types import Array
+
+__all__ = ["contestant", "load", "missing"]
+
+
+def missing() -> Missing | None:
+    """Why transformers cannot take part; None when it can."""
+    if optional("torch") is None or optional("transformers") is None:
+        return Missing(TRANSFORMERS, "transformers or PyTorch is not installed")
+    return None
+
+
+def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
+    """Its own class for the architecture, with our tensors in it: no memory of its own."""
+    torch: Any = optional("torch")
+    library: Any = optional("transformers")
+    shape = {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "rope_parameters": {"rope_type": "default", **(config.rope_scaling or {})}
+        | {"rope_theta": config.rope_theta},
+    }
+    make = library.Qwen3Config if config.qk_norm else library.LlamaConfig
+    theirs = make(**shape)
+    with torch.device("meta"):
+        model = library.AutoModelForCausalLM.from_config(theirs, dtype=torch.bfloat16)
+    names = {ours: name for name, ours in TENSOR_ALIASES["huggingface"].items()}
+    tensors = {their_name(names, name): tensor(array) for name, array in weights.items()}
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    rotary = model.model.rotary_emb  # its frequencies are computed, not loaded
+    model.model.rotary_emb = type(rotary)(theirs)
+    return model.eval()
+
+
+def their_name(names: Mapping[str, str], name: str) -> str:
+    """layers.3.wq -> model.layers.3.self_attn.q_proj.weight"""
+    parts = name.split(".")
+    if parts[0] != "layers":
+        return names[name]
+    return names[f"layers.{{}}.{parts[2]}"].replace("{}", parts[1])
+
+
+def contestant(model: Any, ids: Array, in_cache: int, checked_ids: Array) -> Contestant:
+    """All of `ids` behind the first `in_cache` at once; what is compared are the logits after
+    `checked_ids`.
+    """
+    torch: Any = optional("torch")
+    library: Any = optional("transformers")
+    all_ids, few = torch.from_numpy(ids)[None], torch.from_numpy(checked_ids)[None]
+
+    def step(new: Any, cache: Any) -> Any:
+        return model(new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+
+    kept = library.DynamicCache()
+    with torch.inference_mode():
+        if in_cache:
+            step(all_ids[:, :in_cache], kept)
+
+    def decode() -> Any:
+        logits = step(all_ids[:, in_cache:], kept)
+        kept.crop(in_cache - len(ids))  # what a step added
+        return logits
+
+    def prefill() -> Any:
+        return step(all_ids, library.DynamicCache())
+
+    def checked(_: Any) -> Array:
+        cache = library.DynamicCache()
+        step(few[:, :-1], cache)
+        logits: Array = step(few[:, -1:], cache)[0, -1].float().numpy()
+        return logits
+
+    call = decode if in_cache else prefill
+    return Contestant(TRANSFORMERS, (Way("bfloat16", call, checked, torch.inference_mode),))
