@@ -1,12 +1,16 @@
 """Arguments of what is written in Python, read once and refused in the words of the kernels:
 `function: argument, what was found, what is needed`."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["as_array", "is_whole", "read_several", "read_whole", "shown"]
+__all__ = ["LARGEST", "as_array", "is_whole", "read_several", "read_whole", "shown"]
+
+LARGEST = (1 << 63) - 1  # what the kernels count with
 
 
 def shown(value: object) -> str:
@@ -27,8 +31,9 @@ def is_whole(value: object, least: int = 1) -> bool:
 
 def read_whole(function: str, name: str, value: Any, needed: str = "a whole number > 0") -> int:
     """A whole number > 0 that a computer can count to."""
-    if not is_whole(value) or value >= 1 << 63:
-        raise ValueError(f"{function}: {name} is {shown(value)}, needed is {needed}")
+    if not is_whole(value) or value > LARGEST:
+        limit = " and < 2**63" if is_whole(value) else ""
+        raise ValueError(f"{function}: {name} is {shown(value)}, needed is {needed}{limit}")
     return int(value)
 
 
@@ -47,7 +52,7 @@ def read_several(function: str, name: str, value: Any, needed: str) -> list[Any]
         return []
     if isinstance(value, str | bytes | int | np.integer):
         return [value]
-    try:
-        return list(value)
-    except TypeError:
-        raise TypeError(f"{function}: {name} is {shown(value)}, needed are {needed}") from None
+    if not isinstance(value, Mapping):  # whose keys are names of something else
+        with suppress(TypeError):
+            return list(value)
+    raise TypeError(f"{function}: {name} is {shown(value)}, needed are {needed}")

@@ -257,7 +257,14 @@ def test_a_prompt_that_is_none(tiny):
         model.generate("a", max_new_tokens=2, streamer=3)
     with pytest.raises(TypeError, match="KVCache: dtype is 'half a float', needed is one of"):
         model.generate("a", max_new_tokens=2, cache_dtype="half a float")
-    for stop in ("", ["a", ""], [2.5]):
+    with pytest.raises(
+        ValueError, match=r"generate: max_new_tokens is \d+, needed is .* > 0 and < 2\*\*63$"
+    ):
+        model.generate("a", max_new_tokens=2**70)
+    for stop in ({}, {"a": 1}, 2.5):
+        with pytest.raises(TypeError, match=r"generate: stop is .*, needed are strings or ids$"):
+            model.generate("a", max_new_tokens=2, stop=stop)
+    for stop in ("", ["a", ""], [2.5], True, -1, [2**70], b"a"):
         with pytest.raises(
             ValueError, match=r"generate: stop is .*, needed are strings that are not empty, or ids"
         ):
@@ -359,6 +366,14 @@ def test_draws_follow_the_distribution():
     )
 
 
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_the_lowest_temperature_is_greedy_too(cut):
+    """1 / temperature is more than the largest float."""
+    sampler = Sampler(temperature=5e-324, seed=0, **cut)
+    np.testing.assert_array_equal(sampler.probabilities([-1.0, 4.0, 3.9]), [0, 1, 0])
+    assert sampler([-1.0, 4.0, 3.9]) == 1
+
+
 def test_greedy_takes_the_highest_and_the_first_of_equals():
     assert Sampler()([1.0, 3.0, 3.0]) == 1
     assert Sampler(repetition_penalty=4.0)([1.0, 3.0, -1.0], [1]) == 0
@@ -372,8 +387,11 @@ def test_greedy_takes_the_highest_and_the_first_of_equals():
         ("temperature", -0.1, ">= 0"),
         ("temperature", float("nan"), ">= 0"),
         ("temperature", "hot", ">= 0"),
-        ("top_k", 0, "None or >= 1"),
-        ("top_k", 2.5, "None or >= 1"),
+        ("temperature", True, ">= 0"),
+        ("top_k", 0, "None or in [1, 2**63)"),
+        ("top_k", 2.5, "None or in [1, 2**63)"),
+        ("top_k", True, "None or in [1, 2**63)"),
+        ("top_k", 2**70, "None or in [1, 2**63)"),
         ("top_p", 0.0, r"None or in (0, 1]"),
         ("top_p", 1.1, r"None or in (0, 1]"),
         ("min_p", -0.1, "None or in [0, 1]"),

@@ -6,13 +6,14 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.arguments import as_array, read_several, read_whole, shown
+from simdformer.arguments import LARGEST, is_whole, read_several, read_whole, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.trace import Edit
 from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
 from simdformer.text.chat import ChatTemplate, check_messages
+from simdformer.text.prompts import IdsOfText, read_prompts
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
@@ -21,6 +22,9 @@ from simdformer.types import Array
 __all__ = ["GenerateOptions", "LanguageModel"]
 
 Stop = str | int | Iterable[str | int]
+
+# Of the config, in a repr.
+SHOWN = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "max_seq_len")
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -73,17 +77,8 @@ class LanguageModel:
         return self.transformer.config
 
     def __repr__(self) -> str:
-        names = (
-            "num_layers",
-            "hidden_size",
-            "num_heads",
-            "num_kv_heads",
-            "vocab_size",
-            "max_seq_len",
-        )
-        return (
-            f"LanguageModel({', '.join(f'{name}={getattr(self.config, name)}' for name in names)})"
-        )
+        sizes = ", ".join(f"{name}={getattr(self.config, name)}" for name in SHOWN)
+        return f"LanguageModel({sizes})"
 
     def __call__(
         self,
@@ -200,7 +195,7 @@ class LanguageModel:
 
         Ctrl-C ends it with KeyboardInterrupt; the model stays usable.
         """
-        is_batch, is_text, prompts = self._prompts(prompt)
+        prompts = read_prompts(prompt, self._encode)
         sampler = Sampler(
             temperature=temperature,
             top_k=top_k,
@@ -209,8 +204,8 @@ class LanguageModel:
             repetition_penalty=repetition_penalty,
             seed=seed,
         )
-        new = self._check_room(max(map(len, prompts)), max_new_tokens)
-        if streamer is not None and is_batch:
+        new = self._check_room(max(map(len, prompts.ids)), max_new_tokens)
+        if streamer is not None and prompts.is_list:
             raise ValueError(
                 "generate: a streamer follows one prompt, found is a list of them; call it for each"
             )
@@ -226,11 +221,11 @@ class LanguageModel:
                 ids,
                 stop_ids=stop_ids,
                 stop_strings=stop_strings,
-                text_stream=self._text_stream(ids) if is_text or stop_strings else None,
+                text_stream=self._text_stream(ids) if prompts.is_text or stop_strings else None,
                 show=show,
-                show_ids=not is_text,
+                show_ids=not prompts.is_text,
             )
-            for ids in prompts
+            for ids in prompts.ids
         ]
         try:
             generation.generate(
@@ -245,8 +240,8 @@ class LanguageModel:
         finally:
             if isinstance(streamer, generation.Streamer):
                 streamer.end()
-        results = [sequence.text if is_text else sequence.new_ids for sequence in sequences]
-        return results if is_batch else results[0]
+        results = [each.text if prompts.is_text else each.new_ids for each in sequences]
+        return results if prompts.is_list else results[0]
 
     def chat(
         self,
@@ -300,28 +295,13 @@ class LanguageModel:
             )
         return new
 
-    def _prompts(self, prompt: Any) -> tuple[bool, bool, list[list[int]]]:
-        """Whether it is a list of prompts, whether they are text, and the ids of each."""
-        if isinstance(prompt, str):
-            return False, True, [self._encode(prompt)]
-        if isinstance(prompt, list | tuple) and prompt and all(isinstance(x, str) for x in prompt):
-            return True, True, [self._encode(text) for text in prompt]
-        if isinstance(prompt, IdsOfText):
-            return False, True, [checked_prompt(prompt)]
-        if isinstance(prompt, np.ndarray) and prompt.ndim == 2 and prompt.dtype.kind in "iu":
-            prompt = prompt.tolist()  # at once: a view may have more rows than fit into memory
-            return True, False, [checked_prompt(ids) for ids in prompt] or [checked_prompt([])]
-        if is_nested(prompt):
-            return True, False, [checked_prompt(ids) for ids in prompt]
-        return False, False, [checked_prompt(prompt)]
-
     def _encode(self, text: str) -> list[int]:
-        return checked_prompt(self._need_tokenizer("a prompt of text").encode(text))
+        return self._need_tokenizer("a prompt of text").encode(text)
 
     def _stops(self, stop: Stop | None) -> tuple[frozenset[int], list[str]]:
         """The ids and the strings that end a text."""
         given = read_several("generate", "stop", stop, "strings or ids")
-        ids = [int(one) for one in given if isinstance(one, int | np.integer)]
+        ids = [int(one) for one in given if is_whole(one, least=0) and one <= LARGEST]
         strings = [one for one in given if isinstance(one, str)]
         if len(ids) + len(strings) != len(given) or "" in strings:
             raise ValueError(
@@ -349,27 +329,3 @@ class LanguageModel:
                 "give one with from_pretrained(path, tokenizer=FILE), or give ids"
             )
         return self.tokenizer
-
-
-class IdsOfText(list[int]):
-    """A prompt of ids that is continued with text."""
-
-
-def is_nested(prompt: Any) -> bool:
-    """Whether it is a list of prompts. Its rows may differ in length: it need not be an array."""
-    return isinstance(prompt, list | tuple) and any(
-        as_array("generate", "prompt", ids).ndim for ids in prompt
-    )
-
-
-def checked_prompt(ids: Any) -> list[int]:
-    array = as_array("generate", "prompt", ids)
-    if array.size == 0:
-        raise ValueError(
-            "generate: prompt has no ids, needed is at least one (bos_id begins a text)"
-        )
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(
-            f"generate: prompt is {array.dtype} of shape {array.shape}, needed is text or ids (L,)"
-        )
-    return [int(id) for id in array.tolist()]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.arguments import shown
+from simdformer.arguments import LARGEST, is_whole, shown
 
 __all__ = ["Sampler"]
 
@@ -23,7 +23,7 @@ class Sampler:
 
     temperature : >= 0
         Logits are divided by it; 0 is greedy.
-    top_k : >= 1, optional
+    top_k : in [1, 2**63), optional
         Only the k likeliest ids, and those as likely as the k-th.
     top_p : in (0, 1], optional
         Only the likeliest ids, until their probabilities sum up to p: arXiv:1904.09751.
@@ -53,7 +53,7 @@ class Sampler:
     def __post_init__(self) -> None:
         allowed = {
             "temperature": (is_number(self.temperature) and self.temperature >= 0, ">= 0"),
-            "top_k": (self.top_k is None or is_whole(self.top_k, 1), "None or >= 1"),
+            "top_k": (self.top_k is None or is_count(self.top_k), "None or in [1, 2**63)"),
             "top_p": (self.top_p is None or is_share(self.top_p, above=0), "None or in (0, 1]"),
             "min_p": (self.min_p is None or is_share(self.min_p), "None or in [0, 1]"),
             "repetition_penalty": (
@@ -74,8 +74,7 @@ class Sampler:
         if self.temperature == 0:
             return int(np.argmax(scores))
         probabilities = self._distribution(scores)
-        # Inverse transform: the first id at which the cumulated probability passes a uniform
-        # number.
+        # Inverse transform: the first id at which the cumulated probability passes a uniform one.
         cumulated = np.cumsum(probabilities)
         return int(np.searchsorted(cumulated, self.random.random() * cumulated[-1], side="right"))
 
@@ -100,23 +99,21 @@ class Sampler:
         return penalized
 
     def _distribution(self, logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        logits = logits / self.temperature
+        # The highest becomes 0, so that no temperature, however low, makes it infinite.
+        with np.errstate(over="ignore"):
+            logits = (logits - logits.max()) / self.temperature
         if self.top_k is not None and self.top_k < len(logits):
-            logits = np.where(
-                logits >= np.partition(logits, -self.top_k)[-self.top_k], logits, -np.inf
-            )
+            least = np.partition(logits, -self.top_k)[-self.top_k]
+            logits = np.where(logits >= least, logits, -np.inf)
         if self.top_p is not None and self.top_p < 1:
             order = np.argsort(-logits, kind="stable")
             before = np.cumsum(softmax(logits[order])) - softmax(logits[order])
-            logits = logits.copy()
-            logits[
-                order[before >= self.top_p]
-            ] = -np.inf  # what comes before them is enough already
+            # What comes before these is enough already.
+            logits[order[before >= self.top_p]] = -np.inf
         probabilities = softmax(logits)
         if self.min_p is not None:
-            probabilities = softmax(
-                np.where(probabilities >= self.min_p * probabilities.max(), logits, -np.inf)
-            )
+            likely = probabilities >= self.min_p * probabilities.max()
+            probabilities = softmax(np.where(likely, logits, -np.inf))
         return probabilities
 
 
@@ -127,7 +124,7 @@ def softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def is_number(value: Any) -> bool:
-    if not isinstance(value, int | float | np.floating | np.integer):
+    if not isinstance(value, int | float | np.floating | np.integer) or isinstance(value, bool):
         return False
     try:
         return math.isfinite(value)
@@ -139,5 +136,5 @@ def is_share(value: Any, above: float = -1) -> bool:
     return is_number(value) and bool(0 <= value <= 1 and value > above)
 
 
-def is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int | np.integer) and bool(value >= least)
+def is_count(value: Any) -> bool:
+    return is_whole(value) and bool(value <= LARGEST)
