@@ -7,7 +7,7 @@ import pytest
 
 import simdformer as sf
 from conftest import same_bits
-from simdformer.cli import _shared as shared
+from simdformer.cli import _output as output
 from simdformer.cli import chat as chat_command
 
 
@@ -43,7 +43,7 @@ def chat(command, monkeypatch):
 
 
 def test_a_chat_remembers_until_it_is_told_to_forget(chat):
-    lines = ["hello", "", "and you?", "/reset", "hello again"]
+    lines = ["hello", "", "and you?", "/reset", " hello again", "/exit", "not heard"]
     status, out, err, heard = chat(lines, lambda turn: ["I am ", f"number {turn}"])
     assert (status, err) == (0, "")
     assert out == "I am number 1\nI am number 2\nI am number 3\n"
@@ -95,7 +95,8 @@ def test_the_prompt_of_a_terminal(command, monkeypatch):
 
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("builtins.input", ask)
-    assert command("chat", sf.demo_path()) == (0, "\n\n", "")
+    greeting = f"Write a line, {sf.demo_path()} answers. /help tells more.\n"
+    assert command("chat", sf.demo_path()) == (0, "\n\n", greeting)
     assert list(typed) == []
 
 
@@ -111,13 +112,38 @@ EVIL = "a\x1b]0;title\x07\x9b2Jb\tc\r\n"
 HARMLESS = "a\ufffd]0;title\ufffd\ufffd2Jb\tc\ufffd\n"
 
 
+def test_commands_of_a_chat(chat):
+    lines = ["/help", "/what", "/reset it", " /what", "hello"]
+    status, out, err, heard = chat(lines, lambda turn: "fine")
+    unknown = "no such command, there are /help, /reset, /exit; a space in front makes it text"
+    assert (status, out) == (0, "fine\nfine\n")
+    assert err.splitlines() == [
+        "/help    shows this",
+        "/reset   forgets what was said",
+        "/exit    ends the conversation, and so does Ctrl-D",
+        "Ctrl-C   stops an answer",
+        f"/what: {unknown}",
+        f"/reset it: {unknown}",
+    ]
+    assert "/what" in heard[0]
+    assert "/help" not in heard[1]
+
+
+def test_what_is_no_text_is_one_line_and_forgotten(chat):
+    status, out, err, heard = chat(["hello", "caf\udce9"], lambda turn: "fine")
+    assert (status, out, len(heard)) == (0, "fine\n", 1)
+    assert err.startswith(
+        "character 4 of what was given cannot be read; it should be UTF-8; /reset"
+    )
+
+
 @pytest.mark.parametrize("writes", ["run", "chat"])
 def test_what_a_model_says_cannot_drive_the_terminal(writes, monkeypatch):
     """Escape sequences show as U+FFFD; a file gets every character as it is."""
     for stream, wanted in ((io.StringIO(), EVIL), (Terminal(), HARMLESS)):
         monkeypatch.setattr("sys.stdout", stream)
         if writes == "run":
-            shared.write(EVIL)
+            output.write(EVIL)
         else:
             streamer = chat_command.Kept()
             streamer.put(EVIL)
@@ -126,7 +152,7 @@ def test_what_a_model_says_cannot_drive_the_terminal(writes, monkeypatch):
 
 
 def test_nor_can_an_error_message():
-    assert shared.describe(ValueError("a\x1b[2J\n b")) == "a\ufffd[2J b"
+    assert output.describe(ValueError("a\x1b[2J\n b")) == "a\ufffd[2J b"
 
 
 # ---- trace ---------------------------------------------------------------------------------------

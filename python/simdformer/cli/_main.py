@@ -1,7 +1,6 @@
 """From a command line to an exit status."""
 
 import argparse
-import contextlib
 import os
 import pkgutil
 import sys
@@ -10,47 +9,87 @@ from importlib import import_module
 from pathlib import Path
 
 import simdformer as sf
-from simdformer.cli._shared import describe
+from simdformer.cli._output import describe
+from simdformer.cli._shared import Parser, add_machine
 
 __all__ = ["main"]
+
+FIRST_STEPS = """\
+first steps:
+  simdformer demo                           see attention, then a model at work
+  simdformer run demo "Once upon a time"    let that model continue a text
+  simdformer learn                          write a transformer yourself
+
+`simdformer COMMAND --help` explains a command.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and gives its exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            AttributeError
-        ):  # a replaced stream; what a terminal cannot show becomes "?"
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    options = parser().parse_args(arguments)
+    prepare_streams()
     try:
-        use_machine(options)
-        return int(options.command(options))
+        status = run(arguments)
+        sys.stdout.flush()  # what cannot be written is told here, and not after the end
     except BrokenPipeError:  # `simdformer run ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        status = 0
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        return 130
+        status = 130
     except (OSError, ValueError, TypeError, LookupError, MemoryError, ImportError) as error:
         print(f"simdformer: error: {describe(error)}", file=sys.stderr)
-        return 2
+        status = 2
+    discard_unwritten()
+    return status
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="simdformer",
-        description="A transformer you can see through: run a model, or watch one attention step.",
-    )
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):  # in alphabetical order
-        if not module.name.startswith("_"):
-            import_module(f"simdformer.cli.{module.name}").add(commands)
-    return top
-
-
-def use_machine(options: argparse.Namespace) -> None:
+def run(arguments: Sequence[str] | None) -> int:
+    top = parser()
+    options = top.parse_args(arguments)
+    if "command" not in options:
+        top.print_help()
+        return 0
     if options.threads is not None:
         sf.set_num_threads(options.threads)
     if options.isa is not None:
         sf.set_isa(options.isa)
+    return int(options.command(options))
+
+
+def parser() -> Parser:
+    top = Parser(
+        prog="simdformer",
+        usage="simdformer COMMAND ...",
+        description="A transformer you can see through: run a model, or watch one attention step.",
+        epilog=FIRST_STEPS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"simdformer {sf.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", prog=top.prog)
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):  # in alphabetical order
+        if not module.name.startswith("_"):
+            import_module(f"simdformer.cli.{module.name}").add(commands)
+    for command in commands.choices.values():
+        add_machine(command)
+    return top
+
+
+def prepare_streams() -> None:
+    """What a terminal cannot show becomes "?", what goes to a closed stream is lost, and what is
+    typed but no text is for a command to refuse."""
+    if hasattr(sys.stdin, "reconfigure"):  # not where somebody has replaced it
+        sys.stdin.reconfigure(errors="surrogateescape")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def discard_unwritten() -> None:
+    """What a closed pipe or a full disk has not taken: Python would try again at its end, and
+    complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

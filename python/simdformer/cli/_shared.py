@@ -1,40 +1,44 @@
-"""What the commands have in common: options, and how numbers are written for people."""
+"""What the commands have in common: the parser, and the arguments that several of them take."""
 
 import argparse
-import hashlib
-import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from simdformer.types import Array
+from simdformer import _core
+from simdformer.cli import _values as values
+from simdformer.cli._output import describe
 
 if TYPE_CHECKING:
     from simdformer.text import LanguageModel
+    from simdformer.text.tokenizer import Tokenizer
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["Parser"]
 
 __all__ = [
+    "Parser",
     "add_format",
+    "add_machine",
     "add_model",
     "add_model_options",
+    "add_new_tokens",
+    "add_prompt",
     "add_sampling",
     "command",
-    "count",
-    "describe",
-    "harmless",
-    "hash_of",
     "load",
-    "memory",
-    "rate",
+    "prompt_of",
+    "readable",
     "sampling_of",
-    "write",
+    "tokenizer_of",
 ]
 
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and in a second one how the command is written."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = describe(ValueError(message.removeprefix("argument ")))
+        self.exit(2, f"{self.prog}: error: {wrong}\n{self.format_usage()}")
 
 
 def command(
@@ -44,19 +48,36 @@ def command(
     *,
     help: str,
     description: str,
+    arguments: str = "",
     epilog: str | None = None,
-) -> argparse.ArgumentParser:
-    """A command of that name, with the options that all have. `run` gives the exit status."""
-    parser = commands.add_parser(name, help=help, description=description, epilog=epilog)
+) -> Parser:
+    """A command of that name. `run` gives the exit status; `arguments` are those without dashes,
+    as the first line of the help shows them."""
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=epilog,
+        usage=f"simdformer {name} {arguments} [options]".replace("  ", " "),
+    )
     parser.set_defaults(command=run)
+    return parser
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """What every command takes: threads and instruction set."""
     group = parser.add_argument_group("machine")
     group.add_argument(
-        "--threads", type=int, metavar="N", help="how many threads compute (default: all cores)"
+        "--threads",
+        type=values.whole(1, _core.MAX_THREADS),
+        metavar="N",
+        help="how many threads compute (default: all cores)",
     )
     group.add_argument(
-        "--isa", help="instruction set of the kernels: see `simdformer info` (default: the best)"
+        "--isa",
+        type=values.isa,
+        help="instruction set of the kernels: see `simdformer info` (default: the best)",
     )
-    return parser
 
 
 def add_model(parser: argparse.ArgumentParser, *, otherwise: str | None = None) -> None:
@@ -64,14 +85,57 @@ def add_model(parser: argparse.ArgumentParser, *, otherwise: str | None = None) 
     parser.add_argument(
         "model",
         metavar="MODEL",
-        type=Path,
         nargs="?" if otherwise else None,
-        help="a checkpoint: a directory of Meta's or Hugging Face's, or a .pth or .bin file"
-        + (f" (default: {otherwise})" if otherwise else ""),
+        help="a checkpoint: a directory of Meta's or Hugging Face's, or a .pth or .bin file; or "
+        "Owner/Name, a model that `hf download` has brought here; or demo, the small one that "
+        "comes with the package" + (f" (default: {otherwise})" if otherwise else ""),
     )
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    """The argument PROMPT."""
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        help="the text that the model reads; - or none: what comes through a pipe, less the ends "
+        "of lines behind it",
+    )
+
+
+def prompt_of(options: argparse.Namespace) -> str:
+    """The PROMPT, or what standard input holds."""
+    if options.prompt not in (None, "-"):
+        return readable(options.prompt)
+    if sys.stdin is None or (options.prompt is None and sys.stdin.isatty()):
+        raise ValueError(
+            'PROMPT is missing; write it behind MODEL ("Once upon a time"; "" for a text from '
+            "nothing), or send it through a pipe"
+        )
+    return readable(sys.stdin.read().rstrip("\n"))  # as $(...) of a shell does
+
+
+def readable(text: str) -> str:
+    """ValueError for what was no text in the terminal's encoding: Python escapes such bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = f"character {error.start + 1} of what was given"
+        raise ValueError(f"{where} cannot be read; it should be UTF-8") from None
+    return text
+
+
+def add_new_tokens(parser: argparse.ArgumentParser, what: str, default: str) -> None:
+    """The option --max-new-tokens."""
+    parser.add_argument(
+        "--max-new-tokens",
+        type=values.whole(),
+        metavar="N",
+        help=f"how long {what} may get (default: {default})",
+    )
+
+
+def add_format(parser: argparse._ActionsContainer) -> None:
     """The option --format."""
     parser.add_argument(
         "--format",
@@ -82,17 +146,21 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """How a checkpoint is loaded."""
-    add_format(parser)
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="default: the one beside the model"
+    group = parser.add_argument_group("model")
+    add_format(group)
+    group.add_argument(
+        "--tokenizer",
+        type=values.existing,
+        metavar="FILE",
+        help="a tokenizer (default: the one beside the model)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--max-seq-len",
-        type=int,
+        type=values.whole(),
         metavar="N",
-        help="longest text (default: what the model was made for)",
+        help="longest text in tokens (default: what the model was made for)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
         help="of the weights (default: the file's)",
@@ -112,33 +180,59 @@ def load(options: argparse.Namespace) -> "LanguageModel":
     )
 
 
+def tokenizer_of(model: "LanguageModel", options: argparse.Namespace) -> "Tokenizer":
+    """The model's; ValueError when it has none."""
+    if model.tokenizer is None:
+        raise ValueError(
+            f"{options.model}: no tokenizer was found beside it; give one with --tokenizer FILE"
+        )
+    return model.tokenizer
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """How the next token is chosen, and where the text ends."""
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument(
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
         "--temperature",
-        type=float,
+        type=values.number("a number >= 0", lambda t: t >= 0),
         default=0.0,
         metavar="T",
-        help="0 (default): the likeliest token every time",
+        help="0 (default): the likeliest token every time; 1: each as often as it is likely",
     )
-    sampling.add_argument(
-        "--top-k", type=int, metavar="K", help="choose among the K likeliest tokens"
+    group.add_argument(
+        "--top-k", type=values.whole(), metavar="K", help="choose among the K likeliest tokens"
     )
-    sampling.add_argument(
-        "--top-p", type=float, metavar="P", help="choose among the likeliest that sum up to P"
+    group.add_argument(
+        "--top-p",
+        type=values.number("a number in (0, 1]", lambda p: 0 < p <= 1),
+        metavar="P",
+        help="choose among the likeliest that sum up to P",
     )
-    sampling.add_argument(
-        "--min-p", type=float, metavar="P", help="leave out what is less than P times the likeliest"
+    group.add_argument(
+        "--min-p",
+        type=values.number("a number in [0, 1]", lambda p: 0 <= p <= 1),
+        metavar="P",
+        help="leave out what is less than P times as likely as the likeliest",
     )
-    sampling.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="X", help="> 1 avoids repetition"
+    group.add_argument(
+        "--repetition-penalty",
+        type=values.number("a number > 0", lambda x: x > 0),
+        default=1.0,
+        metavar="X",
+        help="above 1: say less again (default: 1)",
     )
-    sampling.add_argument(
-        "--seed", type=int, metavar="N", help="makes a temperature above 0 repeatable"
+    group.add_argument(
+        "--seed",
+        type=values.whole(0),
+        metavar="N",
+        help="makes a temperature above 0 repeatable",
     )
-    sampling.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end before this text; may be repeated"
+    group.add_argument(
+        "--stop",
+        type=values.text,
+        action="append",
+        metavar="TEXT",
+        help="end before this text; may be repeated",
     )
 
 
@@ -146,46 +240,3 @@ def sampling_of(options: argparse.Namespace) -> dict[str, Any]:
     """What `add_sampling` asked for, as keywords of `LanguageModel.generate`."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
     return {name: getattr(options, name) for name in names}
-
-
-def write(text: str) -> None:
-    """To stdout at once. What a model says stays text, even on a terminal."""
-    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
-
-
-def harmless(text: str) -> str:
-    """Control characters but the ends of lines and tabs become U+FFFD: they could move a terminal's
-    cursor, change its title or its keys."""
-    return CONTROLS.sub("\ufffd", text)
-
-
-def rate(tokens: int, seconds: float) -> str:
-    return f"{count(tokens, 'token')} at {tokens / max(seconds, 1e-9):,.0f} a second"
-
-
-def memory(size: int) -> str:
-    """Bytes for people: 1.5 GiB."""
-    power = min(max(size.bit_length() - 1, 0) // 10, 4)
-    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
-    return f"{size / 1024**power:.{1 if power else 0}f} {unit}"
-
-
-def count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def describe(error: BaseException) -> str:
-    """One line, whatever the message looks like."""
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.filename}: {error.strerror}"
-    elif isinstance(error, KeyError) and error.args:  # whose str() is a repr
-        text = str(error.args[0])
-    else:
-        text = str(error)
-    return harmless(" ".join(text.split())) or type(error).__name__
-
-
-def hash_of(logits: Array) -> str:
-    """Eight bytes that tell whether two runs computed the same to the last bit."""
-    return hashlib.blake2b(np.ascontiguousarray(logits).tobytes(), digest_size=8).hexdigest()

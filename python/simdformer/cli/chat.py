@@ -5,13 +5,19 @@ import contextlib
 import sys
 from typing import Any
 
+from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.text import LanguageModel
 
 __all__ = ["add"]
 
-RESET = "/reset"
 PROMPT = "> "
+HELP, RESET, EXIT = "/help", "/reset", "/exit"
+COMMANDS = {
+    HELP: "shows this",
+    RESET: "forgets what was said",
+    EXIT: "ends the conversation, and so does Ctrl-D",
+}
 
 
 def add(commands: "shared.Commands") -> None:
@@ -19,42 +25,68 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "chat",
         run,
+        arguments="MODEL",
         help="talk with a model",
         description="A conversation: you write a line, the model answers, in the form that the "
         "checkpoint's own chat template gives it. Ctrl-C stops an answer, "
-        f"{RESET} forgets what was said, Ctrl-D ends.",
+        f"{RESET} forgets what was said, {EXIT} or Ctrl-D ends.",
+        epilog='example: simdformer chat Qwen/Qwen3-0.6B --system "Answer in one sentence."',
     )
     shared.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help="how long an answer may get (default: what the model has room for)",
-    )
+    shared.add_new_tokens(parser, "an answer", "what the model has room for")
     shared.add_model_options(parser)
     shared.add_sampling(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    if sys.stdin is None:
+        raise ValueError("standard input is closed, and a chat reads from it")
     model = shared.load(options)
-    if model.tokenizer is None or model.chat_template is None:
-        what = "tokenizer" if model.tokenizer is None else "chat template"
-        raise ValueError(f"{options.model}: no {what} was found; a chat needs a model made for it")
+    shared.tokenizer_of(model, options)
+    if model.chat_template is None:
+        raise ValueError(
+            f"{options.model}: no chat template was found; a chat needs a model made for it, "
+            "`simdformer run` continues a text with any"
+        )
+    if sys.stdin.isatty():
+        print(f"Write a line, {options.model} answers. {HELP} tells more.", file=sys.stderr)
+    converse(model, options)
+    return 0
+
+
+def converse(model: LanguageModel, options: argparse.Namespace) -> None:
     beginning = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(beginning)
     while (line := next_line()) is not None:
-        if line == RESET:
-            messages = list(beginning)
-        elif line:
-            said = {"role": "user", "content": line}
+        if line.startswith("/"):
+            command = line.strip()
+            if command == EXIT:
+                return
+            if command == RESET:
+                messages = list(beginning)
+            else:
+                print(about_commands(command), file=sys.stderr)
+        elif line.strip():
+            said = {"role": "user", "content": line.strip()}
             try:
+                shared.readable(line)
                 text = answer(model, [*messages, said], options)
             except ValueError as error:  # too long, or the template minds; nothing was said
-                print(f"{shared.describe(error)}; {RESET} begins anew", file=sys.stderr)
+                print(f"{output.describe(error)}; {RESET} begins anew", file=sys.stderr)
             else:
                 messages += [said, {"role": "assistant", "content": text}]
-    return 0
+
+
+def about_commands(command: str) -> str:
+    """What /help shows, or what is said to a command that does not exist."""
+    if command == HELP:
+        rows = [f"{name:<8} {what}" for name, what in COMMANDS.items()]
+        return "\n".join([*rows, "Ctrl-C   stops an answer"])
+    return (
+        f"{output.harmless(command)}: no such command, there are {', '.join(COMMANDS)}; "
+        "a space in front makes it text"
+    )
 
 
 def next_line() -> str | None:
@@ -62,9 +94,10 @@ def next_line() -> str | None:
     while True:
         try:
             if sys.stdin.isatty():
-                return input(PROMPT).strip()
-            line = sys.stdin.readline()
-            return line.strip() if line else None
+                with contextlib.suppress(ImportError):  # where it is, arrow keys work
+                    import readline  # noqa: F401
+                return input(PROMPT)
+            return sys.stdin.readline() or None
         except EOFError:
             print()
             return None
@@ -92,7 +125,7 @@ class Kept:
 
     def put(self, piece: Any, /) -> None:
         self.text += piece
-        shared.write(piece)
+        output.write(piece)
 
     def end(self) -> None:
-        shared.write("\n")
+        output.write("\n")

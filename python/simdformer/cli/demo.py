@@ -13,6 +13,7 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "demo",
         run,
+        arguments="[MODEL]",
         help="one attention step checked line by line, then a trained model that answers",
         description="Walks through one attention step, numpy beside the kernels, then lets a "
         "trained model answer, write, and show where it looks. Exit status 1 when a check fails.",

@@ -3,6 +3,8 @@
 import argparse
 
 import simdformer as sf
+from simdformer.checkpoints.locate import locate
+from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.models import Checkpoint, read_checkpoint
 from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
@@ -16,6 +18,7 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "info",
         run,
+        arguments="[MODEL]",
         help="how the library is set up, or the config of a model",
         description="Without MODEL: version, instruction sets and threads. With MODEL: its config, "
         "how many parameters each part has, and the memory it will take.",
@@ -28,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if options.model is None:
         sf.show_config()
         return 0
-    checkpoint = read_checkpoint(options.model, options.format)
+    checkpoint = read_checkpoint(locate(options.model), options.format)
     config = checkpoint.config
     dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})
     rows = {"format": checkpoint.format} | vars(config)
@@ -40,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
     for part, parameters in budget.items():
         rows[part] = f"{parameters:,} parameters, {parameters / total:.1%}"
     rows["all"] = f"{total:,} parameters"
-    rows["weights"] = shared.memory(weight_bytes(config, checkpoint.weights, None))
+    rows["weights"] = output.memory(weight_bytes(config, checkpoint.weights, None))
     per_id, full = (cache_bytes(config, length, 4) for length in (1, config.max_seq_len))
     rows["KV cache"] = (
-        f"{shared.memory(full)} in float32 ({shared.memory(per_id)} an id), half of it in 16 bits"
+        f"{output.memory(full)} in float32 ({output.memory(per_id)} an id), half of it in 16 bits"
     )
     for name, value in rows.items():
         print(f"{name:<18} {value}")
@@ -54,5 +57,5 @@ def tokenizer_of(checkpoint: Checkpoint) -> str:
     try:
         tokenizer = find_tokenizer(checkpoint)
     except ImportError as error:  # the rest can be told without the package
-        return shared.describe(error)
+        return output.describe(error)
     return f"{tokenizer.vocab_size} tokens" if tokenizer else "none found"

@@ -1,9 +1,9 @@
 """`simdformer learn`: the exercises as a file to begin with."""
 
 import argparse
-from pathlib import Path
 
 from simdformer.cli import _shared as shared
+from simdformer.cli import _values as values
 
 __all__ = ["add"]
 
@@ -20,7 +20,7 @@ def add(commands: "shared.Commands") -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=values.new_file,
         metavar="FILE",
         help="where to write it (default: my_attention.py); nothing is overwritten",
     )

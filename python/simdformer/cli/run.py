@@ -4,6 +4,7 @@ import argparse
 import sys
 
 import simdformer as sf
+from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.models.budget import decode_bytes
 from simdformer.text import LanguageModel, Report
@@ -20,45 +21,43 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "run",
         run,
+        arguments="MODEL [PROMPT]",
         help="continue a text with a model",
         description="Writes PROMPT and its continuation to stdout as it comes. Then, to stderr: "
         "tokens a second; bytes read a second to choose tokens, beside what this machine reads; a "
         "hash of the last logits.",
-        epilog='example: simdformer run Llama-3.2-1B "Once upon a time" --max-new-tokens 100',
+        epilog='example: simdformer run demo "Once upon a time" --temperature 0.8 --seed 1',
     )
     shared.add_model(parser)
-    parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?", default="", help="text to continue (default: none)"
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help="how long the continuation may get (default: "
-        f"{DEFAULT_NEW_TOKENS}, or what the model has room for)",
+    shared.add_prompt(parser)
+    shared.add_new_tokens(
+        parser, "the continuation", f"{DEFAULT_NEW_TOKENS}, or what the model has room for"
     )
     shared.add_model_options(parser)
     shared.add_sampling(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    prompt = shared.prompt_of(options)
     model = shared.load(options)
+    prompt_ids = len(shared.tokenizer_of(model, options).encode(prompt))
+    wanted = new_tokens(prompt_ids, options.max_new_tokens, model.config.max_seq_len)
     report = Report()
-    shared.write(options.prompt)
+    output.write(prompt)
     model.generate(
-        options.prompt,
-        max_new_tokens=new_tokens(model, options),
-        streamer=shared.write,
+        prompt,
+        max_new_tokens=wanted,
+        streamer=output.write,
         report=report,
         **shared.sampling_of(options),
     )
-    shared.write("\n")
+    output.write("\n")
     print(
-        f"prefill {shared.rate(report.prompt_ids, report.prefill_seconds)}, "
-        f"decode {shared.rate(report.decode_ids, report.decode_seconds)}"
+        f"prefill {output.rate(report.prompt_ids, report.prefill_seconds)}, "
+        f"decode {output.rate(report.decode_ids, report.decode_seconds)}"
         f"{bandwidth(model, report)}, "
-        f"last logits {shared.hash_of(report.logits)}, {sf.isa()}, "
-        f"{shared.count(sf.get_num_threads(), 'thread')}",
+        f"last logits {output.hash_of(report.logits)}, {sf.isa()}, "
+        f"{output.count(sf.get_num_threads(), 'thread')}",
         file=sys.stderr,
     )
     return 0
@@ -77,11 +76,15 @@ def bandwidth(model: LanguageModel, report: Report) -> str:
     return f" ({found / 1e9:.1f} of {possible / 1e9:.1f} GB/s)"
 
 
-def new_tokens(model: LanguageModel, options: argparse.Namespace) -> int | None:
-    """As many as asked for, else as usual or as the model has room for; None leaves the complaint
-    to `generate`."""
-    if options.max_new_tokens is not None or model.tokenizer is None:
-        wanted: int | None = options.max_new_tokens
-        return wanted
-    room = model.config.max_seq_len - len(model.tokenizer.encode(options.prompt))
-    return min(room, DEFAULT_NEW_TOKENS) if room > 0 else None
+def new_tokens(prompt_ids: int, wanted: int | None, max_seq_len: int) -> int:
+    """As many as asked for, else as usual or as there is room for."""
+    room = max_seq_len - prompt_ids
+    if prompt_ids == 0:
+        raise ValueError("PROMPT is empty, and this model has no token with which a text begins")
+    if room < (wanted or 1):
+        asked = f"--max-new-tokens is {wanted}, but " if wanted else ""
+        raise ValueError(
+            f"{asked}the prompt has {output.count(prompt_ids, 'token')} and the model is made for "
+            f"{max_seq_len}; shorten it, or give a greater --max-seq-len"
+        )
+    return min(room, DEFAULT_NEW_TOKENS) if wanted is None else wanted

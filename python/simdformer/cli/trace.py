@@ -2,11 +2,12 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 
+from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
+from simdformer.cli import _values as values
 from simdformer.types import Array
 
 __all__ = ["add"]
@@ -17,14 +18,15 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "trace",
         run,
+        arguments="MODEL [PROMPT]",
         help="show every activation by name, or write them to a file",
         description="Lets a model read PROMPT and shows name, shape, dtype, root mean square, "
         "least and greatest of each activation (infinities left out), or writes the arrays to a "
         "file for numpy.load.",
-        epilog="example: simdformer trace MODEL 'Once upon a time' --names 'layers.*.resid_*'",
+        epilog="example: simdformer trace demo 'Once upon a time' --names 'layers.*.resid_*'",
     )
     shared.add_model(parser)
-    parser.add_argument("prompt", metavar="PROMPT", help="text that the model reads")
+    shared.add_prompt(parser)
     parser.add_argument(
         "--names",
         nargs="+",
@@ -32,16 +34,18 @@ def add(commands: "shared.Commands") -> None:
         help="which ones: layers.0.attn.pattern, 'layers.*.mlp.out', ... (default: all)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.npz", help="write the arrays, and the ids as 'ids'"
+        "--out",
+        type=values.new_file,
+        metavar="FILE.npz",
+        help="write the arrays, and the ids as 'ids'",
     )
     shared.add_model_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    prompt = shared.prompt_of(options)
     model = shared.load(options)
-    if model.tokenizer is None:
-        raise ValueError(f"{options.model}: no tokenizer was found; give one with --tokenizer FILE")
-    ids = model.tokenizer.encode(options.prompt)
+    ids = shared.tokenizer_of(model, options).encode(prompt)
     _, trace = model.run_with_cache(ids, options.names)
     if options.out is None:
         for line in table(trace):
@@ -49,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     with options.out.open("wb") as file:  # a name would get a suffix
         np.savez(file, allow_pickle=False, ids=np.array(ids), **trace)
-    size = shared.memory(sum(array.nbytes for array in trace.values()))
-    print(f"{options.out}: {shared.count(len(trace), 'array')}, {size}", file=sys.stderr)
+    size = output.memory(sum(array.nbytes for array in trace.values()))
+    print(f"{options.out}: {output.count(len(trace), 'array')}, {size}", file=sys.stderr)
     return 0
 
 

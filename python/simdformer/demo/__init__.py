@@ -4,15 +4,13 @@ trained model.
 Every line of code that it shows is the code that it runs.
 """
 
-from pathlib import Path
-
 from simdformer.demo.model import trained_model
 from simdformer.demo.steps import attention_step
 
 __all__ = ["run"]
 
 
-def run(model: Path | None = None) -> int:
+def run(model: str | None = None) -> int:
     """Prints the demonstration, with the checkpoint that the package carries or with another one;
     gives 0, or 1 when a check failed."""
     right = attention_step()

@@ -25,10 +25,10 @@ LOGITS_TOLERANCE = 1e-3  # logits up to 20 behind 6 layers, sums in another orde
 CODE = " " * 6  # where the attention step says who computes
 
 
-def trained_model(path: Path | None) -> bool:
+def trained_model(path: str | None) -> bool:
     """With the model at `path`, or the one that the package carries (None)."""
     model = from_pretrained(demo_path() if path is None else path)
-    source = "sf.demo_path()" if path is None else repr(path.name)
+    source = "sf.demo_path()" if path is None else repr(Path(path).name)
     print("A trained model" + (", which the package carries" if path is None else ""))
     show(CODE, f"model = sf.from_pretrained({source})")
     print(f"   {CODE}  {model}\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from simdformer.checkpoints.locate import locate
 from simdformer.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from simdformer.models.transformer import Transformer
 from simdformer.text import tokenizer as tokenizers
@@ -31,9 +32,11 @@ def from_pretrained(
 
     Parameters
     ----------
-    path : path
+    path : path or str
         A checkpoint, or a directory that holds one: of Meta (params.json, consolidated.00.pth), of
-        Hugging Face (config.json, .safetensors), of MiniMind (.pth), of llama2.c (.bin).
+        Hugging Face (config.json, .safetensors), of MiniMind (.pth), of llama2.c (.bin). Where
+        there is no such path, "demo" is the model that the package carries, and "Owner/Name" the
+        one of the Hugging Face hub, if its cache on this machine holds it: nothing is downloaded.
     dtype : {None, "float32", "float16", "bfloat16"}
         Of the weights; None: as in the file.
     activations : {"float32", "float16", "bfloat16"}
@@ -55,7 +58,7 @@ def from_pretrained(
     Raises
     ------
     FileNotFoundError
-        There is no such path.
+        There is no such path; for "Owner/Name" the message tells how to download it.
     CheckpointError
         A file is damaged, of another format, or does not fit the model. (It is a ValueError.)
 
@@ -65,7 +68,7 @@ def from_pretrained(
     (3, 1024)
     >>> text = model.generate("Once upon a time", max_new_tokens=9)
     """
-    checkpoint = read_checkpoint(path, format, config)
+    checkpoint = read_checkpoint(locate(path), format, config)
     model = checkpoint.config
     if max_seq_len is not None:
         model = dataclasses.replace(model, max_seq_len=max_seq_len)

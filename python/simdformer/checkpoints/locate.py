@@ -1,0 +1,59 @@
+"""Names that stand for a checkpoint: `demo`, and `Owner/Name` of the Hugging Face hub.
+
+Nothing is ever downloaded. Of the hub only the cache on this machine is looked at, where
+models--Owner--Name/refs/main holds the name of a directory in models--Owner--Name/snapshots.
+"""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from simdformer.data import demo_path
+
+__all__ = ["locate"]
+
+DEMO = "demo"
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def locate(model: str | os.PathLike[str]) -> Path:
+    """The path that is meant: a path that exists means itself, and so does everything but a str.
+
+    FileNotFoundError for a name of the hub that is not in its cache tells how to get it there.
+    """
+    path = Path(model)
+    if not isinstance(model, str) or path.exists():
+        return path
+    if model == DEMO:
+        return demo_path()
+    # Where there is such a directory, Owner/Name is a file that is missing in it.
+    if HUB_NAME.fullmatch(model) and not path.parent.exists():
+        return cached(model)
+    return path
+
+
+def cached(name: str) -> Path:
+    """The directory of a model in the hub's cache."""
+    model = hub_cache() / f"models--{name.replace('/', '--')}"
+    reference = model / "refs" / "main"
+    commit = reference.read_text().strip() if reference.is_file() else ""
+    snapshot = model / "snapshots" / commit
+    if COMMIT.fullmatch(commit) and snapshot.is_dir():
+        return snapshot
+    raise FileNotFoundError(
+        errno.ENOENT,
+        "no such file or directory, and no such model in the cache of the Hugging Face hub, "
+        f"{hub_cache()}; `hf download {name}` (of the package huggingface_hub) brings it there, "
+        "and this name then opens it",
+        name,
+    )
+
+
+def hub_cache() -> Path:
+    """Where the package huggingface_hub keeps what it has downloaded."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(home, "huggingface")
+    cache = os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or cache)).expanduser()

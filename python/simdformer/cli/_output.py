@@ -1,0 +1,56 @@
+"""How the commands write for people, on terminals and into files."""
+
+import hashlib
+import re
+import sys
+
+import numpy as np
+
+from simdformer.types import Array
+
+__all__ = ["count", "describe", "harmless", "hash_of", "memory", "rate", "write"]
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def write(text: str) -> None:
+    """To stdout at once. What a model says stays text, even on a terminal."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def harmless(text: str) -> str:
+    """Control characters but the ends of lines and tabs become U+FFFD: they could move a terminal's
+    cursor, change its title or its keys."""
+    return CONTROLS.sub("\ufffd", text)
+
+
+def rate(tokens: int, seconds: float) -> str:
+    return f"{count(tokens, 'token')} at {tokens / max(seconds, 1e-9):,.0f} a second"
+
+
+def memory(size: int) -> str:
+    """Bytes for people: 1.5 GiB."""
+    power = min(max(size.bit_length() - 1, 0) // 10, 4)
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{size / 1024**power:.{1 if power else 0}f} {unit}"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def describe(error: BaseException) -> str:
+    """One line, whatever the message looks like."""
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, KeyError) and error.args:  # whose str() is a repr
+        text = str(error.args[0])
+    else:
+        text = str(error)
+    return harmless(" ".join(text.split())) or type(error).__name__
+
+
+def hash_of(logits: Array) -> str:
+    """Eight bytes that tell whether two runs computed the same to the last bit."""
+    return hashlib.blake2b(np.ascontiguousarray(logits).tobytes(), digest_size=8).hexdigest()
