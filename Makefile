@@ -9,12 +9,19 @@ VENV ?= .venv
 BUILD_ARGS ?=
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? n : 4 )))
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 600
+FUZZ_ARGS ?=
 # what `make sanitize` runs of tests/kernels/test_*.py
 SANITIZED_TESTS ?= activation arrays attention attention_semantics dlpack gather linear norms out refusals rope softmax
 
+# Builds of the same sources in several folders compile them once, where ccache is installed.
+export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
+
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp -name '*.?pp' 2>/dev/null)
+SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*.cmake) $(shell find cpp -name '*.?pp' 2>/dev/null)
 CXX_FILES := $(filter %.hpp %.cpp,$(SOURCES)) $(wildcard tests/cpp/*.?pp)
 DEBIAN_HEADERS := libxsimd-dev libxtensor-dev
 
@@ -27,11 +34,13 @@ endef
 run_tests = $(BIN)/ctest --test-dir $(1) --output-on-failure --parallel $(JOBS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test ctest sanitize sanitize-address sanitize-thread aarch64 lint format notebooks build wheel clean
+.PHONY: help demo test test-all fuzz ctest sanitize sanitize-address sanitize-thread aarch64 lint format notebooks build wheel clean
 
 help:
 	@echo "make demo       one attention step checked line by line, then a trained model that answers and writes"
-	@echo "make test       every kernel on every instruction set of this machine against PyTorch"
+	@echo "make test       every operation on every instruction set of this machine against PyTorch, models, check, notebooks"
+	@echo "make test-all   these and what takes long: builds of sdist and wheel, every small shape, training, memory"
+	@echo "make fuzz       inputs at random for every reader of files, FUZZ_SECONDS=600 for each"
 	@echo "make ctest      the tests in C++: thread pool, scratch memory, kernels against xtensor"
 	@echo "make sanitize   these and the tests of kernels and bindings with AddressSanitizer, UBSan and ThreadSanitizer"
 	@echo "make aarch64    the tests in C++ compiled for 64-bit ARM, run by qemu"
@@ -46,8 +55,16 @@ demo: $(STAMPS)/models
 	$(BIN)/simdformer demo
 
 # Processes side by side; the tests of one xdist_group (threads, builds) stay in one of them, one after the other.
+pytest := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(pytest) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(STAMPS)/test
+	$(pytest) $(PYTEST_ARGS)
+
+fuzz: $(STAMPS)/test
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 ctest: $(STAMPS)/tools
 	$(call build_tests,build/ctest,)
@@ -120,7 +137,7 @@ $(STAMPS)/%: $(SOURCES) | $(STAMPS)/tools
 	@touch $@
 
 $(STAMPS)/tools: | $(BIN)/python $(STAMPS)/headers
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=3" "cmake>=3.18" "ninja>=1.11"
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=3" "cmake>=3.25" "ninja>=1.11"
 	@touch $@
 
 # Debian keeps the machinery of pip in an environment (ensurepip) in a package of its own; pip can do without it.
