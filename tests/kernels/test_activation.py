@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
+from cases import each
 from conftest import (
     DTYPES,
     LENGTHS,
@@ -41,7 +42,7 @@ def scale_of(op, args):
     return np.abs(float64(args[0])) if op == "gelu" else None
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@each("length", LENGTHS)
 def test_agrees_with_the_oracle(isa, dtype, length, call, oracle, rng):
     op, kwargs = call
     args = arguments(op, normal(rng, 3, length, dtype=dtype, scale=3))
@@ -150,7 +151,7 @@ def test_in_place_gives_the_same(isa, dtype, call, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scale", [1, 6])
+@each("scale", [1, 6])
 def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, call, scale, rng):
     op, kwargs = call
     problems = [

@@ -12,6 +12,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import simdformer as sf
+from cases import each
 from conftest import DTYPES, SIXTEEN_BITS, normal, relaid, same_bits
 from operations import MIXING, OPERATIONS, ROW_WISE, ROWS, WIDTH, traced_peak
 from subprocesses import run_python
@@ -30,7 +31,7 @@ def row_wise(request):
 # ---- memory layouts ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["unaligned", "transposed", "gaps", "backwards", "readonly"])
+@each("layout", ["unaligned", "transposed", "gaps", "backwards", "readonly"])
 def test_any_strides_on_leading_axes_any_alignment_and_read_only(operation, dtype, layout, rng):
     x = normal(rng, 3, ROWS, WIDTH, dtype=dtype)
     laid = relaid(rng, x, layout)
@@ -40,7 +41,7 @@ def test_any_strides_on_leading_axes_any_alignment_and_read_only(operation, dtyp
     assert laid.tobytes() == before
 
 
-@pytest.mark.parametrize("layout", ["transposed", "gaps", "backwards", "repeated"])
+@each("layout", ["transposed", "gaps", "backwards", "repeated"])
 def test_leading_strides_cost_no_copy(row_wise, layout, rng):
     if layout == "repeated":
         row = normal(rng, 1, WIDTH)
@@ -67,10 +68,8 @@ def test_a_non_unit_last_axis_is_copied_once_inside(row_wise, dtype, rng):
         assert 0.9 < copies < (2.1 if row_wise is ROW_WISE["swiglu"] else most)
 
 
-@pytest.mark.parametrize(
-    "part", [np.s_[:, ::2], np.s_[::-1, ::-1], np.s_[:, ::-2], np.s_[::2, 1:], np.s_[::2, :1]]
-)
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if "rope" not in name])
+@each("part", [np.s_[:, ::2], np.s_[::-1, ::-1], np.s_[:, ::-2], np.s_[::2, 1:], np.s_[::2, :1]])
+@each("name", [name for name in OPERATIONS if "rope" not in name])
 def test_a_last_axis_of_one_element_may_have_any_stride(name, part, dtype, rng):
     """Column vectors: the stride of their last axis leads nowhere, and says nothing about rows."""
     operation = OPERATIONS[name]
@@ -120,9 +119,7 @@ def test_zero_and_negative_strides_of_masks(rng):
     )
 
 
-@pytest.mark.parametrize(
-    "shape", [(300, 70), (70, 300), (3, 65, 33), (33, 2, 65), (1, 40), (40, 1)]
-)
+@each("shape", [(300, 70), (70, 300), (3, 65, 33), (33, 2, 65), (1, 40), (40, 1)])
 @pytest.mark.parametrize("dtype", [*DTYPES, np.dtype(bool)], ids=str)
 def test_copies_between_any_two_layouts_keep_every_element(shape, dtype, rng):
     """Transpositions go in tiles: their edges are where elements would be lost."""
@@ -139,7 +136,7 @@ def test_copies_between_any_two_layouts_keep_every_element(shape, dtype, rng):
     np.testing.assert_array_equal(out.astype(np.float64), x.astype(np.float64))
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_64_axes(name, rng):
     x = normal(rng, *(1,) * 62, ROWS, WIDTH)
     plain = x.reshape(ROWS, WIDTH)
@@ -154,7 +151,7 @@ def test_64_axes(name, rng):
 # ---- zero sizes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(0, WIDTH), (3, 0, WIDTH), (0, 3, WIDTH), (5, 0, 3, 4, 2)])
+@each("shape", [(0, WIDTH), (3, 0, WIDTH), (0, 3, WIDTH), (5, 0, 3, 4, 2)])
 def test_zero_size_arrays_give_empty_results(operation, dtype, shape):
     x = np.zeros(shape, dtype)
     if operation is MIXING["linear"]:
@@ -244,7 +241,7 @@ def test_integers_of_any_kind_as_positions(rng):
 # ---- mixtures of dtypes --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("small", SIXTEEN_BITS, ids=str)
+@each("small", SIXTEEN_BITS)
 def test_16_bit_parameters_beside_float32_are_as_good_as_their_float32_values(isa, small, rng):
     x, w, b = normal(rng, 5, 16), normal(rng, 16, dtype=small), normal(rng, 16, dtype=small)
     wide = w.astype(np.float32), b.astype(np.float32)
@@ -264,7 +261,7 @@ def test_16_bit_parameters_beside_float32_are_as_good_as_their_float32_values(is
     )
 
 
-@pytest.mark.parametrize("small", SIXTEEN_BITS, ids=str)
+@each("small", SIXTEEN_BITS)
 def test_float32_parameters_beside_16_bit_give_16_bit_rounded_once(isa, small, rng):
     x, w, b = normal(rng, 5, 16, dtype=small), normal(rng, 16), normal(rng, 16)
     wide = x.astype(np.float32)
@@ -288,7 +285,7 @@ def test_float32_parameters_beside_16_bit_give_16_bit_rounded_once(isa, small, r
     assert same_bits(lse, want[2])
 
 
-@pytest.mark.parametrize("mask_dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@each("mask_dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_additive_masks_of_any_float_dtype(dtype, mask_dtype, rng):
     q = normal(rng, 2, 4, 8, dtype=dtype)
     mask = sf.causal_mask(4, 4, dtype=mask_dtype)

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 import simdformer as sf
 from attention_cases import COARSE, EXTRAS, agree, attention, check, exactly, nearly, problem
+from cases import each
 from conftest import (
     DTYPES,
     LAYOUTS,
@@ -23,31 +24,31 @@ from simdformer.reference import float64
 # ---- every length, against both oracles ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("S", LENGTHS[1:])
+@each("S", LENGTHS[1:])
 def test_one_query_agrees_with_the_oracle_for_any_number_of_keys(isa, dtype, S, oracle, rng):
     agree(oracle, *problem(rng, lead=(2,), H=4, K=2, L=1, S=S, D=16, dtype=dtype))
 
 
-@pytest.mark.parametrize("L", [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 63, 64, 65, 97])
+@each("L", [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 63, 64, 65, 97])
 def test_any_number_of_queries_agrees_with_the_oracle(isa, dtype, L, oracle, rng):
     agree(oracle, *problem(rng, H=2, K=1, L=L, S=37, D=16, dtype=dtype))
     agree(oracle, *problem(rng, H=2, K=2, L=L, S=L, D=8, dtype=dtype), is_causal=True)
 
 
-@pytest.mark.parametrize("D", [*LENGTHS[1:], 80, 96, 256])
+@each("D", [*LENGTHS[1:], 80, 96, 256])
 def test_any_head_dim_agrees_with_the_oracle(isa, dtype, D, oracle, rng):
     for L in (1, 9):
         agree(oracle, *problem(rng, H=2, K=1, L=L, S=19, D=D, dtype=dtype))
 
 
-@pytest.mark.parametrize("Dv", [1, 3, 16, 17, 33, 64, 130])
+@each("Dv", [1, 3, 16, 17, 33, 64, 130])
 def test_the_value_may_have_another_head_dim_than_the_key(isa, dtype, Dv, oracle, rng):
     for L in (1, 9):
         agree(oracle, *problem(rng, H=2, K=1, L=L, S=19, D=24, Dv=Dv, dtype=dtype))
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 7])
-@pytest.mark.parametrize("L", [1, 2, 5, 20])
+@each("group", [1, 2, 4, 7])
+@each("L", [1, 2, 5, 20])
 def test_grouped_queries_agree_with_the_oracle(isa, dtype, group, L, oracle, rng):
     for K in (1, 3):
         agree(oracle, *problem(rng, lead=(2,), H=K * group, K=K, L=L, S=21, D=16, dtype=dtype))
@@ -60,7 +61,7 @@ def test_long_sequences(isa, dtype, rng):
     check(q, k, v, is_causal=True, causal_offset=570, window=200)
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 3), (2, 1, 3)])
+@each("lead", [(), (1,), (3,), (2, 3), (2, 1, 3)])
 def test_any_leading_axes(isa, dtype, lead, oracle, rng):
     agree(oracle, *problem(rng, lead=lead, H=2, K=2, L=5, S=6, D=8, dtype=dtype))
 
@@ -75,9 +76,9 @@ def test_two_and_three_dimensional_inputs(isa, dtype, oracle, rng):
     assert same_bits(got, attention(q[:1], k[:1], v[:1], is_causal=True, causal_offset=1)[0])
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3), (2, 3, 3)])
-@pytest.mark.parametrize("scale", [None, 0.5])
-@pytest.mark.parametrize("masked", [False, True])
+@each("lead", [(), (2, 3), (2, 3, 3)])
+@each("scale", [None, 0.5])
+@each("masked", [False, True])
 def test_the_walkthroughs_attention(isa, dtype, lead, scale, masked, oracle, rng):
     q, k, v = (normal(rng, *lead, 4, 5, dtype=dtype) for _ in range(3))
     mask = normal(rng, *lead, 4, 4, dtype=dtype) if masked else None
@@ -93,7 +94,7 @@ def test_the_walkthroughs_multi_head_attention(isa, dtype, oracle, rng):
     agree(oracle, q, k, v, normal(rng, 11, 11, dtype=dtype))
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@each("masked", [False, True])
 def test_the_walkthroughs_layer(isa, dtype, masked, rng):
     """The same N, L, H and D through nn.MultiHeadAttention, against the sum of its parts."""
     x = [normal(rng, 10, 11, 27, dtype=dtype) for _ in range(3)]
@@ -114,8 +115,8 @@ def test_the_walkthroughs_layer(isa, dtype, masked, rng):
 # ---- scale, softcap, mask, softmax ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, -0.5, 4.0])
-@pytest.mark.parametrize("L", [1, 9])
+@each("scale", [0.0, 0.3, 1.0, -0.5, 4.0])
+@each("L", [1, 9])
 def test_a_scale_is_taken_as_given(isa, dtype, scale, L, oracle, rng):
     q, k, v = problem(rng, H=2, K=1, L=L, S=13, D=16, dtype=dtype)
     agree(oracle, q, k, v, scale=scale)
@@ -142,7 +143,7 @@ def masks(rng, B, H, L, S, dtype):
             yield mask[index]
 
 
-@pytest.mark.parametrize("L", [1, 7])
+@each("L", [1, 7])
 def test_masks_of_every_shape_that_broadcasts(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=18, D=16, dtype=dtype)
     for mask in masks(rng, 2, 4, L, 18, dtype):
@@ -162,7 +163,7 @@ def test_masks_agree_with_torch(isa, dtype, rng):
             )
 
 
-@pytest.mark.parametrize("mask_dtype", DTYPES, ids=str)
+@each("mask_dtype", DTYPES)
 def test_an_additive_mask_may_have_any_float_dtype(isa, dtype, mask_dtype, rng):
     for L in (1, 7):
         q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=18, D=16, dtype=dtype)
@@ -186,7 +187,7 @@ def test_a_mask_may_have_any_strides(isa, dtype, rng):
         assert same_bits(attention(q, k, v, repeated(mask[0], 2)), attention(q, k, v, mask[:1]))
 
 
-@pytest.mark.parametrize("L", [1, 9])
+@each("L", [1, 9])
 def test_the_order_is_scale_softcap_mask_softmax(isa, dtype, L, rng):
     q, k, v = problem(rng, H=2, K=1, L=L, S=13, D=16, dtype=dtype)
     mask = normal(rng, L, 13, dtype=np.float32, scale=4)
@@ -197,7 +198,7 @@ def test_the_order_is_scale_softcap_mask_softmax(isa, dtype, L, rng):
     np.testing.assert_allclose(float64(scores), want, atol=1e-6, rtol=COARSE[dtype.itemsize])
 
 
-@pytest.mark.parametrize("softcap", [0.5, 20.0, 1000.0])
+@each("softcap", [0.5, 20.0, 1000.0])
 def test_softcap_bends_large_scores(isa, dtype, softcap, rng):
     for L in (1, 9):
         q, k, v = problem(rng, H=2, K=1, L=L, S=13, D=16, dtype=dtype)
@@ -210,13 +211,13 @@ def test_softcap_bends_large_scores(isa, dtype, softcap, rng):
 # ---- causality, windows, lengths, sinks ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("L", [1, 2, 8, 17, 40])
+@each("L", [1, 2, 8, 17, 40])
 def test_is_causal_with_equal_lengths_is_torchs(isa, dtype, L, oracle, rng):
     agree(oracle, *problem(rng, lead=(2,), H=4, K=2, L=L, S=L, D=16, dtype=dtype), is_causal=True)
 
 
-@pytest.mark.parametrize("offset", [-40, -5, -1, 0, 1, 9, 20, 300])
-@pytest.mark.parametrize("L", [1, 3, 12])
+@each("offset", [-40, -5, -1, 0, 1, 9, 20, 300])
+@each("L", [1, 3, 12])
 def test_query_i_sees_keys_up_to_i_plus_the_offset(isa, dtype, offset, L, rng):
     q, k, v = problem(rng, lead=(2,), H=2, K=1, L=L, S=21, D=8, dtype=dtype)
     check(q, k, v, is_causal=True, causal_offset=offset)
@@ -224,7 +225,7 @@ def test_query_i_sees_keys_up_to_i_plus_the_offset(isa, dtype, offset, L, rng):
     assert ((got[2] > -np.inf) == sf.causal_mask(L, 21, offset=offset)).all()
 
 
-@pytest.mark.parametrize("L", [1, 3, 12])
+@each("L", [1, 3, 12])
 def test_the_offset_may_be_one_a_sequence(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(4,), H=2, K=1, L=L, S=21, D=8, dtype=dtype)
     offsets = np.array([0, 20, -3, 7])
@@ -235,15 +236,15 @@ def test_the_offset_may_be_one_a_sequence(isa, dtype, L, rng):
         nearly(got[b], alone)
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 16, 100])
-@pytest.mark.parametrize("L", [1, 3, 30])
+@each("window", [1, 2, 5, 16, 100])
+@each("L", [1, 3, 30])
 def test_a_window_hides_what_lies_further_back(isa, dtype, window, L, rng):
     q, k, v = problem(rng, H=2, K=1, L=L, S=33, D=8, dtype=dtype)
     for offset in (33 - L, 0, 60, -2):
         check(q, k, v, is_causal=True, causal_offset=offset, window=window)
 
 
-@pytest.mark.parametrize("L", [1, 5])
+@each("L", [1, 5])
 def test_key_lengths_hide_the_padding_of_a_batch(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(5,), H=4, K=2, L=L, S=20, D=8, dtype=dtype)
     lengths = np.array([20, 1, 0, 7, 16])
@@ -254,7 +255,7 @@ def test_key_lengths_hide_the_padding_of_a_batch(isa, dtype, L, rng):
         nearly(got[b], alone)
 
 
-@pytest.mark.parametrize("L", [1, 5])
+@each("L", [1, 5])
 def test_sinks_join_the_denominator_and_the_lse(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=20, D=8, dtype=dtype)
     sinks = np.array([0, 2, -3, 30], dtype)
@@ -274,7 +275,7 @@ def test_a_sink_of_minus_infinity_is_none(isa, dtype, rng):
     check(q, k, v, sinks=np.full(2, -np.inf, dtype))
 
 
-@pytest.mark.parametrize("L", [1, 10])
+@each("L", [1, 10])
 def test_all_options_at_once(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(3,), H=6, K=2, L=L, S=37, D=24, Dv=10, dtype=dtype)
     check(

@@ -1,17 +1,17 @@
 """scaled_dot_product_attention: invariances, and ways to one result that have to meet."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
 from attention_cases import COARSE, attention, close, nearly, problem
+from cases import each
 from conftest import DTYPES, grid, normal, same_bits
 from simdformer.reference import float64
 
 
-@pytest.mark.parametrize("L", [1, 2, 9, 40, 130])
+@each("L", [1, 2, 9, 40, 130])
 def test_rows_do_not_depend_on_what_comes_after_them(isa, dtype, L, rng):
     """Bit by bit, whatever the later tokens are: with other ones, and with garbage."""
     q, k, v = problem(rng, H=4, K=2, L=L, S=L, D=16, dtype=dtype)
@@ -25,8 +25,8 @@ def test_rows_do_not_depend_on_what_comes_after_them(isa, dtype, L, rng):
             assert same_bits(attention(*changed, is_causal=True)[:, :n], whole[:, :n])
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 7, 16, 31, 64])
-@pytest.mark.parametrize("window", [None, 20])
+@each("chunk", [1, 2, 7, 16, 31, 64])
+@each("window", [None, 20])
 def test_read_in_pieces_is_read_at_once(isa, dtype, chunk, window, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=70, S=70, D=16, dtype=dtype)
     whole = attention(q, k, v, is_causal=True, window=window)
@@ -68,7 +68,7 @@ def test_a_result_lies_among_the_values(seed, L, S, D, steepness, size, dtype):
             assert (got <= highest + slack).all()
 
 
-@pytest.mark.parametrize("L", [1, 9, 40])
+@each("L", [1, 9, 40])
 def test_attention_is_linear_in_the_values(isa, dtype, L, rng):
     q, k, v = problem(rng, H=4, K=2, L=L, S=70, D=16, dtype=dtype)
     other = normal(rng, *v.shape, dtype=dtype)
@@ -80,7 +80,7 @@ def test_attention_is_linear_in_the_values(isa, dtype, L, rng):
         assert same_bits(attention(q, k, v * dtype.type(4)), got * dtype.type(4))
 
 
-@pytest.mark.parametrize("L", [1, 9, 40])
+@each("L", [1, 9, 40])
 def test_only_products_of_queries_keys_and_scale_count(isa, dtype, L, rng):
     q, k, v = problem(rng, H=4, K=2, L=L, S=70, D=16, dtype=dtype)
     want = attention(q, k, v, scale=0.25)
@@ -90,7 +90,7 @@ def test_only_products_of_queries_keys_and_scale_count(isa, dtype, L, rng):
     assert same_bits(attention(q, k * dtype.type(4), v, scale=0.0625), want)
 
 
-@pytest.mark.parametrize("L", [1, 9, 40])
+@each("L", [1, 9, 40])
 def test_all_ways_to_hide_a_key_are_one(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=70, D=16, dtype=dtype)
     seen = sf.causal_mask(L, 70, offset=40)
@@ -105,7 +105,7 @@ def test_all_ways_to_hide_a_key_are_one(isa, dtype, L, rng):
     nearly(attention(q, k, v, **everything), attention(q, k, v))
 
 
-@pytest.mark.parametrize("L", [1, 9, 40])
+@each("L", [1, 9, 40])
 def test_softmax_does_not_see_what_is_added_to_a_whole_row(isa, dtype, L, rng):
     q, k, v = problem(rng, H=4, K=2, L=L, S=70, D=16, dtype=dtype)
     out, lse = attention(q, k, v, return_lse=True)
@@ -115,7 +115,7 @@ def test_softmax_does_not_see_what_is_added_to_a_whole_row(isa, dtype, L, rng):
     np.testing.assert_allclose(lse_shifted, lse + row[..., 0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("L", [1, 9, 40])
+@each("L", [1, 9, 40])
 def test_a_sink_is_a_key_whose_value_is_zero(isa, dtype, L, rng):
     q, k, v = problem(rng, H=4, K=4, L=L, S=30, D=16, dtype=dtype)
     sinks = grid(rng, 4, dtype=dtype)
@@ -129,7 +129,7 @@ def test_a_sink_is_a_key_whose_value_is_zero(isa, dtype, L, rng):
     np.testing.assert_allclose(got_lse, want_lse, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("L", [1, 9, 40])
+@each("L", [1, 9, 40])
 def test_two_parts_of_the_keys_make_the_whole(isa, dtype, L, rng):
     """By their log-sum-exps: this is how attention is spread over machines, and over passes."""
     q, k, v = problem(rng, H=4, K=2, L=L, S=70, D=16, dtype=dtype)

@@ -1,12 +1,12 @@
 """scaled_dot_product_attention: laws, memory, dtypes, calls drawn at random, accuracy."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
 from attention_cases import COARSE, EXTRAS, attention, check, nearly, problem
+from cases import each
 from conftest import (
     DTYPES,
     LAYOUTS,
@@ -21,7 +21,7 @@ from simdformer.reference import float64
 # ---- laws ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("L", [1, 5, 40])
+@each("L", [1, 5, 40])
 def test_with_one_key_the_result_is_its_value(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=1, D=16, Dv=21, dtype=dtype)
     want = np.broadcast_to(np.repeat(v, 2, axis=1), (2, 4, L, 21)).copy()
@@ -38,7 +38,7 @@ def test_with_equal_values_the_result_is_that_value(isa, dtype, rng):
     )
 
 
-@pytest.mark.parametrize("L", [1, 9, 70])
+@each("L", [1, 9, 70])
 def test_rows_of_weights_sum_to_one(isa, dtype, L, rng):
     q, k, v = problem(rng, H=2, K=1, L=L, S=77, D=16, dtype=dtype)
     weights = attention(q, k, v, return_weights=True)[1]
@@ -46,7 +46,7 @@ def test_rows_of_weights_sum_to_one(isa, dtype, L, rng):
     assert (weights >= 0).all()
 
 
-@pytest.mark.parametrize("L", [1, 9, 70])
+@each("L", [1, 9, 70])
 def test_what_is_returned_is_what_was_computed(isa, dtype, L, rng):
     """weights = exp(scores - lse), and they give the result."""
     q, k, v = problem(rng, H=2, K=2, L=L, S=77, D=16, dtype=dtype)
@@ -84,13 +84,13 @@ def test_the_past_does_not_depend_on_the_future(isa, dtype, rng):
         nearly(last, whole[:, n - 1 : n])
 
 
-@pytest.mark.parametrize("L", [1, 3, 20])
+@each("L", [1, 3, 20])
 def test_grouped_queries_are_repeat_kv_and_multi_head_attention(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=6, K=2, L=L, S=25, D=16, dtype=dtype)
     nearly(attention(q, k, v), attention(q, sf.repeat_kv(k, 3), sf.repeat_kv(v, 3)))
 
 
-@pytest.mark.parametrize("L", [1, 3, 20])
+@each("L", [1, 3, 20])
 def test_heads_and_sequences_do_not_know_each_other(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(3,), H=4, K=4, L=L, S=25, D=16, dtype=dtype)
     whole = attention(q, k, v)
@@ -120,15 +120,15 @@ def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, rng):
 # ---- memory and dtypes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", LAYOUTS)
-@pytest.mark.parametrize("L", [1, 9])
+@each("memory", LAYOUTS)
+@each("L", [1, 9])
 def test_any_strides_of_leading_axes(isa, dtype, memory, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=25, D=16, dtype=dtype)
     want = attention(q, k, v)
     assert same_bits(attention(*(relaid(rng, x, memory) for x in (q, k, v))), want)
 
 
-@pytest.mark.parametrize("L", [1, 9])
+@each("L", [1, 9])
 def test_keys_may_be_part_of_a_larger_cache(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=64, D=16, dtype=dtype)
     cache = np.stack([k, v])
@@ -140,7 +140,7 @@ def test_keys_may_be_part_of_a_larger_cache(isa, dtype, L, rng):
     )
 
 
-@pytest.mark.parametrize("L", [1, 9])
+@each("L", [1, 9])
 def test_leading_axes_of_key_and_value_may_be_1(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(3, 2), H=4, K=2, L=L, S=25, D=16, dtype=dtype)
     for index in (np.s_[:1], np.s_[:, :1], np.s_[:1, :1]):
@@ -152,8 +152,8 @@ def test_leading_axes_of_key_and_value_may_be_1(isa, dtype, L, rng):
         assert same_bits(attention(q, np.broadcast_to(shared_k, k.shape), shared_v), want)
 
 
-@pytest.mark.parametrize("narrow", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("L", [1, 9])
+@each("narrow", SIXTEEN_BITS)
+@each("L", [1, 9])
 def test_beside_a_float32_query_key_value_and_sinks_may_be_16_bit(isa, narrow, L, rng):
     q, k, v = problem(rng, H=4, K=2, L=L, S=40, D=24)
     k, v, sinks = k.astype(narrow), v.astype(narrow), normal(rng, 4, dtype=narrow)
@@ -162,8 +162,8 @@ def test_beside_a_float32_query_key_value_and_sinks_may_be_16_bit(isa, narrow, L
     check(q, k, v, is_causal=True, causal_offset=40 - L)
 
 
-@pytest.mark.parametrize("narrow", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("L", [1, 9])
+@each("narrow", SIXTEEN_BITS)
+@each("L", [1, 9])
 def test_beside_a_16_bit_query_key_value_and_sinks_may_be_float32(isa, narrow, L, rng):
     q, k, v = problem(rng, H=4, K=2, L=L, S=40, D=24)
     q, sinks = q.astype(narrow), normal(rng, 4)
@@ -242,8 +242,8 @@ def test_shapes_and_options_drawn_at_random(data):
 # ---- accuracy ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("D", [64, 128])
-@pytest.mark.parametrize(("L", "S"), [(1, 300), (65, 65), (65, 200)])
+@each("D", [64, 128])
+@each("L, S", [(1, 300), (65, 65), (65, 200)])
 def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, L, S, D, rng):
     problems = [
         (problem(rng, lead=(2,), H=4, K=2, L=L, S=S, D=D, dtype=dtype), {})

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from attention_cases import COARSE, EXTRAS, agree, attention, check, problem
+from cases import each
 from conftest import normal, same_bits
 from simdformer import reference
 from simdformer.reference import float64
@@ -18,8 +19,8 @@ def hide_row_2(L, S):
     return visible
 
 
-@pytest.mark.parametrize("how", ["bool", "additive", "offset", "key_lengths", "S = 0"])
-@pytest.mark.parametrize("with_sinks", [False, True])
+@each("how", ["bool", "additive", "offset", "key_lengths", "S = 0"])
+@each("with_sinks", [False, True])
 def test_a_row_with_no_visible_key_gives_0_weights_0_and_lse_minus_infinity_or_the_sink(
     isa, dtype, how, with_sinks, rng
 ):
@@ -63,9 +64,9 @@ HIDING = {
 }
 
 
-@pytest.mark.parametrize("how", HIDING)
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("L", [1, 4, 20])
+@each("how", HIDING)
+@each("poison", [np.nan, np.inf, -np.inf])
+@each("L", [1, 4, 20])
 def test_a_hidden_key_does_not_leak_even_if_it_is_nan(isa, dtype, how, poison, L, rng):
     """A cache may hold garbage past its end."""
     q, k, v = problem(rng, lead=(1,), H=4, K=2, L=L, S=12, D=16, dtype=dtype)
@@ -81,7 +82,7 @@ def test_a_hidden_key_does_not_leak_even_if_it_is_nan(isa, dtype, how, poison, L
         assert same_bits(attention(q, dirty[id(k)], dirty[id(v)], **HIDING[how](L)), want[0])
 
 
-@pytest.mark.parametrize("L", [1, 4, 20])
+@each("L", [1, 4, 20])
 def test_nan_in_q_k_or_v_that_is_looked_at_stays_nan(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=12, D=16, dtype=dtype)
     bad = q.copy()
@@ -106,7 +107,7 @@ def test_nan_in_q_k_or_v_that_is_looked_at_stays_nan(isa, dtype, L, rng):
     assert np.isfinite(got).all()
 
 
-@pytest.mark.parametrize("L", [1, 20])
+@each("L", [1, 20])
 def test_a_nan_that_only_some_queries_see_spoils_only_those(isa, dtype, L, rng):
     q, k, v = problem(rng, H=2, K=1, L=20, S=20, D=16, dtype=dtype)
     k[0, 13, 2] = np.nan
@@ -115,7 +116,7 @@ def test_a_nan_that_only_some_queries_see_spoils_only_those(isa, dtype, L, rng):
     assert np.isfinite(got[:, :13]).all()
 
 
-@pytest.mark.parametrize("L", [1, 20])
+@each("L", [1, 20])
 def test_plus_infinity_scores_give_nan_as_in_torch(isa, dtype, L, oracle, rng):
     q, k, v = problem(rng, H=2, K=2, L=L, S=12, D=16, dtype=dtype)
     mask = np.zeros((L, 12), dtype)
@@ -127,7 +128,7 @@ def test_plus_infinity_scores_give_nan_as_in_torch(isa, dtype, L, oracle, rng):
     assert np.isfinite(got[:, 1:]).all()
 
 
-@pytest.mark.parametrize("L", [1, 20])
+@each("L", [1, 20])
 def test_an_additive_mask_follows_ieee(isa, dtype, L, oracle, rng):
     """NaN - inf is NaN: what an additive mask takes away was looked at. A finite key is gone."""
     q, k, v = problem(rng, H=2, K=2, L=L, S=12, D=16, dtype=dtype)
@@ -146,7 +147,7 @@ def test_an_additive_mask_follows_ieee(isa, dtype, L, oracle, rng):
         dirty[:, 5] = clean
 
 
-@pytest.mark.parametrize("L", [1, 20])
+@each("L", [1, 20])
 def test_a_row_that_an_additive_mask_hides_gives_0_whatever_the_values(isa, dtype, L, rng):
     q, k, v = problem(rng, H=2, K=2, L=L, S=12, D=16, dtype=dtype)
     v[:, 3] = np.nan
@@ -164,7 +165,7 @@ def test_subnormals_are_kept(isa, dtype, rng):
         assert same_bits(got, np.broadcast_to(tiny, (2, L, 16)))
 
 
-@pytest.mark.parametrize("L", [1, 20])
+@each("L", [1, 20])
 def test_finite_minus_infinities_down_to_the_lowest_float_are_just_numbers_and_stay_finite(
     isa, dtype, L, rng
 ):
@@ -203,7 +204,7 @@ def test_scores_far_from_zero_do_not_overflow(isa, dtype, rng):
 # ---- zero sizes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axis", ["B", "H", "L", "S"])
+@each("axis", ["B", "H", "L", "S"])
 def test_zero_size_arrays_give_an_empty_result_and_no_keys_give_zeros(isa, dtype, axis):
     size = {"B": 2, "H": 4, "L": 3, "S": 5, "Dv": 6} | {axis: 0}
     H, K = (size["H"], size["H"])
@@ -239,7 +240,7 @@ def test_is_causal_with_unequal_lengths_needs_an_offset_and_says_which_there_are
         reference.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("kwargs", [{"causal_offset": 2}, {"window": 2}])
+@each("kwargs", [{"causal_offset": 2}, {"window": 2}])
 def test_causal_offset_and_window_need_is_causal(kwargs, rng):
     with pytest.raises(ValueError, match="is_causal"):
         attention(*problem(rng), **kwargs)

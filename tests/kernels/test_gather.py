@@ -8,12 +8,13 @@ import pytest
 from torch.nn import functional as F
 
 import simdformer as sf
+from cases import each
 from conftest import DTYPES, SIXTEEN_BITS, bfloat16, from_torch, normal, same_bits, to_torch
 from simdformer import reference
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (0,), (2, 0, 3)])
-@pytest.mark.parametrize("width", [0, 1, 5, 64, 129])
+@each("shape", [(), (1,), (7,), (2, 3), (0,), (2, 0, 3)])
+@each("width", [0, 1, 5, 64, 129])
 def test_embedding_takes_the_rows(dtype, shape, width, rng):
     weight = normal(rng, 11, width, dtype=dtype)
     ids = rng.integers(0, 11, shape)
@@ -28,7 +29,7 @@ def test_embedding_agrees_with_torch(dtype, rng):
     np.testing.assert_array_equal(sf.embedding(ids, weight).astype(np.float64), want)
 
 
-@pytest.mark.parametrize("ids_dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
+@each("ids_dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
 def test_embedding_takes_integers_of_any_width(ids_dtype, rng):
     weight = normal(rng, 11, 6)
     ids = np.array([3, 0, 10], ids_dtype)
@@ -36,7 +37,7 @@ def test_embedding_takes_integers_of_any_width(ids_dtype, rng):
     assert same_bits(sf.embedding([3, 0, 10], weight), weight[[3, 0, 10]])
 
 
-@pytest.mark.parametrize("weight_dtype", SIXTEEN_BITS, ids=str)
+@each("weight_dtype", SIXTEEN_BITS)
 def test_embedding_widens_to_the_dtype_asked_for(isa, weight_dtype, rng):
     weight, ids = normal(rng, 11, 37, dtype=weight_dtype), [[1, 10], [0, 1]]
     assert same_bits(sf.embedding(ids, weight, dtype=np.float32), weight[ids].astype(np.float32))
@@ -45,7 +46,7 @@ def test_embedding_widens_to_the_dtype_asked_for(isa, weight_dtype, rng):
     assert same_bits(narrowed, weight[ids])
 
 
-@pytest.mark.parametrize(("bad", "where"), [(11, (0, 2)), (-1, (1, 0)), (1 << 40, (1, 1))])
+@each("bad, where", [(11, (0, 2)), (-1, (1, 0)), (1 << 40, (1, 1))])
 def test_ids_out_of_range_negative_too_name_the_id_and_its_position(bad, where, rng):
     ids = np.zeros((2, 3), np.int64)
     ids[where] = bad
@@ -62,8 +63,8 @@ def test_embedding_of_an_empty_table_has_no_valid_id(rng):
         sf.embedding([0], np.zeros((0, 4), np.float32))
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, 7])
-@pytest.mark.parametrize("shape", [(3, 5, 4), (2, 3, 5, 4), (2, 2, 1, 5, 3), (3, 0, 4)])
+@each("n", [1, 2, 4, 7])
+@each("shape", [(3, 5, 4), (2, 3, 5, 4), (2, 2, 1, 5, 3), (3, 0, 4)])
 def test_repeat_kv_repeats_each_head_in_place(dtype, n, shape, rng):
     x = normal(rng, *shape, dtype=dtype)
     got = sf.repeat_kv(x, n)
@@ -72,23 +73,23 @@ def test_repeat_kv_repeats_each_head_in_place(dtype, n, shape, rng):
     np.testing.assert_array_equal(got.astype(np.float64), reference.repeat_kv(x, n))
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2])
+@each("axis", [0, 1, 2, 3, -1, -2])
 def test_repeat_kv_along_any_axis(axis, rng):
     """MiniMind keeps (B,S,K,D): axis -2 there."""
     x = normal(rng, 2, 3, 4, 5)
     assert same_bits(sf.repeat_kv(x, 3, axis=axis), np.repeat(x, 3, axis=axis))
 
 
-@pytest.mark.parametrize("L", [0, 1, 2, 5, 17])
-@pytest.mark.parametrize("S", [0, 1, 4, 17])
-@pytest.mark.parametrize("offset", [-3, 0, 2, 30])
+@each("L", [0, 1, 2, 5, 17])
+@each("S", [0, 1, 4, 17])
+@each("offset", [-3, 0, 2, 30])
 def test_causal_mask_lets_query_i_see_keys_up_to_i_plus_offset(L, S, offset):
     want = np.array([[j <= i + offset for j in range(S)] for i in range(L)], bool).reshape(L, S)
     assert same_bits(sf.causal_mask(L, S, offset=offset), want)
     assert same_bits(reference.causal_mask(L, S, offset=offset), want)
 
 
-@pytest.mark.parametrize("mask_dtype", [*DTYPES, "bfloat16", "float32", float], ids=str)
+@each("mask_dtype", [*DTYPES, "bfloat16", "float32", float])
 def test_causal_mask_in_a_float_dtype_is_additive(mask_dtype):
     resolved = bfloat16 if str(mask_dtype) == "bfloat16" else np.dtype(mask_dtype)
     got = sf.causal_mask(3, 3, dtype=mask_dtype)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import simdformer as sf
 from attention_cases import attention, close, problem
+from cases import each
 from conftest import grid, normal, same_bits
 from operations import OPERATIONS, ROW_WISE
 from simdformer.reference import float64
@@ -34,7 +35,7 @@ def test_what_stands_first_does_not_matter(isa, dtype, name, rng):
     assert same_bits(call(x[::-1]), np.ascontiguousarray(whole[::-1]))
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@each("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", [name for name in ROW_WISE if name != "softmax_axis_0"])
 def test_nan_and_infinity_stay_in_their_row(isa, dtype, name, poison, rng):
     """In any place of it; a NaN comes out as a NaN in the place where it went in."""
@@ -59,7 +60,7 @@ def test_odd_functions(isa, dtype, name, rng):
 # ---- softmax -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shift", [1, -3, 16])
+@each("shift", [1, -3, 16])
 def test_softmax_does_not_see_a_shift(isa, dtype, shift, rng):
     x = grid(rng, 9, 53, dtype=dtype)
     assert same_bits(sf.softmax(x + dtype.type(shift)), sf.softmax(x))
@@ -130,7 +131,7 @@ def test_swiglu_is_silu_times_up(isa, dtype, rng):
 
 
 @pytest.mark.parametrize("op", [sf.rms_norm, sf.layer_norm])
-@pytest.mark.parametrize("factor", [0.25, 4.0])
+@each("factor", [0.25, 4.0])
 def test_a_norm_does_not_see_a_factor(isa, dtype, op, factor, rng):
     x, weight = normal(rng, 6, 51, dtype=dtype), normal(rng, 51, dtype=dtype)
     assert same_bits(op(x * dtype.type(factor), weight, eps=0.0), op(x, weight, eps=0.0))
@@ -151,8 +152,8 @@ def test_layer_norm_is_rms_norm_of_what_is_left_without_the_mean(isa, dtype, rng
 
 # ---- linear --------------------------------------------------------------------------------------
 
-each_form = pytest.mark.parametrize("form", [np.asarray, sf.pack], ids=["plain", "packed"])
-each_count = pytest.mark.parametrize("rows", [1, 5, 30])
+each_form = each("form", [np.asarray, sf.pack])
+each_count = each("rows", [1, 5, 30])
 
 
 @each_form
@@ -193,8 +194,8 @@ def test_an_embedding_is_linear_of_one_hot_rows(isa, dtype, rng):
     assert same_bits(sf.linear(one_hot, np.ascontiguousarray(table.T)), sf.embedding(ids, table))
 
 
-@pytest.mark.parametrize("inner", [3, 16, 300])
-@pytest.mark.parametrize("rows", [1, 30])
+@each("inner", [3, 16, 300])
+@each("rows", [1, 30])
 def test_sums_too_large_for_the_dtype_are_infinite(isa, dtype, rows, inner):
     x = np.full((rows, inner), ml_dtypes.finfo(dtype).max, dtype)
     for weight in (np.ones((3, inner), dtype), sf.pack(np.ones((3, inner), dtype))):
@@ -250,7 +251,7 @@ def test_rope_is_linear(isa, dtype, layout, rng):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS_OF_ROPE)
-@pytest.mark.parametrize("shift", [1, 77, 5000])
+@each("shift", [1, 77, 5000])
 def test_attention_with_rope_depends_on_distances_only(isa, dtype, layout, shift, rng):
     """Queries and keys moved on together: the same scores, weights and results."""
     q, k, v = problem(rng, H=4, K=2, L=12, S=12, D=24, dtype=dtype)

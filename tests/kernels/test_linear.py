@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
+from cases import each
 from conftest import (
     DTYPES,
     LAYOUTS,
@@ -28,7 +29,7 @@ from simdformer.reference import float64
 ROWS = [0, 1, 2, 5, 6, 7, 23, 24, 25, 64]
 COLUMNS = [1, 2, 15, 16, 17, 31, 32, 33, 64, 65]
 DEPTHS = [0, 1, 2, 3, 255, 256, 257, 511, 513, 600]
-each_form = pytest.mark.parametrize("form", [np.asarray, sf.pack], ids=["plain", "packed"])
+each_form = each("form", [np.asarray, sf.pack])
 
 
 def added_up(x, weight, bias=None):
@@ -38,7 +39,7 @@ def added_up(x, weight, bias=None):
 
 
 @each_form
-@pytest.mark.parametrize("rows", ROWS)
+@each("rows", ROWS)
 def test_agrees_with_the_oracle_for_any_number_of_rows(isa, dtype, rows, form, oracle, rng):
     for inner, outer in [(40, 37), (300, 70)]:
         x, weight = normal(rng, rows, inner, dtype=dtype), normal(rng, outer, inner, dtype=dtype)
@@ -50,7 +51,7 @@ def test_agrees_with_the_oracle_for_any_number_of_rows(isa, dtype, rows, form, o
 
 
 @each_form
-@pytest.mark.parametrize("outer", COLUMNS)
+@each("outer", COLUMNS)
 def test_agrees_with_the_oracle_for_any_number_of_columns(isa, dtype, outer, form, oracle, rng):
     for rows in (1, 7, 26):
         x, weight = normal(rng, rows, 33, dtype=dtype), normal(rng, outer, 33, dtype=dtype)
@@ -60,7 +61,7 @@ def test_agrees_with_the_oracle_for_any_number_of_columns(isa, dtype, outer, for
 
 
 @each_form
-@pytest.mark.parametrize("inner", sorted({*DEPTHS, *LENGTHS}))
+@each("inner", sorted({*DEPTHS, *LENGTHS}))
 def test_agrees_with_the_oracle_for_any_depth(isa, dtype, inner, form, oracle, rng):
     for rows in (1, 3, 26):
         x, weight = normal(rng, rows, inner, dtype=dtype), normal(rng, 19, inner, dtype=dtype)
@@ -80,7 +81,7 @@ def test_a_depth_of_zero_gives_the_bias(isa, dtype, form, rng):
 
 
 @each_form
-@pytest.mark.parametrize("shape", [(0, 7), (2, 0, 7), (7,), (1, 1, 1, 7), (2, 3, 4, 7)])
+@each("shape", [(0, 7), (2, 0, 7), (7,), (1, 1, 1, 7), (2, 3, 4, 7)])
 def test_any_leading_axes(isa, dtype, shape, form, rng):
     x, weight = normal(rng, *shape, dtype=dtype), normal(rng, 9, 7, dtype=dtype)
     got = sf.linear(x, form(weight))
@@ -89,7 +90,7 @@ def test_any_leading_axes(isa, dtype, shape, form, rng):
     assert sf.linear(x, form(weight[:0])).shape == (*shape[:-1], 0)
 
 
-@pytest.mark.parametrize("inner", [5, 64, 257, 700])
+@each("inner", [5, 64, 257, 700])
 def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, inner, rng):
     """Batch invariance: a token's result does not depend on which tokens are computed with it."""
     x, weight = normal(rng, 65, inner, dtype=dtype), sf.pack(normal(rng, 50, inner, dtype=dtype))
@@ -99,7 +100,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, inner, rng):
     assert same_bits(sf.linear(x[40:47], weight), alone[40:47])
 
 
-@pytest.mark.parametrize("inner", [5, 64, 257, 700])
+@each("inner", [5, 64, 257, 700])
 def test_with_a_plain_weight_up_to_six_rows_have_the_same_bits_and_so_have_more(
     isa, dtype, inner, rng
 ):
@@ -128,7 +129,7 @@ def test_packed_agrees_with_plain(isa, dtype, rng):
         assert_close(packed, float64(plain), "linear", scale=added_up(x, weight), slack=2)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (16, 2), (17, 3), (33, 256), (5, 301), (0, 4), (4, 0)])
+@each("shape", [(1, 1), (16, 2), (17, 3), (33, 256), (5, 301), (0, 4), (4, 0)])
 def test_pack_and_unpack_give_back_every_bit(isa, dtype, shape, rng):
     weight = normal(rng, *shape, dtype=dtype)
     if weight.size:
@@ -163,7 +164,7 @@ def test_a_pickled_weight_is_portable_between_instruction_sets(dtype, rng):
             assert same_bits(sf.linear(x, read), sf.linear(x, sf.pack(weight)))
 
 
-@pytest.mark.parametrize("memory", LAYOUTS)
+@each("memory", LAYOUTS)
 def test_weights_are_packed_from_any_layout(isa, dtype, memory, rng):
     weight = normal(rng, 37, 70, dtype=dtype)
     assert same_bits(sf.pack(relaid(rng, weight, memory)).unpack(), weight)
@@ -171,7 +172,7 @@ def test_weights_are_packed_from_any_layout(isa, dtype, memory, rng):
 
 
 @each_form
-@pytest.mark.parametrize("rows", [1, 5, 30])
+@each("rows", [1, 5, 30])
 def test_a_list_of_weights_gives_a_list_of_the_same_results(isa, dtype, form, rows, rng):
     x = normal(rng, 2, rows, 48, dtype=dtype)
     weights = [normal(rng, n, 48, dtype=dtype) for n in (32, 8, 17, 0)]
@@ -197,8 +198,8 @@ def test_a_list_may_mix_plain_and_packed(isa, rng):
 
 
 @each_form
-@pytest.mark.parametrize("narrow", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("rows", [1, 4, 30])
+@each("narrow", SIXTEEN_BITS)
+@each("rows", [1, 4, 30])
 def test_beside_a_float32_x_parameters_may_be_16_bit(isa, form, narrow, rows, rng):
     x, weight, bias = normal(rng, rows, 300), normal(rng, 41, 300, dtype=narrow), normal(rng, 41)
     for b in (bias, bias.astype(narrow), None):
@@ -211,8 +212,8 @@ def test_beside_a_float32_x_parameters_may_be_16_bit(isa, form, narrow, rows, rn
 
 
 @each_form
-@pytest.mark.parametrize("narrow", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("rows", [1, 4, 30])
+@each("narrow", SIXTEEN_BITS)
+@each("rows", [1, 4, 30])
 def test_beside_a_16_bit_x_parameters_may_be_float32(isa, form, narrow, rows, rng):
     x, weight, bias = normal(rng, rows, 300, dtype=narrow), normal(rng, 41, 300), normal(rng, 41)
     for w in (weight, weight.astype(narrow)):
@@ -237,7 +238,7 @@ def test_16_bit_accumulates_in_float32(isa):
 
 
 @each_form
-@pytest.mark.parametrize("rows", [1, 4, 30])
+@each("rows", [1, 4, 30])
 def test_subnormals_are_kept(isa, dtype, form, rows):
     """But by the dot product of AVX512-BF16, which packed weights use: to it they are zero."""
     x = np.eye(rows, 40).astype(dtype)
@@ -261,8 +262,8 @@ def test_nan_and_infinity_reach_their_row_and_column_and_no_other(isa, dtype, fo
 
 
 @each_form
-@pytest.mark.parametrize("memory", LAYOUTS)
-@pytest.mark.parametrize("rows", [1, 30])
+@each("memory", LAYOUTS)
+@each("rows", [1, 30])
 def test_any_strides_of_leading_axes(isa, dtype, form, memory, rows, rng):
     x, weight = normal(rng, 3, rows, 40, dtype=dtype), normal(rng, 17, 40, dtype=dtype)
     want = sf.linear(x, form(weight))
@@ -313,7 +314,7 @@ def test_shapes_and_options_drawn_at_random(data):
 
 
 @each_form
-@pytest.mark.parametrize(("rows", "inner"), [(1, 256), (1, 1024), (64, 256), (64, 1024)])
+@each("rows, inner", [(1, 256), (1, 1024), (64, 256), (64, 1024)])
 def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, form, rows, inner, rng):
     problems = [
         ((normal(rng, rows, inner, dtype=dtype), normal(rng, 96, inner, dtype=dtype)), {})

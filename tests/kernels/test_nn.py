@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
 import simdformer as sf
+from cases import each
 from conftest import bfloat16, normal, same_bits, to_torch
 from simdformer import nn, reference
 
@@ -62,8 +63,8 @@ def walkthrough(query, key, value, mask, wq, wk, wv, wo):
     return z.reshape(*z.shape[:-2], E) @ np.asarray(wo, np.float64).T
 
 
-@pytest.mark.parametrize("batch", [(), (N,), (2, 3), (2, 3, 3)])
-@pytest.mark.parametrize("mask", [None, "additive", "causal", "bool"])
+@each("batch", [(), (N,), (2, 3), (2, 3, 3)])
+@each("mask", [None, "additive", "causal", "bool"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_multi_head_attention_is_that_of_the_walkthrough(isa, form, batch, mask, dtype, rng):
     wq, wk, wv, wo = weights(rng, *[(E, E)] * 4, dtype=dtype)
@@ -85,7 +86,7 @@ def test_multi_head_attention_is_that_of_the_walkthrough(isa, form, batch, mask,
     np.testing.assert_allclose(got, want, **close(dtype))
 
 
-@pytest.mark.parametrize("keys", [L, 1, 20])
+@each("keys", [L, 1, 20])
 def test_multi_head_attention_is_torch_s(keys, rng):
     wq, wk, wv, wo = weights(rng, *[(E, E)] * 4)
     module = torch.nn.MultiheadAttention(E, H, bias=False, batch_first=True)
@@ -159,9 +160,9 @@ def minimind(x, mask, wq, wk, wv, wo, heads, kv_heads, rotate):
     return F.linear(z.transpose(1, 2).reshape(batch, length, -1), torch.from_numpy(wo)).numpy()
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (6, 1)])
-@pytest.mark.parametrize("mask", [None, "causal"])
-@pytest.mark.parametrize("rotated", [False, True])
+@each("heads, kv_heads", [(8, 2), (4, 4), (6, 1)])
+@each("mask", [None, "causal"])
+@each("rotated", [False, True])
 def test_grouped_query_attention_is_that_of_the_walkthrough(
     isa, form, heads, kv_heads, mask, rotated, rng
 ):
@@ -250,7 +251,7 @@ def randomise(module, rng):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("positions", [None, "shifted"])
+@each("positions", [None, "shifted"])
 def test_a_block_is_transformers_decoder_layer(isa, form, architecture, positions, rng):
     kind, layer_type, rotary = {
         "llama": (LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),

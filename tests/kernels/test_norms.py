@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
+from cases import each
 from conftest import (
     LENGTHS,
     SIXTEEN_BITS,
@@ -32,7 +33,7 @@ def scale_of(op, x, want, weight=None):
 
 
 @each_norm
-@pytest.mark.parametrize("length", LENGTHS[1:])
+@each("length", LENGTHS[1:])
 def test_agrees_with_the_oracle(isa, dtype, length, oracle, op, rng):
     x = normal(rng, 3, length, dtype=dtype)
     if length == 1:
@@ -56,7 +57,7 @@ def test_an_empty_row_gives_an_empty_row(isa, dtype, op):
 
 
 @each_norm
-@pytest.mark.parametrize("narrow", SIXTEEN_BITS, ids=str)
+@each("narrow", SIXTEEN_BITS)
 def test_beside_a_float32_x_parameters_may_be_16_bit(isa, op, narrow, rng):
     x, weight, bias = (
         normal(rng, 5, 50),
@@ -69,7 +70,7 @@ def test_beside_a_float32_x_parameters_may_be_16_bit(isa, op, narrow, rng):
 
 
 @each_norm
-@pytest.mark.parametrize("narrow", SIXTEEN_BITS, ids=str)
+@each("narrow", SIXTEEN_BITS)
 def test_beside_a_16_bit_x_parameters_may_be_float32(isa, op, narrow, rng):
     x, weight, bias = normal(rng, 5, 50, dtype=narrow), normal(rng, 50), normal(rng, 50)
     for extra in (
@@ -93,7 +94,7 @@ def test_16_bit_is_all_in_float32_with_one_rounding_at_the_store(isa, op, rng):
 
 
 @each_norm
-@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5, 1.0])
+@each("eps", [0.0, 1e-12, 1e-5, 1.0])
 def test_eps_is_inside_the_root(isa, dtype, op, eps, rng):
     x = normal(rng, 4, 40, dtype=dtype, scale=0.01)
     want = getattr(reference, op)(x, eps=eps)
@@ -108,7 +109,7 @@ def test_zeros_give_zeros_and_without_eps_nan(isa, dtype, op):
 
 
 @each_norm
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@each("poison", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_stay_in_their_row(isa, dtype, op, poison, rng):
     x = normal(rng, 3, 21, dtype=dtype)
     x[1, 17] = poison
@@ -164,7 +165,7 @@ def test_subnormals_are_kept(isa, op):
 
 
 @each_norm
-@pytest.mark.parametrize("length", [64, 1000])
+@each("length", [64, 1000])
 def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, op, length, rng):
     weight, bias = normal(rng, length, dtype=dtype), normal(rng, length, dtype=dtype)
     extra = (weight,) if op == "rms_norm" else (weight, bias)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
+from cases import each
 from conftest import (
     LAYOUTS,
     SIXTEEN_BITS,
@@ -40,7 +41,7 @@ def size_of_pairs(x, layout, rotary_dim=None, attention_factor=1.0):
 
 
 @each_layout
-@pytest.mark.parametrize("dim", DIMS)
+@each("dim", DIMS)
 def test_agrees_with_the_oracle(isa, dtype, dim, layout, oracle, rng):
     x = normal(rng, 2, 3, 5, dim, dtype=dtype)
     got = sf.rope(x, layout=layout)
@@ -125,7 +126,7 @@ def test_angles_of_the_call_before_serve_no_other_call(layout, rng):
 
 
 @each_layout
-@pytest.mark.parametrize("positions_dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
+@each("positions_dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
 def test_positions_are_integers_of_any_width(isa, layout, positions_dtype, rng):
     x = normal(rng, 2, 4, 8)
     positions = np.array([5, 0, 100, 7], positions_dtype)
@@ -136,7 +137,7 @@ def test_positions_are_integers_of_any_width(isa, layout, positions_dtype, rng):
 
 
 @each_layout
-@pytest.mark.parametrize("heads", [(), (3,), (2, 3)])
+@each("heads", [(), (3,), (2, 3)])
 def test_positions_of_shape_b_t_belong_to_the_first_axis_of_x(isa, dtype, layout, heads, rng):
     x = normal(rng, 4, *heads, 5, 12, dtype=dtype)
     positions = rng.integers(0, 300, (4, 5))
@@ -177,7 +178,7 @@ def test_scores_depend_on_the_distance_only(isa, layout, rng):
 
 
 @each_layout
-@pytest.mark.parametrize("position", [10_000, 1_000_000, 2**31, 2**40])
+@each("position", [10_000, 1_000_000, 2**31, 2**40])
 def test_far_positions_are_as_exact_as_near_ones(isa, layout, position, rng):
     """Angles are formed in float64: in float32 the position 1,000,000 is off by 0.03 rad."""
     x = normal(rng, 2, 3, 64)
@@ -195,7 +196,7 @@ def test_the_full_circle_of_one_frequency(isa, dtype, layout):
 
 
 @each_layout
-@pytest.mark.parametrize("memory", LAYOUTS)
+@each("memory", LAYOUTS)
 def test_any_strides_of_leading_axes(isa, dtype, layout, memory, rng):
     x = normal(rng, 2, 3, 5, 12, dtype=dtype)
     positions = rng.integers(0, 90, (2, 5))
@@ -230,7 +231,7 @@ def test_a_nan_stays_in_its_pair(isa, dtype, layout, rng):
 
 
 @each_layout
-@pytest.mark.parametrize("shape", [(0, 4), (3, 0, 8), (0, 3, 4)])
+@each("shape", [(0, 4), (3, 0, 8), (0, 3, 4)])
 def test_zero_size_arrays_give_an_empty_result(isa, dtype, layout, shape):
     assert sf.rope(np.zeros(shape, dtype), layout=layout).shape == shape
 
@@ -312,8 +313,8 @@ each_function = pytest.mark.parametrize(
 
 @each_function
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS.keys())
-@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
-@pytest.mark.parametrize("head_dim", [8, 64, 96, 128])
+@each("theta", [1e4, 5e5, 1e6])
+@each("head_dim", [8, 64, 96, 128])
 def test_frequencies_agree_with_transformers(function, scaling, theta, head_dim):
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

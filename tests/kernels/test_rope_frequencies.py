@@ -8,6 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import simdformer as sf
+from cases import each
 from simdformer.reference import RopeFrequencies
 
 LLAMA3 = {
@@ -54,8 +55,8 @@ def of_transformers(head_dim, theta, scaling):
     return inv_freq.double().numpy(), factor
 
 
-@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
-@pytest.mark.parametrize("head_dim", [2, 8, 64, 96, 128])
+@each("theta", [1e4, 5e5, 1e6])
+@each("head_dim", [2, 8, 64, 96, 128])
 @pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.filterwarnings("ignore")
 def test_agrees_with_transformers(name, head_dim, theta):
@@ -67,8 +68,8 @@ def test_agrees_with_transformers(name, head_dim, theta):
     assert attention_factor == pytest.approx(want_factor, rel=1e-12)
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 64, 128])
-@pytest.mark.parametrize("theta", [1e4, 5e5, 0.5, 1])
+@each("head_dim", [2, 6, 64, 128])
+@each("theta", [1e4, 5e5, 0.5, 1])
 def test_plain_frequencies_are_powers_of_theta(head_dim, theta):
     want = [float(theta) ** (-2 * i / head_dim) for i in range(head_dim // 2)]
     for scaling in (None, {}, {"rope_type": "default"}, {"type": "default", "rope_theta": theta}):

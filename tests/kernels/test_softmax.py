@@ -1,9 +1,9 @@
 """softmax over any axis, with a temperature."""
 
 import numpy as np
-import pytest
 
 import simdformer as sf
+from cases import each
 from conftest import (
     LENGTHS,
     SIXTEEN_BITS,
@@ -15,7 +15,7 @@ from conftest import (
 from simdformer import reference
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@each("length", LENGTHS)
 def test_agrees_with_the_oracle(isa, dtype, length, oracle, rng):
     x = normal(rng, 3, length, dtype=dtype, scale=2)
     got = sf.softmax(x)
@@ -23,14 +23,14 @@ def test_agrees_with_the_oracle(isa, dtype, length, oracle, rng):
     assert_close(got, oracle("softmax", x), "softmax", slack=oracle.slack)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2, -4])
+@each("axis", [0, 1, 2, 3, -1, -2, -4])
 def test_any_axis(isa, dtype, axis, oracle, rng):
     x = normal(rng, 3, 5, 18, 7, dtype=dtype, scale=2)
     assert_close(sf.softmax(x, axis), oracle("softmax", x, axis), "softmax", slack=oracle.slack)
     assert same_bits(sf.softmax(x, axis=axis), sf.softmax(x, axis))
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0, 2, 1e3])
+@each("temperature", [0.1, 0.5, 1.0, 2, 1e3])
 def test_the_temperature_divides_the_scores(isa, dtype, temperature, rng):
     x = normal(rng, 4, 37, dtype=dtype)
     want = reference.softmax(x, temperature=temperature)
@@ -56,7 +56,7 @@ def test_a_row_of_minus_infinities_gives_nan_as_torch(isa, dtype, oracle):
     assert_close(sf.softmax(x), oracle("softmax", x), "softmax", slack=oracle.slack)
 
 
-@pytest.mark.parametrize("where", [0, 3, 16, 18])
+@each("where", [0, 3, 16, 18])
 def test_nan_and_plus_infinity_make_their_row_nan_and_no_other(isa, dtype, where, rng):
     x = normal(rng, 3, 19, dtype=dtype)
     for poison in (np.nan, np.inf):
@@ -105,8 +105,8 @@ def test_one_element_gives_one(isa, dtype):
     assert (sf.softmax(np.array([[-3, 900]], dtype), axis=0) == 1).all()
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
-@pytest.mark.parametrize("axis", [0, -1])
+@each("shape", [(0,), (3, 0), (0, 3)])
+@each("axis", [0, -1])
 def test_zero_size_arrays_give_an_empty_result(isa, dtype, shape, axis):
     assert sf.softmax(np.zeros(shape, dtype), axis).shape == shape
 
@@ -119,8 +119,8 @@ def test_in_place_gives_the_same(isa, dtype, rng):
         assert same_bits(x, want)
 
 
-@pytest.mark.parametrize("scale", [1, 5])
-@pytest.mark.parametrize("length", [17, 1024])
+@each("scale", [1, 5])
+@each("length", [17, 1024])
 def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, scale, length, rng):
     problems = [((normal(rng, 20, length, dtype=dtype, scale=scale),), {}) for _ in range(8)]
     assert_as_accurate_as_torch("softmax", sf.softmax, problems)
