@@ -180,7 +180,6 @@ def test_the_list_names_cases_and_goals(run):
         (["--only", "sofmax"], "bench: no case is called 'sofmax'; near is "),
         (["--only", "call", "--budget", 0], "bench: budget is 0, needed are seconds > 0"),
         (["--only", "call", "--json", "/nowhere/x.json"], "/nowhere/x.json: No such file"),
-        (["--only", "call", "--isa", "mmx"], "set_isa: name is 'mmx'"),
     ],
 )
 def test_complaints_come_before_the_measuring(run, monkeypatch, arguments, message):

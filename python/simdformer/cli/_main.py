@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str] | None) -> int:
     top = parser()
-    options = top.parse_args(arguments)
+    options, unknown = top.parse_known_args(arguments)
+    if unknown:
+        what = f"unrecognized arguments: {' '.join(unknown)}"
+        getattr(options, "parser", top).error(f"{what} (-- goes before a text that begins with -)")
     if "command" not in options:
         top.print_help()
         return 0

@@ -60,7 +60,7 @@ def command(
         epilog=epilog,
         usage=f"simdformer {name} {arguments} [options]".replace("  ", " "),
     )
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, parser=parser)
     return parser
 
 
@@ -87,8 +87,8 @@ def add_model(parser: argparse.ArgumentParser, *, otherwise: str | None = None) 
         metavar="MODEL",
         nargs="?" if otherwise else None,
         help="a checkpoint: a directory of Meta's or Hugging Face's, or a .pth or .bin file; or "
-        "Owner/Name, a model that `hf download` has brought here; or demo, the small one that "
-        "comes with the package" + (f" (default: {otherwise})" if otherwise else ""),
+        "Owner/Name of a model that `hf download` has fetched; or demo, the small model that comes "
+        "with the package" + (f" (default: {otherwise})" if otherwise else ""),
     )
 
 
@@ -98,8 +98,8 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
         "prompt",
         metavar="PROMPT",
         nargs="?",
-        help="the text that the model reads; - or none: what comes through a pipe, less the ends "
-        "of lines behind it",
+        help="the text that the model reads; - or none: standard input, without the ends of lines "
+        "behind it",
     )
 
 

@@ -18,7 +18,7 @@ def add(commands: "shared.Commands") -> None:
         description="Walks through one attention step, numpy beside the kernels, then lets a "
         "trained model answer, write, and show where it looks. Exit status 1 when a check fails.",
     )
-    shared.add_model(parser, otherwise="the one that the package carries")
+    shared.add_model(parser, otherwise="demo")
 
 
 def run(options: argparse.Namespace) -> int:
