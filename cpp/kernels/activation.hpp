@@ -11,17 +11,17 @@
 #pragma once
 
 #include "core/dispatch.hpp"
-#include "kernels/dtypes.hpp"
 #include "kernels/exp.hpp"
+#include "kernels/loops.hpp"
 #include "kernels/pieces.hpp"
 
 namespace simdformer::SF_ISA {
 
 // x / (1 + e^-s) for s of x's sign
-template <class Arch, class V>
+template <class V>
 SF_INLINE V times_sigmoid(V x, V s) {
   using A = typename V::value_type;
-  const V z = vec_exp<Arch>(minus_abs(s));
+  const V z = vec_exp(minus_abs(s));
   return where_negative(x, V(x * z), x) / (V(A(1)) + z);
 }
 
@@ -53,7 +53,7 @@ struct NormalTail<double> {
       0x1.8c7c09ac49959p-4,   0x1.1f38e056e8adfp-3,   0x1.5cda21cf8e289p-3};
 };
 
-template <class Arch, class V>
+template <class V>
 SF_INLINE V normal_tail(V t) {
   using A = typename V::value_type;
   using Fit = NormalTail<A>;
@@ -64,75 +64,72 @@ SF_INLINE V normal_tail(V t) {
   for (size_t i = 1; i < sizeof(Fit::kP) / sizeof(A); ++i) p = mul_add(p, w, V(Fit::kP[i]));
   // t^2 in two parts, because exp turns an error of t^2 into a relative one
   const V square = t * t, rest = product_error(t, t, square);
-  const V e = vec_exp<Arch>(V(square * V(A(-0.5))));
+  const V e = vec_exp(V(square * V(A(-0.5))));
   return v * p * neg_mul_add(e * V(A(0.5)), rest, e);
 }
 
-template <class Arch, Activation kind>
+template <Activation kind>
 struct ActivationOf {
   template <class V>
   SF_INLINE V operator()(V x) const {
     using A = typename V::value_type;
     if constexpr (kind == Activation::silu) {
-      return times_sigmoid<Arch>(x, x);
+      return times_sigmoid(x, x);
     } else if constexpr (kind == Activation::gelu) {
-      const V q = normal_tail<Arch>(V(xsimd::abs(x)));
+      const V q = normal_tail(V(xsimd::abs(x)));
       return x * xsimd::select(x < V(A(0)), q, V(V(A(1)) - q));
     } else if constexpr (kind == Activation::gelu_tanh) {
       const V twice_u = x * mul_add(x * x, V(A(0.0713548162726002487763)), V(A(1.59576912160573071175978)));
-      return times_sigmoid<Arch>(x, twice_u);
+      return times_sigmoid(x, twice_u);
     } else {
       return xsimd::select(x <= V(A(0)), V(A(0)), x);
     }
   }
 };
 
-template <class Arch>
 struct Swiglu {
   template <class V>
   SF_INLINE V operator()(V gate, V up) const {
-    return times_sigmoid<Arch>(gate, gate) * up;
+    return times_sigmoid(gate, gate) * up;
   }
 };
 
 // ---- rows -------------------------------------------------------------------------------------------------
 
-template <class Arch, class T, class F>
+template <class T, class F>
 SF_INLINE void activate(const ActivationArgs& args, int64_t begin, int64_t end, F f) {
   for_each_piece(
       begin, end, args.x.length, args.segment,
       [&](int64_t offset, int64_t n, const char* x, char* out) {
-        map_row<Arch>(reinterpret_cast<T*>(out) + offset, n, f, reinterpret_cast<const T*>(x) + offset);
+        map_row(reinterpret_cast<T*>(out) + offset, n, f, reinterpret_cast<const T*>(x) + offset);
       },
       args.x, args.out);
 }
 
-template <class Arch>
-void activation(const ActivationArgs& args, int64_t begin, int64_t end) noexcept {
+inline void activation(const ActivationArgs& args, int64_t begin, int64_t end) noexcept {
   with_type(args.x.dtype, [&](auto x) {
     using T = decltype(x);
     switch (args.kind) {
       case Activation::silu:
-        return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::silu>());
+        return activate<T>(args, begin, end, ActivationOf<Activation::silu>());
       case Activation::gelu:
-        return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::gelu>());
+        return activate<T>(args, begin, end, ActivationOf<Activation::gelu>());
       case Activation::gelu_tanh:
-        return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::gelu_tanh>());
+        return activate<T>(args, begin, end, ActivationOf<Activation::gelu_tanh>());
       case Activation::relu:
-        return activate<Arch, T>(args, begin, end, ActivationOf<Arch, Activation::relu>());
+        return activate<T>(args, begin, end, ActivationOf<Activation::relu>());
     }
   });
 }
 
-template <class Arch>
-void swiglu(const SwigluArgs& args, int64_t begin, int64_t end) noexcept {
+inline void swiglu(const SwigluArgs& args, int64_t begin, int64_t end) noexcept {
   with_type(args.out.dtype, [&](auto type) {
     using T = decltype(type);
     for_each_piece(
         begin, end, args.out.length, args.segment,
         [&](int64_t offset, int64_t n, const char* gate, const char* up, char* out) {
-          map_row<Arch>(reinterpret_cast<T*>(out) + offset, n, Swiglu<Arch>(),
-                        reinterpret_cast<const T*>(gate) + offset, reinterpret_cast<const T*>(up) + offset);
+          map_row(reinterpret_cast<T*>(out) + offset, n, Swiglu(), reinterpret_cast<const T*>(gate) + offset,
+                  reinterpret_cast<const T*>(up) + offset);
         },
         args.gate, args.up, args.out);
   });

@@ -25,10 +25,10 @@ SF_INLINE int64_t keys_in_block(const AttentionArgs& args, const Head& head, int
 }
 
 // columns [0, 16 n) of `keys` rows -> panels of 16 columns; true when all are finite
-template <class Arch, class T>
+template <class T>
 SF_INLINE bool pack_values(const char* rows, int64_t stride, int64_t keys, int64_t columns, Acc<T>* panels) {
-  using V = Vec<Arch, Acc<T>>;
-  constexpr int64_t W = kLanes<Arch, Acc<T>>;
+  using V = Vec<Acc<T>>;
+  constexpr int64_t W = kLanes<Acc<T>>;
   const V zero(Acc<T>(0));
   V check = zero;  // becomes NaN
   for (int64_t first = 0; first < keys; first += kLine) {
@@ -38,20 +38,20 @@ SF_INLINE bool pack_values(const char* rows, int64_t stride, int64_t keys, int64
       const char* column = rows + c * static_cast<int64_t>(sizeof(T));
       for (int64_t j = first; j < last; ++j) {
         const T* p = reinterpret_cast<const T*>(column + j * stride);
-        const V v = columns - c >= W ? load<Arch>(p) : load_part<Arch>(p, columns - c);
+        const V v = columns - c >= W ? load(p) : load_part(p, columns - c);
         check = mul_add(v, zero, check);
-        store<Arch>(panel + j * kLine, v);
+        store(panel + j * kLine, v);
       }
     }
     for (int64_t c = (columns + W - 1) / W * W; c < round_up_to_line(columns); c += W)
       for (int64_t j = first; j < last; ++j)
-        store<Arch>(panels + c / kLine * kLine * kKeyBlock + c % kLine + j * kLine, zero);
+        store(panels + c / kLine * kLine * kKeyBlock + c % kLine + j * kLine, zero);
   }
   return sum_lanes(check) == Acc<T>(0);
 }
 
 // One block of keys and values -> packed_block_size(args) elements.
-template <class Arch, class T>
+template <class T>
 void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, Acc<T>* block) noexcept {
   const View &key = args.call->key, &value = args.call->value;
   const int64_t keys = keys_in_block(args, head, first_key);
@@ -62,65 +62,62 @@ void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, 
     if constexpr (std::is_same_v<T, bfloat16>) {
       if (args.pairs) {
         bfloat16* panel = reinterpret_cast<bfloat16*>(panels) + j * even(args.depth);
-        pack_panel_16<Arch>(rows, row_stride(key), columns, args.depth, panel);
+        pack_panel_16(rows, row_stride(key), columns, args.depth, panel);
         continue;
       }
     }
-    pack_panel<Arch, T>(rows, row_stride(key), columns, args.depth, panels + j * args.depth);
+    pack_panel<T>(rows, row_stride(key), columns, args.depth, panels + j * args.depth);
   }
   panels += kKeyBlock * args.depth;
-  const bool finite = pack_values<Arch, T>(head.value + first_key * row_stride(value), row_stride(value),
-                                           keys, args.value_depth, panels);
+  const bool finite = pack_values<T>(head.value + first_key * row_stride(value), row_stride(value), keys,
+                                     args.value_depth, panels);
   if (!finite)
     for (int64_t c = 0; c < args.value_depth; c += kLine)
       remove_non_finite(panels + c * kKeyBlock, keys * kLine);
   block[0] = finite ? Acc<T>(0) : Acc<T>(1);
 }
 
-template <class Arch, class T>
+template <class T>
 void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {
   const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
   for (int64_t item = begin; item < end; ++item) {
     const Head head = head_of(args, args.first_head + item / blocks);
     const int64_t first_key = args.first_key + item % blocks * kKeyBlock;
     if (head.band.begin(0) < first_key + kKeyBlock && head.band.end(args.queries - 1) > first_key)
-      pack_block<Arch, T>(args, head, first_key,
-                          static_cast<Acc<T>*>(args.packed) + item * packed_block_size(args));
+      pack_block<T>(args, head, first_key,
+                    static_cast<Acc<T>*>(args.packed) + item * packed_block_size(args));
   }
 }
 
 // scores = q k of a strip, for T = the type of the packed keys, or Pairs. A panel has `depth` rows of them.
-template <class Arch, class T>
-SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<Arch, T>>& strip,
-                           const RowOf<Arch, T>* q, int64_t q_pitch, const ElementOf<Arch, T>* keys,
-                           int64_t depth) {
+template <class T>
+SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<T>>& strip, const RowOf<T>* q,
+                           int64_t q_pitch, const ElementOf<T>* keys, int64_t depth) {
   const int64_t rows = strip.queries * args.group, line = strip.columns.begin / kLine * kLine;
   for (int64_t d = 0; d < args.depth; d += kScoreTerms)
-    gemm_panels<Arch, T>(
-        rows, strip.columns.end - line, args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms, q + d,
-        q_pitch, keys + line * depth + d * kLine, depth * kLine, strip.scores + line, strip.pitch, d > 0);
+    gemm_panels<T>(rows, strip.columns.end - line,
+                   args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms, q + d, q_pitch,
+                   keys + line * depth + d * kLine, depth * kLine, strip.scores + line, strip.pitch, d > 0);
 }
 
 // A strip against a packed block. q: the rows of the strip, `q_pitch` elements of A apart.
-template <class Arch, class A>
+template <class A>
 SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, const A* q,
                             int64_t q_pitch, const A* block, A* stage) {
   const A *keys = block + kLine, *values = keys + kKeyBlock * args.depth;
   const int64_t rows = strip.queries * args.group;
   bool paired = false;
-#if defined(SF_BF16_PAIRS)
-  if constexpr (std::is_same_v<A, float>) {
+  if constexpr (kBf16Pairs && std::is_same_v<A, float>) {
     paired = args.pairs;
     if (paired)
-      score_strip<Arch, Pairs>(args, strip, reinterpret_cast<const bfloat16*>(q), 2 * q_pitch,
-                               reinterpret_cast<const bfloat16*>(keys), even(args.depth));
+      score_strip<Pairs>(args, strip, reinterpret_cast<const bfloat16*>(q), 2 * q_pitch,
+                         reinterpret_cast<const bfloat16*>(keys), even(args.depth));
   }
-#endif
-  if (!paired) score_strip<Arch, A>(args, strip, q, q_pitch, keys, args.depth);
-  softmax_strip<Arch>(args, head, strip, stage);
+  if (!paired) score_strip<A>(args, strip, q, q_pitch, keys, args.depth);
+  softmax_strip(args, head, strip, stage);
   const int64_t first = strip.columns.begin;
-  gemm<Arch, A>(rows, args.value_depth, strip.columns.end - first, strip.scores + first, strip.pitch,
-                values + first * kLine, kKeyBlock * kLine, strip.sums.out, strip.sums.pitch, true);
+  gemm<A>(rows, args.value_depth, strip.columns.end - first, strip.scores + first, strip.pitch,
+          values + first * kLine, kKeyBlock * kLine, strip.sums.out, strip.sums.pitch, true);
 }
 
 // How many queries from `first` on make a strip: as many as pass together, or one tile of the microkernel
@@ -135,7 +132,7 @@ SF_INLINE int64_t strip_from(const AttentionArgs& args, const Head& head, int64_
 }
 
 // The queries first + [0, queries) of a head against the keys of the pass.
-template <class Arch, class T>
+template <class T>
 void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head, int64_t first,
                   int64_t queries, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
@@ -155,7 +152,7 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
   if (args.first_pass) clear(sums, rows), hide_scores<A>(args, head, first, queries, {0, args.keys});
   const int64_t begin = clamp_to(head.band.begin(first), args.first_key, args.last_key);
   const int64_t end = clamp_to(head.band.end(first + queries - 1), args.first_key, args.last_key);
-  if (begin < end) prepare_queries<Arch>(args, head, first, queries, q, q_pitch);
+  if (begin < end) prepare_queries(args, head, first, queries, q, q_pitch);
   const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
   for (int64_t b = (begin - args.first_key) / kKeyBlock; args.first_key + b * kKeyBlock < end; ++b) {
     const int64_t first_key = args.first_key + b * kKeyBlock, keys = keys_in_block(args, head, first_key);
@@ -163,7 +160,7 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
     if (args.packed != nullptr)
       block = static_cast<const A*>(args.packed) + (head_item * blocks + b) * packed_block_size(args);
     else
-      pack_block<Arch, T>(args, head, first_key, own_block);
+      pack_block<T>(args, head, first_key, own_block);
     for (int64_t i = 0, count; i < queries; i += count) {
       count = strip_from(args, head, first + i, first + queries, first_key, keys);
       Strip<A> strip{first + i, count,  first_key,           keys,
@@ -171,37 +168,35 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
       strip.columns = {head.band.seen(strip.first, first_key, keys).begin,
                        head.band.seen(strip.first + strip.queries - 1, first_key, keys).end};
       if (strip.columns.begin >= strip.columns.end) continue;
-      attend_strip<Arch, A>(args, head, strip, q + i * args.group * q_pitch, q_pitch, block, stage);
+      attend_strip<A>(args, head, strip, q + i * args.group * q_pitch, q_pitch, block, stage);
       if (block[0] != A(0)) add_non_finite<T>(args, head, strip);
     }
   }
-  if (args.last_pass) finish<Arch>(args, head, first, queries, sums);
+  if (args.last_pass) finish(args, head, first, queries, sums);
 }
 
-template <class Arch, class T>
+template <class T>
 void attend_blocks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
   for (int64_t item = begin; item < end; ++item) {
     const int64_t head_item = item / args.blocks,
                   block = args.first_block + args.blocks - 1 - item % args.blocks;
     const int64_t first = block * args.block_queries, left = args.queries - first;
     const Head head = head_of(args, args.first_head + head_item);
-    attend_block<Arch, T>(args, head_item, head, first, left < args.block_queries ? left : args.block_queries,
-                          scratch);
+    attend_block<T>(args, head_item, head, first, left < args.block_queries ? left : args.block_queries,
+                    scratch);
   }
 }
 
 // ---- entries of the table ---------------------------------------------------------------------------------
 
-template <class Arch>
-void attention_pack(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {
-  with_type(args.call->key.dtype, [&](auto type) { pack_blocks<Arch, decltype(type)>(args, begin, end); });
+inline void attention_pack(const AttentionArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.call->key.dtype, [&](auto type) { pack_blocks<decltype(type)>(args, begin, end); });
 }
 
-template <class Arch>
-void attention_many(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
+inline void attention_many(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
   with_type(args.call->key.dtype, [&](auto type) {
     using T = decltype(type);
-    attend_blocks<Arch, T>(args, static_cast<Acc<T>*>(scratch), begin, end);
+    attend_blocks<T>(args, static_cast<Acc<T>*>(scratch), begin, end);
   });
 }
 

@@ -21,9 +21,9 @@ static_assert(kLine == kPanelColumns);
 template <class A>
 constexpr A kMinusInfinity = -std::numeric_limits<A>::infinity();
 
-template <class Arch, class A>
+template <class A>
 SF_INLINE A exp_of(A x) {
-  return first_lane(vec_exp<Arch>(Vec<Arch, A>(x)));
+  return first_lane(vec_exp(Vec<A>(x)));
 }
 
 template <class T>
@@ -88,17 +88,17 @@ struct Strip {
 };
 
 // rows (i, g) = query * scale, as sums of type A, zeros up to the pitch
-template <class Arch, class A>
+template <class A>
 void scale_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries, A* rows,
                    int64_t pitch) noexcept {
   const View& query = args.call->query;
-  const Vec<Arch, A> scale(static_cast<A>(args.call->scale));
+  const Vec<A> scale(static_cast<A>(args.call->scale));
   with_storage<A>(query.dtype, [&](auto type) {
     using Q = decltype(type);
     for (int64_t i = first; i < first + queries; ++i)
       for (int64_t g = 0; g < args.group; ++g, rows += pitch) {
         const Q* row = reinterpret_cast<const Q*>(row_of(&query, head.query, i, g));
-        map_row<Arch>(rows, args.depth, [&](auto x) { return x * scale; }, row);
+        map_row(rows, args.depth, [&](auto x) { return x * scale; }, row);
         for (int64_t d = args.depth; d < pitch; ++d) rows[d] = A(0);
       }
   });
@@ -115,13 +115,13 @@ SF_INLINE void copy_queries(const AttentionArgs& args, const Head& head, int64_t
 }
 
 // One or the other, in `rows` that are `pitch` elements of A apart.
-template <class Arch, class A>
+template <class A>
 SF_INLINE void prepare_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
                                A* rows, int64_t pitch) {
   if (args.pairs)
     copy_queries(args, head, first, queries, reinterpret_cast<bfloat16*>(rows), 2 * pitch);
   else
-    scale_queries<Arch>(args, head, first, queries, rows, pitch);
+    scale_queries(args, head, first, queries, rows, pitch);
 }
 
 // A row of the mask as A: what is added, or for a boolean mask 0 where a key is seen and -inf where it is
@@ -146,9 +146,9 @@ SF_INLINE void stage_mask(const View& mask, const char* row, Span span, A* stage
 }
 
 // row[j] = f(row[j], j) for whole vectors
-template <class Arch, class A, class F>
+template <class A, class F>
 SF_INLINE void each_vector(A* row, int64_t begin, int64_t end, F f) {
-  for (int64_t j = begin; j < end; j += kLanes<Arch, A>) store<Arch>(row + j, f(load<Arch>(row + j), j));
+  for (int64_t j = begin; j < end; j += kLanes<A>) store(row + j, f(load(row + j), j));
 }
 
 template <class A>
@@ -158,34 +158,33 @@ SF_INLINE void fill(A* row, int64_t begin, int64_t end, A value) {
 
 // Softmax of one row so far: scores [seen) become exp(s - m), the rest of [lines) zero; m, l and the sum
 // follow.
-template <class Arch, class A>
+template <class A>
 SF_INLINE void softmax_row(A* scores, Span lines, const Sums<A>& sums) {
-  using V = Vec<Arch, A>;
+  using V = Vec<A>;
   const auto higher = [](V a, V b) { return larger(b, a); };  // a where b is NaN
   const A before = *sums.highest, none = kMinusInfinity<A>;
-  const A block =
-      max_lanes(fold_row<Arch>(scores + lines.begin, lines.end - lines.begin, none, higher, higher));
+  const A block = max_lanes(fold_row(scores + lines.begin, lines.end - lines.begin, none, higher, higher));
   const A highest = block > before ? block : before;
   const V shift(highest == none ? A(0) : highest);
   V sum(A(0));
-  each_vector<Arch>(scores, lines.begin, lines.end, [&](V s, int64_t) {
-    const V p = vec_exp<Arch>(s - shift);
+  each_vector(scores, lines.begin, lines.end, [&](V s, int64_t) {
+    const V p = vec_exp(s - shift);
     sum = sum + p;
     return p;
   });
   if (highest > before && before != none) {
-    const A factor = exp_of<Arch>(before - highest);
+    const A factor = exp_of(before - highest);
     *sums.total *= factor;
-    each_vector<Arch>(sums.out, 0, sums.pitch, [&](V x, int64_t) { return x * V(factor); });
+    each_vector(sums.out, 0, sums.pitch, [&](V x, int64_t) { return x * V(factor); });
   }
   *sums.highest = highest;
   *sums.total += sum_lanes(sum);
 }
 
 // q.k of a strip -> exp(s - m), with softcap, mask and the ends of the band. `stage` holds a row of the mask.
-template <class Arch, class A>
+template <class A>
 void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, A* stage) noexcept {
-  using V = Vec<Arch, A>;
+  using V = Vec<A>;
   const Attention& call = *args.call;
   const V softcap(static_cast<A>(call.softcap)), none(kMinusInfinity<A>), scale(static_cast<A>(call.scale));
   const Span columns{strip.columns.begin / kLine * kLine, round_up_to_line(strip.columns.end)};
@@ -200,29 +199,29 @@ void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& 
         continue;
       }
       const Span lines{seen.begin / kLine * kLine, round_up_to_line(seen.end)};
-      if (args.pairs) each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t) { return x * scale; });
+      if (args.pairs) each_vector(s, lines.begin, lines.end, [&](V x, int64_t) { return x * scale; });
       if (call.softcap > 0)
-        each_vector<Arch>(s, lines.begin, lines.end,
-                          [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
+        each_vector(s, lines.begin, lines.end,
+                    [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
       if (call.mask != nullptr) {
         const char* row =
             row_of(call.mask, head.mask, i, g) + strip.first_key * call.mask->strides[call.mask->rank - 1];
         if (row != staged) stage_mask(*call.mask, row, seen, stage);
         staged = row;
         if (call.mask->dtype == DType::boolean)
-          each_vector<Arch>(s, lines.begin, lines.end, [&](V x, int64_t j) {
-            return xsimd::select(load<Arch>(static_cast<const A*>(stage + j)) == V(A(0)), x, none);
+          each_vector(s, lines.begin, lines.end, [&](V x, int64_t j) {
+            return xsimd::select(load(static_cast<const A*>(stage + j)) == V(A(0)), x, none);
           });
         else
-          each_vector<Arch>(s, lines.begin, lines.end,
-                            [&](V x, int64_t j) { return x + load<Arch>(static_cast<const A*>(stage + j)); });
+          each_vector(s, lines.begin, lines.end,
+                      [&](V x, int64_t j) { return x + load(static_cast<const A*>(stage + j)); });
       }
       fill(s, lines.begin, seen.begin, kMinusInfinity<A>);
       fill(s, seen.end, lines.end, kMinusInfinity<A>);
       if (A* kept = kept_scores<A>(args, head, i, g))
         std::memcpy(kept + strip.first_key + seen.begin, s + seen.begin,
                     static_cast<size_t>(seen.end - seen.begin) * sizeof(A));
-      softmax_row<Arch>(s, lines, strip.sums.at(r));
+      softmax_row(s, lines, strip.sums.at(r));
       fill(s, columns.begin, lines.begin, A(0));
       fill(s, lines.end, columns.end, A(0));
     }
@@ -285,10 +284,10 @@ SF_INLINE void hide_scores(const AttentionArgs& args, const Head& head, int64_t 
 }
 
 // After the last key: the sink joins, the sums are divided and rounded once.
-template <class Arch, class A>
+template <class A>
 void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
             const Sums<A>& sums) noexcept {
-  using V = Vec<Arch, A>;
+  using V = Vec<A>;
   const Attention& call = *args.call;
   const A none = kMinusInfinity<A>;
   int64_t r = 0;
@@ -305,8 +304,8 @@ void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t 
         const A before = highest;
         highest = sink > highest ? sink : highest;
         if (highest != none || sink != none) {  // or one of them is NaN
-          factor = exp_of<Arch>(before - highest);
-          total = total * factor + exp_of<Arch>(sink - highest);
+          factor = exp_of(before - highest);
+          total = total * factor + exp_of(sink - highest);
         }
       }
       const V scale(factor), divisor(total), shift(highest == none ? A(0) : highest);
@@ -316,7 +315,7 @@ void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t 
         if (blind)
           std::memset(static_cast<void*>(out), 0, static_cast<size_t>(args.value_depth) * sizeof(Out));
         else
-          map_row<Arch>(
+          map_row(
               out, args.value_depth, [&](V x) { return x * scale / divisor; },
               static_cast<const A*>(sums.out + r * sums.pitch));
       });
@@ -332,8 +331,8 @@ void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t 
         if (blind)
           std::memset(weights, 0, static_cast<size_t>(args.keys) * sizeof(A));
         else
-          map_row<Arch>(
-              weights, args.keys, [&](V s) { return vec_exp<Arch>(s - shift) / divisor; },
+          map_row(
+              weights, args.keys, [&](V s) { return vec_exp(s - shift) / divisor; },
               static_cast<const A*>(kept_scores<A>(args, head, i, g)));
       }
     }

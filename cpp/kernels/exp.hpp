@@ -3,40 +3,15 @@
 // n = round(x log2 e), r = x - n ln 2 in two steps (Cody and Waite), exp(r) = 1 + r + r^2 q(r), scaled by
 // 2^n. q is the minimax polynomial on [-ln2/2, ln2/2] (own Remez fits): degree 4 in float32, relative error
 // 3.1e-9, degree 9 in float64, relative error 3.7e-18, so that the rounding of the arithmetic is what is
-// left: at most 1 ulp. With AVX-512 n goes in sixteenths, whose powers of two are a table in a register; a
-// polynomial of half the length is left (at most 0.7 ulp, and 30 % faster). exp(-inf) = 0, results below the
-// smallest normal number are subnormal, NaN stays NaN.
+// left: at most 1 ulp. Where the CPU looks up in a register n goes in sixteenths, whose powers of two are a
+// table in a register; a polynomial of half the length is left (at most 0.7 ulp, and 30 % faster). exp(-inf)
+// = 0, results below the smallest normal number are subnormal, NaN stays NaN.
 #pragma once
 
-#include "kernels/vec.hpp"
+#include "isa/isa.hpp"
 
 namespace simdformer::SF_ISA {
 
-// p * 2^n for 0.5 <= p <= 2 and integral n, |n| <= 252 in float32, 2044 in float64. With an n that is NaN the
-// result is p or NaN.
-template <class V>
-SF_INLINE V scale_by_power(V p, V n) {
-#if defined(__AVX512F__)
-  if constexpr (kIsFloat<V>)
-    return V(_mm512_scalef_ps(p, n));
-  else
-    return V(_mm512_scalef_pd(p, n));
-#else
-  using A = typename V::value_type;
-  using I = xsimd::batch<std::conditional_t<kIsFloat<V>, int32_t, int64_t>, typename V::arch_type>;
-  constexpr int kMantissa = kIsFloat<V> ? 23 : 52, kBias = kIsFloat<V> ? 127 : 1023;
-  // Two factors, because 2^n alone leaves the exponent's range before the product does. Adding the shifter
-  // puts an integer into the low bits of the mantissa, here with the exponent's bias on top.
-  const V shifter(static_cast<A>(kIsFloat<V> ? 0x1.8p23 : 0x1.8p52)),
-      biased = shifter + V(static_cast<A>(kBias));
-  const V half = mul_add(n, V(A(0.5)), shifter) - shifter;
-  const I low = lanes_as<I>(V(half + biased)) << kMantissa, high = lanes_as<I>(V((n - half) + biased))
-                                                                   << kMantissa;
-  return p * lanes_as<V>(low) * lanes_as<V>(high);
-#endif
-}
-
-#if defined(__AVX512F__)
 // 2^(j/16) rounded to float32, and what ln of the rounded number lacks.
 alignas(64) constexpr float kPowers[16] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
                                            0x1.306fe0p+0f, 0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
@@ -47,24 +22,20 @@ alignas(64) constexpr float kPowerErrors[16] = {
     -0x1.0a3550p-25f, -0x1.00d8acp-27f, 0x1.26055cp-26f,  -0x1.05cb44p-25f, 0x1.67a1cap-28f, 0x1.a3b5e4p-28f,
     -0x1.f9c304p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f};
 
-template <class Arch>
-SF_INLINE Vec<Arch, float> vec_exp(Vec<Arch, float> x) {
-  using V = Vec<Arch, float>;
+SF_INLINE Vec<float> exp_by_table(Vec<float> x) {
+  using V = Vec<float>;
   x = larger(V(-105.0f), x);   // NaN goes through
   const V shifter(0x1.8p19f);  // adding it leaves the nearest sixteenth in the low mantissa bits
-  const V shifted = mul_add(x, V(0x1.715476p0f), shifter), n = shifted - shifter;
-  const __m512i sixteenth = lanes_as<__m512i>(shifted);  // of which a permutation reads the last four bits
+  const V sixteenth = mul_add(x, V(0x1.715476p0f), shifter), n = sixteenth - shifter;
   V r = neg_mul_add(n, V(0x1.62e400p-1f), x);
-  r = neg_mul_add(n, V(0x1.7f7d1cp-20f), r) +
-      V(_mm512_permutexvar_ps(sixteenth, _mm512_load_ps(kPowerErrors)));
-  const V power(_mm512_permutexvar_ps(sixteenth, _mm512_load_ps(kPowers)));
+  r = neg_mul_add(n, V(0x1.7f7d1cp-20f), r) + look_up(kPowerErrors, sixteenth);
+  const V power = look_up(kPowers, sixteenth);
   const V rest = mul_add(r * r, mul_add(r, V(0x1.5555cep-3f), V(0.5f)), r);
-  return V(_mm512_scalef_ps(mul_add(power, rest, power), n));
+  return scale_by_power(V(mul_add(power, rest, power)), n);
 }
-#else
-template <class Arch>
-SF_INLINE Vec<Arch, float> vec_exp(Vec<Arch, float> x) {
-  using V = Vec<Arch, float>;
+
+SF_INLINE Vec<float> exp_by_polynomial(Vec<float> x) {
+  using V = Vec<float>;
   x = larger(V(-105.0f), x);   // NaN goes through
   const V shifter(0x1.8p23f);  // adding it leaves the nearest integer in the low mantissa bits
   const V n = mul_add(x, V(0x1.715476p0f), shifter) - shifter;
@@ -76,11 +47,16 @@ SF_INLINE Vec<Arch, float> vec_exp(Vec<Arch, float> x) {
   q = mul_add(q, r, V(0x1.fffffcp-2f));
   return scale_by_power(V(mul_add(r * r, q, r) + V(1.0f)), n);
 }
-#endif
 
-template <class Arch>
-SF_INLINE Vec<Arch, double> vec_exp(Vec<Arch, double> x) {
-  using V = Vec<Arch, double>;
+SF_INLINE Vec<float> vec_exp(Vec<float> x) {
+  if constexpr (kLooksUp)
+    return exp_by_table(x);
+  else
+    return exp_by_polynomial(x);
+}
+
+SF_INLINE Vec<double> vec_exp(Vec<double> x) {
+  using V = Vec<double>;
   x = larger(V(-746.0), x);
   const V shifter(0x1.8p52);
   const V n = mul_add(x, V(0x1.71547652b82fep0), shifter) - shifter;

@@ -15,14 +15,6 @@
 
 namespace simdformer::SF_ISA {
 
-// The CPU multiplies pairs of bfloat16 and adds both products to a float.
-#if defined(__AVX512BF16__)
-#define SF_BF16_PAIRS
-constexpr bool kPairs = true;
-#else
-constexpr bool kPairs = false;
-#endif
-
 template <int n>
 using Count = std::integral_constant<int, n>;
 
@@ -31,88 +23,70 @@ using Count = std::integral_constant<int, n>;
 // What the microkernel knows of its operands. kDepth values of k lie side by side in a panel of T, and take
 // kSteps steps; Row is the type of A. A step multiplies `column<step>`, the columns that start at p, by
 // `row`, what one row of A has at this k in every lane.
-template <class Arch, class T>
+template <class T>
 struct PanelOf {
   using Element = T;
   using Row = Acc<T>;
   static constexpr int kDepth = 1, kSteps = 1;
   template <int step>
-  SF_INLINE static Vec<Arch, Acc<T>> column(const T* p) {
-    return load<Arch>(p);
+  SF_INLINE static Vec<Acc<T>> column(const T* p) {
+    return load(p);
   }
-  SF_INLINE static Vec<Arch, Acc<T>> row(const Row* a) { return Vec<Arch, Acc<T>>(*a); }
+  SF_INLINE static Vec<Acc<T>> row(const Row* a) { return Vec<Acc<T>>(*a); }
 };
 
-template <class Arch>
-struct PanelOf<Arch, bfloat16> {
+template <>
+struct PanelOf<bfloat16> {
   using Element = bfloat16;
   using Row = float;
   static constexpr int kDepth = 2, kSteps = 2;
   template <int step>
-  SF_INLINE static Vec<Arch, float> column(const bfloat16* p) {
-    using Words = Vec<Arch, uint32_t>;
+  SF_INLINE static Vec<float> column(const bfloat16* p) {
+    using Words = Vec<uint32_t>;
     const Words words = Words::load_unaligned(reinterpret_cast<const uint32_t*>(p));
     if constexpr (step == 0)
-      return lanes_as<Vec<Arch, float>>(Words(words << 16));
+      return lanes_as<Vec<float>>(Words(words << 16));
     else
-      return lanes_as<Vec<Arch, float>>(Words(words & Words(0xffff0000u)));
+      return lanes_as<Vec<float>>(Words(words & Words(0xffff0000u)));
   }
-  SF_INLINE static Vec<Arch, float> row(const float* a) { return Vec<Arch, float>(*a); }
+  SF_INLINE static Vec<float> row(const float* a) { return Vec<float>(*a); }
 };
 
-template <class Arch, class T>
-using ElementOf = typename PanelOf<Arch, T>::Element;
-template <class Arch, class T>
-using RowOf = typename PanelOf<Arch, T>::Row;
-template <class Arch, class T>
-using SumOf = Acc<ElementOf<Arch, T>>;
+template <class T>
+using ElementOf = typename PanelOf<T>::Element;
+template <class T>
+using RowOf = typename PanelOf<T>::Row;
+template <class T>
+using SumOf = Acc<ElementOf<T>>;
 
 template <class B>
 SF_INLINE B add_product(B row, B column, B sum) {
   return mul_add(row, column, sum);
 }
 
-#if defined(SF_BF16_PAIRS)
 // The same panel beside rows of bfloat16: a lane is a pair.
 struct Pairs {};
 
-template <class Arch>
-struct PanelOf<Arch, Pairs> {
+template <>
+struct PanelOf<Pairs> {
   using Element = bfloat16;
   using Row = bfloat16;
   static constexpr int kDepth = 2, kSteps = 1;
   template <int step>
-  SF_INLINE static __m512bh column(const bfloat16* p) {
-    return lanes_as<__m512bh>(_mm512_loadu_si512(p));
+  SF_INLINE static Bf16Pairs column(const bfloat16* p) {
+    return load_pairs(p);
   }
-  SF_INLINE static __m512bh row(const bfloat16* a) {
-    int pair;
-    std::memcpy(&pair, a, 4);
-    return lanes_as<__m512bh>(_mm512_set1_epi32(pair));
-  }
+  SF_INLINE static Bf16Pairs row(const bfloat16* a) { return splat_pair(a); }
 };
 
-template <class B>
-SF_INLINE B add_product(__m512bh row, __m512bh column, B sum) {
-  return B(_mm512_dpbf16_ps(sum, row, column));
+SF_INLINE Vec<float> add_product(Bf16Pairs row, Bf16Pairs column, Vec<float> sum) {
+  return add_products(row, column, sum);
 }
-#endif
 
 // ---- microkernel ------------------------------------------------------------------------------------------
 
-// MR rows by NV vectors of columns, all accumulators in registers: 24 of 32 where the ISA has 32 registers,
-// else 12 (8 without FMA, whose product needs a register of its own) of 16. Few rows take more columns,
-// because a chain of FMAs is bound by latency.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kTileRows = 6;
-constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
-#elif defined(__AVX2__)
-constexpr int kTileRows = 6;
-constexpr int kTileVectors[] = {0, 8, 4, 2, 2, 2, 2};
-#else
-constexpr int kTileRows = 4;
-constexpr int kTileVectors[] = {0, 8, 4, 2, 2};
-#endif
+// MR rows by NV vectors of columns, all accumulators in registers; kTileRows and kTileVectors are what the
+// registers of the instruction set hold.
 
 // The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of memory. 16-bit
 // panels, read in place by up to kWidenRows rows, gain from it at every tile; float32 ones only at the
@@ -130,7 +104,7 @@ struct Ahead {
 };
 template <int MR, class Element>
 constexpr bool kMayAskAhead = MR > kPrefetchRows<Element>;
-constexpr int64_t kFewestAhead = kTileVectors[kTileRows] == 4 ? kTileRows + 1 : 1, kMostAhead = 128;
+constexpr int64_t kMostAhead = 128;
 
 // The line at `address` in a panel, and those at the same place in the panels beside it: into all caches (3),
 // or from the second on (2).
@@ -140,17 +114,16 @@ SF_INLINE void ask_for(uintptr_t address, uintptr_t panel_bytes) {
       __builtin_prefetch(reinterpret_cast<const void*>(address + panel * panel_bytes), 0, cache);
 }
 
-template <class Arch, class T, int MR, int NV, bool kAhead>
-__attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, int64_t lda,
-                                           const ElementOf<Arch, T>* panels, int64_t panel_stride,
-                                           [[maybe_unused]] Ahead next, SumOf<Arch, T>* c, int64_t ldc,
+template <class T, int MR, int NV, bool kAhead>
+__attribute__((noinline)) void microkernel(int64_t k, const RowOf<T>* a, int64_t lda,
+                                           const ElementOf<T>* panels, int64_t panel_stride,
+                                           [[maybe_unused]] Ahead next, SumOf<T>* c, int64_t ldc,
                                            bool accumulate) noexcept {
-  using Panel = PanelOf<Arch, T>;
-  using A = SumOf<Arch, T>;
-  using V = Vec<Arch, A>;
-  constexpr int W = static_cast<int>(kLanes<Arch, A>), kDepth = Panel::kDepth, kPanels = (NV * W + 15) / 16;
-  [[maybe_unused]] const uintptr_t panel_bytes =
-      static_cast<uintptr_t>(panel_stride) * sizeof(ElementOf<Arch, T>);
+  using Panel = PanelOf<T>;
+  using A = SumOf<T>;
+  using V = Vec<A>;
+  constexpr int W = static_cast<int>(kLanes<A>), kDepth = Panel::kDepth, kPanels = (NV * W + 15) / 16;
+  [[maybe_unused]] const uintptr_t panel_bytes = static_cast<uintptr_t>(panel_stride) * sizeof(ElementOf<T>);
   V sum[MR][NV];
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(A(0));
 
@@ -167,7 +140,7 @@ __attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, i
     }
   };
   for (; k >= kDepth; k -= kDepth, a += kDepth, panels += kPanelColumns * kDepth) {
-    if constexpr (MR <= kPrefetchRows<ElementOf<Arch, T>>) {
+    if constexpr (MR <= kPrefetchRows<ElementOf<T>>) {
       ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(panels) + kPrefetchBytes, panel_bytes);
     } else if constexpr (kAhead) {
       ask_for<kPanels, 2>(next.address, panel_bytes);
@@ -180,37 +153,35 @@ __attribute__((noinline)) void microkernel(int64_t k, const RowOf<Arch, T>* a, i
 
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) {
     A* out = c + i * ldc + v * W;
-    store<Arch>(out, accumulate ? load<Arch>(static_cast<const A*>(out)) + sum[i][v] : sum[i][v]);
+    store(out, accumulate ? load(static_cast<const A*>(out)) + sum[i][v] : sum[i][v]);
   }
 }
 
 // ---- blocking ---------------------------------------------------------------------------------------------
 
-template <class Arch, class T, int MR, int NV, bool kAhead>
-SF_INLINE void row_tile(int64_t rows, int64_t k, const RowOf<Arch, T>* a, int64_t lda,
-                        const ElementOf<Arch, T>* panels, int64_t panel_stride, Ahead next, SumOf<Arch, T>* c,
-                        int64_t ldc, bool accumulate) {
+template <class T, int MR, int NV, bool kAhead>
+SF_INLINE void row_tile(int64_t rows, int64_t k, const RowOf<T>* a, int64_t lda, const ElementOf<T>* panels,
+                        int64_t panel_stride, Ahead next, SumOf<T>* c, int64_t ldc, bool accumulate) {
   if constexpr (MR > 1) {
     if (rows < MR)
-      return row_tile<Arch, T, MR - 1, NV, kAhead>(rows, k, a, lda, panels, panel_stride, next, c, ldc,
-                                                   accumulate);
+      return row_tile<T, MR - 1, NV, kAhead>(rows, k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
   }
-  microkernel<Arch, T, MR, NV, kAhead>(k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
+  microkernel<T, MR, NV, kAhead>(k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
 }
 
 // Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
 // end. The tile of B stays in cache while the rows of A pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
-template <class Arch, class T, int MR, int NV>
-SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, const RowOf<Arch, T>* a,
-                               int64_t lda, const ElementOf<Arch, T>* panels, int64_t panel_stride,
-                               SumOf<Arch, T>* c, int64_t ldc, bool accumulate) {
-  constexpr int64_t kColumns = NV * kLanes<Arch, SumOf<Arch, T>>;
-  constexpr int64_t kDepth = PanelOf<Arch, T>::kDepth;
-  constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<Arch, T>));
+template <class T, int MR, int NV>
+SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, const RowOf<T>* a,
+                               int64_t lda, const ElementOf<T>* panels, int64_t panel_stride, SumOf<T>* c,
+                               int64_t ldc, bool accumulate) {
+  constexpr int64_t kColumns = NV * kLanes<SumOf<T>>;
+  constexpr int64_t kDepth = PanelOf<T>::kDepth;
+  constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<T>));
   const int64_t steps = k / kDepth;
   const bool ahead = m >= kFewestAhead && m <= kMostAhead;
   for (; begin + kColumns <= end; begin += kColumns) {
-    const ElementOf<Arch, T>* tile = panels + begin / 16 * panel_stride + begin % 16 * kDepth;
+    const ElementOf<T>* tile = panels + begin / 16 * panel_stride + begin % 16 * kDepth;
     const uintptr_t after = reinterpret_cast<uintptr_t>(tile) + static_cast<uintptr_t>(steps * kBytes);
     int64_t tiles = (m + MR - 1) / MR;
     for (int64_t i = 0; tiles > 0; --tiles) {
@@ -218,11 +189,11 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
       const Ahead next{after + static_cast<uintptr_t>(steps * kBytes * i / m),
                        static_cast<uintptr_t>(kBytes * rows / m)};
       const auto multiply = [&](auto asks) __attribute__((always_inline)) {
-        row_tile<Arch, T, MR, NV, decltype(asks)::value>(rows, k, a + i * lda, lda, tile, panel_stride, next,
-                                                         c + i * ldc + begin, ldc, accumulate);
+        row_tile<T, MR, NV, decltype(asks)::value>(rows, k, a + i * lda, lda, tile, panel_stride, next,
+                                                   c + i * ldc + begin, ldc, accumulate);
       };
       if (ahead)
-        multiply(std::bool_constant<kMayAskAhead<MR, ElementOf<Arch, T>>>());
+        multiply(std::bool_constant<kMayAskAhead<MR, ElementOf<T>>>());
       else
         multiply(std::false_type());
       i += rows;
@@ -231,16 +202,15 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
   return begin;
 }
 
-template <class Arch, class T>
-void gemm_panels(int64_t m, int64_t n, int64_t k, const RowOf<Arch, T>* a, int64_t lda,
-                 const ElementOf<Arch, T>* panels, int64_t panel_stride, SumOf<Arch, T>* c, int64_t ldc,
-                 bool accumulate) noexcept {
+template <class T>
+void gemm_panels(int64_t m, int64_t n, int64_t k, const RowOf<T>* a, int64_t lda, const ElementOf<T>* panels,
+                 int64_t panel_stride, SumOf<T>* c, int64_t ldc, bool accumulate) noexcept {
   constexpr int kUsual = kTileVectors[kTileRows];
-  constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<Arch, SumOf<Arch, T>>);
+  constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<SumOf<T>>);
   const int64_t end = (n + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
   const auto tiles = [&](int64_t begin, auto rows, auto vectors) __attribute__((always_inline)) {
-    return column_tiles<Arch, T, decltype(rows)::value, decltype(vectors)::value>(
-        begin, end, m, k, a, lda, panels, panel_stride, c, ldc, accumulate);
+    return column_tiles<T, decltype(rows)::value, decltype(vectors)::value>(begin, end, m, k, a, lda, panels,
+                                                                            panel_stride, c, ldc, accumulate);
   };
   int64_t done = 0;
   if (m == 1)
@@ -253,10 +223,10 @@ void gemm_panels(int64_t m, int64_t n, int64_t k, const RowOf<Arch, T>* a, int64
 }
 
 // C = or += A B for panels of the accumulator's own type.
-template <class Arch, class A>
+template <class A>
 void gemm(int64_t m, int64_t n, int64_t k, const A* a, int64_t lda, const A* panels, int64_t panel_stride,
           A* c, int64_t ldc, bool accumulate) noexcept {
-  gemm_panels<Arch, A>(m, n, k, a, lda, panels, panel_stride, c, ldc, accumulate);
+  gemm_panels<A>(m, n, k, a, lda, panels, panel_stride, c, ldc, accumulate);
 }
 
 }  // namespace simdformer::SF_ISA

@@ -8,14 +8,14 @@
 #pragma once
 
 #include "core/dispatch.hpp"
-#include "kernels/dtypes.hpp"
+#include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {
 
-template <class Arch, class T, class W, class B>
+template <class T, class W, class B>
 void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
-  using V = Vec<Arch, A>;
+  using V = Vec<A>;
   const int64_t n = args.x.length;
   const W* weight = static_cast<const W*>(args.weight);
   const B* bias = static_cast<const B*>(args.bias);
@@ -23,31 +23,29 @@ void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) noex
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
     T* y = out.template as<T>();
-    const V mean(sum_row<Arch>(in, n, [](V sum, V x) { return V(sum + x); }) / static_cast<A>(n));
-    const A squares =
-        sum_row<Arch>(in, n, [&](V sum, V x) { return mul_add(V(x - mean), V(x - mean), sum); });
+    const V mean(sum_row(in, n, [](V sum, V x) { return V(sum + x); }) / static_cast<A>(n));
+    const A squares = sum_row(in, n, [&](V sum, V x) { return mul_add(V(x - mean), V(x - mean), sum); });
     const V scale(A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(args.eps)));
     const auto normed = [&](V x) { return V((x - mean) * scale); };
     if (weight == nullptr && bias == nullptr)
-      map_row<Arch>(y, n, normed, in);
+      map_row(y, n, normed, in);
     else if (bias == nullptr)
-      map_row<Arch>(y, n, [&](V x, V w) { return V(normed(x) * w); }, in, weight);
+      map_row(y, n, [&](V x, V w) { return V(normed(x) * w); }, in, weight);
     else if (weight == nullptr)
-      map_row<Arch>(y, n, [&](V x, V b) { return V(normed(x) + b); }, in, bias);
+      map_row(y, n, [&](V x, V b) { return V(normed(x) + b); }, in, bias);
     else
-      map_row<Arch>(y, n, [&](V x, V w, V b) { return mul_add(normed(x), w, b); }, in, weight, bias);
+      map_row(y, n, [&](V x, V w, V b) { return mul_add(normed(x), w, b); }, in, weight, bias);
   }
 }
 
-template <class Arch>
-void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) noexcept {
+inline void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) noexcept {
   with_type(args.x.dtype, [&](auto x) {
     using T = decltype(x);
     const DType weight_dtype = args.weight == nullptr ? args.x.dtype : args.weight_dtype;
     const DType bias_dtype = args.bias == nullptr ? weight_dtype : args.bias_dtype;
     with_parameter_type<T>(weight_dtype, [&](auto weight) {
       with_parameter_type<T>(bias_dtype, [&](auto bias) {
-        layer_norm_rows<Arch, T, decltype(weight), decltype(bias)>(args, begin, end);
+        layer_norm_rows<T, decltype(weight), decltype(bias)>(args, begin, end);
       });
     });
   });

@@ -22,10 +22,6 @@ namespace simdformer::SF_ISA {
 
 static_assert(kPanel == kPanelColumns);
 
-// From so many rows of x on, 16-bit panels are widened before use. With 32 registers decoding costs 4
-// instructions beside 24 FMAs, and widening gains little; with 16 registers there is none left to decode in.
-constexpr int64_t kWidenRows = kTileVectors[kTileRows] == 4 ? 128 : 24;
-
 // Error grows with the square root of the terms in a chain. These lengths keep it below that of a dot product
 // on vectors at every depth (measured against float64), and cost the microkernel 1 % at 128 terms.
 SF_INLINE int64_t sum_length(int64_t depth) {
@@ -34,30 +30,29 @@ SF_INLINE int64_t sum_length(int64_t depth) {
 
 // ---- packing ----------------------------------------------------------------------------------------------
 
-template <class Arch, class T>
+template <class T>
 void pack_panels(const PackArgs& args, int64_t begin, int64_t end) noexcept {
   for (int64_t p = begin; p < end; ++p) {
     const char* rows = args.weight + p * kPanel * args.row_stride;
     T* panel = reinterpret_cast<T*>(args.panels) + p * panel_elements(args.depth, args.dtype);
     const int64_t columns = args.columns - p * kPanel < kPanel ? args.columns - p * kPanel : kPanel;
     if constexpr (sizeof(T) == 2)
-      pack_panel_16<Arch>(rows, args.row_stride, columns, args.depth, panel);
+      pack_panel_16(rows, args.row_stride, columns, args.depth, panel);
     else
-      pack_panel<Arch, T>(rows, args.row_stride, columns, args.depth, panel);
+      pack_panel<T>(rows, args.row_stride, columns, args.depth, panel);
   }
 }
 
-template <class Arch>
-void pack(const PackArgs& args, int64_t begin, int64_t end) noexcept {
+inline void pack(const PackArgs& args, int64_t begin, int64_t end) noexcept {
   switch (args.dtype) {
     case DType::f32:
-      return pack_panels<Arch, float>(args, begin, end);
+      return pack_panels<float>(args, begin, end);
     case DType::f64:
-      return pack_panels<Arch, double>(args, begin, end);
+      return pack_panels<double>(args, begin, end);
     case DType::f16:
-      return pack_panels<Arch, float16>(args, begin, end);
+      return pack_panels<float16>(args, begin, end);
     default:
-      return pack_panels<Arch, bfloat16>(args, begin, end);
+      return pack_panels<bfloat16>(args, begin, end);
   }
 }
 
@@ -80,8 +75,7 @@ SF_INLINE void unpack_panels(const UnpackArgs& args, int64_t begin, int64_t end)
   }
 }
 
-template <class Arch>
-void unpack(const UnpackArgs& args, int64_t begin, int64_t end) noexcept {
+inline void unpack(const UnpackArgs& args, int64_t begin, int64_t end) noexcept {
   switch (args.dtype) {
     case DType::f32:
       return unpack_panels<float>(args, begin, end);
@@ -94,13 +88,13 @@ void unpack(const UnpackArgs& args, int64_t begin, int64_t end) noexcept {
   }
 }
 
-template <class Arch, class T>
+template <class T>
 SF_INLINE void pack_rows_of(const PackRowsArgs& args, int64_t begin, int64_t end) {
   using A = Acc<T>;
   RowCursor row(args.x, args.first + begin);
   for (int64_t i = begin; i < end; ++i, row.next()) {
     A* out = static_cast<A*>(args.out) + i * args.stride;
-    map_row<Arch>(out, args.x.length, [](auto x) { return x; }, row.template as<const T>());
+    map_row(out, args.x.length, [](auto x) { return x; }, row.template as<const T>());
     for (int64_t k = args.x.length; k < args.stride; ++k) out[k] = A(0);
   }
 }
@@ -114,31 +108,30 @@ SF_INLINE void copy_rows(const PackRowsArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-template <class Arch>
-void pack_rows(const PackRowsArgs& args, int64_t begin, int64_t end) noexcept {
+inline void pack_rows(const PackRowsArgs& args, int64_t begin, int64_t end) noexcept {
   if (args.pairs) return copy_rows(args, begin, end);
   switch (args.x.dtype) {
     case DType::f32:
-      return pack_rows_of<Arch, float>(args, begin, end);
+      return pack_rows_of<float>(args, begin, end);
     case DType::f64:
-      return pack_rows_of<Arch, double>(args, begin, end);
+      return pack_rows_of<double>(args, begin, end);
     case DType::f16:
-      return pack_rows_of<Arch, float16>(args, begin, end);
+      return pack_rows_of<float16>(args, begin, end);
     default:
-      return pack_rows_of<Arch, bfloat16>(args, begin, end);
+      return pack_rows_of<bfloat16>(args, begin, end);
   }
 }
 
 // k inputs of a packed 16-bit panel -> [k][16] of float.
-template <class Arch, class T>
+template <class T>
 SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
-  using Panel = PanelOf<Arch, T>;
-  constexpr int64_t W = kLanes<Arch, float>;
+  using Panel = PanelOf<T>;
+  constexpr int64_t W = kLanes<float>;
   for (int64_t j = 0; j < k; j += Panel::kDepth, panel += kPanel * Panel::kDepth)
     for (int64_t c = 0; c < kPanel; c += W) {
-      store<Arch>(out + j * kPanel + c, Panel::template column<0>(panel + c * Panel::kDepth));
+      store(out + j * kPanel + c, Panel::template column<0>(panel + c * Panel::kDepth));
       if constexpr (Panel::kDepth == 2) {
-        if (j + 1 < k) store<Arch>(out + (j + 1) * kPanel + c, Panel::template column<1>(panel + c * 2));
+        if (j + 1 < k) store(out + (j + 1) * kPanel + c, Panel::template column<1>(panel + c * 2));
       }
     }
 }
@@ -147,11 +140,11 @@ SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
 
 // MR rows of x against NR rows of W: tile[i][n] = sum_k x[i][k] W[n][k]. Lanes are summed apart for kSteps
 // steps, then added to their totals, which meet in the end. x is padded with zeros to whole vectors.
-template <class Arch, class T, int MR, int NR>
+template <class T, int MR, int NR>
 __attribute__((noinline)) void dot_tile(const Acc<T>* x, int64_t x_stride, const char* weight,
                                         int64_t row_stride, int64_t depth, Acc<T>* tile) noexcept {
-  using V = Vec<Arch, Acc<T>>;
-  constexpr int64_t W = kLanes<Arch, Acc<T>>, kSteps = 64;
+  using V = Vec<Acc<T>>;
+  constexpr int64_t W = kLanes<Acc<T>>, kSteps = 64;
   V total[MR][NR], sum[MR][NR];
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int n = 0; n < NR; ++n) total[i][n] = V(Acc<T>(0));
   const T* rows[NR];
@@ -161,7 +154,7 @@ __attribute__((noinline)) void dot_tile(const Acc<T>* x, int64_t x_stride, const
     V w[NR];
     SF_UNROLL for (int n = 0; n < NR; ++n) w[n] = load_weight(rows[n] + k);
     SF_UNROLL for (int i = 0; i < MR; ++i) {
-      const V lanes = load<Arch>(x + i * x_stride + k);
+      const V lanes = load(x + i * x_stride + k);
       SF_UNROLL for (int n = 0; n < NR; ++n) sum[i][n] = mul_add(lanes, w[n], sum[i][n]);
     }
   };
@@ -169,9 +162,9 @@ __attribute__((noinline)) void dot_tile(const Acc<T>* x, int64_t x_stride, const
   for (int64_t block = 0; block < depth; block += kSteps * W) {
     SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int n = 0; n < NR; ++n) sum[i][n] = V(Acc<T>(0));
     const int64_t last = block + kSteps * W < whole ? block + kSteps * W : whole;
-    for (int64_t k = block; k < last; k += W) step(k, [](const T* p) { return load<Arch>(p); });
+    for (int64_t k = block; k < last; k += W) step(k, [](const T* p) { return load(p); });
     if (last == whole && whole < depth && depth - block <= kSteps * W)
-      step(whole, [&](const T* p) { return load_part<Arch>(p, depth - whole); });
+      step(whole, [&](const T* p) { return load_part(p, depth - whole); });
     SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int n = 0; n < NR; ++n) total[i][n] =
         total[i][n] + sum[i][n];
   }
@@ -179,39 +172,38 @@ __attribute__((noinline)) void dot_tile(const Acc<T>* x, int64_t x_stride, const
       sum_lanes(total[i][n]);
 }
 
-// 16 sums in registers where the ISA has 32 of them, else 8: 4 rows of W, so that their loads overlap.
-constexpr int kDotRows = kTileVectors[kTileRows] == 4 ? 4 : 2;
+// kDotRows by 4 sums in registers: 4 rows of W, so that their loads overlap.
 constexpr int kDotColumns = 4;
 
-template <class Arch, class T, int NR, int MR = kDotRows>
+template <class T, int NR, int MR = kDotRows>
 SF_INLINE void dot_rows(int64_t rows, const Acc<T>* x, int64_t x_stride, const char* weight,
                         int64_t row_stride, int64_t depth, Acc<T>* tile) {
   for (; rows >= MR; rows -= MR, x += MR * x_stride, tile += MR * kGroup)
-    dot_tile<Arch, T, MR, NR>(x, x_stride, weight, row_stride, depth, tile);
-  if constexpr (MR > 1) dot_rows<Arch, T, NR, MR - 1>(rows, x, x_stride, weight, row_stride, depth, tile);
+    dot_tile<T, MR, NR>(x, x_stride, weight, row_stride, depth, tile);
+  if constexpr (MR > 1) dot_rows<T, NR, MR - 1>(rows, x, x_stride, weight, row_stride, depth, tile);
 }
 
-template <class Arch, class T>
+template <class T>
 SF_INLINE void dot_products(int64_t rows, int64_t columns, const Acc<T>* x, int64_t x_stride,
                             const char* weight, int64_t row_stride, int64_t depth, Acc<T>* tile) {
   int64_t n = 0;
   for (; n + kDotColumns <= columns; n += kDotColumns)
-    dot_rows<Arch, T, kDotColumns>(rows, x, x_stride, weight + n * row_stride, row_stride, depth, tile + n);
+    dot_rows<T, kDotColumns>(rows, x, x_stride, weight + n * row_stride, row_stride, depth, tile + n);
   for (; n < columns; ++n)
-    dot_rows<Arch, T, 1>(rows, x, x_stride, weight + n * row_stride, row_stride, depth, tile + n);
+    dot_rows<T, 1>(rows, x, x_stride, weight + n * row_stride, row_stride, depth, tile + n);
 }
 
 // ---- the product ------------------------------------------------------------------------------------------
 
 // tile = or += x panels, in partial sums of `length` terms. No terms make 0.
-template <class Arch, class T>
-SF_INLINE void multiply_block(int64_t rows, int64_t columns, int64_t k, int64_t length,
-                              const RowOf<Arch, T>* x, int64_t x_stride, const ElementOf<Arch, T>* panels,
-                              int64_t panel_stride, SumOf<Arch, T>* tile, bool accumulate) {
+template <class T>
+SF_INLINE void multiply_block(int64_t rows, int64_t columns, int64_t k, int64_t length, const RowOf<T>* x,
+                              int64_t x_stride, const ElementOf<T>* panels, int64_t panel_stride,
+                              SumOf<T>* tile, bool accumulate) {
   int64_t begin = 0;
   do {
-    gemm_panels<Arch, T>(rows, columns, k - begin < length ? k - begin : length, x + begin, x_stride,
-                         panels + begin * kPanel, panel_stride, tile, kGroup, accumulate || begin > 0);
+    gemm_panels<T>(rows, columns, k - begin < length ? k - begin : length, x + begin, x_stride,
+                   panels + begin * kPanel, panel_stride, tile, kGroup, accumulate || begin > 0);
     begin += length;
   } while (begin < k);
 }
@@ -224,25 +216,24 @@ SF_INLINE const Element* panels_of(const LinearArgs& args, const LinearWeight& w
 
 // tile = x W^T for `rows` rows of x and the columns [column, column + columns) of W, a group or what is left
 // of it; W is packed and its panels are multiplied as they lie.
-template <class Arch, class T>
-SF_INLINE void multiply_packed(const LinearArgs& args, const LinearWeight& w, const RowOf<Arch, T>* x,
-                               int64_t rows, int64_t column, int64_t columns, SumOf<Arch, T>* tile) {
-  multiply_block<Arch, T>(rows, columns, args.depth, sum_length(args.depth), x, args.x_stride,
-                          panels_of<ElementOf<Arch, T>>(args, w, column), panel_elements(args.depth, w.dtype),
-                          tile, false);
+template <class T>
+SF_INLINE void multiply_packed(const LinearArgs& args, const LinearWeight& w, const RowOf<T>* x, int64_t rows,
+                               int64_t column, int64_t columns, SumOf<T>* tile) {
+  multiply_block<T>(rows, columns, args.depth, sum_length(args.depth), x, args.x_stride,
+                    panels_of<ElementOf<T>>(args, w, column), panel_elements(args.depth, w.dtype), tile,
+                    false);
 }
 
 // The same for every W.
-template <class Arch, class T>
+template <class T>
 void multiply(const LinearArgs& args, const LinearWeight& w, const Acc<T>* x, int64_t rows, int64_t column,
               int64_t columns, Acc<T>* tile, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
   const char* weight_rows = w.weight + column * w.row_stride;  // when plain
   if (!w.packed && args.all_rows <= kDirectRows)
-    return dot_products<Arch, T>(rows, columns, x, args.x_stride, weight_rows, w.row_stride, args.depth,
-                                 tile);
+    return dot_products<T>(rows, columns, x, args.x_stride, weight_rows, w.row_stride, args.depth, tile);
   if (w.packed && (sizeof(T) == sizeof(A) || args.all_rows < kWidenRows))
-    return multiply_packed<Arch, T>(args, w, x, rows, column, columns, tile);
+    return multiply_packed<T>(args, w, x, rows, column, columns, tile);
 
   int64_t begin = 0;
   do {
@@ -250,13 +241,13 @@ void multiply(const LinearArgs& args, const LinearWeight& w, const Acc<T>* x, in
     for (int64_t c = 0; c < columns; c += kPanel) {
       A* panel = scratch + c * kDepthBlock;
       if (!w.packed)
-        pack_panel<Arch, T>(weight_rows + c * w.row_stride + begin * static_cast<int64_t>(sizeof(T)),
-                            w.row_stride, columns - c < kPanel ? columns - c : kPanel, k, panel);
+        pack_panel<T>(weight_rows + c * w.row_stride + begin * static_cast<int64_t>(sizeof(T)), w.row_stride,
+                      columns - c < kPanel ? columns - c : kPanel, k, panel);
       else if constexpr (sizeof(T) == 2)
-        widen_panel<Arch>(panels_of<T>(args, w, column + c) + begin * kPanel, k, panel);
+        widen_panel(panels_of<T>(args, w, column + c) + begin * kPanel, k, panel);
     }
-    multiply_block<Arch, A>(rows, columns, k, sum_length(args.depth), x + begin, args.x_stride, scratch,
-                            kDepthBlock * kPanel, tile, begin > 0);
+    multiply_block<A>(rows, columns, k, sum_length(args.depth), x + begin, args.x_stride, scratch,
+                      kDepthBlock * kPanel, tile, begin > 0);
     begin += kDepthBlock;
   } while (begin < args.depth);
 }
@@ -273,51 +264,48 @@ SF_INLINE void widen_bias(const char* bias, int64_t stride, int64_t columns, A* 
 }
 
 // y = tile + bias, one rounding
-template <class Arch, class Out>
+template <class Out>
 SF_INLINE void finish(const Rows& out, int64_t row, int64_t rows, int64_t column, int64_t columns,
                       const Acc<Out>* tile, const Acc<Out>* bias) {
   RowCursor y(out, row);
   for (int64_t i = 0; i < rows; ++i, y.next(), tile += kGroup) {
     Out* target = y.template as<Out>() + column;
     if (bias == nullptr)
-      map_row<Arch>(target, columns, [](auto sum) { return sum; }, tile);
+      map_row(target, columns, [](auto sum) { return sum; }, tile);
     else
-      map_row<Arch>(target, columns, [](auto sum, auto b) { return sum + b; }, tile, bias);
+      map_row(target, columns, [](auto sum, auto b) { return sum + b; }, tile, bias);
   }
 }
 
-template <class Arch>
-void linear_item(const LinearArgs& args, const LinearWeight& w, int64_t column, int64_t row, int64_t rows,
-                 void* scratch) noexcept {
+inline void linear_item(const LinearArgs& args, const LinearWeight& w, int64_t column, int64_t row,
+                        int64_t rows, void* scratch) noexcept {
   const int64_t columns = w.columns - column < kGroup ? w.columns - column : kGroup;
   if (w.out.dtype == DType::f64) {
     double* bias = static_cast<double*>(scratch);
     double *panels = bias + kGroup, *tile = panels + kGroup * kDepthBlock;
     const double* x = static_cast<const double*>(args.x) + row * args.x_stride;
-    multiply<Arch, double>(args, w, x, rows, column, columns, tile, panels);
+    multiply<double>(args, w, x, rows, column, columns, tile, panels);
     if (w.bias != nullptr) widen_bias<double>(w.bias + column * w.bias_stride, w.bias_stride, columns, bias);
-    return finish<Arch, double>(w.out, args.first + row, rows, column, columns, tile,
-                                w.bias ? bias : nullptr);
+    return finish<double>(w.out, args.first + row, rows, column, columns, tile, w.bias ? bias : nullptr);
   }
   float* bias = static_cast<float*>(scratch);
   float *panels = bias + kGroup, *tile = panels + kGroup * kDepthBlock;
   const float* x = static_cast<const float*>(args.x) + row * args.x_stride;
   switch (w.dtype) {
     case DType::f32:
-      multiply<Arch, float>(args, w, x, rows, column, columns, tile, panels);
+      multiply<float>(args, w, x, rows, column, columns, tile, panels);
       break;
     case DType::f16:
-      multiply<Arch, float16>(args, w, x, rows, column, columns, tile, panels);
+      multiply<float16>(args, w, x, rows, column, columns, tile, panels);
       break;
     default:
-#if defined(SF_BF16_PAIRS)
-      if (w.packed && args.x_pairs != nullptr) {
-        multiply_packed<Arch, Pairs>(args, w, args.x_pairs + row * args.x_stride, rows, column, columns,
-                                     tile);
-        break;
+      if constexpr (kBf16Pairs) {
+        if (w.packed && args.x_pairs != nullptr) {
+          multiply_packed<Pairs>(args, w, args.x_pairs + row * args.x_stride, rows, column, columns, tile);
+          break;
+        }
       }
-#endif
-      multiply<Arch, bfloat16>(args, w, x, rows, column, columns, tile, panels);
+      multiply<bfloat16>(args, w, x, rows, column, columns, tile, panels);
   }
   if (w.bias != nullptr) {
     const char* source = w.bias + column * w.bias_stride;
@@ -335,22 +323,21 @@ void linear_item(const LinearArgs& args, const LinearWeight& w, int64_t column, 
   const float* added = w.bias != nullptr ? bias : nullptr;
   switch (w.out.dtype) {
     case DType::f32:
-      return finish<Arch, float>(w.out, args.first + row, rows, column, columns, tile, added);
+      return finish<float>(w.out, args.first + row, rows, column, columns, tile, added);
     case DType::f16:
-      return finish<Arch, float16>(w.out, args.first + row, rows, column, columns, tile, added);
+      return finish<float16>(w.out, args.first + row, rows, column, columns, tile, added);
     default:
-      return finish<Arch, bfloat16>(w.out, args.first + row, rows, column, columns, tile, added);
+      return finish<bfloat16>(w.out, args.first + row, rows, column, columns, tile, added);
   }
 }
 
-template <class Arch>
-void linear(const LinearArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
+inline void linear(const LinearArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
   for (int64_t item = begin; item < end; ++item) {
     const int64_t group = item / args.chunks, row = item % args.chunks * args.chunk_rows;
     const LinearWeight* w = args.weights + args.count - 1;
     while (w->first_group > group) --w;
     const int64_t rows = args.rows - row < args.chunk_rows ? args.rows - row : args.chunk_rows;
-    linear_item<Arch>(args, *w, (group - w->first_group) * kGroup, row, rows, scratch);
+    linear_item(args, *w, (group - w->first_group) * kGroup, row, rows, scratch);
   }
 }
 

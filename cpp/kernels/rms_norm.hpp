@@ -5,35 +5,34 @@
 #pragma once
 
 #include "core/dispatch.hpp"
-#include "kernels/dtypes.hpp"
+#include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {
 
-template <class Arch, class T, class W>
+template <class T, class W>
 void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
-  using V = Vec<Arch, A>;
+  using V = Vec<A>;
   const int64_t n = args.x.length;
   const W* weight = static_cast<const W*>(args.weight);
   RowCursor x(args.x, begin), out(args.out, begin);
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
     T* y = out.template as<T>();
-    const A squares = sum_row<Arch>(in, n, [](V sum, V x) { return mul_add(x, x, sum); });
+    const A squares = sum_row(in, n, [](V sum, V x) { return mul_add(x, x, sum); });
     const V scale(A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(args.eps)));
     if (weight == nullptr)
-      map_row<Arch>(y, n, [&](V x) { return V(x * scale); }, in);
+      map_row(y, n, [&](V x) { return V(x * scale); }, in);
     else
-      map_row<Arch>(y, n, [&](V x, V w) { return V(x * scale * w); }, in, weight);
+      map_row(y, n, [&](V x, V w) { return V(x * scale * w); }, in, weight);
   }
 }
 
-template <class Arch>
-void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
+inline void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
   with_type(args.x.dtype, [&](auto x) {
     with_parameter_type<decltype(x)>(
         args.weight == nullptr ? args.x.dtype : args.weight_dtype,
-        [&](auto weight) { rms_norm_rows<Arch, decltype(x), decltype(weight)>(args, begin, end); });
+        [&](auto weight) { rms_norm_rows<decltype(x), decltype(weight)>(args, begin, end); });
   });
 }
 

@@ -6,7 +6,7 @@
 // 2^40. Larger angles, inf and NaN go lane by lane through the C library.
 #pragma once
 
-#include "kernels/vec.hpp"
+#include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -15,13 +15,12 @@ struct SinCos {
   V sin, cos;
 };
 
-template <class Arch>
-SF_INLINE SinCos<Vec<Arch, double>> vec_sincos(Vec<Arch, double> x) {
-  using V = Vec<Arch, double>;
-  using I = xsimd::batch<int64_t, Arch>;
+SF_INLINE SinCos<Vec<double>> vec_sincos(Vec<double> x) {
+  using V = Vec<double>;
+  using I = Vec<int64_t>;
   constexpr double kEnd = 0x1p40;
   if (!xsimd::all(xsimd::abs(x) <= V(kEnd))) {
-    constexpr int64_t W = kLanes<Arch, double>;
+    constexpr int64_t W = kLanes<double>;
     alignas(64) double angle[W], sin[W], cos[W];
     x.store_aligned(angle);
     for (int64_t i = 0; i < W; ++i) {

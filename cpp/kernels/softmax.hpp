@@ -5,38 +5,38 @@
 #pragma once
 
 #include "core/dispatch.hpp"
-#include "kernels/dtypes.hpp"
 #include "kernels/exp.hpp"
+#include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {
 
 // e^((x - highest) / temperature). A division, because a product with 1 / temperature is not as exact; none
 // for 1.
-template <class Arch, class A, bool divides>
+template <class A, bool divides>
 struct Exponential {
-  Vec<Arch, A> highest, temperature;
+  Vec<A> highest, temperature;
 
-  SF_INLINE Vec<Arch, A> operator()(Vec<Arch, A> x) const {
-    const Vec<Arch, A> above = x - highest;
+  SF_INLINE Vec<A> operator()(Vec<A> x) const {
+    const Vec<A> above = x - highest;
     if constexpr (divides)
-      return vec_exp<Arch>(Vec<Arch, A>(above / temperature));
+      return vec_exp(Vec<A>(above / temperature));
     else
-      return vec_exp<Arch>(above);
+      return vec_exp(above);
   }
 };
 
 // out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it.
-template <class Arch, class A, class In, class F>
+template <class A, class In, class F>
 SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, F f) {
-  using V = Vec<Arch, A>;
-  constexpr int64_t W = kLanes<Arch, A>;
+  using V = Vec<A>;
+  constexpr int64_t W = kLanes<A>;
   TreeSum<V> total;
   for (int64_t begin = 0; begin < n; begin += kSumBlock) {
     const int64_t end = n - begin < kSumBlock ? n : begin + kSumBlock;
     V sum[4] = {V(A(0)), V(A(0)), V(A(0)), V(A(0))};
     const auto map = [&](int64_t i, V& sum) __attribute__((always_inline)) {
-      const V y = f(load<Arch>(in + i));
-      store<Arch>(out + i, y);
+      const V y = f(load(in + i));
+      store(out + i, y);
       sum = sum + y;
     };
     int64_t i = begin;
@@ -48,8 +48,8 @@ SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, F f) {
     }
     for (; i + W <= end; i += W) map(i, sum[0]);
     if (i < end) {
-      const V y = f(load_part<Arch>(in + i, end - i));
-      store_part<Arch>(out + i, end - i, y);
+      const V y = f(load_part(in + i, end - i));
+      store_part(out + i, end - i, y);
       sum[1] = first_lanes(end - i, V(sum[1] + y), sum[1]);
     }
     total.add((sum[0] + sum[1]) + (sum[2] + sum[3]));
@@ -59,27 +59,27 @@ SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, F f) {
 
 constexpr int64_t kSoftmaxStage = 4096;  // 16 KiB of stack
 
-template <class Arch, class T, class F>
+template <class T, class F>
 SF_INLINE void softmax_row(const T* x, T* out, int64_t n, F f) {
   using A = Acc<T>;
-  using V = Vec<Arch, A>;
+  using V = Vec<A>;
   if constexpr (sizeof(T) == sizeof(A)) {  // exponentials wait in the output
-    const V scale(A(1) / map_and_sum<Arch>(out, x, n, f));
-    map_row<Arch>(out, n, [&](V e) { return V(e * scale); }, static_cast<const T*>(out));
+    const V scale(A(1) / map_and_sum(out, x, n, f));
+    map_row(out, n, [&](V e) { return V(e * scale); }, static_cast<const T*>(out));
   } else if (n <= kSoftmaxStage) {  // 16 bits would round them: they wait in float32
     alignas(64) A stage[kSoftmaxStage];
-    const V scale(A(1) / map_and_sum<Arch>(static_cast<A*>(stage), x, n, f));
-    map_row<Arch>(out, n, [&](V e) { return V(e * scale); }, static_cast<const A*>(stage));
+    const V scale(A(1) / map_and_sum(static_cast<A*>(stage), x, n, f));
+    map_row(out, n, [&](V e) { return V(e * scale); }, static_cast<const A*>(stage));
   } else {  // or are taken twice
-    const V scale(A(1) / sum_row<Arch>(x, n, [&](V sum, V x) { return V(sum + f(x)); }));
-    map_row<Arch>(out, n, [&](V x) { return V(f(x) * scale); }, x);
+    const V scale(A(1) / sum_row(x, n, [&](V sum, V x) { return V(sum + f(x)); }));
+    map_row(out, n, [&](V x) { return V(f(x) * scale); }, x);
   }
 }
 
-template <class Arch, class T>
+template <class T>
 void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
-  using V = Vec<Arch, A>;
+  using V = Vec<A>;
   const int64_t n = args.x.length;
   // Kept in the accumulator's range: 0 / 0 and inf / inf would be NaN.
   constexpr double kLowest = std::numeric_limits<A>::min(), kHighest = std::numeric_limits<A>::max();
@@ -90,17 +90,16 @@ void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept 
     const T* in = x.template as<const T>();
     // A NaN in x is passed over here; e^NaN meets it again.
     const auto higher = [](V a, V x) { return larger(x, a); };
-    const V highest(max_lanes(fold_row<Arch>(in, n, -std::numeric_limits<A>::infinity(), higher, higher)));
+    const V highest(max_lanes(fold_row(in, n, -std::numeric_limits<A>::infinity(), higher, higher)));
     if (temperature == A(1))
-      softmax_row<Arch>(in, out.template as<T>(), n, Exponential<Arch, A, false>{highest, V(temperature)});
+      softmax_row(in, out.template as<T>(), n, Exponential<A, false>{highest, V(temperature)});
     else
-      softmax_row<Arch>(in, out.template as<T>(), n, Exponential<Arch, A, true>{highest, V(temperature)});
+      softmax_row(in, out.template as<T>(), n, Exponential<A, true>{highest, V(temperature)});
   }
 }
 
-template <class Arch>
-void softmax(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept {
-  with_type(args.x.dtype, [&](auto x) { softmax_rows<Arch, decltype(x)>(args, begin, end); });
+inline void softmax(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.x.dtype, [&](auto x) { softmax_rows<decltype(x)>(args, begin, end); });
 }
 
 }  // namespace simdformer::SF_ISA

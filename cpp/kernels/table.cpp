@@ -4,7 +4,7 @@
 #include "kernels/activation.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/attention_decode.hpp"
-#include "kernels/cast.hpp"
+#include "kernels/convert.hpp"
 #include "kernels/layer_norm.hpp"
 #include "kernels/limits.hpp"
 #include "kernels/linear.hpp"
@@ -12,35 +12,39 @@
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
 
-#define SF_TEXT_(x) #x
-#define SF_TEXT(x) SF_TEXT_(x)
-
 namespace simdformer {
+namespace SF_ISA {
+
+constexpr KernelTable kernel_table() {
+  KernelTable table{};
+  table.isa = SF_TEXT(SF_ISA);
+  table.bf16_pairs = kBf16Pairs;
+  table.activation = activation;
+  table.swiglu = swiglu;
+  table.softmax = softmax;
+  table.rms_norm = rms_norm;
+  table.layer_norm = layer_norm;
+  table.rope_table = rope_table;
+  table.rope = rope;
+  table.convert = convert;
+  table.pack = pack;
+  table.unpack = unpack;
+  table.pack_rows = pack_rows;
+  table.linear = linear;
+  table.attention_pack = attention_pack;
+  table.attention_many = attention_many;
+  table.attention_few = attention_few;
+  table.attention_merge = attention_merge;
+  table.flops_per_step = kFlopsPerStep;
+  table.fma_chains = fma_chains;
+  table.read_memory = read_memory;
+  return table;
+}
+
+}  // namespace SF_ISA
 
 const KernelTable* SF_JOIN(table_, SF_ISA)() noexcept {
-  using namespace SF_ISA;
-  using Arch = NativeArch;
-  static constexpr KernelTable kTable = {SF_TEXT(SF_ISA),
-                                         kPairs,
-                                         activation<Arch>,
-                                         swiglu<Arch>,
-                                         softmax<Arch>,
-                                         rms_norm<Arch>,
-                                         layer_norm<Arch>,
-                                         rope_table<Arch>,
-                                         rope<Arch>,
-                                         convert<Arch>,
-                                         pack<Arch>,
-                                         unpack<Arch>,
-                                         pack_rows<Arch>,
-                                         linear<Arch>,
-                                         attention_pack<Arch>,
-                                         attention_many<Arch>,
-                                         attention_few<Arch>,
-                                         attention_merge<Arch>,
-                                         2 * kChains * kLanes<Arch, float>,
-                                         fma_chains<Arch>,
-                                         read_memory<Arch>};
+  static constexpr KernelTable kTable = SF_ISA::kernel_table();
   return &kTable;
 }
 

@@ -1,0 +1,114 @@
+// What the kernels know of the machine. Each instruction set has a header here, named as SF_ISA names it; all
+// of them give the same names, and nowhere else stand intrinsics or questions to the preprocessor:
+//
+//   Vec<T>, kLanes<T>                                     a register of numbers and how many it holds
+//   kTileRows ... kDotRows                                how large a piece of work its registers hold
+//   mul_add neg_mul_add product_error larger smaller      arithmetic that xsimd lacks, or does otherwise in
+//   one
+//     where_negative scale_by_power look_up               of its versions from 8.1 to 14
+//   first_lane first_lanes swap_lanes                     single numbers of a register
+//   zip unzip zip_lower zip_upper                         two registers mixed
+//   load_quarters add_quarters                            its 128-bit parts
+//   load_part store_part store_rounded                    to and from memory
+//   Bits16, load_bits ... narrow_bits                     numbers of 16 bits: load, store, widen, narrow
+//   kBf16Pairs, Bf16Pairs, load_pairs ... add_products    products of pairs of bfloat16
+//
+// A lane is the place of one number in a register, a quarter 128 bits of it (there may be one, two or four).
+// None of these names is one of xsimd's, which argument lookup would prefer.
+//
+// One object per instruction set is compiled from the kernels (kernels/table.cpp). Two objects must never
+// share a weak symbol, or the linker may give the baseline a function that was compiled with AVX-512: our
+// names live in a namespace called after the instruction set, and xsimd's own namespace is renamed likewise.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <complex>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <ostream>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "core/array.hpp"
+
+#ifndef SF_ISA
+#error "SF_ISA names the instruction set to compile for: baseline, avx2, avx512, avx512_bf16 or neon"
+#endif
+#define SF_JOIN_(a, b) a##b
+#define SF_JOIN(a, b) SF_JOIN_(a, b)
+#define SF_TEXT_(x) #x
+#define SF_TEXT(x) SF_TEXT_(x)
+#define xsimd SF_JOIN(xsimd_, SF_ISA)
+#include <xsimd/xsimd.hpp>
+
+// Before a loop over registers: it leaves no loop behind.
+#if defined(__clang__)
+#define SF_UNROLL _Pragma("unroll")
+#else
+#define SF_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace simdformer::SF_ISA {
+
+// The same bits as lanes of another type.
+template <class To, class From>
+SF_INLINE To lanes_as(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To out;
+  std::memcpy(static_cast<void*>(&out), static_cast<const void*>(&x), sizeof(To));
+  return out;
+}
+
+template <class V>
+struct Pair {
+  V a, b;
+};
+
+template <class V>
+constexpr bool kIsFloat = std::is_same_v<typename V::value_type, float>;
+
+}  // namespace simdformer::SF_ISA
+
+#define SF_ISA_HEADER SF_TEXT(SF_ISA.hpp)  // beside this one
+#include SF_ISA_HEADER
+
+namespace simdformer::SF_ISA {
+
+template <class T>
+constexpr int64_t kLanes = static_cast<int64_t>(Vec<T>::size);
+
+// ---- what follows from it ---------------------------------------------------------------------------------
+
+// -|x|: one instruction, where two would be obvious.
+template <class V>
+SF_INLINE V minus_abs(V x) {
+  return x | V(typename V::value_type(-0.0));
+}
+
+template <int distance, class V, class Combine>
+SF_INLINE V fold_lanes(V x, Combine combine) {
+  x = combine(x, swap_lanes<distance>(x));
+  if constexpr (distance > 1)
+    return fold_lanes<distance / 2>(x, combine);
+  else
+    return x;
+}
+
+// Sum and maximum of the lanes in a fixed tree: the same bits on every call.
+template <class V>
+SF_INLINE typename V::value_type sum_lanes(V x) {
+  return first_lane(fold_lanes<V::size / 2>(x, [](V a, V b) { return V(a + b); }));
+}
+
+// For lanes that are numbers: what comes of a NaN is left open.
+template <class V>
+SF_INLINE typename V::value_type max_lanes(V x) {
+  return first_lane(fold_lanes<V::size / 2>(x, [](V a, V b) { return larger(a, b); }));
+}
+
+}  // namespace simdformer::SF_ISA

@@ -1,0 +1,37 @@
+// What instruction sets before AVX-512 do in several steps. Read at the end of their headers.
+#pragma once
+
+namespace simdformer::SF_ISA {
+
+// The first n lanes of x, and the rest of `other`.
+template <class V>
+SF_INLINE V first_lanes(int64_t n, V x, V other) {
+  using A = typename V::value_type;
+  static constexpr A kIndex[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  return xsimd::select(V::load_unaligned(kIndex) < V(static_cast<A>(n)), x, other);
+}
+
+// p * 2^n for 0.5 <= p <= 2 and integral n, |n| <= 252 in float32, 2044 in float64. With an n that is NaN the
+// result is p or NaN.
+template <class V>
+SF_INLINE V scale_by_power(V p, V n) {
+  using A = typename V::value_type;
+  using Integers = Vec<std::conditional_t<kIsFloat<V>, int32_t, int64_t>>;
+  constexpr int kMantissa = kIsFloat<V> ? 23 : 52, kBias = kIsFloat<V> ? 127 : 1023;
+  // Two factors, because 2^n alone leaves the exponent's range before the product does. Adding the shifter
+  // puts an integer into the low bits of the mantissa, here with the exponent's bias on top.
+  const V shifter(static_cast<A>(kIsFloat<V> ? 0x1.8p23 : 0x1.8p52));
+  const V biased = shifter + V(static_cast<A>(kBias));
+  const V half = mul_add(n, V(A(0.5)), shifter) - shifter;
+  const Integers low = lanes_as<Integers>(V(half + biased)) << kMantissa;
+  const Integers high = lanes_as<Integers>(V((n - half) + biased)) << kMantissa;
+  return p * lanes_as<V>(low) * lanes_as<V>(high);
+}
+
+// No table of 16 floats fits a register: who looks up asks kLooksUp before.
+constexpr bool kLooksUp = false;
+Vec<float> look_up(const float* table, Vec<float> index);
+
+}  // namespace simdformer::SF_ISA
+
+#include "isa/no_bf16_pairs.hpp"

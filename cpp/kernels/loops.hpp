@@ -1,0 +1,77 @@
+// The loops over a row, which have tails: body and tail are the same expression, so that a value does not
+// depend on where it stands.
+#pragma once
+
+#include "kernels/dtypes.hpp"
+
+namespace simdformer::SF_ISA {
+
+// out[i] = f(in[i]...) over a row. Body and tail are the same expression f, so that a value does not depend
+// on where it stands. out may be one of the inputs.
+template <class Out, class F, class... In>
+SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
+  constexpr int64_t W = kLanes<Acc<Out>>;
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(out + i, f(load(in + i)...));
+  if (i < n) store_part(out + i, n - i, f(load_part(in + i, n - i)...));
+}
+
+// Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain
+// of FMAs is bound by latency. The result is still a batch; lanes that a short row does not reach hold
+// `init`.
+template <class T, class Step, class Combine>
+SF_INLINE Vec<Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step step, Combine combine) {
+  using V = Vec<Acc<T>>;
+  constexpr int64_t W = kLanes<Acc<T>>;
+  V a0(init), a1(init), a2(init), a3(init);
+  int64_t i = 0;
+  for (; i + 4 * W <= n; i += 4 * W) {
+    a0 = step(a0, load(in + i));
+    a1 = step(a1, load(in + i + W));
+    a2 = step(a2, load(in + i + 2 * W));
+    a3 = step(a3, load(in + i + 3 * W));
+  }
+  for (; i + W <= n; i += W) a0 = step(a0, load(in + i));
+  if (i < n) a1 = first_lanes(n - i, step(a1, load_part(in + i, n - i)), a1);
+  return combine(combine(a0, a1), combine(a2, a3));
+}
+
+// Partial sums that are added in pairs, the pairs in pairs and so on, because the rounding error of a chain
+// of additions grows with its length and that of a tree with its height.
+template <class V>
+class TreeSum {
+ public:
+  SF_INLINE void add(V x) {
+    int height = 0;
+    for (int64_t n = count_++; n % 2 != 0; n /= 2) x = V(waiting_[height++] + x);
+    waiting_[height] = x;
+  }
+
+  SF_INLINE V total() const {
+    V sum(typename V::value_type(0));
+    int height = 0;
+    for (int64_t n = count_; n > 0; n /= 2, ++height)
+      if (n % 2 != 0) sum = waiting_[height] + sum;
+    return sum;
+  }
+
+ private:
+  V waiting_[56];  // one a height: the sum of 2^height blocks that has no partner yet
+  int64_t count_ = 0;
+};
+
+constexpr int64_t kSumBlock = 1024;  // elements to a leaf of the tree
+
+// The sum over a row of what step(sum, x) adds to sum.
+template <class T, class Step>
+SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step) {
+  using V = Vec<Acc<T>>;
+  const auto add = [](V a, V b) { return V(a + b); };
+  if (n <= kSumBlock) return sum_lanes(fold_row(in, n, Acc<T>(0), step, add));
+  TreeSum<V> sum;
+  for (int64_t i = 0; i < n; i += kSumBlock)
+    sum.add(fold_row(in + i, n - i < kSumBlock ? n - i : kSumBlock, Acc<T>(0), step, add));
+  return sum_lanes(sum.total());
+}
+
+}  // namespace simdformer::SF_ISA
