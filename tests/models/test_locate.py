@@ -66,12 +66,14 @@ def test_a_downloaded_model_opens_by_its_name(here, monkeypatch, tiny, variables
     )
 
 
-def test_the_cache_is_where_the_package_of_the_hub_has_it(here, monkeypatch):
+def test_the_package_of_the_hub_looks_at_the_same_place(here):
+    hub = pytest.importorskip("huggingface_hub")
     constants = pytest.importorskip("huggingface_hub.constants")
-    home = Path(constants.default_home)
-    assert Path(constants.default_cache_path).relative_to(constants.HF_HOME) == Path("hub")
-    assert home.name == ".cache"
     assert {name for name in VARIABLES if hasattr(constants, name)} == set(VARIABLES[:3])
+    cache = here / ".cache/huggingface/hub"
+    (download(cache) / "config.json").write_text("{}")
+    file = hub.try_to_load_from_cache("Owner/Name", "config.json", cache_dir=cache)
+    assert Path(file).parent == locate("Owner/Name")
 
 
 @pytest.mark.parametrize("commit", ["", "../../..", COMMIT[:-1], COMMIT[::-1], COMMIT + "\n\n.."])
