@@ -159,6 +159,21 @@ def test_a_terminal_is_not_waited_for(command, monkeypatch, nothing_is_loaded, n
     assert err.startswith('simdformer: error: PROMPT is missing; write it behind MODEL ("Once upon')
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "demo", "-"], "PROMPT is missing; write it behind MODEL"),
+        (["trace", "demo"], "PROMPT is missing; write it behind MODEL"),
+        (["chat", "demo"], "standard input is closed, and a chat reads from it"),
+    ],
+)
+def test_standard_input_may_be_closed(command, monkeypatch, nothing_is_loaded, arguments, message):
+    monkeypatch.setattr("sys.stdin", None)
+    status, out, err = command(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"simdformer: error: {message}")
+
+
 def test_a_dash_reads_what_is_typed(command, tiny, monkeypatch):
     monkeypatch.setattr("sys.stdin", Terminal("abc\n"))
     assert command("run", tiny, "-", "--max-new-tokens", 5)[1].startswith("abc")

@@ -62,8 +62,8 @@ def test_a_wrong_answer_is_told(command, monkeypatch):
 
 def test_a_model_without_a_tokenizer_has_no_story(command, tiny, tmp_path):
     (tmp_path / "model.bin").write_bytes((tiny / "model.bin").read_bytes())
-    status, _, err = command("demo", tmp_path)
-    assert (status, err.count("\n")) == (2, 1)
+    status, out, err = command("demo", tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
     assert "no tokenizer was found beside it" in err
 
 

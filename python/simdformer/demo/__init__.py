@@ -4,7 +4,7 @@ trained model.
 Every line of code that it shows is the code that it runs.
 """
 
-from simdformer.demo.model import trained_model
+from simdformer.demo.model import load, trained_model
 from simdformer.demo.steps import attention_step
 
 __all__ = ["run"]
@@ -13,7 +13,8 @@ __all__ = ["run"]
 def run(model: str | None = None) -> int:
     """Prints the demonstration, with the checkpoint that the package carries or with another one;
     gives 0, or 1 when a check failed."""
+    loaded, tokenizer = load(model)  # before anything is shown: there may be no such model
     right = attention_step()
-    right = trained_model(model) and right
+    right = trained_model(loaded, tokenizer, model) and right
     print("\nAll checks agree." if right else "\nA CHECK FAILED: look for ✗ above.")
     return 0 if right else 1

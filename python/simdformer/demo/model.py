@@ -4,7 +4,6 @@ where it looks."""
 import math
 import textwrap
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from simdformer.demo.printing import SHADES, check, difference, show
 from simdformer.text import LanguageModel, Report, from_pretrained
 from simdformer.text.tokenizer import Tokenizer
 
-__all__ = ["trained_model"]
+__all__ = ["load", "trained_model"]
 
 QUESTION = "the answer to the ultimate question of life, the universe, and everything is "
 ANSWER = "42"
@@ -25,20 +24,25 @@ LOGITS_TOLERANCE = 1e-3  # logits up to 20 behind 6 layers, sums in another orde
 CODE = " " * 6  # where the attention step says who computes
 
 
-def trained_model(path: str | None) -> bool:
-    """With the model at `path`, or the one that the package carries (None)."""
+def load(path: str | None) -> tuple[LanguageModel, Tokenizer]:
+    """The model at `path`, or the one that the package carries (None)."""
     model = from_pretrained(demo_path() if path is None else path)
-    source = "sf.demo_path()" if path is None else repr(Path(path).name)
-    print("A trained model" + (", which the package carries" if path is None else ""))
-    show(CODE, f"model = sf.from_pretrained({source})")
-    print(f"   {CODE}  {model}\n")
     if model.tokenizer is None:
         raise ValueError(
             f"{path}: no tokenizer was found beside it; the demonstration needs one for its story"
         )
+    return model, model.tokenizer
+
+
+def trained_model(model: LanguageModel, tokenizer: Tokenizer, path: str | None) -> bool:
+    """With what `load(path)` has given."""
+    source = "sf.demo_path()" if path is None else repr(path)
+    print("A trained model" + (", which the package carries" if path is None else ""))
+    show(CODE, f"model = sf.from_pretrained({source})")
+    print(f"   {CODE}  {model}\n")
     right = question(model) if path is None else True
-    right = story(model, model.tokenizer) and right
-    lookup(model, model.tokenizer)
+    right = story(model, tokenizer) and right
+    lookup(model, tokenizer)
     return right
 
 
