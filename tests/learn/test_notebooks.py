@@ -130,7 +130,6 @@ def test_execute_leaves_out_weights_of_the_reader(monkeypatch, tmp_path) -> None
     assert timing.outputs == []
 
 
-@pytest.mark.slow
 @each_notebook
 def test_every_cell_runs(source: Path) -> None:
     pytest.importorskip("torch")
