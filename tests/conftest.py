@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from unittest import mock
 
-# Before torch makes its own pool: of two threads, which sleep while they wait. Processes side by side
+# Before torch makes its own pool: two threads, which sleep while they wait. Processes side by side
 # share the cores, and a thread that spins takes the one that it waits for.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

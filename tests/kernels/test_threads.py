@@ -176,11 +176,10 @@ def test_the_environment_sets_the_number_of_threads(variables, expected):
     assert run_python(REPORT, **variables) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "garbage", "0", "-3", "2.5", ",4", "0x4", "\N{SUPERSCRIPT TWO}"]
-)
-def test_omp_num_threads_is_read_leniently(text):
-    assert run_python(REPORT, OMP_NUM_THREADS=text) == run_python(REPORT)
+def test_omp_num_threads_is_read_leniently():
+    unset = run_python(REPORT)
+    for text in ("", "garbage", "0", "-3", "2.5", ",4", "0x4", "\N{SUPERSCRIPT TWO}"):
+        assert run_python(REPORT, OMP_NUM_THREADS=text) == unset, text
 
 
 @pytest.mark.parametrize(
