@@ -34,6 +34,20 @@ def directory(shared, tmp_path_factory):
     return directory
 
 
+@pytest.fixture(scope="module")
+def opened(directory):
+    """opened(kind) is our model of that checkpoint, and transformers'."""
+    made = {}
+
+    def opened(kind):
+        if kind not in made:
+            folder, theirs = directory(kind)
+            made[kind] = sf.from_pretrained(folder), theirs
+        return made[kind]
+
+    return opened
+
+
 def link(folder, *files):
     for file in files:
         (folder / file.name).symlink_to(file)
@@ -74,9 +88,8 @@ PUBLISHED = {"qwen2": qwen2, "minimind": minimind, "llama3": llama3}
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_text_in_text_out(directory, kind):
-    folder, theirs = directory(kind)
-    model = sf.from_pretrained(folder)
+def test_text_in_text_out(opened, kind):
+    model, theirs = opened(kind)
     ids = model.tokenizer.encode(PROMPT)
     assert model.tokenizer.decode(ids, skip_special=True) == PROMPT
     expected = tiny_models.greedy(theirs, np.array(ids), 20)
@@ -92,9 +105,8 @@ def test_text_in_text_out(directory, kind):
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_a_chat_is_the_text_behind_the_template(directory, kind):
-    folder, theirs = directory(kind)
-    model = sf.from_pretrained(folder)
+def test_a_chat_is_the_text_behind_the_template(opened, kind):
+    model, theirs = opened(kind)
     answer = model.chat(TALK, 12)
     ids = model.chat_template.ids(TALK, model.tokenizer, {})
     written = model.tokenizer.decode(ids)
