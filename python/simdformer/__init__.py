@@ -118,6 +118,7 @@ __all__ = [
     "tokenizer",
     "use_isa",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
 
 
 def __getattr__(name: str) -> Any:
@@ -128,7 +129,3 @@ def __getattr__(name: str) -> Any:
     found = import_module(home + name) if is_module else getattr(import_module(home), name)
     globals()[name] = found
     return found
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))

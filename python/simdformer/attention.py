@@ -6,10 +6,8 @@ sequences, H query heads, K key/value heads, L queries, S keys, D head_dim.
 
 from typing import Any, Literal, overload
 
-import numpy.typing as npt
-
 from simdformer import _core
-from simdformer.types import Array, ArrayLike
+from simdformer.types import Array, ArrayLike, DTypeLike
 
 __all__ = ["causal_mask", "repeat_kv", "scaled_dot_product_attention", "softmax"]
 
@@ -208,7 +206,7 @@ def repeat_kv(x: ArrayLike, n: int, *, axis: int = -3) -> Array:
     return _core.repeat_kv(x, n, axis)
 
 
-def causal_mask(L: int, S: int, *, offset: int | None = None, dtype: npt.DTypeLike = bool) -> Array:
+def causal_mask(L: int, S: int, *, offset: int | None = None, dtype: DTypeLike = bool) -> Array:
     """(L,S): query i may see key j <= i + offset.
 
     As bool, True = may attend; in a float dtype 0, and -inf where hidden, to be added to scores.

@@ -20,14 +20,12 @@ are defined in attention.py, rope_frequencies in rope_scaling.py.
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-import numpy.typing as npt
-
 from simdformer import _core
 from simdformer._core import PackedWeight
 from simdformer.attention import causal_mask, repeat_kv, scaled_dot_product_attention, softmax
 from simdformer.reference import RopeFrequencies
 from simdformer.rope_scaling import rope_frequencies
-from simdformer.types import Array, ArrayLike, SupportsDLPack
+from simdformer.types import Array, ArrayLike, DTypeLike, SupportsDLPack
 
 __all__ = [
     "PackedWeight",
@@ -48,6 +46,7 @@ __all__ = [
     "softmax",
     "swiglu",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
 
 
 # ---- linear --------------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ def embedding(
     ids: ArrayLike,
     weight: ArrayLike,
     *,
-    dtype: npt.DTypeLike | None = None,
+    dtype: DTypeLike | None = None,
     out: Array | None = None,
 ) -> Array:
     """The rows of weight (V,E) that ids (...) name: (..., E), as `dtype` when one is given.

@@ -37,6 +37,7 @@ __all__ = [
     "RMSNorm",
     "TransformerBlock",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
 
 Weight = ArrayLike | PackedWeight
 Mask = ArrayLike | Literal["causal"] | None

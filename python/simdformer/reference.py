@@ -10,13 +10,18 @@ S key length, D head_dim.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
-ArrayLike = npt.ArrayLike
+if TYPE_CHECKING:
+    Array = npt.NDArray[np.float64]
+    ArrayLike = npt.ArrayLike
+    DTypeLike = npt.DTypeLike
+else:  # in short, for help()
+    Array = ArrayLike = np.ndarray
+    DTypeLike = np.dtype
 Layout = Literal["half", "interleaved"]
 
 __all__ = [
@@ -36,6 +41,7 @@ __all__ = [
     "softmax",
     "swiglu",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
 
 # inf - inf, 0 * inf and exp(1000) are part of the semantics here, not accidents worth a warning.
 ieee = np.errstate(all="ignore")
@@ -170,7 +176,7 @@ def repeat_kv(x: ArrayLike, n: int, *, axis: int = -3) -> Array:
 
 
 def causal_mask(
-    L: int, S: int, *, offset: int | None = None, dtype: npt.DTypeLike = bool
+    L: int, S: int, *, offset: int | None = None, dtype: DTypeLike = bool
 ) -> npt.NDArray[Any]:
     """(L,S): query i may attend to key j <= i + offset: True, or in a float dtype 0, else -inf."""
     if offset is None and L != S:
@@ -234,7 +240,7 @@ def layer_norm(
 
 
 def embedding(
-    ids: ArrayLike, weight: ArrayLike, *, dtype: npt.DTypeLike | None = None
+    ids: ArrayLike, weight: ArrayLike, *, dtype: DTypeLike | None = None
 ) -> npt.NDArray[Any]:
     """Row ids[...] of weight (V,E): (...,) -> (...,E), as `dtype` when one is given."""
     rows, table = np.asarray(ids), float64(weight)

@@ -25,6 +25,7 @@ __all__ = [
     "show_config",
     "use_isa",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
 
 # Every name that a build for some machine may hold.
 _ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16", "neon")

@@ -64,3 +64,4 @@ __all__ = [
     "select",
     "this_machine",
 ]
+__dir__ = __all__.copy  # what dir() and completion show

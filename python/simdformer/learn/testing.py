@@ -22,6 +22,7 @@ from simdformer.learn.check.operation import as_array
 from simdformer.learn.check.report import CheckError
 
 __all__ = ["CheckError", "assert_close", "assert_right"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 SHOWN = 5  # of the wrong numbers
 

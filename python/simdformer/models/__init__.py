@@ -20,3 +20,4 @@ __all__ = [
     "trace_names",
     "weight_shapes",
 ]
+__dir__ = __all__.copy  # what dir() and completion show

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import as_array, read_whole, shown
-from simdformer.types import Array
+from simdformer.types import Array, DTypeLike, NumpyArrayLike
 
 __all__ = ["KVCache"]
 
@@ -41,7 +41,7 @@ class KVCache:
         head_dim: int,
         max_seq_len: int,
         batch: int = 1,
-        dtype: npt.DTypeLike = "float32",
+        dtype: DTypeLike = "float32",
     ) -> None:
         sizes = {"num_layers": num_layers, "batch": batch, "num_kv_heads": num_kv_heads}
         sizes |= {"max_seq_len": max_seq_len, "head_dim": head_dim}
@@ -89,7 +89,7 @@ class KVCache:
         """Forgets everything."""
         self.lengths[:] = 0
 
-    def truncate(self, length: int | npt.ArrayLike) -> None:
+    def truncate(self, length: int | NumpyArrayLike) -> None:
         """Forgets all positions from `length` on (one number, or one a sequence)."""
         lengths = as_array("KVCache.truncate", "length", length)
         fits = lengths.dtype.kind in "iu" and lengths.shape in ((), (1,), self.lengths.shape)

@@ -9,6 +9,7 @@ from simdformer.arguments import as_array, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.trace import Observer, See, unseen
+from simdformer.types import NumpyArrayLike
 
 __all__ = ["ForwardPass", "checked_ids"]
 
@@ -65,7 +66,7 @@ class ForwardPass:
         return self.observer is not None and self.observer.wants(layer, *names)
 
 
-def checked_ids(ids: npt.ArrayLike) -> Integers:
+def checked_ids(ids: NumpyArrayLike) -> Integers:
     """ids as an integer array of one or two axes."""
     ids = as_array("model", "ids", ids)
     if ids.dtype.kind not in "iu" and ids.size:

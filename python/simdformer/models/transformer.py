@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from simdformer.arguments import read_whole
 from simdformer.functional import (
@@ -30,7 +29,7 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ForwardPass, checked_ids
 from simdformer.models.trace import Edit, Observer, see_attention
 from simdformer.models.weights import Weights, check_dtypes, check_weights
-from simdformer.types import Array
+from simdformer.types import Array, DTypeLike, NumpyArrayLike
 
 __all__ = ["Transformer"]
 
@@ -79,8 +78,8 @@ class Transformer:
         config: ModelConfig,
         weights: Mapping[str, Tensor],
         *,
-        dtype: npt.DTypeLike | None = None,
-        activations: npt.DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
+        activations: DTypeLike = "float32",
     ) -> None:
         self.config = config
         self.activations: np.dtype[Any] = np.dtype(activations)
@@ -93,7 +92,7 @@ class Transformer:
 
     def __call__(
         self,
-        ids: npt.ArrayLike,
+        ids: NumpyArrayLike,
         cache: KVCache | None = None,
         logits_to_keep: int | None = None,
         *,
@@ -119,7 +118,7 @@ class Transformer:
 
     def run_with_cache(
         self,
-        ids: npt.ArrayLike,
+        ids: NumpyArrayLike,
         names: str | Iterable[str] | None = None,
         *,
         edit: Mapping[str, Edit] | None = None,
@@ -141,7 +140,7 @@ class Transformer:
         return logits if ids.ndim == 2 else logits[0], observer.activations
 
     def new_cache(
-        self, max_seq_len: int | None = None, batch: int = 1, dtype: npt.DTypeLike = "float32"
+        self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
     ) -> KVCache:
         """An empty cache for this model, for `max_seq_len` positions (None: the config's)."""
         return KVCache(

@@ -6,13 +6,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from simdformer.functional import PackedWeight, pack
 from simdformer.models.checkpoint import CheckpointError, Tensor
 from simdformer.models.config import ModelConfig
 from simdformer.models.progress import Progress
-from simdformer.types import Array
+from simdformer.types import Array, DTypeLike
 
 __all__ = ["LayerWeights", "Weights", "check_dtypes", "check_weights", "weight_shapes"]
 
@@ -51,7 +50,7 @@ class Weights:
 
     @classmethod
     def prepare(
-        cls, config: ModelConfig, tensors: Mapping[str, Tensor], dtype: npt.DTypeLike | None
+        cls, config: ModelConfig, tensors: Mapping[str, Tensor], dtype: DTypeLike | None
     ) -> "Weights":
         """Converts tensors that fit the config to `dtype` (None: not) and packs them.
 
@@ -123,7 +122,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_dtypes(
-    tensors: Mapping[str, Tensor], dtype: npt.DTypeLike | None, activations: np.dtype[Any]
+    tensors: Mapping[str, Tensor], dtype: DTypeLike | None, activations: np.dtype[Any]
 ) -> None:
     """TypeError when the kernels could not compute with such weights and activations."""
     if activations not in BESIDE:

@@ -7,3 +7,4 @@ from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStreamer
 
 __all__ = ["LanguageModel", "Report", "Sampler", "Streamer", "TextStreamer", "from_pretrained"]
+__dir__ = __all__.copy  # what dir() and completion show

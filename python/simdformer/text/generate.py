@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from simdformer.models.cache import KVCache
 from simdformer.models.trace import Edit
 from simdformer.models.transformer import Transformer
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import StopStrings, TextStream
-from simdformer.types import Array
+from simdformer.types import Array, DTypeLike
 
 __all__ = ["Continuation", "Report", "Streamer", "generate"]
 
@@ -112,7 +111,7 @@ def generate(
     max_new_tokens: int,
     sampler: Sampler,
     report: Report | None = None,
-    cache_dtype: npt.DTypeLike = "float32",
+    cache_dtype: DTypeLike = "float32",
     edit: Mapping[str, Edit] | None = None,
 ) -> None:
     """Continues all sequences together, until each has ended or has `max_new_tokens` more ids."""

@@ -17,7 +17,7 @@ from simdformer.text.prompts import IdsOfText, read_prompts
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
-from simdformer.types import Array
+from simdformer.types import Array, DTypeLike, NumpyArrayLike
 
 __all__ = ["GenerateOptions", "LanguageModel"]
 
@@ -39,7 +39,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: Stop | None
     streamer: Callable[[Any], object] | generation.Streamer | None
     report: generation.Report | None
-    cache_dtype: npt.DTypeLike
+    cache_dtype: DTypeLike
     edit: Mapping[str, Edit] | None
 
 
@@ -82,7 +82,7 @@ class LanguageModel:
 
     def __call__(
         self,
-        ids: npt.ArrayLike,
+        ids: NumpyArrayLike,
         cache: KVCache | None = None,
         logits_to_keep: int | None = None,
         *,
@@ -93,7 +93,7 @@ class LanguageModel:
 
     def run_with_cache(
         self,
-        ids: npt.ArrayLike,
+        ids: NumpyArrayLike,
         names: str | Iterable[str] | None = None,
         *,
         edit: Mapping[str, Edit] | None = None,
@@ -102,7 +102,7 @@ class LanguageModel:
         return self.transformer.run_with_cache(ids, names, edit=edit)
 
     def new_cache(
-        self, max_seq_len: int | None = None, batch: int = 1, dtype: npt.DTypeLike = "float32"
+        self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
     ) -> KVCache:
         """An empty cache for this model: see `Transformer.new_cache`."""
         return self.transformer.new_cache(max_seq_len, batch, dtype)
@@ -156,7 +156,7 @@ class LanguageModel:
         stop: Stop | None = None,
         streamer: Callable[[Any], object] | generation.Streamer | None = None,
         report: generation.Report | None = None,
-        cache_dtype: npt.DTypeLike = "float32",
+        cache_dtype: DTypeLike = "float32",
         edit: Mapping[str, Edit] | None = None,
     ) -> Any:
         """Continues a prompt: text in, the new text out; ids in, the new ids out.

@@ -5,8 +5,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy.typing as npt
-
 from simdformer.checkpoints.locate import locate
 from simdformer.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from simdformer.models.transformer import Transformer
@@ -14,14 +12,15 @@ from simdformer.text import tokenizer as tokenizers
 from simdformer.text.chat import find_template
 from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
+from simdformer.types import DTypeLike
 
 __all__ = ["find_tokenizer", "from_pretrained", "load_tokenizer"]
 
 
 def from_pretrained(
     path: str | os.PathLike[str],
-    dtype: npt.DTypeLike | None = None,
-    activations: npt.DTypeLike = "float32",
+    dtype: DTypeLike | None = None,
+    activations: DTypeLike = "float32",
     max_seq_len: int | None = None,
     *,
     tokenizer: str | os.PathLike[str] | Tokenizer | None = None,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import LARGEST, is_whole, shown
+from simdformer.types import NumpyArrayLike
 
 __all__ = ["Sampler"]
 
@@ -68,7 +69,7 @@ class Sampler:
                 raise ValueError(f"sampling: {name} is {found}, needed is {needed}")
         object.__setattr__(self, "random", np.random.default_rng(self.seed))
 
-    def __call__(self, logits: npt.ArrayLike, so_far: Sequence[int] = ()) -> int:
+    def __call__(self, logits: NumpyArrayLike, so_far: Sequence[int] = ()) -> int:
         """The next id after logits (V,); repetition_penalty needs the ids of the text so far."""
         scores = self._penalized(np.asarray(logits, np.float64), so_far)
         if self.temperature == 0:
@@ -79,7 +80,7 @@ class Sampler:
         return int(np.searchsorted(cumulated, self.random.random() * cumulated[-1], side="right"))
 
     def probabilities(
-        self, logits: npt.ArrayLike, so_far: Sequence[int] = ()
+        self, logits: NumpyArrayLike, so_far: Sequence[int] = ()
     ) -> npt.NDArray[np.float64]:
         """The distribution (V,) from which the next id is drawn."""
         scores = self._penalized(np.asarray(logits, np.float64), so_far)

@@ -16,6 +16,7 @@ from simdformer.text.streaming import TextStream
 from simdformer.text.tiktoken_tokenizer import TiktokenTokenizer
 
 __all__ = ["Tokenizer", "candidates", "load"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\n")
 

@@ -19,6 +19,7 @@ from simdformer.learn.exercises.results import Outcome, Results, collected, judg
 from simdformer.learn.exercises.runner import run
 
 __all__ = ["EXERCISES", "Exercise", "Outcome", "Results", "check", "check_file", "write"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 SECONDS = 10.0
 DEFAULT_FILE = "my_attention.py"

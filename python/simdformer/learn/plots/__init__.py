@@ -35,3 +35,4 @@ __all__ = [
     "score_map",
     "style",
 ]
+__dir__ = __all__.copy  # what dir() and completion show

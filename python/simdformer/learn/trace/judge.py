@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from simdformer.learn.check.compare import TOLERANCE, compare, numbers
 from simdformer.learn.check.report import Report
@@ -18,6 +17,7 @@ from simdformer.learn.trace.steps import ModelSteps, layer_of
 from simdformer.models.forward_pass import checked_ids
 from simdformer.models.trace import trace_names
 from simdformer.models.transformer import Transformer
+from simdformer.types import NumpyArrayLike
 
 __all__ = ["check_trace"]
 
@@ -29,7 +29,7 @@ WAYS = 4  # of understanding an array, which are looked at thoroughly
 def check_trace(
     mine: Mapping[Any, Any],
     model: Any,
-    ids: npt.ArrayLike,
+    ids: NumpyArrayLike,
     aliases: Mapping[Any, Any] | None = None,
 ) -> TraceReport:
     """Compares a learner's activations with those of a model, and names the first mistake.
