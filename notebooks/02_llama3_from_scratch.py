@@ -212,7 +212,7 @@ assert wrong != right
 # nothing.) `params.json` says how many of each part there are.
 
 # %%
-from simdformer.models.torch_file import read_tensors
+from simdformer.checkpoints.torch_file import read_tensors
 
 tensors = read_tensors(FOLDER / "consolidated.00.pth")
 params = json.loads((FOLDER / "params.json").read_text())
@@ -280,16 +280,17 @@ from simdformer.models import ModelConfig
 
 
 def config(params, tied=False):
-    return ModelConfig.from_aliases(
-        "meta",
-        {
-            name: params[name]
-            for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "norm_eps")
-        },
-        max_seq_len=8192,
-        rope_theta=params["rope_theta"],
+    return ModelConfig(
+        hidden_size=params["dim"],
+        num_layers=params["n_layers"],
+        num_heads=params["n_heads"],
+        num_kv_heads=params["n_kv_heads"],
         head_dim=params["dim"] // params["n_heads"],
         intermediate_size=inner_width(params),
+        vocab_size=params["vocab_size"],
+        max_seq_len=8192,
+        norm_eps=params["norm_eps"],
+        rope_theta=params["rope_theta"],
         rope_layout="interleaved",
         tie_embeddings=tied,
     )

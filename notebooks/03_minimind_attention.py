@@ -42,7 +42,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import simdformer as sf
-from simdformer.models import ModelConfig, Transformer, read_checkpoint, weight_shapes
+from simdformer.checkpoints import read_checkpoint
+from simdformer.models import ModelConfig, Transformer, weight_shapes
 
 rng = np.random.default_rng(3)
 
@@ -812,14 +813,12 @@ else:
             tie_word_embeddings=config.tie_embeddings,
         )
     ).eval()
-    from simdformer.models.config import TENSOR_ALIASES
+    from simdformer.checkpoints.huggingface_config import NAMES
 
-    theirs = {}
-    for name, ours in TENSOR_ALIASES["huggingface"].items():
-        for i in range(config.num_layers if "{}" in name else 1):
-            if ours.format(i) in weights:
-                tensor = np.array(weights[ours.format(i)], np.float32)
-                theirs[name.format(i)] = torch.from_numpy(tensor)
+    theirs = {
+        NAMES.theirs(name): torch.from_numpy(np.array(tensor, np.float32))
+        for name, tensor in weights.items()
+    }
     missing = qwen3.load_state_dict(theirs, strict=False)
     assert not missing.unexpected_keys
     assert set(missing.missing_keys) <= {"lm_head.weight"}  # the tied one

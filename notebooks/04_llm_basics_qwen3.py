@@ -48,7 +48,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import simdformer as sf
-from simdformer.models import ModelConfig, Transformer, read_checkpoint, weight_shapes
+from simdformer.checkpoints import read_checkpoint
+from simdformer.models import ModelConfig, Transformer, weight_shapes
 
 rng = np.random.default_rng(4)
 

@@ -45,12 +45,12 @@ from simdformer.runtime import (
 )
 
 if TYPE_CHECKING:
-    from simdformer import models, nn, reference, text
+    from simdformer import checkpoints, models, nn, reference, text
+    from simdformer.checkpoints import CheckpointError
     from simdformer.data import demo_path
     from simdformer.learn import exercises, plots, testing
     from simdformer.learn.check import CheckError, check
     from simdformer.learn.trace import check_trace
-    from simdformer.models import CheckpointError
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
 
 __version__: str = _core.build_info()["version"]
@@ -59,10 +59,11 @@ __version__: str = _core.build_info()["version"]
 # package): models and text are of no use to somebody who wants functions, and take time to load.
 _LAZY = {
     "CheckError": "simdformer.learn.check",
-    "CheckpointError": "simdformer.models",
+    "CheckpointError": "simdformer.checkpoints",
     "LanguageModel": "simdformer.text",
     "check": "simdformer.learn.check",
     "check_trace": "simdformer.learn.trace",
+    "checkpoints": "simdformer.",
     "demo_path": "simdformer.data",
     "exercises": "simdformer.learn.",
     "from_pretrained": "simdformer.text",
@@ -85,6 +86,7 @@ __all__ = [
     "causal_mask",
     "check",
     "check_trace",
+    "checkpoints",
     "demo_path",
     "embedding",
     "exercises",

@@ -118,7 +118,7 @@ def our_functions():
     """All functions and methods of the readers. (The hook that would find them while they are
     imported sees nothing of an editable install.)"""
     for name, module in list(sys.modules.items()):
-        if not name.startswith(("simdformer.models", "simdformer.text")):
+        if not name.startswith(("simdformer.checkpoints", "simdformer.models", "simdformer.text")):
             continue
         own = [value for value in vars(module).values() if getattr(value, "__module__", "") == name]
         for value in own:

@@ -13,11 +13,10 @@ import pytest
 
 import seeds
 import simdformer as sf
-from simdformer.models import CheckpointError, read_checkpoint
-from simdformer.models.input_file import InputFile
-from simdformer.models.pickle_machine import OPCODES, run_pickle
-from simdformer.models.stored_zip import Refused
-from simdformer.models.torch_file import read_tensors
+from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.pickle_machine import OPCODES, run_pickle
+from simdformer.checkpoints.torch_file import read_tensors
 from subprocesses import run_python
 
 # ---- files that change ---------------------------------------------------------------------------
@@ -42,7 +41,7 @@ def checkpoint(request, tmp_path):
     files = checkpoint_files()[request.param]
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    assert read_checkpoint(tmp_path).format == request.param
+    assert read_checkpoint(tmp_path).format.name == request.param
     return tmp_path, tmp_path / [*files][-1]
 
 
@@ -158,9 +157,9 @@ def test_every_other_opcode_is_refused_by_name(opcode):
     if code not in OPCODES and opcode.name != "STOP":
         message = f"the pickle opcode {code!r}, which torch.save does not write"
         for argument in (b"", b"os\nsystem\n", b"\1\0\0\0x", bytes(20)):
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(CheckpointError) as caught:
                 run_pickle(b"\x80\2(NN" + code + argument + b".")
-            assert str(caught.value) == message
+            assert caught.value.found == message
 
 
 def stack_global(module, name):
@@ -191,7 +190,7 @@ def test_no_name_leads_to_anything_else(module, name):
         b"\x80\2c" + module + b"\n" + name + b"\n.",
         stack_global(module, name) + b"}b.",
     ):
-        with pytest.raises(Refused, match=r"the name|takes what is not there"):
+        with pytest.raises(CheckpointError, match=r"the name|takes what is not there"):
             run_pickle(pickled)
 
 
@@ -255,7 +254,7 @@ ARCHIVES = {
     "another name inside": (state_dict(local_name=b"x/data/1"), "has another name inside"),
     "a long extra field": (state_dict(local_extra_size=65535), "reaches past the end"),
     "over another member": (state_dict(offset=0), "has another name inside"),
-    "other numbers": (state_dict(size=20, packed=20), "20 bytes for the storage of 'a'"),
+    "other numbers": (state_dict(size=20, packed=20), "tensor 'a': found 20 bytes"),
     "no root": ([(b"/data.pkl", b"", {})], "a pickle that ends too early"),
     "two roots": ([(b"x/data.pkl", b"", {}), (b"y/data.pkl", b"", {})], "2 members NAME/data.pkl"),
 }
@@ -268,7 +267,8 @@ def test_an_archive_that_lies_is_refused(tmp_path, name):
     file.write_bytes(archive(members))
     with pytest.raises(CheckpointError) as caught:
         read_tensors(file)
-    assert str(caught.value).startswith(f"{file}: found ")
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "found " in str(caught.value)
     assert message in str(caught.value)
 
 
@@ -317,11 +317,11 @@ def test_large_lies_take_little_memory(tmp_path):
         f"""
         import resource
         from pathlib import Path
-        from simdformer.models import json_file, llama2c, safetensors_file
+        from simdformer.checkpoints import files, read_checkpoint, safetensors_file
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         readers = {{
-            "json": json_file.read_object, "safetensors": safetensors_file.read_tensors,
-            "bin": llama2c.read, "tok": sf.tokenizer.load,
+            "json": files.read_object, "safetensors": safetensors_file.read_tensors,
+            "bin": read_checkpoint, "tok": sf.tokenizer.load,
         }}
         for file in sorted(Path({str(tmp_path)!r}).iterdir()):
             reader = readers["tok" if file.stem == "tok" else file.suffix[1:]]

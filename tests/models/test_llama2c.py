@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import simdformer as sf
 from checkpoints import llama2c_bytes, random_weights, tiny_config
-from simdformer.models import CheckpointError, read_checkpoint
+from simdformer.checkpoints import CheckpointError, read_checkpoint
 
 SIZES = ["dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len"]
 
@@ -121,7 +121,7 @@ def test_a_file_cut_anywhere_is_refused(write, version):
     data, ends = boundaries(version)
     for end in ends:
         message = refusal(write(data[:end]))
-        assert "bytes" in message or "is empty" in message, message
+        assert "bytes" in message or "an empty file" in message, message
 
 
 @given(cut=st.integers(1, 10_000))
@@ -136,8 +136,8 @@ def test_a_cut_file_says_which_tensor_is_incomplete(write):
     _, _, data = a_model(version=0)
     message = refusal(write(data[:5000]))
     assert message.startswith(
-        f"5000 bytes found, {len(data)} needed: the file ends in tensor embed of shape (300, 32) "
-        "(llama2.c, legacy header"
+        "found 5000 bytes: the file ends in tensor embed of shape (300, 32); "
+        f"needed is {len(data)} (llama2.c, legacy header"
     )
     assert message.endswith("the file is damaged or of another format, download or export it again")
 
@@ -146,30 +146,29 @@ def test_bytes_after_the_last_tensor_are_refused(write, version):
     _, _, data = a_model(version)
     message = refusal(write(data + b"\0\0\0"))
     assert message.startswith(
-        f"{len(data) + 3} bytes found, {len(data)} needed: 3 bytes are left over after the last "
-        "tensor"
+        f"found {len(data) + 3} bytes: 3 are left over after the last tensor; needed is {len(data)}"
     )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("dim", 0, "header: dim is 0, needed is a number > 0; is this a llama2.c checkpoint?"),
-        ("dim", -32, "header: dim is -32, needed is a number > 0; is this a llama2.c checkpoint?"),
-        ("hidden_dim", 0, "header: hidden_dim is 0, needed is a number > 0"),
-        ("n_layers", -1, "header: n_layers is -1, needed is a number > 0"),
-        ("n_layers", 2**31 - 1, "needed: the file ends in tensor"),
-        ("hidden_dim", 2**31 - 1, "needed: the file ends in tensor"),
-        ("n_heads", 0, "header: n_heads is 0, needed is a number > 0"),
-        ("n_heads", 5, "header: n_heads is 5, needed is a divisor of dim = 32"),
-        ("n_heads", 32, "head_dim is 1, needed is an even number"),
-        ("n_kv_heads", 0, "header: n_kv_heads is 0, needed is a number > 0"),
-        ("n_kv_heads", 3, "num_kv_heads is 3, needed is a divisor of num_heads = 4"),
-        ("n_kv_heads", 8, "num_kv_heads is 8, needed is a divisor of num_heads = 4"),
-        ("vocab_size", 0, "header: vocab_size is 0, needed is a number > 0"),
-        ("vocab_size", 2**31 - 1, "needed: the file ends in tensor"),
-        ("max_seq_len", 0, "header: max_seq_len is 0, needed is a number > 0"),
-        ("max_seq_len", 2**31 - 1, "header: max_seq_len is 2147483647, needed is at most 16777216"),
+        ("dim", 0, "found dim = 0; needed is a number > 0; is this a llama2.c checkpoint?"),
+        ("dim", -32, "found dim = -32; needed is a number > 0; is this a llama2.c checkpoint?"),
+        ("hidden_dim", 0, "found hidden_dim = 0; needed is a number > 0"),
+        ("n_layers", -1, "found n_layers = -1; needed is a number > 0"),
+        ("n_layers", 2**31 - 1, "bytes: the file ends in tensor"),
+        ("hidden_dim", 2**31 - 1, "bytes: the file ends in tensor"),
+        ("n_heads", 0, "found n_heads = 0; needed is a number > 0"),
+        ("n_heads", 5, "found n_heads = 5; needed is a divisor of dim = 32"),
+        ("n_heads", 32, "dim / n_heads = 1; needed is an even number"),
+        ("n_kv_heads", 0, "found n_kv_heads = 0; needed is a number > 0"),
+        ("n_kv_heads", 3, "n_kv_heads = 3; needed is a divisor of n_heads = 4"),
+        ("n_kv_heads", 8, "n_kv_heads = 8; needed is a divisor of n_heads = 4"),
+        ("vocab_size", 0, "found vocab_size = 0; needed is a number > 0"),
+        ("vocab_size", 2**31 - 1, "bytes: the file ends in tensor"),
+        ("max_seq_len", 0, "found max_seq_len = 0; needed is a number > 0"),
+        ("max_seq_len", 2**31 - 1, "found max_seq_len = 2147483647; needed is at most 16777216"),
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused(write, version, name, value, message):
@@ -179,7 +178,7 @@ def test_a_header_that_makes_no_sense_is_refused(write, version, name, value, me
 
 def test_the_least_of_all_numbers_is_no_vocabulary(write):
     _, _, data = a_model()
-    assert "needed: the file ends in tensor embed" in refusal(
+    assert "bytes: the file ends in tensor embed" in refusal(
         write(field(data, "vocab_size", -(2**31), 0))
     )
 
@@ -214,18 +213,20 @@ def test_other_versions_are_refused_by_name(write):
     _, _, data = a_model(1)
     message = refusal(write(data[:4] + struct.pack("<i", 2) + data[8:]))
     assert message == (
-        "is a llama2.c file of version 2, quantised to int8, which is not supported; export it "
-        "as version 0 or 1"
+        "found a llama2.c file of version 2, quantised to int8, which is not supported; needed is "
+        "an export as version 0 or 1"
     )
     message = refusal(write(data[:4] + struct.pack("<i", 7) + data[8:]))
-    assert message == "is a llama2.c file of version 7, known are the legacy header and version 1"
+    assert message == (
+        "found a llama2.c file of version 7; needed is one with the legacy header or of version 1"
+    )
 
 
 def test_the_classifier_flag_is_0_or_1(write):
     _, _, data = a_model(1)
     assert (
         refusal(write(data[:36] + b"\2" + data[37:]))
-        == "header: shared_classifier is 2, needed is 0 or 1"
+        == "found shared_classifier = 2; needed is 0 or 1"
     )
 
 
@@ -237,18 +238,23 @@ def test_a_missing_file_is_file_not_found(tmp_path):
 def test_only_regular_files_are_opened(tmp_path):
     pipe = tmp_path / "pipe.bin"
     os.mkfifo(pipe)
-    assert refusal(pipe) == "is not a regular file; give the path of one"
-    with pytest.raises(CheckpointError, match="/dev/zero: is not a regular file"):
+    assert refusal(pipe) == "found a pipe; needed is a regular file"
+    with pytest.raises(
+        CheckpointError, match="/dev/zero: found a device; needed is a regular file"
+    ):
         read_checkpoint("/dev/zero")
 
 
 def test_a_directory_without_or_with_several_checkpoints_is_refused(write, tmp_path):
     write(b"", name="tokenizer.bin")
-    message = "no checkpoint found among ['tokenizer.bin']; needed is "
+    message = "found no checkpoint among ['tokenizer.bin']; needed is "
     assert refusal(tmp_path).startswith(message)
     assert refusal(tmp_path).endswith("or a .bin of llama2.c")
     with pytest.raises(CheckpointError, match=r"needed is a \.bin file of llama2\.c"):
         read_checkpoint(tmp_path, format="llama2.c")
     for name in ("a.bin", "b.bin"):
         write(a_model()[2], name=name)
-    assert refusal(tmp_path) == "2 checkpoints found (a.bin, b.bin); give the path of one"
+    assert (
+        refusal(tmp_path)
+        == "found 2 checkpoints (a.bin, b.bin); needed is one; give the path of one"
+    )

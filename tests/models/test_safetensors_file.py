@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from simdformer.models import CheckpointError
-from simdformer.models.json_file import read_object
-from simdformer.models.safetensors_file import INDEX, read_directory, read_tensors
+from simdformer.checkpoints import CheckpointError
+from simdformer.checkpoints.files import read_object
+from simdformer.checkpoints.safetensors_file import INDEX, read_directory, read_tensors
 
 DTYPES = {
     torch.float64: np.float64,
@@ -129,7 +129,7 @@ def test_a_tensor_may_begin_at_any_byte(write):
         ({"a": 3}, 8, "found other fields"),
         ({"new\nline": 3}, 8, "tensor 'new\\nline': found other fields"),
         ({"x" * 1000: 3}, 8, "found other fields"),
-        ([], 0, "found a JSON list, needed is an object"),
+        ([], 0, "found a JSON list; needed is a JSON object"),
         (b"{", 0, "found no JSON object"),
         (b'{"a": NaN}', 0, "found no JSON object (NaN is no JSON)"),
         (b"\xff{}", 0, "found no JSON object"),
@@ -159,15 +159,15 @@ def test_a_header_of_more_than_100_megabytes_is_refused(tmp_path):
     huge = tmp_path / "config.json"
     with huge.open("wb") as file:
         file.truncate(1 << 30)
-    assert "found 1073741824 bytes, needed are at most 16777216" in refusal(huge, read_object)
+    assert "found 1073741824 bytes; needed is at most 16777216" in refusal(huge, read_object)
 
 
 def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="is not a regular file"):
+    with pytest.raises(CheckpointError, match="found a pipe; needed is a regular file"):
         read_tensors(tmp_path / "model.safetensors")
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(CheckpointError, match="is not a regular file"):
+    with pytest.raises(CheckpointError, match="found a pipe; needed is a regular file"):
         read_object(tmp_path / "config.json")
 
 
@@ -265,9 +265,18 @@ def test_an_index_may_not_point_elsewhere(sharded, file):
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        (RIGHT | {"c": "b.safetensors"}, "found a disagreement with the index on 'c'"),
-        ({"a": "a.safetensors", "c": "b.safetensors"}, "a disagreement with the index on 'b', 'c'"),
-        (RIGHT | {"c": "c.safetensors"}, "found no file 'c.safetensors'; needed is it beside"),
+        (
+            RIGHT | {"c": "b.safetensors"},
+            "found a disagreement with model.safetensors.index.json on 'c'",
+        ),
+        (
+            {"a": "a.safetensors", "c": "b.safetensors"},
+            "a disagreement with model.safetensors.index.json on 'b', 'c'",
+        ),
+        (
+            RIGHT | {"c": "c.safetensors"},
+            "found no file 'c.safetensors' beside it; needed is every",
+        ),
         (RIGHT | {"c": 3}, "found no weight_map"),
         ([], "found no weight_map"),
         (None, "found no weight_map"),

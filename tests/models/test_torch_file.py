@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operations import traced_peak
-from simdformer.models import CheckpointError
-from simdformer.models.torch_file import read_tensors
+from simdformer.checkpoints import CheckpointError
+from simdformer.checkpoints.torch_file import read_tensors
 
 DTYPES = {
     torch.float64: np.float64,
@@ -120,15 +120,21 @@ def test_a_tensor_is_read_when_somebody_asks_for_it(write):
     [
         ([torch.ones(2)], "found something that is no dict of tensors"),
         (torch.ones(2), "found something that is no dict of tensors"),
-        ({"model": {"w": torch.ones(2)}}, "found an entry 'model' that is no tensor"),
-        ({"epoch": 3}, "found an entry 'epoch' that is no tensor"),
-        ({3: torch.ones(2)}, "found an entry '3' that is no tensor"),
-        ({"x": torch.ones(2, 0)}, "found a tensor without elements"),
-        ({"x": torch.ones(1).expand(5)}, "found a tensor of 5 elements that reaches element 0 of"),
-        ({"x": torch.ones(2, dtype=torch.complex64)}, "found the name 'torch.ComplexFloatStorage'"),
-        ({"x": np.ones(2)}, "found the name 'numpy"),
-        ({"x": torch.nn.Linear(2, 2)}, "found the name 'torch.nn.modules.linear.Linear'"),
-        ({"x": torch.float32}, "found the name 'torch.float32', which no tensor needs"),
+        ({"model": {"w": torch.ones(2)}}, "tensor 'model': found something that is no tensor"),
+        ({"epoch": 3}, "tensor 'epoch': found something that is no tensor"),
+        ({3: torch.ones(2)}, "tensor '3': found something that is no tensor"),
+        ({"x": torch.ones(2, 0)}, "tensor 'x': found a tensor without elements"),
+        ({"x": torch.ones(1).expand(5)}, "tensor 'x': found a tensor of 5 elements that reaches"),
+        (
+            {"a": torch.ones(2), "x": torch.ones(2, dtype=torch.complex64)},
+            "tensor 'x': found the name 'torch.ComplexFloatStorage', which no tensor needs",
+        ),
+        ({"x": np.ones(2)}, "tensor 'x': found the name 'numpy"),
+        (
+            {"x": torch.nn.Linear(2, 2)},
+            "tensor 'x': found the name 'torch.nn.modules.linear.Linear'",
+        ),
+        ({"x": torch.float32}, "tensor 'x': found the name 'torch.float32', which no tensor needs"),
     ],
 )
 def test_other_content_is_refused(write, content, message):
@@ -180,10 +186,14 @@ def test_an_archive_that_is_none_of_torch_is_refused(write):
     assert "2 members NAME/data.pkl" in refusal(
         write(rezipped(data, b__data_pkl=b"").replace(b"b/data_pkl", b"b/data.pkl"))
     )
-    assert "whose bytes are missing" in refusal(write(dropped("data/0")))
+    assert "tensor 'weight': found no bytes in the archive" in refusal(write(dropped("data/0")))
     assert "tensors that are not little-endian" in refusal(write(replaced("byteorder", b"big")))
-    assert "found 95 bytes for the storage of" in refusal(write(replaced("data/0", bytes(95))))
-    assert "found an index of 5000000 bytes" in refusal(write(replaced(".pkl", bytes(5_000_000))))
+    assert "found 95 bytes; needed is 96 for the 24 elements" in refusal(
+        write(replaced("data/0", bytes(95)))
+    )
+    assert "found a member of 5000000 bytes; needed is at most" in refusal(
+        write(replaced(".pkl", bytes(5_000_000)))
+    )
     assert "found a pickle that ends too early" in refusal(write(replaced(".pkl", b"")))
 
 
@@ -251,7 +261,7 @@ def test_nothing_in_a_pickle_is_called(write, tmp_path, protocol, name, argument
     arguments = [a.format(marker=marker) if isinstance(a, str) else "x" for a in arguments]
     for content in (Calls(name, *arguments), {"x": Calls(name, *arguments)}):
         message = refusal(write(with_pickle(pickle.dumps(content, protocol))))
-        assert message.startswith("found the name '")
+        assert message.removeprefix("tensor 'x': ").startswith("found the name '")
         assert "which no tensor needs" in message
     assert not marker.exists()
 
@@ -289,8 +299,11 @@ def test_a_pickle_written_by_hand_is_read(write):
         ({"offset": 2**63}, "more than 64 bits"),
         ({"shape": (2**64,)}, "more than 64 bits"),
         ({"shape": (0, 2**62), "strides": (1, 1)}, "a tensor without elements"),
-        ({"count": 25}, "found 96 bytes for the storage of 'x', whose 25 elements need 100"),
-        ({"count": 2**61}, "found 96 bytes for the storage of 'x'"),
+        (
+            {"count": 25},
+            "tensor 'x': found 96 bytes; needed is 100 for the 25 elements of its storage",
+        ),
+        ({"count": 2**61}, "tensor 'x': found 96 bytes; needed is"),
         ({"shape": (4, 6)}, "2 sizes and 1 strides"),
         ({"shape": (1,) * 17, "strides": (1,) * 17}, "17 sizes and 17 strides"),
         ({"offset": -1}, "not whole numbers >= 0"),
@@ -366,7 +379,7 @@ def test_a_memo_bomb_is_harmless(write):
     as_key = b"\x80\2}" + bomb[2:] + b"Ns."
     assert "a key that is neither text nor a number" in refusal(write(with_pickle(as_key)))
     as_value = b"\x80\2}X\1\0\0\0x" + bomb[2:] + b"s."
-    assert "an entry 'x' that is no tensor" in refusal(write(with_pickle(as_value)))
+    assert "tensor 'x': found something that is no tensor" in refusal(write(with_pickle(as_value)))
 
 
 def test_a_deep_pickle_is_harmless(write):

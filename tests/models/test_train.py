@@ -10,8 +10,8 @@ import torch
 
 import simdformer as sf
 from simdformer import data
+from simdformer.checkpoints import read_checkpoint
 from simdformer.data import corpus, train
-from simdformer.models import read_checkpoint
 
 NASTY = [
     "",
@@ -48,7 +48,7 @@ def made(tmp_path_factory):
 def test_the_files_are_those_of_a_llama_3(made):
     directory, _, _ = made
     checkpoint = read_checkpoint(directory)
-    assert checkpoint.format == "meta"
+    assert checkpoint.format.name == "meta"
     assert {str(tensor.dtype) for tensor in checkpoint.weights.values()} == {"bfloat16"}
     assert json.loads((directory / "params.json").read_text())["max_seq_len"] == 32
     config = checkpoint.config

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import simdformer as sf
 from checkpoints import TINY, random_weights, tiny_config
 from conftest import same_bits
-from simdformer.models import CheckpointError, KVCache, ModelConfig, Transformer
+from simdformer.models import KVCache, ModelConfig, Transformer
 
 # Logits are of the order of 3, float32 arithmetic all the way: a few hundred roundings of 6e-8,
 # relative to the largest.
@@ -459,12 +459,12 @@ def test_weights_that_do_not_fit_are_listed():
     weights = random_weights(np.random.default_rng(0), config)
     weights["layers.0.wv"] = weights["layers.0.wv"].T
     weights["layers.9.wq"] = weights.pop("layers.2.wq")
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(ValueError, match="the weights do not fit the config") as caught:
         Transformer(config, weights)
     assert str(caught.value) == (
-        "the tensors do not fit the config: missing: layers.2.wq (32, 32), left over: "
+        "model: the weights do not fit the config: missing: layers.2.wq (32, 32), left over: "
         "layers.9.wq (32, 32), "
-        "misshapen: layers.0.wv found (32, 16), needed (16, 32)"
+        "misshapen: layers.0.wv (32, 16), needed (16, 32)"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import simdformer as sf
 from checkpoints import tiny_config
 from simdformer.bench.machine import read_rate
-from simdformer.models import read_checkpoint
+from simdformer.checkpoints import read_checkpoint
 from simdformer.models.budget import cache_bytes, decode_bytes, weight_bytes
 
 # ---- run -----------------------------------------------------------------------------------------
@@ -86,10 +86,10 @@ def test_the_story_comes_out(command, shared):
     ("arguments", "message"),
     [
         (["run", "{tiny}/nowhere.bin", "a"], "{tiny}/nowhere.bin: No such file or directory"),
-        (["run", "{tiny}/tok300.bin", "a"], "{tiny}/tok300.bin: header: "),
+        (["run", "{tiny}/tok300.bin", "a"], "{tiny}/tok300.bin: found hidden_dim = 0; "),
         (
             ["run", "{tiny}", "a", "--tokenizer", "{tiny}/model.bin"],
-            "{tiny}/model.bin: token 1 at byte",
+            "{tiny}/model.bin: found the length 76800 of token 1 ",
         ),
         (
             ["run", "{tiny}", "a", "--max-new-tokens", "100"],

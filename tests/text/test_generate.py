@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import simdformer as sf
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
 from conftest import same_bits
-from simdformer.models import CheckpointError
+from simdformer.checkpoints import CheckpointError
 from simdformer.text import Report, Sampler
 
 # ---- the real model ------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_the_context_ends_at_max_seq_len(stories, model):
         ValueError, match="prompt of 30 ids and 1 new ones are more than max_seq_len = 30"
     ):
         short.generate([1] * 30)
-    with pytest.raises(ValueError, match="ModelConfig: max_seq_len is 0"):
+    with pytest.raises(ValueError, match="from_pretrained: max_seq_len is 0"):
         sf.from_pretrained(stories / "stories260K.bin", max_seq_len=0)
 
 
@@ -295,7 +295,8 @@ def test_the_tokenizer_is_found_or_given(tiny, tmp_path):
     same = sf.from_pretrained(tmp_path, tokenizer=sf.tokenizer.load(tiny))
     assert same.generate("a", max_new_tokens=3) == given.generate("a", max_new_tokens=3)
     with pytest.raises(
-        CheckpointError, match=r"tok301.bin: 301 tokens found, needed are the 300 of .*model.bin"
+        CheckpointError,
+        match=r"tok301.bin: found the token .* with the id 300; needed is at most 299: .*model.bin",
     ):
         sf.from_pretrained(tiny, tokenizer=tmp_path / "tok301.bin")
     with pytest.raises(FileNotFoundError):

@@ -8,7 +8,7 @@ import pytest
 
 import seeds
 import simdformer as sf
-from simdformer.models import CheckpointError
+from simdformer.checkpoints import CheckpointError
 
 
 def replacing(old, new):
@@ -29,11 +29,14 @@ REPEATED = {
     "special_tokens": {},
 }
 EXPLOSIONS = {
-    "a step that doubles": ({"normalizer": DOUBLED}, "normalizer and pre_tokenizer: its steps can"),
+    "a step that doubles": (
+        {"normalizer": DOUBLED},
+        "found steps in normalizer and pre_tok",
+    ),
     "nested": ({"normalizer": in_a_row("normalizers", [DOUBLED])}, "normalizer and pre_tokenizer"),
     "long contents": (
         {"normalizer": in_a_row("normalizers", [replacing({"Regex": "a?"}, "a" * 2000)] * 2)},
-        "its steps can make a text 4e+06 times as long, needed is at most 5000 times",
+        "that can make a text 4e+06 times as long; needed is at most 5000 times",
     ),
     "prefixes": (
         {"normalizer": in_a_row("normalizers", [{"type": "Prepend", "prepend": "a" * 99}] * 4)},
@@ -46,17 +49,23 @@ EXPLOSIONS = {
     "bytes of bytes": ({"pre_tokenizer": in_a_row("pretokenizers", [LEVEL] * 60)}, "1.15e+18"),
     "many steps": (
         {"normalizer": in_a_row("normalizers", [{"type": "Strip"}] * 65)},
-        "65 steps found, needed are at most 64",
+        "found 65 steps in normalizer and pre_tokenizer; needed is at most 64",
     ),
-    "a template": ({"post_processor": REPEATED}, "post_processor: its steps can make a text 1e+04"),
+    "a template": (
+        {"post_processor": REPEATED},
+        "steps in post_processor that can make a text 1e",
+    ),
     "a decoder": (
         {"decoder": in_a_row("decoders", [replacing({"String": "a"}, "aa")] * 60)},
-        "decoder: its steps can",
+        "found steps in decoder that can",
     ),
-    "no type": ({"normalizer": {"pattern": {"String": "a"}}}, "normalizer: a step without a type"),
+    "no type": (
+        {"normalizer": {"pattern": {"String": "a"}}},
+        "found a step in normalizer without a",
+    ),
     "no steps": (
         {"normalizer": {"type": "Sequence"}},
-        "normalizer: a Sequence without normalizers",
+        "found a Sequence in normalizer without normalizers",
     ),
 }
 
@@ -80,7 +89,10 @@ def test_a_regular_expression_that_takes_for_ever_is_an_error(tmp_path):
     parts = {"pre_tokenizer": pattern | {"invert": False}}
     file.write_text(json.dumps(json.loads(seeds.tokenizer_jsons()[0]) | parts))
     tokenizer = sf.tokenizer.load(file)
-    with pytest.raises(CheckpointError, match=r"encode: .*retry-limit-in-match over"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"tokenizer.json: found a text that it cannot encode \(.*retry-limit-in-match over",
+    ):
         tokenizer.encode("a" * 60 + "!")
 
 
@@ -92,5 +104,25 @@ def test_a_vocabulary_of_a_billion_is_refused_beside_a_model(tmp_path):
     state["model"]["vocab"]["far"] = 10**9
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(state))
-    with pytest.raises(CheckpointError, match="1000000001 tokens found, needed are the 12 of"):
+    with pytest.raises(
+        CheckpointError, match=r"with the id 1000000000; needed is at most 11: .* has 12 "
+    ):
         sf.from_pretrained(tmp_path)
+
+
+def test_an_added_token_past_the_embedding_names_the_file_that_adds_it(tmp_path):
+    (tmp_path / "config.json").write_bytes(seeds.configs()[0])
+    for name, data in (seeds.huggingface_files() | seeds.merges_files()).items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "merges.txt").write_bytes(seeds.MERGES)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_bytes())
+    config = {"tokenizer_class": "GPT2Tokenizer"}
+    config["added_tokens_decoder"] = {str(len(vocabulary)): {"content": "<far>"}}
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        sf.from_pretrained(tmp_path)
+    assert str(caught.value) == (
+        f"{file}: found the token '<far>' with the id {len(vocabulary)}; needed is at most 11: "
+        f"{tmp_path} has 12 tokens; give the tokenizer of this model"
+    )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import simdformer as sf
 from checkpoints import tiny_tokenizer, tokenizer_bytes
-from simdformer.models import CheckpointError
+from simdformer.checkpoints import CheckpointError
 from simdformer.text.llama2c_tokenizer import Llama2cTokenizer
 from simdformer.text.streaming import StopStrings
 
@@ -117,20 +117,29 @@ def test_nasty_texts_come_back(stories, text):
     for tokenizer in (stories, TINY):
         assert tokenizer.decode(tokenizer.encode(text), skip_special=True) == text
         assert tokenizer.decode(tokenizer.encode(text)) == "<s>" + text
+        assert tokenizer.decode(tokenizer.encode(text, bos=False)) == text
+        with_special = tokenizer.encode(text + "<s>" + text + "</s>" + text, special=True)
+        assert tokenizer.decode(with_special) == f"<s>{text}<s>{text}</s>{text}"
 
 
 @given(text=st.text(max_size=80))
 def test_any_text_comes_back(text):
     assert TINY.decode(TINY.encode(text), skip_special=True) == text
+    assert TINY.decode(TINY.encode(text, bos=False)) == text
 
 
-def test_the_space_in_front_is_taken_away_behind_bos_only(stories):
+def test_the_space_in_front_is_taken_away_where_a_text_begins(stories):
     ids = stories.encode("time", bos=False)
     assert stories.decode([1, *ids], skip_special=True) == "time"
-    assert stories.decode(ids) == " time"
+    assert stories.decode(ids) == "time"
+    assert stories.decode([2, *ids], skip_special=True) == " time"
     assert (
         stories.decode([1, 3 + ord(" "), *ids], skip_special=True) == "  time"
     )  # a byte was not put there
+    pieces, scores = tiny_tokenizer(300)
+    pieces[pieces.index(b" ")] = b"?"  # now the space in front is a byte
+    without = Llama2cTokenizer(pieces, scores)
+    assert without.decode(without.encode("time", bos=False)) == "time"
 
 
 def test_ids_without_text():
@@ -195,22 +204,22 @@ GOOD = tokenizer_bytes(*tiny_tokenizer(300))
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is empty"),
-        (b"ab", "2 bytes found, needed are at least 4"),
-        (GOOD[:4], "0 tokens found, needed are at least 259"),
+        (b"", "found an empty file"),
+        (b"ab", "found 2 bytes; needed is at least 4"),
+        (GOOD[:4], "found 0 tokens; needed is at least 259"),
         (GOOD[:2000], "token 142 at byte"),
-        (GOOD[:-1], "7 bytes needed, 6 found|8 bytes needed, 7 found"),
-        (GOOD + b"\0", "token 300 at byte .*: the file ends in its score and length"),
-        (b"\0\0\0\0" + GOOD[4:], "token 0 at byte 12: length 5 found, needed is 1 to 0"),
-        (GOOD[:8] + b"\0\0\0\0" + GOOD[12:], "token 0 at byte 12: length 0 found"),
-        (GOOD[:8] + b"\xff\xff\xff\xff" + GOOD[12:], "token 0 at byte 12: length -1 found"),
-        (GOOD[:8] + b"\xff\xff\xff\x7f" + GOOD[12:], "token 0 at byte 12: length 2147483647 found"),
+        (GOOD[:-1], "found 6 bytes of token .*; needed is 7|7 bytes of token .*; needed is 8"),
+        (GOOD + b"\0", "the end of the file in the score and length of token 300 at byte"),
+        (b"\0\0\0\0" + GOOD[4:], "the length 5 of token 0 at byte 12; needed is 1 to 0"),
+        (GOOD[:8] + b"\0\0\0\0" + GOOD[12:], "the length 0 of token 0 at byte 12"),
+        (GOOD[:8] + b"\xff\xff\xff\xff" + GOOD[12:], "the length -1 of token 0 at byte 12"),
+        (GOOD[:8] + b"\xff\xff\xff\x7f" + GOOD[12:], "the length 2147483647 of token 0 at byte 12"),
         (
             b"\xff\xff\xff\x7f" + GOOD[4:8] + b"\xff\xff\xff\x7f" + GOOD[12:],
-            "2147483647 bytes needed, .* found",
+            "found .* bytes of token 0 .*; needed is 2147483647",
         ),
-        (GOOD[:4] + struct.pack("<f", float("nan")) + GOOD[8:], "token 0: score nan found"),
-        (GOOD.replace(b"<0x41>", b"<0x42>"), "token 68 is b'<0x42>', needed is b'<0x41>'"),
+        (GOOD[:4] + struct.pack("<f", float("nan")) + GOOD[8:], "the score nan of token 0"),
+        (GOOD.replace(b"<0x41>", b"<0x42>"), "found b'<0x42>' as token 68; needed is b'<0x41>'"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, data, message):
@@ -236,11 +245,13 @@ def test_any_bytes_are_refused_or_harmless(tmp_path_factory, data, prefix):
 def test_paths_that_are_no_tokenizer(tmp_path):
     with pytest.raises(FileNotFoundError):
         sf.tokenizer.load(tmp_path / "nowhere.bin")
-    with pytest.raises(CheckpointError, match=r"needed is one tokenizer .* found: none"):
+    with pytest.raises(CheckpointError, match=r"found the tokenizers none; needed is one \("):
         sf.tokenizer.load(tmp_path)
     for name in ("tok1.bin", "tok2.bin"):
         (tmp_path / name).write_bytes(GOOD)
-    with pytest.raises(CheckpointError, match=r"found: tok1.bin, tok2.bin; give the path of one"):
+    with pytest.raises(
+        CheckpointError, match=r"found the tokenizers tok1.bin, tok2.bin; .*; give the path"
+    ):
         sf.tokenizer.load(tmp_path)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
-from simdformer.models import CheckpointError
+from simdformer.checkpoints import CheckpointError
 from simdformer.text.tiktoken_tokenizer import TiktokenTokenizer
 
 NASTY = [
@@ -222,30 +222,39 @@ def test_a_written_tiktoken_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is empty"),
-        (MODEL[:-3], r"line 257: rank 2 found, needed is 256"),
-        (MODEL[:-5], r"line 257: found b'aGk='"),
-        (MODEL[:-7], r"line 257: found b'aG'"),
-        (MODEL[: len(MODEL) // 2].rpartition(b"\n")[0], r"12\d of the 256 single bytes"),
-        (MODEL.replace(b"aGk=", b"aG!="), "line 257: found b'aG!= 256'"),
-        (MODEL.replace(b"aGk=", b"aGkaa"), r"line 257: the token is no base64 \("),
-        (MODEL.replace(b"aGk= 256", b"aGk= 0256"), "line 257: found"),
-        (MODEL.replace(b"aGk= 256", b"aGk= -256"), "line 257: found"),
-        (MODEL.replace(b"aGk= 256", b"aGk=  256"), "line 257: found"),
-        (MODEL.replace(b"aGk= 256", b"aGk= 256\r"), "line 257: found"),
-        (MODEL.replace(b"aGk= 256", b"aGk= " + b"9" * 99), r"line 257: found b'.{40}\.\.\.'"),
-        (MODEL.replace(b"aGk= 256", b"aGk= 255"), "line 257: rank 255 found, needed is 256"),
-        (MODEL.replace(b"aGk= 256", b"aGk= 258"), "line 257: rank 258 found, needed is 256"),
-        (MODEL + line(b"hi", 257), "line 258: the token b'hi' stands in line 257 already"),
-        (MODEL + b" 257\n", "line 258: found"),
-        (MODEL + b"\n", "line 258: found b''"),
-        (MODEL + line(b"x" * 1025, 257), "line 258: token of 1025 bytes found, .* at most 1024"),
+        (b"", "found an empty file"),
+        (MODEL[:-3], r"rank 2 in line 257; needed is 256"),
+        (MODEL[:-5], r"found b'aGk=' in line 257"),
+        (MODEL[:-7], r"found b'aG' in line 257"),
+        (
+            MODEL[: len(MODEL) // 2].rpartition(b"\n")[0],
+            r"no tokens for 12\d of the 256 single bytes",
+        ),
+        (MODEL.replace(b"aGk=", b"aG!="), "found b'aG!= 256' in line 257"),
+        (MODEL.replace(b"aGk=", b"aGkaa"), r"a token in line 257 that is no base64 \("),
+        (MODEL.replace(b"aGk= 256", b"aGk= 0256"), "in line 257; needed"),
+        (MODEL.replace(b"aGk= 256", b"aGk= -256"), "in line 257; needed"),
+        (MODEL.replace(b"aGk= 256", b"aGk=  256"), "in line 257; needed"),
+        (MODEL.replace(b"aGk= 256", b"aGk= 256\r"), "in line 257; needed"),
+        (MODEL.replace(b"aGk= 256", b"aGk= " + b"9" * 99), r"found b'.{40}\.\.\.' in line 257"),
+        (MODEL.replace(b"aGk= 256", b"aGk= 255"), "rank 255 in line 257; needed is 256"),
+        (MODEL.replace(b"aGk= 256", b"aGk= 258"), "rank 258 in line 257; needed is 256"),
+        (
+            MODEL + line(b"hi", 257),
+            "the token b'hi' in line 258 and in line 257; needed is each token once",
+        ),
+        (MODEL + b" 257\n", "in line 258; needed"),
+        (MODEL + b"\n", "found b'' in line 258"),
+        (
+            MODEL + line(b"x" * 1025, 257),
+            "a token of 1025 bytes in line 258; needed is at most 1024",
+        ),
         (
             b"".join(BYTES).replace(BYTES[65], line(b"hi", 65)),
-            "1 of the 256 single bytes are no tokens, the first is byte 65",
+            "no tokens for 1 of the 256 single bytes, the first is byte 65",
         ),
-        (b"\xff\xfe" * 1000, r"line 1: found b'.*\.\.\.'"),
-        (b"a\n" * ((1 << 20) + 1), "1048577 lines found, needed are at most 1048576"),
+        (b"\xff\xfe" * 1000, r"found b'.*\.\.\.' in line 1"),
+        (b"a\n" * ((1 << 20) + 1), "found 1048577 lines; needed is at most 1048576"),
     ],
 )
 def test_damaged_tiktoken_files_are_refused(tmp_path, data, message):
@@ -258,7 +267,7 @@ def test_a_huge_tiktoken_file_is_not_read(tmp_path):
     file = tmp_path / "tokenizer.model"
     with file.open("wb") as stream:
         stream.truncate(1 << 40)
-    check_damaged(file, "found 1099511627776 bytes, needed are at most 67108864")
+    check_damaged(file, "found 1099511627776 bytes; needed is at most 67108864")
 
 
 @given(at=st.integers(0, len(MODEL) - 1), byte=st.integers(0, 255))
@@ -434,6 +443,8 @@ def test_pieces_that_spell_spaces(tmp_path, steps):
         assert tokenizer.decode(ids) == reference.decode(ids) == text
         assert tokenizer.decode([1, *ids]) == "<s>" + text
         assert tokenizer.decode([1, *ids], skip_special=True) == text
+        whole = f"{text}</s>{text}"
+        assert tokenizer.decode(tokenizer.encode(whole, bos=False, special=True)) == whole
     if len(steps) > 1:
         assert tokenizer.decode(tokenizer.encode("a 日é\0", bos=False)) == "a 日é\0"
     stream = tokenizer.stream()
@@ -447,14 +458,14 @@ BPE_PARTS = json.loads(JSON)["model"]
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is empty"),
+        (b"", "found an empty file"),
         (JSON[:500].encode(), "found no JSON object .Unterminated string"),
         (b"{}", "Model missing"),
         (b"\xff" + JSON.encode(), "found no JSON object .*utf-8"),
         (b"[" * 100_000, "recursion|invalid type"),
-        (json.dumps(small_json(decoder=None)), r"decoder none in \[None\] is not known here"),
+        (json.dumps(small_json(decoder=None)), r"found decoder none in \[None\]; needed is"),
         (json.dumps(small_json(decoder={"type": "WordPiece", "prefix": "#", "cleanup": True})),
-         "decoder WordPiece in .* is not known here; known are ByteLevel"),
+         "found decoder WordPiece in .*; needed is ByteLevel"),
         (json.dumps(small_json(model=BPE_PARTS | {"merges": ["h zzz"]})), "zzz|Merges"),
         (json.dumps(small_json(model=BPE_PARTS | {"vocab": {"a": -1}})), "invalid|data did not"),
         # A panic in tokenizers:
@@ -471,7 +482,7 @@ def test_a_huge_tokenizer_json_is_not_read(tmp_path):
     file = tmp_path / "tokenizer.json"
     with file.open("wb") as stream:
         stream.truncate(1 << 40)
-    check_damaged(file, "found 1099511627776 bytes, needed are at most")
+    check_damaged(file, "found 1099511627776 bytes; needed is at most")
 
 
 @given(at=st.integers(0, len(JSON) - 1), byte=st.integers(0, 255))
@@ -505,10 +516,16 @@ def test_a_panic_becomes_an_error(tmp_path, monkeypatch):
     [
         ("{", "found no JSON object"),
         ("[]", "found a JSON list"),
-        ('{"bos_token": "<nowhere>"}', "bos_token is '<nowhere>' in the config, which is no token"),
-        ('{"eos_token": 3}', "eos_token is 3 in the config, which is no token"),
-        ('{"add_bos_token": "yes"}', "add_bos_token is 'yes', needed is true or false"),
-        ('{"add_bos_token": true}', "add_bos_token is true, but there is no bos_token"),
+        (
+            '{"bos_token": "<nowhere>"}',
+            "bos_token = '<nowhere>'; needed is a token of this tokenizer",
+        ),
+        ('{"eos_token": 3}', "eos_token = 3; needed is text, or an object with text"),
+        ('{"add_bos_token": "yes"}', "add_bos_token = 'yes'; needed is true or false"),
+        (
+            '{"add_bos_token": true}',
+            "add_bos_token = True; needed is false where there is no bos_token",
+        ),
     ],
 )
 def test_configs_that_fit_no_tokenizer(tmp_path, config, message):
@@ -516,7 +533,31 @@ def test_configs_that_fit_no_tokenizer(tmp_path, config, message):
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(CheckpointError, match=message) as caught:
         sf.tokenizer.load(tmp_path)
-    assert str(tmp_path) in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / 'tokenizer_config.json'}: found ")
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("token", [3, ["</s>"], True, {}, {"content": 3}, {"content": None}])
+def test_a_token_of_another_type_is_refused_of_the_file_that_has_it(tmp_path, name, token):
+    (tmp_path / "tokenizer.json").write_text(JSON)
+    (tmp_path / name).write_text(json.dumps({"eos_token": token}))
+    with pytest.raises(CheckpointError) as caught:
+        sf.tokenizer.load(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / name}: found eos_token = {token}; needed is text, or an object with text as "
+        '"content"'
+    )
+
+
+@pytest.mark.parametrize("id", [100_000, 300, 5])
+def test_an_added_token_that_would_get_another_id_is_refused(tmp_path, id):
+    file = tmp_path / "tokenizer.json"
+    added = small_json()["added_tokens"]
+    odd = added[0] | {"id": id, "content": "<moved>", "special": False}
+    file.write_text(json.dumps(small_json(added_tokens=[*added, odd])))
+    check_damaged(
+        file, f"found the added token '<moved>' with the id {id}; needed is 259, the next"
+    )
 
 
 def test_tokenizers_is_needed(shared, monkeypatch):
@@ -611,26 +652,34 @@ def test_gpt2(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "name", "message"),
     [
-        ({"config.json": None}, "", "of the class None found, needed is GPT2Tokenizer or Qwen2"),
-        ({"config.json": '{"model_type": "opt"}'}, "", "of the class 'opt' found, needed is GPT2"),
+        ({"config.json": None}, "", "of the class None; needed is GPT2Tokenizer or Qwen2"),
+        ({"config.json": '{"model_type": "opt"}'}, "", "of the class 'opt'; needed is GPT2"),
         ({"vocab.json": "{"}, "vocab.json", "found no JSON object"),
-        ({"vocab.json": '{"a": 1}'}, "vocab.json", "ids are not the numbers 0 to 0"),
-        ({"vocab.json": '{"a": "0"}'}, "vocab.json", "ids are not the numbers 0 to 0"),
-        ({"vocab.json": '{"a": 0}'}, "vocab.json", "255 of the 256 single bytes are no tokens"),
+        (
+            {"vocab.json": '{"a": 1}'},
+            "vocab.json",
+            "found 1 tokens with other ids; needed is the numbers 0 to 0",
+        ),
+        (
+            {"vocab.json": '{"a": "0"}'},
+            "vocab.json",
+            "found 1 tokens with other ids; needed is the numbers 0 to 0",
+        ),
+        ({"vocab.json": '{"a": 0}'}, "vocab.json", "no tokens for 255 of the 256 single bytes"),
         ({"vocab.json": '{"a": 0, "a": 1}'}, "vocab.json", "a key appears twice"),
-        ({"merges.txt": "h i\nhi\n"}, "merges.txt", "line 2: found 'hi', needed are two tokens"),
-        ({"merges.txt": "h i i\n"}, "merges.txt", "line 1: found 'h i i', needed are two tokens"),
-        ({"merges.txt": "h h\n"}, "merges.txt", "line 1: found 'h h', .* union is a token too"),
-        ({"merges.txt": "h i\r\n"}, "merges.txt", r"line 1: found 'h i.r', needed"),
+        ({"merges.txt": "h i\nhi\n"}, "merges.txt", "found 'hi' in line 2; needed is two tokens"),
+        ({"merges.txt": "h i i\n"}, "merges.txt", "found 'h i i' in line 1; needed is two tokens"),
+        ({"merges.txt": "h h\n"}, "merges.txt", "found 'h h' in line 1; .* union is a token too"),
+        ({"merges.txt": "h i\r\n"}, "merges.txt", r"found 'h i.r' in line 1; needed"),
         (
             {"tokenizer_config.json": '{"added_tokens_decoder": {"300": {"content": "<x>"}}}'},
             "tokenizer_config.json",
-            "added token '<x>' has the id 300, but there its turn is 259",
+            "the added token '<x>' with the id 300; needed is 259",
         ),
         (
             {"tokenizer_config.json": '{"added_tokens_decoder": {"259": "<x>"}}'},
             "tokenizer_config.json",
-            "added_tokens_decoder is no object of tokens by id",
+            "another added_tokens_decoder .*; needed is an object of tokens by id",
         ),
     ],
 )
@@ -694,6 +743,8 @@ def test_sentencepiece_special(spm):
     first, second = spm.encode("hello", bos=False), spm.encode("you", bos=False)
     assert spm.encode("hello</s><s>you", special=True) == [1, *first, 2, 1, *second]
     assert 2 not in spm.encode("hello</s><s>you")
+    for text in ("hello</s><s>you", "</s>a </s> b</s>", "a<s> b", "<s></s>"):
+        assert spm.decode(spm.encode(text, bos=False, special=True)) == text
 
 
 @given(data=st.data())
@@ -720,7 +771,7 @@ def test_damaged_sentencepiece_models_are_refused(spm_model, tmp_path):
     file = tmp_path / "tokenizer.model"
     for size in (1, 2, 10, 1000, len(spm_model) - 1):
         file.write_bytes(spm_model[:size])
-        check_damaged(file, r"is no model of sentencepiece \(")
+        check_damaged(file, r"found no model of sentencepiece \(")
 
 
 @given(data=st.data())
@@ -760,10 +811,10 @@ def test_the_one_tokenizer_of_a_directory(tmp_path, spm_model):
     (tmp_path / "tokenizer.model").write_bytes(spm_model)  # what it was made of
     assert sf.tokenizer.load(tmp_path).decode([258]) == "</s>"
     (tmp_path / "tokenizer.model").write_bytes(MODEL)
-    message = r"needed is one tokenizer .* found: tokenizer.model, tokenizer.json; give the path"
+    message = r"found the tokenizers tokenizer.model, tokenizer.json; .*; give the path"
     check_damaged(tmp_path, message)
     (tmp_path / "tokenizer.json").unlink()
-    check_damaged(tmp_path, r"found: tokenizer.model, vocab.json; give the path of one")
+    check_damaged(tmp_path, r"the tokenizers tokenizer.model, vocab.json; .*; give the path of one")
     (tmp_path / "merges.txt").unlink()
     (tmp_path / "tok512.bin").touch()
-    check_damaged(tmp_path, r"found: tok512.bin, tokenizer.model; give the path of one")
+    check_damaged(tmp_path, r"the tokenizers tok512.bin, tokenizer.model; .*; give the path of one")

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from simdformer.bench.contestants import TRANSFORMERS, Contestant, Missing, Way, optional, tensor
+from simdformer.checkpoints.huggingface_config import NAMES
 from simdformer.models import ModelConfig
-from simdformer.models.config import TENSOR_ALIASES
 from simdformer.types import Array
 
 __all__ = ["contestant", "load", "missing"]
@@ -40,21 +40,12 @@ def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
     theirs = make(**shape)
     with torch.device("meta"):
         model = library.AutoModelForCausalLM.from_config(theirs, dtype=torch.bfloat16)
-    names = {ours: name for name, ours in TENSOR_ALIASES["huggingface"].items()}
-    tensors = {their_name(names, name): tensor(array) for name, array in weights.items()}
+    tensors = {NAMES.theirs(name): tensor(array) for name, array in weights.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     rotary = model.model.rotary_emb  # its frequencies are computed, not loaded
     model.model.rotary_emb = type(rotary)(theirs)
     return model.eval()
-
-
-def their_name(names: Mapping[str, str], name: str) -> str:
-    """layers.3.wq -> model.layers.3.self_attn.q_proj.weight"""
-    parts = name.split(".")
-    if parts[0] != "layers":
-        return names[name]
-    return names[f"layers.{{}}.{parts[2]}"].replace("{}", parts[1])
 
 
 def contestant(model: Any, ids: Array, in_cache: int, checked_ids: Array) -> Contestant:

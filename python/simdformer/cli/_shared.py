@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from simdformer import _core
+from simdformer.checkpoints import FORMATS
 from simdformer.cli import _values as values
 from simdformer.cli._output import describe
 
@@ -139,7 +140,7 @@ def add_format(parser: argparse._ActionsContainer) -> None:
     """The option --format."""
     parser.add_argument(
         "--format",
-        choices=("meta", "huggingface", "minimind", "llama2.c"),
+        choices=[format.name for format in FORMATS],
         help="of the checkpoint, where MODEL holds several",
     )
 

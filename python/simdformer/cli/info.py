@@ -3,10 +3,10 @@
 import argparse
 
 import simdformer as sf
+from simdformer.checkpoints import Checkpoint, read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
-from simdformer.models import Checkpoint, read_checkpoint
 from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
 from simdformer.text.pretrained import find_tokenizer
 

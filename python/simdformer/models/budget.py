@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from simdformer.models.checkpoint import Tensor
 from simdformer.models.config import ModelConfig
-from simdformer.models.weights import Weights, weight_shapes
+from simdformer.models.weights import Tensor, Weights, weight_shapes
 
 __all__ = ["cache_bytes", "decode_bytes", "parameter_budget", "weight_bytes"]
 

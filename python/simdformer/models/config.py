@@ -5,82 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["ALIASES", "TENSOR_ALIASES", "ModelConfig", "canonical_tensor_name", "is_count"]
+from simdformer.arguments import is_whole, shown
 
-# What the formats call our fields. The canonical names are those of ModelConfig and are used
-# everywhere else.
-ALIASES: dict[str, dict[str, str]] = {
-    "llama2.c": {
-        "dim": "hidden_size",
-        "hidden_dim": "intermediate_size",
-        "n_layers": "num_layers",
-        "n_heads": "num_heads",
-        "n_kv_heads": "num_kv_heads",
-        "max_seq_len": "max_seq_len",
-        "vocab_size": "vocab_size",
-        "shared_classifier": "tie_embeddings",
-    },
-    "meta": {
-        "dim": "hidden_size",
-        "n_layers": "num_layers",
-        "n_heads": "num_heads",
-        "n_kv_heads": "num_kv_heads",
-        "vocab_size": "vocab_size",
-        "max_seq_len": "max_seq_len",
-        "norm_eps": "norm_eps",
-        "rope_theta": "rope_theta",
-    },
-    "huggingface": {
-        "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_dim",
-        "intermediate_size": "intermediate_size",
-        "vocab_size": "vocab_size",
-        "max_position_embeddings": "max_seq_len",
-        "rms_norm_eps": "norm_eps",
-        "tie_word_embeddings": "tie_embeddings",
-    },
-}
-
-# What the formats call our tensors; {} is the number of a layer.
-TENSOR_ALIASES: dict[str, dict[str, str]] = {
-    "meta": {
-        "tok_embeddings.weight": "embed",
-        "layers.{}.attention_norm.weight": "layers.{}.attn_norm",
-        "layers.{}.attention.wq.weight": "layers.{}.wq",
-        "layers.{}.attention.wk.weight": "layers.{}.wk",
-        "layers.{}.attention.wv.weight": "layers.{}.wv",
-        "layers.{}.attention.wo.weight": "layers.{}.wo",
-        "layers.{}.ffn_norm.weight": "layers.{}.mlp_norm",
-        "layers.{}.feed_forward.w1.weight": "layers.{}.gate",
-        "layers.{}.feed_forward.w3.weight": "layers.{}.up",
-        "layers.{}.feed_forward.w2.weight": "layers.{}.down",
-        "norm.weight": "final_norm",
-        "output.weight": "lm_head",
-    },
-    "huggingface": {
-        "model.embed_tokens.weight": "embed",
-        "model.layers.{}.input_layernorm.weight": "layers.{}.attn_norm",
-        "model.layers.{}.self_attn.q_proj.weight": "layers.{}.wq",
-        "model.layers.{}.self_attn.k_proj.weight": "layers.{}.wk",
-        "model.layers.{}.self_attn.v_proj.weight": "layers.{}.wv",
-        "model.layers.{}.self_attn.o_proj.weight": "layers.{}.wo",
-        "model.layers.{}.self_attn.q_proj.bias": "layers.{}.bq",
-        "model.layers.{}.self_attn.k_proj.bias": "layers.{}.bk",
-        "model.layers.{}.self_attn.v_proj.bias": "layers.{}.bv",
-        "model.layers.{}.self_attn.o_proj.bias": "layers.{}.bo",
-        "model.layers.{}.self_attn.q_norm.weight": "layers.{}.q_norm",
-        "model.layers.{}.self_attn.k_norm.weight": "layers.{}.k_norm",
-        "model.layers.{}.post_attention_layernorm.weight": "layers.{}.mlp_norm",
-        "model.layers.{}.mlp.gate_proj.weight": "layers.{}.gate",
-        "model.layers.{}.mlp.up_proj.weight": "layers.{}.up",
-        "model.layers.{}.mlp.down_proj.weight": "layers.{}.down",
-        "model.norm.weight": "final_norm",
-        "lm_head.weight": "lm_head",
-    },
-}
+__all__ = ["FieldError", "ModelConfig"]
 
 COUNTS = (
     "hidden_size",
@@ -93,6 +20,14 @@ COUNTS = (
     "max_seq_len",
 )
 SWITCHES = ("tie_embeddings", "qkv_bias", "wo_bias", "qk_norm")
+
+
+class FieldError(ValueError):
+    """A field of a ModelConfig that makes no sense: its name, its value, what is needed."""
+
+    def __init__(self, name: str, value: Any, needed: str) -> None:
+        super().__init__(f"ModelConfig: {name} is {shown(value)}, needed is {needed}")
+        self.name, self.value, self.needed = name, value, needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +76,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)
-            self._require(is_count(value), name, "a whole number > 0")
+            self._require(is_whole(value), name, "a whole number > 0")
         for name in SWITCHES:
             self._require(isinstance(getattr(self, name), bool), name, "True or False")
         self._require(
@@ -172,7 +107,7 @@ class ModelConfig:
             else (self.sliding_window,)
         )
         self._require(
-            all(window is None or is_count(window) for window in windows)
+            all(window is None or is_whole(window) for window in windows)
             and (not isinstance(self.sliding_window, tuple) or len(windows) == self.num_layers),
             "sliding_window",
             f"None, a whole number > 0, or a tuple of {self.num_layers} such (one a layer)",
@@ -186,39 +121,10 @@ class ModelConfig:
             else self.sliding_window
         )
 
-    @classmethod
-    def from_aliases(
-        cls, dialect: str, fields: Mapping[str, Any], **canonical: Any
-    ) -> "ModelConfig":
-        """A config from a format's own field names (see ALIASES), completed by canonical ones."""
-        names = ALIASES[dialect]
-        return cls(**{names[name]: value for name, value in fields.items()}, **canonical)
-
     def _require(self, right: bool, name: str, needed: str) -> None:
         if not right:
-            found = repr(getattr(self, name))[:120]
-            raise ValueError(f"ModelConfig: {name} is {found}, needed is {needed}")
-
-
-def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+            raise FieldError(name, getattr(self, name), needed)
 
 
 def is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def canonical_tensor_name(dialect: str, name: str) -> str:
-    """A tensor's name in ours; one that the dialect does not know in quotes, so that it is none.
-
-    >>> canonical_tensor_name("huggingface", "model.layers.3.self_attn.q_proj.weight")
-    'layers.3.wq'
-    """
-    parts = name.split(".")
-    at = parts.index("layers") + 1 if "layers" in parts[:2] else len(parts)
-    layer = parts[at] if at < len(parts) else ""
-    # "03" would be a second name of layer 3
-    if layer.isascii() and layer.isdigit() and (layer == "0" or layer[0] != "0"):
-        parts[at] = "{}"
-    alias = TENSOR_ALIASES[dialect].get(".".join(parts))
-    return repr(name) if alias is None else alias.replace("{}", layer)

@@ -24,11 +24,10 @@ from simdformer.functional import (
     swiglu,
 )
 from simdformer.models.cache import KVCache
-from simdformer.models.checkpoint import Tensor
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ForwardPass, checked_ids
 from simdformer.models.trace import Edit, Observer, see_attention
-from simdformer.models.weights import Weights, check_dtypes, check_weights
+from simdformer.models.weights import Tensor, Weights, check_dtypes, check_weights
 from simdformer.types import Array, DTypeLike, NumpyArrayLike
 
 __all__ = ["Transformer"]
@@ -50,8 +49,8 @@ class Transformer:
 
     Raises
     ------
-    CheckpointError
-        The weights do not fit the config. (It is a ValueError.)
+    ValueError
+        The weights do not fit the config.
     TypeError
         The kernels do not take weights of such a dtype beside such activations.
 
@@ -81,9 +80,32 @@ class Transformer:
         dtype: DTypeLike | None = None,
         activations: DTypeLike = "float32",
     ) -> None:
+        check_weights(config, weights)
+        self._prepare(config, weights, dtype, activations)
+
+    @classmethod
+    def of_fitting(
+        cls,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        *,
+        dtype: DTypeLike | None = None,
+        activations: DTypeLike = "float32",
+    ) -> "Transformer":
+        """The same of weights that are known to fit the config, as those of a Checkpoint are."""
+        model = object.__new__(cls)
+        model._prepare(config, weights, dtype, activations)
+        return model
+
+    def _prepare(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        dtype: DTypeLike | None,
+        activations: DTypeLike,
+    ) -> None:
         self.config = config
         self.activations: np.dtype[Any] = np.dtype(activations)
-        check_weights(config, weights)
         check_dtypes(weights, dtype, self.activations)
         self.weights = Weights.prepare(config, weights, dtype)
         self.inv_freq, self.attention_factor = rope_frequencies(

@@ -1,19 +1,30 @@
 """The tensors of a model: canonical names and shapes, the check against a config, packing."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import ml_dtypes
 import numpy as np
 
 from simdformer.functional import PackedWeight, pack
-from simdformer.models.checkpoint import CheckpointError, Tensor
 from simdformer.models.config import ModelConfig
 from simdformer.models.progress import Progress
 from simdformer.types import Array, DTypeLike
 
-__all__ = ["LayerWeights", "Weights", "check_dtypes", "check_weights", "weight_shapes"]
+__all__ = [
+    "LayerWeights",
+    "Misfit",
+    "Tensor",
+    "Weights",
+    "check_dtypes",
+    "check_weights",
+    "listed",
+    "misfits",
+    "weight_axes",
+    "weight_shapes",
+]
 
 BF16, F16, F32, F64 = FLOATS = tuple(
     np.dtype(kind) for kind in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64)
@@ -21,6 +32,21 @@ BF16, F16, F32, F64 = FLOATS = tuple(
 # What the kernels take beside activations of a dtype.
 BESIDE = {F32: (F32, BF16, F16), BF16: (BF16, F32), F16: (F16, F32), F64: (F64,)}
 LISTED = 4  # of each kind of complaint
+
+WIDTH, INNER, HEAD, VOCABULARY = "hidden_size", "intermediate_size", "head_dim", "vocab_size"
+Q_WIDTH, KV_WIDTH = f"num_heads * {HEAD}", f"num_kv_heads * {HEAD}"
+
+
+class Tensor(Protocol):
+    """An ndarray, or what becomes one when `np.asarray` asks (a tensor in a file)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __array__(self) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,33 +118,37 @@ class Weights:
             )
 
 
+def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Every tensor of a model of this config in the order of computation: its name, and for each
+    axis the field of the config, or the product of two, that says how long it is."""
+    layer: dict[str, tuple[str, ...]] = {"attn_norm": (WIDTH,)}
+    layer |= {"wq": (Q_WIDTH, WIDTH), "wk": (KV_WIDTH, WIDTH), "wv": (KV_WIDTH, WIDTH)}
+    if config.qkv_bias:
+        layer |= {"bq": (Q_WIDTH,), "bk": (KV_WIDTH,), "bv": (KV_WIDTH,)}
+    if config.qk_norm:
+        layer |= {"q_norm": (HEAD,), "k_norm": (HEAD,)}
+    layer |= {"wo": (WIDTH, Q_WIDTH)}
+    if config.wo_bias:
+        layer |= {"bo": (WIDTH,)}
+    layer |= {"mlp_norm": (WIDTH,)}
+    layer |= {"gate": (INNER, WIDTH), "up": (INNER, WIDTH), "down": (WIDTH, INNER)}
+
+    axes: dict[str, tuple[str, ...]] = {"embed": (VOCABULARY, WIDTH)}
+    for index in range(config.num_layers):
+        axes |= {f"layers.{index}.{name}": of_layer for name, of_layer in layer.items()}
+    axes["final_norm"] = (WIDTH,)
+    if not config.tie_embeddings:
+        axes["lm_head"] = (VOCABULARY, WIDTH)
+    return axes
+
+
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a model of this config, in the order of computation."""
-    width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
-    q_width, kv_width = config.num_heads * head, config.num_kv_heads * head
-    layer: dict[str, tuple[int, ...]] = {"attn_norm": (width,)}
-    layer |= {"wq": (q_width, width), "wk": (kv_width, width), "wv": (kv_width, width)}
-    if config.qkv_bias:
-        layer |= {"bq": (q_width,), "bk": (kv_width,), "bv": (kv_width,)}
-    if config.qk_norm:
-        layer |= {"q_norm": (head,), "k_norm": (head,)}
-    layer |= {"wo": (width, q_width)}
-    if config.wo_bias:
-        layer |= {"bo": (width,)}
-    layer |= {
-        "mlp_norm": (width,),
-        "gate": (inner, width),
-        "up": (inner, width),
-        "down": (width, inner),
+    sizes = {
+        axis: math.prod(getattr(config, field) for field in axis.split(" * "))
+        for axis in (WIDTH, INNER, HEAD, VOCABULARY, Q_WIDTH, KV_WIDTH)
     }
-
-    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, width)}
-    for index in range(config.num_layers):
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-    shapes["final_norm"] = (width,)
-    if not config.tie_embeddings:
-        shapes["lm_head"] = (config.vocab_size, width)
-    return shapes
+    return {name: tuple(sizes[axis] for axis in axes) for name, axes in weight_axes(config).items()}
 
 
 def check_dtypes(
@@ -137,42 +167,59 @@ def check_dtypes(
         )
 
 
-def check_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """CheckpointError that lists every tensor missing, left over, of a wrong shape or no floats
-    (the first few of each)."""
-    if config.num_layers > len(tensors):  # or the list of what is missing could be endless
-        found, needed = f"{len(tensors)} tensors", f"several for each of {config.num_layers} layers"
-        raise CheckpointError(
-            f"the tensors do not fit the config: found {found}, needed are {needed}",
-            found=found,
-            needed=needed,
-        )
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A tensor that is not as the config asks for: `what` is wrong, the shape found (None: there is
+    none), the shape needed (None: no such tensor is), and the dtype found."""
+
+    what: Literal["missing", "left over", "misshapen", "no floats"]
+    name: str
+    found: tuple[int, ...] | None = None
+    needed: tuple[int, ...] | None = None
+    dtype: np.dtype[Any] | None = None
+
+    def __str__(self) -> str:
+        if self.what == "misshapen":
+            return f"{self.name} {self.found}, needed {self.needed}"
+        return f"{self.name} {self.dtype or self.found or self.needed}"
+
+
+def misfits(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[Misfit]:
+    """Every tensor missing, left over, of a wrong shape or no floats. The config must not have more
+    layers than there are tensors: the list could be endless."""
     shapes = weight_shapes(config)
-    missing = [f"{name} {shape}" for name, shape in shapes.items() if name not in tensors]
-    left_over = [
-        f"{name[:120]} {np.shape(tensor)}" for name, tensor in tensors.items() if name not in shapes
-    ]
-    misshapen = [
-        f"{name} found {np.shape(tensors[name])}, needed {shape}"
-        for name, shape in shapes.items()
-        if name in tensors and np.shape(tensors[name]) != shape
-    ]
-    no_floats = [
-        f"{name} {tensors[name].dtype}"
-        for name in shapes
-        if name in tensors and tensors[name].dtype not in FLOATS
-    ]
-    wrong = [
-        f"{what}: {'; '.join(names[:LISTED])}"
-        + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
-        for what, names in (
-            ("missing", missing),
-            ("left over", left_over),
-            ("misshapen", misshapen),
-            ("no floats", no_floats),
+    found: list[Misfit] = []
+    for name, shape in shapes.items():
+        if name not in tensors:
+            found.append(Misfit("missing", name, needed=shape))
+            continue
+        if np.shape(tensors[name]) != shape:
+            found.append(Misfit("misshapen", name, np.shape(tensors[name]), shape))
+        if tensors[name].dtype not in FLOATS:
+            found.append(Misfit("no floats", name, dtype=tensors[name].dtype))
+    for name, tensor in tensors.items():
+        if name not in shapes:
+            found.append(Misfit("left over", name, np.shape(tensor)))
+    return found
+
+
+def listed(found: list[Misfit], told: Callable[[Misfit], str] = str) -> str:
+    """The misfits in one line, by kind; the first few of each."""
+    kinds = []
+    for what in ("missing", "left over", "misshapen", "no floats"):
+        of_kind = [misfit for misfit in found if misfit.what == what]
+        more = f" and {len(of_kind) - LISTED} more" if len(of_kind) > LISTED else ""
+        if of_kind:
+            kinds.append(f"{what}: {'; '.join(map(told, of_kind[:LISTED]))}{more}")
+    return ", ".join(kinds)
+
+
+def check_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError that lists what does not fit."""
+    if config.num_layers > len(tensors):
+        raise ValueError(
+            f"model: weights are {len(tensors)} tensors, needed are several for each of "
+            f"{config.num_layers} layers"
         )
-        if names
-    ]
-    if wrong:
-        found = ", ".join(wrong)
-        raise CheckpointError(f"the tensors do not fit the config: {found}", found=found)
+    if found := misfits(config, tensors):
+        raise ValueError(f"model: the weights do not fit the config: {listed(found)}")

@@ -10,14 +10,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from simdformer.models.checkpoint import Checkpoint, CheckpointError
-from simdformer.models.input_file import read_file
-from simdformer.models.json_file import read_object
+from simdformer.checkpoints.checkpoint import Checkpoint
+from simdformer.checkpoints.error import CheckpointError
 from simdformer.text import render_template
-from simdformer.text.huggingface_tokenizer import read_tokenizer_config
 from simdformer.text.tiktoken_tokenizer import TiktokenTokenizer
 from simdformer.text.tokenizer import Tokenizer
 
@@ -25,8 +22,7 @@ __all__ = ["ChatTemplate", "JinjaTemplate", "Llama3Template", "check_messages", 
 
 Message = Mapping[str, Any]
 
-# Published templates have up to 20 kB, take milliseconds and little memory.
-MAX_TEMPLATE = 1 << 20  # bytes
+# Published templates take milliseconds and little memory.
 MAX_TEXT = 4 << 20  # characters
 MAX_SECONDS = 10
 MAX_MEMORY = 1 << 30  # bytes of address space
@@ -68,8 +64,9 @@ class JinjaTemplate:
             answer = self._run(json.dumps(task))
         except (subprocess.SubprocessError, json.JSONDecodeError):
             raise CheckpointError(
-                f"{self.source}: the chat template did not end as it should; it may take at most "
-                f"{MAX_SECONDS} seconds and {MAX_MEMORY >> 20} MB"
+                "a chat template that did not end as it should",
+                f"one that takes at most {MAX_SECONDS} seconds and {MAX_MEMORY >> 20} MB",
+                file=self.source,
             ) from None
         if "missing" in answer:
             raise ImportError(
@@ -79,7 +76,7 @@ class JinjaTemplate:
             )
         if "text" not in answer:
             message = " ".join(str(answer.get("error")).split())[:300]
-            raise CheckpointError(f"{self.source}: the chat template failed: {message}")
+            raise CheckpointError(f"a chat template that failed: {message}", file=self.source)
         return str(answer["text"])
 
     def ids(
@@ -152,56 +149,10 @@ def check_messages(messages: Any) -> None:
 
 
 def find_template(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> ChatTemplate | None:
-    """The template of a checkpoint: chat_template.jinja, or the one in tokenizer_config.json (of
-    several the one named "default"), or chat_template.json; Llama 3's for Meta's format."""
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    if checkpoint.format == "meta":
-        return Llama3Template() if isinstance(tokenizer, TiktokenTokenizer) else None
-    if checkpoint.format == "llama2.c":
-        return None
-    config = read_tokenizer_config(folder)
-    tokens = {name: text for name in config if (text := token_text(config, name)) is not None}
-    source = folder / "chat_template.jinja"
-    if source.exists():
-        return JinjaTemplate(read_text(source), str(source), tokens)
-    source = folder / "tokenizer_config.json"
-    template = config.get("chat_template")
-    if template is None and (folder / "chat_template.json").exists():
-        source = folder / "chat_template.json"
-        template = read_object(source).get("chat_template")
-    if template is None:
-        return None
-    return JinjaTemplate(default_template(template, source), str(source), tokens)
-
-
-def default_template(template: Any, source: Path) -> str:
-    """A template, or of a list of {"name", "template"} the one named "default"."""
-    if isinstance(template, list):
-        named = {
-            entry.get("name"): entry.get("template")
-            for entry in template
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
-        }
-        template = named.get("default")
-    if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
-        raise CheckpointError(
-            f"{source}: chat_template is no text of at most {MAX_TEMPLATE} characters, and no list "
-            'of {"name": ..., "template": ...} with one named "default"',
-            file=source,
-        )
-    return template
-
-
-def read_text(file: Path) -> str:
-    data = read_file(file, MAX_TEMPLATE)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file}: is no UTF-8 ({error})", file=file) from None
-
-
-def token_text(config: Mapping[str, Any], name: str) -> str | None:
-    """The text of bos_token and its like: a string, or an object with `content`."""
-    value = config[name] if name.endswith("_token") else None
-    value = value.get("content") if isinstance(value, dict) else value
-    return value if isinstance(value, str) else None
+    """The template that a checkpoint has with it; Llama 3's where its format holds none."""
+    stored = checkpoint.format.chat_template(checkpoint.path)
+    if stored is not None:
+        return JinjaTemplate(stored.text, str(stored.file), stored.tokens)
+    if checkpoint.format.llama3_chat and isinstance(tokenizer, TiktokenTokenizer):
+        return Llama3Template()
+    return None

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from simdformer.checkpoints.error import CheckpointError
+
 __all__ = ["check_growth"]
 
 MAX_STEPS = 64  # published files have up to ten
@@ -24,7 +26,7 @@ UNKNOWN = 4  # of other steps; the longest UTF-8 of a character
 
 
 def check_growth(state: Mapping[str, Any]) -> None:
-    """ValueError for a tokenizer.json whose steps could make a text endlessly longer."""
+    """CheckpointError for a tokenizer.json whose steps could make a text endlessly longer."""
     before = steps_of(state, "normalizer", "normalizers")
     growth = math.prod(map(growth_of, before))
     before += steps_of(state, "pre_tokenizer", "pretokenizers")
@@ -36,15 +38,17 @@ def check_growth(state: Mapping[str, Any]) -> None:
         ("decoder", decoder, MAX_DECODED_GROWTH),
     ):
         if len(steps) > MAX_STEPS:
-            raise ValueError(f"{name}: {len(steps)} steps found, needed are at most {MAX_STEPS}")
+            raise CheckpointError(f"{len(steps)} steps in {name}", f"at most {MAX_STEPS}")
         if (worst := math.prod(map(growth_of, steps))) > most:
-            raise ValueError(
-                f"{name}: its steps can make a text {worst:.3g} times as long, needed is at most "
-                f"{most} times"
+            raise CheckpointError(
+                f"steps in {name} that can make a text {worst:.3g} times as long",
+                f"at most {most} times",
             )
     added = state.get("added_tokens") or []
     if sum(map(normalized_bytes, added)) * growth > MAX_ADDED:
-        raise ValueError("added_tokens: the normalizer can make them longer than memory")
+        raise CheckpointError(
+            "added_tokens that the normalizer can make longer than memory", "shorter ones"
+        )
 
 
 def steps_of(state: Mapping[str, Any], name: str, plural: str) -> list[Mapping[str, Any]]:
@@ -56,13 +60,13 @@ def steps_of(state: Mapping[str, Any], name: str, plural: str) -> list[Mapping[s
         if step is None:
             continue
         if not isinstance(step, dict) or not isinstance(step.get("type"), str):
-            raise ValueError(f"{name}: a step without a type")
+            raise CheckpointError(f"a step in {name} without a type", "one that has it")
         if step["type"] != "Sequence":
             steps.append(step)
         elif isinstance(inner := step.get(plural), list):
             waiting += inner
         else:
-            raise ValueError(f"{name}: a Sequence without {plural}")
+            raise CheckpointError(f"a Sequence in {name} without {plural}", "one that has them")
     return steps
 
 

@@ -9,56 +9,64 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError
-from simdformer.models.input_file import read_file
-from simdformer.models.json_file import parse_object, read_object
+from simdformer.checkpoints.error import CheckpointError
+from simdformer.checkpoints.files import parse_object, read_file
+from simdformer.checkpoints.huggingface_text import TokenizerConfig, read_tokenizer_config
 from simdformer.text.growth import check_growth
-from simdformer.text.pieces import (
-    PieceReader,
-    check_text,
-    optional_package,
-    told_in_one_line,
-)
-from simdformer.text.streaming import TextStream
+from simdformer.text.piece_tokenizer import PieceTokenizer
+from simdformer.text.pieces import optional_package, told_in_one_line
 from simdformer.text.vocab_merges import BYTE_OF_CHARACTER, END_OF_TEXT, from_vocab_and_merges
 
-__all__ = ["HuggingFaceTokenizer", "read_tokenizer_config"]
+__all__ = ["HuggingFaceTokenizer"]
 
 MAX_FILE = 128 << 20  # bytes; Gemma's has 33 MB
 BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(PieceTokenizer):
     """A `tokenizers.Tokenizer` with what its config says; `HuggingFaceTokenizer.load(path)` reads
     a tokenizer.json or a vocab.json, and the config beside it."""
 
-    def __init__(self, tokenizer: Any, config: Mapping[str, Any] | None = None) -> None:
-        config = config or {}
+    def __init__(
+        self,
+        tokenizer: Any,
+        config: TokenizerConfig,
+        file: Path,
+        files: Mapping[int, Path] | None = None,
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        self._tokenizer, self._file = tokenizer, file
         self._lock = threading.Lock()
         added = tokenizer.get_added_tokens_decoder()
-        self._pieces, strips = pieces_of(tokenizer)
-        self._pieces |= {id: token.content.encode() for id, token in added.items()}
+        pieces, strips = pieces_of(tokenizer)
+        pieces |= {id: token.content.encode() for id, token in added.items()}
 
-        self._front = ids_in_front(tokenizer)
+        front = ids_in_front(tokenizer)
         bos = named_token(tokenizer, config, "bos_token")
         eos = named_token(tokenizer, config, "eos_token")
-        self._bos_id = self._front[0] if bos is None and len(self._front) == 1 else bos
-        self._eos_ids = () if eos is None else (eos,)
-        add_bos = config.get("add_bos_token")
-        if add_bos is True and self._bos_id is None:
-            raise ValueError("add_bos_token is true, but there is no bos_token")
+        bos_id = front[0] if bos is None and len(front) == 1 else bos
+        add_bos = config.switch("add_bos_token")
+        if add_bos and bos_id is None:
+            raise config.wrong("add_bos_token", "false where there is no bos_token")
         if add_bos is not None:
-            self._front = [self._bos_id] if add_bos and self._bos_id is not None else []
-        self._special_ids = {id for id, token in added.items() if token.special}
-        self._special_ids |= {id for id in (bos, eos) if id is not None}
-        self._begins = {self._bos_id} if strips else None
+            front = [bos_id] if add_bos and bos_id is not None else []
+        special_ids = {id for id, token in added.items() if token.special}
+        special_ids |= {id for id in (bos, eos) if id is not None}
+        begins = {bos_id, *parts_begin_behind(tokenizer, pieces)} if strips else None
+        super().__init__(
+            pieces,
+            bos_id=bos_id,
+            eos_ids=() if eos is None else (eos,),
+            front=front,
+            special_ids=special_ids,
+            begins=begins,
+            files=files,
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "HuggingFaceTokenizer":
@@ -69,88 +77,58 @@ class HuggingFaceTokenizer:
         config = read_tokenizer_config(path.parent)
         if path.name == "vocab.json":
             with told_in_one_line(path):
-                tokenizer = from_vocab_and_merges(path, config)
+                tokenizer, added = from_vocab_and_merges(path, config)
                 if tokenizer.token_to_id(END_OF_TEXT) is not None:
-                    config = {"eos_token": END_OF_TEXT} | config
-                return cls(tokenizer, config)
+                    config = config.or_else("eos_token", END_OF_TEXT)
+                files = dict.fromkeys(added, config.files.get("added_tokens_decoder", path))
+                return cls(tokenizer, config, path, files)
         data = read_file(path, MAX_FILE)
         with told_in_one_line(path):
-            check_growth(parse_object(path, data))
-            return cls(package.Tokenizer.from_buffer(data), config)
+            state = parse_object(data)
+            check_growth(state)
+            tokenizer = package.Tokenizer.from_buffer(data)
+            check_ids(state, tokenizer)
+            return cls(tokenizer, config, path)
 
-    @property
-    def vocab_size(self) -> int:
-        return max(self._pieces, default=-1) + 1
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._bos_id
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self._eos_ids
-
-    def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
-        """Ids of a text. In front of them what the files say (`bos=None`), bos_id or nothing; an
-        end of text is never put behind them. With `special=True`, special tokens in the text count
-        as such.
-
-        ValueError for a lone surrogate, which no UTF-8 text has.
-        """
-        check_text(text)
-        front = self._front if bos is None else []
-        if bos:
-            if self._bos_id is None:
-                raise ValueError("encode: bos is True, but this tokenizer has no bos_id")
-            front = [self._bos_id]
-        with self._lock, told_in_one_line("encode"):
+    def _encode(self, text: str, special: bool) -> list[int]:
+        with self._lock, told_in_one_line(self._file, "a text that it cannot encode"):
             self._tokenizer.encode_special_tokens = not special
-            return [*front, *self._tokenizer.encode(text, add_special_tokens=False).ids]
-
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ids; `skip_special` leaves out the special tokens. Where encoding puts a
-        space in front of a text, it is taken away from the beginning, and behind a bos.
-
-        Ids past the vocabulary have no text; a negative one is an IndexError.
-        """
-        stream = TextStream(self._piece_reader(skip_special))
-        return "".join([*map(stream.put, ids), stream.flush()])
-
-    def stream(self) -> TextStream:
-        """Decodes ids one by one, special tokens left out."""
-        return TextStream(self._piece_reader(skip_special=True))
-
-    def _piece_reader(self, skip_special: bool) -> PieceReader:
-        return PieceReader(self._pieces, self._special_ids if skip_special else (), self._begins)
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json, and of special_tokens_map.json what that leaves open; {} when there
-    is neither."""
-    config: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (directory / name).exists():
-            config |= read_object(directory / name)
-    add_bos = config.get("add_bos_token")
-    if not isinstance(add_bos, bool | None):
-        raise CheckpointError(
-            f"{directory / 'tokenizer_config.json'}: add_bos_token is {add_bos!r}, needed is true "
-            "or false"
-        )
-    return config
+def check_ids(state: Mapping[str, Any], tokenizer: Any) -> None:
+    """CheckpointError for a token whose id is not the one that the file gives it: the package
+    counts added tokens on from its vocabulary, whatever the file says."""
+    for token in state.get("added_tokens") or []:
+        id, content = token["id"], token["content"]
+        found = tokenizer.token_to_id(content)
+        if found != id:
+            raise CheckpointError(
+                f"the added token {content[:40]!r} with the id {id}",
+                f"{found}, the next one: added tokens follow the vocabulary without gaps",
+            )
 
 
-def named_token(tokenizer: Any, config: Mapping[str, Any], name: str) -> int | None:
-    """The id of the token that the config calls `name`: a string, or an object with `content`."""
-    token = config.get(name)
-    if isinstance(token, dict):
-        token = token.get("content")
-    if token is None:
+def named_token(tokenizer: Any, config: TokenizerConfig, name: str) -> int | None:
+    """The id of the token that the config calls `name`."""
+    text = config.token(name)
+    if text is None:
         return None
-    id = tokenizer.token_to_id(token) if isinstance(token, str) else None
+    id = tokenizer.token_to_id(text)
     if id is None:
-        raise ValueError(f"{name} is {token!r} in the config, which is no token of this tokenizer")
+        raise config.wrong(name, "a token of this tokenizer")
     return int(id)
+
+
+def parts_begin_behind(tokenizer: Any, pieces: Mapping[int, bytes]) -> list[int]:
+    """The special tokens behind which encoding begins a text anew, with a space in front."""
+    tokenizer.encode_special_tokens = False
+    begins = []
+    for id, token in tokenizer.get_added_tokens_decoder().items():
+        ids = tokenizer.encode(token.content + "a", add_special_tokens=False).ids
+        if len(ids) > 1 and ids[0] == id and pieces[ids[1]].startswith(b" "):
+            begins.append(id)
+    return begins
 
 
 def ids_in_front(tokenizer: Any) -> list[int]:
@@ -164,7 +142,7 @@ def ids_in_front(tokenizer: Any) -> list[int]:
 
 def pieces_of(tokenizer: Any) -> tuple[dict[int, bytes], bool]:
     """The bytes of every token of the model, and whether encoding puts a space in front of a text
-    that decoding takes away. ValueError for a decoder that is none of the two usual kinds."""
+    that decoding takes away. CheckpointError for a decoder that is none of the two usual kinds."""
     state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
     steps = state.get("decoders", []) if state.get("type") == "Sequence" else [state]
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
@@ -187,12 +165,14 @@ def pieces_of(tokenizer: Any) -> tuple[dict[int, bytes], bool]:
             fused = True
         elif kind == "Strip" and fused and (step["content"], step["stop"]) == (" ", 0):
             if step["start"] not in (0, 1):
-                raise ValueError(f"decoder Strip takes {step['start']} spaces, needed is 0 or 1")
+                raise CheckpointError(
+                    f"a decoder Strip that takes {step['start']} spaces", "one that takes 0 or 1"
+                )
             strips = strips or step["start"] == 1
         else:
-            raise ValueError(
-                f"decoder {kind or 'none'} in {[step.get('type') for step in steps]} is not known "
-                "here; known are ByteLevel, and Replace, ByteFallback, Fuse, Strip or Metaspace"
+            raise CheckpointError(
+                f"decoder {kind or 'none'} in {[step.get('type') for step in steps]}",
+                "ByteLevel, or Replace, ByteFallback, Fuse, Strip or Metaspace",
             )
 
     def piece(token: str) -> bytes:

@@ -11,16 +11,13 @@ equals, until there are none.
 
 import heapq
 import math
-import operator
 import os
 import re
 import struct
-from collections.abc import Iterable
 
-from simdformer.models.checkpoint import CheckpointError
-from simdformer.models.input_file import read_file
-from simdformer.text.pieces import check_text
-from simdformer.text.streaming import TextStream
+from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.files import read_file
+from simdformer.text.piece_tokenizer import PieceTokenizer
 
 __all__ = ["Llama2cTokenizer"]
 
@@ -34,7 +31,7 @@ SPECIAL_PATTERN = re.compile("(</?s>)")
 ENTRY = struct.Struct("<fi")
 
 
-class Llama2cTokenizer:
+class Llama2cTokenizer(PieceTokenizer):
     """Pieces (bytes) and scores by id; read from a file with `Llama2cTokenizer.load(path)`.
 
     >>> pieces = [b"<unk>", b"<s>", b"</s>"] + [b"<0x%02X>" % byte for byte in range(256)]
@@ -50,16 +47,14 @@ class Llama2cTokenizer:
         if len(pieces) != len(scores):
             raise ValueError(f"tokenizer: {len(pieces)} pieces, but {len(scores)} scores")
         if len(pieces) < FIRST_PIECE:
-            raise ValueError(
-                f"tokenizer: {len(pieces)} tokens found, needed are at least {FIRST_PIECE} "
-                "(special ones and bytes)"
+            raise CheckpointError(
+                f"{len(pieces)} tokens", f"at least {FIRST_PIECE} (special ones and bytes)"
             )
         for byte in range(256):
             if pieces[FIRST_BYTE + byte] != b"<0x%02X>" % byte:
-                raise ValueError(
-                    f"tokenizer: token {FIRST_BYTE + byte} is {pieces[FIRST_BYTE + byte]!r}, "
-                    "needed is "
-                    f"{b'<0x%02X>' % byte!r}: ids 3 to 258 stand for the bytes"
+                raise CheckpointError(
+                    f"{pieces[FIRST_BYTE + byte]!r} as token {FIRST_BYTE + byte}",
+                    f"{b'<0x%02X>' % byte!r}: ids 3 to 258 stand for the bytes",
                 )
         self._scores = scores
         self._bytes = [
@@ -72,62 +67,37 @@ class Llama2cTokenizer:
         self._ids: dict[bytes, int] = {}
         for id in range(FIRST_PIECE, len(pieces)):
             self._ids.setdefault(pieces[id], id)
+        super().__init__(
+            dict(enumerate(self._bytes)),
+            bos_id=BOS,
+            # Training texts stand one behind the other, each begun by bos: a new bos ends a text as
+            # well.
+            eos_ids=(BOS, EOS),
+            front=[BOS],
+            special_ids=range(NUM_SPECIAL),
+            begins=[BOS],
+            unspaced=range(FIRST_BYTE, FIRST_PIECE) if b" " in self._ids else (),
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Llama2cTokenizer":
         """Reads a `tokenizer.bin`. FileNotFoundError, or CheckpointError for a file that cannot be
         one."""
         data = read_file(path, MAX_FILE)
-        try:
+        with told_of(path, advice="is this a tokenizer of llama2.c?"):
             return cls(*parse(data))
-        except ValueError as error:
-            raise CheckpointError(
-                f"{os.fspath(path)}: {error}; is this a tokenizer of llama2.c?"
-            ) from None
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self._bytes)
-
-    @property
-    def bos_id(self) -> int:
-        return BOS
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        # Training texts stand one behind the other, each begun by bos: a new bos ends a text as
-        # well.
-        return (BOS, EOS)
-
-    def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
-        """Ids of a text, bos in front unless `bos=False`; with `special=True`, "<s>" and "</s>" in
-        it count as such.
-
-        ValueError for a lone surrogate, which no UTF-8 text has.
-        """
-        check_text(text)
-        ids = [] if bos is False else [BOS]
-        # Every other part is a special token. Only the text's beginning gets the space in front.
+    def _encode(self, text: str, special: bool) -> list[int]:
+        """Every text gets a space in front: the whole, and what follows a "<s>" in it."""
+        ids: list[int] = []
+        begins = True
         for index, part in enumerate(SPECIAL_PATTERN.split(text) if special else [text]):
             if index % 2:
                 ids.append(SPECIAL[part])
+                begins = SPECIAL[part] == BOS
             elif part:
-                ids += self._encode_plain(part if index else " " + part)
+                ids += self._encode_plain(" " + part if begins else part)
         return ids
-
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ids. The space that encoding puts in front of a text is taken away behind a
-        bos.
-
-        `skip_special` leaves out "<unk>", "<s>" and "</s>". Ids past the vocabulary have no text; a
-        negative one is an IndexError.
-        """
-        stream = TextStream(self._piece_reader(skip_special))
-        return "".join([*map(stream.put, ids), stream.flush()])
-
-    def stream(self) -> TextStream:
-        """Decodes ids one by one, special tokens left out."""
-        return TextStream(self._piece_reader(skip_special=True))
 
     def _encode_plain(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -168,57 +138,32 @@ class Llama2cTokenizer:
             propose(left)
         return [id for id in ids if id >= 0]
 
-    def _piece_reader(self, skip_special: bool) -> "PieceReader":
-        return PieceReader(self._bytes, skip_special)
-
-
-class PieceReader:
-    """id -> bytes, which depend on the id before in one case: the first piece behind a bos loses
-    its space."""
-
-    def __init__(self, pieces: list[bytes], skip_special: bool) -> None:
-        self._pieces = pieces
-        self._skip_special = skip_special
-        self._previous = -1
-
-    def __call__(self, id: int) -> bytes:
-        id = operator.index(id)
-        if id < 0:
-            raise IndexError(f"decode: id is {id}, needed is an id >= 0")
-        previous, self._previous = self._previous, id
-        if id >= len(self._pieces) or (self._skip_special and id < NUM_SPECIAL):
-            return b""
-        piece = self._pieces[id]
-        return (
-            piece[1:] if previous == BOS and id >= FIRST_PIECE and piece.startswith(b" ") else piece
-        )
-
 
 def parse(data: bytes) -> tuple[list[bytes], list[float]]:
-    """Pieces and scores of a tokenizer file; ValueError in one line when a length does not fit."""
+    """Pieces and scores of a tokenizer file; CheckpointError when a length does not fit."""
     if len(data) < 4:
-        raise ValueError(f"{len(data)} bytes found, needed are at least 4")
+        raise CheckpointError(f"{len(data)} bytes", "at least 4")
     (longest,) = struct.unpack_from("<i", data)
     pieces: list[bytes] = []
     scores: list[float] = []
     at = 4
     while at < len(data):
         if at + ENTRY.size > len(data):
-            raise ValueError(
-                f"token {len(pieces)} at byte {at}: the file ends in its score and length"
+            raise CheckpointError(
+                f"the end of the file in the score and length of token {len(pieces)} at byte {at}"
             )
         score, length = ENTRY.unpack_from(data, at)
         at += ENTRY.size
         if not 0 < length <= longest:
-            raise ValueError(
-                f"token {len(pieces)} at byte {at}: length {length} found, needed is 1 to {longest}"
+            raise CheckpointError(
+                f"the length {length} of token {len(pieces)} at byte {at}", f"1 to {longest}"
             )
         if at + length > len(data):
-            raise ValueError(
-                f"token {len(pieces)} at byte {at}: {length} bytes needed, {len(data) - at} found"
+            raise CheckpointError(
+                f"{len(data) - at} bytes of token {len(pieces)} at byte {at}", f"{length}"
             )
         if not math.isfinite(score):
-            raise ValueError(f"token {len(pieces)}: score {score} found, needed is a finite number")
+            raise CheckpointError(f"the score {score} of token {len(pieces)}", "a finite number")
         pieces.append(data[at : at + length])
         scores.append(score)
         at += length

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError
+from simdformer.checkpoints.error import CheckpointError
 
 __all__ = ["PieceReader", "check_text", "optional_package", "told_in_one_line"]
 
@@ -33,6 +33,7 @@ class PieceReader:
     skipped : ids that give nothing
     begins : ids behind which a text begins, where the space that encoding put there is taken away;
         None when encoding puts none. A reader begins with the beginning of a text.
+    unspaced : ids of spaces that encoding never puts there
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class PieceReader:
         pieces: Mapping[int, bytes],
         skipped: Collection[int] = (),
         begins: Collection[int | None] | None = None,
+        unspaced: Collection[int] = (),
     ) -> None:
         self._pieces = pieces
         self._skipped = skipped
         self._begins = None if begins is None else {None, *begins}
+        self._unspaced = unspaced
         self._previous: int | None = None
 
     def __call__(self, id: int) -> bytes:
@@ -54,7 +57,7 @@ class PieceReader:
         if id in self._skipped:
             return b""
         piece = self._pieces.get(id, b"")
-        if self._begins is not None and previous in self._begins:
+        if self._begins is not None and previous in self._begins and id not in self._unspaced:
             return piece.removeprefix(b" ")
         return piece
 
@@ -71,14 +74,16 @@ def optional_package(name: str, what: str) -> Any:
 
 
 @contextmanager
-def told_in_one_line(where: str | os.PathLike[str], what: str = "") -> Iterator[None]:
-    """Whatever goes wrong inside becomes a CheckpointError: where, what, and the rest in brackets.
-    A panic of a package in Rust is no Exception, only a BaseException."""
+def told_in_one_line(file: str | os.PathLike[str], what: str = "") -> Iterator[None]:
+    """Whatever goes wrong inside becomes a CheckpointError of that file: what, and the rest in
+    brackets. A panic of a package in Rust is no Exception, only a BaseException."""
     try:
         yield
-    except (CheckpointError, ImportError, OSError, MemoryError, KeyboardInterrupt, SystemExit):
+    except CheckpointError as error:
+        error.file = error.file or os.fspath(file)
+        raise
+    except (ImportError, OSError, MemoryError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         message = (" ".join(str(error).split()) or type(error).__name__)[:300]
-        told = f"{what} ({message})" if what else message
-        raise CheckpointError(f"{os.fspath(where)}: {told}") from None
+        raise CheckpointError(f"{what} ({message})" if what else message, file=file) from None

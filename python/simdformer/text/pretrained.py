@@ -5,8 +5,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from simdformer.arguments import read_whole
+from simdformer.checkpoints.checkpoint import Checkpoint
+from simdformer.checkpoints.error import CheckpointError
+from simdformer.checkpoints.formats import read_checkpoint
 from simdformer.checkpoints.locate import locate
-from simdformer.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from simdformer.models.transformer import Transformer
 from simdformer.text import tokenizer as tokenizers
 from simdformer.text.chat import find_template
@@ -58,6 +61,8 @@ def from_pretrained(
     ------
     FileNotFoundError
         There is no such path; for "Owner/Name" the message tells how to download it.
+    ValueError
+        There is no such format, or `max_seq_len` is no number > 0 that a computer can count to.
     CheckpointError
         A file is damaged, of another format, or does not fit the model. (It is a ValueError.)
 
@@ -67,6 +72,8 @@ def from_pretrained(
     (3, 1024)
     >>> text = model.generate("Once upon a time", max_new_tokens=9)
     """
+    if max_seq_len is not None:
+        max_seq_len = read_whole("from_pretrained", "max_seq_len", max_seq_len)
     checkpoint = read_checkpoint(locate(path), format, config)
     model = checkpoint.config
     if max_seq_len is not None:
@@ -80,7 +87,7 @@ def from_pretrained(
     elif isinstance(tokenizer, str | os.PathLike):
         tokenizer = load_tokenizer(tokenizer, checkpoint)
     return LanguageModel(
-        Transformer(model, checkpoint.weights, dtype=dtype, activations=activations),
+        Transformer.of_fitting(model, checkpoint.weights, dtype=dtype, activations=activations),
         tokenizer if missing is None else missing,
         eos_ids=checkpoint.eos_ids,
         chat_template=find_template(checkpoint, tokenizer),
@@ -88,26 +95,33 @@ def from_pretrained(
 
 
 def find_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer beside a checkpoint. llama2.c's are many, so it is the one that has as many
-    tokens as the model; usual names come first."""
-    there = tokenizers.candidates(checkpoint.path, checkpoint.format)
-    if checkpoint.format != "llama2.c":
+    """The tokenizer beside a checkpoint: the first; where the format asks for its whole vocabulary,
+    the first that has it."""
+    there = checkpoint.format.tokenizer_files(checkpoint)
+    if not checkpoint.format.whole_vocabulary:
         return load_tokenizer(there[0], checkpoint) if there else None
-    vocab_size = checkpoint.config.vocab_size
-    names = (f"tok{vocab_size}.bin", "tokenizer.bin")
-    there.sort(key=lambda file: names.index(file.name) if file.name in names else len(names))
+    needed = checkpoint.config.vocab_size
     loaded = map(tokenizers.load, there)
-    return next((tokenizer for tokenizer in loaded if tokenizer.vocab_size == vocab_size), None)
+    return next((tokenizer for tokenizer in loaded if tokenizer.vocab_size == needed), None)
 
 
 def load_tokenizer(file: str | os.PathLike[str], checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer in a file. CheckpointError when it cannot be the model's; a model may have more
-    tokens than its tokenizer (a padded vocabulary), except for llama2.c."""
+    """The tokenizer in a file. CheckpointError when it cannot be the model's."""
     tokenizer = tokenizers.load(file)
     found, needed = tokenizer.vocab_size, checkpoint.config.vocab_size
-    if found > needed or (found < needed and checkpoint.format == "llama2.c"):
+    if found > needed:
+        last = tokenizer.decode([found - 1])
         raise CheckpointError(
-            f"{os.fspath(file)}: {found} tokens found, needed are the {needed} of "
-            f"{checkpoint.path}; give the tokenizer of this model"
+            f"the token {last[:40]!r} with the id {found - 1}",
+            f"at most {needed - 1}: {checkpoint.path} has {needed} tokens",
+            file=tokenizer.files.get(found - 1, file),
+            advice="give the tokenizer of this model",
+        )
+    if found < needed and checkpoint.format.whole_vocabulary:
+        raise CheckpointError(
+            f"{found} tokens",
+            f"the {needed} of {checkpoint.path}",
+            file=file,
+            advice="give the tokenizer of this model",
         )
     return tokenizer

@@ -10,14 +10,14 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError
-from simdformer.models.input_file import read_file
-from simdformer.text.pieces import PieceReader, check_text, optional_package
-from simdformer.text.streaming import TextStream
+from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.files import read_file
+from simdformer.text.piece_tokenizer import PieceTokenizer
+from simdformer.text.pieces import optional_package
 
 __all__ = ["TiktokenTokenizer"]
 
@@ -34,6 +34,7 @@ NAMED = {
     7: "<|end_header_id|>",
     9: "<|eot_id|>",
 }
+ENDS = ("<|end_of_text|>", "<|eot_id|>")
 
 # Llama 3 cuts a text as well where it gets too long for the regular expression: after so many
 # characters, and after so many that are all white space or all not.
@@ -46,7 +47,7 @@ MAX_TOKEN_SIZE = 1024  # bytes; Llama 3's longest has 128
 LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (0|[1-9][0-9]{0,8})")
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(PieceTokenizer):
     """Tokens (bytes) by id, behind them Llama 3's special ones; `TiktokenTokenizer.load(path)`
     reads a file. Only `encode` needs the package tiktoken.
 
@@ -60,43 +61,34 @@ class TiktokenTokenizer:
     def __init__(self, tokens: list[bytes]) -> None:
         ranks = {token: rank for rank, token in enumerate(tokens)}
         if len(ranks) != len(tokens):
-            raise ValueError(f"tokenizer: {len(tokens) - len(ranks)} tokens appear twice")
+            raise CheckpointError(f"{len(tokens) - len(ranks)} tokens twice", "each once")
         missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
         if missing:
-            raise ValueError(
-                f"tokenizer: {len(missing)} of the 256 single bytes are no tokens, the first is "
-                f"byte {missing[0]}; any text needs them"
+            raise CheckpointError(
+                f"no tokens for {len(missing)} of the 256 single bytes, the first is byte "
+                f"{missing[0]}",
+                "all of them, because any text may need them",
             )
         self._ranks = ranks
         self._special = {
             name: len(tokens) + index for index, name in enumerate(special_token_names())
         }
-        self._special_ids = range(len(tokens), len(tokens) + NUM_SPECIAL)
-        self._pieces = dict(enumerate([*tokens, *(name.encode() for name in self._special)]))
+        bos = self._special["<|begin_of_text|>"]
+        super().__init__(
+            dict(enumerate([*tokens, *(name.encode() for name in self._special)])),
+            bos_id=bos,
+            eos_ids=tuple(self._special[name] for name in ENDS),
+            front=[bos],
+            special_ids=range(len(tokens), len(tokens) + NUM_SPECIAL),
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "TiktokenTokenizer":
         """Reads a `tokenizer.model`. FileNotFoundError, or CheckpointError for a file that cannot
         be one."""
         data = read_file(path, MAX_FILE)
-        try:
+        with told_of(path, advice="download the file again"):
             return cls(parse(data))
-        except ValueError as error:
-            raise CheckpointError(
-                f"{os.fspath(path)}: {error}; download the file again", file=path
-            ) from None
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def bos_id(self) -> int:
-        return self._special["<|begin_of_text|>"]
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return (self._special["<|end_of_text|>"], self._special["<|eot_id|>"])
 
     @cached_property
     def _encoding(self) -> Any:
@@ -108,31 +100,11 @@ class TiktokenTokenizer:
             special_tokens=self._special,
         )
 
-    def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
-        """Ids of a text, bos in front unless `bos=False`; with `special=True`, names of special
-        tokens in it count as such.
-
-        ValueError for a lone surrogate, which no UTF-8 text has.
-        """
-        check_text(text)
-        allowed = set(self._special) if special else set()
-        ids = [] if bos is False else [self.bos_id]
+    def _encode(self, text: str, special: bool) -> list[int]:
+        allowed, ids = set(self._special) if special else set(), []
         for portion in portions(text):
             ids += self._encoding.encode(portion, allowed_special=allowed, disallowed_special=())
         return ids
-
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ids; `skip_special` leaves out the special tokens. Ids past the vocabulary
-        have no text; a negative one is an IndexError."""
-        stream = TextStream(self._piece_reader(skip_special))
-        return "".join([*map(stream.put, ids), stream.flush()])
-
-    def stream(self) -> TextStream:
-        """Decodes ids one by one, special tokens left out."""
-        return TextStream(self._piece_reader(skip_special=True))
-
-    def _piece_reader(self, skip_special: bool) -> PieceReader:
-        return PieceReader(self._pieces, self._special_ids if skip_special else ())
 
 
 def special_token_names() -> list[str]:
@@ -156,36 +128,38 @@ def portions(text: str) -> Iterator[str]:
 
 
 def parse(data: bytes) -> list[bytes]:
-    """The tokens of a file by id; ValueError in one line that names the line in the file."""
+    """The tokens of a file by id; CheckpointError that names the line in the file."""
     lines = data.removesuffix(b"\n").split(b"\n")
     if len(lines) > MAX_TOKENS:
-        raise ValueError(f"{len(lines)} lines found, needed are at most {MAX_TOKENS}")
+        raise CheckpointError(f"{len(lines)} lines", f"at most {MAX_TOKENS}")
     tokens: list[bytes] = []
     first_line: dict[bytes, int] = {}
     for number, line in enumerate(lines, start=1):
         match = LINE.fullmatch(line)
         if match is None:
             shown = line[:40] + (b"..." if len(line) > 40 else b"")
-            raise ValueError(
-                f"line {number}: found {shown!r}, needed are a token in base64, a space, its rank"
+            raise CheckpointError(
+                f"{shown!r} in line {number}", "a token in base64, a space, its rank"
             )
         if int(match[2]) != number - 1:
-            raise ValueError(
-                f"line {number}: rank {int(match[2])} found, needed is {number - 1}: ranks count "
-                "up from 0 without gaps"
+            raise CheckpointError(
+                f"rank {int(match[2])} in line {number}",
+                f"{number - 1}: ranks count up from 0 without gaps",
             )
         try:
             token = base64.b64decode(match[1], validate=True)
         except binascii.Error as error:
-            raise ValueError(f"line {number}: the token is no base64 ({error})") from None
+            raise CheckpointError(
+                f"a token in line {number} that is no base64 ({error})", "base64"
+            ) from None
         if len(token) > MAX_TOKEN_SIZE:
-            raise ValueError(
-                f"line {number}: token of {len(token)} bytes found, needed are at most "
-                f"{MAX_TOKEN_SIZE}"
+            raise CheckpointError(
+                f"a token of {len(token)} bytes in line {number}", f"at most {MAX_TOKEN_SIZE}"
             )
         if first_line.setdefault(token, number) != number:
-            raise ValueError(
-                f"line {number}: the token {token!r} stands in line {first_line[token]} already"
+            raise CheckpointError(
+                f"the token {token!r} in line {number} and in line {first_line[token]}",
+                "each token once",
             )
         tokens.append(token)
     return tokens

@@ -7,15 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from simdformer.models.checkpoint import CheckpointError
-from simdformer.models.input_file import InputFile
-from simdformer.text.huggingface_tokenizer import HuggingFaceTokenizer, read_tokenizer_config
+from simdformer.checkpoints.error import CheckpointError
+from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.huggingface_text import read_tokenizer_config
+from simdformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from simdformer.text.llama2c_tokenizer import Llama2cTokenizer
+from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from simdformer.text.streaming import TextStream
 from simdformer.text.tiktoken_tokenizer import TiktokenTokenizer
 
-__all__ = ["Tokenizer", "candidates", "load"]
+__all__ = ["Tokenizer", "load"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\n")
@@ -51,7 +53,7 @@ class Tokenizer(Protocol):
         character."""
 
 
-def load(path: str | os.PathLike[str]) -> Tokenizer:
+def load(path: str | os.PathLike[str]) -> PieceTokenizer:
     """Reads a tokenizer: a file, or a directory that holds one.
 
     tokenizer.json              Hugging Face; bos_token, eos_token, add_bos_token are taken from the
@@ -76,7 +78,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     if beginning.startswith(b"{"):
         return HuggingFaceTokenizer.load(file)
     if beginning.startswith(b"\n"):  # the first field of sentencepiece's message: a piece
-        add_bos = read_tokenizer_config(file.parent).get("add_bos_token")
+        add_bos = read_tokenizer_config(file.parent).switch("add_bos_token")
         return SentencePieceTokenizer.load(file, add_bos)
     if file.suffix == ".model" or TIKTOKEN_LINE.match(beginning):
         return TiktokenTokenizer.load(file)
@@ -94,13 +96,11 @@ def only_tokenizer(directory: Path) -> Path:
     elif {"vocab.json", "merges.txt"} <= there:
         found.append("vocab.json")
     if len(found) != 1:
-        names = ", ".join(found) or "none"
         raise CheckpointError(
-            f"{directory}: needed is one tokenizer (tokenizer.json, vocab.json with merges.txt, "
-            f"tokenizer.model or tok*.bin), found: {names}; give the path of one",
+            f"the tokenizers {', '.join(found) or 'none'}",
+            "one (tokenizer.json, vocab.json with merges.txt, tokenizer.model or tok*.bin)",
             file=directory,
-            found=names,
-            needed="one tokenizer",
+            advice="give the path of one",
         )
     return directory / found[0]
 
@@ -110,15 +110,3 @@ def is_same_as_json(directory: Path, there: set[str]) -> bool:
     in Hugging Face's directories of Llama 2 and Mistral."""
     beginning = InputFile(directory / "tokenizer.model").read(0, 1)
     return "tokenizer.json" in there and beginning == b"\n"
-
-
-def candidates(checkpoint: Path, format: str) -> list[Path]:
-    """The files beside a checkpoint that hold the tokenizers of its format, the preferred first."""
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    if format == "llama2.c":
-        return sorted(set(folder.glob("tok*.bin")) - {checkpoint})
-    of_meta, of_huggingface = ["tokenizer.model"], ["tokenizer.json"]
-    if (folder / "merges.txt").exists():
-        of_huggingface.append("vocab.json")
-    names = of_meta if format == "meta" else of_huggingface + of_meta
-    return [folder / name for name in names if (folder / name).exists()]

@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simdformer.models.checkpoint import CheckpointError
-from simdformer.models.input_file import read_file
-from simdformer.models.json_file import read_object
+from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.files import read_file, read_object
+from simdformer.checkpoints.huggingface_text import TokenizerConfig
 from simdformer.text.pieces import optional_package
 
 __all__ = ["BYTE_OF_CHARACTER", "END_OF_TEXT", "from_vocab_and_merges"]
@@ -34,9 +34,9 @@ QWEN2_SPLIT = (
 END_OF_TEXT = "<|endoftext|>"  # of both families, where no file says another
 
 
-def from_vocab_and_merges(vocab_file: Path, config: Mapping[str, Any]) -> Any:
+def from_vocab_and_merges(vocab_file: Path, config: TokenizerConfig) -> tuple[Any, range]:
     """The `tokenizers.Tokenizer` of a vocab.json and the merges.txt beside it, of the class that
-    the tokenizer's config or the model's names."""
+    the tokenizer's config or the model's names; and the ids that the config adds."""
     package = optional_package("tokenizers", f"Reading {vocab_file}")
     family = family_of(vocab_file.parent, config)
     vocabulary = read_vocabulary(vocab_file)
@@ -56,11 +56,12 @@ def from_vocab_and_merges(vocab_file: Path, config: Mapping[str, Any]) -> Any:
         tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     if END_OF_TEXT in vocabulary:
         tokenizer.add_special_tokens([END_OF_TEXT])
-    add_tokens(tokenizer, config, vocab_file.with_name("tokenizer_config.json"))
-    return tokenizer
+    with told_of(config.files.get("added_tokens_decoder", vocab_file)):
+        add_tokens(tokenizer, config)
+    return tokenizer, range(len(vocabulary), tokenizer.get_vocab_size(with_added_tokens=True))
 
 
-def family_of(directory: Path, config: Mapping[str, Any]) -> str:
+def family_of(directory: Path, config: TokenizerConfig) -> str:
     """How a text is cut: "gpt2" or "qwen2"."""
     name = config.get("tokenizer_class")
     if name is None and (directory / "config.json").exists():
@@ -70,12 +71,10 @@ def family_of(directory: Path, config: Mapping[str, Any]) -> str:
         family = "qwen2"  # all of them, up to Qwen3
     if family not in ("gpt2", "qwen2"):
         raise CheckpointError(
-            f"{directory}: vocab.json and merges.txt of the class {name!r} found, needed is "
-            "GPT2Tokenizer or Qwen2Tokenizer as tokenizer_class in tokenizer_config.json; "
-            "or a tokenizer.json",
+            f"vocab.json and merges.txt of the class {name!r}",
+            "GPT2Tokenizer or Qwen2Tokenizer as tokenizer_class in tokenizer_config.json; or a "
+            "tokenizer.json",
             file=directory,
-            found=str(name),
-            needed="GPT2Tokenizer or Qwen2Tokenizer",
         )
     return family
 
@@ -85,15 +84,17 @@ def read_vocabulary(file: Path) -> dict[str, int]:
     ids = list(vocabulary.values())
     if any(type(id) is not int for id in ids) or sorted(ids) != list(range(len(ids))):
         raise CheckpointError(
-            f"{file}: {len(ids)} tokens, but their ids are not the numbers 0 to {len(ids) - 1}, "
-            "each once; download it again",
+            f"{len(ids)} tokens with other ids",
+            f"the numbers 0 to {len(ids) - 1}, each once",
             file=file,
+            advice="download it again",
         )
     missing = [byte for character, byte in BYTE_OF_CHARACTER.items() if character not in vocabulary]
     if missing:
         raise CheckpointError(
-            f"{file}: {len(missing)} of the 256 single bytes are no tokens, the first is byte "
-            f"{min(missing)}; any text needs them",
+            f"no tokens for {len(missing)} of the 256 single bytes, the first is byte "
+            f"{min(missing)}",
+            "all of them, because any text may need them",
             file=file,
         )
     return vocabulary
@@ -101,31 +102,32 @@ def read_vocabulary(file: Path) -> dict[str, int]:
 
 def read_merges(file: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     data = read_file(file, MAX_MERGES_FILE)
-    merges: list[tuple[str, str]] = []
     try:
-        for number, line in enumerate(data.decode("utf-8").split("\n"), start=1):
-            if not line or (number == 1 and line.startswith("#version")):
-                continue
-            left, space, right = line.partition(" ")
-            unknown = [
-                token for token in (left, right, left + right) if vocabulary.get(token) is None
-            ]
-            if not space or unknown:
-                raise ValueError(
-                    f"line {number}: found {line[:40]!r}, needed are two tokens of vocab.json with "
-                    "a space between them whose union is a token too"
-                )
-            merges.append((left, right))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: {error}; download it again", file=file) from None
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"no UTF-8 ({error})", "text in UTF-8", file=file) from None
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        left, space, right = line.partition(" ")
+        unknown = [token for token in (left, right, left + right) if token not in vocabulary]
+        if not space or unknown:
+            raise CheckpointError(
+                f"{line[:40]!r} in line {number}",
+                "two tokens of vocab.json with a space between them whose union is a token too",
+                file=file,
+                advice="download it again",
+            )
+        merges.append((left, right))
     return merges
 
 
-def add_tokens(tokenizer: Any, config: Mapping[str, Any], file: Path) -> None:
+def add_tokens(tokenizer: Any, config: TokenizerConfig) -> None:
     """Adds the config's `added_tokens_decoder`, {"id": {"content": ..., "special": ...}}; each must
     get the id that it says."""
-    package = optional_package("tokenizers", f"Reading {file}")
-    entries = config.get("added_tokens_decoder", {})
+    package = optional_package("tokenizers", "Reading vocab.json")
+    entries = config.fields.get("added_tokens_decoder", {})
     flags = ("lstrip", "rstrip", "normalized", "single_word", "special")
     try:
         ordered = sorted((int(id), entry) for id, entry in entries.items())
@@ -140,17 +142,16 @@ def add_tokens(tokenizer: Any, config: Mapping[str, Any], file: Path) -> None:
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{file}: added_tokens_decoder is no object of tokens by id ({error})", file=file
+            f"another added_tokens_decoder ({error})", "an object of tokens by id"
         ) from None
     # Ids are given in turn; runs of a kind are added together, as each call costs a new search.
     for is_special, run in groupby(tokens, key=lambda pair: bool(pair[1].special)):
         add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
         add([token for _, token in run])
     for id, token in tokens:
-        if tokenizer.token_to_id(token.content) != id:
+        turn = tokenizer.token_to_id(token.content)
+        if turn != id:
             raise CheckpointError(
-                f"{file}: added token {token.content!r} has the id {id}, but there its turn is "
-                f"{tokenizer.token_to_id(token.content)}; added tokens follow the vocabulary "
-                "without gaps",
-                file=file,
+                f"the added token {token.content[:40]!r} with the id {id}",
+                f"{turn}, whose turn it is: added tokens follow the vocabulary without gaps",
             )

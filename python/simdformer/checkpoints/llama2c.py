@@ -19,21 +19,36 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.models.checkpoint import Checkpoint, CheckpointError
+from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTensor
+from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.names import Names, require
 from simdformer.models.config import ModelConfig
-from simdformer.models.input_file import InputFile, StoredTensor
 
-__all__ = ["candidates", "find", "read"]
+__all__ = ["LLAMA2C"]
 
 FLOAT32: np.dtype[Any] = np.dtype("<f4")
 MAGIC = 0x616B3432  # "ak42"
+NAMES = Names(
+    fields={
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_layers": "num_layers",
+        "n_heads": "num_heads",
+        "n_kv_heads": "num_kv_heads",
+        "vocab_size": "vocab_size",
+        "max_seq_len": "max_seq_len",
+        "shared_classifier": "tie_embeddings",
+    },
+    tensors={},  # it is their order that says which is which
+    derived={"head_dim": "dim / n_heads"},
+)
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
 LEGACY_HEADER = struct.Struct("<7i")
 V1_HEADER = struct.Struct("<Ii7iB")
 V1_HEADER_SIZE = 256
 OTHERS = ("tok", "pytorch_model", "training_args", "optimizer", "scheduler")  # are no llama2.c
 DOUBT = "is this a llama2.c checkpoint?"
-LONGEST_CONTEXT = 2**24  # version 1 files prove every size but max_seq_len by their own length
 
 
 def candidates(directory: Path) -> list[str]:
@@ -47,33 +62,36 @@ def find(directory: Path) -> Path:
     found = candidates(directory)
     if len(found) > 1:
         raise CheckpointError(
-            f"{directory}: {len(found)} checkpoints found ({', '.join(found)}); "
-            "give the path of one"
+            f"{len(found)} checkpoints ({', '.join(found)})",
+            "one",
+            file=directory,
+            advice="give the path of one",
         )
     if not found:
-        there = sorted(entry.name for entry in directory.iterdir())
-        raise CheckpointError(
-            f"{directory}: no checkpoint found among {there}; needed is a .bin file of llama2.c"
-        )
+        raise CheckpointError("no checkpoint", "a .bin file of llama2.c", file=directory)
     return directory / found[0]
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, config: ConfigSource) -> Checkpoint:
     """Checks the header against the file's size. The weights stay in the file."""
+    path = find(path) if path.is_dir() else path
     file = InputFile(path)
-    try:
-        version, fields, start = parse_header(file.read(0, V1_HEADER_SIZE), file.size)
-        config = make_config(fields)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    with told_of(path):
+        made, weights = tensors_of(file)
+    return Checkpoint(path, LLAMA2C, made, weights)
+
+
+def tensors_of(file: InputFile) -> tuple[ModelConfig, dict[str, StoredTensor]]:
+    version, fields, start = parse_header(file.read(0, V1_HEADER_SIZE), file.size)
+    config = make_config(file.path, fields)
     tensors = layout(config, version)
     needed = start + sum(4 * math.prod(shape) for _, shape in tensors)
     if needed != file.size:
         kind = "legacy header" if version == 0 else "header of version 1"
         raise CheckpointError(
-            f"{path}: {describe_gap(tensors, start, file.size, needed)} "
-            f"(llama2.c, {kind}: {fields}); the file is damaged or of another format, "
-            "download or export it again"
+            f"{file.size} bytes: {describe_gap(tensors, start, file.size, needed)}",
+            f"{needed} (llama2.c, {kind}: {fields})",
+            advice="the file is damaged or of another format, download or export it again",
         )
     weights: dict[str, StoredTensor] = {}
     for name, shape in tensors:
@@ -81,19 +99,19 @@ def read(path: Path) -> Checkpoint:
         if name.startswith("layers."):
             kind = name.removeprefix("layers.")
             for layer in range(config.num_layers):
-                at = start + layer * size // config.num_layers
-                weights[f"layers.{layer}.{kind}"] = StoredTensor.dense(file, at, shape[1:], FLOAT32)
+                at, full = start + layer * size // config.num_layers, f"layers.{layer}.{kind}"
+                weights[full] = StoredTensor.dense(file, full, at, shape[1:], FLOAT32)
         elif name != "rope_tables":
-            weights[name] = StoredTensor.dense(file, start, shape, FLOAT32)
+            weights[name] = StoredTensor.dense(file, name, start, shape, FLOAT32)
         start += size
-    return Checkpoint(path, "llama2.c", config, weights)
+    return config, weights
 
 
 def parse_header(data: bytes, size: int) -> tuple[int, dict[str, int | bool], int]:
     """Version (0 = legacy), the fields under llama2.c's names, and where the tensors start."""
     if size < LEGACY_HEADER.size:
-        raise ValueError(
-            f"{size} bytes are less than the {LEGACY_HEADER.size} of the shortest llama2.c header"
+        raise CheckpointError(
+            f"{size} bytes", f"at least the {LEGACY_HEADER.size} of the shortest llama2.c header"
         )
     magic, version = struct.unpack_from("<Ii", data)
     if magic != MAGIC:
@@ -101,45 +119,38 @@ def parse_header(data: bytes, size: int) -> tuple[int, dict[str, int | bool], in
         fields = dict(zip(SIZES, [*sizes, abs(vocab_size), max_seq_len], strict=True))
         return 0, fields | {"shared_classifier": vocab_size > 0}, LEGACY_HEADER.size
     if version == 2:
-        raise ValueError(
-            "is a llama2.c file of version 2, quantised to int8, which is not supported; "
-            "export it as version 0 or 1"
+        raise CheckpointError(
+            "a llama2.c file of version 2, quantised to int8, which is not supported",
+            "an export as version 0 or 1",
         )
     if version != 1:
-        raise ValueError(
-            f"is a llama2.c file of version {version}, known are the legacy header and version 1"
+        raise CheckpointError(
+            f"a llama2.c file of version {version}", "one with the legacy header or of version 1"
         )
     if size < V1_HEADER_SIZE:
-        raise ValueError(
-            f"{size} bytes are less than the {V1_HEADER_SIZE} of the header of version 1"
+        raise CheckpointError(
+            f"{size} bytes", f"at least the {V1_HEADER_SIZE} of the header of version 1"
         )
     _, _, *values, shared = V1_HEADER.unpack_from(data)
-    if shared > 1:
-        raise ValueError(f"header: shared_classifier is {shared}, needed is 0 or 1")
+    require(shared <= 1, "shared_classifier", shared, "0 or 1")
     fields = dict(zip(SIZES, values, strict=True)) | {"shared_classifier": shared == 1}
     return 1, fields, V1_HEADER_SIZE
 
 
-def make_config(fields: dict[str, int | bool]) -> ModelConfig:
-    """The config that a header stands for; ValueError in the header's words when it is none."""
-    for name in SIZES:
-        if fields[name] <= 0:
-            raise ValueError(f"header: {name} is {fields[name]}, needed is a number > 0; {DOUBT}")
-    dim, heads, context = fields["dim"], fields["n_heads"], fields["max_seq_len"]
-    if dim % heads != 0:
-        raise ValueError(f"header: n_heads is {heads}, needed is a divisor of dim = {dim}; {DOUBT}")
-    if context > LONGEST_CONTEXT:
-        raise ValueError(
-            f"header: max_seq_len is {context}, needed is at most {LONGEST_CONTEXT}; {DOUBT}"
+def make_config(file: str, fields: dict[str, int | bool]) -> ModelConfig:
+    """The config that a header stands for."""
+    with told_of(file, advice=DOUBT):
+        for name in SIZES:
+            require(fields[name] > 0, name, fields[name], "a number > 0")
+        dim, heads = fields["dim"], fields["n_heads"]
+        require(dim % heads == 0, "n_heads", heads, f"a divisor of dim = {dim}")
+        return NAMES.config(
+            fields,
+            head_dim=dim // heads,
+            norm_eps=1e-5,
+            rope_theta=10000.0,
+            rope_layout="interleaved",
         )
-    return ModelConfig.from_aliases(
-        "llama2.c",
-        fields,
-        head_dim=dim // heads,
-        norm_eps=1e-5,
-        rope_theta=10000.0,
-        rope_layout="interleaved",
-    )
 
 
 def layout(config: ModelConfig, version: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -172,9 +183,38 @@ def describe_gap(
 ) -> str:
     """Where a file of `found` bytes ends, when its header asks for `needed`."""
     if found > needed:
-        extra = f"{found - needed} bytes are left over after the last tensor"
-        return f"{found} bytes found, {needed} needed: {extra}"
+        return f"{found - needed} are left over after the last tensor"
     ends = itertools.accumulate((4 * math.prod(shape) for _, shape in tensors), initial=start)
     complete = sum(end <= found for end in ends) - 1
     name, shape = tensors[max(complete, 0)]
-    return f"{found} bytes found, {needed} needed: the file ends in tensor {name} of shape {shape}"
+    return f"the file ends in tensor {name} of shape {shape}"
+
+
+def found_in(directory: Path) -> bool:
+    return bool(candidates(directory))
+
+
+def has_file(file: Path) -> bool:
+    """Any: a legacy file has no mark. So this format is asked last."""
+    return True
+
+
+def tokenizer_files(checkpoint: Checkpoint) -> list[Path]:
+    """All of them; those under the usual names first."""
+    path, vocab_size = checkpoint.path, checkpoint.config.vocab_size
+    usual = (f"tok{vocab_size}.bin", "tokenizer.bin")
+    there = sorted(set(path.parent.glob("tok*.bin")) - {path})
+    return sorted(
+        there, key=lambda file: usual.index(file.name) if file.name in usual else len(usual)
+    )
+
+
+LLAMA2C = Format(
+    name="llama2.c",
+    files="a .bin of llama2.c",
+    found_in=found_in,
+    has_file=has_file,
+    read=read,
+    tokenizer_files=tokenizer_files,
+    whole_vocabulary=True,
+)

@@ -5,6 +5,7 @@ nothing but dicts, lists, tuples, text, numbers and descriptions of tensors. Eve
 refused by name: nothing is imported, nothing of the file is called, no object's own method runs.
 """
 
+import itertools
 import math
 import struct
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simdformer.models.stored_zip import Refused
+from simdformer.checkpoints.error import CheckpointError
 
 __all__ = ["Storage", "TensorView", "run_pickle"]
 
@@ -56,8 +57,14 @@ class TensorView:
 
 
 def run_pickle(data: bytes) -> Any:
-    """What the pickle describes. Refused when it needs anything but tensors and containers."""
-    return Machine(data).run()
+    """What the pickle describes. CheckpointError when it needs anything but tensors and containers;
+    it names the entry that was being made."""
+    machine = Machine(data)
+    try:
+        return machine.run()
+    except CheckpointError as error:
+        error.tensor = machine.entry()
+        raise
 
 
 # ---- the names -----------------------------------------------------------------------------------
@@ -65,30 +72,32 @@ def run_pickle(data: bytes) -> Any:
 
 def ordered_dict(*arguments: Any) -> dict[Any, Any]:
     if arguments:
-        raise Refused("an OrderedDict with arguments")
+        raise CheckpointError("an OrderedDict with arguments")
     return {}
 
 
 def rebuild_tensor(*arguments: Any) -> TensorView:
     """(storage, offset, shape, strides, requires_grad, backward_hooks[, metadata])"""
     if len(arguments) not in (6, 7):
-        raise Refused(f"a tensor described by {len(arguments)} values")
+        raise CheckpointError(f"a tensor described by {len(arguments)} values")
     storage, offset, shape, strides = arguments[:4]
     if not isinstance(storage, Storage):
-        raise Refused("a tensor without a storage")
+        raise CheckpointError("a tensor without a storage")
     for numbers in ((offset,), shape, strides):
         if not isinstance(numbers, tuple) or any(type(n) is not int or n < 0 for n in numbers):
-            raise Refused("a tensor whose offset, shape or strides are not whole numbers >= 0")
+            raise CheckpointError(
+                "a tensor whose offset, shape or strides are not whole numbers >= 0"
+            )
     if len(shape) != len(strides) or len(shape) > MAX_RANK:
-        raise Refused(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
+        raise CheckpointError(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
     elements = math.prod(shape)
     if elements == 0:
-        raise Refused("a tensor without elements")
+        raise CheckpointError("a tensor without elements")
     # The stride of an axis of length 1 leads nowhere and may be any number.
     strides = tuple(0 if n == 1 else stride for n, stride in zip(shape, strides, strict=True))
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     if last >= storage.count or elements > storage.count:
-        raise Refused(
+        raise CheckpointError(
             f"a tensor of {elements} elements that reaches element {last} of a storage of "
             f"{storage.count}"
         )
@@ -98,7 +107,7 @@ def rebuild_tensor(*arguments: Any) -> TensorView:
 def rebuild_parameter(*arguments: Any) -> TensorView:
     """(tensor, requires_grad, backward_hooks)"""
     if len(arguments) != 3 or not isinstance(arguments[0], TensorView):
-        raise Refused("a parameter without a tensor")
+        raise CheckpointError("a parameter without a tensor")
     return arguments[0]
 
 
@@ -121,20 +130,20 @@ def find_name(module: str, name: str) -> Any:
         return NAMES[module, name]
     if module == "torch" and name in STORAGES:
         return STORAGES[name]
-    raise Refused(f"the name {f'{module}.{name}'[:80]!r}, which no tensor needs")
+    raise CheckpointError(f"the name {f'{module}.{name}'[:80]!r}, which no tensor needs")
 
 
 def find_storage(reference: Any) -> Storage:
     """('storage', type, key, device, count)"""
     if not isinstance(reference, tuple) or len(reference) != 5:
-        raise Refused("a reference that is not to a storage")
+        raise CheckpointError("a reference that is not to a storage")
     kind, dtype, key, _, count = reference
     if type(kind) is not str or kind != "storage":
-        raise Refused("a reference that is not to a storage")
+        raise CheckpointError("a reference that is not to a storage")
     if not isinstance(dtype, np.dtype) or type(key) is not str:
-        raise Refused("a storage that is not (type, key, device, count)")
+        raise CheckpointError("a storage that is not (type, key, device, count)")
     if type(count) is not int or count < 0:
-        raise Refused("a storage whose count is not a whole number >= 0")
+        raise CheckpointError("a storage whose count is not a whole number >= 0")
     return Storage(key, dtype, count)
 
 
@@ -156,15 +165,30 @@ class Machine:
             if opcode == b".":
                 return self.pop()
             if opcode not in OPCODES:
-                raise Refused(f"the pickle opcode {opcode!r}, which torch.save does not write")
+                raise CheckpointError(
+                    f"the pickle opcode {opcode!r}, which torch.save does not write"
+                )
             OPCODES[opcode](self)
+
+    def entry(self) -> str | None:
+        """The key in the outermost dict whose value is being made; None outside of one. The stack
+        is dict, mark, key, value, key, value, ..., key and what its value is made of."""
+        start = next((at for at, value in enumerate(self.stack) if type(value) is dict), None)
+        if start is None:
+            return None
+        items = [value for value in self.stack[start + 1 : start + 2] if value is not MARK]
+        items += self.stack[start + 2 :]
+        for key, value in itertools.zip_longest(items[::2], items[1::2]):
+            if not isinstance(value, TensorView):
+                return key if type(key) is str else None
+        return None
 
     # ---- reading
 
     def take(self, count: int) -> bytes:
         start, end = self.position, self.position + count
         if end > len(self.data):
-            raise Refused("a pickle that ends too early")
+            raise CheckpointError("a pickle that ends too early")
         self.position = end
         return self.data[start:end]
 
@@ -176,12 +200,12 @@ class Machine:
         try:
             return self.take(count).decode("utf-8")
         except UnicodeDecodeError:
-            raise Refused("text that is not UTF-8 in the pickle") from None
+            raise CheckpointError("text that is not UTF-8 in the pickle") from None
 
     def line(self) -> str:
         end = self.data.find(b"\n", self.position, self.position + 256)
         if end < 0:
-            raise Refused("a name without an end in the pickle")
+            raise CheckpointError("a name without an end in the pickle")
         text = self.text(end - self.position)
         self.position = end + 1
         return text
@@ -190,12 +214,12 @@ class Machine:
 
     def push(self, value: Any) -> None:
         if len(self.stack) >= MAX_STACK:
-            raise Refused(f"a pickle that piles up more than {MAX_STACK} values")
+            raise CheckpointError(f"a pickle that piles up more than {MAX_STACK} values")
         self.stack.append(value)
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is MARK:
-            raise Refused("a pickle that takes what is not there")
+            raise CheckpointError("a pickle that takes what is not there")
         return self.stack.pop()
 
     def pop_to_mark(self) -> list[Any]:
@@ -204,11 +228,11 @@ class Machine:
                 items = self.stack[start + 1 :]
                 del self.stack[start:]
                 return items
-        raise Refused("a pickle that takes what is not there")
+        raise CheckpointError("a pickle that takes what is not there")
 
     def top(self, kind: type) -> Any:
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise Refused(f"a pickle that adds to something that is no {kind.__name__}")
+            raise CheckpointError(f"a pickle that adds to something that is no {kind.__name__}")
         return self.stack[-1]
 
     # ---- opcodes
@@ -216,12 +240,12 @@ class Machine:
     def protocol(self) -> None:
         version = self.number("B")
         if not 2 <= version <= 5:
-            raise Refused(f"a pickle of protocol {version}")
+            raise CheckpointError(f"a pickle of protocol {version}")
 
     def long(self) -> None:
         count = self.number("B")
         if count > 8:
-            raise Refused("a number of more than 64 bits in the pickle")
+            raise CheckpointError("a number of more than 64 bits in the pickle")
         self.push(int.from_bytes(self.take(count), "little", signed=True))
 
     def tuple_of(self, count: int) -> None:
@@ -234,20 +258,20 @@ class Machine:
     def set_items(self, items: list[Any]) -> None:
         target = self.top(dict)
         if len(items) % 2:
-            raise Refused("a key without a value in the pickle")
+            raise CheckpointError("a key without a value in the pickle")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (str, int):  # hashing anything deeper could take for ever
-                raise Refused("a key that is neither text nor a number in the pickle")
+                raise CheckpointError("a key that is neither text nor a number in the pickle")
             target[key] = value
 
     def remember(self, index: int) -> None:
         if not self.stack or self.stack[-1] is MARK:
-            raise Refused("a pickle that remembers what is not there")
+            raise CheckpointError("a pickle that remembers what is not there")
         self.memo[index] = self.stack[-1]
 
     def recall(self, index: int) -> None:
         if index not in self.memo:
-            raise Refused("a pickle that recalls what it never remembered")
+            raise CheckpointError("a pickle that recalls what it never remembered")
         self.push(self.memo[index])
 
     def name(self) -> None:
@@ -257,13 +281,13 @@ class Machine:
     def name_on_stack(self) -> None:
         name, module = self.pop(), self.pop()
         if type(name) is not str or type(module) is not str:
-            raise Refused("a name that is not text in the pickle")
+            raise CheckpointError("a name that is not text in the pickle")
         self.push(find_name(module, name))
 
     def call(self) -> None:
         arguments, name = self.pop(), self.pop()
         if type(arguments) is not tuple or not isinstance(name, Name):
-            raise Refused("a call of something that is no name")
+            raise CheckpointError("a call of something that is no name")
         self.push(name.make(*arguments))
 
     def build(self) -> None:

@@ -1,0 +1,115 @@
+"""Files of strangers: only regular ones, read by position into memory of our own, never mapped.
+
+Touching a mapped file that somebody has shortened since kills the process (SIGBUS). A read of such
+a file gives fewer bytes than were there before, which is an error like any other.
+"""
+
+import json
+import os
+import stat
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer.checkpoints.error import CheckpointError, told_of
+
+__all__ = ["InputFile", "parse_object", "read_file", "read_object"]
+
+MAX_JSON = 16 << 20  # bytes; the index of the largest published checkpoint has about 1 MB
+MAX_DIGITS = 30  # of a number in JSON: sizes have 64 bits, so 20 of them
+KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
+
+
+class InputFile:
+    """A regular file that is not empty, open for reading; `size` is its size at that moment.
+
+    FileNotFoundError when there is none, CheckpointError when it is something else.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        # O_NONBLOCK: opening a named pipe must not wait for somebody to write into it.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, self._descriptor)
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+            raise CheckpointError(kind, "a regular file", file=path)
+        if status.st_size == 0:
+            raise CheckpointError("an empty file", file=path, advice="download or export it again")
+        self.size = status.st_size
+
+    def read(self, start: int, count: int) -> bytes:
+        """The `count` bytes from byte `start` on, or as many as a file of `size` bytes has."""
+        return self.read_array(start, max(0, min(count, self.size - start))).tobytes()
+
+    def read_array(self, start: int, count: int) -> npt.NDArray[np.uint8]:
+        """The same as an array of `count` bytes. CheckpointError when the file has become
+        shorter."""
+        memory = np.empty(count, np.uint8)
+        done = 0
+        while done < count:  # a call reads 2 GB at most
+            try:
+                got = os.preadv(self._descriptor, [memory[done:].data], start + done)
+            except OSError as error:  # of a disk that fails; the system does not say which file
+                raise OSError(error.errno, error.strerror, self.path) from None
+            if got == 0:
+                size = os.fstat(self._descriptor).st_size
+                raise CheckpointError(
+                    f"only {size} of its {self.size} bytes while it was read",
+                    file=self.path,
+                    advice="something else writes to it, try again",
+                )
+            done += got
+        return memory
+
+
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """The bytes of a whole file. CheckpointError when it has more than `most`."""
+    file = InputFile(path)
+    if file.size > most:
+        raise CheckpointError(f"{file.size} bytes", f"at most {most}", file=path)
+    return file.read(0, file.size)
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The object in a JSON file. CheckpointError when it is something else, or far too large."""
+    text = read_file(path, MAX_JSON)
+    with told_of(path):
+        return parse_object(text)
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """A JSON object in UTF-8. A key that appears twice is an error: two readers would disagree."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a key appears twice")
+        return result
+
+    def no_constant(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON")
+
+    def sane_int(digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            raise ValueError(f"a number of {len(digits)} digits")
+        return int(digits)
+
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_constant=no_constant,
+            parse_int=sane_int,
+        )
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"no JSON object ({error})", "a JSON object", advice="download it again"
+        ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"a JSON {type(value).__name__}", "a JSON object")
+    return value

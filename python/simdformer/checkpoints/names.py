@@ -1,0 +1,156 @@
+"""What a format calls our tensors and our config's fields, and whether the two fit each other."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from simdformer.arguments import shown
+from simdformer.checkpoints.error import CheckpointError, file_name
+from simdformer.checkpoints.files import InputFile
+from simdformer.functional import rope_frequencies
+from simdformer.models.config import FieldError, ModelConfig
+from simdformer.models.weights import Misfit, Tensor, listed, misfits, weight_axes
+
+__all__ = ["FileTensor", "Names", "check_rope", "require", "wrong"]
+
+LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
+LAYER = re.compile(r"((?:[^.]+\.)?layers\.)(0|[1-9][0-9]*)(\..+)")  # "03" would be a second layer 3
+
+
+class FileTensor(Tensor, Protocol):
+    """A tensor in a file, and what that calls it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> InputFile: ...
+
+
+T = TypeVar("T", bound=FileTensor)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of a format.
+
+    fields : theirs -> those of ModelConfig
+    tensors : theirs -> those of `weight_shapes`; {} is the number of a layer
+    derived : fields of ModelConfig that are none of theirs -> what they follow from
+    """
+
+    fields: Mapping[str, str]
+    tensors: Mapping[str, str]
+    derived: Mapping[str, str] = field(default_factory=dict)
+
+    def ours(self, name: str) -> str | None:
+        """A tensor's name in ours; None when the format has no such tensor.
+
+        >>> from simdformer.checkpoints.huggingface_config import NAMES
+        >>> NAMES.ours("model.layers.3.self_attn.q_proj.weight")
+        'layers.3.wq'
+        >>> NAMES.theirs("layers.3.wq")
+        'model.layers.3.self_attn.q_proj.weight'
+        """
+        return renamed(name, self.tensors)
+
+    def theirs(self, name: str) -> str:
+        """The name that a tensor of ours has in a file."""
+        return renamed(name, {ours: theirs for theirs, ours in self.tensors.items()}) or name
+
+    def under_ours(self, tensors: Mapping[str, T]) -> dict[str, T]:
+        """Tensors under our names; those that the format does not know in quotes, so that they are
+        none of ours."""
+        return {self.ours(name) or repr(name): tensor for name, tensor in tensors.items()}
+
+    def config(self, fields: Mapping[str, Any], **canonical: Any) -> ModelConfig:
+        """The config of a format's own fields, completed by canonical ones; CheckpointError in the
+        format's own words."""
+        try:
+            config = ModelConfig(
+                **{self.fields[name]: value for name, value in fields.items()}, **canonical
+            )
+        except FieldError as error:
+            raise wrong(self.told(error.name), error.value, self.told(error.needed)) from None
+        longest, at_most = config.max_seq_len, f"at most {LONGEST_CONTEXT}"
+        require(longest <= LONGEST_CONTEXT, self.told("max_seq_len"), longest, at_most)
+        return config
+
+    def told(self, text: str) -> str:
+        """A text with our fields in the format's words."""
+        words = dict(self.derived) | {ours: theirs for theirs, ours in self.fields.items()}
+        return re.sub(r"\w+", lambda match: words.get(match[0], match[0]), text)
+
+    def check(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, FileTensor],
+        config_file: str | Path,
+        weights_file: str | Path,
+    ) -> None:
+        """CheckpointError that lists what does not fit, each tensor under the name that it has in
+        its file. `weights_file`: where one that is missing is looked for."""
+        if config.num_layers > len(weights):  # or the list of what is missing could be endless
+            layers = self.told("num_layers")
+            raise CheckpointError(
+                f"{layers} = {config.num_layers}, but {len(weights)} tensors in "
+                f"{file_name(weights_file)}",
+                "several tensors for each layer",
+                file=config_file,
+            )
+        found = misfits(config, weights)
+        if not found:
+            return
+        axes = weight_axes(config)
+
+        def told(misfit: Misfit) -> str:
+            if misfit.what == "missing":
+                name, file = self.theirs(misfit.name), file_name(weights_file)
+            else:
+                name, file = weights[misfit.name].name, file_name(weights[misfit.name].file.path)
+            ours = f" [{misfit.name}]" if self.ours(name) else ""
+            what = misfit.dtype or misfit.found or misfit.needed
+            text = f"{printable(name)} {what}{ours} in {file}"
+            if misfit.what == "misshapen":
+                asked = ", ".join(map(self.told, axes[misfit.name]))
+                text += f", needed {misfit.needed} = ({asked})"
+            return text
+
+        raise CheckpointError(
+            f"tensors that do not fit it: {listed(found, told)}", file=config_file
+        )
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str | None:
+    """A tensor's name, looked up with {} in the place of the number of its layer."""
+    layer = LAYER.fullmatch(name)
+    if layer is None:
+        return names.get(name)
+    other = names.get(f"{layer[1]}{{}}{layer[3]}")
+    return None if other is None else other.replace("{}", layer[2])
+
+
+def printable(name: str) -> str:
+    """A name that a stranger gave, in one short line."""
+    return name[:120] if name.isprintable() else repr(name)[:120]
+
+
+def check_rope(theta: Any, scaling: Mapping[str, Any] | None) -> None:
+    """CheckpointError for frequencies that cannot be had."""
+    try:
+        rope_frequencies(2, theta=theta, scaling=scaling)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        text = str(error).removeprefix("rope_frequencies: ")
+        raise CheckpointError(f"RoPE without frequencies: {text}") from None
+
+
+def wrong(name: str, value: object, needed: str) -> CheckpointError:
+    """That a field has a value that makes no sense."""
+    return CheckpointError(f"{name} = {shown(value)}", needed)
+
+
+def require(right: bool, name: str, value: object, needed: str) -> None:
+    """`wrong` unless it is right."""
+    if not right:
+        raise wrong(name, value, needed)
