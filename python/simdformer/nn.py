@@ -87,6 +87,8 @@ class MultiHeadAttention:
     def __call__(
         self, query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: Mask = None
     ) -> Array:
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            _check_input("MultiHeadAttention", name, x, "(..., L, {})", self.hidden_size)
         q = split_heads(_linear(query, self.wq), self.num_heads)
         k = split_heads(_linear(key, self.wk), self.num_heads)
         v = split_heads(_linear(value, self.wv), self.num_heads)
@@ -165,6 +167,7 @@ class GroupedQueryAttention:
     def __call__(
         self, x: ArrayLike, mask: Mask = None, positions: ArrayLike | None = None
     ) -> Array:
+        _check_input("GroupedQueryAttention", "x", x, "(..., L, {})", self.hidden_size)
         q, k, v = linear(x, [self.wq, self.wk, self.wv])
         q = split_heads(q, self.num_heads)
         k = split_heads(k, self.num_kv_heads)
@@ -214,6 +217,7 @@ class MLP:
         self.gate, self.up, self.down = gate, up, down
 
     def __call__(self, x: ArrayLike) -> Array:
+        _check_input("MLP", "x", x, "(..., {})", _shape(self.gate)[1])
         gate, up = linear(x, [self.gate, self.up])
         return _linear(swiglu(gate, up, out=gate), self.down)
 
@@ -263,6 +267,7 @@ class Embedding:
 
     def as_linear(self, x: ArrayLike) -> Array:
         """x (..., E) -> (..., V)"""
+        _check_input("Embedding", "x", x, "(..., {})", _shape(self.weight)[1])
         return _linear(x, self.weight)
 
     def __repr__(self) -> str:
@@ -342,6 +347,13 @@ def _check_shape(
 ) -> None:
     if (shape := _shape(weight, layer, name)) != needed:
         raise ValueError(f"{layer}: {name} has shape {shape}, needs {needed}, {letters}")
+
+
+def _check_input(layer: str, name: str, x: ArrayLike, axes: str, width: int) -> None:
+    """axes: "(..., L, {})" or "(..., {})", the width of the last one left open."""
+    shape = _shape(x, layer, name)
+    if len(shape) < axes.count(",") or shape[-1] != width:
+        raise ValueError(f"{layer}: {name} has shape {shape}, needs {axes.format(width)}")
 
 
 def _check_heads(layer: str, heads: int, name: str, size: int) -> None:

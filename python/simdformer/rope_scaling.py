@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simdformer import reference
+from simdformer.arguments import shown
 from simdformer.reference import RopeFrequencies
 
 __all__ = ["rope_frequencies"]
@@ -30,6 +31,7 @@ _REFUSED = {
     "longrope": "has two sets of frequencies, chosen by the length of each call",
     "mrope": "has positions in three dimensions",
 }
+_MOST = 1 << 24  # of head_dim: what no model comes near, and what memory holds without notice
 _NO_MEANING_HERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 
 
@@ -55,9 +57,9 @@ def rope_frequencies(
     -------
     A named tuple (inv_freq, attention_factor) for `rope`: (D/2,) float64 and a float.
 
-    TypeError: kinds. ValueError: an odd head_dim, theta not > 0, a key that is missing, unknown or
-    out of range, and the types that cannot be had as one set of frequencies ("dynamic",
-    "longrope").
+    TypeError: kinds. ValueError: a head_dim that is odd or above 2**24, theta not > 0, a key that
+    is missing, unknown or out of range, and the types that cannot be had as one set of frequencies
+    ("dynamic", "longrope").
 
     >>> import simdformer as sf
     >>> sf.rope_frequencies(8, theta=10000.0).inv_freq
@@ -83,7 +85,9 @@ def _head_dim(head_dim: Any) -> int:
             f"rope_frequencies: head_dim is of type {type(head_dim).__name__}, needs an integer"
         )
     if dim < 2 or dim % 2:
-        raise ValueError(f"rope_frequencies: head_dim is {dim}, needs an even number >= 2")
+        raise ValueError(f"rope_frequencies: head_dim is {shown(dim)}, needs an even number >= 2")
+    if dim > _MOST:
+        raise ValueError(f"rope_frequencies: head_dim is {shown(dim)}, needs at most {_MOST}")
     return dim
 
 
