@@ -137,7 +137,7 @@ $(STAMPS)/%: $(SOURCES) | $(STAMPS)/tools
 	@touch $@
 
 $(STAMPS)/tools: | $(BIN)/python $(STAMPS)/headers
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=3" "cmake>=3.25" "ninja>=1.11"
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=3" "numpy>=2" "cmake>=3.25" "ninja>=1.11"
 	@touch $@
 
 # Debian keeps the machinery of pip in an environment (ensurepip) in a package of its own; pip can do without it.

@@ -12,6 +12,7 @@
 #include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
+#include "core/copy.hpp"
 
 namespace simdformer {
 
@@ -33,13 +34,7 @@ struct Sizes {
 // ---- shapes ---------------------------------------------------------------------------------------------
 
 // (L, D) is one head: (1, L, D).
-void add_head_axis(View& view) {
-  std::copy_backward(view.shape, view.shape + view.rank, view.shape + view.rank + 1);
-  std::copy_backward(view.strides, view.strides + view.rank, view.strides + view.rank + 1);
-  ++view.rank;
-  view.shape[0] = 1;
-  view.strides[0] = 0;
-}
+void add_head_axis(View& view) { insert_axis(view, 0, 1, 0); }
 
 // The leading axes of key or value: those of the query, or 1, which becomes a stride of 0.
 void broadcast_leading(const Arg& arg, View& view, const View& query) {
@@ -73,8 +68,6 @@ Sizes read_shapes(View& query, View& key, View& value, bool enable_gqa) {
                     query.shape[rank - 1],
                     value.shape[rank - 1]};
   if (sizes.head_dim == 0) refuse_value(kQuery, "has shape " + shape_text(query), "a head_dim of at least 1");
-  if (sizes.value_dim == 0)
-    refuse_value(kValue, "has shape " + shape_text(value), "a head_dim of at least 1");
   if (key.shape[rank - 1] != sizes.head_dim)
     refuse_value(
         kKey, "has shape " + shape_text(key),
@@ -152,20 +145,19 @@ void read_per_sequence(const Arg& arg, py::handle object, const View& query, Per
   }
   const Integers given = read_integers(arg, object);
   check_not_wrapped(arg, given);
-  const py::array& array = given.array;
-  if (array.ndim() == 0) {
+  if (given.rank == 0) {
     numbers.one = *given.data;
     return;
   }
   const int leading = query.rank - 3;
-  if (array.ndim() > leading || !std::equal(array.shape(), array.shape() + array.ndim(), query.shape))
-    refuse_value(arg, "has shape " + std::string(py::str(array.attr("shape"))),
+  if (given.rank > leading || !std::equal(given.shape, given.shape + given.rank, query.shape))
+    refuse_value(arg, "has shape " + shape_text(given.rank, given.shape),
                  leading == 0 ? "one integer, as query has no axis of sequences"
                               : "one integer, or one for each of the " + std::to_string(query.shape[0]) +
                                     " entries of query's first axis");
   const int64_t sequences = sequences_of(query);
   if (sequences == 0) return;
-  const int64_t repeats = sequences / array.size();
+  const int64_t repeats = sequences / given.size;
   numbers.each.resize(static_cast<size_t>(sequences));
   for (int64_t i = 0; i < sequences; ++i) numbers.each[static_cast<size_t>(i)] = given.data[i / repeats];
 }
@@ -323,7 +315,7 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
   wanted("return_scores", return_scores, scores, call.scores, dtype, rank);
   wanted("return_lse", return_lse, lse, call.lse, sum, rank - 1);
 
-  if (call.out.size() > 0) {
+  if (call.query.size() > 0) {  // what is wanted besides has elements though the value may have no columns
     NoGil nogil;
     attention(call);
     out.finish();

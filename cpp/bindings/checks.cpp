@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bindings/numpy_api.hpp"
+#include "core/sizes.hpp"
+
 namespace simdformer {
 
 namespace {
-
-std::string type_of(py::handle object) { return "is of type " + one_line(Py_TYPE(object.ptr())->tp_name); }
 
 std::string number_text(double value) { return py::repr(py::float_(value)); }
 
@@ -16,7 +17,7 @@ std::string convert_advice(const Arg& arg, const Arg& to) {
 }
 
 bool is_array_with_axes(py::handle object) {
-  return py::isinstance<py::array>(object) && py::reinterpret_borrow<py::array>(object).ndim() > 0;
+  return is_ndarray(object) && PyArray_NDIM(as_ndarray(object)) > 0;
 }
 
 }  // namespace
@@ -77,8 +78,7 @@ int64_t read_integer(const Arg& arg, py::handle object) {
 bool read_flag(const Arg& arg, py::handle object) {
   if (object.ptr() == Py_True) return true;
   if (object.ptr() == Py_False) return false;
-  const std::string type = Py_TYPE(object.ptr())->tp_name;
-  if (type != "numpy.bool" && type != "numpy.bool_") refuse_type(arg, type_of(object), "True or False");
+  if (!PyArray_IsScalar(object.ptr(), Bool)) refuse_type(arg, type_of(object), "True or False");
   return PyObject_IsTrue(object.ptr()) == 1;
 }
 
@@ -110,10 +110,8 @@ int64_t checked_add(const Arg& arg, int64_t a, int64_t b) {
 }
 
 int64_t checked_multiply(const Arg& arg, int64_t a, int64_t b) {
-  int64_t product;
-  if (__builtin_mul_overflow(a, b, &product))
-    refuse_value(arg, "is too large", "a size that 64 bits can count");
-  return product;
+  if (!multiply(a, b)) refuse_value(arg, "is too large", "a size that 64 bits can count");
+  return a;
 }
 
 // ---- dtypes ---------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 #include "bindings/dlpack.hpp"
 
+#include "bindings/numpy_api.hpp"
+#include "core/sizes.hpp"
+
 namespace simdformer {
 
 namespace {
@@ -11,6 +14,9 @@ struct Device {
   int32_t id;
 };
 constexpr int64_t kCpu = 1, kCudaHost = 3, kRocmHost = 11;  // memory that the CPU may read
+bool is_cpu(int64_t device_type) {
+  return device_type == kCpu || device_type == kCudaHost || device_type == kRocmHost;
+}
 
 struct DataType {
   uint8_t code;
@@ -43,7 +49,7 @@ struct ManagedTensorVersioned {  // in a capsule called "dltensor_versioned"
   Tensor tensor;
 };
 
-// ---- reading --------------------------------------------------------------------------------------------
+// ---- dtypes ---------------------------------------------------------------------------------------------
 
 std::string type_text(DataType dtype) {
   const char* kind = dtype.code == kInt       ? "int"
@@ -66,11 +72,28 @@ DType dtype_of(const Arg& arg, DataType dtype, Accept accept) {
     if (dtype.code == kBfloat && dtype.bits == 16) return DType::bf16;
     if (dtype.code == kBool && dtype.bits == 8 && accept == Accept::floats_and_bool) return DType::boolean;
   }
-  refuse_type(arg, "has " + type_text(dtype),
-              accept == Accept::floats_and_bool ? "bool, float32, float64, float16 or bfloat16"
-                                                : "float32, float64, float16 or bfloat16",
-              "convert it first, to float32 for instance");
+  refuse_type(arg, "has " + type_text(dtype), names_of(accept), "convert it first, to float32 for instance");
 }
+
+// numpy's number of an integer dtype.
+int number_of_integers(const Arg& arg, DataType dtype) {
+  if (dtype.lanes == 1 && (dtype.code == kInt || dtype.code == kUInt)) {
+    const bool is_signed = dtype.code == kInt;
+    switch (dtype.bits) {
+      case 8:
+        return is_signed ? NPY_INT8 : NPY_UINT8;
+      case 16:
+        return is_signed ? NPY_INT16 : NPY_UINT16;
+      case 32:
+        return is_signed ? NPY_INT32 : NPY_UINT32;
+      case 64:
+        return is_signed ? NPY_INT64 : NPY_UINT64;
+    }
+  }
+  refuse_not_integers(arg, "has " + type_text(dtype));
+}
+
+// ---- capsules -------------------------------------------------------------------------------------------
 
 // What the object's own refusal says, under our heading and with it as the cause.
 [[noreturn]] void refuse_export(const Arg& arg, py::error_already_set& error) {
@@ -81,6 +104,26 @@ DType dtype_of(const Arg& arg, DataType dtype, Accept accept) {
               "pass " + name_of(arg) + ".detach().cpu() or a numpy array");
   py::raise_from(PyExc_BufferError, text.c_str());
   throw py::error_already_set();
+}
+
+void check_device(const Arg& arg, int64_t device_type) {
+  if (!is_cpu(device_type))
+    refuse_buffer(arg, "lies on DLPack device type " + std::to_string(device_type), "memory of the CPU",
+                  "copy it there first: " + name_of(arg) + ".cpu()");
+}
+
+// Asked first, because an object may have to wait for its device before it hands out memory.
+void check_said_device(const Arg& arg, py::handle object) {
+  int64_t type = 0;
+  try {
+    type = py::tuple(object.attr("__dlpack_device__")())[0].cast<int64_t>();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    refuse_export(arg, error);
+  } catch (py::cast_error&) {
+    refuse_buffer(arg, "has a __dlpack_device__ that is not a pair of numbers", "memory of the CPU");
+  }
+  check_device(arg, type);
 }
 
 py::object capsule_of(const Arg& arg, py::handle object) {
@@ -98,60 +141,76 @@ py::object capsule_of(const Arg& arg, py::handle object) {
   }
 }
 
-}  // namespace
-
-bool has_dlpack(py::handle object) { return py::hasattr(object, "__dlpack__"); }
-
-void check_cpu(const Arg& arg, py::handle object) {
-  int64_t type = 0;
-  try {
-    type = py::tuple(object.attr("__dlpack_device__")())[0].cast<int64_t>();
-  } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) throw;
-    refuse_export(arg, error);
-  } catch (py::cast_error&) {
-    refuse_buffer(arg, "has a __dlpack_device__ that is not a pair of numbers", "memory of the CPU");
-  }
-  if (type != kCpu && type != kCudaHost && type != kRocmHost)
-    refuse_buffer(arg, "lies on DLPack device type " + std::to_string(type), "memory of the CPU",
-                  "copy it there first: " + name_of(arg) + ".cpu()");
-}
-
-Input read_dlpack(const Arg& arg, py::handle object, Accept accept) {
-  check_cpu(arg, object);
-  Input input;
-  input.owner = capsule_of(arg, object);
-  PyObject* const capsule = input.owner.ptr();
-  const Tensor* tensor = nullptr;
+const Tensor& tensor_in(const Arg& arg, PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
     const auto* managed =
         static_cast<ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
     if (managed->major != 1)
       refuse_buffer(arg, "speaks DLPack version " + std::to_string(managed->major), "version 1 or older");
-    tensor = &managed->tensor;
-  } else if (PyCapsule_IsValid(capsule, "dltensor")) {
-    tensor = &static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"))->tensor;
-  } else {
-    refuse_buffer(arg, "has a __dlpack__ that does not return a DLPack capsule", "one");
+    return managed->tensor;
   }
-  if (tensor->rank < 0 || tensor->rank > kMaxRank)
-    refuse_value(arg, "has " + std::to_string(tensor->rank) + " axes", "at most 64");
+  if (!PyCapsule_IsValid(capsule, "dltensor"))
+    refuse_buffer(arg, "has a __dlpack__ that does not return a DLPack capsule", "one");
+  return static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"))->tensor;
+}
 
-  View& view = input.view;
-  view.dtype = dtype_of(arg, tensor->dtype, accept);
-  view.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
-  view.rank = tensor->rank;
+// Where the elements are, `itemsize` bytes each. Nothing that the tensor says is believed unseen.
+void read_layout(const Arg& arg, const Tensor& tensor, int64_t itemsize, View& view) {
+  check_device(arg, tensor.device.type);
+  if (tensor.rank < 0 || tensor.rank > kMaxRank)
+    refuse_value(arg, "has " + std::to_string(tensor.rank) + " axes", "at most 64");
+  view.rank = tensor.rank;
+  if (view.rank > 0 && tensor.shape == nullptr)
+    refuse_buffer(arg, "has a shape that is a null pointer", "one for each axis");
+  bool is_empty = false;
   for (int axis = 0; axis < view.rank; ++axis) {
-    view.shape[axis] = tensor->shape[axis];
+    view.shape[axis] = tensor.shape[axis];
     if (view.shape[axis] < 0) refuse_value(arg, "has a negative extent", "a shape");
+    is_empty |= view.shape[axis] == 0;
   }
   check_size(arg, view);
-  int64_t stride = itemsize(view.dtype);
+  if (tensor.data == nullptr && !is_empty)
+    refuse_buffer(arg, "has memory that is a null pointer", "memory of the CPU");
+  view.data = tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
+
+  int64_t contiguous = itemsize;
   for (int axis = view.rank - 1; axis >= 0; --axis) {
-    view.strides[axis] = tensor->strides != nullptr ? tensor->strides[axis] * itemsize(view.dtype) : stride;
-    stride *= view.shape[axis];
+    view.strides[axis] = is_empty ? 0 : contiguous;  // without elements they lead nowhere
+    if (is_empty) continue;
+    contiguous *= view.shape[axis];
+    if (tensor.strides == nullptr) continue;
+    view.strides[axis] = itemsize;
+    if (!multiply(view.strides[axis], tensor.strides[axis]))
+      refuse_value(arg, "has a stride of " + std::to_string(tensor.strides[axis]),
+                   "one that 64 bits can count");
   }
+}
+
+}  // namespace
+
+bool has_dlpack(py::handle object) { return py::hasattr(object, "__dlpack__"); }
+
+Input read_dlpack(const Arg& arg, py::handle object, Accept accept) {
+  check_said_device(arg, object);
+  Input input;
+  input.owner = capsule_of(arg, object);
+  const Tensor& tensor = tensor_in(arg, input.owner.ptr());
+  input.view.dtype = dtype_of(arg, tensor.dtype, accept);
+  read_layout(arg, tensor, itemsize(input.view.dtype), input.view);
   return input;
+}
+
+py::object integers_of_dlpack(const Arg& arg, py::handle object) {
+  check_said_device(arg, object);
+  py::object capsule = capsule_of(arg, object);
+  const Tensor& tensor = tensor_in(arg, capsule.ptr());
+  const int number = number_of_integers(arg, tensor.dtype);
+  View view;
+  view.dtype = DType::f64;  // none of ours, and none is wider
+  read_layout(arg, tensor, tensor.dtype.bits / 8, view);
+  py::object array = make_ndarray(number, view.rank, view.shape, view.strides, view.data);
+  if (PyArray_SetBaseObject(as_ndarray(array), capsule.release().ptr()) < 0) throw py::error_already_set();
+  return array;
 }
 
 }  // namespace simdformer

@@ -7,12 +7,12 @@ namespace simdformer {
 
 bool has_dlpack(py::handle object);
 
-// BufferError when the object says that its memory is not the CPU's.
-void check_cpu(const Arg& arg, py::handle object);
-
-// Views the memory that object.__dlpack__() offers; the capsule, kept in `owner`, gives it back when it dies.
-// BufferError when the memory is not on the CPU or the object does not hand it out, TypeError for other
-// dtypes.
+// The memory that object.__dlpack__() offers, without a copy; the capsule, kept in `owner`, gives it back
+// when it dies. BufferError when that memory is not on the CPU, is none, or is not handed out; TypeError for
+// other dtypes.
 Input read_dlpack(const Arg& arg, py::handle object, Accept accept);
+
+// The same for integers of any width, as an ndarray that keeps the capsule.
+py::object integers_of_dlpack(const Arg& arg, py::handle object);
 
 }  // namespace simdformer

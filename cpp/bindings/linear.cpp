@@ -141,9 +141,7 @@ class Items {
  public:
   Items(const Arg& arg, py::handle object, int count) {
     if (object.is_none()) return;
-    if (!is_list(object))
-      refuse_type(arg, "is of type " + std::string(Py_TYPE(object.ptr())->tp_name),
-                  "a list, because weight is one");
+    if (!is_list(object)) refuse_type(arg, type_of(object), "a list, because weight is one");
     items_ = py::reinterpret_steal<py::object>(PySequence_Fast(object.ptr(), ""));
     const auto found = PySequence_Fast_GET_SIZE(items_.ptr());
     if (found != count)

@@ -2,20 +2,18 @@
 #include <cstdlib>
 
 #include "bindings/numpy_api.hpp"
+#include "core/copy.hpp"
 
 namespace simdformer {
 
 py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape, View& view) {
   view.dtype = dtype;
   view.rank = rank;
-  for (int axis = 0; axis < rank; ++axis) view.shape[axis] = shape[axis];
+  std::copy_n(shape, rank, view.shape);
   check_size(arg, view);
-  PyObject* const descr = npy_api::get().PyArray_DescrFromType_(number_of(dtype));
-  py::object array = steal(npy_api::get().PyArray_NewFromDescr_(numpy->ndarray, descr, rank, extents(shape),
-                                                                nullptr, nullptr, 0, nullptr));
-  const auto* proxy = array_proxy(array.ptr());
-  view.data = proxy->data;
-  for (int axis = 0; axis < rank; ++axis) view.strides[axis] = proxy->strides[axis];
+  py::object array = make_ndarray(number_of(dtype), rank, shape);
+  view.data = PyArray_BYTES(as_ndarray(array));
+  std::copy_n(PyArray_STRIDES(as_ndarray(array)), rank, view.strides);
   return array;
 }
 
@@ -42,9 +40,7 @@ bool overlaps_itself(const View& view) {
 
 // An ndarray over a view's memory, which it does not keep alive.
 py::object borrowed_array(const View& view) {
-  PyObject* const descr = npy_api::get().PyArray_DescrFromType_(number_of(view.dtype));
-  return steal(npy_api::get().PyArray_NewFromDescr_(numpy->ndarray, descr, view.rank, extents(view.shape),
-                                                    extents(view.strides), view.data, 0, nullptr));
+  return make_ndarray(number_of(view.dtype), view.rank, view.shape, view.strides, view.data);
 }
 
 struct Bounds {
@@ -77,20 +73,18 @@ Output::Output(const Arg& arg, py::handle out, DType dtype, int rank, const int6
     array = new_array(arg, dtype, rank, shape, view);
     return;
   }
-  if (!PyObject_TypeCheck(out.ptr(), numpy->ndarray))
-    refuse_type(arg, "is of type " + std::string(Py_TYPE(out.ptr())->tp_name), "a numpy array",
-                "leave it out to get a new one");
+  if (!is_ndarray(out)) refuse_type(arg, type_of(out), "a numpy array", "leave it out to get a new one");
   check_not_masked(arg, out);
-  const auto* proxy = array_proxy(out.ptr());
+  PyArray_Descr* const descr = PyArray_DESCR(as_ndarray(out));
   const std::string name = arg.name;
-  if (array_descriptor_proxy(proxy->descr)->type_num != number_of(dtype) || is_swapped(proxy->descr))
-    refuse_type(arg, "has dtype " + dtype_text(proxy->descr), name_of(dtype),
+  if (descr->type_num != number_of(dtype) || !PyArray_ISNBO(descr->byteorder))
+    refuse_type(arg, "has dtype " + dtype_text(descr), name_of(dtype),
                 "make it with np.empty(" + shape_text(rank, shape) +
                     (dtype == DType::bf16 ? ", ml_dtypes." : ", np.") + name_of(dtype) + ")");
-  view_of_ndarray(arg, out.ptr(), Accept::floats, view);
+  view_of_ndarray(arg, out, Accept::floats, view);
   if (rank != view.rank || !std::equal(shape, shape + rank, view.shape))
     refuse_value(arg, "has shape " + shape_text(view), shape_text(rank, shape));
-  if (!(proxy->flags & npy_api::NPY_ARRAY_WRITEABLE_)) refuse_value(arg, "is read-only", "a writable array");
+  if (!PyArray_ISWRITEABLE(as_ndarray(out))) refuse_value(arg, "is read-only", "a writable array");
   if (overlaps_itself(view))
     refuse_value(arg, "has elements that lie on each other (a stride of 0, for instance)",
                  "a place for each of them", "copy it: " + name + ".copy()");

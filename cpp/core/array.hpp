@@ -41,12 +41,39 @@ struct View {
   int64_t shape[kMaxRank];
   int64_t strides[kMaxRank];
 
+  View() = default;
+  SF_INLINE View(const View& other) { *this = other; }
+  SF_INLINE View& operator=(const View& other) {  // of the axes that there are: all of them are a kilobyte
+    data = other.data;
+    dtype = other.dtype;
+    rank = other.rank;
+    for (int axis = 0; axis < rank; ++axis) {
+      shape[axis] = other.shape[axis];
+      strides[axis] = other.strides[axis];
+    }
+    return *this;
+  }
+
   SF_INLINE int64_t size() const {
     int64_t count = 1;
     for (int axis = 0; axis < rank; ++axis) count *= shape[axis];
     return count;
   }
 };
+
+SF_INLINE bool has_unit_last_axis(const View& view) {
+  return view.rank == 0 || view.shape[view.rank - 1] <= 1 ||
+         view.strides[view.rank - 1] == itemsize(view.dtype);
+}
+
+// The axes from `axis` on are moved up one place and `axis` becomes the last.
+void move_axis_last(View& view, int axis);
+
+// A new axis before `axis`, or after all for axis = rank.
+void insert_axis(View& view, int axis, int64_t extent, int64_t stride);
+
+// Trailing axes that lie one after the other in all of the views become one long last axis.
+void merge_last_axes(View* const* views, int count);
 
 // A view as `count` rows of `length` elements that lie side by side: the last axis taken off, the leading
 // axes merged wherever their strides allow. Row i is found without a division by walking a RowCursor.

@@ -1,11 +1,11 @@
 #include "core/attention.hpp"
 
 #include <algorithm>
-#include <new>
 
 #include "core/attention_args.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
+#include "core/work.hpp"
 
 namespace simdformer {
 namespace {
@@ -17,19 +17,8 @@ constexpr int64_t kItemTerms = int64_t{1} << 27;
 constexpr int64_t kMostRows = 128, kFewestRows = 32;
 constexpr int64_t kItems = 16;  // to share out, where there are enough rows
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t bytes_of(int64_t a, int64_t b, int64_t size) {
-  int64_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, size, &product))
-    throw std::bad_alloc();
-  return product;
-}
-
-// Items to a chunk that are worth waking a thread for, at `terms` products an item and ~50 a nanosecond.
-int64_t grain_of(double terms) {
-  return std::max<int64_t>(1, static_cast<int64_t>(5e5 / std::max(terms, 1.0)));
-}
+// Items to a chunk, at `terms` products an item. Beside them an item packs keys and takes exponentials.
+int64_t grain_of_terms(double terms) { return grain_of(2 * terms * cost::product); }
 
 // body(scratch, begin, end) on the threads, each chunk with scratch of its own.
 template <class Body>
@@ -76,8 +65,8 @@ void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, Ke
   const double keys =
       static_cast<double>(std::min(kFewKeys, std::max<int64_t>(seen.end - args.first_key, 4)));
   // A key costs at least its way from memory, as much as eight rows cost.
-  const int64_t grain = grain_of(static_cast<double>(std::max<int64_t>(rows, 8)) * width * keys);
-  const int64_t scratch = bytes_of(few_rows_scratch(args), 1, size);
+  const int64_t grain = grain_of_terms(static_cast<double>(std::max<int64_t>(rows, 8)) * width * keys);
+  const int64_t scratch = bytes_of(few_rows_scratch(args), size);
   const double key_bytes = width * static_cast<double>(itemsize(args.call->key.dtype));
   args.far = static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes >= kFarBytes;
   if (args.chunks == 1) {
@@ -89,14 +78,14 @@ void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, Ke
   }
   const int64_t head_bytes = bytes_of(args.chunks, sums_size(args, rows), size);
   const int64_t wave = std::clamp<int64_t>(kWorkspace / head_bytes, 1, heads);
-  const Scratch partials(bytes_of(wave, head_bytes, 1));
+  const Scratch partials(bytes_of(wave, head_bytes));
   args.partials = partials.as<void>();
   for (args.first_head = 0; args.first_head < heads; args.first_head += wave) {
     const int64_t count = std::min(wave, heads - args.first_head);
     parallel_with_scratch(count * args.chunks, grain, scratch, [&](void* memory, int64_t begin, int64_t end) {
       table.attention_few(args, memory, begin, end);
     });
-    parallel_for(count, grain_of(static_cast<double>(rows * args.chunks) * width * 4),
+    parallel_for(count, grain_of_terms(static_cast<double>(rows * args.chunks) * width * 4),
                  [&](int64_t begin, int64_t end) { table.attention_merge(args, begin, end); });
   }
 }
@@ -120,14 +109,14 @@ void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, K
   const bool several_passes = seen.end - begin > pass;
 
   const int64_t packed_bytes = blocks > 1 ? bytes_of(pass_blocks, packed_block_size(args), size) : 0;
-  const int64_t state_bytes = several_passes ? bytes_of(sums_size(args, block_rows), 1, size) : 0;
+  const int64_t state_bytes = several_passes ? bytes_of(sums_size(args, block_rows), size) : 0;
   const int64_t wave_blocks = std::clamp<int64_t>(kWorkspace / std::max<int64_t>(state_bytes, 1), 1, blocks);
   const int64_t head_bytes = packed_bytes + wave_blocks * state_bytes;
   const int64_t wave = std::clamp<int64_t>(kWorkspace / std::max<int64_t>(head_bytes, 1), 1, heads);
-  const Scratch packed(wave * packed_bytes), state(bytes_of(wave * wave_blocks, state_bytes, 1));
+  const Scratch packed(wave * packed_bytes), state(bytes_of(wave * wave_blocks, state_bytes));
   args.packed = packed_bytes > 0 ? packed.as<void>() : nullptr;
   args.state = state_bytes > 0 ? state.as<void>() : nullptr;
-  const int64_t scratch = bytes_of(many_rows_scratch(args), 1, size);
+  const int64_t scratch = bytes_of(many_rows_scratch(args), size);
 
   for (args.first_head = 0; args.first_head < heads; args.first_head += wave) {
     const int64_t count = std::min(wave, heads - args.first_head);
@@ -140,11 +129,11 @@ void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, K
         args.last_pass = args.last_key >= seen.end;
         if (args.packed != nullptr)
           parallel_for(count * ceil_div(args.last_key - args.first_key, kKeyBlock),
-                       grain_of(static_cast<double>(width * kKeyBlock) * 12),
+                       grain_of_terms(static_cast<double>(width * kKeyBlock) * 12),
                        [&](int64_t b, int64_t e) { table.attention_pack(args, b, e); });
         const double keys = static_cast<double>(std::max<int64_t>(args.last_key - args.first_key, 16));
         parallel_with_scratch(
-            count * args.blocks, grain_of(static_cast<double>(block_rows * width) * keys), scratch,
+            count * args.blocks, grain_of_terms(static_cast<double>(block_rows * width) * keys), scratch,
             [&](void* memory, int64_t b, int64_t e) { table.attention_many(args, memory, b, e); });
         args.first_key += pass;
       } while (args.first_key < seen.end);
@@ -152,9 +141,28 @@ void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, K
   }
 }
 
+// What else is wanted does not depend on the value: the first column of the keys stands in, and its sums go
+// nowhere.
+void attend_without_value(const Attention& call) {
+  if (call.weights == nullptr && call.scores == nullptr && call.lse == nullptr) return;
+  const int last = call.out.rank - 1;
+  Attention stand_in = call;
+  stand_in.value = call.key;
+  stand_in.value.shape[last] = stand_in.out.shape[last] = 1;
+  int64_t stride = itemsize(call.out.dtype);
+  for (int axis = last; axis >= 0; --axis) {
+    stand_in.out.strides[axis] = stride;
+    stride = bytes_of(stride, stand_in.out.shape[axis]);
+  }
+  const Scratch nowhere(stride);
+  stand_in.out.data = nowhere.as<char>();
+  attention(stand_in);
+}
+
 }  // namespace
 
 void attention(const Attention& call) {
+  if (call.value.shape[call.value.rank - 1] == 0) return attend_without_value(call);
   AttentionArgs args{};
   const int rank = call.query.rank;
   args.call = &call;

@@ -17,7 +17,7 @@ namespace simdformer {
 struct Attention {
   View query;  // (..., H, L, D), rank >= 3
   View key;    // (..., K, S, D): 16-bit or float32 beside any of these; float64 beside float64
-  View value;  // (..., K, S, Dv), key's dtype
+  View value;  // (..., K, S, Dv), key's dtype; Dv may be 0
   View out;    // (..., H, L, Dv), query's dtype
   // All four: unit stride on the last axis, any other strides.
 

@@ -12,31 +12,19 @@
 #include "core/dispatch.hpp"
 #include "core/linear_args.hpp"
 #include "core/parallel.hpp"
+#include "core/work.hpp"
 
 namespace simdformer {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Where a tensor is large enough to span huge pages, it starts on one.
 int64_t alignment(int64_t nbytes) { return nbytes >= 2 * kHugePage ? kHugePage : 64; }
 
-// The product of sizes as a number of bytes that memory can hold.
-int64_t checked_bytes(int64_t a, int64_t b, int64_t c) {
-  int64_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, c, &product))
-    throw std::bad_alloc();
-  return product;
-}
-
-// Items of so many operations in one chunk: worth waking a thread for, and far below the 50 ms that an
-// interrupt may wait. `operations` are multiplications; one per ~20 ps on the fastest machines, and memory
-// costs more than those.
-int64_t grain(double operations_per_item, double bytes_per_item) {
-  const double nanoseconds = std::max(operations_per_item / 50, bytes_per_item / 20);
-  return std::max<int64_t>(1, static_cast<int64_t>(20000 / std::max(nanoseconds, 1.0)));
+// Items of a matrix product to a chunk: its multiplications, or the memory that they wait for.
+int64_t grain_of_product(double products_per_item, double bytes_per_item) {
+  return grain_of(std::max(products_per_item * cost::product, bytes_per_item * cost::byte));
 }
 
 }  // namespace
@@ -47,9 +35,9 @@ PackedWeight::PackedWeight(const View& weight)
     : rows_(weight.shape[0]), cols_(weight.shape[1]), dtype_(weight.dtype) {
   if (rows_ == 0 || cols_ == 0) return;
   const int64_t panels = ceil_div(rows_, kPanel);
-  checked_bytes(cols_ + 1, kPanel, itemsize(dtype_));
+  bytes_of(cols_ + 1, kPanel, itemsize(dtype_));
   const int64_t panel_bytes = panel_elements(cols_, dtype_) * itemsize(dtype_);
-  nbytes_ = checked_bytes(panels, panel_bytes, 1);
+  nbytes_ = bytes_of(panels, panel_bytes);
   const auto align = static_cast<std::size_t>(alignment(nbytes_));
   const auto size = (static_cast<std::size_t>(nbytes_) + align - 1) / align * align;
   memory_.reset(static_cast<char*>(std::aligned_alloc(align, size)));
@@ -60,7 +48,7 @@ PackedWeight::PackedWeight(const View& weight)
 
   const PackArgs args{weight.data, weight.strides[0], dtype_, rows_, cols_, memory_.get()};
   const KernelTable& table = kernels();
-  parallel_for(panels, grain(0, static_cast<double>(panel_bytes) * 4),
+  parallel_for(panels, grain_of_product(0, static_cast<double>(panel_bytes) * 4),
                [&](int64_t begin, int64_t end) { table.pack(args, begin, end); });
 }
 
@@ -68,7 +56,7 @@ void PackedWeight::unpack(const View& out) const {
   if (rows_ == 0 || cols_ == 0) return;
   const UnpackArgs args{memory_.get(), dtype_, rows_, cols_, out.data, out.strides[0]};
   const KernelTable& table = kernels();
-  parallel_for(ceil_div(rows_, kPanel), grain(0, static_cast<double>(cols_) * kPanel * 40),
+  parallel_for(ceil_div(rows_, kPanel), grain_of_product(0, static_cast<double>(cols_) * kPanel * 40),
                [&](int64_t begin, int64_t end) { table.unpack(args, begin, end); });
 }
 
@@ -136,9 +124,9 @@ void linear(const View& x, const LinearOperand* operands, int count) {
   if (table.bf16_pairs && x.dtype == DType::bf16)
     for (const LinearWeight& w : weights) pairs += w.packed && w.dtype == DType::bf16;
   const int64_t step = block_rows(source.count, depth);
-  const int64_t elements = checked_bytes(step, args.x_stride, 1);
-  const Scratch widened(pairs == count ? 0 : checked_bytes(elements, itemsize(sum), 1));
-  const Scratch paired(pairs == 0 ? 0 : checked_bytes(elements, itemsize(DType::bf16), 1));
+  const int64_t elements = bytes_of(step, args.x_stride);
+  const Scratch widened(pairs == count ? 0 : bytes_of(elements, itemsize(sum)));
+  const Scratch paired(pairs == 0 ? 0 : bytes_of(elements, itemsize(DType::bf16)));
   args.x = widened.as<void>();
   args.x_pairs = pairs == 0 ? nullptr : paired.as<bfloat16>();
   for (int64_t first = 0; first < source.count; first += step) {
@@ -146,7 +134,7 @@ void linear(const View& x, const LinearOperand* operands, int count) {
     args.rows = std::min(step, source.count - first);
     const auto pack_rows = [&](const Scratch& packed, bool as_pairs) {
       const PackRowsArgs rows{source, first, packed.as<void>(), args.x_stride, as_pairs};
-      parallel_for(args.rows, grain(0, static_cast<double>(args.x_stride) * 8),
+      parallel_for(args.rows, grain_of_product(0, static_cast<double>(args.x_stride) * 8),
                    [&](int64_t begin, int64_t end) { table.pack_rows(rows, begin, end); });
     };
     if (pairs < count) pack_rows(widened, false);
@@ -156,13 +144,13 @@ void linear(const View& x, const LinearOperand* operands, int count) {
     args.chunk_rows = ceil_div(args.rows, args.chunks);
     args.chunks = ceil_div(args.rows, args.chunk_rows);
     const double terms = static_cast<double>(depth + 16) * kGroup;
-    parallel_for(
-        groups * args.chunks,
-        grain(terms * static_cast<double>(args.chunk_rows), terms * static_cast<double>(weight_size)),
-        [&](int64_t begin, int64_t end) {
-          const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
-          table.linear(args, scratch.as<void>(), begin, end);
-        });
+    parallel_for(groups * args.chunks,
+                 grain_of_product(terms * static_cast<double>(args.chunk_rows),
+                                  terms * static_cast<double>(weight_size)),
+                 [&](int64_t begin, int64_t end) {
+                   const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
+                   table.linear(args, scratch.as<void>(), begin, end);
+                 });
   }
 }
 

@@ -209,7 +209,7 @@ def rope(
 
     Parameters
     ----------
-    x : (..., T, D), D even
+    x : (..., T, D), D even where there is no rotary_dim
         Queries or keys, heads split.
     layout : "half" or "interleaved"
         Which elements are a pair: (i, i + D/2) as in Hugging Face checkpoints, or (2i, 2i + 1) as
@@ -225,10 +225,10 @@ def rope(
     attention_factor : float
         Multiplies cos and sin (YaRN).
     rotary_dim : int, optional
-        Only the first rotary_dim elements are turned, the others are copied.
+        An even number: only the first rotary_dim elements are turned, the others are copied.
 
-    TypeError: dtypes, positions that are not integers. ValueError: an odd D, shapes, a layout that
-    is neither, positions beside an offset, inv_freq beside theta.
+    TypeError: dtypes, positions that are not integers. ValueError: an odd D or rotary_dim, shapes,
+    a layout that is neither, positions beside an offset, inv_freq beside theta.
 
     >>> import numpy as np
     >>> import simdformer as sf

@@ -269,7 +269,8 @@ def rope(
     """Pair i of position p is turned by p · theta^(-2i/D). Su et al. 2021, arXiv:2104.09864.
 
     x (...,T,D). "half" pairs (i, i + D/2), "interleaved" pairs (2i, 2i+1). positions (T,) or (B,T)
-    with B the first axis of x, else offset, offset + 1, ... Elements from rotary_dim on stay.
+    with B the first axis of x, else offset, offset + 1, ... Elements from rotary_dim on, of any
+    number, stay.
     """
     plain = float64(x)
     rotary_dim = plain.shape[-1] if rotary_dim is None else rotary_dim

@@ -1,10 +1,13 @@
-// rope and its table against xtensor in float64.
+// rope through the thread pool, and the kernels of the rotation and of its table, against xtensor in float64.
 #include <cmath>
+#include <thread>
 #include <xtensor/xmath.hpp>
 #include <xtensor/xview.hpp>
 
 #include "arrays.hpp"
 #include "check.hpp"
+#include "core/rope.hpp"
+#include "threads.hpp"
 
 namespace simdformer::tests {
 namespace {
@@ -113,6 +116,111 @@ TEST(every_pair_is_turned_by_its_angle) {
               CHECK(same.bytes() == out.bytes());
             });
           }
+}
+
+// rope of x (sequences, heads, positions, n), against turn().
+void check_rope(const Array& x, const Rope& call, const std::vector<int64_t>& positions) {
+  const Shape shape{x.values().shape().begin(), x.values().shape().end()};
+  const std::size_t rows = shape[0] * shape[1] * shape[2],
+                    half = static_cast<std::size_t>(call.rotary_dim / 2);
+  Values inv_freq = Values::from_shape({half});
+  for (std::size_t i = 0; i < half; ++i)
+    inv_freq(i) = call.inv_freq ? call.inv_freq[i]
+                                : std::pow(call.theta, -static_cast<double>(i) / static_cast<double>(half));
+  const Array table(table_of(positions, inv_freq, call.attention_factor), accumulator(x.dtype()));
+  std::vector<std::size_t> index;
+  for (std::size_t row = 0; row < rows; ++row)
+    index.push_back(row % shape[2] + (call.by_sequence ? row / (shape[1] * shape[2]) * shape[2] : 0));
+  Values flat = x.values();
+  flat.reshape(Shape{rows, shape[3]});
+  Turned wanted = turn(flat, table.values(), index, call.layout);
+  wanted.out.reshape(shape), wanted.scale.reshape(shape);
+  const Array out = result(shape, x.dtype()), same(x.values(), x.dtype(), 3);
+  rope(x.view(), call, out.view());
+  check_close(out, wanted.out, wanted.scale, 8);
+  rope(same.view(), call, same.view());
+  CHECK(same.bytes() == out.bytes());
+}
+
+TEST(positions_frequencies_and_parts_of_a_head_are_as_the_call_says) {
+  const Threads two(2);
+  const std::vector<int64_t> counted{5, 6, 7, 8}, given{9, 0, 9, 4000},
+      by_sequence{9, 0, 9, 4000, 1, 2, 3, 4};
+  const Values frequency = frequencies(40) * 0.7;
+  for (const RopeLayout layout : {RopeLayout::half, RopeLayout::interleaved})
+    for (const DType dtype : kFloats)
+      for (const std::size_t half : {1u, 3u, 8u, 16u, 33u})
+        for (const std::size_t rest : {0u, 1u, 2u, 17u}) {
+          const Note note(
+              words("layout", static_cast<int>(layout), "dtype", name_of(dtype), "half", half, "rest", rest));
+          const Array x(normal({2, 3, 4, 2 * half + rest}, half), dtype, 2);
+          for_each_isa([&] {
+            Rope call;
+            call.layout = layout;
+            call.rotary_dim = static_cast<int64_t>(2 * half);
+            call.offset = 5;
+            check_rope(x, call, counted);
+            call.positions = given.data();
+            call.theta = 5e5;
+            check_rope(x, call, given);
+            call.positions = by_sequence.data();
+            call.by_sequence = true;
+            call.inv_freq = frequency.data();
+            call.attention_factor = 1.25;
+            check_rope(x, call, by_sequence);
+          });
+        }
+}
+
+TEST(angles_are_kept_for_one_call_and_computed_for_another) {
+  const Array x(normal({2, 3, 64}, 1), DType::f32);
+  Rope near, far;
+  near.rotary_dim = far.rotary_dim = 64;
+  far.offset = 1000;
+  const Array near_alone = result({2, 3, 64}, DType::f32), far_alone = result({2, 3, 64}, DType::f32);
+  rope(x.view(), near, near_alone.view());
+  rope(x.view(), far, far_alone.view());
+  for (int i = 0; i < 4; ++i) {
+    const Array out = result({2, 3, 64}, DType::f32);
+    rope(x.view(), i % 2 ? far : near, out.view());
+    CHECK(out.bytes() == (i % 2 ? far_alone : near_alone).bytes());
+    rope(x.view(), i % 2 ? far : near, out.view());
+    CHECK(out.bytes() == (i % 2 ? far_alone : near_alone).bytes());
+  }
+}
+
+TEST(threads_that_rotate_at_the_same_time_do_not_share_angles) {
+  constexpr int kThreads = 4, kCalls = 300;
+  const Array x(normal({2, 16, 64}, 1), DType::f32);
+  std::vector<Array> wanted, found;
+  std::vector<Rope> calls(kThreads);
+  for (int i = 0; i < kThreads; ++i) {
+    calls[static_cast<std::size_t>(i)].rotary_dim = 64;
+    calls[static_cast<std::size_t>(i)].offset = 100 * i;
+    wanted.push_back(result({2, 16, 64}, DType::f32));
+    found.push_back(result({2, 16, 64}, DType::f32));
+    rope(x.view(), calls[static_cast<std::size_t>(i)], wanted.back().view());
+  }
+  std::vector<int> wrong(kThreads, 0);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < kThreads; ++i)
+    threads.emplace_back([&, i] {
+      for (int n = 0; n < kCalls; ++n) {
+        rope(x.view(), calls[i], found[i].view());
+        wrong[i] += found[i].bytes() != wanted[i].bytes();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const int n : wrong) CHECK_EQUAL(n, 0);
+}
+
+TEST(rope_of_nothing_is_nothing) {
+  Rope call;
+  call.rotary_dim = 4;
+  for (const Shape& shape : {Shape{0, 4}, Shape{3, 0, 8}, Shape{0, 3, 4}}) {
+    const Array x(Values::from_shape(shape), DType::f32);
+    rope(x.view(), call, x.view());
+  }
 }
 
 }  // namespace simdformer::tests

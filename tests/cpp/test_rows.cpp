@@ -1,10 +1,16 @@
-// What works row by row: activations, swiglu, softmax, the norms, conversion. Each against xtensor in
-// float64, for every instruction set, dtype, and length around the widths of vectors.
+// What works row by row, or element by element: activations, swiglu, softmax, the norms. Each through the
+// thread pool against xtensor in float64, for every instruction set, dtype, and length around the widths of
+// vectors; and the kernels themselves on parts of their work.
 #include <cmath>
 #include <xtensor/xmath.hpp>
 
 #include "arrays.hpp"
 #include "check.hpp"
+#include "core/activations.hpp"
+#include "core/norms.hpp"
+#include "core/softmax.hpp"
+#include "core/work.hpp"
+#include "threads.hpp"
 
 namespace simdformer::tests {
 namespace {
@@ -42,7 +48,7 @@ void run(Kernel kernel, const Args& args, int64_t items) {
 
 Values row_sum(const Values& x) { return xt::sum(x, {1}, xt::keep_dims); }
 
-Values softmax(const Values& x) {
+Values softmax_of(const Values& x) {
   const Values highest = xt::amax(x, {1}, xt::keep_dims);
   const Values e = xt::exp(x - highest);
   return e / row_sum(e);
@@ -50,35 +56,66 @@ Values softmax(const Values& x) {
 
 }  // namespace
 
+struct ActivationCase {
+  Activation kind;
+  const char* name;
+  Values (*reference)(const Values&);
+};
+const ActivationCase kActivations[] = {
+    {Activation::silu, "silu", [](const Values& x) -> Values { return x / (1 + xt::exp(-x)); }},
+    {Activation::gelu, "gelu", [](const Values& x) -> Values { return x * xt::erfc(-x / std::sqrt(2)) / 2; }},
+    {Activation::gelu_tanh, "gelu_tanh",
+     [](const Values& x) -> Values {
+       return x / (1 + xt::exp(-2 * std::sqrt(2 / std::acos(-1)) * (x + 0.044715 * x * x * x)));
+     }},
+    {Activation::relu, "relu", [](const Values& x) -> Values { return xt::maximum(x, 0.0); }},
+};
+
 TEST(activations_are_what_xtensor_computes) {
-  struct Case {
-    Activation kind;
-    const char* name;
-    Values (*reference)(const Values&);
-  };
-  const Case cases[] = {
-      {Activation::silu, "silu", [](const Values& x) -> Values { return x / (1 + xt::exp(-x)); }},
-      {Activation::gelu, "gelu",
-       [](const Values& x) -> Values { return x * xt::erfc(-x / std::sqrt(2)) / 2; }},
-      {Activation::gelu_tanh, "gelu_tanh",
-       [](const Values& x) -> Values {
-         return x / (1 + xt::exp(-2 * std::sqrt(2 / std::acos(-1)) * (x + 0.044715 * x * x * x)));
-       }},
-      {Activation::relu, "relu", [](const Values& x) -> Values { return xt::maximum(x, 0.0); }},
-  };
-  for (const Case& c : cases)
+  for (const ActivationCase& c : kActivations)
+    for_each_case([&](DType dtype, const Array& x) {
+      const Note note(c.name);
+      const Values values = x.values(), wanted = c.reference(values);
+      for_each_isa([&] {
+        const Array out = result({kRows, values.shape(1)}, dtype);
+        activation(c.kind, x.view(), out.view());
+        check_close(out, wanted, xt::abs(values), 8);
+      });
+    });
+}
+
+TEST(pieces_of_a_row_may_end_anywhere) {
+  for (const ActivationCase& c : kActivations)
     for_each_case([&](DType dtype, const Array& x) {
       const Note note(c.name);
       const Values values = x.values(), wanted = c.reference(values);
       const auto n = static_cast<int64_t>(values.shape(1));
-      for (const int64_t segment : {n, int64_t{7}, n + 1})  // pieces of a row may end anywhere
+      for (const int64_t segment : {n, int64_t{7}, n + 1})
         for_each_isa([&] {
           const Array out = result({kRows, values.shape(1)}, dtype);
           run(kernels().activation, ActivationArgs{x.rows(), out.rows(), c.kind, segment},
-              static_cast<int64_t>(kRows) * ((n + segment - 1) / segment));
+              static_cast<int64_t>(kRows) * ceil_div(n, segment));
           check_close(out, wanted, xt::abs(values), 8);
         });
     });
+}
+
+TEST(long_rows_are_shared_out_in_pieces) {
+  const Threads three(3);
+  for (const DType dtype : kFloats)
+    for (const std::size_t n :
+         {std::size_t{kSegment}, std::size_t{kSegment} + 1, 5 * std::size_t{kSegment} + 77}) {
+      const Note note(words("dtype", name_of(dtype), "n", n));
+      const Array x(normal({2, n}, n), dtype, 3), up(normal({2, n}, n + 1), dtype, 1);
+      const Values v = x.values(), wanted = v / (1 + xt::exp(-v));
+      for_each_isa([&] {
+        const Array out = result({2, n}, dtype);
+        activation(Activation::silu, x.view(), out.view());
+        check_close(out, wanted, xt::abs(v), 8);
+        swiglu(x.view(), up.view(), out.view());
+        check_close(out, wanted * up.values(), xt::abs(wanted * up.values()), 8);
+      });
+    }
 }
 
 TEST(swiglu_is_silu_of_gate_times_up) {
@@ -88,10 +125,12 @@ TEST(swiglu_is_silu_of_gate_times_up) {
     const Values wanted = g / (1 + xt::exp(-g)) * up.values();
     const auto n = static_cast<int64_t>(g.shape(1));
     for_each_isa([&] {
-      const Array out = result({kRows, g.shape(1)}, dtype);
-      run(kernels().swiglu, SwigluArgs{gate.rows(), up.rows(), out.rows(), 100},
-          static_cast<int64_t>(kRows) * ((n + 99) / 100));
+      const Array out = result({kRows, g.shape(1)}, dtype), parts = result({kRows, g.shape(1)}, dtype);
+      swiglu(gate.view(), up.view(), out.view());
       check_close(out, wanted, xt::abs(wanted), 8);
+      run(kernels().swiglu, SwigluArgs{gate.rows(), up.rows(), parts.rows(), 100},
+          static_cast<int64_t>(kRows) * ceil_div(n, 100));
+      CHECK(parts.bytes() == out.bytes());
     });
   });
 }
@@ -99,11 +138,14 @@ TEST(swiglu_is_silu_of_gate_times_up) {
 TEST(softmax_is_what_xtensor_computes) {
   for_each_case([&](DType dtype, const Array& x) {
     for (const double temperature : {1.0, 0.7, 3.0}) {
-      const Values wanted = softmax(x.values() / temperature);
+      const Values wanted = softmax_of(x.values() / temperature);
       for_each_isa([&] {
         const Array out = result({kRows, wanted.shape(1)}, dtype);
-        run(kernels().softmax, SoftmaxArgs{x.rows(), out.rows(), temperature}, kRows);
+        softmax(x.view(), temperature, out.view());
         check_close(out, wanted, wanted, 64);
+        const Array parts = result({kRows, wanted.shape(1)}, dtype);
+        run(kernels().softmax, SoftmaxArgs{x.rows(), parts.rows(), temperature}, kRows);
+        CHECK(parts.bytes() == out.bytes());
       });
     }
   });
@@ -113,10 +155,10 @@ TEST(long_rows_of_16_bits_take_another_way_through_softmax) {
   for (const DType dtype : {DType::f16, DType::bf16})
     for (const std::size_t n : {4096u, 4097u, 9001u}) {
       const Array x(normal({1, n}, n) * 2, dtype);
-      const Values wanted = softmax(x.values());
+      const Values wanted = softmax_of(x.values());
       for_each_isa([&] {
         const Array out = result({1, n}, dtype);
-        kernels().softmax(SoftmaxArgs{x.rows(), out.rows(), 1.0}, 0, 1);
+        softmax(x.view(), 1.0, out.view());
         check_close(out, wanted, wanted, 64);
       });
     }
@@ -130,15 +172,18 @@ TEST(rms_norm_is_what_xtensor_computes) {
         const auto length = static_cast<std::size_t>(n);
         const Array x(normal({kRows, length}, 1), mixture.x, 2);
         const Array weight(normal({length}, 2), mixture.parameter);
+        const View weight_view = weight.view();
         const Values v = x.values(), root = xt::sqrt(row_sum(v * v) / static_cast<double>(n) + 1e-5);
         Values wanted = v / root;
         if (weighted) wanted *= weight.values();
         for_each_isa([&] {
-          const Array out = result({kRows, length}, mixture.x);
-          const RmsNormArgs args{x.rows(), out.rows(), weighted ? weight.data() : nullptr, mixture.parameter,
-                                 1e-5};
-          run(kernels().rms_norm, args, kRows);
+          const Array out = result({kRows, length}, mixture.x), parts = result({kRows, length}, mixture.x);
+          rms_norm(x.view(), weighted ? &weight_view : nullptr, 1e-5, out.view());
           check_close(out, wanted, xt::abs(wanted), 6);
+          const RmsNormArgs args{x.rows(), parts.rows(), weighted ? weight.data() : nullptr,
+                                 mixture.parameter, 1e-5};
+          run(kernels().rms_norm, args, kRows);
+          CHECK(parts.bytes() == out.bytes());
         });
       }
 }
@@ -151,6 +196,7 @@ TEST(layer_norm_is_what_xtensor_computes) {
         const auto length = static_cast<std::size_t>(n);
         const Array x(normal({kRows, length}, 1) + 0.5, mixture.x, 2);
         const Array weight(normal({length}, 2), mixture.parameter), bias(normal({length}, 3), mixture.x);
+        const View weight_view = weight.view(), bias_view = bias.view();
         const Values v = x.values(), mean = row_sum(v) / static_cast<double>(n), centred = v - mean;
         const Values root = xt::sqrt(row_sum(centred * centred) / static_cast<double>(n) + 1e-5);
         Values wanted = centred / root,
@@ -161,56 +207,84 @@ TEST(layer_norm_is_what_xtensor_computes) {
         }
         for_each_isa([&] {
           const Array out = result({kRows, length}, mixture.x);
-          const LayerNormArgs args{x.rows(),
-                                   out.rows(),
-                                   affine ? weight.data() : nullptr,
-                                   mixture.parameter,
-                                   affine ? bias.data() : nullptr,
-                                   mixture.x,
-                                   1e-5};
-          run(kernels().layer_norm, args, kRows);
+          layer_norm(x.view(), affine ? &weight_view : nullptr, affine ? &bias_view : nullptr, 1e-5,
+                     out.view());
           check_close(out, wanted, scale, 8);
         });
       }
 }
 
-TEST(conversion_rounds_once_to_the_nearest) {
-  for_each_case([&](DType from, const Array& x) {
-    const Values values = x.values();
-    const auto n = static_cast<int64_t>(values.shape(1));
-    for (const DType to : kFloats) {
-      if (from == to) continue;
-      const Note note(words("to", name_of(to)));
-      const Array wanted(values, to, 3);
-      for_each_isa([&] {
-        const Array out = result({kRows, values.shape(1)}, to);
-        run(kernels().convert, ConvertArgs{x.rows(), out.rows(), 50},
-            static_cast<int64_t>(kRows) * ((n + 49) / 50));
-        CHECK(out.bytes() == wanted.bytes());
-      });
-    }
+TEST(the_other_parameter_of_a_norm_may_be_absent) {
+  const Array x(normal({kRows, 67}, 1), DType::f32), parameter(normal({67}, 2), DType::bf16);
+  const View view = parameter.view();
+  const Values v = x.values(), mean = row_sum(v) / 67.0, centred = v - mean;
+  const Values wanted = centred / xt::sqrt(row_sum(centred * centred) / 67.0);
+  for_each_isa([&] {
+    const Array out = result({kRows, 67}, DType::f32);
+    layer_norm(x.view(), &view, nullptr, 0, out.view());
+    check_close(out, wanted * parameter.values(), xt::ones_like(v) * 4, 8);
+    layer_norm(x.view(), nullptr, &view, 0, out.view());
+    check_close(out, wanted + parameter.values(), xt::ones_like(v) * 4, 8);
   });
 }
 
-TEST(rows_without_elements_are_left_alone) {
-  for_each_isa([&] {
-    const Array x(Values(Shape{2, 0}), DType::f32), out(Values(Shape{2, 0}), DType::f32);
-    kernels().activation(ActivationArgs{x.rows(), out.rows(), Activation::silu, 16}, 0, 0);
-    kernels().softmax(SoftmaxArgs{x.rows(), out.rows(), 1.0}, 0, 2);
-    kernels().rms_norm(RmsNormArgs{x.rows(), out.rows(), nullptr, DType::f32, 1e-5}, 0, 2);
-  });
+TEST(arrays_without_elements_are_left_alone) {
+  for (const Shape& shape : {Shape{2, 0}, Shape{0, 3}, Shape{0}})
+    for_each_isa([&] {
+      const Array x(Values::from_shape(shape), DType::f32), out(Values::from_shape(shape), DType::f32);
+      activation(Activation::silu, x.view(), out.view());
+      swiglu(x.view(), x.view(), out.view());
+      softmax(x.view(), 1.0, out.view());
+      rms_norm(x.view(), nullptr, 1e-5, out.view());
+      layer_norm(x.view(), nullptr, nullptr, 1e-5, out.view());
+    });
 }
 
 TEST(results_may_take_the_place_of_the_input) {
   for_each_case([&](DType dtype, const Array& x) {
-    for_each_isa([&] {
-      const Array apart = result({kRows, x.values().shape(1)}, dtype);
-      const Array same(x.values(), dtype, 3);
-      kernels().softmax(SoftmaxArgs{x.rows(), apart.rows(), 1.0}, 0, kRows);
-      kernels().softmax(SoftmaxArgs{same.rows(), same.rows(), 1.0}, 0, kRows);
+    const std::size_t n = x.values().shape(1);
+    const Array other(normal({kRows, n}, 5), dtype, 3);
+    const auto in_place = [&](auto compute) {
+      const Array apart = result({kRows, n}, dtype), same(x.values(), dtype, 3);
+      compute(x.view(), apart.view());
+      compute(same.view(), same.view());
       CHECK(apart.bytes() == same.bytes());
+    };
+    for_each_isa([&] {
+      in_place([](const View& x, const View& out) { softmax(x, 1.0, out); });
+      in_place([](const View& x, const View& out) { activation(Activation::gelu, x, out); });
+      in_place([](const View& x, const View& out) { rms_norm(x, nullptr, 1e-5, out); });
+      in_place([](const View& x, const View& out) { layer_norm(x, nullptr, nullptr, 1e-5, out); });
+      in_place([&](const View& x, const View& out) { swiglu(x, other.view(), out); });
     });
   });
+}
+
+TEST(rows_of_any_strides_give_the_same) {
+  const Array x(normal({4, 3, 33}, 7), DType::f32, 2);
+  View swapped = x.view(), backwards = x.view();
+  std::swap(swapped.shape[0], swapped.shape[1]);
+  std::swap(swapped.strides[0], swapped.strides[1]);
+  backwards.data += 3 * backwards.strides[0];
+  backwards.strides[0] = -backwards.strides[0];
+  for_each_isa([&] {
+    const Array out = result({4, 3, 33}, DType::f32), other = result({3, 4, 33}, DType::f32);
+    softmax(x.view(), 0.5, out.view());
+    softmax(swapped, 0.5, other.view());
+    CHECK(other.values() == Values(xt::transpose(out.values(), {1, 0, 2})));
+    const Array last_first = result({4, 3, 33}, DType::f32);
+    softmax(backwards, 0.5, last_first.view());
+    CHECK(last_first.values() == Values(xt::flip(out.values(), 0)));
+  });
+}
+
+TEST(chunks_are_worth_their_threads) {
+  CHECK_EQUAL(grain_of_rows(0), 32768);
+  CHECK_EQUAL(grain_of_rows(1), 32768);
+  for (const int64_t length : {64, 1024, 4096, 32768}) CHECK_EQUAL(grain_of_rows(length), 32768 / length);
+  CHECK_EQUAL(grain_of_rows(int64_t{1} << 40), 1);
+  CHECK_EQUAL(grain_of(0), 32768);
+  CHECK_EQUAL(grain_of(1e300), 1);
 }
 
 }  // namespace simdformer::tests

@@ -222,6 +222,23 @@ def test_zero_size_arrays_give_an_empty_result_and_no_keys_give_zeros(isa, dtype
         assert (lse == -np.inf).all()
 
 
+@pytest.mark.parametrize("L", [1, 3, 70])
+def test_a_value_without_columns_gives_an_empty_result_and_right_weights(isa, dtype, L, rng):
+    q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=90, D=16, Dv=5, dtype=dtype)
+    options = {"is_causal": True, "causal_offset": 90 - L, "window": 40, "key_lengths": [90, 60]}
+    want, *extras = attention(q, k, v, **options, **EXTRAS)
+    got, *found = attention(q, k, v[..., :0], **options, **EXTRAS)
+    assert got.shape == (*want.shape[:-1], 0)
+    assert got.dtype == dtype
+    for ours, theirs in zip(found, extras, strict=True):
+        assert same_bits(ours, theirs)
+    assert attention(q[0, 0], k[0, 0], v[0, 0, :, :0]).shape == (L, 0)
+    out = np.empty((2, 4, L, 0), dtype)
+    assert attention(q, k, v[..., :0], out=out) is out
+    plain = reference.scaled_dot_product_attention(q, k, v[..., :0])
+    assert attention(q, k, v[..., :0]).shape == plain.shape
+
+
 def test_a_head_dim_of_0_is_an_error(isa, dtype):
     with pytest.raises(ValueError, match="scaled_dot_product_attention"):
         attention(np.ones((2, 3, 0), dtype), np.ones((2, 4, 0), dtype), np.ones((2, 4, 5), dtype))

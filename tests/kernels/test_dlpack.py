@@ -165,24 +165,34 @@ new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
-FLOAT32, BFLOAT16 = (2, 32, 1), (4, 16, 1)
+FLOAT32, BFLOAT16, INT64 = (2, 32, 1), (4, 16, 1), (0, 64, 1)
 
 
 class Handmade:
     """An exporter whose tensor says whatever the test wants it to say."""
 
     def __init__(
-        self, memory, shape, strides=None, *, dtype=FLOAT32, offset=0, version=None, name=None
+        self,
+        memory,
+        shape,
+        strides=None,
+        *,
+        dtype=FLOAT32,
+        offset=0,
+        version=None,
+        name=None,
+        device=(1, 0),
+        null=(),
     ):
         self.memory = memory
         self.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         self.strides = strides and (ctypes.c_int64 * len(strides))(*strides)
         tensor = Tensor(
-            memory.ctypes.data,
-            Device(1, 0),
+            None if "data" in null else memory.ctypes.data,
+            Device(*device),
             len(shape),
             DataType(*dtype),
-            self.shape,
+            None if "shape" in null else self.shape,
             self.strides,
             offset,
         )
@@ -236,14 +246,75 @@ def test_bfloat16_by_its_code(rng):
         ({"version": 2}, BufferError, "speaks DLPack version 2, needs version 1 or older"),
         ({"name": b"used_dltensor"}, BufferError, "does not return a DLPack capsule, needs one"),
         ({"name": b"dltensor_versioned", "version": 9}, BufferError, "speaks DLPack version 9"),
+        ({"null": ["data"]}, BufferError, "has memory that is a null pointer, needs memory"),
+        ({"null": ["data"], "offset": 64}, BufferError, "has memory that is a null pointer"),
+        ({"null": ["data"], "shape": ()}, BufferError, "has memory that is a null pointer"),
+        ({"null": ["shape"]}, BufferError, "has a shape that is a null pointer, needs one for"),
+        ({"null": ["data", "shape"]}, BufferError, "has a shape that is a null pointer"),
+        ({"device": (2, 0)}, BufferError, "lies on DLPack device type 2, needs memory of the CPU"),
+        ({"device": (-1, 0)}, BufferError, "lies on DLPack device type -1"),
+        ({"strides": (2**62, 1)}, ValueError, "has a stride of 4611686018427387904, needs one"),
     ],
 )
-def test_what_a_tensor_may_not_say(changes, error, found):
-    exporter = Handmade(np.zeros(8, np.float32), **({"shape": (2, 4)} | changes))
+@pytest.mark.parametrize("version", [None, 1])
+def test_what_a_tensor_may_not_say(changes, error, found, version):
+    settings = {"shape": (2, 4), "version": version} | changes
+    memory = np.zeros(16, np.float32)
     with pytest.raises(error) as caught:
-        sf.silu(exporter)
+        sf.silu(Handmade(memory, **settings))
     assert str(caught.value).startswith("silu: x ")
     assert found in str(caught.value)
+    if "dtype" in changes:
+        return
+    with pytest.raises(error) as caught:  # integers come by the same way
+        sf.embedding(Handmade(memory, **settings, dtype=INT64), np.zeros((3, 2)))
+    assert str(caught.value).startswith("embedding: ids ")
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [None, 1])
+def test_an_empty_tensor_needs_no_memory(version):
+    for shape in ((0,), (3, 0), (0, 2**50), (2**50, 0)):
+        empty = Handmade(np.zeros(0), shape, version=version, null=["data"])
+        assert sf.silu(empty).shape == shape
+        ids = Handmade(np.zeros(0), shape, version=version, null=["data"], dtype=INT64)
+        assert sf.embedding(ids, np.zeros((3, 0))).shape == (*shape, 0)
+    point = Handmade(np.ones(1, np.float32), (), version=version, null=["shape"])
+    assert same_bits(sf.relu(point), np.float32(1))  # no axes, no shape
+
+
+@pytest.mark.parametrize("version", [None, 1])
+def test_integers_of_every_width_with_strides_and_offsets(version, rng):
+    weight = normal(rng, 100, 3)
+    for kind in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
+        memory = rng.integers(0, 100, 30).astype(kind)
+        code, size = int(kind.startswith("u")), memory.itemsize
+        options = {"dtype": (code, 8 * size, 1), "offset": 20 * size, "version": version}
+        ids = Handmade(memory, (3, 4), (-10, 2), **options)
+        want = np.stack([memory[start : start + 8 : 2] for start in (20, 10, 0)])
+        assert same_bits(sf.embedding(ids, weight), weight[want]), kind
+    ids = Handmade(np.array([2**64 - 1], np.uint64), (1,), dtype=(1, 64, 1), version=version)
+    with pytest.raises(IndexError, match="holds 18446744073709551615"):
+        sf.embedding(ids, weight)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "found"),
+    [
+        ((0, 4, 1), "dtype int4"),
+        ((0, 128, 1), "dtype int128"),
+        ((0, 32, 2), "a vector dtype"),
+        ((2, 64, 1), "dtype float64"),
+        ((4, 16, 1), "dtype bfloat16"),
+        ((6, 8, 1), "dtype bool"),
+        ((77, 64, 1), "DLPack type code 77"),
+    ],
+)
+def test_what_is_no_integer_to_a_tensor(dtype, found):
+    ids = Handmade(np.zeros(8), (2,), dtype=dtype)
+    with pytest.raises(TypeError) as caught:
+        sf.embedding(ids, np.zeros((3, 2)))
+    assert str(caught.value).startswith(f"embedding: ids has {found}, needs integers; ")
 
 
 def test_the_cause_of_a_refused_export_is_kept():

@@ -168,6 +168,29 @@ def test_from_rotary_dim_on_nothing_changes(isa, dtype, layout, rng):
 
 
 @each_layout
+@each("memory", LAYOUTS)
+def test_the_part_that_is_copied_may_be_of_any_length(isa, dtype, layout, memory, rng):
+    """An odd last axis too: head_dim 17 of which 16 are turned, 5 of which 2 are."""
+    positions = rng.integers(0, 90, (2, 5))
+    widths = (2, 3, 5, 17, 19, 35, 67)
+    for rotary_dim, width in itertools.product((2, 4, 6, 10, 16, 18, 34), widths):
+        if rotary_dim > width:
+            continue
+        plain = normal(rng, 2, 3, 5, width, dtype=dtype)
+        x = relaid(rng, plain, memory)
+        got = sf.rope(x, layout=layout, rotary_dim=rotary_dim, positions=positions)
+        want = sf.rope(plain[..., :rotary_dim].copy(), layout=layout, positions=positions)
+        assert same_bits(got[..., :rotary_dim].copy(), want), (rotary_dim, width)
+        assert same_bits(got[..., rotary_dim:].copy(), plain[..., rotary_dim:].copy())
+        ref = reference.rope(plain, layout=layout, rotary_dim=rotary_dim, positions=positions)
+        assert_close(got, ref, "rope", scale=size_of_pairs(plain, layout, rotary_dim))
+        if x.flags.writeable:
+            options = {"layout": layout, "rotary_dim": rotary_dim, "positions": positions}
+            assert sf.rope(x, **options, out=x) is x
+            assert same_bits(np.ascontiguousarray(x), got), (rotary_dim, width)
+
+
+@each_layout
 def test_scores_depend_on_the_distance_only(isa, layout, rng):
     q, k = normal(rng, 1, 64, dtype=np.float64), normal(rng, 1, 64, dtype=np.float64)
     scores = [
@@ -256,7 +279,9 @@ def test_shapes_and_options_drawn_at_random(data):
     elif draw(st.booleans(), "theta"):
         kwargs["theta"] = draw(st.sampled_from([100, 10_000.0, 5e5]))
     kwargs["attention_factor"] = draw(st.sampled_from([1.0, 1.5]))
-    x = normal(rng, *lead, steps, 2 * half, dtype=draw(st.sampled_from([np.float32, np.float64])))
+    rest = draw(st.integers(0, 3), "copied") if "rotary_dim" in kwargs else 0
+    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    x = normal(rng, *lead, steps, 2 * half + rest, dtype=dtype)
     want = reference.rope(x, **kwargs)
     x = relaid(rng, x, draw(st.sampled_from(LAYOUTS)))
     scale = size_of_pairs(x, kwargs["layout"], kwargs.get("rotary_dim"), kwargs["attention_factor"])

@@ -131,7 +131,8 @@ in_the_repository = pytest.mark.skipif(not WORKFLOW.exists(), reason="an sdist d
 
 
 def minimum(requirements: list[str], name: str) -> str:
-    [found] = [r.removeprefix(f"{name}>=") for r in requirements if r.startswith(f"{name}>=")]
+    """The same wherever it is asked for: to build, to run, or both."""
+    [found] = {r.removeprefix(f"{name}>=") for r in requirements if r.startswith(f"{name}>=")}
     return found
 
 

@@ -1,39 +1,13 @@
-// Moving elements between views, and the arithmetic of strides. No Python, no GIL.
+#include "core/copy.hpp"
+
 #include <algorithm>
 #include <cstring>
 
-#include "bindings/arrays.hpp"
-#include "bindings/work.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
+#include "core/work.hpp"
 
 namespace simdformer {
-
-void move_axis_last(View& view, int axis) {
-  std::rotate(view.shape + axis, view.shape + axis + 1, view.shape + view.rank);
-  std::rotate(view.strides + axis, view.strides + axis + 1, view.strides + view.rank);
-}
-
-void merge_last_axes(View* const* views, int count) {
-  // An axis of one element may have any stride, and what is merged with it would inherit that.
-  for (int i = 0; i < count; ++i) {
-    View& view = *views[i];
-    if (view.rank > 0 && view.shape[view.rank - 1] == 1) view.strides[view.rank - 1] = itemsize(view.dtype);
-  }
-  const auto one_after_the_other = [&](int axis) {
-    return std::all_of(views, views + count, [&](const View* view) {
-      return view->shape[axis - 1] == 1 || view->strides[axis - 1] == view->shape[axis] * view->strides[axis];
-    });
-  };
-  while (views[0]->rank > 1 && one_after_the_other(views[0]->rank - 1)) {
-    for (int i = 0; i < count; ++i) {
-      View& view = *views[i];
-      --view.rank;
-      view.shape[view.rank - 1] *= view.shape[view.rank];
-      view.strides[view.rank - 1] = view.strides[view.rank];
-    }
-  }
-}
 
 namespace {
 
@@ -66,7 +40,7 @@ CopyTile copy_tile_of(int64_t bytes) {
 void copy_rows(const View& from, const View& to) {
   const Rows source = rows_of(from), target = rows_of(to);
   const size_t bytes = static_cast<size_t>(source.length * itemsize(source.dtype));
-  parallel_for(source.count, grain_of(source.length), [&](int64_t begin, int64_t end) {
+  parallel_for(source.count, grain_of_rows(source.length), [&](int64_t begin, int64_t end) {
     RowCursor in(source, begin), out(target, begin);
     for (int64_t row = begin; row < end; ++row, in.next(), out.next())
       std::memcpy(out.get(), in.get(), bytes);
@@ -83,10 +57,10 @@ void copy_tiles(const View& from, const View& to) {
   outer_from.rank = outer_to.rank = std::max(last, 1);
   outer_from.shape[outer_from.rank - 1] = outer_to.shape[outer_to.rank - 1] = 1;  // taken off by rows_of
   const Rows sources = rows_of(outer_from), targets = rows_of(outer_to);
-  const int64_t bands = (rows + kTile - 1) / kTile;
+  const int64_t bands = ceil_div(rows, kTile);
   const CopyTile copy = copy_tile_of(itemsize(from.dtype));
 
-  parallel_for(sources.count * bands, grain_of(kTile * columns), [&](int64_t begin, int64_t end) {
+  parallel_for(sources.count * bands, grain_of_rows(kTile * columns), [&](int64_t begin, int64_t end) {
     RowCursor in(sources, begin / bands), out(targets, begin / bands);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item % bands * kTile, height = std::min(kTile, rows - row);
@@ -120,7 +94,7 @@ void convert_elements(const View& from, const View& to) {
   merge_last_axes(both, 2);
   const ConvertArgs args{rows_of(source), rows_of(target), kSegment};
   const KernelTable& table = kernels();
-  parallel_for(args.x.count * segments_of(args.x.length), grain_of(std::min(args.x.length, kSegment)),
+  parallel_for(pieces_of(args.x), grain_of_pieces(args.x),
                [&](int64_t begin, int64_t end) { table.convert(args, begin, end); });
 }
 

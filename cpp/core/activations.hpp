@@ -1,0 +1,15 @@
+// silu, gelu, relu and swiglu, element by element: float32 arithmetic (float64 for float64), rounded once.
+#pragma once
+
+#include "core/array.hpp"
+#include "core/dispatch.hpp"
+
+namespace simdformer {
+
+// out = f(x). One shape and dtype, unit last strides; out may be x itself.
+void activation(Activation kind, const View& x, const View& out);
+
+// out = silu(gate) * up. One shape and dtype, unit last strides; out may be gate or up itself.
+void swiglu(const View& gate, const View& up, const View& out);
+
+}  // namespace simdformer

@@ -1,0 +1,17 @@
+#include "core/softmax.hpp"
+
+#include "core/dispatch.hpp"
+#include "core/parallel.hpp"
+#include "core/work.hpp"
+
+namespace simdformer {
+
+void softmax(const View& x, double temperature, const View& out) {
+  if (x.size() == 0) return;
+  const SoftmaxArgs args{rows_of(x), rows_of(out), temperature};
+  const KernelTable& table = kernels();
+  parallel_for(args.x.count, grain_of_rows(args.x.length),
+               [&](int64_t begin, int64_t end) { table.softmax(args, begin, end); });
+}
+
+}  // namespace simdformer

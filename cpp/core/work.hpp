@@ -1,0 +1,34 @@
+// How work is cut for the threads: by what an item costs. Bounds depend on sizes alone, never on the number
+// of threads.
+#pragma once
+
+#include <algorithm>
+
+#include "core/array.hpp"
+#include "core/sizes.hpp"
+
+namespace simdformer {
+
+// What one core needs, in nanoseconds and roughly: within a factor of four on the machines that we know.
+namespace cost {
+constexpr double element = 20000.0 / 32768;  // of row-wise work: read, computed, written
+constexpr double angle = 16 * element;       // its cos and sin in float64
+constexpr double product = 1.0 / 50;         // multiplied and added, in a matrix product
+constexpr double byte = 1.0 / 20;            // read from memory
+}  // namespace cost
+
+// Items to a chunk of 20 us: worth waking a thread for, and far below the 50 ms that Ctrl-C may wait.
+inline int64_t grain_of(double nanoseconds_per_item) {
+  constexpr double kChunk = 20000;
+  return std::max<int64_t>(1, static_cast<int64_t>(kChunk / std::max(nanoseconds_per_item, cost::element)));
+}
+
+// The same for rows of `length` elements.
+inline int64_t grain_of_rows(int64_t length) { return grain_of(cost::element * static_cast<double>(length)); }
+
+// Where a row may be cut, work items are its pieces of kSegment elements.
+constexpr int64_t kSegment = 16384;
+inline int64_t pieces_of(const Rows& rows) { return rows.count * ceil_div(rows.length, kSegment); }
+inline int64_t grain_of_pieces(const Rows& rows) { return grain_of_rows(std::min(rows.length, kSegment)); }
+
+}  // namespace simdformer
