@@ -17,6 +17,7 @@ from conftest import normal, relaid, to_torch, torch_rope
 from simdformer import nn
 from simdformer.learn.check import check
 from simdformer.learn.check.operation import bind
+from simdformer.learn.check.search import SAMPLE
 from simdformer.learn.program import CATALOGUE, OPERATIONS, Run
 
 # ---- wrong ---------------------------------------------------------------------------------------
@@ -32,9 +33,10 @@ def test_two_mistakes_at_once_are_found(rng):
 
 
 def test_wide_weights_are_sampled_though_the_sequences_are_few(rng):
-    hidden_size, num_heads = 512, 8
-    wq, wk, wv, wo = (normal(rng, hidden_size, hidden_size, scale=512**-0.5) for _ in range(4))
+    hidden_size, num_heads = 256, 8
+    wq, wk, wv, wo = (normal(rng, hidden_size, hidden_size, scale=1 / 16) for _ in range(4))
     x = normal(rng, 2, 6, hidden_size)
+    assert wq.size > SAMPLE > x.size
     layer = nn.MultiHeadAttention(hidden_size, num_heads, wq, wk, wv, wo)
     wrong = nn.MultiHeadAttention(hidden_size, num_heads, wk, wk, wv, wo)(x, x, x)
     report = check(layer, wrong, x, x, x)

@@ -131,8 +131,8 @@ class Run:
     run of the same program on the same variables, only what comes after the first of the steps
     `differing` from that run is computed. `tape` is this run's own; without `record` there is none.
 
-    `rounding` shows how much of a result is a matter of rounding: with a number eps, everything
-    that goes through `array` or `rounded` is off by up to that, relatively, at random.
+    `random` shows how much of a result is a matter of rounding: with it, everything that goes
+    through `array` or `rounded` is off by up to `rounding`, relatively, at random.
     """
 
     dtype: Any
@@ -142,7 +142,7 @@ class Run:
     differing: Set[str] = frozenset()
     record: bool = True
     rounding: float = 0.0
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    random: np.random.Generator | None = None
 
     def __post_init__(self) -> None:
         self.dtype = np.dtype(self.dtype).type
@@ -161,7 +161,7 @@ class Run:
             known = old.first_touched(self.differing)
             tape.before, tape.visited = old.before[:known], old.visited[:known]
             tape.nested = old.nested[:known]
-            s = State(**[*old.before, old.after][known], run=self)
+            s = State(**(old.after if known == len(old.before) else old.before[known]), run=self)
         for i, (name, step) in enumerate(program.steps.items()):
             if i < known:
                 continue
@@ -183,7 +183,11 @@ class Run:
 
     def variables(self, s: Any) -> dict[str, Any]:
         """What a tape remembers of a state."""
-        return {k: v for k, v in vars(s).items() if k != "run"} if self.record else {}
+        if not self.record:
+            return {}
+        held: dict[str, Any] = vars(s).copy()
+        del held["run"]
+        return held
 
     def array(self, x: Any) -> Any:
         """x in the dtype of the arithmetic; None stays None."""
@@ -195,8 +199,9 @@ class Run:
 
     def rounded(self, x: Any, at_most: float = 1.0) -> Any:
         """x itself; or off by the `rounding` that is asked for, but at most by so much."""
-        eps = min(self.rounding, at_most)
-        return x * (1 + eps * self.random.uniform(-1, 1, np.shape(x))) if eps else x
+        if self.random is None:
+            return x
+        return x * (1 + min(self.rounding, at_most) * self.random.uniform(-1, 1, np.shape(x)))
 
 
 @dataclass(frozen=True)

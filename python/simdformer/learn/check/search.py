@@ -4,6 +4,7 @@ other, then two at a time."""
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,18 +43,13 @@ class Problem:
         return Problem(self.program, variables, as_list(kept))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
-    """How far off a mistake is that was made alone, and what is known from making it."""
+    """How far off a mistake is that was made alone, and the number of the step where it begins."""
 
     variation: Variation
     distance: float
-    tape: Tape
-
-    @property
-    def starts(self) -> int:
-        """The number of the step where it begins."""
-        return self.tape.first_touched(self.variation.steps)
+    starts: int
 
 
 def as_list(out: Any) -> list[Any]:
@@ -65,11 +61,11 @@ def spread(run: Callable[[Run], list[Any]], replaced: Mapping[str, Step], eps: f
 
     Three to eight times the usual distance: a sum of many numbers is rounded many times.
     """
-    exact = run(Run(np.float64, replaced))
+    exact = run(Run(np.float64, replaced, record=False))
     moved = [np.zeros_like(row_size(numbers(x))) for x in exact]
     random = np.random.default_rng(1)
     for _ in range(SAMPLES):
-        wobbly = run(Run(np.float64, replaced, rounding=eps, random=random))
+        wobbly = run(Run(np.float64, replaced, record=False, rounding=eps, random=random))
         for i, (x, y) in enumerate(zip(exact, wobbly, strict=True)):
             with np.errstate(all="ignore"):
                 moved[i] = np.hypot(moved[i], row_size(numbers(y) - numbers(x)))
@@ -149,10 +145,12 @@ class Search:
         mine, right_one = self.target(problem.mine), self.target(right)
         found = []
         for variation in CATALOGUE.among(base.visited):
-            run = Run(dtype, variation.replaces, earlier=base.tape, differing=variation.steps)
+            steps = variation.steps
+            run = Run(dtype, variation.replaces, earlier=base.tape, differing=steps, record=False)
             out = evaluate(run, problem)
-            if out is not None and run.tape is not None and right_one.distance(out) > 0:
-                found.append(Trial(variation, mine.distance(out), run.tape))
+            if out is not None and right_one.distance(out) > 0:
+                starts = base.tape.first_touched(steps)
+                found.append(Trial(variation, mine.distance(out), starts))
         return found
 
     def singles(
@@ -175,6 +173,16 @@ class Search:
         known from making the first alone, so that only what both change is computed."""
         until = time.thread_time() + self.seconds
         mine = self.target(problem.mine)
+        right = Run(dtype)
+        evaluate(right, problem)
+
+        @cache
+        def tape(one: Trial) -> Tape | None:
+            steps = one.variation.steps
+            run = Run(dtype, one.variation.replaces, earlier=right.tape, differing=steps)
+            evaluate(run, problem)
+            return run.tape
+
         # Where one of them nearly gives the array by itself there are no two.
         trials = [trial for trial in trials if trial.distance > 3]
         found: list[Explanation] = []
@@ -190,7 +198,7 @@ class Search:
             both = {**one.variation.replaces, **other.variation.replaces}
             steps = other.variation.steps
             out = evaluate(
-                Run(dtype, both, earlier=one.tape, differing=steps, record=False), problem
+                Run(dtype, both, earlier=tape(one), differing=steps, record=False), problem
             )
             off = NEAR if out is None else mine.distance(out)
             if off == 0 and self.fits(whole, both, dtype):
@@ -210,7 +218,7 @@ class Search:
     ) -> bool:
         """Whether these steps give the results; with rounding, up to what rounding to so many bits
         changes."""
-        out = evaluate(Run(dtype, replaced), problem)
+        out = evaluate(Run(dtype, replaced, record=False), problem)
         if out is None:
             return False
         spreads = None
