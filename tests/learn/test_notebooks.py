@@ -2,7 +2,11 @@
 cell runs."""
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,20 +106,6 @@ def test_a_walkthrough_checks_breaks_and_times_what_it_computes(source: Path) ->
     assert any(is_timing(cell) and "PyTorch" in cell.source for cell in cells)
 
 
-def test_every_mistake_points_at_a_section_that_is_there() -> None:
-    from simdformer.learn import check  # noqa: F401  (fills the catalogue)
-    from simdformer.learn.program import CATALOGUE
-
-    there = {
-        f"{source.stem[:2]} {'§' if title[1].isdigit() else ''}{title[1].lower()}"
-        for source in SOURCES
-        for title in re.finditer(r"^# ## (\d+|Exercise \d+) ·", source.read_text(), re.MULTILINE)
-    }
-    pointed_at = {known.mistake.step for known in CATALOGUE if known.mistake.step}
-    assert pointed_at
-    assert pointed_at <= there
-
-
 def test_execute_leaves_out_weights_of_the_reader(monkeypatch, tmp_path) -> None:
     source = tmp_path / "00_probe.py"
     header, *_ = SOURCES[0].read_text().partition("# %%")
@@ -130,8 +120,36 @@ def test_execute_leaves_out_weights_of_the_reader(monkeypatch, tmp_path) -> None
     assert timing.outputs == []
 
 
+def failures(*sources: Path) -> dict[str, str | None]:
+    """The first cell that fails in each notebook; one process imports PyTorch once for all."""
+    ran = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "run_cells.py"), *map(str, sources)],
+        env={k: v for k, v in os.environ.items() if k not in execute.OWN_WEIGHTS}
+        | {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answers = map(json.loads, ran.stdout.splitlines())
+    return {answer["name"]: answer["failed"] for answer in answers}
+
+
+def test_every_cell_runs_but_those_that_take_times() -> None:
+    """One test for all notebooks: what they import takes longer than most of them do."""
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    assert failures(*SOURCES) == {source.stem: None for source in SOURCES}
+
+
+def test_a_cell_that_fails_is_named(tmp_path) -> None:
+    source = tmp_path / "00_probe.py"
+    source.write_text('# %%\nx = 1\n\n# %% tags=["timing"]\n1 / 0\n\n# %%\nx + y\n')
+    assert failures(source)["00_probe"].startswith("cell 3: NameError")
+
+
+@pytest.mark.slow
 @each_notebook
-def test_every_cell_runs(source: Path) -> None:
+def test_every_cell_runs_in_a_kernel(source: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     notebook = execute.run(source)  # an error in a cell is a CellExecutionError

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import LARGEST, is_whole, shown
+from simdformer.reference import softmax
 from simdformer.types import NumpyArrayLike
 
 __all__ = ["Sampler"]
@@ -100,6 +101,7 @@ class Sampler:
         return penalized
 
     def _distribution(self, logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        # In float64: 150,000 probabilities summed up in float32 would shift the last ids.
         # The highest becomes 0, so that no temperature, however low, makes it infinite.
         with np.errstate(over="ignore"):
             logits = (logits - logits.max()) / self.temperature
@@ -116,12 +118,6 @@ class Sampler:
             likely = probabilities >= self.min_p * probabilities.max()
             probabilities = softmax(np.where(likely, logits, -np.inf))
         return probabilities
-
-
-def softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    # In float64: 150,000 probabilities summed up in float32 would shift the last ids.
-    exponentials = np.exp(logits - logits.max())
-    return np.asarray(exponentials / exponentials.sum())
 
 
 def is_number(value: Any) -> bool:

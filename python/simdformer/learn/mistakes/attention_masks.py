@@ -9,6 +9,7 @@ from simdformer.learn.program import State, mistake
 
 MASK = "01 §3"
 BEFORE = "Set hidden scores to -inf before the softmax: np.where(visible, scores, -np.inf)."
+INFINITY = "Use -inf, and give 0 for a query that sees nothing."
 
 
 def has_mask(s: State, kind: type) -> bool:
@@ -223,21 +224,21 @@ hidden_by(
     -1e9,
     "hidden scores are a large negative number, and a query that sees no key averages all of them",
     "Where every score is -1e9 they are all equal, and the softmax divides the shares evenly.",
-    "Use -inf, and give 0 for a query that sees nothing.",
+    INFINITY,
 )
 hidden_by(
     "hidden_as_lowest_float",
     float(np.finfo(np.float32).min),
     "hidden scores are the lowest float, and a query that sees no key averages all of them",
     "Where all scores are the same the softmax divides the shares evenly.",
-    "Use -inf, and give 0 for a query that sees nothing.",
+    INFINITY,
 )
 hidden_by(
     "hidden_as_minus_ten_thousand",
     -1e4,
     "hidden scores are -10000, and a query that sees no key averages all of them",
     "Where every score is -10000 they are all equal, and the softmax divides the shares evenly.",
-    "Use -inf, and give 0 for a query that sees nothing.",
+    INFINITY,
 )
 hidden_by(
     "hidden_as_nan",
@@ -257,7 +258,7 @@ hidden_by(
     "attention.hide",
     title="a large negative number is added to hidden scores, and shows where all are hidden",
     cause="scores + -1e9 keeps a few digits of the scores: a query that sees no key averages all.",
-    fix="Use -inf, and give 0 for a query that sees nothing.",
+    fix=INFINITY,
     step=MASK,
 )
 def large_number_added(s: State) -> None:

@@ -6,6 +6,7 @@ from simdformer.learn.mistakes.attention import causal, per_sequence
 from simdformer.learn.program import State, mistake
 
 MASK, CACHE = "01 §3", "03 exercise 3"
+PADDING = "Of sequence b, hide the keys j >= key_lengths[b]."
 
 # ---- causality -----------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ def window_both_ways(s: State) -> None:
     "attention.lengths",
     title="the padding is not hidden: key_lengths is forgotten",
     cause="The shorter sequences of the batch attend to what only fills them up.",
-    fix="Of sequence b, hide the keys j >= key_lengths[b].",
+    fix=PADDING,
     step=MASK,
 )
 def no_key_lengths(s: State) -> None:
@@ -154,7 +155,7 @@ def no_key_lengths(s: State) -> None:
     "attention.lengths",
     title="one key of the padding is seen",
     cause="j <= length in place of j < length: keys are counted from 0.",
-    fix="Of sequence b, hide the keys j >= key_lengths[b].",
+    fix=PADDING,
     step=MASK,
 )
 def one_key_of_padding(s: State) -> None:
@@ -166,7 +167,7 @@ def one_key_of_padding(s: State) -> None:
     "attention.lengths",
     title="the padding is hidden at the wrong end",
     cause="The sequences are filled up on the right, and the mask hides keys on the left.",
-    fix="Of sequence b, hide the keys j >= key_lengths[b].",
+    fix=PADDING,
     step=MASK,
 )
 def padding_on_the_left(s: State) -> None:
@@ -178,7 +179,7 @@ def padding_on_the_left(s: State) -> None:
     "attention.lengths",
     title="all sequences have the length of the first",
     cause="An index 0 on the batch axis.",
-    fix="Of sequence b, hide the keys j >= key_lengths[b].",
+    fix=PADDING,
     step=MASK,
 )
 def length_of_the_first(s: State) -> None:

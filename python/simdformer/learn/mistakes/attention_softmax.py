@@ -9,6 +9,7 @@ from simdformer.learn.mistakes.attention import empty, over, results
 from simdformer.learn.program import State, mistake
 
 SOFTMAX = "01 §1"
+LAST_AXIS = "Take the softmax over the last axis of the scores."
 
 # ---- softmax -------------------------------------------------------------------------------------
 
@@ -17,7 +18,7 @@ SOFTMAX = "01 §1"
     "attention.softmax",
     title="the softmax runs over the queries, not over the keys",
     cause="Another axis: the columns sum to one, while each query should give away one in total.",
-    fix="Take the softmax over the last axis of the scores.",
+    fix=LAST_AXIS,
     step=SOFTMAX,
 )
 def softmax_over_queries(s: State) -> None:
@@ -28,7 +29,7 @@ def softmax_over_queries(s: State) -> None:
     "attention.softmax",
     title="the softmax runs over the heads",
     cause="dim=1 is the axis of the heads once they are split.",
-    fix="Take the softmax over the last axis of the scores.",
+    fix=LAST_AXIS,
     step=SOFTMAX,
 )
 def softmax_over_heads(s: State) -> None:
@@ -39,7 +40,7 @@ def softmax_over_heads(s: State) -> None:
     "attention.softmax",
     title="the softmax runs over the first axis",
     cause="axis=0 is the batch, or the heads.",
-    fix="Take the softmax over the last axis of the scores.",
+    fix=LAST_AXIS,
     step=SOFTMAX,
     rare=True,
 )

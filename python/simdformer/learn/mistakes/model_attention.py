@@ -10,6 +10,8 @@ from simdformer.learn.program import State, Step, mistake
 
 ANSWER = "02 §9"
 ROPE, ATTENTION, QK_NORM = "02 §5", "02 §6", "04 §4"
+QWEN3 = "Qwen3 normalises each head of q and k before RoPE; Llama and Qwen2 do not."
+TURNED = "Multiply the turned queries by the turned keys."
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -18,7 +20,7 @@ ROPE, ATTENTION, QK_NORM = "02 §5", "02 §6", "04 §4"
 @mistake(
     "layer.attn_q_normed",
     title="the norm of the query's heads is forgotten",
-    cause="Qwen3 normalises each head of q and k before RoPE; Llama and Qwen2 do not.",
+    cause=QWEN3,
     fix="Apply q_norm to each head of q.",
     step=QK_NORM,
 )
@@ -29,7 +31,7 @@ def no_q_norm(s: State) -> None:
 @mistake(
     "layer.attn_k_normed",
     title="the norm of the keys' heads is forgotten",
-    cause="Qwen3 normalises each head of q and k before RoPE; Llama and Qwen2 do not.",
+    cause=QWEN3,
     fix="Apply k_norm to each head of k.",
     step=QK_NORM,
 )
@@ -49,7 +51,7 @@ def unnormed(letter: str) -> None:
         f"layer.attn_{letter}_normed",
         f"layer.attn_{letter}_rot",
         title=f"{letter} is turned without its norm",
-        cause="Qwen3 normalises each head of q and k before RoPE; Llama and Qwen2 do not.",
+        cause=QWEN3,
         fix=f"Apply {letter}_norm to each head of {letter}, then RoPE.",
         step=QK_NORM,
         name=f"{letter}_turned_without_norm",
@@ -90,7 +92,7 @@ def v_turned(s: State) -> None:
     "layer.attn_scores_unmasked",
     title="the scores are those of q and k before RoPE",
     cause="The turned arrays have names of their own, and the old ones were used.",
-    fix="Multiply the turned queries by the turned keys.",
+    fix=TURNED,
     step=ROPE,
 )
 def scores_of_unturned(s: State) -> None:
@@ -101,7 +103,7 @@ def scores_of_unturned(s: State) -> None:
     "layer.attn_scores_unmasked",
     title="the queries in the scores are those before RoPE",
     cause="The turned array has a name of its own, and the old one was used.",
-    fix="Multiply the turned queries by the turned keys.",
+    fix=TURNED,
     step=ROPE,
 )
 def scores_of_unturned_queries(s: State) -> None:
@@ -112,7 +114,7 @@ def scores_of_unturned_queries(s: State) -> None:
     "layer.attn_scores_unmasked",
     title="the keys in the scores are those before RoPE",
     cause="The turned array has a name of its own, and the old one was used.",
-    fix="Multiply the turned queries by the turned keys.",
+    fix=TURNED,
     step=ROPE,
 )
 def scores_of_unturned_keys(s: State) -> None:

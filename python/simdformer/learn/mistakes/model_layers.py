@@ -6,6 +6,10 @@ from simdformer.learn.program import State, mistake
 
 MODEL = "02 §8"
 NORM, MLP = "02 §4", "02 §7"
+NORMED = "Project the normed value."
+NOT_USED = "The norm before the MLP is computed and then not used."
+FIRST_LAYER = "The line was written for the first layer, whose input is the embedding."
+BOTH_SUMS = "Write h = x + attention(norm(x)), then h + mlp(norm(h))."
 
 
 # ---- residuals -----------------------------------------------------------------------------------
@@ -36,7 +40,7 @@ def residual_of_normed_around_attention(s: State) -> None:
 @mistake(
     "layer.resid_mid",
     title="the output of attention is added to the embeddings instead of this layer's input",
-    cause="The line was written for the first layer, whose input is the embedding.",
+    cause=FIRST_LAYER,
     fix="Add to what the layer before has left.",
     step=MODEL,
 )
@@ -81,7 +85,7 @@ def residual_of_normed_around_mlp(s: State) -> None:
     "layer.resid_post",
     title="the output of the MLP is added to the layer's input: what attention gave is lost",
     cause="The second residual starts from x again, not from h = x + attention.",
-    fix="Write h = x + attention(norm(x)), then h + mlp(norm(h)).",
+    fix=BOTH_SUMS,
     step=MODEL,
 )
 def residual_of_input_around_mlp(s: State) -> None:
@@ -91,8 +95,8 @@ def residual_of_input_around_mlp(s: State) -> None:
 @mistake(
     "layer.resid_post",
     title="the output of the MLP is added to the embeddings instead of the stream",
-    cause="The line was written for the first layer, whose input is the embedding.",
-    fix="Write h = x + attention(norm(x)), then h + mlp(norm(h)).",
+    cause=FIRST_LAYER,
+    fix=BOTH_SUMS,
     step=MODEL,
 )
 def residual_of_embedding_around_mlp(s: State) -> None:
@@ -114,7 +118,7 @@ def mlp_not_added(s: State) -> None:
     "layer.resid_post",
     title="the layer's input is added twice",
     cause="h has the input in it already: x + h + mlp(norm(h)) counts it once more.",
-    fix="Write h = x + attention(norm(x)), then h + mlp(norm(h)).",
+    fix=BOTH_SUMS,
     step=MODEL,
 )
 def input_added_twice(s: State) -> None:
@@ -149,7 +153,7 @@ def no_attn_norm(s: State) -> None:
 @mistake(
     "layer.attn_norm",
     title="this is the norm of the embeddings, not of this layer's input",
-    cause="The line was written for the first layer, whose input is the embedding.",
+    cause=FIRST_LAYER,
     fix="Normalise what the layer before has left.",
     step=NORM,
 )
@@ -195,7 +199,7 @@ def mlp_norm_of_attention(s: State) -> None:
     "layer.attn_q", "layer.attn_k", "layer.attn_v",
     title="q, k and v are computed from the stream, not from its norm",
     cause="The norm is computed and then not used.",
-    fix="Project the normed value.",
+    fix=NORMED,
     step=NORM,
     name="qkv_of_unnormed",
 )  # fmt: skip
@@ -223,7 +227,7 @@ def of_unnormed(letter: str) -> None:
         f"layer.attn_{letter}",
         title=f"{letter} is computed from the stream, not from its norm",
         cause="The norm is computed and then not used.",
-        fix="Project the normed value.",
+        fix=NORMED,
         step=NORM,
         name=f"{letter}_of_unnormed",
     )(wrong)
@@ -236,8 +240,8 @@ for letter in "qkv":
 @mistake(
     "layer.mlp_gate", "layer.mlp_up",
     title="gate and up are computed from the stream, not from its norm",
-    cause="The norm before the MLP is computed and then not used.",
-    fix="Project the normed value.",
+    cause=NOT_USED,
+    fix=NORMED,
     step=MLP,
     name="mlp_of_unnormed",
 )  # fmt: skip
@@ -254,8 +258,8 @@ class MlpOfUnnormed:
 @mistake(
     "layer.mlp_gate",
     title="gate is computed from the stream, not from its norm",
-    cause="The norm before the MLP is computed and then not used.",
-    fix="Project the normed value.",
+    cause=NOT_USED,
+    fix=NORMED,
     step=MLP,
 )
 def gate_of_unnormed(s: State) -> None:
@@ -265,8 +269,8 @@ def gate_of_unnormed(s: State) -> None:
 @mistake(
     "layer.mlp_up",
     title="up is computed from the stream, not from its norm",
-    cause="The norm before the MLP is computed and then not used.",
-    fix="Project the normed value.",
+    cause=NOT_USED,
+    fix=NORMED,
     step=MLP,
 )
 def up_of_unnormed(s: State) -> None:

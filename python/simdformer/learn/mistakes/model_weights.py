@@ -30,6 +30,13 @@ STEPS = {
 }
 BIASES = {"wq": "bq", "wk": "bk", "wv": "bv", "wo": "bo"}
 META = {"gate": "w1", "up": "w3", "down": "w2"}
+W1_W3 = "Meta's names do not say what they do: w1 is the gate, which goes through silu, w3 is up."
+TWO_NORMS = "A layer has two norms with weights of the same shape."
+OWN_WEIGHT = "The final norm has a weight of its own: norm.weight (model.norm.weight)."
+WHICH_NORM = (
+    "attention_norm (input_layernorm) is before attention, ffn_norm (post_attention_layernorm) "
+    "before the MLP."
+)
 
 
 def called(weight: str) -> str:
@@ -134,21 +141,21 @@ mixed_up(
 mixed_up(
     "up_for_gate",
     "up for gate: this is what up (w3) gives, not gate (w1)",
-    "Meta's names do not say what they do: w1 is the gate, which goes through silu, w3 is up.",
+    W1_W3,
     "gate = x @ w1.T, up = x @ w3.T, and w2 leads back.",
     gate="up",
 )
 mixed_up(
     "gate_for_up",
     "gate for up: this is what gate (w1) gives, not up (w3)",
-    "Meta's names do not say what they do: w1 is the gate, which goes through silu, w3 is up.",
+    W1_W3,
     "gate = x @ w1.T, up = x @ w3.T, and w2 leads back.",
     up="gate",
 )
 mixed_up(
     "gate_and_up_swapped",
     "gate (w1) and up (w3) are swapped",
-    "Meta's names do not say what they do: w1 is the gate, which goes through silu, w3 is up.",
+    W1_W3,
     "mlp.act is silu(x @ w1.T) * (x @ w3.T).",
     gate="up",
     up="gate",
@@ -156,25 +163,22 @@ mixed_up(
 mixed_up(
     "mlp_norm_for_attn_norm",
     "the norm before attention uses the weight of the other norm, mlp_norm",
-    "A layer has two norms with weights of the same shape.",
-    "attention_norm (input_layernorm) is before attention, ffn_norm (post_attention_layernorm) "
-    "before the MLP.",
+    TWO_NORMS,
+    WHICH_NORM,
     attn_norm="mlp_norm",
 )
 mixed_up(
     "attn_norm_for_mlp_norm",
     "the norm before the MLP uses the weight of the other norm, attn_norm",
-    "A layer has two norms with weights of the same shape.",
-    "attention_norm (input_layernorm) is before attention, ffn_norm (post_attention_layernorm) "
-    "before the MLP.",
+    TWO_NORMS,
+    WHICH_NORM,
     mlp_norm="attn_norm",
 )
 mixed_up(
     "norms_swapped",
     "the weights of the two norms are swapped",
-    "A layer has two norms with weights of the same shape.",
-    "attention_norm (input_layernorm) is before attention, ffn_norm (post_attention_layernorm) "
-    "before the MLP.",
+    TWO_NORMS,
+    WHICH_NORM,
     attn_norm="mlp_norm",
     mlp_norm="attn_norm",
 )
@@ -217,7 +221,7 @@ def with_tensor(s: State, right: str, wrong: str, at: int | None) -> None:
     "model.final_norm",
     title="the final norm uses the weight of layer 0's attn_norm",
     cause="The name of a weight was copied from the beginning of the loop.",
-    fix="The final norm has a weight of its own: norm.weight (model.norm.weight).",
+    fix=OWN_WEIGHT,
     step=ANSWER,
 )
 def attn_norm_of_layer_0_for_final_norm(s: State) -> None:
@@ -228,7 +232,7 @@ def attn_norm_of_layer_0_for_final_norm(s: State) -> None:
     "model.final_norm",
     title="the final norm uses the weight of the last layer's mlp_norm",
     cause="The variable of the loop still holds the weight of the last norm in it.",
-    fix="The final norm has a weight of its own: norm.weight (model.norm.weight).",
+    fix=OWN_WEIGHT,
     step=ANSWER,
 )
 def last_mlp_norm_for_final_norm(s: State) -> None:
@@ -239,7 +243,7 @@ def last_mlp_norm_for_final_norm(s: State) -> None:
     "model.final_norm",
     title="the final norm uses the weight of the last layer's attn_norm",
     cause="The variable of the loop still holds the weight of a norm in it.",
-    fix="The final norm has a weight of its own: norm.weight (model.norm.weight).",
+    fix=OWN_WEIGHT,
     step=ANSWER,
 )
 def last_attn_norm_for_final_norm(s: State) -> None:

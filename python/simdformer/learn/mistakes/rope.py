@@ -17,6 +17,8 @@ from simdformer.learn.program import Program, State, mistake
 
 rope = Program("rope", of=functional.rope, axes=("head", "position", "channel"))
 
+TURNED = "Write first * cos - second * sin and second * cos + first * sin."
+
 
 @rope.step
 def inputs(s: State) -> None:
@@ -172,7 +174,7 @@ def put_back_in_the_other_order(s: State) -> None:
     title="every pair is turned the other way round: sin has the wrong sign",
     cause="rotate_half is (-second, first); with (second, -first), a minus on the other line, a "
     "negative angle or the conjugate of freqs_cis, it turns backwards.",
-    fix="Write first * cos - second * sin and second * cos + first * sin.",
+    fix=TURNED,
     step=ROPE,
 )
 def turned_backwards(s: State) -> None:
@@ -197,7 +199,7 @@ def cos_and_sin_swapped(s: State) -> None:
     "rope.turn",
     title="the minus of rotate_half is missing",
     cause="rotate_half is (-second, first); without the minus the lengths of the pairs change.",
-    fix="Write first * cos - second * sin and second * cos + first * sin.",
+    fix=TURNED,
     step=ROPE,
 )
 def minus_missing(s: State) -> None:
@@ -211,7 +213,7 @@ def minus_missing(s: State) -> None:
     "rope.turn",
     title="both lines have a minus",
     cause="A rotation has one minus and one plus: (a cos - b sin, b cos + a sin).",
-    fix="Write first * cos - second * sin and second * cos + first * sin.",
+    fix=TURNED,
     step=ROPE,
     rare=True,
 )

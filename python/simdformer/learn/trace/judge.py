@@ -117,7 +117,7 @@ class Examination:
                 return replace(
                     found,
                     checked=tuple(names[:number]),
-                    first_wrong=shown(entry),
+                    first_wrong=called(entry),
                     report=wrong,
                     after=tuple(self.steps.border(entry.place.name, self.known)),
                     not_checked=tuple(names[number + 1 :]),
@@ -201,7 +201,7 @@ class Examination:
         program.axes = view.axes
         right = self.steps.value(entry.place.name, self.known, view.take)
         return Question(
-            name=shown(entry),
+            name=called(entry),
             function=check_trace,
             args=(),
             kwargs={},
@@ -239,7 +239,7 @@ class Examination:
     def misshapen(self, entry: Entry) -> Report:
         return Report(
             False,
-            shown(entry),
+            called(entry),
             entry.array.shape,
             str(entry.array.dtype),
             np.nan,
@@ -264,7 +264,7 @@ def in_few_bits(x: Array, name: str) -> Array:
     return x
 
 
-def shown(entry: Entry) -> str:
+def called(entry: Entry) -> str:
     """The name in the trace, and the learner's own where it is another one."""
     name = str(entry.place)
     return name if entry.key == entry.place.name else f"{name} ({entry.key})"
