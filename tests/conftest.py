@@ -45,6 +45,16 @@ def isa(request):
         yield request.param
 
 
+def pytest_collection_modifyitems(items):
+    """The instruction sets of a case come one after the other: they ask its oracle the same."""
+    cases = {}
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        others = [repr(value) for name, value in given.items() if name != "isa"]
+        cases.setdefault((item.nodeid.partition("[")[0], *others), []).append(item)
+    items[:] = [item for case in cases.values() for item in case]
+
+
 @pytest.fixture(params=DTYPES, ids=str)
 def dtype(request):
     return request.param

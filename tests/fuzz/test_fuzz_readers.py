@@ -16,6 +16,7 @@ RUN = Path(__file__).with_name("run.py")
 SECONDS = os.environ.get("SIMDFORMER_FUZZ_SECONDS")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_does_harm(name, tmp_path):
     much = ["--seconds", SECONDS] if SECONDS else ["--runs", str(RUNS)]

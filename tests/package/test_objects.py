@@ -5,6 +5,7 @@ one of the two, an older machine could run AVX-512 code in the middle of its own
 objects are looked at, not only run.
 """
 
+import functools
 import os
 import platform
 import re
@@ -89,6 +90,7 @@ def objects() -> dict[str, list[Path]]:
     return objects_in(build)
 
 
+@functools.cache
 def symbols(path: Path) -> list[tuple[str, str]]:
     """(type letter, mangled name) of every symbol that `path` defines and the linker sees."""
     lines = run("nm", "--extern-only", "--defined-only", "--format=posix", path).splitlines()
@@ -99,9 +101,13 @@ def weak_functions(paths: list[Path]) -> set[str]:
     return {name for path in paths for letter, name in symbols(path) if letter == "W"}
 
 
+@functools.cache
+def disassembled(path: Path) -> str:
+    return run("objdump", "-d", "--no-show-raw-insn", "--no-addresses", path)
+
+
 def instructions(paths: list[Path]) -> str:
-    listing = (run("objdump", "-d", "--no-show-raw-insn", "--no-addresses", path) for path in paths)
-    return "\n".join(listing)
+    return "\n".join(map(disassembled, paths))
 
 
 def using(pattern: str, listing: str) -> list[str]:
