@@ -130,8 +130,8 @@ clean:
 # ---- set-up -------------------------------------------------------------------------------------------------------
 
 # One stamp for each set of extras: the package, editable, with what those extras need. Python files need no new
-# installation, C++ files a build that compiles only what changed.
-$(STAMPS)/%: $(SOURCES) | $(STAMPS)/tools
+# installation but where there is a new folder of them, C++ files a build that compiles only what changed.
+$(STAMPS)/%: $(SOURCES) $(shell find python -name __init__.py) | $(STAMPS)/tools
 	@echo "building and installing into $(VENV); the first time this takes some minutes"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[$*]" -C build-dir=build/editable $(BUILD_ARGS)
 	@touch $@
