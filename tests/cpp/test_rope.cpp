@@ -120,7 +120,8 @@ TEST(every_pair_is_turned_by_its_angle) {
 
 // rope of x (sequences, heads, positions, n), against turn().
 void check_rope(const Array& x, const Rope& call, const std::vector<int64_t>& positions) {
-  const Shape shape{x.values().shape().begin(), x.values().shape().end()};
+  Values flat = x.values();
+  const Shape shape(flat.shape().begin(), flat.shape().end());
   const std::size_t rows = shape[0] * shape[1] * shape[2],
                     half = static_cast<std::size_t>(call.rotary_dim / 2);
   Values inv_freq = Values::from_shape({half});
@@ -131,7 +132,6 @@ void check_rope(const Array& x, const Rope& call, const std::vector<int64_t>& po
   std::vector<std::size_t> index;
   for (std::size_t row = 0; row < rows; ++row)
     index.push_back(row % shape[2] + (call.by_sequence ? row / (shape[1] * shape[2]) * shape[2] : 0));
-  Values flat = x.values();
   flat.reshape(Shape{rows, shape[3]});
   Turned wanted = turn(flat, table.values(), index, call.layout);
   wanted.out.reshape(shape), wanted.scale.reshape(shape);
