@@ -14,7 +14,7 @@ namespace simdformer {
 
 enum class DType : uint8_t { f32, f64, f16, bf16, boolean };
 
-// The 16-bit formats are storage only: arithmetic on them is float (see kernels/convert.hpp).
+// The 16-bit formats are storage only: arithmetic on them is float (see kernels/dtypes.hpp).
 struct float16 {
   uint16_t bits;
 };

@@ -5,6 +5,7 @@
 #include "core/attention_args.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
+#include "core/visible_keys.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
@@ -29,51 +30,40 @@ void parallel_with_scratch(int64_t count, int64_t grain, int64_t bytes, const Bo
   });
 }
 
-// The keys that some query of the call may see: [begin, end).
-struct KeyRange {
-  int64_t begin, end;
-};
-
+// The keys that some query of the call may see.
 KeyRange seen_keys(const Attention& call, int64_t sequences, int64_t queries, int64_t keys) {
   if (!call.is_causal && call.key_lengths == nullptr) return {0, keys};
   KeyRange seen{keys, 0};
   for (int64_t b = 0; b < sequences; ++b) {
-    int64_t begin = 0, end = call.key_lengths ? std::clamp<int64_t>(call.key_lengths[b], 0, keys) : keys;
-    if (call.is_causal) {  // the first query's first key, the last query's last one
-      const int64_t offset = call.causal_offsets ? call.causal_offsets[b] : call.causal_offset;
-      int64_t first = 0, last = 0;
-      if (__builtin_add_overflow(offset, queries, &last)) last = offset < 0 ? 0 : keys;
-      if (call.window == 0 || __builtin_add_overflow(offset, 1 - call.window, &first)) first = 0;
-      begin = std::clamp<int64_t>(first, 0, end);
-      end = std::clamp<int64_t>(last, begin, end);
-    }
-    if (begin == end) continue;
-    seen.begin = std::min(seen.begin, begin);
-    seen.end = std::max(seen.end, end);
+    const VisibleKeys visible = visible_keys(call, b, queries, keys);
+    const KeyRange here{visible.begin(0), visible.end(queries - 1)};
+    if (here.empty()) continue;
+    seen.begin = std::min(seen.begin, here.begin);
+    seen.end = std::max(seen.end, here.end);
   }
-  return seen.begin < seen.end ? seen : KeyRange{0, 0};
+  return seen.empty() ? KeyRange{0, 0} : seen;
 }
 
-// Few rows a head: chunks of keys side by side, then their sums are merged.
-void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
+// Decode, few rows a head: chunks of keys side by side, then their sums are merged.
+void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
   if (args.call->scores || args.call->weights) seen = {0, args.keys};  // all of them are written
-  args.first_key = seen.begin / kFewKeys * kFewKeys;
+  args.first_key = seen.begin / kDecodeChunk * kDecodeChunk;
   args.last_key = seen.end;
-  args.chunks = std::max<int64_t>(1, ceil_div(args.last_key - args.first_key, kFewKeys));
+  args.chunks = std::max<int64_t>(1, ceil_div(args.last_key - args.first_key, kDecodeChunk));
   const int64_t rows = args.queries * args.group;
   const double width = static_cast<double>(args.depth + args.value_depth);
   const double keys =
-      static_cast<double>(std::min(kFewKeys, std::max<int64_t>(seen.end - args.first_key, 4)));
+      static_cast<double>(std::min(kDecodeChunk, std::max<int64_t>(seen.end - args.first_key, 4)));
   // A key costs at least its way from memory, as much as eight rows cost.
   const int64_t grain = grain_of_terms(static_cast<double>(std::max<int64_t>(rows, 8)) * width * keys);
-  const int64_t scratch = bytes_of(few_rows_scratch(args), size);
+  const int64_t scratch = bytes_of(decode_scratch(args), size);
   const double key_bytes = width * static_cast<double>(itemsize(args.call->key.dtype));
   args.far = static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes >= kFarBytes;
   if (args.chunks == 1) {
     args.first_head = 0;
     args.partials = nullptr;
     return parallel_with_scratch(heads, grain, scratch, [&](void* memory, int64_t begin, int64_t end) {
-      table.attention_few(args, memory, begin, end);
+      table.attention_decode(args, memory, begin, end);
     });
   }
   const int64_t head_bytes = bytes_of(args.chunks, sums_size(args, rows), size);
@@ -83,16 +73,16 @@ void attend_few(AttentionArgs& args, const KernelTable& table, int64_t heads, Ke
   for (args.first_head = 0; args.first_head < heads; args.first_head += wave) {
     const int64_t count = std::min(wave, heads - args.first_head);
     parallel_with_scratch(count * args.chunks, grain, scratch, [&](void* memory, int64_t begin, int64_t end) {
-      table.attention_few(args, memory, begin, end);
+      table.attention_decode(args, memory, begin, end);
     });
     parallel_for(count, grain_of_terms(static_cast<double>(rows * args.chunks) * width * 4),
                  [&](int64_t begin, int64_t end) { table.attention_merge(args, begin, end); });
   }
 }
 
-// Many rows a head: blocks of queries side by side, over as many keys at a time as keep an item short. Where
-// a head has several blocks its keys and values are packed once for all of them.
-void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
+// Prefill, many rows a head: blocks of queries side by side, over as many keys at a time as keep an item
+// short. Where a head has several blocks its keys and values are packed once for all of them.
+void prefill(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
   const int64_t width = args.depth + args.value_depth, rows = args.queries * args.group;
   const int64_t most = std::clamp<int64_t>((kMostRows * 256) / width, kStripRows, kMostRows);
   const int64_t wanted = std::clamp<int64_t>(heads * rows / kItems, std::min(kFewestRows, most), most);
@@ -116,7 +106,7 @@ void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, K
   const Scratch packed(wave * packed_bytes), state(bytes_of(wave * wave_blocks, state_bytes));
   args.packed = packed_bytes > 0 ? packed.as<void>() : nullptr;
   args.state = state_bytes > 0 ? state.as<void>() : nullptr;
-  const int64_t scratch = bytes_of(many_rows_scratch(args), size);
+  const int64_t scratch = bytes_of(prefill_scratch(args), size);
 
   for (args.first_head = 0; args.first_head < heads; args.first_head += wave) {
     const int64_t count = std::min(wave, heads - args.first_head);
@@ -134,7 +124,7 @@ void attend_many(AttentionArgs& args, const KernelTable& table, int64_t heads, K
         const double keys = static_cast<double>(std::max<int64_t>(args.last_key - args.first_key, 16));
         parallel_with_scratch(
             count * args.blocks, grain_of_terms(static_cast<double>(block_rows * width) * keys), scratch,
-            [&](void* memory, int64_t b, int64_t e) { table.attention_many(args, memory, b, e); });
+            [&](void* memory, int64_t b, int64_t e) { table.attention_prefill(args, memory, b, e); });
         args.first_key += pass;
       } while (args.first_key < seen.end);
     }
@@ -181,10 +171,10 @@ void attention(const Attention& call) {
   args.pairs = table.bf16_pairs && call.query.dtype == DType::bf16 && call.key.dtype == DType::bf16;
   const KeyRange seen = seen_keys(call, sequences, args.queries, args.keys);
   const int64_t size = itemsize(accumulator(call.query.dtype));
-  if (args.queries * args.group <= kFewRows)
-    attend_few(args, table, heads, seen, size);
+  if (args.queries * args.group <= kDecodeRows)
+    decode(args, table, heads, seen, size);
   else
-    attend_many(args, table, heads, seen, size);
+    prefill(args, table, heads, seen, size);
 }
 
 }  // namespace simdformer

@@ -1,44 +1,40 @@
-// What the kernels of attention are given. A "head" is one key/value head of one sequence with the `group`
+// What the kernels of attention are given. A "head" is one key/value head of one sequence with the `group` of
 // query heads that read it; heads are counted sequence * kv_heads + head. Row r of a head is query r / group
 // of its query head r % group: neighbours see nearly the same keys.
 #pragma once
 
 #include "core/attention.hpp"
+#include "core/panels.hpp"
 
 namespace simdformer {
 
-constexpr int64_t kLine = 16;       // elements: the columns of a panel (kernels/gemm.hpp)
-constexpr int64_t kKeyBlock = 256;  // keys whose scores are held at a time
-constexpr int64_t kStripRows = 24;  // rows that pass through scores, softmax and sum together
-constexpr int64_t kFewRows = 16;    // a head of at most so many rows reads its keys in place, as dot products
-constexpr int64_t kFewKeys = 512;   // keys of a chunk of such a head
-constexpr int64_t kFewBlock = 64;   // keys whose scores are held at a time there
+constexpr int64_t kKeyBlock = 256;     // prefill: keys whose scores are held at a time
+constexpr int64_t kStripRows = 24;     // rows that pass through scores, softmax and sum together
+constexpr int64_t kDecodeRows = 16;    // a head of at most so many rows reads its keys in place: decode
+constexpr int64_t kDecodeChunk = 512;  // keys of a work item there
+constexpr int64_t kDecodeBlock = 64;   // keys whose scores are held at a time there
 // Keys and values of so many bytes come from memory, and are asked for a block ahead (measured: a quarter
 // faster, where asking costs a tenth when they are in a cache).
 constexpr int64_t kFarBytes = int64_t{32} << 20;
-
-SF_INLINE int64_t round_up_to_line(int64_t n) { return (n + kLine - 1) / kLine * kLine; }
-
-// Elements from one row of scratch to the next: an odd number of lines, so that rows spread over the cache.
-SF_INLINE int64_t pitch_of(int64_t n) { return (n + kLine - 1) / kLine / 2 * 2 * kLine + kLine; }
 
 struct AttentionArgs {
   const Attention* call;
   int64_t kv_heads, group;
   int64_t queries, keys;       // L, S
   int64_t depth, value_depth;  // D, Dv
-  bool pairs;          // queries and keys are bfloat16 and multiplied as such; `scale` is for the scores then
-  int64_t first_head;  // items count from here
+  // Queries and keys are bfloat16 and multiplied as such; `scale` is for the scores then.
+  bool pairs;
+  int64_t first_head;           // items count from here
   int64_t first_key, last_key;  // the keys of this pass: multiples of the block or chunk, or the end
 
-  // Many rows: work item = (head, block of queries), the last block of a head first.
+  // Prefill, many rows: work item = (head, block of queries), the last block of a head first.
   int64_t block_queries;  // queries of a block
   int64_t first_block, blocks;
   void* packed;  // keys and values of the pass as panels, or null: the item packs them itself
   void* state;   // sums of the rows between passes, or null: there is one pass
   bool first_pass, last_pass;
 
-  // Few rows: work item = (head, chunk of keys).
+  // Decode, few rows: work item = (head, chunk of keys).
   int64_t chunks;
   void* partials;  // one Sums for each item, or null: there is one chunk, which finishes
   bool far;        // keys and values are larger than the caches
@@ -48,28 +44,28 @@ SF_INLINE int64_t strip_queries(const AttentionArgs& args) {
   return args.group >= kStripRows ? 1 : kStripRows / args.group;
 }
 
-// A block of packed keys and values, in elements: a line whose first element says whether a value is not
+// A block of packed keys and values, in elements: a start of 16 whose first says whether a value is not
 // finite, K as panels [depth][16 keys], V as panels [256 keys][16 columns].
 SF_INLINE int64_t packed_block_size(const AttentionArgs& args) {
-  return kLine + kKeyBlock * (args.depth + round_up_to_line(args.value_depth));
+  return kPanelColumns + kKeyBlock * (args.depth + whole_panels(args.value_depth));
 }
 
 // The running sums of `rows` rows: weighted values, maximum of the scores, sum of the exponentials.
 SF_INLINE int64_t sums_size(const AttentionArgs& args, int64_t rows) {
-  return rows * round_up_to_line(args.value_depth) + 2 * round_up_to_line(rows);
+  return rows * whole_panels(args.value_depth) + 2 * whole_panels(rows);
 }
 
 // Scratch of one work item, in elements.
-SF_INLINE int64_t many_rows_scratch(const AttentionArgs& args) {
+SF_INLINE int64_t prefill_scratch(const AttentionArgs& args) {
   const int64_t rows = args.block_queries * args.group;
   return rows * pitch_of(args.depth) + sums_size(args, rows) + kKeyBlock +
          strip_queries(args) * args.group * pitch_of(kKeyBlock) + packed_block_size(args);
 }
 
-SF_INLINE int64_t few_rows_scratch(const AttentionArgs& args) {
+SF_INLINE int64_t decode_scratch(const AttentionArgs& args) {
   const int64_t rows = args.queries * args.group;
-  return rows * pitch_of(args.depth) + sums_size(args, rows) + kFewBlock + rows * pitch_of(kFewBlock) +
-         kFewBlock * round_up_to_line(args.value_depth);
+  return rows * pitch_of(args.depth) + sums_size(args, rows) + kDecodeBlock + rows * pitch_of(kDecodeBlock) +
+         kDecodeBlock * whole_panels(args.value_depth);
 }
 
 }  // namespace simdformer

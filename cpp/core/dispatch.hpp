@@ -78,8 +78,8 @@ struct RopeArgs {
   RopeLayout layout;
   int64_t half;
   int64_t seq_len;  // T
-  int64_t
-      rows_per_sequence;    // rows of x for one entry of its first axis (when positions are (B, T)), else all
+  // Rows of x for one entry of its first axis when positions are (B, T), else all.
+  int64_t rows_per_sequence;
   int64_t sequence_stride;  // T when positions are (B, T), else 0
   const void* table;
 };
@@ -115,8 +115,8 @@ struct KernelTable {
   void (*pack_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
   void (*linear)(const LinearArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_pack)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
-  void (*attention_many)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
-  void (*attention_few)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
+  void (*attention_prefill)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
+  void (*attention_decode)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
 
   // What the machine can do at most; see kernels/limits.hpp.

@@ -1,13 +1,7 @@
 #include "core/linear.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <vector>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "core/dispatch.hpp"
 #include "core/linear_args.hpp"
@@ -16,11 +10,6 @@
 
 namespace simdformer {
 namespace {
-
-constexpr int64_t kHugePage = int64_t{2} << 20;
-
-// Where a tensor is large enough to span huge pages, it starts on one.
-int64_t alignment(int64_t nbytes) { return nbytes >= 2 * kHugePage ? kHugePage : 64; }
 
 // Items of a matrix product to a chunk: its multiplications, or the memory that they wait for.
 int64_t grain_of_product(double products_per_item, double bytes_per_item) {
@@ -34,17 +23,11 @@ int64_t grain_of_product(double products_per_item, double bytes_per_item) {
 PackedWeight::PackedWeight(const View& weight)
     : rows_(weight.shape[0]), cols_(weight.shape[1]), dtype_(weight.dtype) {
   if (rows_ == 0 || cols_ == 0) return;
-  const int64_t panels = ceil_div(rows_, kPanel);
-  bytes_of(cols_ + 1, kPanel, itemsize(dtype_));
+  const int64_t panels = ceil_div(rows_, kPanelColumns);
+  bytes_of(cols_ + 1, kPanelColumns, itemsize(dtype_));
   const int64_t panel_bytes = panel_elements(cols_, dtype_) * itemsize(dtype_);
   nbytes_ = bytes_of(panels, panel_bytes);
-  const auto align = static_cast<std::size_t>(alignment(nbytes_));
-  const auto size = (static_cast<std::size_t>(nbytes_) + align - 1) / align * align;
-  memory_.reset(static_cast<char*>(std::aligned_alloc(align, size)));
-  if (memory_ == nullptr) throw std::bad_alloc();
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (align == kHugePage) madvise(memory_.get(), size, MADV_HUGEPAGE);  // a wish: refusal costs speed only
-#endif
+  memory_ = allocate(nbytes_);
 
   const PackArgs args{weight.data, weight.strides[0], dtype_, rows_, cols_, memory_.get()};
   const KernelTable& table = kernels();
@@ -56,17 +39,16 @@ void PackedWeight::unpack(const View& out) const {
   if (rows_ == 0 || cols_ == 0) return;
   const UnpackArgs args{memory_.get(), dtype_, rows_, cols_, out.data, out.strides[0]};
   const KernelTable& table = kernels();
-  parallel_for(ceil_div(rows_, kPanel), grain_of_product(0, static_cast<double>(cols_) * kPanel * 40),
+  parallel_for(ceil_div(rows_, kPanelColumns),
+               grain_of_product(0, static_cast<double>(cols_) * kPanelColumns * 40),
                [&](int64_t begin, int64_t end) { table.unpack(args, begin, end); });
 }
-
-void PackedWeight::Free::operator()(char* memory) const noexcept { std::free(memory); }
 
 // ---- linear -----------------------------------------------------------------------------------------------
 
 namespace {
 
-LinearWeight weight_of(const LinearOperand& operand, int64_t first_group) {
+LinearWeight weight_of(const LinearOperand& operand, int64_t first_slice) {
   LinearWeight w;
   w.packed = operand.packed != nullptr;
   w.weight = w.packed ? operand.packed->data() : operand.weight->data;
@@ -77,7 +59,7 @@ LinearWeight weight_of(const LinearOperand& operand, int64_t first_group) {
   w.bias_stride = operand.bias != nullptr ? operand.bias->strides[0] : 0;
   w.bias_dtype = operand.bias != nullptr ? operand.bias->dtype : DType::f32;
   w.out = rows_of(operand.out);
-  w.first_group = first_group;
+  w.first_slice = first_slice;
   return w;
 }
 
@@ -89,10 +71,10 @@ int64_t block_rows(int64_t rows, int64_t depth) {
   return ceil_div(rows, blocks);
 }
 
-// Chunks of rows, when there are too few groups of columns to share out.
-int64_t chunks_of(int64_t rows, int64_t groups) {
+// Chunks of rows, when there are too few slices to share out.
+int64_t chunks_of(int64_t rows, int64_t slices) {
   constexpr int64_t kItems = 32, kFewest = 48;
-  return std::clamp<int64_t>(ceil_div(kItems, groups), 1, std::max<int64_t>(rows / kFewest, 1));
+  return std::clamp<int64_t>(ceil_div(kItems, slices), 1, std::max<int64_t>(rows / kFewest, 1));
 }
 
 }  // namespace
@@ -101,19 +83,19 @@ void linear(const View& x, const LinearOperand* operands, int count) {
   const Rows source = rows_of(x);
   std::vector<LinearWeight> weights;
   weights.reserve(static_cast<std::size_t>(count));
-  int64_t groups = 0, weight_size = 2;
+  int64_t slices = 0, weight_size = 2;
   for (int i = 0; i < count; ++i) {
-    weights.push_back(weight_of(operands[i], groups));
-    groups += ceil_div(weights.back().columns, kGroup);
+    weights.push_back(weight_of(operands[i], slices));
+    slices += ceil_div(weights.back().columns, kSliceColumns);
     weight_size = std::max(weight_size, itemsize(weights.back().dtype));
   }
-  if (source.count == 0 || groups == 0) return;
+  if (source.count == 0 || slices == 0) return;
 
   const DType sum = accumulator(x.dtype);
-  const int64_t depth = source.length, lines = ceil_div(depth, kPanel);
+  const int64_t depth = source.length;
   const KernelTable& table = kernels();
   LinearArgs args;
-  args.x_stride = (lines + 1 - lines % 2) * kPanel;  // odd, so that rows do not meet in one set of the cache
+  args.x_stride = pitch_of(depth);
   args.all_rows = source.count;
   args.depth = depth;
   args.weights = weights.data();
@@ -140,11 +122,11 @@ void linear(const View& x, const LinearOperand* operands, int count) {
     if (pairs < count) pack_rows(widened, false);
     if (pairs > 0) pack_rows(paired, true);
 
-    args.chunks = chunks_of(args.rows, groups);
+    args.chunks = chunks_of(args.rows, slices);
     args.chunk_rows = ceil_div(args.rows, args.chunks);
     args.chunks = ceil_div(args.rows, args.chunk_rows);
-    const double terms = static_cast<double>(depth + 16) * kGroup;
-    parallel_for(groups * args.chunks,
+    const double terms = static_cast<double>(depth + 16) * kSliceColumns;
+    parallel_for(slices * args.chunks,
                  grain_of_product(terms * static_cast<double>(args.chunk_rows),
                                   terms * static_cast<double>(weight_size)),
                  [&](int64_t begin, int64_t end) {

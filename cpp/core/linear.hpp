@@ -2,13 +2,12 @@
 // speed.
 #pragma once
 
-#include <memory>
-
 #include "core/array.hpp"
+#include "core/memory.hpp"
 
 namespace simdformer {
 
-// A weight (rows, cols) = (outputs, inputs) in panels of 16 outputs (kernels/gemm.hpp): the same bytes on
+// A weight (rows, cols) = (outputs, inputs) in panels of 16 outputs (core/panels.hpp): the same bytes on
 // every ISA, 64-byte aligned, in huge pages where it is large. Packing and unpacking move bits and change
 // none.
 class PackedWeight {
@@ -26,13 +25,9 @@ class PackedWeight {
   const char* data() const { return memory_.get(); }
 
  private:
-  struct Free {
-    void operator()(char* memory) const noexcept;
-  };
-
   int64_t rows_ = 0, cols_ = 0, nbytes_ = 0;
   DType dtype_ = DType::f32;
-  std::unique_ptr<char, Free> memory_;
+  Memory memory_;
 };
 
 // One weight of a call: either plain or packed, with its bias and its result.

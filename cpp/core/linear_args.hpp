@@ -1,20 +1,16 @@
-// What the kernels of kernels/linear.hpp are given. Layout of panels: kernels/gemm.hpp.
+// What the kernels of kernels/linear.hpp and kernels/pack.hpp are given. A slice is 64 columns of a weight,
+// or what is left of them: four panels.
 #pragma once
 
 #include "core/array.hpp"
+#include "core/panels.hpp"
 
 namespace simdformer {
 
-constexpr int64_t kPanel = 16;        // columns of a panel (outputs of a weight), on every ISA
-constexpr int64_t kGroup = 64;        // columns of a work item of linear: four panels
+constexpr int64_t kSliceColumns = 4 * kPanelColumns;
 constexpr int64_t kDepthBlock = 256;  // inputs that are widened or packed at a time
-constexpr int64_t kDirectRows =
-    6;  // up to so many rows of x, plain weights are read in place, as dot products
-
-// Elements of one panel: bfloat16 lies in pairs, so that an odd depth is padded.
-SF_INLINE int64_t panel_elements(int64_t depth, DType dtype) {
-  return (dtype == DType::bf16 ? depth + depth % 2 : depth) * kPanel;
-}
+// Up to so many rows of x, plain weights are read in place, as dot products.
+constexpr int64_t kDirectRows = 6;
 
 // Rows [16 p, 16 p + 16) of a weight -> panel p. Work items are panels.
 struct PackArgs {
@@ -55,28 +51,29 @@ struct LinearWeight {
   int64_t bias_stride;
   DType bias_dtype;
   Rows out;             // all rows of the call
-  int64_t first_group;  // groups of the weights before this one
+  int64_t first_slice;  // slices of the weights before this one
 };
 
-// out = x W^T + bias for one block of rows of x. Work item = (group of 64 columns of one weight, chunk of
-// rows): item / chunks is the group, counted through all weights, item % chunks the chunk.
+// out = x W^T + bias for one block of rows of x. Work item = (slice, chunk of rows): item / chunks is the
+// slice, counted through all weights, item % chunks the chunk.
 struct LinearArgs {
-  const void* x;            // (rows, depth), packed: the accumulator's type, zeros from depth to x_stride
-  const bfloat16* x_pairs;  // the same as bfloat16, for packed bfloat16 weights where the CPU multiplies
-                            // pairs; null otherwise
-  int64_t x_stride;         // in elements
-  int64_t first;            // where the block starts among the rows of the call
-  int64_t rows;             // of the block
-  int64_t all_rows;         // of the call: they choose the algorithm, so that all blocks use the same
+  // (rows, depth), packed: the accumulator's type, zeros from depth to x_stride
+  const void* x;
+  // The same as bfloat16, for packed bfloat16 weights where the CPU multiplies pairs; null otherwise
+  const bfloat16* x_pairs;
+  int64_t x_stride;  // in elements
+  int64_t first;     // where the block starts among the rows of the call
+  int64_t rows;      // of the block
+  int64_t all_rows;  // of the call: they choose the algorithm, so that all blocks use the same
   int64_t depth;
   int64_t chunks, chunk_rows;
   const LinearWeight* weights;
   int count;
 };
 
-// Scratch of one work item: a tile of results, a group of the bias and a block of widened panels.
+// Scratch of one work item: the slice of the bias, a block of widened panels and a tile of sums.
 SF_INLINE int64_t linear_scratch_bytes(int64_t chunk_rows, DType accumulator) {
-  return itemsize(accumulator) * kGroup * (chunk_rows + 1 + kDepthBlock);
+  return itemsize(accumulator) * kSliceColumns * (chunk_rows + 1 + kDepthBlock);
 }
 
 }  // namespace simdformer

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "core/float_mode.hpp"
+#include "core/memory.hpp"
 #include "core/parallel.hpp"
 #include "core/work.hpp"
 
@@ -51,9 +50,7 @@ class Angles {
     for (int64_t i = 0; i < count; ++i)
       positions_[static_cast<std::size_t>(i)] = counted_ ? call.offset + i : call.positions[i];
 
-    table_.reset(
-        static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(ceil_div(nbytes_, 64) * 64))));
-    if (table_ == nullptr) throw std::bad_alloc();
+    table_ = allocate(nbytes_);
     const RopeTableArgs args{positions_.data(), inv_freq_.data(), half(),
                              attention_factor_, dtype_,           table_.get()};
     parallel_for(count, grain_of(cost::angle * static_cast<double>(half())),
@@ -73,7 +70,7 @@ class Angles {
   std::vector<int64_t> positions_;
   bool counted_ = false;  // positions are an offset and the numbers after it
   int64_t nbytes_ = 0;
-  std::unique_ptr<char, void (*)(void*)> table_{nullptr, std::free};
+  Memory table_;
 };
 
 constexpr int64_t kMostKept = int64_t{1} << 20;  // bytes: 2048 positions of a head_dim of 128

@@ -11,8 +11,8 @@ struct Rope {
   RopeLayout layout = RopeLayout::half;
   int64_t rotary_dim = 0;  // even, 2 to D: the elements that are turned; the others are copied
 
-  const int64_t* positions =
-      nullptr;               // (T), or (B, T) with B the first axis of x; null: offset, offset + 1 ...
+  // (T), or (B, T) with B the first axis of x; null: offset, offset + 1 ...
+  const int64_t* positions = nullptr;
   bool by_sequence = false;  // positions are (B, T)
   int64_t offset = 0;
 

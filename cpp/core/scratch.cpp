@@ -1,12 +1,8 @@
 // Scratch: one arena a thread. It grows when it is empty, to what was needed at once the time before.
-#include <cstdlib>
 #include <new>
 
+#include "core/memory.hpp"
 #include "core/parallel.hpp"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #if defined(__has_feature)
 #define SF_ASAN __has_feature(address_sanitizer)
@@ -23,7 +19,6 @@ namespace simdformer {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMostKept = int64_t{64} << 20;
 
 // Under AddressSanitizer what is not handed out is out of bounds, and between two pieces there is some of
@@ -37,20 +32,6 @@ constexpr int64_t kMargin = 0;
 void forbid(char*, int64_t) {}
 void allow(char*, int64_t) {}
 #endif
-
-char* allocate(int64_t bytes) {
-  const bool huge = bytes >= 2 * kHugePage;
-  const int64_t alignment = huge ? kHugePage : kAlignment;
-  if (bytes > INT64_MAX - alignment) throw std::bad_alloc();
-  const size_t rounded = static_cast<size_t>((bytes + alignment - 1) / alignment * alignment);
-  void* memory = std::aligned_alloc(static_cast<size_t>(alignment), rounded);
-  if (!memory) throw std::bad_alloc();
-#if defined(__linux__)
-  if (huge)
-    madvise(memory, rounded, MADV_HUGEPAGE);  // fewer TLB misses where the system grants it; else nothing
-#endif
-  return static_cast<char*>(memory);
-}
 
 struct Arena {
   char* base = nullptr;
@@ -71,7 +52,7 @@ struct Arena {
       pointer = base + top;
       top += bytes;
     } else {
-      pointer = allocate(bytes);  // the arena cannot move while parts of it are in use
+      pointer = allocate(bytes).release();  // the arena cannot move while parts of it are in use
     }
     in_use += bytes;
     if (in_use > peak && in_use <= kMostKept) peak = in_use;
@@ -88,7 +69,7 @@ struct Arena {
       forbid(pointer, bytes);
     } else {
       allow(pointer, bytes);
-      std::free(pointer);
+      FreeMemory()(pointer);
     }
   }
 
@@ -96,14 +77,14 @@ struct Arena {
   void reserve(int64_t bytes) {
     if (bytes <= capacity || bytes > kMostKept) return;
     release();
-    base = allocate(bytes);
+    base = allocate(bytes).release();
     capacity = bytes;
     forbid(base, capacity);
   }
 
   void release() {
     allow(base, capacity);
-    std::free(base);
+    FreeMemory()(base);
     base = nullptr;
     capacity = 0;
   }

@@ -87,7 +87,7 @@ SF_INLINE Vec<double> zip_upper(Vec<double> a, Vec<double> b) { return _mm256_un
 
 // The lower quarters of x and y, and the upper ones.
 template <class V>
-SF_INLINE Pair<V> regroup(V x, V y) {
+SF_INLINE Pair<V> sort_quarters(V x, V y) {
   const __m256 a = lanes_as<__m256>(x), b = lanes_as<__m256>(y);
   return {lanes_as<V>(_mm256_permute2f128_ps(a, b, 0x20)), lanes_as<V>(_mm256_permute2f128_ps(a, b, 0x31))};
 }
@@ -96,14 +96,14 @@ SF_INLINE Pair<V> regroup(V x, V y) {
 // the quarters move before or after them.
 template <class V>
 SF_INLINE Pair<V> zip(Pair<V> x) {
-  return regroup(zip_lower(x.a, x.b), zip_upper(x.a, x.b));
+  return sort_quarters(zip_lower(x.a, x.b), zip_upper(x.a, x.b));
 }
 SF_INLINE Pair<Vec<float>> unzip(Vec<float> first, Vec<float> second) {
-  const auto [low, high] = regroup(first, second);
+  const auto [low, high] = sort_quarters(first, second);
   return {_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd)};
 }
 SF_INLINE Pair<Vec<double>> unzip(Vec<double> first, Vec<double> second) {
-  const auto [low, high] = regroup(first, second);
+  const auto [low, high] = sort_quarters(first, second);
   return {zip_lower(low, high), zip_upper(low, high)};
 }
 

@@ -25,8 +25,6 @@ SF_INLINE Bf16Pairs splat_pair(const bfloat16* p) {
 }
 
 // sum + a[0] b[0] + a[1] b[1] in every lane. Subnormal factors count as zero.
-SF_INLINE Vec<float> add_products(Bf16Pairs a, Bf16Pairs b, Vec<float> sum) {
-  return _mm512_dpbf16_ps(sum, a, b);
-}
+SF_INLINE Vec<float> mul_add(Bf16Pairs a, Bf16Pairs b, Vec<float> sum) { return _mm512_dpbf16_ps(sum, a, b); }
 
 }  // namespace simdformer::SF_ISA

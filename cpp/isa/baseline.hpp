@@ -114,8 +114,10 @@ template <class A>
 SF_INLINE Vec<A> load_part(const A* p, int64_t n) {
   return lanes_as<Vec<A>>(load_words(p, n * static_cast<int64_t>(sizeof(A))));
 }
-SF_INLINE void store_part(float* p, int64_t n, Vec<float> x) { store_words(p, 4 * n, lanes_as<Words>(x)); }
-SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) { store_words(p, 8 * n, lanes_as<Words>(x)); }
+SF_INLINE void store_part(float* p, int64_t n, Vec<float> x) { store_words(p, 4 * n, lanes_as<Bits128>(x)); }
+SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
+  store_words(p, 8 * n, lanes_as<Bits128>(x));
+}
 
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) {

@@ -11,7 +11,7 @@
 //   load_quarters add_quarters                            its 128-bit parts
 //   load_part store_part store_rounded                    to and from memory
 //   Bits16, load_bits ... narrow_bits                     numbers of 16 bits: load, store, widen, narrow
-//   kBf16Pairs, Bf16Pairs, load_pairs ... add_products    products of pairs of bfloat16
+//   kBf16Pairs, Bf16Pairs, load_pairs ... mul_add         products of pairs of bfloat16
 //
 // A lane is the place of one number in a register, a quarter 128 bits of it (there may be one, two or four).
 // None of these names is one of xsimd's, which argument lookup would prefer.

@@ -11,12 +11,12 @@ using Vec = xsimd::batch<T, xsimd::neon64>;
 using Bits16 = uint16x4_t;
 
 // 128 bits as two words
-using Words = uint64x2_t;
-SF_INLINE Words from_words(uint64_t low, uint64_t high) {
+using Bits128 = uint64x2_t;
+SF_INLINE Bits128 from_words(uint64_t low, uint64_t high) {
   return vcombine_u64(vcreate_u64(low), vcreate_u64(high));
 }
-SF_INLINE uint64_t low_word(Words x) { return vgetq_lane_u64(x, 0); }
-SF_INLINE uint64_t high_word(Words x) { return vgetq_lane_u64(x, 1); }
+SF_INLINE uint64_t low_word(Bits128 x) { return vgetq_lane_u64(x, 0); }
+SF_INLINE uint64_t high_word(Bits128 x) { return vgetq_lane_u64(x, 1); }
 
 }  // namespace simdformer::SF_ISA
 
@@ -122,8 +122,10 @@ template <class A>
 SF_INLINE Vec<A> load_part(const A* p, int64_t n) {
   return lanes_as<Vec<A>>(load_words(p, n * static_cast<int64_t>(sizeof(A))));
 }
-SF_INLINE void store_part(float* p, int64_t n, Vec<float> x) { store_words(p, 4 * n, lanes_as<Words>(x)); }
-SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) { store_words(p, 8 * n, lanes_as<Words>(x)); }
+SF_INLINE void store_part(float* p, int64_t n, Vec<float> x) { store_words(p, 4 * n, lanes_as<Bits128>(x)); }
+SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
+  store_words(p, 8 * n, lanes_as<Bits128>(x));
+}
 
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) { vst1_f32(p, vcvt_f32_f64(x)); }

@@ -9,6 +9,6 @@ struct Bf16Pairs {};
 Bf16Pairs load_pairs(const bfloat16* p);
 Bf16Pairs load_pairs_part(const bfloat16* p, int64_t n);
 Bf16Pairs splat_pair(const bfloat16* p);
-Vec<float> add_products(Bf16Pairs a, Bf16Pairs b, Vec<float> sum);
+Vec<float> mul_add(Bf16Pairs a, Bf16Pairs b, Vec<float> sum);
 
 }  // namespace simdformer::SF_ISA

@@ -37,15 +37,15 @@ SF_INLINE void store_word(char* p, int64_t bytes, uint64_t word) {
   if (bytes & 2) std::memcpy(p, &word, 2);
 }
 
-// The two words of 128 bits, and the first `bytes` <= 16 of them in memory; Words is what the instruction set
-// has for 128 bits.
-SF_INLINE Words load_words(const void* p, int64_t bytes) {
+// The two words of 128 bits, and the first `bytes` <= 16 of them in memory; Bits128 is what the instruction
+// set has for 128 bits.
+SF_INLINE Bits128 load_words(const void* p, int64_t bytes) {
   const char* from = static_cast<const char*>(p);
   if (bytes <= 8) return from_words(load_word(from, bytes), 0);
   return from_words(load_word(from, 8), load_word(from + 8, bytes - 8));
 }
 
-SF_INLINE void store_words(void* p, int64_t bytes, Words x) {
+SF_INLINE void store_words(void* p, int64_t bytes, Bits128 x) {
   char* to = static_cast<char*>(p);
   store_word(to, bytes, low_word(x));
   if (bytes > 8) store_word(to + 8, bytes - 8, high_word(x));

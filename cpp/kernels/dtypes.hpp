@@ -109,4 +109,11 @@ SF_INLINE void with_parameter_type(DType dtype, Body&& body) {
   }
 }
 
+// The same for anything whose arithmetic is done in A.
+template <class A, class Body>
+SF_INLINE void with_storage_of(DType dtype, Body&& body) {
+  static_assert(std::is_same_v<A, Acc<A>>);
+  with_parameter_type<A>(dtype, body);
+}
+
 }  // namespace simdformer::SF_ISA

@@ -1,24 +1,55 @@
-// gemm: C = A B or C += A B      A: (m, k) row-major   B: (k, n) in panels   C: (m, n up to the next 16)
+// gemm: C = A B or C += A B      A: (m, k) row-major   B: (k, n) in panels   C: (m, n up to a whole panel)
 //
-// A panel holds 16 columns of B, whatever the ISA, so that packed weights may travel between machines:
-//   float32, float64, float16   [k][16]          B(k, n) = panels[(n / 16) * panel_stride + k * 16 + n % 16]
-//   bfloat16                    [k / 2][16][2]   two successive k side by side in one 32-bit word
-// Columns past the last one are zero; so is the missing half of the last pair when k is odd.
-//
-// Sums are float32 (float64 for float64). An element is one chain of FMAs in the order of k, started from
-// zero and then added to C: its bits depend neither on m nor on the place of its row. Long sums are cut by
-// the caller. Where the CPU multiplies pairs of bfloat16 (vdpbf16ps), A may be bfloat16 too: two products are
-// then added at a time, and subnormal factors count as zero, which is the hardware's doing.
+// The layout of panels is told in core/panels.hpp. Sums are float32 (float64 for float64). An element is one
+// chain of FMAs in the order of k, started from zero and then added to C: its bits depend neither on m nor on
+// the place of its row. Long sums are cut by the caller. Where the CPU multiplies pairs of bfloat16
+// (vdpbf16ps), A may be bfloat16 too: two products are then added at a time, and subnormal factors count as
+// zero, which is the hardware's doing.
 #pragma once
 
-#include "kernels/panels.hpp"
+#include "core/panels.hpp"
+#include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {
 
 template <int n>
 using Count = std::integral_constant<int, n>;
 
-// ---- panels -----------------------------------------------------------------------------------------------
+// ---- operands ---------------------------------------------------------------------------------------------
+
+// Rows of numbers, `stride` of them from one row to the next.
+template <class T>
+struct Matrix {
+  const T* p;
+  int64_t stride;
+
+  SF_INLINE const T* row(int64_t i) const { return p + i * stride; }
+  SF_INLINE Matrix from(int64_t i, int64_t k = 0) const { return {row(i) + k, stride}; }
+};
+
+// Panels of elements, `stride` of them from one panel to the next.
+template <class Element>
+struct Panels {
+  const Element* p;
+  int64_t stride;
+
+  // From the panel of `column` and from k on, both where a new run of elements begins.
+  SF_INLINE Panels from(int64_t column, int64_t k) const {
+    return {p + column / kPanelColumns * stride + k * kPanelColumns, stride};
+  }
+};
+
+// Rows of sums, which a product replaces or is added to.
+template <class A>
+struct Tile {
+  A* p;
+  int64_t stride;
+  bool accumulate;
+
+  SF_INLINE Tile from(int64_t i, int64_t column) const {
+    return {p + i * stride + column, stride, accumulate};
+  }
+};
 
 // What the microkernel knows of its operands. kDepth values of k lie side by side in a panel of T, and take
 // kSteps steps; Row is the type of A. A step multiplies `column<step>`, the columns that start at p, by
@@ -59,12 +90,7 @@ using RowOf = typename PanelOf<T>::Row;
 template <class T>
 using SumOf = Acc<ElementOf<T>>;
 
-template <class B>
-SF_INLINE B add_product(B row, B column, B sum) {
-  return mul_add(row, column, sum);
-}
-
-// The same panel beside rows of bfloat16: a lane is a pair.
+// A panel of bfloat16 beside rows of bfloat16: a lane is a pair. Only where kBf16Pairs.
 struct Pairs {};
 
 template <>
@@ -79,14 +105,10 @@ struct PanelOf<Pairs> {
   SF_INLINE static Bf16Pairs row(const bfloat16* a) { return splat_pair(a); }
 };
 
-SF_INLINE Vec<float> add_product(Bf16Pairs row, Bf16Pairs column, Vec<float> sum) {
-  return add_products(row, column, sum);
-}
-
 // ---- microkernel ------------------------------------------------------------------------------------------
 
-// MR rows by NV vectors of columns, all accumulators in registers; kTileRows and kTileVectors are what the
-// registers of the instruction set hold.
+// MR rows by NV vectors of columns, all sums in registers: kTileRows and kTileVectors say how many of them
+// the instruction set holds.
 
 // The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of memory. 16-bit
 // panels, read in place by up to kWidenRows rows, gain from it at every tile; float32 ones only at the
@@ -115,82 +137,80 @@ SF_INLINE void ask_for(uintptr_t address, uintptr_t panel_bytes) {
 }
 
 template <class T, int MR, int NV, bool kAhead>
-__attribute__((noinline)) void microkernel(int64_t k, const RowOf<T>* a, int64_t lda,
-                                           const ElementOf<T>* panels, int64_t panel_stride,
-                                           [[maybe_unused]] Ahead next, SumOf<T>* c, int64_t ldc,
-                                           bool accumulate) noexcept {
+__attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
+                                           [[maybe_unused]] Ahead next, Tile<SumOf<T>> c) noexcept {
   using Panel = PanelOf<T>;
   using A = SumOf<T>;
   using V = Vec<A>;
-  constexpr int W = static_cast<int>(kLanes<A>), kDepth = Panel::kDepth, kPanels = (NV * W + 15) / 16;
-  [[maybe_unused]] const uintptr_t panel_bytes = static_cast<uintptr_t>(panel_stride) * sizeof(ElementOf<T>);
+  constexpr int W = static_cast<int>(kLanes<A>), kDepth = Panel::kDepth;
+  constexpr int kColumns = static_cast<int>(kPanelColumns), kPanels = (NV * W + kColumns - 1) / kColumns;
+  [[maybe_unused]] const uintptr_t panel_bytes = static_cast<uintptr_t>(b.stride) * sizeof(ElementOf<T>);
   V sum[MR][NV];
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(A(0));
 
   // sum[.][v] += row . of A * column vector v at p
-  const auto multiply = [&](const auto* a, const auto* p, auto step) __attribute__((always_inline)) {
-    decltype(Panel::template column<0>(p)) b[NV];
+  const auto multiply = [&](const auto* a_k, const auto* p, auto step) __attribute__((always_inline)) {
+    decltype(Panel::template column<0>(p)) x[NV];
     SF_UNROLL for (int v = 0; v < NV; ++v) {
-      const int column = v * W, panel = column / 16;
-      b[v] = Panel::template column<decltype(step)::value>(p + panel * panel_stride + column % 16 * kDepth);
+      const int column = v * W, panel = column / kColumns;
+      x[v] = Panel::template column<decltype(step)::value>(p + panel * b.stride + column % kColumns * kDepth);
     }
     SF_UNROLL for (int i = 0; i < MR; ++i) {
-      const auto x = Panel::row(a + i * lda);
-      SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = add_product(x, b[v], sum[i][v]);
+      const auto row = Panel::row(a_k + i * a.stride);
+      SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = mul_add(row, x[v], sum[i][v]);
     }
   };
-  for (; k >= kDepth; k -= kDepth, a += kDepth, panels += kPanelColumns * kDepth) {
+  const RowOf<T>* a_k = a.p;
+  const ElementOf<T>* b_k = b.p;
+  for (; k >= kDepth; k -= kDepth, a_k += kDepth, b_k += kPanelColumns * kDepth) {
     if constexpr (MR <= kPrefetchRows<ElementOf<T>>) {
-      ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(panels) + kPrefetchBytes, panel_bytes);
+      ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(b_k) + kPrefetchBytes, panel_bytes);
     } else if constexpr (kAhead) {
       ask_for<kPanels, 2>(next.address, panel_bytes);
       next.address += next.step;
     }
-    multiply(a, panels, Count<0>());
-    if constexpr (Panel::kSteps == 2) multiply(a + 1, panels, Count<1>());
+    multiply(a_k, b_k, Count<0>());
+    if constexpr (Panel::kSteps == 2) multiply(a_k + 1, b_k, Count<1>());
   }
-  if (k > 0) multiply(a, panels, Count<0>());  // half a pair: the other half is zero
+  if (k > 0) multiply(a_k, b_k, Count<0>());  // half a pair: the other half is zero
 
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) {
-    A* out = c + i * ldc + v * W;
-    store(out, accumulate ? load(static_cast<const A*>(out)) + sum[i][v] : sum[i][v]);
+    A* out = c.p + i * c.stride + v * W;
+    store(out, c.accumulate ? load(static_cast<const A*>(out)) + sum[i][v] : sum[i][v]);
   }
 }
 
 // ---- blocking ---------------------------------------------------------------------------------------------
 
 template <class T, int MR, int NV, bool kAhead>
-SF_INLINE void row_tile(int64_t rows, int64_t k, const RowOf<T>* a, int64_t lda, const ElementOf<T>* panels,
-                        int64_t panel_stride, Ahead next, SumOf<T>* c, int64_t ldc, bool accumulate) {
+SF_INLINE void row_tile(int64_t rows, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Ahead next,
+                        Tile<SumOf<T>> c) {
   if constexpr (MR > 1) {
-    if (rows < MR)
-      return row_tile<T, MR - 1, NV, kAhead>(rows, k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
+    if (rows < MR) return row_tile<T, MR - 1, NV, kAhead>(rows, k, a, b, next, c);
   }
-  microkernel<T, MR, NV, kAhead>(k, a, lda, panels, panel_stride, next, c, ldc, accumulate);
+  microkernel<T, MR, NV, kAhead>(k, a, b, next, c);
 }
 
 // Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
 // end. The tile of B stays in cache while the rows of A pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
 template <class T, int MR, int NV>
-SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, const RowOf<T>* a,
-                               int64_t lda, const ElementOf<T>* panels, int64_t panel_stride, SumOf<T>* c,
-                               int64_t ldc, bool accumulate) {
-  constexpr int64_t kColumns = NV * kLanes<SumOf<T>>;
-  constexpr int64_t kDepth = PanelOf<T>::kDepth;
+SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, Matrix<RowOf<T>> a,
+                               Panels<ElementOf<T>> b, Tile<SumOf<T>> c) {
+  constexpr int64_t kColumns = NV * kLanes<SumOf<T>>, kDepth = PanelOf<T>::kDepth;
   constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<T>));
   const int64_t steps = k / kDepth;
   const bool ahead = m >= kFewestAhead && m <= kMostAhead;
   for (; begin + kColumns <= end; begin += kColumns) {
-    const ElementOf<T>* tile = panels + begin / 16 * panel_stride + begin % 16 * kDepth;
-    const uintptr_t after = reinterpret_cast<uintptr_t>(tile) + static_cast<uintptr_t>(steps * kBytes);
+    const Panels<ElementOf<T>> columns{
+        b.p + begin / kPanelColumns * b.stride + begin % kPanelColumns * kDepth, b.stride};
+    const uintptr_t after = reinterpret_cast<uintptr_t>(columns.p) + static_cast<uintptr_t>(steps * kBytes);
     int64_t tiles = (m + MR - 1) / MR;
     for (int64_t i = 0; tiles > 0; --tiles) {
       const int64_t rows = (m - i + tiles - 1) / tiles;
       const Ahead next{after + static_cast<uintptr_t>(steps * kBytes * i / m),
                        static_cast<uintptr_t>(kBytes * rows / m)};
       const auto multiply = [&](auto asks) __attribute__((always_inline)) {
-        row_tile<T, MR, NV, decltype(asks)::value>(rows, k, a + i * lda, lda, tile, panel_stride, next,
-                                                   c + i * ldc + begin, ldc, accumulate);
+        row_tile<T, MR, NV, decltype(asks)::value>(rows, k, a.from(i), columns, next, c.from(i, begin));
       };
       if (ahead)
         multiply(std::bool_constant<kMayAskAhead<MR, ElementOf<T>>>());
@@ -202,15 +222,15 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
   return begin;
 }
 
+// C = or += A B, for T = the type of the panels' elements, or Pairs
 template <class T>
-void gemm_panels(int64_t m, int64_t n, int64_t k, const RowOf<T>* a, int64_t lda, const ElementOf<T>* panels,
-                 int64_t panel_stride, SumOf<T>* c, int64_t ldc, bool accumulate) noexcept {
+void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
+          Tile<SumOf<T>> c) noexcept {
   constexpr int kUsual = kTileVectors[kTileRows];
   constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<SumOf<T>>);
-  const int64_t end = (n + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
+  const int64_t end = whole_panels(n);
   const auto tiles = [&](int64_t begin, auto rows, auto vectors) __attribute__((always_inline)) {
-    return column_tiles<T, decltype(rows)::value, decltype(vectors)::value>(begin, end, m, k, a, lda, panels,
-                                                                            panel_stride, c, ldc, accumulate);
+    return column_tiles<T, decltype(rows)::value, decltype(vectors)::value>(begin, end, m, k, a, b, c);
   };
   int64_t done = 0;
   if (m == 1)
@@ -220,13 +240,6 @@ void gemm_panels(int64_t m, int64_t n, int64_t k, const RowOf<T>* a, int64_t lda
   else
     done = tiles(0, Count<kTileRows>(), Count<kUsual>());
   if (done < end) tiles(done, Count<kTileRows>(), Count<(kPanelVectors < kUsual ? kPanelVectors : kUsual)>());
-}
-
-// C = or += A B for panels of the accumulator's own type.
-template <class A>
-void gemm(int64_t m, int64_t n, int64_t k, const A* a, int64_t lda, const A* panels, int64_t panel_stride,
-          A* c, int64_t ldc, bool accumulate) noexcept {
-  gemm_panels<A>(m, n, k, a, lda, panels, panel_stride, c, ldc, accumulate);
 }
 
 }  // namespace simdformer::SF_ISA

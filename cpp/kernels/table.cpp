@@ -2,12 +2,13 @@
 // this object.
 #include "core/dispatch.hpp"
 #include "kernels/activation.hpp"
-#include "kernels/attention.hpp"
 #include "kernels/attention_decode.hpp"
+#include "kernels/attention_prefill.hpp"
 #include "kernels/convert.hpp"
 #include "kernels/layer_norm.hpp"
 #include "kernels/limits.hpp"
 #include "kernels/linear.hpp"
+#include "kernels/pack.hpp"
 #include "kernels/rms_norm.hpp"
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
@@ -32,8 +33,8 @@ constexpr KernelTable kernel_table() {
   table.pack_rows = pack_rows;
   table.linear = linear;
   table.attention_pack = attention_pack;
-  table.attention_many = attention_many;
-  table.attention_few = attention_few;
+  table.attention_prefill = attention_prefill;
+  table.attention_decode = attention_decode;
   table.attention_merge = attention_merge;
   table.flops_per_step = kFlopsPerStep;
   table.fma_chains = fma_chains;

@@ -123,7 +123,7 @@ TEST(each_instruction_set_has_a_full_table_of_its_own) {
     tables.push_back(&table);
     CHECK(table.activation && table.swiglu && table.softmax && table.rms_norm && table.layer_norm);
     CHECK(table.rope_table && table.rope && table.convert && table.pack && table.unpack && table.pack_rows);
-    CHECK(table.linear && table.attention_pack && table.attention_many && table.attention_few &&
+    CHECK(table.linear && table.attention_pack && table.attention_prefill && table.attention_decode &&
           table.attention_merge && table.fma_chains && table.read_memory);
     CHECK(table.flops_per_step > 0);
   });

@@ -1,4 +1,4 @@
-"""What the compiler made: no instruction set leaks into another.
+"""What the compiler made, and of what: no instruction set leaks into another.
 
 An inline function that two objects both emit is kept once by the linker. Were the AVX-512 object
 one of the two, an older machine could run AVX-512 code in the middle of its own kernels. So the
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ISAS = {"x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"], "aarch64": ["neon"]}.get(
     platform.machine(), []
 )
+ALL_ISAS = ["baseline", "avx2", "avx512", "avx512_bf16", "neon"]
 X86 = platform.machine() == "x86_64"
 
 pytestmark = [
@@ -120,6 +121,39 @@ def using(pattern: str, listing: str) -> list[str]:
 VEX = r"^\s+(?!verr|verw)v[a-z0-9]+\s.*$"
 YMM = r"^.*%ymm\d+.*$"
 EVEX = r"^.*(%zmm\d+|%[xy]mm(1[6-9]|2\d|3[01])\b|\{%k[1-7]\}|%k[0-7]\b).*$"
+
+
+def text_of(header: Path) -> str:
+    """A header of cpp/isa with those of its neighbours that it reads."""
+    text = header.read_text()
+    for name in re.findall(r'#include "isa/(\w+\.hpp)"', text):
+        text += text_of(header.parent / name)
+    return text
+
+
+def names_in(text: str) -> set[str]:
+    """Functions, constants and types that stand at the beginning of a line."""
+    return set(re.findall(r"^(?:[\w<>:]+ )+(\w+)(?:\[\])?(?:\(| =| \{\})", text, re.M))
+
+
+def test_intrinsics_and_questions_to_the_preprocessor_stand_in_the_headers_of_the_isas():
+    for path in (ROOT / "cpp/kernels").iterdir():
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = re.search(
+                r"^\s*#(?!include|pragma once)|\b_mm\w*\(|\b__m\d|\bv\w+_[fus]\d+\(", line
+            )
+            assert not found, f"{path.name}:{number}: {line}"
+
+
+def test_what_kernels_use_of_one_instruction_set_all_of_them_have():
+    folder = ROOT / "cpp/isa"
+    names = {isa: names_in(text_of(folder / f"{isa}.hpp")) for isa in ALL_ISAS}
+    users = [folder / "isa.hpp", *(ROOT / "cpp/kernels").iterdir()]
+    used = {word for path in users for word in re.findall(r"\w+", path.read_text())}
+    needed = {isa: found & used for isa, found in names.items()}
+    assert {"Vec", "mul_add", "kTileRows", "narrow_bits", "kBf16Pairs"} <= needed["baseline"]
+    for isa in ALL_ISAS:
+        assert needed[isa] == needed["baseline"], isa
 
 
 def test_the_measuring_finds_a_shared_weak_function(tmp_path):

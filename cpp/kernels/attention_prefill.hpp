@@ -1,7 +1,7 @@
-// attention: out = softmax(q k^T scale + mask) v, many rows (the formulas are in attention_rows.hpp)
+// attention, prefill: out = softmax(q k^T scale + mask) v for many rows (formulas: attention_softmax.hpp)
 //
-//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = the queries of a block x the heads
-//   of a group
+//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = the queries of a block
+//   x the heads of a group
 //
 // Keys are taken 256 at a time, packed into panels that all rows of the head use; rows in strips of about 24,
 // whose scores stay in the first cache: scores = q panels(k), softmax, out += scores panels(v) (flash
@@ -11,41 +11,41 @@
 // beside it.
 #pragma once
 
-#include "kernels/attention_rows.hpp"
+#include "kernels/attention_softmax.hpp"
+#include "kernels/gemm.hpp"
+#include "kernels/pack.hpp"
 
 namespace simdformer::SF_ISA {
 
 constexpr int64_t kScoreTerms = 256;
 
-SF_INLINE int64_t even(int64_t n) { return n + n % 2; }
-
 // The keys of a block that are packed: up to the last that any query of the head sees.
 SF_INLINE int64_t keys_in_block(const AttentionArgs& args, const Head& head, int64_t first_key) {
-  return clamp_to(head.band.end(args.queries - 1) - first_key, 0, kKeyBlock);
+  return clamp_to(head.visible.end(args.queries - 1) - first_key, 0, kKeyBlock);
 }
 
-// columns [0, 16 n) of `keys` rows -> panels of 16 columns; true when all are finite
+// `columns` of `keys` rows -> panels of 16 columns; true when all are finite
 template <class T>
 SF_INLINE bool pack_values(const char* rows, int64_t stride, int64_t keys, int64_t columns, Acc<T>* panels) {
   using V = Vec<Acc<T>>;
   constexpr int64_t W = kLanes<Acc<T>>;
   const V zero(Acc<T>(0));
   V check = zero;  // becomes NaN
-  for (int64_t first = 0; first < keys; first += kLine) {
-    const int64_t last = first + kLine < keys ? first + kLine : keys;
+  for (int64_t first = 0; first < keys; first += kPanelColumns) {
+    const int64_t last = min_of(first + kPanelColumns, keys);
     for (int64_t c = 0; c < columns; c += W) {
-      Acc<T>* panel = panels + c / kLine * kLine * kKeyBlock + c % kLine;
+      Acc<T>* panel = panels + panel_start(c) * kKeyBlock + c % kPanelColumns;
       const char* column = rows + c * static_cast<int64_t>(sizeof(T));
       for (int64_t j = first; j < last; ++j) {
         const T* p = reinterpret_cast<const T*>(column + j * stride);
         const V v = columns - c >= W ? load(p) : load_part(p, columns - c);
         check = mul_add(v, zero, check);
-        store(panel + j * kLine, v);
+        store(panel + j * kPanelColumns, v);
       }
     }
-    for (int64_t c = (columns + W - 1) / W * W; c < round_up_to_line(columns); c += W)
+    for (int64_t c = (columns + W - 1) / W * W; c < whole_panels(columns); c += W)
       for (int64_t j = first; j < last; ++j)
-        store(panels + c / kLine * kLine * kKeyBlock + c % kLine + j * kLine, zero);
+        store(panels + panel_start(c) * kKeyBlock + c % kPanelColumns + j * kPanelColumns, zero);
   }
   return sum_lanes(check) == Acc<T>(0);
 }
@@ -55,10 +55,10 @@ template <class T>
 void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, Acc<T>* block) noexcept {
   const View &key = args.call->key, &value = args.call->value;
   const int64_t keys = keys_in_block(args, head, first_key);
-  Acc<T>* panels = block + kLine;
-  for (int64_t j = 0; j < keys; j += kLine) {
+  Acc<T>* panels = block + kPanelColumns;
+  for (int64_t j = 0; j < keys; j += kPanelColumns) {
     const char* rows = head.key + (first_key + j) * row_stride(key);
-    const int64_t columns = keys - j < kLine ? keys - j : kLine;
+    const int64_t columns = min_of(keys - j, kPanelColumns);
     if constexpr (std::is_same_v<T, bfloat16>) {
       if (args.pairs) {
         bfloat16* panel = reinterpret_cast<bfloat16*>(panels) + j * even(args.depth);
@@ -72,8 +72,8 @@ void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, 
   const bool finite = pack_values<T>(head.value + first_key * row_stride(value), row_stride(value), keys,
                                      args.value_depth, panels);
   if (!finite)
-    for (int64_t c = 0; c < args.value_depth; c += kLine)
-      remove_non_finite(panels + c * kKeyBlock, keys * kLine);
+    for (int64_t c = 0; c < args.value_depth; c += kPanelColumns)
+      remove_non_finite(panels + c * kKeyBlock, keys * kPanelColumns);
   block[0] = finite ? Acc<T>(0) : Acc<T>(1);
 }
 
@@ -83,51 +83,51 @@ void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
   for (int64_t item = begin; item < end; ++item) {
     const Head head = head_of(args, args.first_head + item / blocks);
     const int64_t first_key = args.first_key + item % blocks * kKeyBlock;
-    if (head.band.begin(0) < first_key + kKeyBlock && head.band.end(args.queries - 1) > first_key)
+    if (head.visible.begin(0) < first_key + kKeyBlock && head.visible.end(args.queries - 1) > first_key)
       pack_block<T>(args, head, first_key,
                     static_cast<Acc<T>*>(args.packed) + item * packed_block_size(args));
   }
 }
 
-// scores = q k of a strip, for T = the type of the packed keys, or Pairs. A panel has `depth` rows of them.
+// scores = q k of a strip, for T = the type of the packed keys, or Pairs
 template <class T>
-SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<T>>& strip, const RowOf<T>* q,
-                           int64_t q_pitch, const ElementOf<T>* keys, int64_t depth) {
-  const int64_t rows = strip.queries * args.group, line = strip.columns.begin / kLine * kLine;
+SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<T>>& strip, Matrix<RowOf<T>> q,
+                           Panels<ElementOf<T>> keys) {
+  const int64_t rows = strip.queries * args.group, first = panel_start(strip.columns.begin);
   for (int64_t d = 0; d < args.depth; d += kScoreTerms)
-    gemm_panels<T>(rows, strip.columns.end - line,
-                   args.depth - d < kScoreTerms ? args.depth - d : kScoreTerms, q + d, q_pitch,
-                   keys + line * depth + d * kLine, depth * kLine, strip.scores + line, strip.pitch, d > 0);
+    gemm<T>(rows, strip.columns.end - first, min_of(args.depth - d, kScoreTerms), q.from(0, d),
+            keys.from(first, d), {strip.scores + first, strip.pitch, d > 0});
 }
 
-// A strip against a packed block. q: the rows of the strip, `q_pitch` elements of A apart.
+// A strip against a packed block. q: the rows of the strip; where bfloat16 is multiplied as it is, they and
+// the packed keys are bfloat16 in the memory of A.
 template <class A>
-SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, const A* q,
-                            int64_t q_pitch, const A* block, A* stage) {
-  const A *keys = block + kLine, *values = keys + kKeyBlock * args.depth;
-  const int64_t rows = strip.queries * args.group;
+SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, Matrix<A> q,
+                            const A* block, A* stage) {
+  const A *keys = block + kPanelColumns, *values = keys + kKeyBlock * args.depth;
   bool paired = false;
   if constexpr (kBf16Pairs && std::is_same_v<A, float>) {
     paired = args.pairs;
     if (paired)
-      score_strip<Pairs>(args, strip, reinterpret_cast<const bfloat16*>(q), 2 * q_pitch,
-                         reinterpret_cast<const bfloat16*>(keys), even(args.depth));
+      score_strip<Pairs>(args, strip, {reinterpret_cast<const bfloat16*>(q.p), 2 * q.stride},
+                         {reinterpret_cast<const bfloat16*>(keys), even(args.depth) * kPanelColumns});
   }
-  if (!paired) score_strip<A>(args, strip, q, q_pitch, keys, args.depth);
+  if (!paired) score_strip<A>(args, strip, q, {keys, args.depth * kPanelColumns});
   softmax_strip(args, head, strip, stage);
-  const int64_t first = strip.columns.begin;
-  gemm<A>(rows, args.value_depth, strip.columns.end - first, strip.scores + first, strip.pitch,
-          values + first * kLine, kKeyBlock * kLine, strip.sums.out, strip.sums.pitch, true);
+  const int64_t first = strip.columns.begin, rows = strip.queries * args.group;
+  gemm<A>(rows, args.value_depth, strip.columns.end - first, {strip.scores + first, strip.pitch},
+          Panels<A>{values, kKeyBlock * kPanelColumns}.from(0, first),
+          {strip.sums.out, strip.sums.pitch, true});
 }
 
 // How many queries from `first` on make a strip: as many as pass together, or one tile of the microkernel
 // where they do not see the same keys, so that little is computed that nobody sees.
 SF_INLINE int64_t strip_from(const AttentionArgs& args, const Head& head, int64_t first, int64_t end,
                              int64_t first_key, int64_t keys) {
-  const int64_t most = end - first < strip_queries(args) ? end - first : strip_queries(args);
+  const int64_t most = min_of(end - first, strip_queries(args));
   const int64_t tile = kTileRows > args.group ? kTileRows / args.group : 1;
-  const Span one = head.band.seen(first, first_key, keys),
-             other = head.band.seen(first + most - 1, first_key, keys);
+  const KeyRange one = head.visible.of_block(first, first_key, keys);
+  const KeyRange other = head.visible.of_block(first + most - 1, first_key, keys);
   return most <= tile || (one.begin == other.begin && one.end == other.end) ? most : tile;
 }
 
@@ -150,8 +150,8 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
   const Sums<A> sums = sums_in(memory, args, rows);
 
   if (args.first_pass) clear(sums, rows), hide_scores<A>(args, head, first, queries, {0, args.keys});
-  const int64_t begin = clamp_to(head.band.begin(first), args.first_key, args.last_key);
-  const int64_t end = clamp_to(head.band.end(first + queries - 1), args.first_key, args.last_key);
+  const int64_t begin = clamp_to(head.visible.begin(first), args.first_key, args.last_key);
+  const int64_t end = clamp_to(head.visible.end(first + queries - 1), args.first_key, args.last_key);
   if (begin < end) prepare_queries(args, head, first, queries, q, q_pitch);
   const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
   for (int64_t b = (begin - args.first_key) / kKeyBlock; args.first_key + b * kKeyBlock < end; ++b) {
@@ -165,25 +165,24 @@ void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head
       count = strip_from(args, head, first + i, first + queries, first_key, keys);
       Strip<A> strip{first + i, count,  first_key,           keys,
                      {0, 0},    scores, pitch_of(kKeyBlock), sums.at(i * args.group)};
-      strip.columns = {head.band.seen(strip.first, first_key, keys).begin,
-                       head.band.seen(strip.first + strip.queries - 1, first_key, keys).end};
-      if (strip.columns.begin >= strip.columns.end) continue;
-      attend_strip<A>(args, head, strip, q + i * args.group * q_pitch, q_pitch, block, stage);
+      strip.columns = {head.visible.of_block(strip.first, first_key, keys).begin,
+                       head.visible.of_block(strip.first + strip.queries - 1, first_key, keys).end};
+      if (strip.columns.empty()) continue;
+      attend_strip<A>(args, head, strip, {q + i * args.group * q_pitch, q_pitch}, block, stage);
       if (block[0] != A(0)) add_non_finite<T>(args, head, strip);
     }
   }
-  if (args.last_pass) finish(args, head, first, queries, sums);
+  if (args.last_pass) finish_rows(args, head, first, queries, sums);
 }
 
 template <class T>
 void attend_blocks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t head_item = item / args.blocks,
-                  block = args.first_block + args.blocks - 1 - item % args.blocks;
+    const int64_t head_item = item / args.blocks;
+    const int64_t block = args.first_block + args.blocks - 1 - item % args.blocks;
     const int64_t first = block * args.block_queries, left = args.queries - first;
     const Head head = head_of(args, args.first_head + head_item);
-    attend_block<T>(args, head_item, head, first, left < args.block_queries ? left : args.block_queries,
-                    scratch);
+    attend_block<T>(args, head_item, head, first, min_of(left, args.block_queries), scratch);
   }
 }
 
@@ -193,7 +192,7 @@ inline void attention_pack(const AttentionArgs& args, int64_t begin, int64_t end
   with_type(args.call->key.dtype, [&](auto type) { pack_blocks<decltype(type)>(args, begin, end); });
 }
 
-inline void attention_many(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
+inline void attention_prefill(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
   with_type(args.call->key.dtype, [&](auto type) {
     using T = decltype(type);
     attend_blocks<T>(args, static_cast<Acc<T>*>(scratch), begin, end);

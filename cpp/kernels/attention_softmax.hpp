@@ -1,4 +1,4 @@
-// The part of attention that many and few rows share: the softmax of a row, and its result.
+// The part of attention that prefill and decode share: the softmax of a row, and its result.
 //
 //   s = q.k scale -> softcap tanh(s / softcap) -> + mask        m = max s    l = sum exp(s - m)
 //   out = sum exp(s - m) v / l          weights = exp(s - m) / l          lse = m + log l
@@ -10,13 +10,10 @@
 #pragma once
 
 #include "kernels/attention_heads.hpp"
-#include "kernels/dtypes.hpp"
 #include "kernels/exp.hpp"
-#include "kernels/gemm.hpp"
+#include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {
-
-static_assert(kLine == kPanelColumns);
 
 template <class A>
 constexpr A kMinusInfinity = -std::numeric_limits<A>::infinity();
@@ -31,15 +28,6 @@ SF_INLINE Acc<T> element(const char* p) {
   T value;
   std::memcpy(&value, p, sizeof(T));
   return widen(value);
-}
-
-// body(T{}) for the storage types that go with sums of type A.
-template <class A, class Body>
-SF_INLINE void with_storage(DType dtype, Body&& body) {
-  if constexpr (std::is_same_v<A, double>)
-    body(double{});
-  else
-    with_parameter_type<float>(dtype, body);
 }
 
 // Where scores are kept for those who asked: for the weights, until they take their place.
@@ -65,9 +53,9 @@ struct Sums {
 // Sums of `rows` rows in memory of sums_size(args, rows) elements.
 template <class A>
 SF_INLINE Sums<A> sums_in(A* memory, const AttentionArgs& args, int64_t rows) {
-  const int64_t pitch = round_up_to_line(args.value_depth);
+  const int64_t pitch = whole_panels(args.value_depth);
   A* highest = memory + rows * pitch;
-  return {memory, pitch, highest, highest + round_up_to_line(rows)};
+  return {memory, pitch, highest, highest + whole_panels(rows)};
 }
 
 template <class A>
@@ -81,11 +69,24 @@ template <class A>
 struct Strip {
   int64_t first, queries;
   int64_t first_key, keys;
-  Span columns;  // that some row sees; what is read of `scores` afterwards
-  A* scores;     // (rows, pitch): q.k, which becomes exp(s - m)
+  KeyRange columns;  // that some row sees; what is read of `scores` afterwards
+  A* scores;         // (rows, pitch): q.k, which becomes exp(s - m)
   int64_t pitch;
   Sums<A> sums;
 };
+
+template <class A>
+SF_INLINE void fill(A* row, int64_t begin, int64_t end, A value) {
+  for (int64_t j = begin; j < end; ++j) row[j] = value;
+}
+
+// f(query, head of the group, row) for all rows of some queries
+template <class F>
+SF_INLINE void each_row(const AttentionArgs& args, int64_t first, int64_t queries, F f) {
+  int64_t r = 0;
+  for (int64_t i = first; i < first + queries; ++i)
+    for (int64_t g = 0; g < args.group; ++g, ++r) f(i, g, r);
+}
 
 // rows (i, g) = query * scale, as sums of type A, zeros up to the pitch
 template <class A>
@@ -93,25 +94,25 @@ void scale_queries(const AttentionArgs& args, const Head& head, int64_t first, i
                    int64_t pitch) noexcept {
   const View& query = args.call->query;
   const Vec<A> scale(static_cast<A>(args.call->scale));
-  with_storage<A>(query.dtype, [&](auto type) {
+  with_storage_of<A>(query.dtype, [&](auto type) {
     using Q = decltype(type);
-    for (int64_t i = first; i < first + queries; ++i)
-      for (int64_t g = 0; g < args.group; ++g, rows += pitch) {
-        const Q* row = reinterpret_cast<const Q*>(row_of(&query, head.query, i, g));
-        map_row(rows, args.depth, [&](auto x) { return x * scale; }, row);
-        for (int64_t d = args.depth; d < pitch; ++d) rows[d] = A(0);
-      }
+    each_row(args, first, queries, [&](int64_t i, int64_t g, int64_t r) {
+      A* row = rows + r * pitch;
+      const Q* q = reinterpret_cast<const Q*>(row_of(&query, head.query, i, g));
+      map_row(row, args.depth, [&](auto x) { return x * scale; }, q);
+      fill(row, args.depth, pitch, A(0));
+    });
   });
 }
 
 // rows (i, g) = query as it is, for keys that are multiplied in pairs; zeros up to the pitch
 SF_INLINE void copy_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
                             bfloat16* rows, int64_t pitch) {
-  for (int64_t i = first; i < first + queries; ++i)
-    for (int64_t g = 0; g < args.group; ++g, rows += pitch) {
-      std::memcpy(rows, row_of(&args.call->query, head.query, i, g), static_cast<size_t>(args.depth) * 2);
-      std::memset(rows + args.depth, 0, static_cast<size_t>(pitch - args.depth) * 2);
-    }
+  each_row(args, first, queries, [&](int64_t i, int64_t g, int64_t r) {
+    bfloat16* row = rows + r * pitch;
+    std::memcpy(row, row_of(&args.call->query, head.query, i, g), static_cast<size_t>(args.depth) * 2);
+    std::memset(row + args.depth, 0, static_cast<size_t>(pitch - args.depth) * 2);
+  });
 }
 
 // One or the other, in `rows` that are `pitch` elements of A apart.
@@ -127,7 +128,7 @@ SF_INLINE void prepare_queries(const AttentionArgs& args, const Head& head, int6
 // A row of the mask as A: what is added, or for a boolean mask 0 where a key is seen and -inf where it is
 // not. Finite float64 values beyond float32's range stay finite.
 template <class A>
-SF_INLINE void stage_mask(const View& mask, const char* row, Span span, A* stage) {
+SF_INLINE void stage_mask(const View& mask, const char* row, KeyRange span, A* stage) {
   const int64_t step = mask.strides[mask.rank - 1];
   if (mask.dtype == DType::boolean) {
     for (int64_t j = span.begin; j < span.end; ++j) stage[j] = row[j * step] ? A(0) : kMinusInfinity<A>;
@@ -151,23 +152,17 @@ SF_INLINE void each_vector(A* row, int64_t begin, int64_t end, F f) {
   for (int64_t j = begin; j < end; j += kLanes<A>) store(row + j, f(load(row + j), j));
 }
 
+// Softmax of one row so far: the scores of `keys` become exp(s - m); m, l and the sum follow.
 template <class A>
-SF_INLINE void fill(A* row, int64_t begin, int64_t end, A value) {
-  for (int64_t j = begin; j < end; ++j) row[j] = value;
-}
-
-// Softmax of one row so far: scores [seen) become exp(s - m), the rest of [lines) zero; m, l and the sum
-// follow.
-template <class A>
-SF_INLINE void softmax_row(A* scores, Span lines, const Sums<A>& sums) {
+SF_INLINE void softmax_so_far(A* scores, KeyRange keys, const Sums<A>& sums) {
   using V = Vec<A>;
   const auto higher = [](V a, V b) { return larger(b, a); };  // a where b is NaN
   const A before = *sums.highest, none = kMinusInfinity<A>;
-  const A block = max_lanes(fold_row(scores + lines.begin, lines.end - lines.begin, none, higher, higher));
+  const A block = max_lanes(fold_row(scores + keys.begin, keys.end - keys.begin, none, higher, higher));
   const A highest = block > before ? block : before;
   const V shift(highest == none ? A(0) : highest);
   V sum(A(0));
-  each_vector(scores, lines.begin, lines.end, [&](V s, int64_t) {
+  each_vector(scores, keys.begin, keys.end, [&](V s, int64_t) {
     const V p = vec_exp(s - shift);
     sum = sum + p;
     return p;
@@ -181,27 +176,28 @@ SF_INLINE void softmax_row(A* scores, Span lines, const Sums<A>& sums) {
   *sums.total += sum_lanes(sum);
 }
 
-// q.k of a strip -> exp(s - m), with softcap, mask and the ends of the band. `stage` holds a row of the mask.
+// q.k of a strip -> exp(s - m), with softcap and mask, 0 where nothing is seen. `stage` holds a row of the
+// mask.
 template <class A>
 void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, A* stage) noexcept {
   using V = Vec<A>;
   const Attention& call = *args.call;
   const V softcap(static_cast<A>(call.softcap)), none(kMinusInfinity<A>), scale(static_cast<A>(call.scale));
-  const Span columns{strip.columns.begin / kLine * kLine, round_up_to_line(strip.columns.end)};
+  const KeyRange columns{panel_start(strip.columns.begin), whole_panels(strip.columns.end)};
   int64_t r = 0;
   for (int64_t i = strip.first; i < strip.first + strip.queries; ++i) {
-    const Span seen = head.band.seen(i, strip.first_key, strip.keys);
+    const KeyRange seen = head.visible.of_block(i, strip.first_key, strip.keys);
     const char* staged = nullptr;
     for (int64_t g = 0; g < args.group; ++g, ++r) {
       A* s = strip.scores + r * strip.pitch;
-      if (seen.begin >= seen.end) {
+      if (seen.empty()) {
         fill(s, columns.begin, columns.end, A(0));
         continue;
       }
-      const Span lines{seen.begin / kLine * kLine, round_up_to_line(seen.end)};
-      if (args.pairs) each_vector(s, lines.begin, lines.end, [&](V x, int64_t) { return x * scale; });
+      const KeyRange whole{panel_start(seen.begin), whole_panels(seen.end)};
+      if (args.pairs) each_vector(s, whole.begin, whole.end, [&](V x, int64_t) { return x * scale; });
       if (call.softcap > 0)
-        each_vector(s, lines.begin, lines.end,
+        each_vector(s, whole.begin, whole.end,
                     [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
       if (call.mask != nullptr) {
         const char* row =
@@ -209,21 +205,21 @@ void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& 
         if (row != staged) stage_mask(*call.mask, row, seen, stage);
         staged = row;
         if (call.mask->dtype == DType::boolean)
-          each_vector(s, lines.begin, lines.end, [&](V x, int64_t j) {
+          each_vector(s, whole.begin, whole.end, [&](V x, int64_t j) {
             return xsimd::select(load(static_cast<const A*>(stage + j)) == V(A(0)), x, none);
           });
         else
-          each_vector(s, lines.begin, lines.end,
+          each_vector(s, whole.begin, whole.end,
                       [&](V x, int64_t j) { return x + load(static_cast<const A*>(stage + j)); });
       }
-      fill(s, lines.begin, seen.begin, kMinusInfinity<A>);
-      fill(s, seen.end, lines.end, kMinusInfinity<A>);
+      fill(s, whole.begin, seen.begin, kMinusInfinity<A>);
+      fill(s, seen.end, whole.end, kMinusInfinity<A>);
       if (A* kept = kept_scores<A>(args, head, i, g))
         std::memcpy(kept + strip.first_key + seen.begin, s + seen.begin,
                     static_cast<size_t>(seen.end - seen.begin) * sizeof(A));
-      softmax_row(s, lines, strip.sums.at(r));
-      fill(s, columns.begin, lines.begin, A(0));
-      fill(s, lines.end, columns.end, A(0));
+      softmax_so_far(s, whole, strip.sums.at(r));
+      fill(s, columns.begin, whole.begin, A(0));
+      fill(s, whole.end, columns.end, A(0));
     }
   }
 }
@@ -257,7 +253,7 @@ void add_non_finite(const AttentionArgs& args, const Head& head, const Strip<Acc
     if (finite) continue;
     int64_t r = 0;
     for (int64_t i = strip.first; i < strip.first + strip.queries; ++i) {
-      const Span seen = head.band.seen(i, strip.first_key, strip.keys);
+      const KeyRange seen = head.visible.of_block(i, strip.first_key, strip.keys);
       for (int64_t g = 0; g < args.group; ++g, ++r) {
         if (j < seen.begin || j >= seen.end) continue;
         if (hides && !row_of(mask, head.mask, i, g)[key * mask->strides[mask->rank - 1]]) continue;
@@ -276,66 +272,71 @@ void add_non_finite(const AttentionArgs& args, const Head& head, const Strip<Acc
 // Before the first of these keys: what no strip will write.
 template <class A>
 SF_INLINE void hide_scores(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
-                           Span keys) {
+                           KeyRange keys) {
   if (!head.scores && !head.weights) return;
-  for (int64_t i = first; i < first + queries; ++i)
-    for (int64_t g = 0; g < args.group; ++g)
-      fill(kept_scores<A>(args, head, i, g), keys.begin, keys.end, kMinusInfinity<A>);
+  each_row(args, first, queries, [&](int64_t i, int64_t g, int64_t) {
+    fill(kept_scores<A>(args, head, i, g), keys.begin, keys.end, kMinusInfinity<A>);
+  });
+}
+
+// m and l of a row after its sink has joined, and the factor of the sum before.
+template <class A>
+struct WithSink {
+  A highest, total, factor;
+};
+
+template <class A>
+SF_INLINE WithSink<A> add_sink(const Attention& call, int64_t head, A highest, A total) {
+  const A none = kMinusInfinity<A>;
+  A sink = none;
+  with_storage_of<A>(call.sinks_dtype, [&](auto type) {
+    sink = element<decltype(type)>(static_cast<const char*>(call.sinks) +
+                                   head * static_cast<int64_t>(sizeof(type)));
+  });
+  const A before = highest;
+  highest = sink > highest ? sink : highest;
+  if (highest == none && sink == none) return {highest, total, A(1)};
+  const A factor = exp_of(before - highest);
+  return {highest, total * factor + exp_of(sink - highest), factor};
 }
 
 // After the last key: the sink joins, the sums are divided and rounded once.
 template <class A>
-void finish(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
-            const Sums<A>& sums) noexcept {
+void finish_rows(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
+                 const Sums<A>& sums) noexcept {
   using V = Vec<A>;
   const Attention& call = *args.call;
-  const A none = kMinusInfinity<A>;
-  int64_t r = 0;
-  for (int64_t i = first; i < first + queries; ++i)
-    for (int64_t g = 0; g < args.group; ++g, ++r) {
-      A highest = sums.highest[r], total = sums.total[r], factor = A(1);
-      const bool blind = total == A(0);  // the highest score seen alone adds 1
-      if (call.sinks != nullptr) {
-        A sink = none;
-        with_storage<A>(call.sinks_dtype, [&](auto type) {
-          sink = element<decltype(type)>(static_cast<const char*>(call.sinks) +
-                                         (head.first + g) * static_cast<int64_t>(sizeof(type)));
-        });
-        const A before = highest;
-        highest = sink > highest ? sink : highest;
-        if (highest != none || sink != none) {  // or one of them is NaN
-          factor = exp_of(before - highest);
-          total = total * factor + exp_of(sink - highest);
-        }
-      }
-      const V scale(factor), divisor(total), shift(highest == none ? A(0) : highest);
-      with_storage<A>(call.out.dtype, [&](auto type) {
-        using Out = decltype(type);
-        Out* out = reinterpret_cast<Out*>(row_of(&call.out, head.out, i, g));
-        if (blind)
-          std::memset(static_cast<void*>(out), 0, static_cast<size_t>(args.value_depth) * sizeof(Out));
-        else
-          map_row(
-              out, args.value_depth, [&](V x) { return x * scale / divisor; },
-              static_cast<const A*>(sums.out + r * sums.pitch));
-      });
-      if (head.lse != nullptr) {
-        const double lse = static_cast<double>(highest) + __builtin_log(static_cast<double>(total));
-        const A rounded = static_cast<A>(lse);
-        const View& view = *call.lse;
-        std::memcpy(head.lse + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2], &rounded,
-                    sizeof(A));
-      }
-      if (head.weights != nullptr) {
-        A* weights = reinterpret_cast<A*>(row_of(call.weights, head.weights, i, g));
-        if (blind)
-          std::memset(weights, 0, static_cast<size_t>(args.keys) * sizeof(A));
-        else
-          map_row(
-              weights, args.keys, [&](V s) { return vec_exp(s - shift) / divisor; },
-              static_cast<const A*>(kept_scores<A>(args, head, i, g)));
-      }
+  each_row(args, first, queries, [&](int64_t i, int64_t g, int64_t r) {
+    WithSink<A> row{sums.highest[r], sums.total[r], A(1)};
+    const bool blind = row.total == A(0);  // the highest score seen alone adds 1
+    if (call.sinks != nullptr) row = add_sink(call, head.first + g, row.highest, row.total);
+    const V scale(row.factor), divisor(row.total);
+    with_storage_of<A>(call.out.dtype, [&](auto type) {
+      using Out = decltype(type);
+      Out* out = reinterpret_cast<Out*>(row_of(&call.out, head.out, i, g));
+      const A* sum = sums.out + r * sums.pitch;
+      if (blind)
+        std::memset(static_cast<void*>(out), 0, static_cast<size_t>(args.value_depth) * sizeof(Out));
+      else
+        map_row(out, args.value_depth, [&](V x) { return x * scale / divisor; }, sum);
+    });
+    if (head.lse != nullptr) {
+      const A lse =
+          static_cast<A>(static_cast<double>(row.highest) + __builtin_log(static_cast<double>(row.total)));
+      const View& view = *call.lse;
+      std::memcpy(head.lse + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2], &lse,
+                  sizeof(A));
     }
+    if (head.weights != nullptr) {
+      A* weights = reinterpret_cast<A*>(row_of(call.weights, head.weights, i, g));
+      const A* scores = kept_scores<A>(args, head, i, g);
+      const V shift(row.highest == kMinusInfinity<A> ? A(0) : row.highest);
+      if (blind)
+        std::memset(weights, 0, static_cast<size_t>(args.keys) * sizeof(A));
+      else
+        map_row(weights, args.keys, [&](V s) { return vec_exp(s - shift) / divisor; }, scores);
+    }
+  });
 }
 
 }  // namespace simdformer::SF_ISA

@@ -1,13 +1,16 @@
-// panels: rows of k elements -> panels of 16 columns, k by k (their layout: gemm.hpp)
+// pack: rows of k elements -> panels of 16 columns, k by k (core/panels.hpp)     unpack: the way back
+// pack_rows: rows of x as linear multiplies them, with zeros up to the stride
 //
-// Blocks of 4 x 4 floats or 2 x 2 doubles are transposed inside the quarters of registers.
+// Blocks of 4 x 4 floats or 2 x 2 doubles are transposed inside the quarters of registers. Packing and
+// unpacking move bits and change none.
 #pragma once
 
+#include "core/linear_args.hpp"
 #include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {
 
-constexpr int64_t kPanelColumns = 16;
+// ---- one panel --------------------------------------------------------------------------------------------
 
 // panel[j][c] = rows[c][j] for 16 rows of k <= kStage elements, transposed inside quarters: 4 x 4 floats or 2
 // x 2 doubles each, quarter q holding the rows from kQuarter * q on. Reads whole quarters, past k.
@@ -82,6 +85,68 @@ SF_INLINE void pack_panel_16(const char* rows, int64_t row_stride, int64_t colum
               static_cast<uint16_t>(bits_of(words[k / 2 * kPanelColumns + c]) >> (k % 2 * 16));
     }
   }
+}
+
+// ---- entries of the table ---------------------------------------------------------------------------------
+
+inline void pack(const PackArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t column = p * kPanelColumns, columns = min_of(args.columns - column, kPanelColumns);
+      const char* rows = args.weight + column * args.row_stride;
+      T* panel = reinterpret_cast<T*>(args.panels) + p * panel_elements(args.depth, args.dtype);
+      if constexpr (sizeof(T) == 2)
+        pack_panel_16(rows, args.row_stride, columns, args.depth, panel);
+      else
+        pack_panel<T>(rows, args.row_stride, columns, args.depth, panel);
+    }
+  });
+}
+
+// No hot path: a plain loop over blocks that stay in cache.
+inline void unpack(const UnpackArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    constexpr int64_t kDepth = std::is_same_v<T, bfloat16> ? 2 : 1, kBlock = 64;
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t column = p * kPanelColumns, columns = min_of(args.columns - column, kPanelColumns);
+      const T* panel = reinterpret_cast<const T*>(args.panels) + p * panel_elements(args.depth, args.dtype);
+      for (int64_t block = 0; block < args.depth; block += kBlock) {
+        const int64_t last = min_of(args.depth, block + kBlock);
+        for (int64_t c = 0; c < columns; ++c) {
+          char* row = args.weight + (column + c) * args.row_stride;
+          for (int64_t k = block; k < last; ++k)
+            std::memcpy(row + k * static_cast<int64_t>(sizeof(T)),
+                        panel + (k / kDepth * kPanelColumns + c) * kDepth + k % kDepth, sizeof(T));
+        }
+      }
+    }
+  });
+}
+
+// As the bfloat16 that they are.
+SF_INLINE void copy_rows(const PackRowsArgs& args, int64_t begin, int64_t end) {
+  RowCursor row(args.x, args.first + begin);
+  for (int64_t i = begin; i < end; ++i, row.next()) {
+    bfloat16* out = static_cast<bfloat16*>(args.out) + i * args.stride;
+    std::memcpy(out, row.template as<const bfloat16>(), static_cast<size_t>(args.x.length) * 2);
+    std::memset(out + args.x.length, 0, static_cast<size_t>(args.stride - args.x.length) * 2);
+  }
+}
+
+inline void pack_rows(const PackRowsArgs& args, int64_t begin, int64_t end) noexcept {
+  if (args.pairs) return copy_rows(args, begin, end);
+  with_type(args.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    using A = Acc<T>;
+    RowCursor row(args.x, args.first + begin);
+    for (int64_t i = begin; i < end; ++i, row.next()) {
+      A* out = static_cast<A*>(args.out) + i * args.stride;
+      map_row(out, args.x.length, [](auto x) { return x; }, row.template as<const T>());
+      for (int64_t k = args.x.length; k < args.stride; ++k) out[k] = A(0);
+    }
+  });
 }
 
 }  // namespace simdformer::SF_ISA

@@ -1,0 +1,20 @@
+// Integers within bounds. Kernels may call these, unlike std::min and std::clamp (see core/array.hpp).
+#pragma once
+
+#include "core/array.hpp"
+
+namespace simdformer {
+
+SF_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+SF_INLINE int64_t clamp_to(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+SF_INLINE int64_t add_saturated(int64_t a, int64_t b) {
+  int64_t sum;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return b < 0 ? INT64_MIN : INT64_MAX;
+}
+
+}  // namespace simdformer
