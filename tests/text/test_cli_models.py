@@ -185,5 +185,6 @@ def test_trace_writes_a_file(command, tiny, tmp_path):
     _, trace = model.run_with_cache(ids, names)
     with np.load(file) as found:
         assert found["ids"].tolist() == ids
-        assert set(found.files) == {*trace, "ids"}
+        assert set(found.files) == {*trace, "ids", "tokens", "model"}
         assert all(same_bits(found[name], trace[name]) for name in trace)
+    assert sf.Trace.load(file).tokens == trace.tokens

@@ -7,6 +7,7 @@ import shutil
 import sys
 import unicodedata
 
+import numpy as np
 import pytest
 import sentencepiece
 import tiktoken
@@ -818,3 +819,22 @@ def test_the_one_tokenizer_of_a_directory(tmp_path, spm_model):
     (tmp_path / "merges.txt").unlink()
     (tmp_path / "tok512.bin").touch()
     check_damaged(tmp_path, r"the tokenizers tok512.bin, tokenizer.model; .*; give the path of one")
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama3", "minimind", "qwen2", "spm"])
+def test_str_tokens_are_the_text_cut_up(request, name):
+    tokenizer = request.getfixturevalue(name)
+    text = "Once upon  a time, 42 kites"
+    ids = tokenizer.encode(text)
+    tokens = tokenizer.to_str_tokens(text)
+    assert len(tokens) == len(ids)
+    assert tokenizer.to_str_tokens(np.array(ids)) == tokens
+    begins = [] if tokenizer.bos_id is None else tokenizer.to_str_tokens([tokenizer.bos_id])
+    assert "".join(tokens[len(begins) if ids[:1] == [tokenizer.bos_id] else 0 :]).lstrip() == text
+    spelled = "".join(tokenizer.to_str_tokens("\U0010fffd"))  # no token of its own
+    assert spelled.endswith(r"\xf4\x8f\xbf\xbd")
+    assert tokenizer.to_str_tokens([]) == []
+    assert tokenizer.to_str_tokens([10**9]) == [""]

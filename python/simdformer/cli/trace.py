@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def add(commands: "shared.Commands") -> None:
         help="show every activation by name, or write them to a file",
         description="Lets a model read PROMPT and shows name, shape, dtype, root mean square, "
         "least and greatest of each activation (infinities left out), or writes the arrays to a "
-        "file for numpy.load.",
+        "file for sf.Trace.load or numpy.load.",
         epilog="example: simdformer trace demo 'Once upon a time' --names 'layers.*.resid_*'",
     )
     shared.add_model(parser)
@@ -37,7 +38,7 @@ def add(commands: "shared.Commands") -> None:
         "--out",
         type=values.new_file,
         metavar="FILE.npz",
-        help="write the arrays, and the ids as 'ids'",
+        help="write the arrays, with 'ids', 'tokens' and 'model' beside them",
     )
     shared.add_model_options(parser)
 
@@ -45,20 +46,19 @@ def add(commands: "shared.Commands") -> None:
 def run(options: argparse.Namespace) -> int:
     prompt = shared.prompt_of(options)
     model = shared.load(options)
-    ids = shared.tokenizer_of(model, options).encode(prompt)
-    _, trace = model.run_with_cache(ids, options.names)
+    shared.tokenizer_of(model, options)
+    _, trace = model.run_with_cache(prompt, options.names)
     if options.out is None:
         for line in table(trace):
             print(line)
         return 0
-    with options.out.open("wb") as file:  # a name would get a suffix
-        np.savez(file, allow_pickle=False, ids=np.array(ids), **trace)
-    size = output.memory(sum(array.nbytes for array in trace.values()))
+    trace.save(options.out)
+    size = output.memory(trace.nbytes)
     print(f"{options.out}: {output.count(len(trace), 'array')}, {size}", file=sys.stderr)
     return 0
 
 
-def table(trace: dict[str, Array]) -> list[str]:
+def table(trace: Mapping[str, Array]) -> list[str]:
     rows = [["name", "shape", "dtype", "rms", "min", "max"]]
     for name, array in trace.items():
         numbers = array[~np.isinf(array)].astype(np.float64)

@@ -5,9 +5,10 @@ Where weights come from is one floor above, in `simdformer.checkpoints`; text in
 
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
-from simdformer.models.trace import trace_names
+from simdformer.models.observer import trace_names
+from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer
 from simdformer.models.weights import weight_shapes
 
-__all__ = ["KVCache", "ModelConfig", "Transformer", "trace_names", "weight_shapes"]
+__all__ = ["KVCache", "ModelConfig", "Trace", "Transformer", "trace_names", "weight_shapes"]
 __dir__ = __all__.copy  # what dir() and completion show

@@ -121,6 +121,11 @@ class ModelConfig:
             else self.sliding_window
         )
 
+    @property
+    def summary(self) -> str:
+        """Its size in a few words."""
+        return f"{self.num_layers} layers of {self.num_heads} heads"
+
     def _require(self, right: bool, name: str, needed: str) -> None:
         if not right:
             raise FieldError(name, getattr(self, name), needed)

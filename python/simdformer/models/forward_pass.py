@@ -8,7 +8,7 @@ import numpy.typing as npt
 from simdformer.arguments import as_array, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
-from simdformer.models.trace import Observer, See, unseen
+from simdformer.models.observer import Observer, See, unseen
 from simdformer.types import NumpyArrayLike
 
 __all__ = ["ForwardPass", "checked_ids"]

@@ -11,16 +11,17 @@ QUIET_SECONDS = 1.0
 
 
 class Progress:
-    """Counts bytes: `with Progress("loading", total) as bar: bar.advance(n)`."""
+    """Counts bytes, or what `unit` says:
+    `with Progress("loading", total) as bar: bar.advance(n)`."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
+    def __init__(self, what: str, total: int, unit: str = "B") -> None:
+        self.what, self.total, self.done, self.unit = what, total, 0, unit
         self.start = time.monotonic()
         self.bar: Any = None
         self.may_draw = True
 
     def advance(self, count: int) -> None:
-        """`count` more bytes are being worked on."""
+        """`count` more are being worked on."""
         self.done += count
         if self.bar is not None:
             self.bar.update(count)
@@ -39,8 +40,8 @@ class Progress:
             desc=self.what,
             total=self.total,
             initial=self.done,
-            unit="B",
-            unit_scale=True,
+            unit=self.unit,
+            unit_scale=self.unit == "B",
             leave=False,
             disable=None,  # draws nothing into files and pipes
         )

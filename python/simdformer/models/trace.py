@@ -1,167 +1,236 @@
-"""Every activation of a forward pass by name: kept, or changed on its way, by whoever asks.
-
-What is kept is what the kernels computed, no second computation. Only what follows a change of
-`attn.scores` or `attn.pattern` is computed here, because inside the kernel there is nothing to
-change.
-"""
+"""What a forward pass leaves behind: activations by name, and the ids and tokens that it read."""
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+import html
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from simdformer.arguments import read_several, shown
-from simdformer.functional import softmax
-from simdformer.models.config import ModelConfig
-from simdformer.reference import float64, repeat_kv, weighted_sum
+from simdformer.arguments import shown
 from simdformer.types import Array
 
-__all__ = ["Edit", "Observer", "See", "see_attention", "trace_names", "unseen"]
+__all__ = ["Trace", "matching_names", "transformer_lens_name"]
 
-Edit = Callable[[Array], Array | None]
-See = Callable[[str, Array], Array]  # see(name, value) -> the value, or what it was changed to
-
-LAYER_NAMES = (
-    "resid_pre",
-    "attn_norm",
-    "attn.q",
-    "attn.k",
-    "attn.v",
-    "attn.q_normed",
-    "attn.k_normed",
-    "attn.q_rot",
-    "attn.k_rot",
-    "attn.scores",
-    "attn.pattern",
-    "attn.z",
-    "attn.out",
-    "resid_mid",
-    "mlp_norm",
-    "mlp.gate",
-    "mlp.up",
-    "mlp.act",
-    "mlp.out",
-    "resid_post",
-)
-
-
-def trace_names(config: ModelConfig) -> list[str]:
-    """The names that a trace of this model has, in the order of computation."""
-    layer = [name for name in LAYER_NAMES if config.qk_norm or not name.endswith("_normed")]
-    layers = [f"layers.{index}.{name}" for index in range(config.num_layers) for name in layer]
-    return ["embed", *layers, "final_norm", "logits"]
+# TransformerLens' names for ours; {} is a layer.
+TRANSFORMER_LENS = {
+    "hook_embed": "embed",
+    "blocks.{}.hook_resid_pre": "layers.{}.resid_pre",
+    "blocks.{}.ln1.hook_normalized": "layers.{}.attn_norm",
+    "blocks.{}.attn.hook_q": "layers.{}.attn.q",
+    "blocks.{}.attn.hook_k": "layers.{}.attn.k",
+    "blocks.{}.attn.hook_v": "layers.{}.attn.v",
+    "blocks.{}.attn.hook_rot_q": "layers.{}.attn.q_rot",
+    "blocks.{}.attn.hook_rot_k": "layers.{}.attn.k_rot",
+    "blocks.{}.attn.hook_attn_scores": "layers.{}.attn.scores",
+    "blocks.{}.attn.hook_pattern": "layers.{}.attn.pattern",
+    "blocks.{}.attn.hook_z": "layers.{}.attn.z",
+    "blocks.{}.hook_attn_out": "layers.{}.attn.out",
+    "blocks.{}.hook_resid_mid": "layers.{}.resid_mid",
+    "blocks.{}.ln2.hook_normalized": "layers.{}.mlp_norm",
+    "blocks.{}.mlp.hook_pre": "layers.{}.mlp.gate",
+    "blocks.{}.mlp.hook_pre_linear": "layers.{}.mlp.up",
+    "blocks.{}.mlp.hook_post": "layers.{}.mlp.act",
+    "blocks.{}.hook_mlp_out": "layers.{}.mlp.out",
+    "blocks.{}.hook_resid_post": "layers.{}.resid_post",
+    "ln_final.hook_normalized": "final_norm",
+    "hook_logits": "logits",
+}
+LAYER = re.compile(r"(?<=^blocks\.)(\d+|\*)(?=\.)")
+OF_A_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+IDS, TOKENS, MODEL = "ids", "tokens", "model"  # beside the activations in a file
 
 
-def unseen(name: str, value: Array) -> Array:
-    """What `see` is when nobody looks."""
-    return value
+def transformer_lens_name(name: str) -> str:
+    """Our name (or glob) for one of TransformerLens; any other as it is.
+
+    >>> transformer_lens_name("blocks.4.attn.hook_pattern")
+    'layers.4.attn.pattern'
+    """
+    layer = LAYER.search(name)
+    general = name if layer is None else name[: layer.start()] + "{}" + name[layer.end() :]
+    ours = TRANSFORMER_LENS.get(general)
+    return name if ours is None else ours.format("" if layer is None else layer[0])
 
 
-class Observer:
-    """Sees the activations (B, ...) of a forward pass one after the other.
+def matching_names(glob: str, known: Sequence[str], who: str) -> list[str]:
+    """Those of the known names that a name or a glob means; KeyError, with near ones, if none."""
+    found = fnmatch.filter(known, transformer_lens_name(glob))
+    if not found:
+        near = difflib.get_close_matches(glob, known, n=4, cutoff=0.4)
+        raise KeyError(
+            f"{who}: no activation is called {shown(glob)}; near are {', '.join(near or known[:4])}"
+        )
+    return found
 
-    names : globs, or None for all
-        What to keep in `activations`, as float32.
-    edit : dict of name or glob -> function
-        What to change: see `Transformer.__call__`.
-    batched : bool
-        Whether a batch axis stands in front of what is kept and of what functions get.
 
-    An unknown name or a glob that fits nothing: KeyError that lists near ones.
+class Trace(Mapping[str, Array]):
+    """The activations of one forward pass: names and arrays, in the order of computation.
+
+    `trace["layers.4.attn.pattern"]` is one of them, `trace["pattern", 4]` the same, `trace[4]`
+    those of layer 4 under their short names, `trace["layers.*.mlp.out"]` those that a glob fits,
+    as a trace again. TransformerLens' names are understood. What does not exist is a KeyError that
+    lists near names.
+
+    ids : ndarray (L,) or (B,L)
+        What the model read.
+    tokens : list of str, or None
+        The same as text, a piece for each id (a list of lists for a batch); None without a
+        tokenizer.
+    model : str
+        What computed it, in a few words.
+
+    >>> import simdformer as sf
+    >>> model = sf.from_pretrained(sf.demo_path())
+    >>> logits, trace = model.run_with_cache("Mia has a red kite.")
+    >>> trace["pattern", 4] is trace["layers.4.attn.pattern"] is trace[4]["attn.pattern"]
+    True
+    >>> trace["blocks.4.attn.hook_pattern"] is trace["pattern", 4]
+    True
     """
 
     def __init__(
         self,
-        config: ModelConfig,
-        names: str | Iterable[str] | None,
-        edit: Mapping[str, Edit] | None,
+        activations: Mapping[str, Array],
         *,
-        batched: bool,
+        ids: Array,
+        tokens: list[Any] | None = None,
+        model: str = "",
     ) -> None:
-        self._known = trace_names(config)
-        self._batched = batched
-        self._edits: dict[str, list[Edit]] = {}
-        self._kept: dict[str, Array] = {}
-        self._wanted: set[str] = set(self._known) if names is None else set()
-        for glob in read_several("trace", "names", names, "names or globs, or None"):
-            self._wanted.update(self._matching(glob, "trace"))
-        for glob, function in (edit or {}).items():
-            if not callable(function):
-                raise TypeError(f"edit: {glob!r} is {function!r}, needed is a function of an array")
-            for name in self._matching(glob, "edit"):
-                self._edits.setdefault(name, []).append(function)
+        self._activations = dict(activations)
+        self.ids, self.tokens, self.model = ids, tokens, model
+
+    # ---- a mapping -------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self._activations.get(key) if isinstance(key, str) else None
+        if found is not None:
+            return found
+        if isinstance(key, tuple):
+            return self._of_layer(*key)
+        if isinstance(key, int | np.integer) and not isinstance(key, bool):
+            return self._layer(int(key))
+        if not isinstance(key, str):
+            raise KeyError(f"trace: {shown(key)} is no name; needed is a name, a glob or a layer")
+        names = matching_names(key, list(self), "trace")
+        if any(character in key for character in "*?["):
+            return self._with({name: self._activations[name] for name in names})
+        return self._activations[names[0]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._activations)
+
+    def __len__(self) -> int:
+        return len(self._activations)
+
+    def __or__(self, other: Mapping[str, Array]) -> "Trace":
+        return self._with(self._activations | dict(other))
 
     @property
-    def activations(self) -> dict[str, Array]:
-        """What was kept, in the order of computation."""
-        return {name: self._kept[name] for name in self._known if name in self._kept}
+    def num_layers(self) -> int:
+        """One more than the last layer that something is known of."""
+        layers = [int(found[1]) for name in self if (found := OF_A_LAYER.fullmatch(name))]
+        return max(layers, default=-1) + 1
 
-    def at(self, layer: int | None) -> See:
-        """`see` for the names of one layer, or for those outside of layers (None)."""
-        prefix = "" if layer is None else f"layers.{layer}."
-        return lambda name, value: self._see(prefix + name, value)
+    def _of_layer(self, *key: Any) -> Any:
+        """trace["pattern", 4]: the short name, or its last part, in a layer."""
+        names = [part for part in key if isinstance(part, str)]
+        numbers = [part for part in key if isinstance(part, int | np.integer)]
+        if len(key) != 2 or len(names) != 1 or len(numbers) != 1:
+            raise KeyError(f"trace: {shown(key)} is no place; needed is (name, layer)")
+        layer = self._layer(int(numbers[0]))
+        for name, array in layer.items():
+            if names[0] in (name, name.rpartition(".")[2]):
+                return array
+        return layer[names[0]]  # with near names
 
-    def wants(self, layer: int, *names: str) -> bool:
-        full = {f"layers.{layer}.{name}" for name in names}
-        return not full.isdisjoint(self._wanted) or not full.isdisjoint(self._edits)
+    def _layer(self, layer: int) -> "Trace":
+        count = self.num_layers
+        index = layer + count if layer < 0 else layer
+        start = f"layers.{index}."
+        inside = {
+            name[len(start) :]: array
+            for name, array in self._activations.items()
+            if name.startswith(start)
+        }
+        if not inside:
+            raise KeyError(f"trace: nothing is known of layer {layer}; needed is 0 to {count - 1}")
+        return self._with(inside)
 
-    def _see(self, name: str, value: Array) -> Array:
-        if name in self._edits:
-            value = self._edited(name, value)
-        if name in self._wanted:
-            self._kept[name] = np.array(self._inside(value), np.float32)
-        return value
+    def _with(self, activations: Mapping[str, Array]) -> "Trace":
+        return Trace(activations, ids=self.ids, tokens=self.tokens, model=self.model)
 
-    def _edited(self, name: str, value: Array) -> Array:
-        """The value itself when nothing has changed, so that nothing need be computed anew."""
-        wide = np.float64 if value.dtype == np.float64 else np.float32
-        now = np.array(self._inside(value), wide)
-        for function in self._edits[name]:
-            given = function(now)
-            if given is None:
-                continue
-            if not isinstance(given, np.ndarray) or (given.shape, given.dtype) != (
-                now.shape,
-                now.dtype,
-            ):
-                found = getattr(given, "dtype", type(given).__name__)
-                raise ValueError(
-                    f"edit: the function for {name!r} gave {found} {np.shape(given)}, needed is "
-                    f"{now.dtype} {now.shape}, or None"
-                )
-            now = given
-        changed = now.astype(value.dtype)
-        if changed.tobytes() == self._inside(value).tobytes():
-            return value
-        return changed if self._batched else changed[None]
+    # ---- files -----------------------------------------------------------------------------------
 
-    def _inside(self, value: Array) -> Array:
-        return value if self._batched else value[0]
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything to an .npz file, under exactly this name."""
+        told: dict[str, Any] = {IDS: self.ids, MODEL: np.array(self.model)}
+        if self.tokens is not None:
+            told[TOKENS] = np.array(json.dumps(self.tokens))  # numpy's text ends before a NUL
+        with Path(path).open("wb") as file:  # a name would get a suffix
+            np.savez(file, allow_pickle=False, **told, **self._activations)
 
-    def _matching(self, glob: str, who: str) -> list[str]:
-        if not isinstance(glob, str):
-            raise TypeError(f"{who}: {shown(glob)} among the names, needed are names or globs")
-        found = fnmatch.filter(self._known, glob)
-        if not found:
-            near = difflib.get_close_matches(glob, self._known, n=4, cutoff=0.4)
-            raise KeyError(
-                f"{who}: no activation is called {glob!r}; near are "
-                f"{', '.join(near or self._known[:4])}"
-            )
-        return found
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Trace":
+        """Reads what `save` wrote. ValueError for a file of another kind."""
+        try:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as found:
+                arrays = {name: found[name] for name in found.files}
+            ids, model = arrays.pop(IDS), str(arrays.pop(MODEL))
+            tokens = json.loads(str(arrays.pop(TOKENS, "null")))
+        except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError):
+            raise
+        except Exception as error:  # damage shows in many ways
+            reason = " ".join(str(error).split())[:120]
+            raise ValueError(
+                f"Trace.load: {os.fspath(path)} is no file that Trace.save wrote ({reason})"
+            ) from None
+        return cls(arrays, ids=ids, tokens=tokens, model=model)
+
+    # ---- for people ------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._activations.values())
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, np.shape(self.ids)))
+        of = f"{self.model}, " if self.model else ""
+        return f"Trace({of}{shape} tokens, {len(self)} names, {self.nbytes / 1e6:.1f} MB)"
+
+    def _repr_html_(self) -> str:
+        """A row for each name of a layer: its shape, and its size (RMS) layer by layer."""
+        layers = range(self.num_layers)
+        table: dict[str, list[Array | None]] = {}  # in the order of computation
+        for name, array in self._activations.items():
+            if (found := OF_A_LAYER.fullmatch(name)) is None:
+                table[name] = [array]
+            else:
+                row = table.setdefault(found[2], [None] * len(layers))
+                row[int(found[1])] = array
+        head = "".join(f"<th>{layer}</th>" for layer in layers)
+        rows = "".join(row_of(name, arrays, len(layers)) for name, arrays in table.items())
+        return (
+            f"<p>{html.escape(repr(self))}</p><table><thead><tr><th>name</th><th>shape</th>{head}"
+            f"</tr></thead><tbody>{rows}</tbody></table>"
+            "<p>Under a layer: the root mean square of the array, infinities left out.</p>"
+        )
 
 
-def see_attention(see: See, scores: Array, pattern: Array, values: Array, z: Array) -> Array:
-    """Shows scores and pattern (B,H,L,S); gives z (B,L,H,D), or what follows from their changes."""
-    seen_scores = see("attn.scores", scores)
-    if seen_scores is not scores:
-        nothing = np.isneginf(seen_scores).all(axis=-1, keepdims=True)  # to look at: shares of 0
-        pattern = np.where(nothing, 0, softmax(np.where(nothing, 0, seen_scores)))
-    seen_pattern = see("attn.pattern", pattern)
-    if seen_scores is scores and seen_pattern is pattern:
-        return z
-    shares = float64(seen_pattern)
-    every_head = repeat_kv(values, shares.shape[1] // values.shape[1])  # (B,H,S,D)
-    # Behind the end of a sequence a cache holds garbage: a share of 0 must not make it count.
-    return weighted_sum(shares, every_head, shares != 0).swapaxes(1, 2).astype(z.dtype)
+def row_of(name: str, arrays: Sequence[Array | None], layers: int) -> str:
+    """One number a layer, or one for all of them."""
+    span = 1 if len(arrays) == layers else max(layers, 1)
+    sizes = ["" if array is None else f"{rms(array):.3g}" for array in arrays]
+    cells = "".join(f'<td colspan="{span}" style="text-align: center">{n}</td>' for n in sizes)
+    shape = next(" × ".join(map(str, array.shape)) for array in arrays if array is not None)
+    return f"<tr><td><code>{html.escape(name)}</code></td><td>{shape}</td>{cells}</tr>"
+
+
+def rms(array: Array) -> float:
+    numbers = array[np.isfinite(array)].astype(np.float64)
+    return float(np.sqrt(np.mean(numbers**2))) if numbers.size else float("nan")

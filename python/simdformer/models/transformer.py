@@ -26,7 +26,8 @@ from simdformer.functional import (
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ForwardPass, checked_ids
-from simdformer.models.trace import Edit, Observer, see_attention
+from simdformer.models.observer import Edit, Observer, See, see_attention, unseen
+from simdformer.models.trace import Trace
 from simdformer.models.weights import Tensor, Weights, check_dtypes, check_weights
 from simdformer.types import Array, DTypeLike, NumpyArrayLike
 
@@ -128,10 +129,11 @@ class Transformer:
         another model.
 
         `edit` changes activations on their way: a dict of names of `run_with_cache`, or globs, to
-        functions of an array. Each is given a copy in the shape of the trace, in float32 (float64
-        where activations are). What it returns, of the same shape and dtype, is used from there
-        on; None stands for the copy, which it may have written into. An unknown name: KeyError.
-        Another shape or dtype: ValueError.
+        arrays, which take their place (broadcast to their shape), or to functions of an array. A
+        function is given a copy in the shape of the trace, in float32 (float64 where activations
+        are). What it returns, of the same shape and dtype, is used from there on; None stands for
+        the copy, which it may have written into. An unknown name: KeyError. Another shape or
+        dtype: ValueError.
         """
         ids = checked_ids(ids)
         observer = Observer(self.config, (), edit, batched=ids.ndim == 2) if edit else None
@@ -144,8 +146,8 @@ class Transformer:
         names: str | Iterable[str] | None = None,
         *,
         edit: Mapping[str, Edit] | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
-        """The logits, and every activation by name; with `names` (globs) only those.
+    ) -> tuple[Array, Trace]:
+        """The logits, and every activation by name, as a `Trace`; with `names` (globs) only those.
 
         embed, layers.{i}.{resid_pre, attn_norm, attn.q, attn.k, attn.v, attn.q_rot, attn.k_rot,
         attn.scores, attn.pattern, attn.z, attn.out, resid_mid, mlp_norm, mlp.gate, mlp.up,
@@ -159,7 +161,8 @@ class Transformer:
         ids = checked_ids(ids)
         observer = Observer(self.config, names, edit, batched=ids.ndim == 2)
         logits = self.forward(np.atleast_2d(ids), None, None, observer)
-        return logits if ids.ndim == 2 else logits[0], observer.activations
+        trace = Trace(observer.activations, ids=ids, model=self.config.summary)
+        return logits if ids.ndim == 2 else logits[0], trace
 
     def new_cache(
         self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
@@ -195,9 +198,14 @@ class Transformer:
             cache.advance(ids.shape[1])
 
         kept = x if logits_to_keep is None else x[:, -logits_to_keep:]
-        normed = rms_norm(kept, self.weights.final_norm, eps=self.config.norm_eps)
+        return see("logits", self.unembed(kept, see))
+
+    def unembed(self, x: Array, see: See = unseen) -> Array:
+        """x (...,E) -> float32 logits (...,V): the final norm and the lm_head"""
+        x = x.astype(self.activations, copy=False)
+        normed = rms_norm(x, self.weights.final_norm, eps=self.config.norm_eps)
         logits = linear(see("final_norm", normed), self.weights.lm_head)
-        return see("logits", logits.astype(np.float32, copy=False))
+        return logits.astype(np.float32, copy=False)
 
     def block(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E)"""

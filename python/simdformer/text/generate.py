@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from simdformer.models.cache import KVCache
-from simdformer.models.trace import Edit
+from simdformer.models.observer import Edit
 from simdformer.models.transformer import Transformer
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import StopStrings, TextStream

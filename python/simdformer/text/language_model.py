@@ -9,19 +9,21 @@ import numpy.typing as npt
 from simdformer.arguments import LARGEST, is_whole, read_several, read_whole, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
-from simdformer.models.trace import Edit
+from simdformer.models.observer import Edit
 from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
 from simdformer.text.chat import ChatTemplate, check_messages
-from simdformer.text.prompts import IdsOfText, read_prompts
+from simdformer.text.loss import token_losses
+from simdformer.text.prompts import IdsOfText, is_texts, read_prompts
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
-from simdformer.types import Array, DTypeLike, NumpyArrayLike
+from simdformer.types import DTypeLike, NumpyArrayLike
 
 __all__ = ["GenerateOptions", "LanguageModel"]
 
 Stop = str | int | Iterable[str | int]
+TextOrIds = NumpyArrayLike  # a text, ids, or a list of either
 
 # Of the config, in a repr.
 SHOWN = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "max_seq_len")
@@ -82,24 +84,57 @@ class LanguageModel:
 
     def __call__(
         self,
-        ids: NumpyArrayLike,
+        text: TextOrIds,
         cache: KVCache | None = None,
         logits_to_keep: int | None = None,
         *,
         edit: Mapping[str, Edit] | None = None,
-    ) -> Array:
-        """ids (L,) or (B,L) -> logits in float32: see `Transformer.__call__`."""
-        return self.transformer(ids, cache, logits_to_keep, edit=edit)
+    ) -> Any:
+        """Text or ids (L,) -> float32 logits (L,V); ids (B,L) -> (B,L,V); a list of texts -> a list
+        of logits, each of its own length. Otherwise as `Transformer.__call__`."""
+        if is_texts(text):
+            if cache is not None:
+                raise ValueError(
+                    "model: cache holds one text that goes on, found is a list of texts; give "
+                    "each a cache of its own"
+                )
+            return [self(one, None, logits_to_keep, edit=edit) for one in text]
+        return self.transformer(self._ids(text), cache, logits_to_keep, edit=edit)
 
     def run_with_cache(
         self,
-        ids: NumpyArrayLike,
+        text: TextOrIds,
         names: str | Iterable[str] | None = None,
         *,
         edit: Mapping[str, Edit] | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
-        """The logits, and every activation by name: see `Transformer.run_with_cache`."""
-        return self.transformer.run_with_cache(ids, names, edit=edit)
+    ) -> tuple[Any, Any]:
+        """The logits of a text or of ids, and every activation by name, as a `Trace`; of a list of
+        texts a list of each. See `Transformer.run_with_cache`."""
+        if is_texts(text):
+            several = [self.run_with_cache(one, names, edit=edit) for one in text]
+            return [logits for logits, _ in several], [trace for _, trace in several]
+        logits, trace = self.transformer.run_with_cache(self._ids(text), names, edit=edit)
+        if self._tokenizer is not None and not isinstance(self._tokenizer, ImportError):
+            tokens = [self._tokenizer.to_str_tokens(ids) for ids in np.atleast_2d(trace.ids)]
+            trace.tokens = tokens if trace.ids.ndim == 2 else tokens[0]
+        return logits, trace
+
+    def loss(self, text: TextOrIds) -> Any:
+        """The negative log-likelihood of each token but the first, given those before it, in nats:
+        (L-1,) float64; of a list of texts, or of ids (B,L), a list of such.
+
+        ValueError: text without a tokenizer, more ids than max_seq_len. TypeError: neither text
+        nor ids.
+
+        >>> import simdformer as sf
+        >>> model = sf.from_pretrained(sf.demo_path())
+        >>> losses = model.loss("Mia has a red kite.")
+        >>> losses.shape, bool(losses.mean() < 5)
+        ((6,), True)
+        """
+        prompts = read_prompts(text, self._ids, function="loss", name="text")
+        losses = [token_losses(self.transformer, ids) for ids in prompts.ids]
+        return losses if prompts.is_list else losses[0]
 
     def new_cache(
         self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
@@ -295,6 +330,9 @@ class LanguageModel:
             )
         return new
 
+    def _ids(self, text: Any) -> Any:
+        return self._need_tokenizer("text", "model").encode(text) if isinstance(text, str) else text
+
     def _encode(self, text: str) -> list[int]:
         return self._need_tokenizer("a prompt of text").encode(text)
 
@@ -322,10 +360,10 @@ class LanguageModel:
         stream.put(prompt[-1])
         return stream
 
-    def _need_tokenizer(self, what: str) -> Tokenizer:
+    def _need_tokenizer(self, what: str, function: str = "generate") -> Tokenizer:
         if self.tokenizer is None:
             raise ValueError(
-                f"generate: {what} needs a tokenizer, and none was found beside the checkpoint; "
+                f"{function}: {what} needs a tokenizer, and none was found beside the checkpoint; "
                 "give one with from_pretrained(path, tokenizer=FILE), or give ids"
             )
         return self.tokenizer

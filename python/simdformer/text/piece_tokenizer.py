@@ -1,5 +1,6 @@
 """What all tokenizers have in common: what stands in front of a text, and from ids back to text."""
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,18 @@ class PieceTokenizer(ABC):
         """
         stream = self._stream(self._special_ids if skip_special else ())
         return "".join([*map(stream.put, ids), stream.flush()])
+
+    def to_str_tokens(self, text: str | Iterable[int]) -> list[str]:
+        """A text as `encode` cuts it, or ids: the text of each token by itself, spaces and special
+        tokens included. A byte that is only a part of a character is spelled \\xe4.
+
+        >>> import simdformer as sf
+        >>> sf.from_pretrained(sf.demo_path()).tokenizer.to_str_tokens("a kite")
+        ['<|begin_of_text|>', 'a', ' kite']
+        """
+        ids = self.encode(text) if isinstance(text, str) else text
+        pieces = [self._pieces.get(operator.index(id), b"") for id in ids]
+        return [piece.decode(errors="backslashreplace") for piece in pieces]
 
     def stream(self) -> TextStream:
         """Decodes ids one by one, special tokens left out."""

@@ -48,6 +48,9 @@ class Tokenizer(Protocol):
         """The text of ids; U+FFFD where their bytes are no UTF-8, nothing for ids past the
         vocabulary."""
 
+    def to_str_tokens(self, text: str | Iterable[int]) -> list[str]:
+        """A text, or its ids, as the text of each token by itself."""
+
     def stream(self) -> TextStream:
         """Decodes ids one by one: `.put(id)` and `.flush()` give text and never split a
         character."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdformer.models.config import ModelConfig
-from simdformer.models.trace import trace_names
+from simdformer.models.observer import trace_names
 
 __all__ = ["SILU", "UNMASKED", "Place", "heads_of", "known_names", "near", "place"]
 

@@ -15,7 +15,7 @@ from simdformer.learn.trace.question import BF16, F16, F32, Glance, Question, Th
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps, layer_of
 from simdformer.models.forward_pass import checked_ids
-from simdformer.models.trace import trace_names
+from simdformer.models.observer import trace_names
 from simdformer.models.transformer import Transformer
 from simdformer.types import NumpyArrayLike
 

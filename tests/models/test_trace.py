@@ -1,0 +1,253 @@
+"""`Trace`: activations by name, layer, glob, TransformerLens' names; in files, for people."""
+
+import copy
+import html.parser
+import pickle
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from checkpoints import random_weights, tiny_config
+from conftest import same_bits
+from simdformer.models import Transformer, trace_names
+from simdformer.models.trace import TRANSFORMER_LENS
+
+IDS = np.array([7, 0, 299, 12])
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = tiny_config()
+    return Transformer(config, random_weights(np.random.default_rng(3), config), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def trace(model):
+    return model.run_with_cache(IDS)[1]
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return sf.from_pretrained(sf.demo_path())
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_a_mapping_in_the_order_of_computation(model, trace):
+    assert isinstance(trace, sf.Trace)
+    assert list(trace) == trace_names(model.config)
+    assert len(trace) == len(list(trace)) == len({**trace})
+    assert "layers.1.attn.pattern" in trace
+    assert "layers.9.attn.pattern" not in trace
+    assert 2 in trace
+    assert 3 not in trace
+    assert trace.num_layers == 3
+
+
+def test_a_name_and_a_layer_are_a_place(trace):
+    for layer in range(3):
+        for name, array in trace[layer].items():
+            assert array is trace[f"layers.{layer}.{name}"]
+            assert array is trace[name, layer] is trace[layer, name]
+    assert trace["pattern", 1] is trace["layers.1.attn.pattern"]
+    assert trace["gate", np.int64(2)] is trace["layers.2.mlp.gate"]
+    assert trace["resid_post", -1] is trace["layers.2.resid_post"]
+    assert list(trace[-1]) == list(trace[2])
+
+
+def test_a_glob_gives_a_trace_again(trace):
+    few = trace["layers.*.mlp.out"]
+    assert list(few) == [f"layers.{layer}.mlp.out" for layer in range(3)]
+    assert few["layers.2.mlp.out"] is trace["layers.2.mlp.out"]
+    assert few.ids is trace.ids
+
+
+def test_names_of_transformer_lens_are_understood(model, trace):
+    for theirs, ours in TRANSFORMER_LENS.items():
+        if "{}" in theirs:
+            assert trace[theirs.format(1)] is trace[ours.format(1)]
+            assert list(trace[theirs.format("*")]) == list(trace[ours.format("*")])
+        else:
+            assert trace[theirs] is trace[ours]
+    _, one = model.run_with_cache(IDS, "blocks.2.attn.hook_pattern")
+    assert list(one) == ["layers.2.attn.pattern"]
+    changed = model(IDS, edit={"blocks.*.attn.hook_z": np.zeros(())})
+    assert same_bits(changed, model(IDS, edit={"layers.*.attn.z": np.zeros(())}))
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("layers.1.attn.patern", "near are layers.1.attn.pattern"),
+        ("nothing.*", "no activation is called 'nothing.*'; near are"),
+        (("patern", 1), "near are attn.pattern"),
+        (7, "nothing is known of layer 7; needed is 0 to 2"),
+        (-4, "nothing is known of layer -4"),
+        (("pattern", 7), "nothing is known of layer 7"),
+        (("pattern", 1, 2), "is no place; needed is \\(name, layer\\)"),
+        (("pattern", "mlp"), "is no place"),
+        (True, "True is no name; needed is a name, a glob or a layer"),
+        (None, "None is no name"),
+    ],
+)
+def test_what_does_not_exist_is_refused(trace, key, message):
+    with pytest.raises(KeyError, match=f"trace: .*{message}"):
+        trace[key]
+    assert key not in trace
+
+
+def test_a_mapping_beside_it_makes_a_trace_again(trace):
+    both = trace | {"mine": np.ones(3)}
+    assert isinstance(both, sf.Trace)
+    assert list(both) == [*trace, "mine"]
+    assert both.ids is trace.ids
+    assert "mine" not in trace
+
+
+def test_a_copy_and_a_pickle_are_the_same(trace):
+    for again in (copy.copy(trace), pickle.loads(pickle.dumps(trace))):
+        assert list(again) == list(trace)
+        assert all(same_bits(again[name], trace[name]) for name in trace)
+        assert repr(again) == repr(trace)
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def test_a_language_model_tells_the_tokens(demo):
+    text = "Mia has a red kite."
+    logits, trace = demo.run_with_cache(text, "embed")
+    ids = demo.tokenizer.encode(text)
+    assert trace.ids.tolist() == ids
+    assert trace.tokens == ["<|begin_of_text|>", "Mia", " has", " a", " red", " kite", "."]
+    assert same_bits(logits, demo.run_with_cache(ids)[0])
+    assert demo.run_with_cache(ids, "embed")[1].tokens == trace.tokens
+    assert demo.run_with_cache([ids, ids], "embed")[1].tokens == [trace.tokens] * 2
+
+
+def test_text_is_read_wherever_ids_are(demo):
+    texts = ["Mia has a red kite.", "Tom has"]
+    ids = [demo.tokenizer.encode(text) for text in texts]
+    for text, own in zip(texts, ids, strict=True):
+        assert same_bits(demo(text), demo(own))
+        assert same_bits(demo(text, logits_to_keep=1), demo(own)[-1:])
+    assert all(same_bits(a, demo(b)) for a, b in zip(demo(texts), ids, strict=True))
+    logits, traces = demo.run_with_cache(texts, "embed", edit={"embed": lambda x: x * 2})
+    assert [each.ids.tolist() for each in traces] == ids
+    for one, own in zip(logits, ids, strict=True):
+        assert same_bits(one, demo(own, edit={"embed": lambda x: x * 2}))
+    cache = demo.new_cache()
+    assert same_bits(demo("Mia has a red kite.", cache), demo(ids[0]))
+    with pytest.raises(ValueError, match="model: cache holds one text that goes on, found is a li"):
+        demo(texts, cache)
+
+
+def test_text_needs_a_tokenizer(model):
+    nameless = sf.LanguageModel(model)
+    for read in (nameless, nameless.run_with_cache, nameless.loss):
+        with pytest.raises(ValueError, match="model: text needs a tokenizer, and none was found"):
+            read("text")
+    assert nameless.run_with_cache(IDS)[1].tokens is None
+
+
+# ---- edits by arrays -----------------------------------------------------------------------------
+
+
+def test_an_array_takes_the_place_of_an_activation(model, trace):
+    other = model.run_with_cache(IDS[::-1].copy())[1]
+    name = "layers.1.resid_post"
+    edited, seen = model.run_with_cache(IDS, edit={name: other[name]})
+    assert same_bits(seen[name], other[name])
+    assert same_bits(edited, model(IDS, edit={name: lambda x: other[name]}))
+    assert same_bits(model(IDS, edit={"embed": trace["embed"].astype(np.float64)}), model(IDS))
+    assert same_bits(
+        model(IDS, edit={"layers.*.mlp.out": 0}),
+        model(IDS, edit={"layers.*.mlp.out": lambda x: x * 0}),
+    )
+
+
+def test_an_array_that_does_not_fit_is_refused(model):
+    with pytest.raises(
+        ValueError, match=r"edit: the array for 'embed' has shape \(3,\), needed is"
+    ):
+        model(IDS, edit={"embed": np.zeros(3)})
+    with pytest.raises(TypeError, match="edit: 'embed' is None, needed is an array, or a function"):
+        model(IDS, edit={"embed": None})
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_back_what_was_saved(demo, trace, tmp_path):
+    tokens = demo.run_with_cache("Mia\n has 你 \0", ["embed", "*.pattern"])[1]
+    for each in (trace, tokens, demo.run_with_cache([[1, 2], [3, 4]], "embed")[1]):
+        each.save(tmp_path / "a trace")
+        again = sf.Trace.load(str(tmp_path / "a trace"))
+        assert list(again) == list(each)
+        assert all(same_bits(again[name], each[name]) for name in each)
+        assert same_bits(again.ids, each.ids)
+        assert (again.tokens, repr(again)) == (each.tokens, repr(each))
+
+
+def test_a_file_of_another_kind_is_refused(trace, tmp_path):
+    file = tmp_path / "file"
+    trace.save(file)
+    whole = file.read_bytes()
+    np.savez(tmp_path / "other.npz", a=np.ones(2))
+    np.save(tmp_path / "array.npy", np.ones(2))
+    np.savez(tmp_path / "pickle.npz", ids=np.array([object()]), model=np.array(""))
+    for content in (b"", b"text", whole[:2000], whole[:-30], whole[:3000] + whole[3100:]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"Trace.load: .*file is no file that Trace.save wr"):
+            sf.Trace.load(file)
+    for name in ("other.npz", "array.npy", "pickle.npz"):
+        with pytest.raises(ValueError, match=f"Trace.load: .*{name} is no file that Trace.save"):
+            sf.Trace.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        sf.Trace.load(tmp_path / "missing")
+
+
+# ---- for people ----------------------------------------------------------------------------------
+
+
+def test_a_repr_is_one_line(trace):
+    size = sum(array.nbytes for array in trace.values())
+    assert trace.nbytes == size
+    expected = f"Trace(3 layers of 4 heads, 4 tokens, {len(trace)} names, {size / 1e6:.1f} MB)"
+    assert repr(trace) == expected
+
+
+class Cells(html.parser.HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.rows = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_data(self, data):
+        if self.rows:
+            self.rows[-1].append(data)
+
+
+def test_html_is_a_table_by_layer(trace):
+    page = (trace | {"<script>": np.ones(2)})._repr_html_()
+    assert "<script>" not in page
+    head, *rows = Cells(page).rows
+    assert head == ["name", "shape", "0", "1", "2"]
+    told = {name: cells for name, *cells in rows}
+    assert list(told)[:3] == ["embed", "resid_pre", "attn_norm"]
+    shape, *sizes = told["attn.pattern"]
+    assert shape == "4 × 4 × 4"
+    expected = [np.sqrt(np.mean(trace["pattern", layer] ** 2)) for layer in range(3)]
+    np.testing.assert_allclose([float(size) for size in sizes], expected, rtol=1e-2)
+    assert "nan" not in told["attn.scores"]
+
+
+def test_a_part_of_a_trace_has_a_table_too(trace):
+    for part in (trace[1], trace["layers.1.*"], trace["embed"][None], sf.Trace({}, ids=IDS)):
+        assert isinstance(part, np.ndarray) or part._repr_html_().count("<table>") == 1
