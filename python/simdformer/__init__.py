@@ -5,6 +5,7 @@
     sf.scaled_dot_product_attention(q, k, v, is_causal=True)      operations: simdformer.functional
     sf.nn.MultiHeadAttention(64, 4, wq, wk, wv, wo)(x, x, x)      as layers: simdformer.nn
     sf.from_pretrained(sf.demo_path()).generate("Once upon")      whole models: simdformer.text
+    sf.look(model, "Once upon"), sf.patch(model, ...)             seen through: simdformer.interpret
     sf.show_config(), sf.num_threads(1), sf.use_isa("baseline")   threads and instruction sets
 
 `simdformer.reference` holds every operation once more in plain float64 numpy, to be read.
@@ -45,12 +46,14 @@ from simdformer.runtime import (
 )
 
 if TYPE_CHECKING:
-    from simdformer import checkpoints, models, nn, reference, text
+    from simdformer import checkpoints, interpret, models, nn, reference, text
     from simdformer.checkpoints import CheckpointError
     from simdformer.data import demo_path
+    from simdformer.interpret import ablate, attribute, head_scores, logit_lens, look, patch
     from simdformer.learn import exercises, plots, testing
     from simdformer.learn.check import CheckError, check
     from simdformer.learn.trace import check_trace
+    from simdformer.models import Trace
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
 
 __version__: str = _core.build_info()["version"]
@@ -61,14 +64,22 @@ _LAZY = {
     "CheckError": "simdformer.learn.check",
     "CheckpointError": "simdformer.checkpoints",
     "LanguageModel": "simdformer.text",
+    "Trace": "simdformer.models",
+    "ablate": "simdformer.interpret",
+    "attribute": "simdformer.interpret",
     "check": "simdformer.learn.check",
     "check_trace": "simdformer.learn.trace",
     "checkpoints": "simdformer.",
     "demo_path": "simdformer.data",
     "exercises": "simdformer.learn.",
     "from_pretrained": "simdformer.text",
+    "head_scores": "simdformer.interpret",
+    "interpret": "simdformer.",
+    "logit_lens": "simdformer.interpret",
+    "look": "simdformer.interpret",
     "models": "simdformer.",
     "nn": "simdformer.",
+    "patch": "simdformer.interpret",
     "plots": "simdformer.learn.",
     "reference": "simdformer.",
     "testing": "simdformer.learn.",
@@ -82,7 +93,10 @@ __all__ = [
     "LanguageModel",
     "PackedWeight",
     "RopeFrequencies",
+    "Trace",
     "__version__",
+    "ablate",
+    "attribute",
     "causal_mask",
     "check",
     "check_trace",
@@ -93,14 +107,19 @@ __all__ = [
     "from_pretrained",
     "gelu",
     "get_num_threads",
+    "head_scores",
+    "interpret",
     "isa",
     "isas",
     "layer_norm",
     "linear",
+    "logit_lens",
+    "look",
     "models",
     "nn",
     "num_threads",
     "pack",
+    "patch",
     "plots",
     "reference",
     "relu",

@@ -1,0 +1,151 @@
+"""What the page is told: text, numbers, and arrays as base64, as page.js reads them."""
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from simdformer.functional import softmax
+from simdformer.interpret.attribution import Attribution
+from simdformer.interpret.heads import head_scores
+from simdformer.interpret.lens import LogitLens, likeliest
+from simdformer.interpret.subject import Subject, token_text
+from simdformer.models.trace import Trace
+from simdformer.types import Array
+
+__all__ = ["LENS_TOP", "content"]
+
+NEXT, LENS_TOP, FIRST = 5, 10, 8  # words foretold, words of a lens, numbers of an activation
+MEANS = {
+    "previous_token": "the share that goes to the token before",
+    "first_token": "the share that goes to the first token, where a head rests",
+    "same_token": "the share that goes to earlier places of the same token",
+    "induction": "the share that goes to what came after earlier places of the same token",
+    "entropy": "of a row, in bits: 0 looks at one token",
+}
+HEAD_FIRST = ("attn.scores", "attn.pattern")
+
+
+def content(
+    subject: Subject,
+    logits: Array,
+    trace: Trace,
+    lens: LogitLens,
+    written: dict[str, Any],
+    about: str,
+) -> dict[str, Any]:
+    """Everything that page.js reads: text, numbers, and arrays as base64."""
+    words = Words(subject)
+    length = len(subject.ids)
+    shares = softmax(logits)
+    best = likeliest(logits, min(NEXT, shares.shape[-1]))
+    actual = np.full(length, np.nan, np.float32)
+    actual[1:] = np.take_along_axis(shares[:-1], subject.ids[1:, None], -1)[:, 0]
+    layers = range(subject.transformer.config.num_layers)
+    patterns = np.stack([trace["pattern", layer] for layer in layers])
+    scores = head_scores(trace)
+    strongest = np.unravel_index(np.abs(written["heads"][..., -1]).argmax(), patterns.shape[:2])
+    return {
+        "title": title_of(subject),
+        "about": f"{about}; patterns are kept in 8 bits",
+        "tokens": subject.tokens,
+        "layers": len(layers),
+        "heads": patterns.shape[1],
+        "start": {"layer": int(strongest[0]), "head": int(strongest[1])},
+        "next": {
+            "words": packed(words.indices(padded(best, NEXT)), np.int32),
+            "shares": packed(padded(np.take_along_axis(shares, best, -1), NEXT), np.float32),
+            "actual": packed(actual, np.float32),
+        },
+        "patterns": packed(eight_bits(patterns), np.uint8),
+        "scores": {
+            name: [[None if np.isnan(n) else round(float(n), 4) for n in row] for row in table]
+            for name, table in scores.items()
+        },
+        "means": MEANS,
+        "lens": {
+            "layers": lens.layers,
+            "words": packed(words.indices(padded(lens.ids, LENS_TOP)), np.int32),
+            "shares": packed(padded(lens.probabilities, LENS_TOP), np.float32),
+            "final": packed(lens.probability, np.float32),
+        },
+        "attribution": {
+            **{name: packed(written[name], np.float32) for name in Attribution.PARTS},
+            "target": written["target"],
+            "against": written["against"],
+        },
+        "activations": activations(trace, length),
+        "words": words.known,
+    }
+
+
+def title_of(subject: Subject) -> str:
+    """The beginning of the text, without what begins every text."""
+    begins = getattr(subject.tokenizer, "bos_id", None)
+    ids = subject.ids[1:] if len(subject.ids) > 1 and subject.ids[0] == begins else subject.ids
+    text = " ".join("".join(subject.tokens[len(subject.tokens) - len(ids) :]).split())
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+class Words:
+    """The text of ids, each once; index 0 is nothing."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._index: dict[int, int] = {-1: 0}
+        self.known = [""]
+
+    def indices(self, ids: Array) -> Array:
+        for id in np.unique(ids).tolist():
+            if id not in self._index:
+                self._index[id] = len(self.known)
+                self.known.append(token_text(self._subject.tokenizer, id))
+        return np.array([self._index[id] for id in np.ravel(ids).tolist()]).reshape(ids.shape)
+
+
+def padded(array: Array, width: int) -> Array:
+    """Ids -1 and shares of 0 where a vocabulary has fewer words than are shown."""
+    missing = width - array.shape[-1]
+    if missing <= 0:
+        return array
+    fill = -1 if array.dtype.kind in "iu" else 0
+    edges = [(0, 0)] * (array.ndim - 1) + [(0, missing)]
+    return np.pad(array, edges, constant_values=fill)
+
+
+def eight_bits(patterns: Array) -> Array:
+    """Patterns (layers,H,L,L): their lower triangles, 255 for a share of 1."""
+    rows, columns = np.tril_indices(patterns.shape[-1])
+    shares: Array = np.rint(255 * np.clip(patterns[..., rows, columns], 0, 1))
+    return shares.astype(np.uint8)
+
+
+def activations(trace: Trace, length: int) -> dict[str, Any]:
+    """Of each activation of a layer: its shape, and for each layer and token the root mean square
+    and the first few numbers."""
+    told = {}
+    for name in trace[0]:
+        arrays = [
+            tokens_first(name, trace[layer][name], length) for layer in range(trace.num_layers)
+        ]
+        rows = np.stack([array.reshape(length, -1) for array in arrays])  # (layers, L, n)
+        seen = np.where(np.isfinite(rows), rows, 0)
+        counted = np.maximum(np.isfinite(rows).sum(-1), 1)
+        few = np.full((*rows.shape[:2], FIRST), np.nan, np.float32)
+        few[..., : rows.shape[-1]] = rows[..., :FIRST]
+        told[name] = {
+            "shape": list(trace[0][name].shape),
+            "rms": packed(np.sqrt((seen.astype(np.float64) ** 2).sum(-1) / counted), np.float32),
+            "first": packed(few, np.float32),
+            "count": FIRST,
+        }
+    return told
+
+
+def tokens_first(name: str, array: Array, length: int) -> Array:
+    return array.swapaxes(0, 1) if name in HEAD_FIRST else array
+
+
+def packed(array: Any, dtype: Any) -> str:
+    little = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
+    return base64.b64encode(little.tobytes()).decode("ascii")

@@ -1,0 +1,213 @@
+"""What is enough and what is needed: activations of one text put into another, or taken away."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from simdformer.arguments import shown
+from simdformer.interpret.metric import Metric, MetricLike, read_metric
+from simdformer.interpret.subject import Subject, read_subject
+from simdformer.models.config import ModelConfig
+from simdformer.models.observer import trace_names
+from simdformer.models.progress import Progress
+from simdformer.models.trace import matching_names
+from simdformer.types import Array
+
+__all__ = ["ablate", "patch"]
+
+By = Literal["position", "head", "layer"]
+SIZES = ("position", "head", "layer")
+OF_QUERIES = ("attn.q", "attn.q_normed", "attn.q_rot", "attn.z")  # (L,H,D)
+OF_KEYS = ("attn.k", "attn.k_normed", "attn.k_rot", "attn.v")  # (L,K,D)
+OF_PAIRS = ("attn.scores", "attn.pattern")  # (H,L,S)
+WITH_HEADS = OF_QUERIES + OF_KEYS + OF_PAIRS
+MOST_ROWS, MOST_LOGITS = 32, 1 << 26  # texts that are read side by side, and what they may give
+LAYER = re.compile(r"layers\.\d+\.")
+
+
+def patch(
+    model: Any,
+    clean: Any,
+    corrupted: Any,
+    metric: MetricLike,
+    names: str | None = None,
+    *,
+    by: By = "position",
+) -> Array:
+    """Activation patching: `corrupted` is read again and again, each time with one activation of
+    `clean` in it, and what that restores of the metric is told. Meng et al. 2022, arXiv:2202.05262.
+
+    Parameters
+    ----------
+    model : LanguageModel or Transformer
+    clean, corrupted : str, or ids (L,)
+        Two texts of the same number of tokens.
+    metric : function of logits (L,V), token, or pair of tokens
+        A token stands for its logit at the last position, a pair for the difference of theirs.
+    names : str, optional
+        Which activation of each layer, a name or a glob; by default "layers.*.resid_pre" by
+        position or layer, "layers.*.attn.z" by head.
+    by : {"position", "head", "layer"}
+        How much of it at a time.
+
+    Returns
+    -------
+    float64 ndarray (layers, positions), (layers, heads), or (layers,)
+        (metric patched - metric corrupted) / (metric clean - metric corrupted): 0 nothing, 1 all of
+        the metric is restored. `layers` are those that `names` fits, in order.
+
+    Raises
+    ------
+    ValueError
+        Texts of unequal length; a metric that is the same for both; `by` with a name that has none.
+    KeyError
+        No activation is called so; near names are listed.
+
+    It takes a forward pass for each number; a progress bar is shown after two seconds.
+    """
+    subject = read_subject("patch", model, clean)
+    other = read_subject("patch", model, corrupted)
+    if len(subject.ids) != len(other.ids):
+        raise ValueError(
+            f"patch: clean has {len(subject.ids)} tokens, corrupted {len(other.ids)}; needed are "
+            f"as many, so that positions mean the same: {subject.tokens} and {other.tokens}"
+        )
+    number = read_metric(subject, metric)
+    chosen = read_names(subject, names, by)
+    right_logits, trace = subject.transformer.run_with_cache(subject.ids, chosen)
+    right, wrong = number(right_logits), number(subject.transformer(other.ids))
+    if right == wrong:
+        raise ValueError(
+            f"patch: the metric is {right:g} for both texts; needed is one that tells them apart"
+        )
+
+    def put_in(name: str, value: Array, at: Any) -> None:
+        value[at] = trace[name][at]
+
+    patched = run_through(other, chosen, by, number, put_in)
+    return (patched - wrong) / (right - wrong)
+
+
+def ablate(
+    model: Any,
+    text: Any,
+    metric: MetricLike,
+    names: str | None = None,
+    *,
+    by: By = "head",
+    value: Literal["zero", "mean"] = "zero",
+) -> Array:
+    """What is lost when one activation at a time is taken away: metric in full - metric without it.
+
+    Parameters
+    ----------
+    model, metric, names
+        As in `patch`; names by default "layers.*.attn.z" by head, else "layers.*.mlp.out".
+    text : str, or ids (L,)
+    by : {"head", "position", "layer"}
+        How much of it at a time.
+    value : {"zero", "mean"}
+        What stands in its place: nothing, or its mean over the positions of this text.
+
+    Returns
+    -------
+    float64 ndarray (layers, heads), (layers, positions), or (layers,)
+        Positive where the metric needs what was taken away.
+
+    Raises
+    ------
+    ValueError, KeyError
+        As `patch`.
+    """
+    subject = read_subject("ablate", model, text)
+    if value not in ("zero", "mean"):
+        raise ValueError(f"ablate: value is {shown(value)}, needed is 'zero' or 'mean'")
+    number = read_metric(subject, metric)
+    chosen = read_names(subject, names, by, otherwise="layers.*.mlp.out")
+    whole = number(subject.transformer(subject.ids))
+
+    def take_away(name: str, own: Array, at: Any) -> None:
+        positions = 1 if name.endswith(OF_PAIRS) else 0
+        instead = np.zeros_like(own) if value == "zero" else own.mean(positions, keepdims=True)
+        own[at] = np.broadcast_to(instead, own.shape)[at]
+
+    return whole - run_through(subject, chosen, by, number, take_away)
+
+
+# ---- what both do --------------------------------------------------------------------------------
+
+
+def read_names(
+    subject: Subject, names: str | None, by: str, *, otherwise: str = "layers.*.resid_pre"
+) -> list[str]:
+    """The activations, one a layer."""
+    if by not in SIZES:
+        raise ValueError(
+            f"{subject.function}: by is {shown(by)}, needed is one of {', '.join(SIZES)}"
+        )
+    glob = names if names is not None else "layers.*.attn.z" if by == "head" else otherwise
+    if not isinstance(glob, str):
+        raise TypeError(f"{subject.function}: names is {shown(names)}, needed is a name or a glob")
+    found = matching_names(glob, trace_names(subject.transformer.config), subject.function)
+    kinds = {LAYER.sub("", name) for name in found}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{subject.function}: names {glob!r} fits {', '.join(sorted(kinds)[:4])}; needed is "
+            "one activation of each layer"
+        )
+    (kind,) = kinds
+    if by == "head" and kind not in WITH_HEADS:
+        raise ValueError(
+            f"{subject.function}: {kind} has no heads; by='head' needs one of "
+            f"{', '.join(WITH_HEADS)}"
+        )
+    if by == "position" and kind in OF_PAIRS:
+        raise ValueError(
+            f"{subject.function}: {kind} belongs to two positions at a time; needed is "
+            "by='head' or by='layer'"
+        )
+    return found
+
+
+def run_through(
+    subject: Subject,
+    names: list[str],
+    by: By,
+    metric: Metric,
+    change: Callable[[str, Array, Any], None],
+) -> Array:
+    """The metric after `change(name, value, place)` of one place at a time: (names, places)."""
+    model, length = subject.transformer, len(subject.ids)
+    side_by_side = int(np.clip(MOST_LOGITS // (length * model.config.vocab_size), 1, MOST_ROWS))
+    places = {name: list(places_of(name, by, model.config, length)) for name in names}
+    results = {name: np.empty(len(places[name])) for name in names}
+    with Progress(subject.function, sum(map(len, places.values())), unit="run") as progress:
+        for name in names:
+            for begin in range(0, len(places[name]), side_by_side):
+                some = places[name][begin : begin + side_by_side]
+
+                def edit(values: Array, name: str = name, some: list[Any] = some) -> None:
+                    for row, at in enumerate(some):
+                        change(name, values[row], at)
+
+                ids = np.broadcast_to(subject.ids, (len(some), length))
+                logits = model(ids, edit={name: edit})
+                results[name][begin : begin + len(some)] = [metric(one) for one in logits]
+                progress.advance(len(some))
+    table = np.stack([results[name] for name in names])
+    return table[:, 0] if by == "layer" else table
+
+
+def places_of(name: str, by: By, config: ModelConfig, length: int) -> Iterator[Any]:
+    """Indices into one text's activation, each of which is changed by itself."""
+    if by == "layer":
+        yield ...
+    elif by == "position":
+        yield from range(length)
+    elif name.endswith(OF_PAIRS):
+        yield from range(config.num_heads)
+    else:
+        heads = config.num_kv_heads if name.endswith(OF_KEYS) else config.num_heads
+        yield from ((slice(None), head) for head in range(heads))

@@ -1,0 +1,83 @@
+"""What every function here begins with: a model, and the ids and tokens of a text."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simdformer.arguments import as_array, shown
+from simdformer.models.transformer import Transformer
+from simdformer.types import Array
+
+__all__ = ["Subject", "Target", "read_subject", "read_target", "token_text"]
+
+Target = str | int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A transformer, one text as ids (L,), and a piece of text for each id (ids without a tokenizer
+    are their own text)."""
+
+    function: str
+    transformer: Transformer
+    tokenizer: Any
+    ids: Array
+    tokens: list[str]
+
+
+def read_subject(function: str, model: Any, text: Any) -> Subject:
+    """TypeError for what is neither text nor ids, ValueError for no ids, or more than one text."""
+    transformer = getattr(model, "transformer", model)
+    if not isinstance(transformer, Transformer):
+        raise TypeError(
+            f"{function}: model is {shown(model)}, needed is a model, as from_pretrained gives it"
+        )
+    tokenizer = getattr(model, "tokenizer", None)
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise ValueError(
+                f"{function}: text needs a tokenizer, and this model has none; give ids"
+            )
+        text = tokenizer.encode(text)
+    ids = as_array(function, "text", text)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.size == 0:
+        raise TypeError(
+            f"{function}: text is {ids.dtype} of shape {ids.shape}, needed is one text, or its ids "
+            "(L,) with L >= 1"
+        )
+    tokens = [token_text(tokenizer, int(id)) for id in ids]
+    return Subject(function, transformer, tokenizer, ids, tokens)
+
+
+def token_text(tokenizer: Any, id: int) -> str:
+    """The text of one id by itself; the id where there is no tokenizer."""
+    return str(id) if tokenizer is None else str(tokenizer.to_str_tokens([id])[0])
+
+
+def read_target(subject: Subject, name: str, target: Any) -> int:
+    """An id of the vocabulary: itself, or the one token that a text is."""
+    vocab_size = subject.transformer.config.vocab_size
+    if isinstance(target, int | np.integer) and not isinstance(target, bool):
+        if not 0 <= target < vocab_size:
+            raise IndexError(
+                f"{subject.function}: {name} is {target}, needed is an id from 0 to "
+                f"{vocab_size - 1}"
+            )
+        return int(target)
+    if not isinstance(target, str):
+        raise TypeError(
+            f"{subject.function}: {name} is {shown(target)}, needed is a token: its text or its id"
+        )
+    if subject.tokenizer is None:
+        raise ValueError(
+            f"{subject.function}: {name} is text, and this model has no tokenizer; give an id"
+        )
+    ids = subject.tokenizer.encode(target, bos=False)
+    if len(ids) != 1:
+        pieces = [token_text(subject.tokenizer, id) for id in ids]
+        raise ValueError(
+            f"{subject.function}: {name} {target!r} is {len(ids)} tokens, {pieces}; needed is one: "
+            "mind the space in front, or give an id"
+        )
+    return int(ids[0])
