@@ -1,4 +1,4 @@
-"""What the README says works when typed."""
+"""What README and docs say works when typed, and their links lead somewhere."""
 
 import contextlib
 import importlib.util
@@ -8,12 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import simdformer as sf
 from simdformer.learn.program import CATALOGUE
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+}
+README, CHECK = PAGES["README.md"], PAGES["docs/check.md"]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGES[page], re.S)
+
+
+def block_with(words: str, page: str) -> str:
+    (block,) = [block for block in blocks(page) if words in block]
+    return block
 
 
 def run(code: str, names: dict[str, object]) -> list[str]:
@@ -24,15 +38,15 @@ def run(code: str, names: dict[str, object]) -> list[str]:
 
 
 def test_the_twenty_lines_print_what_their_comments_say() -> None:
-    promised = re.findall(r"^print\(.*\)\s+# (.*)$", BLOCKS[0], re.M)
+    first = blocks("README.md")[0]
+    promised = re.findall(r"^print\(.*\)\s+# (.*)$", first, re.M)
     assert promised
-    assert run(BLOCKS[0], {}) == promised
+    assert run(first, {}) == promised
 
 
 def test_the_model_lines_run() -> None:
-    (block,) = [block for block in BLOCKS if "demo_path" in block]
     names: dict[str, Any] = {"sf": sf}
-    run(block, names)
+    run(block_with("demo_path", "README.md"), names)
     length = len(names["ids"])
     heads = names["model"].config.num_heads
     assert names["pattern"].shape == (heads, length, length)
@@ -40,19 +54,14 @@ def test_the_model_lines_run() -> None:
     assert not np.array_equal(names["without"], names["logits"])
 
 
-def block_with(words: str) -> str:
-    (block,) = [block for block in BLOCKS if words in block]
-    return block
-
-
 def test_the_diagnosis_reads_as_printed() -> None:
-    printed = run(block_with("report = sf.check(sf.nn"), {"np": np, "sf": sf})
+    printed = run(block_with("report = sf.check(sf.nn", "README.md"), {"np": np, "sf": sf})
     assert "```text\n" + "\n".join(printed) + "\n```" in README
 
 
 def test_the_mistake_of_ones_own_is_found() -> None:
     names: dict[str, Any] = {}
-    run(block_with("import mistake"), names)
+    run(block_with("import mistake", "docs/check.md"), names)
     try:
         x = np.random.default_rng(0).standard_normal((3, 4), np.float32) * 60
         with np.errstate(all="ignore"):
@@ -72,14 +81,14 @@ def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:
         x, model.transformer.weights.layers[0].attn_norm, eps=model.config.norm_eps
     )
     names: dict[str, Any] = {"sf": sf, "model": model, "ids": ids, "x": x, "x_normed": normed}
-    run(block_with("check_trace"), names)
+    run(block_with("check_trace", "docs/check.md"), names)
     assert names["report"].ok
 
     before = {name: trace[name] for name in list(trace)[: list(trace).index("layers.1.mlp.gate")]}
     gate = model.transformer.weights.layers[0].gate_up[0]
     wrong = sf.linear(trace["layers.1.mlp_norm"], gate)
     report = sf.check_trace(before | {"layers.1.mlp.gate": wrong}, model, ids)
-    printed = re.findall(r"```text\n(✗ layers.*?)```", README, re.S)
+    printed = re.findall(r"```text\n(✗ layers.*?)```", CHECK, re.S)
     assert len(printed) == 1
     said = [line.strip() for line in repr(report).splitlines()]
     for line in printed[0].splitlines():
@@ -89,7 +98,7 @@ def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:
 def test_the_lines_on_testing_run() -> None:
     q = np.random.default_rng(0).standard_normal((2, 3, 8), np.float32)
     turned = sf.rope(q, layout="half", theta=1e6)
-    run(block_with("assert_right"), {"sf": sf, "q": q, "q_turned": turned, "fast": q, "slow": q})
+    run(block_with("assert_right", "docs/check.md"), {"sf": sf, "q": q, "q_turned": turned, "fast": q, "slow": q})
 
 
 def test_the_exercise_reads_as_printed() -> None:
@@ -99,20 +108,20 @@ def test_the_exercise_reads_as_printed() -> None:
         return sf.softmax(np.where(np.isneginf(scores).all(-1, keepdims=True), 0, scores)) @ value
 
     outcome = sf.exercises.check(scaled_dot_product_attention)
-    (printed,) = re.findall(r"```text\n(✗ scaled.*?)```", README, re.S)
+    (printed,) = re.findall(r"```text\n(✗ scaled.*?)```", CHECK, re.S)
     assert printed.rstrip() in repr(outcome)
-    assert f"{len(sf.exercises.EXERCISES)} functions without bodies" in README
+    assert f"{len(sf.exercises.EXERCISES)} functions without bodies" in CHECK
 
 
 def test_the_commands_exist() -> None:
-    commands = set(re.findall(r"^\$ simdformer (\w+)", README, re.M))
+    commands = set(re.findall(r"^\$ simdformer (\w+)", "\n".join(PAGES.values()), re.M))
     assert {"demo", "run", "chat", "trace", "info"} <= commands
     for command in commands:
         assert importlib.util.find_spec(f"simdformer.cli.{command}"), command
 
 
 def test_the_table_names_every_operation_and_layer() -> None:
-    table = README.split("## The functions")[1].split("## Models")[0]
+    table = PAGES["docs/functions.md"].split("## What the numbers")[0]
     missing = [
         name
         for name in [*sf.functional.__all__, *sf.nn.__all__]
@@ -121,8 +130,28 @@ def test_the_table_names_every_operation_and_layer() -> None:
     assert set(missing) <= {"PackedWeight", "RopeFrequencies"}
 
 
-def test_the_tree_names_folders_that_exist() -> None:
-    root = Path(__file__).resolve().parents[2]
-    tree = README.split("## The tree")[1]
-    for folder in re.findall(r"^((?:cpp|python|tests|notebooks)/[\w/]*)", tree, re.M):
-        assert (root / folder).is_dir(), folder
+def anchors(page: str) -> set[str]:
+    """What #fragments of a page lead to: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", PAGES[page], re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if re.match(r"https?://", target):
+            continue
+        path, _, fragment = target.partition("#")
+        found = (ROOT / page).parent / path if path else ROOT / page
+        assert found.exists(), target
+        if fragment:
+            assert fragment in anchors(str(found.resolve().relative_to(ROOT))), target
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_every_path_that_a_page_names_exists(page: str) -> None:
+    """`cpp/core/parallel.cpp`, `tests/kernels/`: with its folder, as seen from the top."""
+    if page == "CHANGELOG.md":
+        return  # tells of what was, too
+    named = re.findall(r"`((?:cpp|docs|notebooks|python|tests|\.ci)/[\w./-]*)`", PAGES[page])
+    assert not [path for path in named if not (ROOT / path).exists()]
