@@ -98,7 +98,10 @@ def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:
 def test_the_lines_on_testing_run() -> None:
     q = np.random.default_rng(0).standard_normal((2, 3, 8), np.float32)
     turned = sf.rope(q, layout="half", theta=1e6)
-    run(block_with("assert_right", "docs/check.md"), {"sf": sf, "q": q, "q_turned": turned, "fast": q, "slow": q})
+    run(
+        block_with("assert_right", "docs/check.md"),
+        {"sf": sf, "q": q, "q_turned": turned, "fast": q, "slow": q},
+    )
 
 
 def test_the_exercise_reads_as_printed() -> None:
