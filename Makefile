@@ -21,7 +21,7 @@ export CCACHE_NOHASHDIR ?= 1
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*.cmake) $(shell find cpp -name '*.?pp' 2>/dev/null)
+SOURCES := CMakeLists.txt pyproject.toml cpp/headers.cmake $(shell find cpp -name '*.?pp' 2>/dev/null)
 CXX_FILES := $(filter %.hpp %.cpp,$(SOURCES)) $(wildcard tests/cpp/*.?pp)
 DEBIAN_HEADERS := libxsimd-dev libxtensor-dev
 

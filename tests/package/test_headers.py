@@ -48,7 +48,7 @@ def find_headers(tmp_path):
         (project / "CMakeLists.txt").write_text(
             "cmake_minimum_required(VERSION 3.25)\n"
             "project(three_ways LANGUAGES NONE)\n"
-            f"include({ROOT}/cmake/headers.cmake)\n"
+            f"include({ROOT}/cpp/headers.cmake)\n"
             f"find_headers(xsimd 8.1 15 13.2.0 {sha256})\n"
             "require_headers()\n"
         )

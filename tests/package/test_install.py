@@ -185,7 +185,7 @@ def test_the_sdist_holds_what_a_build_needs_and_no_rubbish(sdist):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     wanted = {
         *("CMakeLists.txt", "LICENSE", "Makefile", "PKG-INFO", "README.md", "pyproject.toml"),
-        "cmake/headers.cmake",
+        "cpp/headers.cmake",
         *(str(p.relative_to(ROOT)) for p in (ROOT / "cpp").rglob("*.?pp")),
         *(str(p.relative_to(ROOT)) for p in (ROOT / "python").rglob("*.py*") if p.suffix != ".pyc"),
         *(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*") if is_source(p)),
@@ -195,7 +195,8 @@ def test_the_sdist_holds_what_a_build_needs_and_no_rubbish(sdist):
     assert [n for n in names if n.endswith((".so", ".o", ".pyc")) or "_cache" in n] == []
     assert {n.split("/")[0] for n in names} <= {
         *wanted,
-        *("cmake", "cpp", "python", "tests", "notebooks", ".clang-format", ".gitignore"),
+        *("cpp", "docs", "python", "tests", "notebooks", ".clang-format", ".gitignore"),
+        *("CHANGELOG.md", "CONTRIBUTING.md"),
     }
 
 
