@@ -1,7 +1,6 @@
 // attention, prefill: out = softmax(q k^T scale + mask) v for many rows (formulas: attention_softmax.hpp)
 //
-//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = the queries of a block
-//   x the heads of a group
+//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out: (rows, Dv)    rows = queries of a block x heads of a group
 //
 // Keys are taken 256 at a time, packed into panels that all rows of the head use; rows in strips of about 24,
 // whose scores stay in the first cache: scores = q panels(k), softmax, out += scores panels(v) (flash
