@@ -1,6 +1,6 @@
-// simdformer._core: the kernels as functions of numpy arrays. Each checks its arguments (checks.hpp,
-// arrays.hpp), allocates its result or takes `out`, releases the GIL in a visible brace and calls the
-// kernels.
+// simdformer._core: the operations of cpp/core as functions of numpy arrays. Each checks its arguments
+// (checks.hpp, arrays.hpp), allocates its result or takes `out`, releases the GIL in a visible brace and
+// calls the core.
 #include "bindings/arrays.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"

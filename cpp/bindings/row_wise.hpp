@@ -21,9 +21,9 @@ struct Operand {
   const View* view() const { return given ? &input.view : nullptr; }
 };
 
-//   check(x)           reads the other arguments, the operands among them, raises what is wrong, and returns
-//                      the axis along which the rows lie
-//   compute(x, out)    without the GIL; rows are the last axis, of unit stride
+// check(x) reads the other arguments, the operands among them, raises what is wrong, and returns the axis
+// along which the rows lie. compute(x, out) runs without the GIL; rows are the last axis then, of unit
+// stride.
 template <class Check, class Compute>
 py::object row_wise(const Arg& x_arg, py::handle x_object, py::handle out_object,
                     std::initializer_list<Operand*> operands, Check check, Compute compute) {
