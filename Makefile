@@ -44,8 +44,8 @@ help:
 	@echo "make ctest      the tests in C++: thread pool, scratch memory, kernels against xtensor"
 	@echo "make sanitize   these and the tests of kernels and bindings with AddressSanitizer, UBSan and ThreadSanitizer"
 	@echo "make aarch64    the tests in C++ compiled for 64-bit ARM, run by qemu"
-	@echo "make lint       clang-format, ruff, mypy --strict, stubtest"
-	@echo "make format     clang-format and ruff, in place"
+	@echo "make lint       clang-format, ruff, mypy --strict, stubtest, biome"
+	@echo "make format     clang-format, ruff and biome, in place"
 	@echo "make notebooks  runs the notebooks again from their .py sources"
 	@echo "make build      only the package, editable, in $(VENV)"
 	@echo "make wheel      wheel and sdist in dist/"
@@ -109,12 +109,14 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/biome check
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest simdformer._core
 
 format: $(STAMPS)/lint
 	$(BIN)/clang-format -i $(CXX_FILES)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/biome check --write
 
 notebooks: $(STAMPS)/test
 	$(BIN)/python notebooks/execute.py

@@ -51,7 +51,7 @@ def head_scores(trace: Mapping[str, Array], ids: Any = None) -> dict[str, Array]
         raise ValueError(
             f"head_scores: patterns have shape {shape}, needed is (H,L,L), of one text"
         )
-    shares, length = np.stack(patterns), shape[-1]  # (layers,H,L,L)
+    length = shape[-1]
     tokens = as_array("head_scores", "ids", getattr(trace, "ids", None) if ids is None else ids)
     if tokens.shape != (length,):
         raise ValueError(
@@ -62,26 +62,30 @@ def head_scores(trace: Mapping[str, Array], ids: Any = None) -> dict[str, Array]
     same = (tokens[:, None] == tokens[None, :]) & (key < query)
     after_same = np.zeros_like(same)
     after_same[:, 1:] = same[:, :-1]
-    return {
-        "previous_token": mean_share(shares, key == query - 1),
-        "first_token": mean_share(shares, (key == 0) & (query > 0)),
-        "same_token": mean_share(shares, same),
-        "induction": mean_share(shares, after_same & (key <= query)),
-        "entropy": entropy(shares).mean(-1),
+    places = {
+        "previous_token": key == query - 1,
+        "first_token": (key == 0) & (query > 0),
+        "same_token": same,
+        "induction": after_same & (key <= query),
     }
+    scores = {
+        name: np.stack([mean_share(one, where) for one in patterns])
+        for name, where in places.items()
+    }
+    return scores | {"entropy": np.stack([entropy(one).mean(-1) for one in patterns])}
 
 
-def mean_share(shares: Array, places: Array) -> Array:
-    """What goes to these places, on average over the queries that have any; NaN without any."""
+def mean_share(pattern: Array, places: Array) -> Array:
+    """(H,): what goes to these places, on average over the queries that have any; NaN without."""
     queries = places.any(-1)
     if not queries.any():
-        return np.full(shares.shape[:2], np.nan)
-    mean: Array = np.where(places, shares, 0).sum(-1)[..., queries].mean(-1)
+        return np.full(len(pattern), np.nan)
+    mean: Array = np.where(places, pattern, 0).sum(-1)[:, queries].mean(-1)
     return mean
 
 
-def entropy(shares: Array) -> Array:
+def entropy(pattern: Array) -> Array:
     """In bits, over the last axis; a share of 0 adds nothing."""
-    logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
-    bits: Array = -(shares * logs).sum(-1)
+    logs = np.log2(pattern, out=np.zeros_like(pattern), where=pattern > 0)
+    bits: Array = -(pattern * logs).sum(-1)
     return bits

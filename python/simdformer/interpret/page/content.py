@@ -15,6 +15,7 @@ from simdformer.types import Array
 
 __all__ = ["LENS_TOP", "content"]
 
+LONGEST_TITLE = 60
 NEXT, LENS_TOP, FIRST = 5, 10, 8  # words foretold, words of a lens, numbers of an activation
 MEANS = {
     "previous_token": "the share that goes to the token before",
@@ -49,6 +50,7 @@ def content(
         "title": title_of(subject),
         "about": f"{about}; patterns are kept in 8 bits",
         "tokens": subject.tokens,
+        "spelled": subject.tokenizer is not None,
         "layers": len(layers),
         "heads": patterns.shape[1],
         "start": {"layer": int(strongest[0]), "head": int(strongest[1])},
@@ -81,10 +83,11 @@ def content(
 
 def title_of(subject: Subject) -> str:
     """The beginning of the text, without what begins every text."""
-    begins = getattr(subject.tokenizer, "bos_id", None)
-    ids = subject.ids[1:] if len(subject.ids) > 1 and subject.ids[0] == begins else subject.ids
-    text = " ".join("".join(subject.tokens[len(subject.tokens) - len(ids) :]).split())
-    return text if len(text) <= 60 else text[:59] + "…"
+    if subject.tokenizer is None:
+        text = " ".join(subject.tokens)
+    else:
+        text = " ".join(subject.tokenizer.decode(subject.ids, skip_special=True).split())
+    return text if len(text) <= LONGEST_TITLE else f"{text[: LONGEST_TITLE - 1]}…"
 
 
 class Words:

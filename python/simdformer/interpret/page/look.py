@@ -17,6 +17,8 @@ from simdformer.interpret.subject import read_subject
 __all__ = ["Page", "look"]
 
 MOST_TOKENS = 200
+# script/NAME.js, in the order in which they need each other
+SCRIPTS = ("data", "state", "text", "heads", "head", "lens", "attribution", "layer", "page")
 
 
 class Page:
@@ -104,15 +106,16 @@ def look(
 
 
 def page_of(data: Mapping[str, Any]) -> str:
-    """The files page.html, page.css and page.js in one, with the numbers. Nothing in those ends
-    the element that they stand in: `<` is spelled out."""
+    """page.html with page.css, the scripts and the numbers. Nothing in those ends the element that
+    they stand in: `<` is spelled out."""
     folder = resources.files(__package__)
-    parts = {
-        name: (folder / f"page.{name}").read_text(encoding="utf-8")
-        for name in ("html", "css", "js")
-    }
-    said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    page, style = (
+        (folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css")
+    )
+    script = "\n".join(
+        (folder / "script" / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS
+    )
+    told = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
-        said = said.replace(character, f"\\u{ord(character):04x}")
-    page = parts["html"].replace("/*STYLE*/", parts["css"]).replace("/*SCRIPT*/", parts["js"])
-    return page.replace("/*DATA*/", said)
+        told = told.replace(character, f"\\u{ord(character):04x}")
+    return page.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", told)

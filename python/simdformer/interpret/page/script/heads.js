@@ -1,0 +1,63 @@
+// All heads as thumbnails, layers down and heads across.
+
+/** A pattern as a picture of size by size: of the shares that fall into one pixel, the largest. */
+function patternPicture(layer, head, size, canvas = document.createElement("canvas")) {
+  canvas.width = size;
+  canvas.height = size;
+  const context = canvas.getContext("2d");
+  const picture = context.createImageData(size, size);
+  const most = new Uint8Array(size * size);
+  for (let query = 0; query < L; query += 1) {
+    const [from, to] = [rowAt(layer, head, query), Math.floor((query * size) / L) * size];
+    for (let key = 0; key <= query; key += 1) {
+      const at = to + Math.floor((key * size) / L);
+      most[at] = Math.max(most[at], patterns[from + key]);
+    }
+  }
+  const colours = new Uint32Array(picture.data.buffer);
+  for (let at = 0; at < most.length; at += 1) colours[at] = palette[most[at]];
+  context.putImageData(picture, 0, 0);
+  return canvas;
+}
+
+const FINEST = 56;
+const thumbs = [];
+byId("heads").style.gridTemplateColumns = `max-content repeat(${HEADS}, max-content)`;
+byId("heads").style.setProperty("--thumb", HEADS <= 6 ? "84px" : "52px");
+for (const layer of range(LAYERS)) {
+  byId("heads").append(make("div", { class: "of-layer" }, String(layer)));
+  for (const head of range(HEADS)) {
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    const score = make("span");
+    const name = `layer ${layer}, head ${head}`;
+    const button = make("button", { type: "button", "aria-label": name, title: name }, canvas, score);
+    button.addEventListener("click", () => choose({ layer, head }));
+    byId("heads").append(button);
+    thumbs.push({ button, canvas, score, layer, head });
+  }
+}
+
+/** As slow as there are heads: when the colours change, and never else. */
+function drawThumbnails() {
+  for (const { canvas, layer, head } of thumbs) patternPicture(layer, head, Math.min(L, FINEST), canvas);
+}
+
+view(["layer", "head"], () => {
+  for (const { button, layer, head } of thumbs) {
+    const here = layer === state.layer && head === state.head;
+    button.classList.toggle("here", here);
+    button.tabIndex = here ? 0 : -1;
+    button.setAttribute("aria-pressed", String(here));
+  }
+});
+
+for (const name of Object.keys(data.scores))
+  byId("score").append(make("option", { value: name }, name.replace(/_/g, " ")));
+byId("score").addEventListener("change", () => choose({ score: byId("score").value }));
+view(["score"], () => {
+  byId("score-means").textContent = data.means[state.score];
+  for (const { score, layer, head } of thumbs) {
+    const value = data.scores[state.score][layer][head];
+    score.textContent = value === null ? "–" : value.toFixed(2);
+  }
+});

@@ -1,0 +1,123 @@
+// One layer as a picture of data flow, with the shapes of this call; a click shows the numbers.
+
+// name: [x, y, from]; x and y count boxes
+const FLOW = {
+  resid_pre: [1.3, 0, []],
+  attn_norm: [1.3, 1, ["resid_pre"]],
+  "attn.q": [0, 2, ["attn_norm"]],
+  "attn.k": [1.3, 2, ["attn_norm"]],
+  "attn.v": [2.6, 2, ["attn_norm"]],
+  "attn.q_normed": [0, 3, ["attn.q"]],
+  "attn.k_normed": [1.3, 3, ["attn.k"]],
+  "attn.q_rot": [0, 4, ["attn.q_normed", "attn.q"]],
+  "attn.k_rot": [1.3, 4, ["attn.k_normed", "attn.k"]],
+  "attn.scores": [0.65, 5, ["attn.q_rot", "attn.k_rot"]],
+  "attn.pattern": [0.65, 6, ["attn.scores"]],
+  "attn.z": [1.3, 7, ["attn.pattern", "attn.v"]],
+  "attn.out": [1.3, 8, ["attn.z"]],
+  resid_mid: [1.3, 9, ["attn.out"]],
+  mlp_norm: [1.3, 10, ["resid_mid"]],
+  "mlp.gate": [0.65, 11, ["mlp_norm"]],
+  "mlp.up": [1.95, 11, ["mlp_norm"]],
+  "mlp.act": [1.3, 12, ["mlp.gate", "mlp.up"]],
+  "mlp.out": [1.3, 13, ["mlp.act"]],
+  resid_post: [1.3, 14, ["mlp.out"]],
+};
+const BOX = { wide: 124, high: 34, stepX: 132, stepY: 46 };
+const STREAM = 520; // where the residual stream passes beside the boxes
+
+const activations = {};
+for (const [name, found] of Object.entries(data.activations))
+  activations[name] = { ...found, rms: floatsOf(found.rms), first: floatsOf(found.first) };
+const known = Object.keys(FLOW).filter((name) => name in activations);
+const levels = [...new Set(known.map((name) => FLOW[name][1]))]; // a model without q_normed has no gap there
+
+function middle(name) {
+  const [x, y] = FLOW[name];
+  return { x: 4 + BOX.wide / 2 + x * BOX.stepX, y: 4 + BOX.high / 2 + levels.indexOf(y) * BOX.stepY };
+}
+
+/** From the bottom of one box to the top of another. */
+function arrow(from, to) {
+  const [a, b] = [middle(from), middle(to)];
+  const [start, end] = [a.y + BOX.high / 2, b.y - BOX.high / 2];
+  return draw("path", { d: `M${a.x},${start} C${a.x},${start + 14} ${b.x},${end - 14} ${b.x},${end}` });
+}
+
+/** What passes by the attention, and by the MLP. */
+function stream(from, to) {
+  const [a, b] = [middle(from), middle(to)];
+  const [start, end] = [a.y + 5, b.y - 5];
+  const edge = a.x + BOX.wide / 2;
+  const turn = (x, y) => `Q${STREAM},${y} ${STREAM},${x}`;
+  const down = `M${edge},${start} H${STREAM - 12} ${turn(start + 12, start)} V${end - 12}`;
+  return draw("path", { class: "stream", d: `${down} Q${STREAM},${end} ${STREAM - 12},${end} H${edge}` });
+}
+
+const boxes = known.map((name) => {
+  const { x, y } = middle(name);
+  const shape = activations[name].shape.join(" × ");
+  const box = draw("g", {
+    role: "button",
+    tabindex: "0",
+    "aria-label": `${name}, ${shape}`,
+    "data-name": name,
+  });
+  box.append(
+    draw("rect", { x: x - BOX.wide / 2, y: y - BOX.high / 2, width: BOX.wide, height: BOX.high }),
+    draw("text", { x, y: y - 2, "text-anchor": "middle" }, name),
+    draw("text", { x, y: y + 12, "text-anchor": "middle", class: "faint" }, shape),
+  );
+  box.addEventListener("click", () => choose({ activation: name }));
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      choose({ activation: name });
+    }
+  });
+  return box;
+});
+
+const [WIDTH, HEIGHT] = [STREAM + 6, 8 + levels.length * BOX.stepY];
+byId("flow").append(
+  draw(
+    "svg",
+    {
+      width: WIDTH,
+      height: HEIGHT,
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      role: "group",
+      "aria-label": "data flow",
+    },
+    stream("resid_pre", "resid_mid"),
+    stream("resid_mid", "resid_post"),
+    ...known.flatMap((name) => {
+      const from = FLOW[name][2].filter((other) => other in activations);
+      return (name.endsWith("_rot") ? from.slice(0, 1) : from).map((other) => arrow(other, name));
+    }),
+    ...boxes,
+  ),
+);
+
+view(["activation"], () => {
+  for (const box of boxes) box.classList.toggle("here", box.dataset.name === state.activation);
+});
+view(["layer"], () => {
+  byId("layer-title").textContent = `Layer ${state.layer}`;
+});
+view(["layer", "token", "activation"], () => {
+  const { rms, first, count } = activations[state.activation];
+  const row = state.layer * L + state.token;
+  const some = Array.from(first.subarray(row * count, (row + 1) * count)).filter((n) => !Number.isNaN(n));
+  byId("numbers").replaceChildren(
+    make(
+      "div",
+      {},
+      make("code", {}, state.activation),
+      ` of token ${state.token}, `,
+      code(data.tokens[state.token], 20),
+      `: root mean square ${rms[row].toPrecision(3)}; its first numbers `,
+      make("code", { class: "wraps" }, some.map((n) => n.toPrecision(3)).join("  ")),
+    ),
+  );
+});

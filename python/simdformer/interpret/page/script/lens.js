@@ -1,0 +1,92 @@
+// The logit lens: what the model would say after each layer, the last one on top.
+
+const TOP_WORDS = 10;
+const ROWS = data.lens.layers.length;
+const ROW = 20; // pixels, as in page.css
+const lensWords = integersOf(data.lens.words); // (ROWS, L, TOP_WORDS)
+const lensShares = floatsOf(data.lens.shares);
+const lensFinal = floatsOf(data.lens.final); // (ROWS, L)
+const lens = byId("lens");
+let column = 10;
+
+const rowName = (row) => (data.lens.layers[row] < 0 ? "embedding" : `layer ${data.lens.layers[row]}`);
+byId("lens-rows").append(...range(ROWS).map((row) => make("div", {}, rowName(ROWS - 1 - row))));
+
+view([], () => {
+  const room = byId("lens-view").clientWidth - 110;
+  column = L <= 60 ? Math.max(54, Math.floor(room / L)) : Math.max(6, Math.floor(room / L));
+  const readable = column >= 30; // few words can be read, many are a picture
+  const context = sized(lens, L * column, (ROWS + 1) * ROW);
+  context.textBaseline = "middle";
+  context.font = "10px system-ui, sans-serif";
+  const text = (said, at, y) =>
+    context.fillText(label(said, Math.floor(column / 7)), at * column + 2, y + ROW / 2, column - 4);
+  for (const at of range(L)) {
+    for (const row of range(ROWS)) {
+      const y = (ROWS - 1 - row) * ROW;
+      const colour = shade(lensFinal[row * L + at]);
+      context.fillStyle = css(colour);
+      context.fillRect(at * column, y, column - (readable ? 1 : 0), ROW - 1);
+      context.fillStyle = onTop(colour);
+      if (readable) text(word(lensWords[(row * L + at) * TOP_WORDS]), at, y);
+    }
+    context.fillStyle = style("--faint");
+    if (readable) text(data.tokens[at], at, ROWS * ROW);
+  }
+});
+
+view(["token", "under", "lensRow"], () => {
+  const mark = byId("lens-mark").style;
+  mark.left = `${looked() * column}px`;
+  mark.top = `${(ROWS - 1 - state.lensRow) * ROW}px`;
+  mark.width = `${column}px`;
+});
+
+view(["token"], () => {
+  const scrolled = lens.parentElement;
+  const left = state.token * column;
+  const isSeen = left >= scrolled.scrollLeft && left + column <= scrolled.scrollLeft + scrolled.clientWidth;
+  if (!isSeen) scrolled.scrollLeft = left - scrolled.clientWidth / 2;
+});
+
+view(["token", "under", "lensRow"], () => {
+  const at = looked();
+  const cellAt = state.lensRow * L + at;
+  byId("lens-words").replaceChildren(
+    make(
+      "div",
+      {},
+      `After ${rowName(state.lensRow)}, behind `,
+      code(data.tokens[at], 20),
+      ": the final word ",
+      code(word(nextWords[at * NEXT]), 20),
+      ` has ${percent(lensFinal[cellAt])}`,
+    ),
+    listing(lensWords, lensShares, range(TOP_WORDS, cellAt * TOP_WORDS)),
+  );
+});
+
+/** The token and the row of a place; null beside them. */
+function lensAt(event) {
+  const box = lens.getBoundingClientRect();
+  const token = Math.floor((event.clientX - box.left) / column);
+  const row = ROWS - 1 - Math.floor((event.clientY - box.top) / ROW);
+  return token >= 0 && token < L && row >= 0 && row < ROWS ? { token, row } : null;
+}
+
+lens.addEventListener("pointermove", (event) => {
+  const place = lensAt(event);
+  choose({ under: place?.token ?? null });
+  if (place === null) return;
+  const said = word(lensWords[(place.row * L + place.token) * TOP_WORDS]);
+  lens.title = `${rowName(place.row)}, ${label(data.tokens[place.token])}: ${label(said)}`;
+});
+lens.addEventListener("pointerleave", () => choose({ under: null }));
+lens.addEventListener("click", (event) => {
+  const place = lensAt(event);
+  if (place === null) return;
+  const layer = data.lens.layers[place.row];
+  choose({ token: place.token, layer: layer < 0 ? state.layer : layer });
+  choose({ lensRow: place.row });
+});
+view(["layer"], () => choose({ lensRow: data.lens.layers.indexOf(state.layer) }));

@@ -1,0 +1,75 @@
+// What is chosen is one state; a view draws itself again when something changes that it depends on.
+
+const state = {
+  token: L - 1, // chosen
+  under: null, // the token under the pointer
+  key: null, // a key under the pointer, in the large pattern
+  layer: data.start.layer,
+  head: data.start.head,
+  lensRow: data.lens.layers.length - 1,
+  activation: "resid_post",
+  score: Object.keys(data.scores)[0],
+  colour: "listens",
+  drawn: "shading",
+};
+const LIMITS = { token: L, layer: LAYERS, head: HEADS };
+const views = [];
+
+/** The token that is looked at: the one under the pointer, else the chosen one. */
+const looked = () => state.under ?? state.token;
+
+/** `show` draws a view; it depends on these names of the state. */
+function view(names, show) {
+  views.push({ names, show });
+}
+
+function choose(changes) {
+  const changed = new Set();
+  for (const [name, wanted] of Object.entries(changes)) {
+    const value = name in LIMITS ? clamp(wanted, LIMITS[name] - 1) : wanted;
+    if (state[name] !== value) changed.add(name);
+    state[name] = value;
+  }
+  for (const { names, show } of views) if (names.some((name) => changed.has(name))) show();
+}
+
+function drawEverything() {
+  for (const { show } of views) show();
+}
+
+// ---- colours
+
+const styles = getComputedStyle(document.documentElement);
+const style = (name) => styles.getPropertyValue(name).trim();
+let ink = [];
+let paper = [];
+const palette = new Uint32Array(256); // the colour of each of the 8-bit shares, as canvases have it
+
+function readColours() {
+  const numbers = (name) => style(name).split(",").map(Number);
+  [paper, ink] = [numbers("--none"), numbers("--share")];
+  const bytes = new Uint8ClampedArray(palette.buffer);
+  for (const at of range(256)) bytes.set([...shade(at / 255), 255], 4 * at);
+}
+
+/** From paper to ink; small shares are lifted, so that they can be seen. */
+function shade(value) {
+  const at = Math.sqrt(Math.max(0, Math.min(1, value)));
+  return paper.map((from, i) => Math.round(from + (ink[i] - from) * at));
+}
+
+const css = (colour) => `rgb(${colour.join(",")})`;
+/** Text that can be read on a colour. */
+const onTop = ([red, green, blue]) => (red * 0.3 + green * 0.59 + blue * 0.11 > 140 ? "#111418" : "#f4f6f8");
+
+/** A canvas of that size in pixels of the page, sharp on every screen. */
+function sized(canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  return context;
+}

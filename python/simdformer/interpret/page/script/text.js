@@ -1,0 +1,46 @@
+// The text: each token coloured by what it is given, or by how well it was foretold.
+
+const spans = data.tokens.map((text, at) => {
+  const span = make(
+    "span",
+    { role: "option", id: `token-${at}`, title: `${at}: ${label(text, 40)}` },
+    text || "∅",
+  );
+  span.addEventListener("pointerenter", () => choose({ under: at }));
+  span.addEventListener("pointerleave", () => choose({ under: null }));
+  span.addEventListener("click", () => choose({ token: at }));
+  return span;
+});
+byId("text").append(...spans);
+byId("text").classList.toggle("ids", !data.spelled);
+
+function tokenShade(at) {
+  if (state.colour === "listens") return share(state.layer, state.head, looked(), at);
+  if (Number.isNaN(actual[at])) return 0;
+  return state.colour === "probability" ? actual[at] ** 2 : Math.min(1, -Math.log(actual[at]) / 10) ** 2;
+}
+
+view(["token", "under", "layer", "head", "colour"], () => {
+  spans.forEach((span, at) => {
+    const colour = shade(tokenShade(at));
+    span.style.backgroundColor = css(colour);
+    span.style.color = onTop(colour);
+    span.classList.toggle("here", at === state.token);
+    span.setAttribute("aria-selected", String(at === state.token));
+  });
+  byId("text").setAttribute("aria-activedescendant", `token-${state.token}`);
+});
+
+view(["token", "under"], () => {
+  const at = looked();
+  const own = Number.isNaN(actual[at])
+    ? "the first token: nothing foretells it"
+    : `probability ${percent(actual[at])}, loss ${(-Math.log(actual[at])).toFixed(2)}`;
+  byId("next").replaceChildren(
+    make("div", {}, `token ${at} `, code(data.tokens[at], 30), `: ${own}. Next it expects:`),
+    listing(nextWords, nextShares, range(NEXT, at * NEXT)),
+  );
+});
+
+for (const input of document.querySelectorAll("input[name=colour]"))
+  input.addEventListener("change", () => choose({ colour: input.value }));

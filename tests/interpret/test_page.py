@@ -1,0 +1,399 @@
+"""The page of `sf.look` in headless Chromium."""
+
+import re
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from browser import Keys, Tab, start
+from checkpoints import random_weights, tiny_config
+from simdformer.models import Transformer
+
+TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+HOSTILE = [
+    "</script><script>window.broken = 1</script>",
+    '<img src="x" onerror="window.broken = 2">',
+    "<!--<script>",
+    "]]>\u2028\u2029",
+    "\u05e9\u05dc\u05d5\u05dd\u202e",
+    "${window.broken = 3}`\\",
+    "&lt;b&gt;",
+    "\0\x07\ud7ff\ufffe",
+    "",
+    "/*DATA*/",
+]
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+@pytest.fixture(scope="module")
+def driver():
+    driver = start()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return sf.from_pretrained(sf.demo_path())
+
+
+@pytest.fixture
+def opened(driver, tmp_path):
+    """opened(page): in the browser; at the end it must not have complained."""
+    tabs = []
+
+    def open_it(page):
+        tabs.append(Tab(driver, page.save(tmp_path / "look.html")))
+        return tabs[-1]
+
+    yield open_it
+    complaints = [one for tab in tabs for one in tab.complaints()]
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert complaints == []
+
+
+@pytest.fixture
+def tab(opened, demo):
+    return opened(sf.look(demo, TEXT, target=" blue", against=" red"))
+
+
+@pytest.fixture(scope="module")
+def trace(demo):
+    return demo.run_with_cache(TEXT)[1]
+
+
+def label(text):
+    return text.replace(" ", "␣")
+
+
+# ---- every view draws ----------------------------------------------------------------------------
+
+
+def test_every_view_draws(tab, demo, trace):
+    assert tab.text("h1").startswith("Mia has a red kite.")
+    assert tab.text("#about") == "6 layers of 4 heads, 25 tokens; patterns are kept in 8 bits"
+    assert [span.get_property("textContent") for span in tab.all("#text span")] == trace.tokens
+    assert len(tab.all("#heads canvas")) == 24
+    for canvas in ("#heads canvas", "#one-head canvas", "#lens"):
+        assert tab.ink(canvas) > 10
+    assert tab.text("#lens-rows").split("\n") == [
+        *(f"layer {layer}" for layer in range(5, -1, -1)),
+        "embedding",
+    ]
+    assert len(tab.all("#by-layer .bar")) == 13
+    assert len(tab.all("#by-head .bar")) == 4
+    boxes = [box.text.split("\n") for box in tab.all("#flow g[role=button]")]
+    assert dict(boxes) == {
+        name: " × ".join(map(str, array.shape)) for name, array in trace[0].items()
+    }
+
+
+def test_numbers_are_those_of_the_model(tab, demo, trace):
+    logits = demo(TEXT)
+    best = sf.softmax(logits[-1]).argsort()[::-1][:5]
+    told = [line.text for line in tab.all("#next li code")]
+    assert told == [label(demo.tokenizer.to_str_tokens([id])[0]) for id in best]
+    found = sf.attribute(demo, TEXT, " blue", " red")
+    assert f"in all {found.difference:.2f}." in tab.text("#attribution-of")
+    assert "“␣blue” against “␣red”" in tab.text("#attribution-of")
+    heads = [bar.text.replace("−", "-") for bar in tab.all("#by-head .bar b")]
+    layer, _ = tab.state("layer", "head")
+    assert heads == [f"{n:+.2f}" for n in found.heads[layer]]
+    layers = [bar.text.replace("−", "-") for bar in tab.all("#by-layer .bar b")]
+    expected = [found.embed, *np.stack([found.heads.sum(1), found.mlps], axis=1).ravel()]
+    np.testing.assert_allclose(np.array(layers, float), expected, atol=0.0051)
+    scores = sf.head_scores(trace)["previous_token"]
+    assert [float(one.text) for one in tab.all("#heads span")] == [
+        pytest.approx(n, abs=0.006) for n in scores.ravel()
+    ]
+    rms = np.sqrt(np.mean(trace["resid_post", layer][-1].astype(float) ** 2))
+    assert f"root mean square {rms:.3g}" in tab.text("#numbers")
+
+
+# ---- views are linked ----------------------------------------------------------------------------
+
+
+def listened_to(tab):
+    return re.findall(r"\((\d+)\) (\d+(?:\.\d)?) %", tab.text("#share"))
+
+
+def test_the_pointer_on_a_token_shows_whom_it_listens_to(tab, trace):
+    layer, head = tab.state("layer", "head")
+    spans = tab.all("#text span")
+    for query in (11, 17, 24):
+        tab.point(spans[query])
+        assert tab.text("#next").startswith(f"token {query} {label(trace.tokens[query])}:")
+        pattern = trace["pattern", layer][head, query]
+        keys = pattern.argsort()[::-1][:4]
+        told = listened_to(tab)
+        assert int(told[0][0]) == keys[0]
+        for key, percent in told:
+            assert float(percent) == pytest.approx(100 * pattern[int(key)], abs=0.6)
+        shown = [span.value_of_css_property("background-color") for span in spans]
+        light = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in shown]
+        assert np.argmin(light) == keys[0]
+        assert tab.state("token") == (24,)
+    tab.point(tab.one("h1"))
+    assert tab.state("under", "token") == (None, 24)
+
+
+def test_a_click_on_a_token_is_kept_in_every_view(tab, trace):
+    tab.click(tab.all("#text span")[5])
+    tab.point(tab.one("h1"))
+    assert tab.state("token", "under") == (5, None)
+    assert "Behind token 5, ␣kite" in tab.text("#attribution-of")
+    assert "of token 5, ␣kite" in tab.text("#numbers")
+    assert "behind ␣kite" in tab.text("#lens-words")
+    assert "␣kite (5) listens to" in tab.text("#share")
+    assert tab.one("#token").get_property("value") == "5"
+    assert [span.text for span in tab.all("#text span.here")] == [" kite"]
+
+
+def test_a_click_on_a_thumbnail_chooses_its_head(tab):
+    tab.click(tab.one("button[aria-label='layer 2, head 1']"))
+    assert tab.text("#head-title") == "Layer 2, head 1"
+    assert tab.text("#layer-title") == "Layer 2"
+    here = [bar.text.split("\n")[0] for bar in tab.all(".bar.here")]
+    assert here == ["layer 2 heads", "layer 2 MLP", "head 2.1"]
+    assert "After layer 2" in tab.text("#lens-words")
+    assert tab.one("#head").get_property("value") == "1"
+
+
+def test_a_click_on_a_bar_chooses_too(tab):
+    tab.click(tab.all("#by-layer .bar")[4])
+    assert tab.state("layer") == (1,)
+    tab.click(tab.all("#by-head .bar")[3])
+    assert tab.state("layer", "head") == (1, 3)
+    assert tab.text("#head-title") == "Layer 1, head 3"
+
+
+def test_a_click_on_the_lens_shows_the_ten_likeliest(tab, demo):
+    lens = tab.one("#lens")
+    tab.driver.execute_script("arguments[0].parentElement.scrollLeft = 0", lens)
+    column = tab("column")
+    tab.click(lens, 3.5 * column, 4.5 * 20)  # the fifth row from above: layer 1
+    assert tab.state("token", "layer", "lensRow") == (3, 1, 2)
+    ids = sf.logit_lens(demo, TEXT).ids[2, 3]
+    words = [line.text for line in tab.all("#lens-words li code")]
+    assert words == [label(word) for word in demo.tokenizer.to_str_tokens(ids)]
+    tab.click(lens, 3.5 * column, 6.5 * 20)  # the embedding is no layer
+    assert tab.state("layer", "lensRow") == (1, 0)
+    assert "After embedding" in tab.text("#lens-words")
+
+
+def test_a_click_on_a_box_shows_its_numbers(tab, trace):
+    tab.click(tab.one("#flow g[data-name='attn.z']"))
+    layer, token = tab.state("layer", "token")
+    assert tab.text("#numbers").startswith("attn.z of token 24")
+    first = trace["z", layer][token].ravel()[:8]
+    shown = [float(n) for n in tab.text("#numbers code.wraps").split()]
+    np.testing.assert_allclose(shown, first, rtol=1e-2)
+
+
+def test_the_large_pattern_follows_the_pointer(tab, trace):
+    picture = tab.one("#one-head canvas")
+    cell = tab("cell")
+    tab.point(picture, 110 + 11.5 * cell, 110 + 17.5 * cell)
+    assert tab.state("under", "key") == (17, 11)
+    layer, head = tab.state("layer", "head")
+    share = 100 * trace["pattern", layer][head, 17, 11]
+    [(key, percent)] = listened_to(tab)
+    assert (int(key), float(percent)) == (11, pytest.approx(share, abs=0.6))
+    tab.click(picture, 110 + 2.5 * cell, 110 + 9.5 * cell)
+    assert tab.state("token") == (9,)
+
+
+def test_lines_are_drawn_between_queries_and_keys(tab, trace):
+    tab.click(tab.one("input[value=lines]"))
+    layer, head = tab.state("layer", "head")
+    pattern = np.rint(255 * trace["pattern", layer][head]) / 255
+    assert len(tab.all("#one-head line")) == (pattern >= 0.04).sum()
+    words = tab.all("#one-head text")
+    tab.point(words[2 + 2 * 24])  # a query, behind the two heads of the columns
+    assert len(tab.all("#one-head line")) == (pattern[24] >= 0.04).sum()
+    tab.click(tab.one("input[value=shading]"))
+    assert len(tab.all("#one-head canvas")) == 1
+
+
+def test_tokens_are_coloured_by_probability_and_loss(tab):
+    def shades():
+        return [span.value_of_css_property("background-color") for span in tab.all("#text span")]
+
+    listens = shades()
+    tab.click(tab.one("input[value=probability]"))
+    probability = shades()
+    tab.click(tab.one("input[value=loss]"))
+    loss = shades()
+    assert len({*map(tuple, (listens, probability, loss))}) == 3
+    assert loss[0] == probability[0]  # nothing foretells the first
+
+
+def test_scores_can_be_chosen(tab, trace):
+    tab.one("#score").send_keys("entropy")
+    assert tab.state("score") == ("entropy",)
+    scores = sf.head_scores(trace)["entropy"].ravel()
+    told = [float(one.text) for one in tab.all("#heads span")]
+    np.testing.assert_allclose(told, scores, atol=0.006)
+    assert "in bits" in tab.text("#score-means")
+
+
+# ---- keys, colours, sizes ------------------------------------------------------------------------
+
+
+def test_the_keyboard_moves_through_tokens_layers_and_heads(tab):
+    tab.click(tab.one("h1"))
+    layer, head = tab.state("layer", "head")
+    tab.press(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert tab.state("token") == (22,)
+    tab.press(Keys.ARROW_RIGHT)
+    assert tab.state("token") == (23,)
+    tab.press(Keys.ARROW_DOWN)
+    assert tab.state("layer") == (layer - 1,)
+    tab.press(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_UP)
+    assert tab.state("layer") == (5,)  # the last one
+    tab.press("]")
+    assert tab.state("head") == (min(head + 1, 3),)
+    tab.press(*"[[[[[")
+    assert tab.state("head") == (0,)
+    tab.press(Keys.ESCAPE)
+    assert tab.state("token") == (24,)
+
+
+def test_fields_take_numbers_and_keep_their_keys(tab):
+    field = tab.one("#token")
+    field.send_keys(Keys.CONTROL + "a" + Keys.NULL + "7" + Keys.ENTER)
+    assert tab.state("token") == (7,)
+    before = tab.state("head", "layer")
+    tab.press("]", "t", Keys.ARROW_LEFT)
+    assert tab.state("head", "layer") == before
+    assert tab("document.documentElement.dataset.theme") == "light"
+    field.send_keys(Keys.CONTROL + "a" + Keys.NULL + "999" + Keys.ENTER)
+    assert tab.state("token") == (24,)
+    assert field.get_property("value") == "24"
+
+
+def test_boxes_are_reached_and_opened_by_keys(tab):
+    tab.driver.execute_script("document.querySelector(\"#flow g[data-name='mlp.act']\").focus()")
+    tab.press(Keys.ENTER)
+    assert tab.text("#numbers").startswith("mlp.act of token")
+    tab.press(Keys.TAB, " ")
+    assert tab.text("#numbers").startswith("mlp.out of token")
+
+
+def test_help_lists_the_keys(tab):
+    tab.click(tab.one("h1"))
+    tab.press("?")
+    assert tab("document.getElementById('keys').open")
+    assert "the token before" in tab.text("#keys")
+    tab.press(Keys.ARROW_LEFT)
+    assert tab.state("token") == (24,)  # not while help is read
+    tab.press(Keys.ESCAPE)
+    assert not tab("document.getElementById('keys').open")
+
+
+def test_dark_and_light_follow_the_system_and_the_button(tab):
+    def background():
+        return tab.one("body").value_of_css_property("background-color")
+
+    light = background()
+    tab.click(tab.one("#theme"))
+    dark = background()
+    assert light != dark
+    tab.press("t")
+    assert background() == light
+    feature = {"name": "prefers-color-scheme", "value": "dark"}
+    tab.emulate("setEmulatedMedia", features=[feature])
+    tab.wait_for("document.documentElement.dataset.theme === 'dark'")
+    assert background() == dark
+    assert tab.ink("#lens") > 10
+
+
+@pytest.mark.parametrize("width", [360, 800, 2200])
+def test_a_page_fits_its_window(tab, width):
+    tab.emulate(
+        "setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+    )
+    assert tab("document.scrollingElement.scrollWidth") <= width
+    columns = len({section.rect["x"] for section in tab.all("section")})
+    assert columns == (1 if width < 860 else 2)
+
+
+# ---- what a text may hold ------------------------------------------------------------------------
+
+
+class Hostile:
+    """A tokenizer whose every token would rather be markup."""
+
+    bos_id, eos_ids, vocab_size = None, (), 300
+
+    def to_str_tokens(self, ids):
+        return [HOSTILE[id % len(HOSTILE)] for id in ids]
+
+    def decode(self, ids, skip_special=False):
+        return "".join(self.to_str_tokens(ids))
+
+
+def test_hostile_text_stays_text(opened):
+    config = tiny_config()
+    weights = random_weights(np.random.default_rng(3), config)
+    model = sf.LanguageModel(Transformer(config, weights, dtype="float32"), Hostile())
+    tab = opened(sf.look(model, list(range(len(HOSTILE)))))
+    assert tab("window.broken === undefined")
+    shown = [span.get_property("textContent") for span in tab.all("#text span")]
+    assert shown == [text or "∅" for text in HOSTILE]
+    for at in range(len(HOSTILE)):
+        tab.click(tab.all("#text span")[at] if at < 8 else tab.one("h1"))
+    tab.click(tab.one("input[value=lines]"))
+    tab.click(tab.one("#flow g[data-name='attn.z']"))
+    assert tab("window.broken === undefined")
+    assert tab("document.querySelectorAll('img, main script, b:not(.bar b)').length") == 0
+
+
+@pytest.mark.parametrize("text", ["你好,世界。שלום", "Why did\n\tthe chicken?\n\n\nTo get…", "a"])
+def test_any_text_can_be_looked_at(opened, demo, text):
+    tab = opened(sf.look(demo, text))
+    tokens = demo.tokenizer.to_str_tokens(text)
+    assert [span.get_property("textContent") for span in tab.all("#text span")] == tokens
+    tab.click(tab.all("#text span")[0])
+    tab.press(Keys.ARROW_RIGHT, Keys.ARROW_UP)
+    assert "." not in tab.text("h1") or text.split()[0] in tab.text("h1")
+
+
+def test_one_token_of_a_model_without_a_tokenizer(opened):
+    config = tiny_config(num_layers=1, num_heads=1, num_kv_heads=1, qk_norm=True, vocab_size=3)
+    weights = random_weights(np.random.default_rng(3), config)
+    tab = opened(sf.look(Transformer(config, weights, dtype="float32"), [2]))
+    assert [span.text for span in tab.all("#text span")] == ["2"]
+    assert {"attn.q_normed", "attn.k_normed"} <= {
+        box.get_dom_attribute("data-name") for box in tab.all("#flow g[role=button]")
+    }
+    assert len(tab.all("#next li")) == 3
+
+
+def test_without_javascript_there_is_a_sentence(demo, tmp_path):
+    file = sf.look(demo, "Mia").save(tmp_path / "look.html")
+    driver = start(javascript=False)
+    try:
+        driver.get(file.as_uri())
+        sentence = driver.find_element("css selector", "noscript")
+        assert sentence.get_property("textContent").endswith("and nothing from the network.")
+        assert sentence.rect["height"] > 10
+        assert not driver.find_element("css selector", "main").is_displayed()
+    finally:
+        driver.quit()
+
+
+@pytest.mark.slow
+def test_a_large_model_and_a_long_text_have_room(opened):
+    config = tiny_config(num_layers=28, num_heads=16, num_kv_heads=8, max_seq_len=256)
+    weights = random_weights(np.random.default_rng(3), config)
+    model = Transformer(config, weights, dtype="float32")
+    page = sf.look(model, np.random.default_rng(4).integers(0, 300, 200))
+    assert len(page.html) < 25_000_000
+    tab = opened(page)
+    assert len(tab.all("#heads canvas")) == 28 * 16
+    tab.click(tab.one("button[aria-label='layer 20, head 15']"))
+    assert tab.text("#head-title") == "Layer 20, head 15"
