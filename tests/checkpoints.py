@@ -22,6 +22,29 @@ TINY = {
     "rope_layout": "interleaved",
     "tie_embeddings": True,
 }
+# What makes a model differ from Llama, in two handfuls.
+GEMMA = {
+    "qk_norm": True,
+    "norm_placement": "both",
+    "norm_offset": 1.0,
+    "activation": "gelu_tanh",
+    "attention_scale": 0.2,
+    "attention_softcap": 3.0,
+    "logit_softcap": 9.0,
+    "embed_scale": 2.0,
+    "sliding_window": (None, 4, None),
+    "rope_theta": 3e4,
+    "local_rope_theta": 5e3,
+}
+OLMO2 = {
+    "qk_norm": True,
+    "qk_norm_over": "all_heads",
+    "norm_placement": "after",
+    "residual_scale": 0.4,
+    "logit_divisor": 2.0,
+    "rope_layers": (True, False, True),
+    "rotary_dim": 6,
+}
 
 
 def tiny_config(**changes):
@@ -34,7 +57,7 @@ def random_weights(rng, config, dtype=np.float32):
     for name, shape in weight_shapes(config).items():
         values = rng.standard_normal(shape)
         if name.endswith("norm"):
-            values = 1 + values / 4
+            values = 1 + values / 4 - config.norm_offset
         elif name != "embed":
             values = values * (0.5 if len(shape) == 1 else 1.5 / np.sqrt(shape[-1]))
         weights[name] = values.astype(dtype)

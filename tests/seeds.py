@@ -10,7 +10,8 @@ import zipfile
 import numpy as np
 
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
-from simdformer.checkpoints import huggingface_config, meta
+from simdformer.checkpoints import meta
+from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 
 SMALL = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4}
 SMALL |= {"intermediate_size": 8, "vocab_size": 12, "max_seq_len": 16}
@@ -24,7 +25,7 @@ def small_weights(config):
 
 def named_weights(dialect):
     """A small model under the names of a format."""
-    names = {"huggingface": huggingface_config.NAMES, "meta": meta.NAMES}[dialect]
+    names = {"huggingface": ARCHITECTURES["llama"].names, "meta": meta.NAMES}[dialect]
     weights = small_weights(tiny_config(**SMALL))
     return {names.theirs(name): tensor for name, tensor in weights.items()}
 

@@ -35,6 +35,14 @@ YARN = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+LOCAL_ROPE = {
+    GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    LOCAL: {"rope_type": "default", "rope_theta": 5000.0},
+}
+GEMMA = {"head_dim": 12, "sliding_window": 6}
+SOFTCAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0}
+
 # Name -> the model's type and what differs from SIZES.
 MODELS = {
     "llama2": ("llama", {"num_key_value_heads": 4}),
@@ -71,6 +79,39 @@ MODELS = {
     ),
     "mistral": ("mistral", {"sliding_window": 6}),
     "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": (
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "olmo2": ("olmo2", {}),
+    "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 5} | SOFTCAPS),
+    "gemma2-even": ("gemma2", GEMMA | {"attn_logit_softcapping": None}),
+    "gemma3": (
+        "gemma3_text",
+        GEMMA | {"rope_parameters": LOCAL_ROPE, "layer_types": [LOCAL, GLOBAL, LOCAL]},
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-partial-window": (
+        "phi3",
+        {
+            "sliding_window": 6,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 import simdformer as sf
 import tiny_models
+from checkpoints import GEMMA, OLMO2, random_weights, tiny_config
 from conftest import bfloat16
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import CATALOGUE, Run
@@ -623,6 +624,16 @@ def test_what_is_no_trace_is_refused(llama):
         sf.check_trace({"embed": 1}, model, [0.5])
     with pytest.raises(IndexError, match="999"):
         sf.check_trace({"embed": 1}, model, [999])
+
+
+@pytest.mark.parametrize("switches", [GEMMA, OLMO2], ids=["gemma", "olmo2"])
+def test_a_model_that_cannot_be_explained_yet_is_refused(switches):
+    """Its own activations are right, and nobody must be told that they are wrong."""
+    config = tiny_config(**switches)
+    model = Transformer(config, random_weights(np.random.default_rng(3), config), dtype="float32")
+    _, trace = model.run_with_cache(IDS)
+    with pytest.raises(ValueError, match=r"the model has .* which is not explained yet; compare"):
+        sf.check_trace(trace, model, IDS)
 
 
 # ---- how it is shown -----------------------------------------------------------------------------

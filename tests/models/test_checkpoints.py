@@ -154,6 +154,12 @@ def test_an_lm_head_that_is_the_embedding_is_ignored_when_tied(copy_of):
 def old_dialect(config):
     """As transformers 4 wrote it, with what is at its usual value left out."""
     parameters = config.pop("rope_parameters")
+    if tiny_models.LOCAL in parameters:
+        config["rope_local_base_freq"] = parameters[tiny_models.LOCAL]["rope_theta"]
+        config["sliding_window_pattern"] = 2
+        parameters = parameters[tiny_models.GLOBAL]
+    if "partial_rotary_factor" in parameters:
+        config["partial_rotary_factor"] = parameters.pop("partial_rotary_factor")
     config["rope_theta"] = parameters.pop("rope_theta")
     kind = parameters.pop("rope_type")
     parameters.pop("type", None)

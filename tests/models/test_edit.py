@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from checkpoints import random_weights, tiny_config
+from checkpoints import GEMMA, OLMO2, random_weights, tiny_config
 from conftest import same_bits
 from simdformer.models import Transformer, trace_names
 
@@ -21,6 +21,8 @@ MODELS = {
     "qwen3": {"qk_norm": True, "num_kv_heads": 4, "head_dim": 12},
     "biases": {"qkv_bias": True, "wo_bias": True, "rope_layout": "half"},
     "window": {"sliding_window": 4, "tie_embeddings": False},
+    "gemma": GEMMA,
+    "olmo2": OLMO2,
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
-from checkpoints import TINY, random_weights, tiny_config
+from checkpoints import GEMMA, OLMO2, TINY, random_weights, tiny_config
 from conftest import same_bits
 from simdformer.models import KVCache, ModelConfig, Transformer
 
@@ -182,8 +182,8 @@ def test_interleaved_rope_is_half_rope_on_permuted_rows():
 
 
 @pytest.fixture(
-    params=[{}, {"sliding_window": 4}, {"qkv_bias": True, "qk_norm": True}],
-    ids=["plain", "window", "qwen"],
+    params=[{}, {"sliding_window": 4}, {"qkv_bias": True, "qk_norm": True}, GEMMA, OLMO2],
+    ids=["plain", "window", "qwen", "gemma", "olmo2"],
 )
 def model(request):
     return make(**request.param)
@@ -397,10 +397,21 @@ def test_a_trace_holds_what_was_computed(isa, model):
         }
         assert same_bits(layer["resid_mid"], layer["resid_pre"] + layer["attn.out"])
         assert same_bits(layer["resid_post"], layer["resid_mid"] + layer["mlp.out"])
-        assert same_bits(layer["mlp.act"], sf.swiglu(layer["mlp.gate"], layer["mlp.up"]))
-        rotated = sf.rope(
-            layer.get("attn.q_normed", layer["attn.q"]).swapaxes(0, 1), layout="interleaved"
-        )
+        config, gate = model.config, layer["mlp.gate"]
+        if config.activation == "silu":
+            assert same_bits(layer["mlp.act"], sf.swiglu(gate, layer["mlp.up"]))
+        else:
+            gelu = sf.gelu(gate, approximate="tanh")
+            np.testing.assert_allclose(layer["mlp.act"], gelu * layer["mlp.up"], rtol=1e-6)
+        rotated = layer.get("attn.q_normed", layer["attn.q"]).swapaxes(0, 1)
+        if config.turns(i):
+            local = config.local_rope_theta is not None and config.window(i) is not None
+            rotated = sf.rope(
+                rotated,
+                layout="interleaved",
+                theta=config.local_rope_theta if local else config.rope_theta,
+                rotary_dim=config.rotary_dim,
+            )
         np.testing.assert_allclose(layer["attn.q_rot"], rotated.swapaxes(0, 1), rtol=0, atol=1e-6)
         np.testing.assert_allclose(
             layer["attn.pattern"], sf.softmax(layer["attn.scores"]), rtol=0, atol=1e-6
@@ -485,6 +496,21 @@ def test_weights_that_do_not_fit_are_listed():
         ("rope_scaling", "yarn", "None or a dict"),
         ("tie_embeddings", 1, "True or False"),
         ("qk_norm", None, "True or False"),
+        ("qk_norm_over", "heads", "'head' or 'all_heads'"),
+        ("norm_placement", "pre", "'before' or 'after' or 'both'"),
+        ("norm_offset", float("inf"), "finite"),
+        ("activation", "gelu", "'silu' or 'gelu_tanh'"),
+        ("attention_scale", 0, "None, or finite and > 0"),
+        ("attention_softcap", -1.0, "None, or finite and > 0"),
+        ("logit_softcap", float("nan"), "None, or finite and > 0"),
+        ("local_rope_theta", 0, "None, or finite and > 0"),
+        ("embed_scale", None, "finite and > 0"),
+        ("residual_scale", 0.0, "finite and > 0"),
+        ("logit_divisor", "2", "finite and > 0"),
+        ("rotary_dim", 10, "None, or an even number from 2 to head_dim = 8"),
+        ("rotary_dim", 3, "None, or an even number from 2 to head_dim = 8"),
+        ("rope_layers", (True, False), "None, or a tuple of True and False for 3 layers"),
+        ("rope_layers", (1, 0, 1), "None, or a tuple of True and False for 3 layers"),
         ("sliding_window", 0, "None, a whole number > 0, or a tuple of 3 such"),
         ("sliding_window", (4, None), "None, a whole number > 0, or a tuple of 3 such"),
     ],

@@ -86,5 +86,4 @@ def test_no_file_knows_the_name_of_a_format_but_its_own():
             for constant in ast.walk(node)
             if isinstance(constant, ast.Constant) and constant.value in names
         ]
-        own = module == "simdformer.checkpoints.huggingface_config"  # model_type, not a format
-        assert own or not compared, f"{module} compares {compared}"
+        assert not compared, f"{module} compares {compared}"

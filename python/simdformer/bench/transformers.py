@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simdformer.bench.contestants import TRANSFORMERS, Contestant, Missing, Way, optional, tensor
-from simdformer.checkpoints.huggingface_config import NAMES
+from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.models import ModelConfig
 from simdformer.types import Array
 
@@ -38,9 +38,10 @@ def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
     }
     make = library.Qwen3Config if config.qk_norm else library.LlamaConfig
     theirs = make(**shape)
+    names = ARCHITECTURES[theirs.model_type].names
     with torch.device("meta"):
         model = library.AutoModelForCausalLM.from_config(theirs, dtype=torch.bfloat16)
-    tensors = {NAMES.theirs(name): tensor(array) for name, array in weights.items()}
+    tensors = {names.theirs(name): tensor(array) for name, array in weights.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     rotary = model.model.rotary_emb  # its frequencies are computed, not loaded

@@ -1,8 +1,8 @@
 """Reader of Hugging Face's layout: `config.json` and `*.safetensors`.
 
-Llama, Qwen2, Qwen3, Mistral and MiniMind store the same tensors under the same names; what differs
-is in the config. RoPE is half-split. What a config asks for and the model does not do is refused by
-name.
+What its model_type says of a config's fields and of the names of tensors is a table in
+huggingface_architectures.py. RoPE is half-split. What a config asks for and the model does not do
+is refused by name.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from simdformer.checkpoints import huggingface_text, safetensors_file
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTensor
 from simdformer.checkpoints.error import CheckpointError, file_name, told_of
 from simdformer.checkpoints.files import read_object
-from simdformer.checkpoints.huggingface_config import NAMES, make_config
-from simdformer.checkpoints.names import require
+from simdformer.checkpoints.huggingface_config import architecture_of, make_config
+from simdformer.checkpoints.names import FUSED, require
 from simdformer.models.config import ModelConfig
 
 __all__ = ["CONFIG", "HUGGINGFACE", "make_checkpoint", "read_config"]
@@ -62,14 +62,17 @@ def make_checkpoint(
     index: Path,
 ) -> Checkpoint:
     """`index` is the file that says which tensors there are."""
-    weights = NAMES.under_ours(
-        {name: tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
-    )
     with told_of(config_name):
-        config = make_config(found, weights)
+        architecture = architecture_of(found)
+        names = architecture.names
+        weights = names.under_ours(
+            {name: tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
+        )
+        config = make_config(found, architecture, weights)
         if config.tie_embeddings and "lm_head" in weights:
             drop_tied(weights)
-    NAMES.check(config, weights, config_name, index)
+    weights = split_fused(weights, config)
+    names.check(config, weights, config_name, index)
     directory = path if path.is_dir() else path.parent
     return Checkpoint(path, format, config, weights, eos_ids(directory, config_name, found, config))
 
@@ -83,6 +86,26 @@ def drop_tied(weights: dict[str, StoredTensor]) -> None:
             "the embedding",
             "False, or a checkpoint without it",
         )
+
+
+def split_fused(
+    weights: Mapping[str, StoredTensor], config: ModelConfig
+) -> dict[str, StoredTensor]:
+    """The weights, those that a file keeps below each other in one tensor as several."""
+    rows = {"wq": config.num_heads * config.head_dim, "gate": config.intermediate_size}
+    rows |= dict.fromkeys(("wk", "wv"), config.num_kv_heads * config.head_dim)
+    split: dict[str, StoredTensor] = {}
+    for name, tensor in weights.items():
+        layer, _, kind = name.rpartition(".")
+        start, parts = 0, FUSED.get(kind, ())
+        if not parts or not tensor.shape:
+            split[name] = tensor
+            continue
+        for part in parts[:-1]:
+            split[f"{layer}.{part}"] = tensor.rows(start, start + rows[part])
+            start += rows[part]
+        split[f"{layer}.{parts[-1]}"] = tensor.rows(start, len(tensor))  # whose shape is checked
+    return split
 
 
 def same(a: StoredTensor | None, b: StoredTensor) -> bool:

@@ -13,8 +13,9 @@ from simdformer.functional import rope_frequencies
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.models.weights import Misfit, Tensor, listed, misfits, weight_axes
 
-__all__ = ["FileTensor", "Names", "check_rope", "require", "wrong"]
+__all__ = ["FUSED", "FileTensor", "Names", "check_rope", "require", "wrong"]
 
+FUSED = {"wq_wk_wv": ("wq", "wk", "wv"), "gate_up": ("gate", "up")}  # in some formats one tensor
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
 LAYER = re.compile(r"((?:[^.]+\.)?layers\.)(0|[1-9][0-9]*)(\..+)")  # "03" would be a second layer 3
 
@@ -36,7 +37,7 @@ class Names:
     """Names of a format.
 
     fields : theirs -> those of ModelConfig
-    tensors : theirs -> those of `weight_shapes`; {} is the number of a layer
+    tensors : theirs -> those of `weight_shapes`, or of FUSED; {} is the number of a layer
     derived : fields of ModelConfig that are none of theirs -> what they follow from
     """
 
@@ -47,17 +48,23 @@ class Names:
     def ours(self, name: str) -> str | None:
         """A tensor's name in ours; None when the format has no such tensor.
 
-        >>> from simdformer.checkpoints.huggingface_config import NAMES
-        >>> NAMES.ours("model.layers.3.self_attn.q_proj.weight")
+        >>> from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
+        >>> names = ARCHITECTURES["llama"].names
+        >>> names.ours("model.layers.3.self_attn.q_proj.weight")
         'layers.3.wq'
-        >>> NAMES.theirs("layers.3.wq")
+        >>> names.theirs("layers.3.wq")
         'model.layers.3.self_attn.q_proj.weight'
         """
         return renamed(name, self.tensors)
 
     def theirs(self, name: str) -> str:
         """The name that a tensor of ours has in a file."""
-        return renamed(name, {ours: theirs for theirs, ours in self.tensors.items()}) or name
+        theirs: dict[str, str] = {}
+        for in_file, ours in self.tensors.items():
+            layer, _, kind = ours.rpartition(".")
+            parts = [f"{layer}.{part}" for part in FUSED.get(kind, ())]
+            theirs |= dict.fromkeys([ours, *parts], in_file)
+        return renamed(name, theirs) or name
 
     def under_ours(self, tensors: Mapping[str, T]) -> dict[str, T]:
         """Tensors under our names; those that the format does not know in quotes, so that they are
@@ -110,7 +117,8 @@ class Names:
             else:
                 name, file = weights[misfit.name].name, file_name(weights[misfit.name].file.path)
             ours = f" [{misfit.name}]" if self.ours(name) else ""
-            what = misfit.dtype or misfit.found or misfit.needed
+            shape = misfit.needed if misfit.found is None else misfit.found
+            what = misfit.dtype or shape
             text = f"{printable(name)} {what}{ours} in {file}"
             if misfit.what == "misshapen":
                 asked = ", ".join(map(self.told, axes[misfit.name]))

@@ -21,7 +21,7 @@ class Attribution:
 
     difference : float
         logit(target) - logit(against), as the model computed it; the sum of the parts but for
-        rounding.
+        rounding. Where logits have a softcap, those before it.
     embed : float
         What the embedding of this position's token writes.
     heads : (layers,H)
@@ -177,18 +177,25 @@ def shares_of(
         parts: Array = np.einsum("ne,ne->n", trace[name][at], direction)
         return parts
 
-    heads = []
+    heads, biases = [], []
     for layer in layers:
         wo = np.asarray(transformer.weights.layers[layer].wo.unpack(), np.float64)  # (E, H·D)
-        into_z = (direction @ wo).reshape(len(at), config.num_heads, -1)
-        heads.append(np.einsum("nhd,nhd->hn", trace[f"layers.{layer}.attn.z"][at], into_z))
-    said = logits[at, wanted].astype(np.float64)
+        z = trace[f"layers.{layer}.attn.z"][at]  # (n,H,D)
+        into_out = direction * to_the_stream(transformer, layer, z.reshape(len(at), -1) @ wo.T)
+        into_z = (into_out @ wo).reshape(z.shape)
+        heads.append(np.einsum("nhd,nhd->hn", z, into_z))
+        biases.append(into_out @ bias_of(transformer, layer))
+    if config.logit_softcap is not None:
+        difference = np.einsum("ne,ne->n", stream, direction)
+    else:
+        said = logits[at, wanted].astype(np.float64)
+        difference = said if against is None else said - logits[at, against]
     return {
-        "difference": said if against is None else said - logits[at, against],
+        "difference": difference,
         "embed": written("embed"),
         "heads": np.stack(heads),
         "mlps": np.stack([written(f"layers.{layer}.mlp.out") for layer in layers]),
-        "biases": np.stack([direction @ bias_of(transformer, layer) for layer in layers]),
+        "biases": np.stack(biases),
     }
 
 
@@ -204,7 +211,19 @@ def through_final_norm(
     x = stream.astype(np.float64)
     scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True) + transformer.config.norm_eps)
     direction: Array = rows * np.asarray(weights.final_norm, np.float64) * scale
+    direction /= transformer.config.logit_divisor
     return direction
+
+
+def to_the_stream(transformer: Transformer, layer: int, written: Array) -> Array:
+    """What all heads write (n,E), without the bias -> (n,E) or a number: what it is multiplied by
+    on its way into the residual stream, the scale of a norm kept as it was."""
+    config, weight = transformer.config, transformer.weights.layers[layer].attn_out_norm
+    if weight is None:
+        return np.asarray(config.residual_scale)
+    out = written + bias_of(transformer, layer)
+    scale = 1 / np.sqrt(np.mean(out * out, -1, keepdims=True) + config.norm_eps)
+    return np.asarray(weight * scale * config.residual_scale)
 
 
 def bias_of(transformer: Transformer, layer: int) -> Array:

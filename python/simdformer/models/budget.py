@@ -8,12 +8,14 @@ from simdformer.models.weights import Tensor, Weights, weight_shapes
 
 __all__ = ["cache_bytes", "decode_bytes", "parameter_budget", "weight_bytes"]
 
+FLOAT32 = 4
 PANEL = 16  # `simdformer.pack` rounds a matrix up to so many rows
 PARTS = {
     "embed": "embedding",
     **dict.fromkeys(("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
-    **dict.fromkeys(("attn_norm", "mlp_norm", "q_norm", "k_norm", "final_norm"), "norms"),
+    **dict.fromkeys(("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"), "norms"),
+    **dict.fromkeys(("q_norm", "k_norm", "final_norm"), "norms"),
     "lm_head": "lm_head",
 }
 
@@ -42,6 +44,8 @@ def weight_bytes(config: ModelConfig, weights: Mapping[str, Tensor], itemsize: i
     total = 0
     for name, shape in weight_shapes(config).items():
         size = itemsize or weights[name].dtype.itemsize
+        if config.norm_offset and name.endswith("norm"):
+            size = max(size, FLOAT32)  # the sum is not rounded
         packed = math.prod((-(-shape[0] // PANEL) * PANEL, *shape[1:])) * size
         plain = math.prod(shape) * size
         if name == "embed":
@@ -63,7 +67,8 @@ def decode_bytes(config: ModelConfig, weights: Weights, position: int, itemsize:
     row = weights.embed.nbytes // len(weights.embed)
     total = row + weights.final_norm.nbytes + weights.lm_head.nbytes
     for index, layer in enumerate(weights.layers):
-        norms = [layer.attn_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
+        norms = [layer.attn_norm, layer.q_norm, layer.k_norm, layer.attn_out_norm]
+        norms += [layer.mlp_norm, layer.mlp_out_norm]
         biases = [layer.wo_bias, *(layer.qkv_bias or [])]
         total += sum(array.nbytes for array in norms + biases if array is not None)
         matrices = [*layer.wq_wk_wv, layer.wo, *layer.gate_up, layer.down]

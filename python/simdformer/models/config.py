@@ -20,6 +20,14 @@ COUNTS = (
     "max_seq_len",
 )
 SWITCHES = ("tie_embeddings", "qkv_bias", "wo_bias", "qk_norm")
+CHOICES = {
+    "rope_layout": ("half", "interleaved"),
+    "qk_norm_over": ("head", "all_heads"),
+    "norm_placement": ("before", "after", "both"),
+    "activation": ("silu", "gelu_tanh"),
+}
+POSITIVE = ("rope_theta", "embed_scale", "residual_scale", "logit_divisor")
+POSITIVE_OR_NONE = ("attention_scale", "attention_softcap", "logit_softcap", "local_rope_theta")
 
 
 class FieldError(ValueError):
@@ -32,7 +40,8 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes and switches of a Llama-like transformer. ValueError names a field that makes no sense.
+    """Sizes and switches of a decoder-only transformer. ValueError names a field that makes no
+    sense. The defaults are Llama's.
 
     hidden_size, num_layers, vocab_size, max_seq_len
     num_heads, num_kv_heads, head_dim
@@ -49,10 +58,32 @@ class ModelConfig:
         Whether the embedding is also the last matrix.
     qkv_bias, wo_bias
         Whether wq, wk, wv (Qwen2) and wo have biases.
-    qk_norm
-        Whether each head of q and k goes through an RMSNorm (Qwen3).
+    qk_norm, qk_norm_over
+        Whether q and k go through an RMSNorm: each "head" by itself (Qwen3), or "all_heads" of a
+        position as one vector (OLMo 2).
     sliding_window
         How many keys a query sees, itself included (Mistral): a number, or one a layer; None: all.
+    rope_layers
+        Whether each layer turns its queries and keys (SmolLM3 has some that do not); None: all do.
+    local_rope_theta
+        The theta of layers with a sliding window, which rope_scaling is not for (Gemma 3); None: no
+        difference.
+    rotary_dim
+        How many elements of a head RoPE turns, the first ones (Phi); None: all.
+    norm_placement
+        Where attention and the MLP have their norms: "before" (what they read), "after" (what they
+        write, before it is added: OLMo 2), or "both" (Gemma).
+    norm_offset
+        What is added to the weights of all norms (Gemma's checkpoints hold the weight minus 1).
+    activation
+        Of the MLP's gate: "silu", or "gelu_tanh" (Gemma).
+    attention_scale
+        What query keyᵀ is multiplied by; None: 1/sqrt(head_dim).
+    attention_softcap, logit_softcap
+        Scores and logits become softcap · tanh(x / softcap) (Gemma 2); None: they stay.
+    embed_scale, residual_scale, logit_divisor
+        What embeddings and all that is added to the residual stream are multiplied by, and what
+        logits are divided by (Granite; Gemma has the first).
     """
 
     hidden_size: int
@@ -71,7 +102,20 @@ class ModelConfig:
     qkv_bias: bool = False
     wo_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over: Literal["head", "all_heads"] = "head"
     sliding_window: int | tuple[int | None, ...] | None = None
+    rope_layers: tuple[bool, ...] | None = None
+    local_rope_theta: float | None = None
+    rotary_dim: int | None = None
+    norm_placement: Literal["before", "after", "both"] = "before"
+    norm_offset: float = 0.0
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -79,6 +123,13 @@ class ModelConfig:
             self._require(is_whole(value), name, "a whole number > 0")
         for name in SWITCHES:
             self._require(isinstance(getattr(self, name), bool), name, "True or False")
+        for name, choices in CHOICES.items():
+            known = getattr(self, name) in choices
+            self._require(known, name, " or ".join(map(repr, choices)))
+        for name in (*POSITIVE, *POSITIVE_OR_NONE):
+            value, optional = getattr(self, name), name in POSITIVE_OR_NONE
+            right = (optional and value is None) or (is_finite(value) and value > 0)
+            self._require(right, name, "None, or finite and > 0" if optional else "finite and > 0")
         self._require(
             self.num_heads % self.num_kv_heads == 0,
             "num_kv_heads",
@@ -90,11 +141,22 @@ class ModelConfig:
         self._require(
             is_finite(self.norm_eps) and self.norm_eps >= 0, "norm_eps", "finite and >= 0"
         )
+        self._require(is_finite(self.norm_offset), "norm_offset", "finite")
         self._require(
-            is_finite(self.rope_theta) and self.rope_theta > 0, "rope_theta", "finite and > 0"
+            self.rotary_dim is None
+            or (is_whole(self.rotary_dim) and self.rotary_dim in range(2, self.head_dim + 1, 2)),
+            "rotary_dim",
+            f"None, or an even number from 2 to head_dim = {self.head_dim}",
         )
         self._require(
-            self.rope_layout in ("half", "interleaved"), "rope_layout", "'half' or 'interleaved'"
+            self.rope_layers is None
+            or (
+                isinstance(self.rope_layers, tuple)
+                and len(self.rope_layers) == self.num_layers
+                and all(isinstance(turns, bool) for turns in self.rope_layers)
+            ),
+            "rope_layers",
+            f"None, or a tuple of True and False for {self.num_layers} layers",
         )
         self._require(
             self.rope_scaling is None or isinstance(self.rope_scaling, Mapping),
@@ -125,6 +187,10 @@ class ModelConfig:
     def summary(self) -> str:
         """Its size in a few words."""
         return f"{self.num_layers} layers of {self.num_heads} heads"
+
+    def turns(self, layer: int) -> bool:
+        """Whether one layer has RoPE."""
+        return self.rope_layers is None or self.rope_layers[layer]
 
     def _require(self, right: bool, name: str, needed: str) -> None:
         if not right:

@@ -1,4 +1,4 @@
-"""What the layers of one forward pass share: positions, cache, and who looks on."""
+"""What the layers of one forward pass share: positions, cache, who looks on; and how each turns."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import as_array, shown
+from simdformer.functional import RopeFrequencies, rope_frequencies
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.observer import Observer, See, unseen
 from simdformer.types import NumpyArrayLike
 
-__all__ = ["ForwardPass", "checked_ids"]
+__all__ = ["ForwardPass", "checked_ids", "rope_of_layers"]
 
 Integers = npt.NDArray[np.integer]
 
@@ -76,3 +77,15 @@ def checked_ids(ids: NumpyArrayLike) -> Integers:
     if ids.ndim not in (1, 2):
         raise ValueError(f"model: ids have shape {ids.shape}, needed is (L,) or (B,L)")
     return ids if ids.dtype.kind in "iu" else ids.astype(np.int64)
+
+
+def rope_of_layers(config: ModelConfig) -> list[RopeFrequencies | None]:
+    """The frequencies of RoPE of each layer; None for one that has none."""
+    size = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    far = near = rope_frequencies(size, theta=config.rope_theta, scaling=config.rope_scaling)
+    if config.local_rope_theta is not None:
+        near = rope_frequencies(size, theta=config.local_rope_theta)
+    return [
+        None if not config.turns(layer) else far if config.window(layer) is None else near
+        for layer in range(config.num_layers)
+    ]

@@ -47,7 +47,9 @@ LAYER_NAMES = (
 
 def trace_names(config: ModelConfig) -> list[str]:
     """The names that a trace of this model has, in the order of computation."""
-    layer = [name for name in LAYER_NAMES if config.qk_norm or not name.endswith("_normed")]
+    absent = set() if config.qk_norm else {"attn.q_normed", "attn.k_normed"}
+    absent |= {"attn_norm", "mlp_norm"} if config.norm_placement == "after" else set()
+    layer = [name for name in LAYER_NAMES if name not in absent]
     layers = [f"layers.{index}.{name}" for index in range(config.num_layers) for name in layer]
     return ["embed", *layers, "final_norm", "logits"]
 

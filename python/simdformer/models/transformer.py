@@ -1,8 +1,11 @@
-"""The transformer. Llama, Qwen, MiniMind and Mistral are this one file and a ModelConfig.
+"""The transformer. Llama, Qwen, Mistral, Gemma and their like are this one file and a ModelConfig.
 
     x = embed[ids]
     each layer:   x = x + attention(rms_norm(x)),   x = x + mlp(rms_norm(x))
     logits = lm_head rms_norm(x)
+
+Some models have a norm behind attention and MLP too, or instead; some scale what is added, or the
+embeddings or logits. Where a ModelConfig says nothing of that, nothing is done.
 
 Letters in shapes: B sequences, L new positions, S positions visible, E hidden_size, H heads,
 K key/value heads, D head_dim, V vocabulary.
@@ -16,16 +19,16 @@ import numpy as np
 from simdformer.arguments import read_whole
 from simdformer.functional import (
     embedding,
+    gelu,
     linear,
     rms_norm,
     rope,
-    rope_frequencies,
     scaled_dot_product_attention,
     swiglu,
 )
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
-from simdformer.models.forward_pass import ForwardPass, checked_ids
+from simdformer.models.forward_pass import ForwardPass, checked_ids, rope_of_layers
 from simdformer.models.observer import Edit, Observer, See, see_attention, unseen
 from simdformer.models.trace import Trace
 from simdformer.models.weights import Tensor, Weights, check_dtypes, check_weights
@@ -109,9 +112,7 @@ class Transformer:
         self.activations: np.dtype[Any] = np.dtype(activations)
         check_dtypes(weights, dtype, self.activations)
         self.weights = Weights.prepare(config, weights, dtype)
-        self.inv_freq, self.attention_factor = rope_frequencies(
-            config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
-        )
+        self.rope_of_layers = rope_of_layers(config)
 
     def __call__(
         self,
@@ -152,9 +153,12 @@ class Transformer:
         embed, layers.{i}.{resid_pre, attn_norm, attn.q, attn.k, attn.v, attn.q_rot, attn.k_rot,
         attn.scores, attn.pattern, attn.z, attn.out, resid_mid, mlp_norm, mlp.gate, mlp.up,
         mlp.act, mlp.out, resid_post}, final_norm, logits; attn.q_normed and attn.k_normed where
-        the model has them. q, k, v, z are (L,H,D) or (L,K,D), scores (scaled, -inf where hidden)
-        and pattern (H,L,S), mlp.gate, up, act (L,intermediate_size), the others (L,E), with a
-        batch axis in front when ids have one. An unknown name: KeyError that lists near ones.
+        the model has them, attn_norm and mlp_norm unless it has norms behind attention and MLP
+        only. attn.out and mlp.out are what is added to the residual stream, after such a norm and
+        residual_scale; embed, scores and logits are those after their scales and softcaps. q, k,
+        v, z are (L,H,D) or (L,K,D), scores (-inf where hidden) and pattern (H,L,S), mlp.gate, up,
+        act (L,intermediate_size), the others (L,E), with a batch axis in front when ids have one.
+        An unknown name: KeyError that lists near ones.
 
         `edit` as in `__call__`; the trace holds the activations as they were used, after it.
         """
@@ -191,7 +195,8 @@ class Transformer:
             read_whole("model", "logits_to_keep", logits_to_keep, "None (all) or n >= 1")
         run = ForwardPass.begin(self.config, ids, cache, observer)
         see = run.at()
-        x = see("embed", embedding(ids, self.weights.embed, dtype=self.activations))
+        x = embedding(ids, self.weights.embed, dtype=self.activations)
+        x = see("embed", scaled(x, self.config.embed_scale))
         for layer in range(self.config.num_layers):
             x = self.block(layer, x, run)
         if cache is not None:
@@ -202,19 +207,25 @@ class Transformer:
 
     def unembed(self, x: Array, see: See = unseen) -> Array:
         """x (...,E) -> float32 logits (...,V): the final norm and the lm_head"""
-        x = x.astype(self.activations, copy=False)
-        normed = rms_norm(x, self.weights.final_norm, eps=self.config.norm_eps)
+        normed = self.norm(x.astype(self.activations, copy=False), self.weights.final_norm)
         logits = linear(see("final_norm", normed), self.weights.lm_head)
-        return logits.astype(np.float32, copy=False)
+        logits = scaled(logits.astype(np.float32, copy=False), 1 / self.config.logit_divisor)
+        return softcapped(logits, self.config.logit_softcap)
 
     def block(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E)"""
-        weights, eps, see = self.weights.layers[layer], self.config.norm_eps, run.at(layer)
+        weights, factor, see = self.weights.layers[layer], self.config.residual_scale, run.at(layer)
         x = see("resid_pre", x)
-        normed = see("attn_norm", rms_norm(x, weights.attn_norm, eps=eps))
-        x = see("resid_mid", x + see("attn.out", self.attention(layer, normed, run)))
-        normed = see("mlp_norm", rms_norm(x, weights.mlp_norm, eps=eps))
-        return see("resid_post", x + see("mlp.out", self.mlp(layer, normed, run)))
+        normed = see("attn_norm", self.norm(x, weights.attn_norm))
+        out = self.norm(self.attention(layer, normed, run), weights.attn_out_norm)
+        x = see("resid_mid", x + see("attn.out", scaled(out, factor)))
+        normed = see("mlp_norm", self.norm(x, weights.mlp_norm))
+        out = self.norm(self.mlp(layer, normed, run), weights.mlp_out_norm)
+        return see("resid_post", x + see("mlp.out", scaled(out, factor)))
+
+    def norm(self, x: Array, weight: Array | None) -> Array:
+        """x (...,E) -> (...,E); as it is where the model has no such norm"""
+        return x if weight is None else rms_norm(x, weight, eps=self.config.norm_eps)
 
     def attention(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E): the new positions attend to what the cache holds and themselves"""
@@ -224,10 +235,10 @@ class Transformer:
         q = see("attn.q", q.reshape(batch, new, config.num_heads, config.head_dim))
         k = see("attn.k", k.reshape(batch, new, config.num_kv_heads, config.head_dim))
         v = see("attn.v", v.reshape(batch, new, config.num_kv_heads, config.head_dim))
-        if config.qk_norm:
-            q = see("attn.q_normed", rms_norm(q, weights.q_norm, eps=config.norm_eps))
-            k = see("attn.k_normed", rms_norm(k, weights.k_norm, eps=config.norm_eps))
-        q, k = see("attn.q_rot", self.rotated(q, run)), see("attn.k_rot", self.rotated(k, run))
+        q = see("attn.q_normed", self.norm_heads(q, weights.q_norm))
+        k = see("attn.k_normed", self.norm_heads(k, weights.k_norm))
+        q = see("attn.q_rot", self.rotated(layer, q, run))
+        k = see("attn.k_rot", self.rotated(layer, k, run))
         keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)  # (B,K,S,D)
         if run.cache is not None:
             keys, values = run.cache.write(layer, keys, values)
@@ -238,6 +249,8 @@ class Transformer:
             q.swapaxes(1, 2),
             keys,
             values,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
             is_causal=True,
             causal_offset=run.offset,
             window=config.window(layer),
@@ -253,19 +266,50 @@ class Transformer:
         return out
 
     def mlp(self, layer: int, x: Array, run: ForwardPass) -> Array:
-        """x (B,L,E) -> (B,L,E): down(silu(gate x) * up x)"""
+        """x (B,L,E) -> (B,L,E): down(activation(gate x) * up x)"""
         weights, see = self.weights.layers[layer], run.at(layer)
         gate, up = linear(x, weights.gate_up)
-        act = see("mlp.act", swiglu(see("mlp.gate", gate), see("mlp.up", up)))
+        gated = GATED[self.config.activation]
+        act = see("mlp.act", gated(see("mlp.gate", gate), see("mlp.up", up)))
         out: Array = linear(act, weights.down)
         return out
 
-    def rotated(self, x: Array, run: ForwardPass) -> Array:
+    def norm_heads(self, x: Array, weight: Array | None) -> Array:
+        """x (B,L,H,D) -> (B,L,H,D): over as many heads at a time as the weight is long"""
+        if weight is None:
+            return x
+        width = x.shape[2] * x.shape[3]
+        rows = x.reshape(*x.shape[:2], width // len(weight), len(weight))
+        return self.norm(rows, weight).reshape(x.shape)
+
+    def rotated(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,H,D) -> (B,L,H,D), every head turned by its position"""
+        table = self.rope_of_layers[layer]
+        if table is None:
+            return x
         return rope(
             x.swapaxes(1, 2),
             layout=self.config.rope_layout,
             positions=run.positions,
-            inv_freq=self.inv_freq,
-            attention_factor=self.attention_factor,
+            inv_freq=table.inv_freq,
+            attention_factor=table.attention_factor,
+            rotary_dim=self.config.rotary_dim,
         ).swapaxes(1, 2)
+
+
+def geglu(gate: Array, up: Array) -> Array:
+    """gelu(gate) * up, with the tanh approximation"""
+    return gelu(gate, approximate="tanh") * up
+
+
+GATED = {"silu": swiglu, "gelu_tanh": geglu}
+
+
+def scaled(x: Array, factor: float) -> Array:
+    """x * factor in the dtype of x"""
+    return x if factor == 1 else (x * factor).astype(x.dtype, copy=False)
+
+
+def softcapped(x: Array, softcap: float | None) -> Array:
+    """softcap * tanh(x / softcap), which stays below softcap"""
+    return x if softcap is None else softcap * np.tanh(x / softcap)

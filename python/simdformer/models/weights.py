@@ -51,18 +51,21 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: norms (E,), q_norm and k_norm (D,), packed matrices (out, in), biases (out,)."""
+    """One layer: norms (E,), q_norm and k_norm (D,) or all their heads long, packed matrices
+    (out, in), biases (out,); None for what the model has not."""
 
-    attn_norm: Array
+    attn_norm: Array | None
     wq_wk_wv: list[PackedWeight]
     qkv_bias: list[Array] | None
     q_norm: Array | None
     k_norm: Array | None
     wo: PackedWeight
     wo_bias: Array | None
-    mlp_norm: Array
+    attn_out_norm: Array | None
+    mlp_norm: Array | None
     gate_up: list[PackedWeight]
     down: PackedWeight
+    mlp_out_norm: Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,27 +96,40 @@ class Weights:
             progress.advance(tensors[name].nbytes)
             return pack(np.asarray(tensors[name], dtype or tensors[name].dtype))
 
+        def norm(name: str) -> Array:
+            if config.norm_offset == 0:
+                return array(name)
+            progress.advance(tensors[name].nbytes)
+            wide = np.promote_types(dtype or tensors[name].dtype, np.float32)
+            shifted: Array = np.asarray(tensors[name], wide) + wide.type(config.norm_offset)
+            return shifted
+
+        def norm_if_any(name: str) -> Array | None:
+            return norm(name) if name in tensors else None
+
         def layer(at: str) -> LayerWeights:
             return LayerWeights(
-                attn_norm=array(at + "attn_norm"),
+                attn_norm=norm_if_any(at + "attn_norm"),
                 wq_wk_wv=[packed(at + name) for name in ("wq", "wk", "wv")],
                 qkv_bias=[array(at + name) for name in ("bq", "bk", "bv")]
                 if config.qkv_bias
                 else None,
-                q_norm=array(at + "q_norm") if config.qk_norm else None,
-                k_norm=array(at + "k_norm") if config.qk_norm else None,
+                q_norm=norm_if_any(at + "q_norm"),
+                k_norm=norm_if_any(at + "k_norm"),
                 wo=packed(at + "wo"),
                 wo_bias=array(at + "bo") if config.wo_bias else None,
-                mlp_norm=array(at + "mlp_norm"),
+                attn_out_norm=norm_if_any(at + "attn_out_norm"),
+                mlp_norm=norm_if_any(at + "mlp_norm"),
                 gate_up=[packed(at + name) for name in ("gate", "up")],
                 down=packed(at + "down"),
+                mlp_out_norm=norm_if_any(at + "mlp_out_norm"),
             )
 
         with progress:
             return cls(
                 embed=array("embed"),
                 layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
-                final_norm=array("final_norm"),
+                final_norm=norm("final_norm"),
                 lm_head=packed("embed" if config.tie_embeddings else "lm_head"),
             )
 
@@ -121,17 +137,24 @@ class Weights:
 def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Every tensor of a model of this config in the order of computation: its name, and for each
     axis the field of the config, or the product of two, that says how long it is."""
-    layer: dict[str, tuple[str, ...]] = {"attn_norm": (WIDTH,)}
+    before, after = config.norm_placement != "after", config.norm_placement != "before"
+    layer: dict[str, tuple[str, ...]] = {"attn_norm": (WIDTH,)} if before else {}
     layer |= {"wq": (Q_WIDTH, WIDTH), "wk": (KV_WIDTH, WIDTH), "wv": (KV_WIDTH, WIDTH)}
     if config.qkv_bias:
         layer |= {"bq": (Q_WIDTH,), "bk": (KV_WIDTH,), "bv": (KV_WIDTH,)}
     if config.qk_norm:
-        layer |= {"q_norm": (HEAD,), "k_norm": (HEAD,)}
+        each = config.qk_norm_over == "head"
+        layer |= {"q_norm": (HEAD if each else Q_WIDTH,), "k_norm": (HEAD if each else KV_WIDTH,)}
     layer |= {"wo": (WIDTH, Q_WIDTH)}
     if config.wo_bias:
         layer |= {"bo": (WIDTH,)}
-    layer |= {"mlp_norm": (WIDTH,)}
+    if after:
+        layer |= {"attn_out_norm": (WIDTH,)}
+    if before:
+        layer |= {"mlp_norm": (WIDTH,)}
     layer |= {"gate": (INNER, WIDTH), "up": (INNER, WIDTH), "down": (WIDTH, INNER)}
+    if after:
+        layer |= {"mlp_out_norm": (WIDTH,)}
 
     axes: dict[str, tuple[str, ...]] = {"embed": (VOCABULARY, WIDTH)}
     for index in range(config.num_layers):

@@ -3,11 +3,11 @@ how much."""
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdformer.functional import linear, rms_norm, softmax
+from simdformer.functional import softmax
 from simdformer.learn.plots.look import (
     COLOURS,
     SMALLEST_TEXT,
@@ -156,7 +156,7 @@ def logit_lens(
     best = np.empty((len(names), len(chosen)), np.int64)
     probability = np.empty(best.shape)
     for row, name in enumerate(names):  # one layer at a time: the vocabulary may be large
-        shares = softmax(last_matrix(transformer, trace[name][chosen]))
+        shares = softmax(transformer.unembed(trace[name][chosen]))
         best[row] = shares.argmax(axis=-1)
         probability[row] = shares.max(axis=-1)
 
@@ -287,13 +287,6 @@ def layer_count(trace: Mapping[str, Array], function: str) -> int:
 def lengths(trace: Mapping[str, Array], names: Sequence[str]) -> Array:
     """The norm of every vector: (names, positions)."""
     return np.stack([np.linalg.norm(np.asarray(trace[name]), axis=-1).ravel() for name in names])
-
-
-def last_matrix(transformer: Transformer, x: Array) -> Any:
-    """x (L,E) -> logits (L,V), as the model does it behind its last layer."""
-    x = np.asarray(x).astype(transformer.activations)
-    normed = rms_norm(x, transformer.weights.final_norm, eps=transformer.config.norm_eps)
-    return linear(normed, transformer.weights.lm_head).astype(np.float32)
 
 
 def text_size(axes: "Axes", columns: int, rows: int) -> float:

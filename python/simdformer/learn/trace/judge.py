@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from simdformer.learn.trace.axes import View, array_of, needed_shape, views
 from simdformer.learn.trace.question import BF16, F16, F32, Glance, Question, Thorough
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps, layer_of
+from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids
 from simdformer.models.observer import trace_names
 from simdformer.models.transformer import Transformer
@@ -23,6 +24,20 @@ __all__ = ["check_trace"]
 
 Array = np.ndarray[Any, Any]
 SECONDS = 20.0  # after which no more mistakes are tried; steps in between make it a second
+WITHOUT_STEPS = (
+    "qk_norm_over",
+    "rope_layers",
+    "local_rope_theta",
+    "rotary_dim",
+    "norm_placement",
+    "activation",
+    "attention_scale",
+    "attention_softcap",
+    "logit_softcap",
+    "embed_scale",
+    "residual_scale",
+    "logit_divisor",
+)
 WAYS = 4  # of understanding an array, which are looked at thoroughly
 
 
@@ -61,7 +76,8 @@ def check_trace(
     TypeError
         mine is no dict; ids are no integers.
     ValueError
-        No name in mine is known.
+        No name in mine is known; a model with what is not explained yet (Granite's scales, norms
+        behind attention, softcaps).
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -79,8 +95,20 @@ def check_trace(
         raise TypeError(
             f"check_trace: model is a {type(model).__name__}, needs what from_pretrained gives"
         )
+    require_steps(transformer.config)
     numbers_of_ids = checked_ids(ids)
     return Examination(transformer, numbers_of_ids, aliases or {}).of(mine)
+
+
+def require_steps(config: ModelConfig) -> None:
+    """ValueError for a model that layer_steps do not compute."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in WITHOUT_STEPS and value != field.default:
+            raise ValueError(
+                f"check_trace: the model has {field.name} = {value!r}, which is not explained yet; "
+                "compare with what model.run_with_cache gives"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ const FLOW = {
   "attn.v": [2.6, 2, ["attn_norm"]],
   "attn.q_normed": [0, 3, ["attn.q"]],
   "attn.k_normed": [1.3, 3, ["attn.k"]],
-  "attn.q_rot": [0, 4, ["attn.q_normed", "attn.q"]],
-  "attn.k_rot": [1.3, 4, ["attn.k_normed", "attn.k"]],
+  "attn.q_rot": [0, 4, ["attn.q_normed"]],
+  "attn.k_rot": [1.3, 4, ["attn.k_normed"]],
   "attn.scores": [0.65, 5, ["attn.q_rot", "attn.k_rot"]],
   "attn.pattern": [0.65, 6, ["attn.scores"]],
   "attn.z": [1.3, 7, ["attn.pattern", "attn.v"]],
@@ -31,6 +31,11 @@ for (const [name, found] of Object.entries(data.activations))
   activations[name] = { ...found, rms: floatsOf(found.rms), first: floatsOf(found.first) };
 const known = Object.keys(FLOW).filter((name) => name in activations);
 const levels = [...new Set(known.map((name) => FLOW[name][1]))]; // a model without q_normed has no gap there
+
+/** What an activation is made from; where the model has no such one, what that is made from. */
+function sources(name) {
+  return FLOW[name][2].flatMap((from) => (from in activations ? [from] : sources(from)));
+}
 
 function middle(name) {
   const [x, y] = FLOW[name];
@@ -91,10 +96,7 @@ byId("flow").append(
     },
     stream("resid_pre", "resid_mid"),
     stream("resid_mid", "resid_post"),
-    ...known.flatMap((name) => {
-      const from = FLOW[name][2].filter((other) => other in activations);
-      return (name.endsWith("_rot") ? from.slice(0, 1) : from).map((other) => arrow(other, name));
-    }),
+    ...known.flatMap((name) => sources(name).map((from) => arrow(from, name))),
     ...boxes,
   ),
 );

@@ -1,0 +1,277 @@
+"""What each model_type of a config.json means, as data: the names of its tensors, and where its
+config says something else than Llama's.
+
+What a config leaves out is what transformers takes then.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simdformer.arguments import is_whole
+from simdformer.checkpoints.names import Names, require
+
+__all__ = ["ARCHITECTURES", "Architecture"]
+
+Found = Mapping[str, Any]  # a config.json
+
+ATTENTION = {
+    "model.layers.{}.self_attn.q_proj.weight": "layers.{}.wq",
+    "model.layers.{}.self_attn.k_proj.weight": "layers.{}.wk",
+    "model.layers.{}.self_attn.v_proj.weight": "layers.{}.wv",
+    "model.layers.{}.self_attn.q_proj.bias": "layers.{}.bq",
+    "model.layers.{}.self_attn.k_proj.bias": "layers.{}.bk",
+    "model.layers.{}.self_attn.v_proj.bias": "layers.{}.bv",
+    "model.layers.{}.self_attn.q_norm.weight": "layers.{}.q_norm",
+    "model.layers.{}.self_attn.k_norm.weight": "layers.{}.k_norm",
+}
+GATE_AND_UP = {
+    "model.layers.{}.mlp.gate_proj.weight": "layers.{}.gate",
+    "model.layers.{}.mlp.up_proj.weight": "layers.{}.up",
+}
+OUTPUTS = {
+    "model.layers.{}.self_attn.o_proj.weight": "layers.{}.wo",
+    "model.layers.{}.self_attn.o_proj.bias": "layers.{}.bo",
+    "model.layers.{}.mlp.down_proj.weight": "layers.{}.down",
+}
+OUTSIDE = {
+    "model.embed_tokens.weight": "embed",
+    "model.norm.weight": "final_norm",
+    "lm_head.weight": "lm_head",
+}
+FUSED = {  # their rows stand below each other
+    "model.layers.{}.self_attn.qkv_proj.weight": "layers.{}.wq_wk_wv",
+    "model.layers.{}.mlp.gate_up_proj.weight": "layers.{}.gate_up",
+}
+NORMS_BEFORE = {
+    "model.layers.{}.input_layernorm.weight": "layers.{}.attn_norm",
+    "model.layers.{}.post_attention_layernorm.weight": "layers.{}.mlp_norm",
+}
+NORMS_AFTER = {
+    "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attn_out_norm",
+    "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.mlp_out_norm",
+}
+NORMS_AROUND = {
+    "model.layers.{}.input_layernorm.weight": "layers.{}.attn_norm",
+    "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attn_out_norm",
+    "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.mlp_norm",
+    "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.mlp_out_norm",
+}
+LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
+FIELDS = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_seq_len",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tie_embeddings",
+}
+
+
+# ---- what follows from a config ------------------------------------------------------------------
+
+
+def nothing(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    return {}
+
+
+def norms_that_are_there(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    """MiniMind has had norms of q and k for some generations, which its tensors tell."""
+    return {"qk_norm": "layers.0.q_norm" in tensors}
+
+
+def gemma_scales(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    scalar, width = found["query_pre_attn_scalar"], found["hidden_size"]
+    for name, value in (("query_pre_attn_scalar", scalar), ("hidden_size", width)):
+        require(is_whole(value), name, value, "a whole number > 0")
+    return {"attention_scale": scalar**-0.5, "embed_scale": width**0.5}
+
+
+def smollm3_rope(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    turns = turning_layers(found)
+    return {"rope_layers": None if all(turns) else tuple(turns)}
+
+
+def turning_layers(found: Found) -> list[bool]:
+    """Which layers have RoPE: no_rope_layers has a 1 for those that do."""
+    layers, flags = found["num_hidden_layers"], found.get("no_rope_layers")
+    if flags is None:
+        every = found["no_rope_layer_interval"]
+        require(is_whole(every), "no_rope_layer_interval", every, "a whole number > 0")
+        return [(layer + 1) % every != 0 for layer in range(layers)]
+    right = isinstance(flags, list) and len(flags) == layers and all(one in (0, 1) for one in flags)
+    require(right, "no_rope_layers", flags, f"0 or 1 for each of {layers} layers")
+    return [bool(one) for one in flags]
+
+
+# ---- which layers have a window, where no layer_types say it -------------------------------------
+
+
+def all_layers(found: Found) -> list[bool]:
+    return [True] * int(found["num_hidden_layers"])
+
+
+def from_max_window_layers(found: Found) -> list[bool]:
+    first: Any = found.get("max_window_layers")
+    require(is_whole(first, 0), "max_window_layers", first, "a whole number >= 0")
+    return [layer >= first for layer in range(found["num_hidden_layers"])]
+
+
+def all_but_every_nth(found: Found) -> list[bool]:
+    every = found["sliding_window_pattern"]
+    require(is_whole(every), "sliding_window_pattern", every, "a whole number > 0")
+    return [(layer + 1) % every != 0 for layer in range(found["num_hidden_layers"])]
+
+
+def layers_without_rope(found: Found) -> list[bool]:
+    return [not turns for turns in turning_layers(found)]
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What a model_type means.
+
+    model
+        Its class, as `architectures` names it.
+    tensors, numbers
+        Its tensors, and its fields besides FIELDS: theirs -> ours.
+    always
+        Fields of ModelConfig that every such model has.
+    unsaid
+        Its config's fields where a config.json leaves them out.
+    follows(found, tensors)
+        Fields of ModelConfig that are computed from config.json and the tensors there are.
+    derived
+        Those fields, and theirs that they follow from, for messages.
+    activation
+        The field that names the activation of its MLP.
+    windows(found)
+        Which layers have the sliding window where layer_types do not say it; None: such a model
+        has no window then.
+    window_switch
+        Whether use_sliding_window has to be true for any window.
+    theta
+        rope_theta, where it is not said.
+    local_theta
+        The same of layers with a window, which have a RoPE of their own; None: they have not.
+    partial_rotary
+        Whether partial_rotary_factor counts.
+    rope_scaling
+        Whether RoPE may be scaled.
+    """
+
+    model: str
+    tensors: dict[str, str] = field(default_factory=lambda: LLAMA)
+    numbers: dict[str, str] = field(default_factory=dict)
+    always: dict[str, Any] = field(default_factory=dict)
+    unsaid: dict[str, Any] = field(default_factory=dict)
+    follows: Callable[[Found, Collection[str]], dict[str, Any]] = nothing
+    derived: dict[str, str] = field(default_factory=dict)
+    activation: str = "hidden_act"
+    windows: Callable[[Found], list[bool]] | None = None
+    window_switch: bool = False
+    theta: float = 10000.0
+    local_theta: float | None = None
+    partial_rotary: bool = False
+    rope_scaling: bool = True
+
+    @property
+    def names(self) -> Names:
+        return Names(FIELDS | self.numbers, self.tensors, self.derived)
+
+
+GEMMA2 = Architecture(
+    model="Gemma2ForCausalLM",
+    tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AROUND,
+    numbers={
+        "attn_logit_softcapping": "attention_softcap",
+        "final_logit_softcapping": "logit_softcap",
+    },
+    always={"norm_placement": "both", "norm_offset": 1.0},
+    unsaid={
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+    },
+    follows=gemma_scales,
+    derived={"attention_scale": "query_pre_attn_scalar", "embed_scale": "hidden_size"},
+    activation="hidden_activation",
+    windows=all_but_every_nth,
+)
+GEMMA3 = replace(
+    GEMMA2,
+    model="Gemma3ForCausalLM",
+    numbers={"final_logit_softcapping": "logit_softcap"},
+    always=GEMMA2.always | {"qk_norm": True},
+    derived=GEMMA2.derived | {"local_rope_theta": "rope_local_base_freq"},
+    unsaid={
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+    },
+    theta=1000000.0,
+    local_theta=10000.0,
+)
+
+ARCHITECTURES = {
+    "llama": Architecture(model="LlamaForCausalLM"),
+    "qwen2": Architecture(
+        model="Qwen2ForCausalLM",
+        always={"qkv_bias": True, "wo_bias": False},
+        windows=from_max_window_layers,
+        window_switch=True,
+    ),
+    "qwen3": Architecture(
+        model="Qwen3ForCausalLM",
+        always={"qk_norm": True},
+        windows=from_max_window_layers,
+        window_switch=True,
+    ),
+    "mistral": Architecture(model="MistralForCausalLM", windows=all_layers),
+    "minimind": Architecture(model="MiniMindForCausalLM", follows=norms_that_are_there),
+    "granite": Architecture(
+        model="GraniteForCausalLM",
+        numbers={
+            "embedding_multiplier": "embed_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "attention_scale",
+            "logits_scaling": "logit_divisor",
+        },
+        unsaid={"attention_multiplier": 1.0},
+    ),
+    "smollm3": Architecture(
+        model="SmolLM3ForCausalLM",
+        unsaid={"no_rope_layer_interval": 4},
+        follows=smollm3_rope,
+        windows=layers_without_rope,
+        window_switch=True,
+        theta=2000000.0,
+    ),
+    "olmo2": Architecture(
+        model="Olmo2ForCausalLM",
+        tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AFTER,
+        always={"norm_placement": "after", "qk_norm": True, "qk_norm_over": "all_heads"},
+    ),
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "phi3": Architecture(
+        model="Phi3ForCausalLM",
+        tensors=OUTSIDE | FUSED | OUTPUTS | NORMS_BEFORE,
+        always={"qkv_bias": False, "wo_bias": False},
+        derived={"rotary_dim": "partial_rotary_factor"},
+        windows=all_layers,
+        partial_rotary=True,
+        rope_scaling=False,
+    ),
+}

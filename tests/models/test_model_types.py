@@ -1,0 +1,248 @@
+"""What a model_type means: configs as they are published, what they leave out, and what is refused.
+That the models compute the same as transformers stands in test_checkpoints.py."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import simdformer as sf
+import tiny_models
+from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
+from simdformer.checkpoints.huggingface_config import architecture_of, make_config
+from simdformer.models.budget import parameter_budget, weight_bytes
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 500,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+}
+MANY = [f"tensor {number}" for number in range(200)]
+
+
+def config_of(kind, **changes):
+    """The config of a config.json with such entries beside SIZES; without an activation said, the
+    type's own."""
+    activation = ARCHITECTURES[kind].activation
+    usual = "silu" if activation == "hidden_act" else "gelu_pytorch_tanh"
+    found = SIZES | {"model_type": kind, activation: usual} | changes
+    return make_config(found, architecture_of(found), MANY)
+
+
+# ---- what configs say, and what they leave out ---------------------------------------------------
+
+
+def test_gemma_2_has_a_window_in_every_other_layer():
+    config = config_of("gemma2", query_pre_attn_scalar=144)
+    assert config.sliding_window == (4096, None) * 6
+    assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+    assert (config.attention_scale, config.embed_scale) == (1 / 12, 8.0)
+    assert (config.head_dim, config.norm_offset, config.norm_placement) == (256, 1.0, "both")
+    assert config.activation == "gelu_tanh"
+    off = config_of("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (off.attention_softcap, off.logit_softcap) == (None, None)
+
+
+EIGHTH = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("said", "far", "near", "scaling"),
+    [
+        ({}, 1e6, 1e4, None),
+        ({"rope_theta": 2e6, "rope_local_base_freq": 5e3}, 2e6, 5e3, None),
+        ({"rope_scaling": EIGHTH}, 1e6, 1e4, EIGHTH),
+        ({"rope_parameters": tiny_models.LOCAL_ROPE}, 1e6, 5e3, EIGHTH),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 7e3}}}, 1e6, 7e3, None),
+    ],
+)
+def test_gemma_3_turns_layers_with_a_window_by_a_theta_of_their_own(said, far, near, scaling):
+    config = config_of("gemma3_text", sliding_window=512, **said)
+    assert config.sliding_window == ((512,) * 5 + (None,)) * 2
+    assert (config.rope_theta, config.local_rope_theta) == (far, near)
+    assert config.rope_scaling == scaling
+    assert config.qk_norm
+
+
+def test_smollm3_has_no_rope_in_every_fourth_layer():
+    config = config_of("smollm3")
+    assert config.rope_layers == (True, True, True, False) * 3
+    assert (config.rope_theta, config.sliding_window) == (2e6, None)
+    assert config_of("smollm3", no_rope_layers=[1] * 12).rope_layers is None
+    some = {"no_rope_layers": [1, 0] * 6, "sliding_window": 9}
+    assert config_of("smollm3", **some).sliding_window is None
+    assert config_of("smollm3", **some, use_sliding_window=True).sliding_window == (None, 9) * 6
+
+
+def test_granite_scales():
+    config = config_of(
+        "granite",
+        embedding_multiplier=12,
+        residual_multiplier=0.22,
+        attention_multiplier=0.015625,
+        logits_scaling=8.0,
+    )
+    assert (config.embed_scale, config.residual_scale) == (12, 0.22)
+    assert (config.attention_scale, config.logit_divisor) == (0.015625, 8.0)
+    assert config_of("granite").attention_scale == 1.0  # not 1/sqrt(head_dim)
+
+
+def test_olmo_2_has_its_norms_behind():
+    config = config_of("olmo2")
+    assert (config.norm_placement, config.qk_norm_over) == ("after", "all_heads")
+
+
+def test_phi_3_turns_a_part_of_each_head():
+    assert config_of("phi3").rotary_dim is None
+    assert config_of("phi3", partial_rotary_factor=0.75).rotary_dim == 12
+    assert config_of("phi3", partial_rotary_factor=1.0, sliding_window=7).sliding_window == 7
+    new = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+    assert config_of("phi3", rope_parameters=new).rotary_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("gemma2", {"hidden_activation": None}, "found no hidden_activation; needed"),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu', which is not supp"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0; needed is a whole"),
+        ("gemma2", {"hidden_size": "64"}, "hidden_size = '64'; needed is a whole number"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping = -1.0; needed is"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True, wh"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0, which"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0; needed is a"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {}, "chunked_attention": {}}},
+            "needed is one of a type",
+        ),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_type = 'linear', which is not supported; needed is 'default'",
+        ),
+        ("gemma3_text", {"rope_parameters": {"full_attention": [1]}}, "an object for each type"),
+        ("gemma3_text", {"rope_local_base_freq": -1}, "rope_local_base_freq = -1; needed is"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling = 0; needed is finite and > 0"),
+        ("granite", {"mlp_bias": True}, "mlp_bias = True, which is not supported"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0]; needed is 0 or 1 for"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0; needed is"),
+        ("olmo2", {"sliding_window": 8}, "needed is null or layer_types: olmo2 has none"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope_type = 'longrope', which is not"),
+        (
+            "phi3",  # what transformers takes for longrope too
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope_type = 'yarn', which is not supported; needed is 'default'",
+        ),
+        ("phi3", {"partial_rotary_factor": 2}, "partial_rotary_factor = 2; needed is a number > 0"),
+        ("phi3", {"partial_rotary_factor": 0.2}, "partial_rotary_factor = 3; needed is None, or"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, which is not sup"),
+        ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0, which is"),
+    ],
+)
+def test_a_config_that_asks_for_what_is_not_there_is_refused(kind, changes, message):
+    with pytest.raises(CheckpointError) as caught:
+        config_of(kind, **changes)
+    assert message in str(caught.value)
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """changed(name, change) is a directory with a tiny model whose tensors went through
+    `change`."""
+    from safetensors.torch import load_file, save_file
+
+    def changed(name, change):
+        tiny_models.make(name).save_pretrained(tmp_path)
+        tensors = load_file(tmp_path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return changed
+
+
+QKV = "model.layers.1.self_attn.qkv_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("phi3", lambda t: t.pop(QKV), f"missing: {QKV} (32, 32) [layers.1.wq] in model.safe"),
+        (
+            "phi3",
+            lambda t: t.update({QKV: torch.zeros(63, 32)}),
+            f"misshapen: {QKV} (15, 32) [layers.1.wv] in model.safetensors, needed (16, 32) = (n",
+        ),
+        (
+            "phi3",
+            lambda t: t.update({QKV: torch.zeros(65, 32)}),
+            f"misshapen: {QKV} (17, 32) [layers.1.wv]",
+        ),
+        ("phi3", lambda t: t.update({QKV: torch.tensor(1.0)}), f"left over: {QKV} () [layers.1."),
+        (
+            "olmo2",
+            lambda t: t.update({"model.layers.0.self_attn.k_norm.weight": torch.zeros(8)}),
+            "(8,) [layers.0.k_norm] in model.safetensors, needed (16,) = (num_key_value_heads * ",
+        ),
+        (
+            "gemma2",
+            lambda t: t.pop("model.layers.2.pre_feedforward_layernorm.weight"),
+            "missing: model.layers.2.pre_feedforward_layernorm.weight (32,) [layers.2.mlp_norm]",
+        ),
+        (
+            "olmo2",
+            lambda t: t.update({"model.layers.0.input_layernorm.weight": torch.zeros(32)}),
+            "left over: model.layers.0.input_layernorm.weight (32,) in model.safetensors",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named_as_in_the_file(changed, name, change, message):
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(changed(name, change))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "phi3"])
+def test_the_budget_is_what_the_model_has(tmp_path, name):
+    model = tiny_models.make(name).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    total = sum(parameter_budget(checkpoint.config).values())
+    assert total == sum(parameter.numel() for parameter in model.parameters())
+    weights = sf.from_pretrained(tmp_path).transformer.weights
+    held = [weights.embed, weights.final_norm, weights.lm_head]
+    for layer in weights.layers:
+        for one in (getattr(layer, name) for name in layer.__slots__):
+            held += one if isinstance(one, list) else [] if one is None else [one]
+    needed = weight_bytes(checkpoint.config, checkpoint.weights, None)
+    assert needed == sum(array.nbytes for array in held)
+
+
+def test_one_plus_a_weight_of_16_bits_is_not_rounded(tmp_path):
+    tiny_models.make("gemma2").to(torch.bfloat16).save_pretrained(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    stored = np.asarray(checkpoint.weights["layers.0.attn_norm"])
+    assert stored.dtype == ml_dtypes.bfloat16
+    norm = sf.from_pretrained(tmp_path).transformer.weights.layers[0].attn_norm
+    assert norm.dtype == np.float32
+    np.testing.assert_array_equal(norm, 1 + stored.astype(np.float32))
+
+
+def test_a_class_of_another_type_is_refused(changed):
+    folder = changed("granite", lambda tensors: None)
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | {"architectures": ["LlamaForCausalLM"]}
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="needed is GraniteForCausalLM for granite"):
+        read_checkpoint(folder)
