@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 
+import gguf_files
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
 from simdformer.checkpoints import meta
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
@@ -282,3 +283,35 @@ def merges_files():
 
 def llama2c_tokenizer_seed():
     return [tokenizer_bytes(*tiny_tokenizer(290))]
+
+
+# ---- GGUF ----------------------------------------------------------------------------------------
+
+
+def gguf_seeds():
+    """Models with a tokenizer of each kind."""
+    return [gguf_files.with_tokenizer(keys) for keys in (gguf_byte_level(), gguf_scored())]
+
+
+def gguf_tokenizer_seeds():
+    """The same tokenizers without tensors."""
+    tokenizers = (gguf_byte_level(), gguf_scored())
+    keys = [[gguf_files.key_bytes(name, *key) for name, key in keys.items()] for keys in tokenizers]
+    return [gguf_files.file_bytes(entries, [], b"") for entries in keys]
+
+
+def gguf_byte_level():
+    tokens = [*byte_level()]
+    keys = gguf_files.tokenizer_keys(tokens, [1] * 258 + [3, 4], "gpt2", pre=(8, "llama-bpe"))
+    keys |= gguf_files.named_ids(bos=258, eos=259)
+    keys["tokenizer.chat_template"] = (8, "{{ messages[0].content }}")
+    return keys | {"tokenizer.ggml.merges": (9, ["h i", "a b"], 8)}
+
+
+def gguf_scored():
+    pieces, scores = tiny_tokenizer(290)
+    tokens = [piece.decode().strip().replace(" ", "▁") for piece in pieces]
+    tokens = [token or "▁" for token in tokens]
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
+    keys = gguf_files.tokenizer_keys(tokens, types, "llama", scores=(9, scores, 6))
+    return keys | gguf_files.named_ids(bos=1, eos=2)

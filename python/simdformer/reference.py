@@ -303,7 +303,8 @@ def rope_frequencies(
     """theta^(-2i/D) for i < D/2, then scaled for contexts longer than those of the training.
 
     scaling is the dict of Hugging Face configs, its "rope_type" (or "type") one of "linear"
-    (arXiv:2306.15595), "llama3" (Llama 3.1, arXiv:2407.21783) and "yarn" (arXiv:2309.00071).
+    (arXiv:2306.15595), "llama3" (Llama 3.1, arXiv:2407.21783) and "yarn" (arXiv:2309.00071); or
+    "divided", a divisor for each frequency, as GGUF files have it.
     The attention factor multiplies cos and sin.
     """
     inv_freq = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -312,12 +313,13 @@ def rope_frequencies(
     if kind == "default":
         return RopeFrequencies(inv_freq, 1.0)
     kinds = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}
+    kinds["divided"] = divided_scaling
     scaled = kinds.get(str(kind))
     if scaled is None:
         why = "depends on the length of each call" if kind == "dynamic" else "is unknown"
         raise ValueError(
             f"rope_frequencies: scaling, type {kind!r} {why}; "
-            "use one of 'default', 'linear', 'llama3', 'yarn'"
+            "use one of 'default', 'linear', 'llama3', 'yarn', 'divided'"
         )
     try:
         return scaled(inv_freq, theta, scaling)
@@ -328,6 +330,11 @@ def rope_frequencies(
 def linear_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) -> RopeFrequencies:
     """Positions are divided by the factor."""
     return RopeFrequencies(inv_freq / scaling["factor"], 1.0)
+
+
+def divided_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) -> RopeFrequencies:
+    """Every frequency has a divisor of its own."""
+    return RopeFrequencies(inv_freq / np.asarray(scaling["divisors"], np.float64), 1.0)
 
 
 def llama3_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) -> RopeFrequencies:

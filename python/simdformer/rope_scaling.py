@@ -6,7 +6,7 @@ because whoever wrote it is far away and a key that is passed over in silence ch
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simdformer import reference
@@ -21,6 +21,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "divided": ("divisors",),
 }
 _OPTIONAL: dict[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
@@ -51,7 +52,8 @@ def rope_frequencies(
         "type": "default"; "linear" (factor); "llama3" (factor, low_freq_factor, high_freq_factor,
         original_max_position_embeddings) of Llama 3.1; "yarn" (factor,
         original_max_position_embeddings; attention_factor, beta_fast, beta_slow, mscale,
-        mscale_all_dim, truncate) of Qwen and DeepSeek.
+        mscale_all_dim, truncate) of Qwen and DeepSeek. And "divided" (divisors), which no such
+        config has: D/2 numbers > 0, one for each frequency, as GGUF files hold them.
 
     Returns
     -------
@@ -72,7 +74,7 @@ def rope_frequencies(
     base = _number("theta", theta)
     if scaling is None:
         return reference.rope_frequencies(dim, theta=base)
-    return reference.rope_frequencies(dim, theta=base, scaling=_checked(scaling, base))
+    return reference.rope_frequencies(dim, theta=base, scaling=_checked(scaling, base, dim))
 
 
 def _head_dim(head_dim: Any) -> int:
@@ -108,7 +110,7 @@ def _number(name: str, value: Any, *, minimum: float | None = None) -> float:
     return number
 
 
-def _checked(scaling: Any, theta: float) -> dict[str, Any]:
+def _checked(scaling: Any, theta: float, dim: int) -> dict[str, Any]:
     """The entries that the type reads, as numbers."""
     if not isinstance(scaling, Mapping):
         raise TypeError(
@@ -149,6 +151,8 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
         value = scaling.get(name)
         if name == "truncate":
             checked[name] = _flag(value)
+        elif name == "divisors":
+            checked[name] = _divisors(value, dim // 2)
         elif value is not None:
             checked[name] = _number(f"scaling[{name!r}]", value, minimum=_MINIMUM.get(name))
     if kind == "llama3" and checked["high_freq_factor"] <= checked["low_freq_factor"]:
@@ -157,6 +161,20 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
             f"needs more than low_freq_factor, {checked['low_freq_factor']:g}"
         )
     return checked
+
+
+def _divisors(values: Any, count: int) -> list[float]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(
+            f"rope_frequencies: scaling['divisors'] is of type {type(values).__name__}, "
+            f"needs a list of {count} numbers > 0"
+        )
+    if len(values) != count:
+        raise ValueError(
+            f"rope_frequencies: scaling['divisors'] are {len(values)} numbers, needs {count}, one "
+            "for each pair of a head"
+        )
+    return [_number(f"scaling['divisors'][{at}]", value) for at, value in enumerate(values)]
 
 
 def _key(name: Any) -> str:

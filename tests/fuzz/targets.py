@@ -149,6 +149,18 @@ def _(folder, data):
     use_checkpoint(written(folder, "model.bin", data))
 
 
+@target("gguf", seeds.gguf_seeds)
+def _(folder, data):
+    file = written(folder, "model.gguf", data)
+    use_checkpoint(file)
+    use_tokenizer(file)
+
+
+@target("gguf-tokenizer", seeds.gguf_tokenizer_seeds)
+def _(folder, data):
+    use_tokenizer(written(folder, "tokenizer.gguf", data))
+
+
 @target("config", seeds.configs, mutation.mutate_json, seeds.huggingface_files)
 def _(folder, data):
     written(folder, "config.json", data)

@@ -119,6 +119,28 @@ def test_the_old_name_of_the_type_and_numbers_of_numpy():
         np.testing.assert_array_equal(got, want)
 
 
+def test_every_frequency_may_have_a_divisor():
+    """As GGUF files hold Llama 3.1's: the same frequencies as by its rule."""
+    plain = sf.rope_frequencies(64, theta=5e5).inv_freq
+    want = sf.rope_frequencies(64, theta=5e5, scaling=LLAMA3).inv_freq
+    scaling = {"rope_type": "divided", "divisors": (plain / want).tolist()}
+    got = sf.rope_frequencies(64, theta=5e5, scaling=scaling)
+    np.testing.assert_allclose(got.inv_freq, want, rtol=1e-15)
+    assert got.attention_factor == 1
+    for divisors, error, message in (
+        ([1.0] * 31, ValueError, r"scaling\['divisors'\] are 31 numbers, needs 32, one for each"),
+        ([1.0] * 31 + [0], ValueError, r"scaling\['divisors'\]\[31\] is 0, needs a finite number"),
+        (
+            ["a"] * 32,
+            TypeError,
+            r"scaling\['divisors'\]\[0\] is of type str, needs a finite number",
+        ),
+        (2.0, TypeError, r"scaling\['divisors'\] is of type float, needs a list of 32 numbers > 0"),
+    ):
+        with pytest.raises(error, match=message):
+            sf.rope_frequencies(64, theta=5e5, scaling=scaling | {"divisors": divisors})
+
+
 def test_the_dict_is_not_changed():
     scaling = dict(YARN)
     sf.rope_frequencies(64, theta=1e4, scaling=scaling)

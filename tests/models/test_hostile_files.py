@@ -31,6 +31,7 @@ def checkpoint_files():
         "huggingface": {"config.json": config} | seeds.huggingface_files(),
         "minimind": {"config.json": config, "model.pth": pth},
         "meta": {"params.json": params} | seeds.meta_files(),
+        "gguf": {"model.gguf": seeds.gguf_seeds()[0]},
         "llama2.c": {"model.bin": seeds.llama2c_seeds()[0]},
     }
 

@@ -37,7 +37,8 @@ def stories(shared):
 
 def merge_by_the_book(tokenizer, text):
     """llama2.c's loop: look at all neighbours, join the best, start again."""
-    pieces = [piece.decode("latin-1") for piece in tokenizer._bytes]
+    pieces = [piece.decode("latin-1") for piece in tokenizer._pieces.values()]
+    scores = tokenizer._merges._scores
     known = {piece: id for id, piece in reversed(list(enumerate(pieces))) if id >= 259}
     ids = []
     for character in " " + text:
@@ -52,8 +53,8 @@ def merge_by_the_book(tokenizer, text):
                 if min(ids[i : i + 2]) >= 259
                 else None
             )
-            if joined is not None and (best is None or tokenizer._scores[joined] > best[0]):
-                best = tokenizer._scores[joined], i, joined
+            if joined is not None and (best is None or scores[joined] > best[0]):
+                best = scores[joined], i, joined
         if best is None:
             return ids
         _, i, joined = best

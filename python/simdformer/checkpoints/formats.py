@@ -10,6 +10,7 @@ from typing import Any
 
 from simdformer.checkpoints.checkpoint import Checkpoint, Format
 from simdformer.checkpoints.error import CheckpointError
+from simdformer.checkpoints.gguf import GGUF
 from simdformer.checkpoints.huggingface import HUGGINGFACE
 from simdformer.checkpoints.llama2c import LLAMA2C
 from simdformer.checkpoints.meta import META
@@ -17,7 +18,7 @@ from simdformer.checkpoints.minimind import MINIMIND
 
 __all__ = ["FORMATS", "read_checkpoint"]
 
-FORMATS = (META, HUGGINGFACE, MINIMIND, LLAMA2C)  # a file is the first's that knows it
+FORMATS = (META, HUGGINGFACE, GGUF, MINIMIND, LLAMA2C)  # a file is the first's that knows it
 
 
 def read_checkpoint(
@@ -30,12 +31,13 @@ def read_checkpoint(
     Parameters
     ----------
     path : path
-    format : {None, "meta", "huggingface", "minimind", "llama2.c"}
+    format : {None, "meta", "huggingface", "gguf", "minimind", "llama2.c"}
         None: found out; needed where one directory holds several.
 
         meta          a directory with params.json and consolidated.00.pth, consolidated.01.pth, ...
         huggingface   a directory with config.json and .safetensors files (and their index), or one
                       .safetensors file with its config.json beside it
+        gguf          a .gguf file of llama.cpp, or NAME-00001-of-00002.gguf with all other parts
         minimind      a .pth file, a state dict under Hugging Face's names, with its config.json
                       beside it or in `config`
         llama2.c      a .bin file, legacy or version 1

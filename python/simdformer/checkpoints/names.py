@@ -17,7 +17,8 @@ __all__ = ["FUSED", "FileTensor", "Names", "check_rope", "require", "wrong"]
 
 FUSED = {"wq_wk_wv": ("wq", "wk", "wv"), "gate_up": ("gate", "up")}  # in some formats one tensor
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
-LAYER = re.compile(r"((?:[^.]+\.)?layers\.)(0|[1-9][0-9]*)(\..+)")  # "03" would be a second layer 3
+# A number as "03" would be a second layer 3.
+LAYER = re.compile(r"((?:(?:[^.]+\.)?layers|blk)\.)(0|[1-9][0-9]*)(\..+)")
 
 
 class FileTensor(Tensor, Protocol):
@@ -144,10 +145,10 @@ def printable(name: str) -> str:
     return name[:120] if name.isprintable() else repr(name)[:120]
 
 
-def check_rope(theta: Any, scaling: Mapping[str, Any] | None) -> None:
+def check_rope(theta: Any, scaling: Mapping[str, Any] | None, head_dim: int = 2) -> None:
     """CheckpointError for frequencies that cannot be had."""
     try:
-        rope_frequencies(2, theta=theta, scaling=scaling)
+        rope_frequencies(head_dim, theta=theta, scaling=scaling)
     except (TypeError, ValueError, ArithmeticError) as error:
         text = str(error).removeprefix("rope_frequencies: ")
         raise CheckpointError(f"RoPE without frequencies: {text}") from None

@@ -87,9 +87,9 @@ def add_model(parser: argparse.ArgumentParser, *, otherwise: str | None = None) 
         "model",
         metavar="MODEL",
         nargs="?" if otherwise else None,
-        help="a checkpoint: a directory of Meta's or Hugging Face's, or a .pth or .bin file; or "
-        "Owner/Name of a model that `hf download` has fetched; or demo, the small model that comes "
-        "with the package" + (f" (default: {otherwise})" if otherwise else ""),
+        help="a checkpoint: a directory of Meta's or Hugging Face's, or a .gguf, .pth or .bin "
+        "file; or Owner/Name of a model that `hf download` has fetched; or demo, the small model "
+        "that comes with the package" + (f" (default: {otherwise})" if otherwise else ""),
     )
 
 

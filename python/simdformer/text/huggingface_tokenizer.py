@@ -9,7 +9,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 class HuggingFaceTokenizer(PieceTokenizer):
     """A `tokenizers.Tokenizer` with what its config says; `HuggingFaceTokenizer.load(path)` reads
-    a tokenizer.json or a vocab.json, and the config beside it."""
+    a tokenizer.json or a vocab.json, and the config beside it. `eos_ids`: what ends a text besides
+    the config's eos_token."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class HuggingFaceTokenizer(PieceTokenizer):
         config: TokenizerConfig,
         file: Path,
         files: Mapping[int, Path] | None = None,
+        eos_ids: Collection[int] = (),
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -56,12 +58,12 @@ class HuggingFaceTokenizer(PieceTokenizer):
         if add_bos is not None:
             front = [bos_id] if add_bos and bos_id is not None else []
         special_ids = {id for id, token in added.items() if token.special}
-        special_ids |= {id for id in (bos, eos) if id is not None}
+        special_ids |= {id for id in (bos, eos, *eos_ids) if id is not None}
         begins = {bos_id, *parts_begin_behind(tokenizer, pieces)} if strips else None
         super().__init__(
             pieces,
             bos_id=bos_id,
-            eos_ids=() if eos is None else (eos,),
+            eos_ids=(*eos_ids,) if eos is None else (eos, *eos_ids),
             front=front,
             special_ids=special_ids,
             begins=begins,

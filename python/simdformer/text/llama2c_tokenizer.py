@@ -4,12 +4,9 @@
     little-endian
 
 The first 259 ids are fixed: 0 unknown, 1 bos, 2 eos, 3 + b the byte b, spelled "<0x0A>". Encoding
-splits a text into characters (one that is no token becomes its bytes) behind a space in front of
-the whole, then joins the neighbours whose union is the token of the best score, the leftmost of
-equals, until there are none.
+puts a space in front of the whole and joins characters by score (scored_merges.py).
 """
 
-import heapq
 import math
 import os
 import re
@@ -18,6 +15,7 @@ import struct
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
+from simdformer.text.scored_merges import ScoredMerges
 
 __all__ = ["Llama2cTokenizer"]
 
@@ -56,19 +54,14 @@ class Llama2cTokenizer(PieceTokenizer):
                     f"{pieces[FIRST_BYTE + byte]!r} as token {FIRST_BYTE + byte}",
                     f"{b'<0x%02X>' % byte!r}: ids 3 to 258 stand for the bytes",
                 )
-        self._scores = scores
-        self._bytes = [
-            b"<unk>",
-            b"<s>",
-            b"</s>",
-            *(bytes([byte]) for byte in range(256)),
-            *pieces[FIRST_PIECE:],
-        ]
-        self._ids: dict[bytes, int] = {}
+        special = [b"<unk>", b"<s>", b"</s>"]
+        byte_pieces = [bytes([byte]) for byte in range(256)]
+        ids: dict[bytes, int] = {}
         for id in range(FIRST_PIECE, len(pieces)):
-            self._ids.setdefault(pieces[id], id)
+            ids.setdefault(pieces[id], id)
+        self._merges = ScoredMerges(ids, scores, range(FIRST_BYTE, FIRST_PIECE))
         super().__init__(
-            dict(enumerate(self._bytes)),
+            dict(enumerate([*special, *byte_pieces, *pieces[FIRST_PIECE:]])),
             bos_id=BOS,
             # Training texts stand one behind the other, each begun by bos: a new bos ends a text as
             # well.
@@ -76,7 +69,7 @@ class Llama2cTokenizer(PieceTokenizer):
             front=[BOS],
             special_ids=range(NUM_SPECIAL),
             begins=[BOS],
-            unspaced=range(FIRST_BYTE, FIRST_PIECE) if b" " in self._ids else (),
+            unspaced=range(FIRST_BYTE, FIRST_PIECE) if b" " in ids else (),
         )
 
     @classmethod
@@ -96,47 +89,8 @@ class Llama2cTokenizer(PieceTokenizer):
                 ids.append(SPECIAL[part])
                 begins = SPECIAL[part] == BOS
             elif part:
-                ids += self._encode_plain(" " + part if begins else part)
+                ids += self._merges.encode(" " + part if begins else part)
         return ids
-
-    def _encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for character in text:
-            piece = character.encode()
-            known = self._ids.get(piece)
-            ids += [FIRST_BYTE + byte for byte in piece] if known is None else [known]
-        return self._merge(ids)
-
-    def _merge(self, ids: list[int]) -> list[int]:
-        """Joins pairs, best score first. A heap of candidates over a linked list: n log n for n
-        characters."""
-        before, after = list(range(-1, len(ids) - 1)), [*range(1, len(ids)), -1]
-        queue: list[
-            tuple[float, int, int, int, int]
-        ] = []  # (-score, left, its id, right's id, joined)
-
-        def propose(left: int) -> None:
-            right = after[left] if left >= 0 else -1
-            if right < 0 or ids[left] < FIRST_PIECE or ids[right] < FIRST_PIECE:
-                return
-            joined = self._ids.get(self._bytes[ids[left]] + self._bytes[ids[right]])
-            if joined is not None:
-                heapq.heappush(queue, (-self._scores[joined], left, ids[left], ids[right], joined))
-
-        for left in range(len(ids) - 1):
-            propose(left)
-        while queue:
-            _, left, left_id, right_id, joined = heapq.heappop(queue)
-            right = after[left]
-            if right < 0 or (ids[left], ids[right]) != (left_id, right_id):
-                continue  # one of the two has been joined with another since
-            ids[left], ids[right] = joined, -1
-            after[left] = after[right]
-            if after[left] >= 0:
-                before[after[left]] = left
-            propose(before[left])
-            propose(left)
-        return [id for id in ids if id >= 0]
 
 
 def parse(data: bytes) -> tuple[list[bytes], list[float]]:

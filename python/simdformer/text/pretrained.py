@@ -36,9 +36,10 @@ def from_pretrained(
     ----------
     path : path or str
         A checkpoint, or a directory that holds one: of Meta (params.json, consolidated.00.pth), of
-        Hugging Face (config.json, .safetensors), of MiniMind (.pth), of llama2.c (.bin). Where
-        there is no such path, "demo" is the model that the package carries, and "Owner/Name" the
-        one of the Hugging Face hub, if its cache on this machine holds it: nothing is downloaded.
+        Hugging Face (config.json, .safetensors), of llama.cpp (.gguf), of MiniMind (.pth), of
+        llama2.c (.bin). Where there is no such path, "demo" is the model that the package carries,
+        and "Owner/Name" the one of the Hugging Face hub, if its cache on this machine holds it:
+        nothing is downloaded.
     dtype : {None, "float32", "float16", "bfloat16"}
         Of the weights; None: as in the file.
     activations : {"float32", "float16", "bfloat16"}
@@ -48,7 +49,7 @@ def from_pretrained(
     tokenizer : path or Tokenizer, optional
         None: the one beside the checkpoint. Where there is none, the model takes and gives ids; so
         it does where the package that it takes is missing, and says so when asked for text.
-    format : {None, "meta", "huggingface", "minimind", "llama2.c"}
+    format : {None, "meta", "huggingface", "gguf", "minimind", "llama2.c"}
         Where one directory holds several: which one.
     config : path or dict, optional
         What config.json would say, where the checkpoint has none beside it.

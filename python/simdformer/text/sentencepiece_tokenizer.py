@@ -13,7 +13,7 @@ from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.text.pieces import optional_package, told_in_one_line
 
-__all__ = ["SentencePieceTokenizer"]
+__all__ = ["SPACE", "SentencePieceTokenizer"]
 
 MAX_FILE = 64 << 20  # bytes; Llama 2's has 0.5 MB
 SPACE = "\u2581"  # how pieces spell a space

@@ -19,7 +19,7 @@ from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.text.pieces import optional_package
 
-__all__ = ["TiktokenTokenizer"]
+__all__ = ["SPLIT", "TiktokenTokenizer"]
 
 # How Llama 3 cuts a text into the parts that are encoded one by one.
 SPLIT = (

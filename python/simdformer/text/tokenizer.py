@@ -9,7 +9,9 @@ from typing import Protocol, runtime_checkable
 
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.gguf_file import MAGIC
 from simdformer.checkpoints.huggingface_text import read_tokenizer_config
+from simdformer.text import gguf_tokenizer
 from simdformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from simdformer.text.llama2c_tokenizer import Llama2cTokenizer
 from simdformer.text.piece_tokenizer import PieceTokenizer
@@ -64,6 +66,7 @@ def load(path: str | os.PathLike[str]) -> PieceTokenizer:
     vocab.json with merges.txt  the same for GPT-2 and Qwen2, where there is no tokenizer.json
     tokenizer.model             Llama 3 (tiktoken's format) and Llama 2 (sentencepiece)
     tok*.bin                    llama2.c
+    *.gguf                      llama.cpp, from the metadata
 
     A file's format is known by its name or its first bytes. FileNotFoundError when there is no such
     path, CheckpointError when what is there cannot be read, ImportError when that takes a package
@@ -78,6 +81,8 @@ def load(path: str | os.PathLike[str]) -> PieceTokenizer:
     if file.suffix == ".bin":
         return Llama2cTokenizer.load(file)
     beginning = InputFile(file).read(0, 1024)
+    if file.suffix == ".gguf" or beginning.startswith(MAGIC):
+        return gguf_tokenizer.load(file)
     if beginning.startswith(b"{"):
         return HuggingFaceTokenizer.load(file)
     if beginning.startswith(b"\n"):  # the first field of sentencepiece's message: a piece

@@ -16,7 +16,13 @@ from simdformer.checkpoints.files import read_file, read_object
 from simdformer.checkpoints.huggingface_text import TokenizerConfig
 from simdformer.text.pieces import optional_package
 
-__all__ = ["BYTE_OF_CHARACTER", "END_OF_TEXT", "from_vocab_and_merges"]
+__all__ = [
+    "BYTE_OF_CHARACTER",
+    "END_OF_TEXT",
+    "QWEN2_SPLIT",
+    "check_bytes",
+    "from_vocab_and_merges",
+]
 
 MAX_MERGES_FILE = 64 << 20  # bytes; Qwen2's has 2 MB
 
@@ -89,15 +95,20 @@ def read_vocabulary(file: Path) -> dict[str, int]:
             file=file,
             advice="download it again",
         )
+    with told_of(file):
+        check_bytes(vocabulary)
+    return vocabulary
+
+
+def check_bytes(vocabulary: Mapping[str, int]) -> None:
+    """CheckpointError when a byte has no token."""
     missing = [byte for character, byte in BYTE_OF_CHARACTER.items() if character not in vocabulary]
     if missing:
         raise CheckpointError(
             f"no tokens for {len(missing)} of the 256 single bytes, the first is byte "
             f"{min(missing)}",
             "all of them, because any text may need them",
-            file=file,
         )
-    return vocabulary
 
 
 def read_merges(file: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -1,0 +1,61 @@
+"""A tensor in a file whose elements are quantised: blocks of few bits."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer import reference
+from simdformer.checkpoints.checkpoint import StoredTensor
+from simdformer.quantization.types import quantization_types
+from simdformer.types import Array
+
+__all__ = ["QuantizedTensor"]
+
+AT_ONCE = 1 << 20  # elements: numpy needs several times their size to make floats of blocks
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor(StoredTensor):
+    """Rows of whole blocks of a `type`, one behind the other. `np.asarray` gives their values, and
+    `blocks` the bytes as they are; shape, dtype and strides are those of the values."""
+
+    type: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the elements along the last axis."""
+        kind = quantization_types()[self.type]
+        return self.shape[-1] // kind.block * kind.nbytes
+
+    @property
+    def span(self) -> int:
+        """The bytes in the file."""
+        return math.prod(self.shape[:-1]) * self.row_bytes
+
+    def rows(self, start: int, stop: int) -> "QuantizedTensor":
+        """The part [start:stop] along the first of several axes."""
+        start, stop, _ = slice(start, stop).indices(self.shape[0])
+        offset = self.offset + start * math.prod(self.shape[1:-1]) * self.row_bytes
+        return replace(self, offset=offset, shape=(stop - start, *self.shape[1:]))
+
+    def blocks(self) -> npt.NDArray[np.uint8]:
+        """The bytes, (..., bytes of a row)."""
+        return self.file.read_array(self.offset, self.span).reshape(*self.shape[:-1], -1)
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, /, *, copy: bool | None = None
+    ) -> Array:
+        if copy is False:
+            raise ValueError("a tensor in a file cannot be had without a copy")
+        values: Array = np.empty(self.shape, dtype or self.dtype)
+        table = values.reshape(-1, self.shape[-1])
+        step = max(1, AT_ONCE // self.shape[-1])
+        for start in range(0, len(table), step):
+            part = table[start : start + step]
+            at = self.offset + start * self.row_bytes
+            blocks = self.file.read_array(at, len(part) * self.row_bytes)
+            part[...] = reference.dequantize(blocks, self.type, part.shape)
+        return values

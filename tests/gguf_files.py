@@ -1,0 +1,221 @@
+"""GGUF files: small ones byte by byte, independently of the reader, and models as the gguf package
+writes them."""
+
+import struct
+
+import gguf
+import numpy as np
+import torch
+
+# ---- byte by byte --------------------------------------------------------------------------------
+
+PACKED = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<B",
+    10: "<Q",
+    11: "<q",
+}
+PACKED[12] = "<d"
+STRING, ARRAY = 8, 9
+
+
+def text(value):
+    data = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def value_bytes(kind, value):
+    return text(value) if kind == STRING else struct.pack(PACKED[kind], value)
+
+
+def key_bytes(name, kind, value, element=None):
+    """One key; `element` is the type of the elements of an array."""
+    head = text(name) + struct.pack("<I", kind)
+    if kind != ARRAY:
+        return head + value_bytes(kind, value)
+    head += struct.pack("<IQ", element, len(value))
+    return head + b"".join(value_bytes(element, one) for one in value)
+
+
+def tensor_bytes(name, shape, offset, kind=0):
+    axes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+    return text(name) + axes + struct.pack("<IQ", kind, offset)
+
+
+def file_bytes(keys, tensors, data, *, version=3, counts=None, align=32):
+    """A file of keys and tensors that are bytes already, and the data behind them."""
+    counts = (len(tensors), len(keys)) if counts is None else counts
+    head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join([*keys, *tensors])
+    return head.ljust(-(-len(head) // align) * align, b"\0") + data
+
+
+def of_arrays(keys, arrays, **options):
+    """A file of float32 tensors."""
+    entries, data = [], b""
+    for name, array in arrays.items():
+        entries.append(tensor_bytes(name, array.shape, len(data)))
+        data += array.tobytes().ljust(-(-array.nbytes // 32) * 32, b"\0")
+    return file_bytes(keys, entries, data, **options)
+
+
+SIZES = {"block_count": 1, "embedding_length": 8, "feed_forward_length": 8, "context_length": 16}
+SIZES |= {"attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 4}
+SIZES |= {"attention.value_length": 4, "rope.dimension_count": 4, "vocab_size": 12}
+NUMBERS = {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0}
+
+
+def small_keys(arch="llama", **changes):
+    """The keys of a small model by name; `changes` are whole keys, or None."""
+    keys = {"general.architecture": (STRING, arch)}
+    keys |= {f"{arch}.{name}": (4, value) for name, value in SIZES.items()}
+    keys |= {f"{arch}.{name}": (6, value) for name, value in NUMBERS.items()}
+    keys |= changes
+    return [key_bytes(name, *value) for name, value in keys.items() if value is not None]
+
+
+LAYER = {
+    "attn_norm": (8,),
+    "attn_q": (8, 8),
+    "attn_k": (4, 8),
+    "attn_v": (4, 8),
+    "attn_output": (8, 8),
+    "ffn_norm": (8,),
+    "ffn_gate": (8, 8),
+    "ffn_up": (8, 8),
+    "ffn_down": (8, 8),
+}
+
+
+def small_arrays():
+    """The tensors of that model."""
+    shapes = {"token_embd": (12, 8), "output_norm": (8,)}
+    shapes |= {f"blk.0.{name}": shape for name, shape in LAYER.items()}
+    random = np.random.default_rng(1)
+    return {
+        f"{name}.weight": random.standard_normal(shape).astype("<f4")
+        for name, shape in shapes.items()
+    }
+
+
+def small_file(arch="llama", **changes):
+    return of_arrays(small_keys(arch, **changes), small_arrays())
+
+
+def tokenizer_keys(tokens, types, kind, **others):
+    at = "tokenizer.ggml."
+    keys = {f"{at}model": (STRING, kind), f"{at}tokens": (ARRAY, tokens, STRING)}
+    keys[f"{at}token_type"] = (ARRAY, types, 5)
+    return keys | {f"{at}{name}": value for name, value in others.items()}
+
+
+def named_ids(**ids):
+    """Keys of bos, eos, ..."""
+    return {f"tokenizer.ggml.{name}_token_id": (4, id) for name, id in ids.items()}
+
+
+def with_tokenizer(keys):
+    """The small model with a vocabulary as large as that of its tokenizer."""
+    size = len(keys["tokenizer.ggml.tokens"][1])
+    embed = np.resize(small_arrays()["token_embd.weight"], (size, 8))
+    arrays = small_arrays() | {"token_embd.weight": embed}
+    return of_arrays(small_keys(**keys | {"llama.vocab_size": (4, size)}), arrays)
+
+
+# ---- models, as the gguf package writes them -----------------------------------------------------
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers": "blk",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def converted(model):
+    """The state dict of a transformers model as llama.cpp's converter stores it: of Llama and
+    Mistral the rows of q and k with pairs side by side, the divisors of Llama 3.1's RoPE."""
+    config, tensors = model.config, {}
+    for name, tensor in model.state_dict().items():
+        if config.tie_word_embeddings and name == "lm_head.weight":
+            continue
+        for theirs, ours in NAMES.items():
+            name = name.replace(theirs, ours)
+        if config.model_type in ("llama", "mistral") and (".attn_q." in name or ".attn_k." in name):
+            halves = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        tensors[name] = tensor
+    if config.rope_parameters["rope_type"] == "llama3":
+        turned = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        plain = config.rope_parameters["rope_theta"] ** -turned
+        tensors["rope_freqs.weight"] = plain / model.model.rotary_emb.inv_freq.double()
+    return tensors
+
+
+def describe(writer, config):
+    """What a config of transformers says, as keys."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        if "attention_factor" in rope:  # ggml multiplies it with 1 + ln(factor) / 10
+            sharpness = 1 + 0.1 * np.log(rope["factor"])
+            writer.add_rope_scaling_attn_factors(rope["attention_factor"] / sharpness)
+    if config.model_type == "mistral" and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+
+
+def write_model(path, model, dtype=torch.float32, **options):
+    """A transformers model; vectors stay in float32, as in published files."""
+    kind = model.config.model_type
+    writer = gguf.GGUFWriter(path, "llama" if kind == "mistral" else kind, **options)
+    describe(writer, model.config)
+    for name, tensor in converted(model).items():
+        tensor = tensor.contiguous().to(torch.float32 if tensor.ndim == 1 else dtype)
+        if tensor.dtype == torch.bfloat16:
+            raw = tensor.view(torch.uint8).numpy()
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(name, tensor.numpy())
+    close(writer)
+
+
+def close(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
