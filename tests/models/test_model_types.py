@@ -10,6 +10,7 @@ import torch
 
 import simdformer as sf
 import tiny_models
+from simdformer import cli
 from simdformer.checkpoints import CheckpointError, read_checkpoint
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
@@ -246,3 +247,69 @@ def test_a_class_of_another_type_is_refused(changed):
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="needed is GraniteForCausalLM for granite"):
         read_checkpoint(folder)
+
+
+def test_info_lists_the_switches_that_are_on(tmp_path, capsys):
+    tiny_models.make("granite").save_pretrained(tmp_path)
+    assert cli.main(["info", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "embed_scale        3.0\n" in shown
+    assert "logit_divisor      2.0\n" in shown
+    assert "hidden_size        32\n" in shown
+    assert "norm_placement" not in shown
+
+
+# ---- configs of strangers ------------------------------------------------------------------------
+
+FULL = {
+    "granite": dict.fromkeys(ARCHITECTURES["granite"].numbers, 2.0),
+    "smollm3": {"no_rope_layers": [1, 0] * 6, "use_sliding_window": True, "sliding_window": 9},
+    "olmo2": {"attention_bias": True, "rope_theta": 5e5},
+    "gemma2": ARCHITECTURES["gemma2"].unsaid | {"layer_types": ["full_attention"] * 12},
+    "gemma3_text": ARCHITECTURES["gemma3_text"].unsaid
+    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": EIGHTH},
+    "phi3": {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default"}},
+}
+FULL["gemma3_text, new"] = {"rope_parameters": tiny_models.LOCAL_ROPE}
+ODD = [
+    None,
+    True,
+    "x",
+    "",
+    [],
+    [1],
+    {},
+    {"a": {}},
+    -1,
+    0,
+    1,
+    0.5,
+    -2.5,
+    2**70,
+    10**400,
+    1e308,
+    [[]],
+]
+
+
+def odd_ones(value):
+    """The value with every part of it exchanged for something odd, one at a time."""
+    yield from ODD
+    for key, part in value.items() if isinstance(value, dict) else ():
+        for odd in odd_ones(part):
+            yield value | {key: odd}
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_a_config_is_read_or_refused_whatever_it_says(kind):
+    """Never another error, and never a model that it did not ask for."""
+    type_, own = kind.split(",")[0], FULL[kind]
+    config_of(type_, **own)
+    refused = 0
+    for name, value in (SIZES | own).items():
+        for odd in odd_ones(value):
+            try:
+                config_of(type_, **own | {name: odd})
+            except CheckpointError:
+                refused += 1
+    assert refused > 100

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import simdformer as sf
-from checkpoints import tiny_config
+from checkpoints import TINY
 from simdformer.bench.machine import read_rate
 from simdformer.checkpoints import read_checkpoint
 from simdformer.models.budget import cache_bytes, decode_bytes, weight_bytes
@@ -173,7 +173,7 @@ def test_info_shows_the_library_or_a_model(command, tiny):
     assert status == 0
     assert dict(re.split("  +", line, maxsplit=1) for line in out.splitlines()) == {
         "format": "llama2.c",
-        **{name: str(value) for name, value in vars(tiny_config()).items()},
+        **{name: str(value) for name, value in TINY.items()},
         "dtype": "float32",
         "tokenizer": "300 tokens",
         "end of text": "as the tokenizer says",

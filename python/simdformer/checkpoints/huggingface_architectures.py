@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simdformer.arguments import is_whole
+from simdformer.arguments import LARGEST, is_whole
 from simdformer.checkpoints.names import Names, require
 
 __all__ = ["ARCHITECTURES", "Architecture"]
@@ -87,7 +87,8 @@ def norms_that_are_there(found: Found, tensors: Collection[str]) -> dict[str, An
 def gemma_scales(found: Found, tensors: Collection[str]) -> dict[str, Any]:
     scalar, width = found["query_pre_attn_scalar"], found["hidden_size"]
     for name, value in (("query_pre_attn_scalar", scalar), ("hidden_size", width)):
-        require(is_whole(value), name, value, "a whole number > 0")
+        right = is_whole(value) and value <= LARGEST
+        require(right, name, value, "a whole number > 0 and < 2**63")
     return {"attention_scale": scalar**-0.5, "embed_scale": width**0.5}
 
 

@@ -8,7 +8,7 @@ num_key_value_heads as num_attention_heads, head_dim as hidden_size / num_attent
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from simdformer.arguments import is_whole, shown
+from simdformer.arguments import LARGEST, is_whole, shown
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES, Architecture
 from simdformer.checkpoints.names import check_rope, require, wrong
@@ -125,7 +125,11 @@ def ropes_of(found: Mapping[str, Any], architecture: Architecture, head_dim: int
     check_rope(theta, scaling)
     right = partial is None or (isinstance(partial, int | float) and 0 < partial <= 1)
     require(right, "partial_rotary_factor", partial, "a number > 0 and <= 1")
-    turned = None if partial in (None, 1) else int(head_dim * partial)
+    turned = None
+    if partial not in (None, 1):
+        right = is_whole(head_dim) and head_dim <= LARGEST
+        require(right, "head_dim", head_dim, "a whole number > 0 and < 2**63")
+        turned = int(head_dim * partial)
     return {
         "rope_theta": theta,
         "rope_scaling": None if kind == UNSCALED else scaling,

@@ -1,12 +1,15 @@
 """`simdformer info`: how the library is set up, or what a checkpoint holds."""
 
 import argparse
+from dataclasses import fields
+from typing import Any
 
 import simdformer as sf
 from simdformer.checkpoints import Checkpoint, read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
+from simdformer.models import ModelConfig
 from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
 from simdformer.text.pretrained import find_tokenizer
 
@@ -34,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     checkpoint = read_checkpoint(locate(options.model), options.format)
     config = checkpoint.config
     dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})
-    rows = {"format": checkpoint.format} | vars(config)
+    rows = {"format": checkpoint.format} | fields_of(config)
     rows["dtype"] = " and ".join(dtypes)
     rows["tokenizer"] = tokenizer_of(checkpoint)
     rows["end of text"] = ", ".join(map(str, checkpoint.eos_ids)) or "as the tokenizer says"
@@ -51,6 +54,12 @@ def run(options: argparse.Namespace) -> int:
     for name, value in rows.items():
         print(f"{name:<18} {value}")
     return 0
+
+
+def fields_of(config: ModelConfig) -> dict[str, Any]:
+    """The sizes, and of the switches those that make it another model than Llama."""
+    found = {field: getattr(config, field.name) for field in fields(config)}
+    return {field.name: value for field, value in found.items() if value != field.default}
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> str:

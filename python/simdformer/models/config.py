@@ -1,6 +1,6 @@
 """What makes one transformer differ from another, as data: no code asks "which model is this?"."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -197,5 +197,6 @@ class ModelConfig:
             raise FieldError(name, getattr(self, name), needed)
 
 
-def is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max  # an int may be too large for any float
