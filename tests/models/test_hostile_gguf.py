@@ -62,6 +62,10 @@ HOSTILE = {
         gguf_files.file_bytes([gguf_files.text("a") + struct.pack("<I", 13)], [], bytes(32)),
         "found the type 13 of a; needed is 0 to 12",
     ),
+    "a key of two lines": (
+        gguf_files.file_bytes([key_bytes("a\nb", 7, 7)], [], b""),
+        r"found the byte 7 as a bool in 'a\nb'; needed is 0 or 1",
+    ),
     "a bool": (
         gguf_files.file_bytes([key_bytes("a", 7, 7)], [], b""),
         "found the byte 7 as a bool in a; needed is 0 or 1",

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.names import printable
 from simdformer.checkpoints.quantized_tensor import QuantizedTensor
 from simdformer.quantization.types import quantization_types
 
@@ -232,7 +233,7 @@ class Header:
             key = self.text(MAX_KEY, "a key")
             if key in found:
                 raise CheckpointError(f"the key {key[:80]!r} twice", "each key once")
-            found[key] = self.value(key[:120], self.number(U32, "a type"))
+            found[key] = self.value(printable(key), self.number(U32, "a type"))
         return found
 
     def value(self, key: str, kind: int) -> Any:

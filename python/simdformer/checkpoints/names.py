@@ -13,7 +13,7 @@ from simdformer.functional import rope_frequencies
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.models.weights import Misfit, Tensor, listed, misfits, weight_axes
 
-__all__ = ["FUSED", "FileTensor", "Names", "check_rope", "require", "wrong"]
+__all__ = ["FUSED", "FileTensor", "Names", "check_rope", "printable", "require", "wrong"]
 
 FUSED = {"wq_wk_wv": ("wq", "wk", "wv"), "gate_up": ("gate", "up")}  # in some formats one tensor
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
