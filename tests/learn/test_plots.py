@@ -128,6 +128,12 @@ REFUSED = {
     "half a trace": lambda: sf.plots.residual_norms({"layers.0.resid_post": np.ones((2, 4))}),
     "no config": lambda: sf.plots.parameter_budget({}),
     "other shape": lambda: sf.plots.error_map(np.zeros(3), np.zeros(4)),
+    "no patterns": lambda: sf.plots.all_heads({}),
+    "a batch": lambda: sf.plots.all_heads({"layers.0.attn.pattern": np.ones((2, 3, 4, 4))}),
+    "one layer": lambda: sf.plots.patching(np.ones(3)),
+    "few columns": lambda: sf.plots.patching(np.ones((2, 3)), ["a"]),
+    "losses of two": lambda: sf.plots.token_losses(np.ones((2, 3))),
+    "a token too few": lambda: sf.plots.token_losses(np.ones(3), list("abc")),
 }
 
 
@@ -330,6 +336,74 @@ def test_a_lens_shows_the_last_positions_or_those_asked_for(model):
         logits[0].argmax(),
         logits[29].argmax(),
     ]
+
+
+def test_a_lens_is_labelled_with_the_positions_that_it_shows(model):
+    _, trace = model.run_with_cache(list(range(30)))
+    assert labels(sf.plots.logit_lens(model, trace).xaxis) == [str(at) for at in range(10, 30)]
+    some = sf.plots.logit_lens(model, trace, positions=[3, 17])
+    assert labels(some.xaxis) == ["3", "17"]
+    trace.tokens = [f"t{at}" for at in range(30)]
+    assert labels(sf.plots.logit_lens(model, trace, positions=[3, -1]).xaxis) == ["t3", "t29"]
+
+
+@pytest.mark.parametrize("layers", [16, 17, 33, 80])
+def test_layers_of_deep_models_are_told_apart(layers):
+    names = ("attn.out", "mlp.out", "resid_post")
+    trace = {"embed": np.ones((3, 4))}
+    trace |= {f"layers.{i}.{name}": np.ones((3, 4)) for i in range(layers) for name in names}
+    ax = sf.plots.residual_norms(trace)
+    ax.figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
+    assert len(boxes) > 8
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+# ---- what was found inside -----------------------------------------------------------------------
+
+
+def test_all_heads_are_named_by_layer_and_head():
+    trace = {f"layers.{layer}.attn.pattern": pattern(4) for layer in range(3)}
+    axes = sf.plots.all_heads(trace, title="mine")
+    assert axes.shape == (3, 4)
+    for (layer, head), ax in np.ndenumerate(axes):
+        assert ax.get_title(loc="left") == f"{layer}.{head}"
+        shown = ax.images[0].get_array().filled(0)
+        assert np.array_equal(shown, trace[f"layers.{layer}.attn.pattern"][head])
+    assert axes[0, 0].figure.get_suptitle() == "mine"
+
+
+def test_an_attribution_shows_every_head_and_every_mlp(model):
+    found = sf.attribute(model, [3, 1, 4, 1, 5], 7, 2)
+    ax = sf.plots.attribution(found)
+    shown = ax.images[0].get_array()
+    assert np.array_equal(shown[:, :4], found.heads)
+    assert np.array_equal(shown[:, 4], found.mlps)
+    assert labels(ax.xaxis) == ["0", "1", "2", "3", "MLP"]
+    limit = np.abs(shown).max()
+    assert ax.images[0].get_clim() == (-limit, limit)
+    assert len(ax.texts) == 15
+
+
+def test_patching_is_centred_at_nothing(model):
+    restored = sf.patch(model, [3, 1, 4, 1, 5], [3, 1, 9, 1, 5], 7)
+    ax = sf.plots.patching(restored, list("abcde"), title="mine")
+    assert np.array_equal(ax.images[0].get_array(), restored)
+    low, high = ax.images[0].get_clim()
+    assert low == -high
+    assert labels(ax.xaxis) == list("abcde")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("position", "layer")
+    heads = sf.plots.patching(np.zeros((2, 3)))
+    assert labels(heads.xaxis) == ["0", "1", "2"]
+    assert {text.get_text() for text in heads.texts} == {"0.00"}
+
+
+def test_losses_are_bars_of_the_tokens_that_have_one():
+    ax = sf.plots.token_losses([0.1, 2.0, 0.7], ["<s>", "a", "b", "c"])
+    assert [bar.get_height() for bar in ax.patches] == [0.1, 2.0, 0.7]
+    assert labels(ax.xaxis) == ["a", "b", "c"]
+    assert len({bar.get_facecolor() for bar in ax.patches}) == 2
+    assert ax.get_title(loc="left") == f"mean loss 0.93, perplexity {np.exp(2.8 / 3):.3g}"
 
 
 def test_parameter_budget_adds_up():

@@ -153,9 +153,12 @@ class Report:
 def card(ok: bool, head: str, parts: list[str], style: str = "") -> str:
     """HTML under a headline, with a line at its side: green when right, red when wrong."""
     colour = "#1b7f4b" if ok else "#b3261e"
+    badge = (
+        "display:inline-block;padding:1px 6px;color:#ffffff;font-weight:600"  # on dark pages too
+    )
     return "".join([
         f'<div style="border-left:4px solid {colour};padding:2px 12px{style}">',
-        f'<div style="color:{colour};font-weight:600">{escape(head)}</div>',
+        f'<div style="{badge};background:{colour}">{escape(head)}</div>',
         *parts,
         "</div>",
     ])  # fmt: skip

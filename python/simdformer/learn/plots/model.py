@@ -103,7 +103,7 @@ def residual_norms(
         dress(axes)
         axes.grid(True, axis="y", color="#E8E8E8", linewidth=0.7)
         every = -(-layers // 16)
-        shown = [0, *range(1, layers + 1, every)]
+        shown = [0, *range(every, layers + 1, every)]
         axes.set_xticks(shown, labels=["embed", *(str(index - 1) for index in shown[1:])])
         axes.set_xlabel("after layer")
         axes.set_ylabel("length of a token's vector")
@@ -125,15 +125,15 @@ def logit_lens(
     norm and the last matrix, the likeliest token in every cell and its probability as colour.
 
     After nostalgebraist 2020, "interpreting GPT: the logit lens". `trace` has embed and
-    layers.*.resid_post of one sequence (`model.run_with_cache(ids)`); `tokens` label the positions,
-    `positions` says which to show (None: the last 20). The highest row is what the model does say.
+    layers.*.resid_post of one sequence (`model.run_with_cache(text)`); `tokens` label the positions
+    (None: those of the trace, or numbers), `positions` says which to show (None: the last 20). The
+    highest row is what the model does say.
     A Transformer without a tokenizer shows ids.
 
     >>> import simdformer as sf
     >>> model = sf.from_pretrained("Meta-Llama-3-8B") # doctest: +SKIP
-    >>> ids = model.tokenizer.encode("1 + 1 =") # doctest: +SKIP
-    >>> logits, trace = model.run_with_cache(ids) # doctest: +SKIP
-    >>> ax = sf.plots.logit_lens(model, trace, map(model.tokenizer.decode, ids)) # doctest: +SKIP
+    >>> logits, trace = model.run_with_cache("1 + 1 =") # doctest: +SKIP
+    >>> ax = sf.plots.logit_lens(model, trace) # doctest: +SKIP
     """
     transformer = model if isinstance(model, Transformer) else model.transformer
     tokenizer = None if isinstance(model, Transformer) else model.tokenizer
@@ -147,7 +147,7 @@ def logit_lens(
             "resid_post, each (L,E): the trace of one sequence"
         )
     length = len(trace[names[0]])
-    tokens = None if tokens is None else list(tokens)
+    tokens = getattr(trace, "tokens", None) if tokens is None else list(tokens)
     if tokens is not None and len(tokens) != length:
         raise ValueError(f"plots.logit_lens: tokens are {len(tokens)}, needed are {length}")
     chosen = np.arange(length)[-MOST_POSITIONS:] if positions is None else np.asarray(positions)
@@ -191,10 +191,10 @@ def logit_lens(
                 parse_math=False,
                 clip_on=True,
             )
-        labels = None if tokens is None else [tokens[index] for index in chosen]
+        labels = [str(index) if tokens is None else tokens[index] for index in chosen]
         token_ticks(axes, labels, len(chosen), "x")
         every = -(-layers // 16)
-        rows = [0, *range(layers, 0, -every)]
+        rows = [0, *range(layers, every - 1, -every)]
         axes.set_yticks(rows, labels=["embed", *(f"layer {index - 1}" for index in rows[1:])])
         axes.set_title(
             "logit lens: the next token, as far as each layer knows" if title is None else title
