@@ -380,6 +380,10 @@ sf.plots.attention_map(patterns[at], pieces, title=f"layer {at[0]}, head {at[1]}
 plt.show()
 
 # %% [markdown]
+# That head *looks* hardest. Whether it also does the work is another question, which needs other tools: notebook 07 asks it,
+# and the answer is another head.
+
+# %% [markdown]
 # ## Exercise 2 · Take the scale away
 #
 # What does the division by $\sqrt D$ do? Measure how *spread out* a row of weights is: its **entropy**. Evenly spread
@@ -813,10 +817,11 @@ else:
             tie_word_embeddings=config.tie_embeddings,
         )
     ).eval()
-    from simdformer.checkpoints.huggingface_config import NAMES
+    from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 
+    names = ARCHITECTURES["qwen3"].names
     theirs = {
-        NAMES.theirs(name): torch.from_numpy(np.array(tensor, np.float32))
+        names.theirs(name): torch.from_numpy(np.array(tensor, np.float32))
         for name, tensor in weights.items()
     }
     missing = qwen3.load_state_dict(theirs, strict=False)

@@ -80,6 +80,13 @@ PLOTS = {
     "logit_lens": (1, lambda run, model, **ax: sf.plots.logit_lens(model, run[1], **ax)),
     "parameter_budget": (1, lambda run, model, **ax: sf.plots.parameter_budget(CONFIG, **ax)),
     "error_map": (1, lambda run, model, **ax: sf.plots.error_map(pattern(), pattern(), **ax)),
+    "all_heads": (12, lambda run, model, **ax: sf.plots.all_heads(run[1], **ax)),
+    "attribution": (
+        1,
+        lambda run, model, **ax: sf.plots.attribution(sf.attribute(model, [3, 1], 7), **ax),
+    ),
+    "patching": (1, lambda run, model, **ax: sf.plots.patching(pattern()[0] - 0.3, TOKENS, **ax)),
+    "token_losses": (1, lambda run, model, **ax: sf.plots.token_losses([1, 2, 0, 1], TOKENS, **ax)),
 }
 each_plot = pytest.mark.parametrize(("count", "draw"), PLOTS.values(), ids=PLOTS)
 

@@ -120,3 +120,6 @@ def lookup(model: LanguageModel, tokenizer: Tokenizer) -> None:
     what = f"{word!r}, which it says next" if said else "what was said"
     share = f"{shares[layer, head]:.0%} of the last token's attention"
     print(f"\n   Layer {layer}, head {head}: {share} goes to {what}.")
+    print(
+        "   Looking is not yet doing: notebook 07, Who does it?, asks which head brings the word."
+    )

@@ -20,8 +20,8 @@ class Attribution:
     """What `attribute` gives: logits that add up.
 
     difference : float
-        logit(target) - logit(against), as the model computed it; the sum of the parts but for
-        rounding. Where logits have a softcap, those before it.
+        logit(target) - logit(against), before a softcap where the model has one; the sum of the
+        parts but for rounding. Where logits have a softcap, those before it.
     embed : float
         What the embedding of this position's token writes.
     heads : (layers,H)
@@ -78,9 +78,10 @@ def attribute(
 ) -> Attribution:
     """What the embedding, each head and each MLP write into logit(target) - logit(against).
 
-    The residual stream is a sum, and the lm_head is linear; only the final norm lies between. With
-    its scale kept as it was in this run, every part has a share in the logits, and the shares add
-    up to the difference. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+    The residual stream is a sum, and the lm_head is linear; only the final norm lies between (and,
+    in Gemma and OLMo 2, one behind each attention). With their scales kept as they were in this
+    run, every part has a share in the logits, and the shares add up to the difference.
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
     Parameters
     ----------
@@ -120,10 +121,10 @@ def attribute(
     wanted = read_target(subject, "target", target)
     other = None if against is None else read_target(subject, "against", against)
 
-    names = ["embed", "layers.*.attn.z", "layers.*.mlp.out"]
+    names = ["embed", "layers.*.attn.z", "layers.*.mlp.out", "final_norm"]
     last = f"layers.{transformer.config.num_layers - 1}.resid_post"
-    logits, trace = transformer.run_with_cache(subject.ids, [*names, last])
-    everything = shares_of(transformer, logits, trace, [at], [wanted], other)
+    _, trace = transformer.run_with_cache(subject.ids, [*names, last])
+    everything = shares_of(transformer, trace, [at], [wanted], other)
     word = repr(token_text(subject.tokenizer, wanted))
     label = f"logit of {word}"
     if other is not None:
@@ -150,7 +151,7 @@ def attribute_everywhere(
         wanted = logits.argmax(-1).tolist()
     else:
         wanted = [read_target(subject, "target", target)] * len(subject.ids)
-    shares = shares_of(subject.transformer, logits, trace, range(len(subject.ids)), wanted, other)
+    shares = shares_of(subject.transformer, trace, range(len(subject.ids)), wanted, other)
     words = {
         name: None if id is None else token_text(subject.tokenizer, id)
         for name, id in (("target", None if target is None else wanted[0]), ("against", other))
@@ -160,7 +161,6 @@ def attribute_everywhere(
 
 def shares_of(
     transformer: Transformer,
-    logits: Array,
     trace: Mapping[str, Array],
     positions: Sequence[int],
     targets: Sequence[int],
@@ -168,30 +168,27 @@ def shares_of(
 ) -> dict[str, Array]:
     """What each part writes into the logit of its target at each of n positions: embed (n,), heads
     (layers,H,n), mlps and biases (layers,n), and the difference of logits itself (n,)."""
-    at, wanted = list(positions), list(targets)
-    config, layers = transformer.config, range(transformer.config.num_layers)
-    stream = trace[f"layers.{config.num_layers - 1}.resid_post"][at]
-    direction = through_final_norm(transformer, stream, wanted, against)  # (n,E)
+    at, layers = list(positions), range(transformer.config.num_layers)
+    rows = rows_of_last_matrix(transformer, list(targets), against)  # (n,E)
+    stream = trace[f"layers.{layers[-1]}.resid_post"][at]
+    direction = through_norm(transformer, rows, stream, transformer.weights.final_norm)
 
-    def written(name: str) -> Array:
+    def written(name: str, direction: Array = direction) -> Array:
         parts: Array = np.einsum("ne,ne->n", trace[name][at], direction)
         return parts
 
     heads, biases = [], []
     for layer in layers:
-        wo = np.asarray(transformer.weights.layers[layer].wo.unpack(), np.float64)  # (E, H·D)
-        z = trace[f"layers.{layer}.attn.z"][at]  # (n,H,D)
-        into_out = direction * to_the_stream(transformer, layer, z.reshape(len(at), -1) @ wo.T)
-        into_z = (into_out @ wo).reshape(z.shape)
-        heads.append(np.einsum("nhd,nhd->hn", z, into_z))
-        biases.append(into_out @ bias_of(transformer, layer))
-    if config.logit_softcap is not None:
-        difference = np.einsum("ne,ne->n", stream, direction)
-    else:
-        said = logits[at, wanted].astype(np.float64)
-        difference = said if against is None else said - logits[at, against]
+        weights, z = transformer.weights.layers[layer], trace[f"layers.{layer}.attn.z"][at]
+        wo = np.asarray(weights.wo.unpack(), np.float64)  # (E, H·D)
+        bias = np.zeros(len(wo)) if weights.wo_bias is None else np.asarray(weights.wo_bias)
+        out = z.reshape(len(at), -1) @ wo.T + bias
+        inner = transformer.config.residual_scale * direction
+        inner = through_norm(transformer, inner, out, weights.attn_out_norm)
+        heads.append(np.einsum("nhd,nhd->hn", z, (inner @ wo).reshape(z.shape)))
+        biases.append(inner @ bias)
     return {
-        "difference": difference,
+        "difference": written("final_norm", rows),
         "embed": written("embed"),
         "heads": np.stack(heads),
         "mlps": np.stack([written(f"layers.{layer}.mlp.out") for layer in layers]),
@@ -199,35 +196,22 @@ def shares_of(
     }
 
 
-def through_final_norm(
-    transformer: Transformer, stream: Array, targets: list[int], against: int | None
-) -> Array:
-    """stream (n,E) behind the last layer -> (n,E): a part times this, summed up, is its share."""
-    weights = transformer.weights
-    table = weights.embed if transformer.config.tie_embeddings else weights.lm_head.unpack()
+def rows_of_last_matrix(transformer: Transformer, targets: list[int], against: int | None) -> Array:
+    """(n,E): what the final norm's output is multiplied with to be the logit, before a softcap."""
+    weights, config = transformer.weights, transformer.config
+    table = weights.embed if config.tie_embeddings else weights.lm_head.unpack()
     rows = np.asarray(table[targets], np.float64)
     if against is not None:
         rows = rows - np.asarray(table[against], np.float64)
-    x = stream.astype(np.float64)
-    scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True) + transformer.config.norm_eps)
-    direction: Array = rows * np.asarray(weights.final_norm, np.float64) * scale
-    direction /= transformer.config.logit_divisor
-    return direction
+    return rows / config.logit_divisor
 
 
-def to_the_stream(transformer: Transformer, layer: int, written: Array) -> Array:
-    """What all heads write (n,E), without the bias -> (n,E) or a number: what it is multiplied by
-    on its way into the residual stream, the scale of a norm kept as it was."""
-    config, weight = transformer.config, transformer.weights.layers[layer].attn_out_norm
+def through_norm(transformer: Transformer, rows: Array, x: Array, weight: Array | None) -> Array:
+    """rows (n,E) of what follows an RMSNorm of x (n,E) -> (n,E) of what is in front of it, with the
+    norm's scale as it is for x; as they are where the model has no such norm."""
     if weight is None:
-        return np.asarray(config.residual_scale)
-    out = written + bias_of(transformer, layer)
-    scale = 1 / np.sqrt(np.mean(out * out, -1, keepdims=True) + config.norm_eps)
-    return np.asarray(weight * scale * config.residual_scale)
-
-
-def bias_of(transformer: Transformer, layer: int) -> Array:
-    bias = transformer.weights.layers[layer].wo_bias
-    if bias is None:
-        return np.zeros(transformer.config.hidden_size)
-    return np.asarray(bias, np.float64)
+        return rows
+    wide = x.astype(np.float64)
+    scale = 1 / np.sqrt(np.mean(wide * wide, -1, keepdims=True) + transformer.config.norm_eps)
+    inner: Array = rows * np.asarray(weight, np.float64) * scale
+    return inner

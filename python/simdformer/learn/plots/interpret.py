@@ -155,7 +155,7 @@ def token_losses(
 
     >>> import simdformer as sf
     >>> ax = sf.plots.token_losses([0.1, 2.0], ["a", " red", " kite"])
-    >>> [bar.get_height() for bar in ax.patches]
+    >>> [float(bar.get_height()) for bar in ax.patches]
     [0.1, 2.0]
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
