@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,12 @@ class Checkpoint:
     config: ModelConfig
     weights: Mapping[str, Tensor]
     eos_ids: tuple[int, ...] = ()
+
+
+class Reader(Protocol):
+    """read(path, config) gives the checkpoint at a path."""
+
+    def __call__(self, path: Path, config: ConfigSource, /) -> Checkpoint: ...
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,7 +74,7 @@ class Format:
     files: str
     found_in: Callable[[Path], bool]
     has_file: Callable[[Path], bool]
-    read: Callable[[Path, ConfigSource], Checkpoint]
+    read: Reader
     takes_config: bool = False
     tokenizer_files: Callable[[Checkpoint], list[Path]]
     whole_vocabulary: bool = False
