@@ -54,6 +54,16 @@ def test_the_model_lines_run() -> None:
     assert not np.array_equal(names["without"], names["logits"])
 
 
+def test_the_lines_that_look_into_a_model_run() -> None:
+    names: dict[str, Any] = {"sf": sf}
+    run(block_with("sf.patch", "docs/interpret.md"), names)
+    assert names["back"].shape == names["lost"].shape == (6, 4)
+    assert names["lens"].words[-1][-1][0] == " blue"
+    assert abs(sum(names["parts"].parts.values()) - names["parts"].difference) < 1e-4
+    assert len(names["losses"]) == len(names["trace"].tokens) - 1
+    assert names["page"].about == "6 layers of 4 heads, 25 tokens"
+
+
 def test_the_diagnosis_reads_as_printed() -> None:
     printed = run(block_with("report = sf.check(sf.nn", "README.md"), {"np": np, "sf": sf})
     assert "```text\n" + "\n".join(printed) + "\n```" in README

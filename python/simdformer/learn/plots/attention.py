@@ -54,6 +54,7 @@ def attention_map(
     with one_axes(ax, map_size(cells.shape, labels)) as axes:
         shown = draw_shares(axes, cells, labels)
         axes.set_title("attention pattern" if title is None else title)
+        axes.set(xlabel="key", ylabel="query")
         share_bar(axes, shown)
         label_tokens([axes], cells.shape, labels)
     return axes
@@ -86,6 +87,7 @@ def score_map(
         image = np.where(np.isfinite(cells), cells, np.nan)
         shown = draw(axes, image, labels, cmap=SIGNED, vmin=-limit, vmax=limit)
         axes.set_title("attention scores" if title is None else title)
+        axes.set(xlabel="key", ylabel="query")
         colour_bar(axes, shown, "score")
         label_tokens([axes], cells.shape, labels)
     return axes
