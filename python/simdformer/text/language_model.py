@@ -84,7 +84,7 @@ class LanguageModel:
 
     def __call__(
         self,
-        text: TextOrIds,
+        ids: TextOrIds,
         cache: KVCache | None = None,
         logits_to_keep: int | None = None,
         *,
@@ -92,30 +92,30 @@ class LanguageModel:
     ) -> Any:
         """Text or ids (L,) -> float32 logits (L,V); ids (B,L) -> (B,L,V); a list of texts -> a list
         of logits, each of its own length. Otherwise as `Transformer.__call__`."""
-        if is_texts(text):
+        if is_texts(ids):
             if cache is not None:
                 raise ValueError(
                     "model: cache holds one text that goes on, found is a list of texts; give "
                     "each a cache of its own"
                 )
-            return [self(one, None, logits_to_keep, edit=edit) for one in text]
-        return self.transformer(self._ids(text), cache, logits_to_keep, edit=edit)
+            return [self(one, None, logits_to_keep, edit=edit) for one in ids]
+        return self.transformer(self._ids(ids), cache, logits_to_keep, edit=edit)
 
     def run_with_cache(
         self,
-        text: TextOrIds,
+        ids: TextOrIds,
         names: str | Iterable[str] | None = None,
         *,
         edit: Mapping[str, Edit] | None = None,
     ) -> tuple[Any, Any]:
         """The logits of a text or of ids, and every activation by name, as a `Trace`; of a list of
         texts a list of each. See `Transformer.run_with_cache`."""
-        if is_texts(text):
-            several = [self.run_with_cache(one, names, edit=edit) for one in text]
+        if is_texts(ids):
+            several = [self.run_with_cache(one, names, edit=edit) for one in ids]
             return [logits for logits, _ in several], [trace for _, trace in several]
-        logits, trace = self.transformer.run_with_cache(self._ids(text), names, edit=edit)
+        logits, trace = self.transformer.run_with_cache(self._ids(ids), names, edit=edit)
         if self._tokenizer is not None and not isinstance(self._tokenizer, ImportError):
-            tokens = [self._tokenizer.to_str_tokens(ids) for ids in np.atleast_2d(trace.ids)]
+            tokens = [self._tokenizer.to_str_tokens(row) for row in np.atleast_2d(trace.ids)]
             trace.tokens = tokens if trace.ids.ndim == 2 else tokens[0]
         return logits, trace
 
