@@ -9,6 +9,7 @@
 #include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
+#include "core/quantised.hpp"
 
 namespace simdformer {
 
@@ -39,24 +40,33 @@ void check_ids(const Integers& ids, int64_t rows) {
 py::object embedding_call(py::handle ids_object, py::handle weight_object, py::handle dtype_object,
                           py::handle out_object) {
   const Integers ids = read_integers(kIds, ids_object);
-  Input weight = read_array(kWeight, weight_object);
-  check_rank(kWeight, weight.view, 2, "(V, E): a row for each id");
-  const DType dtype = dtype_object.is_none()
-                          ? weight.view.dtype
-                          : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
-  check_ids(ids, weight.view.shape[0]);
+  const bool is_quantised = py::isinstance<QuantisedWeight>(weight_object);
+  const auto* quantised = is_quantised ? weight_object.cast<const QuantisedWeight*>() : nullptr;
+  Input weight;
+  if (!is_quantised) {
+    weight = read_array(kWeight, weight_object);
+    check_rank(kWeight, weight.view, 2, "(V, E): a row for each id");
+  }
+  const int64_t rows = is_quantised ? quantised->rows() : weight.view.shape[0];
+  const DType own_dtype = is_quantised ? DType::f32 : weight.view.dtype;
+  const DType dtype =
+      dtype_object.is_none() ? own_dtype : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
+  check_ids(ids, rows);
   if (ids.rank == kMaxRank) refuse_value(kIds, "has 64 axes", "at most 63");
   int64_t shape[kMaxRank];
-  *std::copy_n(ids.shape, ids.rank, shape) = weight.view.shape[1];
+  *std::copy_n(ids.shape, ids.rank, shape) = is_quantised ? quantised->cols() : weight.view.shape[1];
   Output out(kOut, out_object, dtype, ids.rank + 1, shape);
-  out.check_overlap(kWeight, weight.view, Output::Alias::refused);
+  if (!is_quantised) out.check_overlap(kWeight, weight.view, Output::Alias::refused);
   if (out.view.size() == 0) return std::move(out.array);
 
-  unit_last_axis(kWeight, weight);
+  if (!is_quantised) unit_last_axis(kWeight, weight);
   out.unit_last_axis();
   {
     NoGil nogil;
-    embedding(weight.view, ids.data, out.view);
+    if (is_quantised)
+      quantised->gather(ids.data, out.view);
+    else
+      embedding(weight.view, ids.data, out.view);
     out.finish();
   }
   return std::move(out.array);

@@ -1,6 +1,7 @@
 // linear, pack, PackedWeight.
 #include "core/linear.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -51,49 +52,62 @@ std::string describe(const PackedWeight& weight) {
 struct Part {
   Input weight, bias;
   const PackedWeight* packed = nullptr;
+  const QuantisedWeight* quantised = nullptr;
+  int64_t shape[2];  // of the weight
+  DType dtype;       // that the weight is multiplied as
   bool has_bias = false;
   std::optional<Output> out;
+
+  bool is_plain() const { return packed == nullptr && quantised == nullptr; }
 };
 
+template <class Weight>
+const Weight* read_made(py::handle object, Part& part) {
+  const auto* weight = object.cast<const Weight*>();
+  part.shape[0] = weight->rows();
+  part.shape[1] = weight->cols();
+  return weight;
+}
+
 void read_weight(const Arg& arg, py::handle object, const View& x, Part& part) {
-  int64_t inputs;
-  DType dtype;
   if (py::isinstance<PackedWeight>(object)) {
-    part.packed = object.cast<const PackedWeight*>();
-    inputs = part.packed->cols();
-    dtype = part.packed->dtype();
+    part.packed = read_made<PackedWeight>(object, part);
+    part.dtype = part.packed->dtype();
+  } else if (py::isinstance<QuantisedWeight>(object)) {
+    part.quantised = read_made<QuantisedWeight>(object, part);
+    part.dtype = DType::f32;
+    if (x.dtype == DType::f64)
+      refuse_type(arg, "is quantised", "an x of float32, float16 or bfloat16, not float64",
+                  "weight.dequantize(\"float64\") has all of its values");
   } else {
     part.weight = read_array(arg, object);
     check_rank(arg, part.weight.view, 2, "(O, I): a row for each output");
-    inputs = part.weight.view.shape[1];
-    dtype = part.weight.view.dtype;
+    std::copy_n(part.weight.view.shape, 2, part.shape);
+    part.dtype = part.weight.view.dtype;
   }
-  check_parameter_dtype(arg, dtype, kX, x.dtype);
+  check_parameter_dtype(arg, part.dtype, kX, x.dtype);
   const int64_t needed = x.shape[x.rank - 1];
-  if (inputs == needed) return;
-  const int64_t shape[] = {part.packed ? part.packed->rows() : part.weight.view.shape[0], inputs};
+  if (part.shape[1] == needed) return;
   refuse_value(
-      arg, "has shape " + shape_text(2, shape),
+      arg, "has shape " + shape_text(2, part.shape),
       "(O, " + std::to_string(needed) + ") beside x of shape " + shape_text(x),
-      shape[0] == needed ? "transpose it: weight is (outputs, inputs)" : "weight is (outputs, inputs)");
+      part.shape[0] == needed ? "transpose it: weight is (outputs, inputs)" : "weight is (outputs, inputs)");
 }
 
 void read_part(int index, const View& x, py::handle weight, py::handle bias, py::handle out, Part& part) {
   const Arg weight_arg{kLinear, "weight", index}, bias_arg{kLinear, "bias", index},
       out_arg{kLinear, "out", index};
   read_weight(weight_arg, weight, x, part);
-  const int64_t outputs = part.packed ? part.packed->rows() : part.weight.view.shape[0];
   if (!bias.is_none()) {
     part.has_bias = true;
     part.bias = read_array(bias_arg, bias);
     check_parameter_dtype(bias_arg, part.bias.view.dtype, kX, x.dtype);
-    check_not_both_16_bit(bias_arg, part.bias.view.dtype, weight_arg,
-                          part.packed ? part.packed->dtype() : part.weight.view.dtype);
-    check_vector(bias_arg, part.bias.view, outputs, "one number for each output");
+    check_not_both_16_bit(bias_arg, part.bias.view.dtype, weight_arg, part.dtype);
+    check_vector(bias_arg, part.bias.view, part.shape[0], "one number for each output");
   }
   int64_t shape[kMaxRank];
   for (int axis = 0; axis < x.rank; ++axis) shape[axis] = x.shape[axis];
-  shape[x.rank - 1] = outputs;
+  shape[x.rank - 1] = part.shape[0];
   part.out.emplace(out_arg, out, x.dtype, x.rank, shape);
   part.out->check_overlap(kX, x, Alias::refused);
 }
@@ -105,7 +119,7 @@ void check_overlaps(const Part* parts, int count) {
       const int index = count == 1 ? -1 : j;
       const Output& out = *parts[i].out;
       const Part& other = parts[j];
-      if (!other.packed) out.check_overlap({kLinear, "weight", index}, other.weight.view, Alias::refused);
+      if (other.is_plain()) out.check_overlap({kLinear, "weight", index}, other.weight.view, Alias::refused);
       if (other.has_bias) out.check_overlap({kLinear, "bias", index}, other.bias.view, Alias::refused);
       if (j < i) out.check_overlap({kLinear, "out", index}, other.out->view, Alias::refused);
     }
@@ -113,23 +127,24 @@ void check_overlaps(const Part* parts, int count) {
 }
 
 // All weights of the call in one pass over x. `parts` have been read.
-void run(Input& x, Part* parts, int count) {
+void run(Input& x, Part* parts, int count, Arithmetic arithmetic) {
   const Arg weight_arg{kLinear, "weight"};
   check_overlaps(parts, count);
   unit_last_axis(kX, x);
   const std::unique_ptr<LinearOperand[]> operands(new LinearOperand[static_cast<size_t>(count)]);
   for (int i = 0; i < count; ++i) {
     Part& part = parts[i];
-    if (!part.packed) unit_last_axis(weight_arg, part.weight);
+    if (part.is_plain()) unit_last_axis(weight_arg, part.weight);
     part.out->unit_last_axis();
+    operands[i].weight = part.is_plain() ? &part.weight.view : nullptr;
     operands[i].packed = part.packed;
-    operands[i].weight = part.packed ? nullptr : &part.weight.view;
+    operands[i].quantised = part.quantised;
     operands[i].bias = part.has_bias ? &part.bias.view : nullptr;
     operands[i].out = part.out->view;
   }
   {
     NoGil nogil;
-    linear(x.view, operands.get(), count);
+    linear(x.view, operands.get(), count, arithmetic);
     for (int i = 0; i < count; ++i) parts[i].out->finish();
   }
 }
@@ -156,7 +171,8 @@ class Items {
   py::object items_;
 };
 
-py::object linear_list(Input& x, py::handle weights, py::handle biases, py::handle outs) {
+py::object linear_list(Input& x, py::handle weights, py::handle biases, Arithmetic arithmetic,
+                       py::handle outs) {
   const py::tuple all = py::reinterpret_steal<py::tuple>(PySequence_Tuple(weights.ptr()));
   const int count = static_cast<int>(all.size());
   const Items bias({kLinear, "bias"}, biases, count), out({kLinear, "out"}, outs, count);
@@ -166,17 +182,21 @@ py::object linear_list(Input& x, py::handle weights, py::handle biases, py::hand
     read_part(i, x.view, all[static_cast<size_t>(i)], bias[i], out[i], parts[i]);
     results[static_cast<size_t>(i)] = parts[i].out->array;
   }
-  run(x, parts.get(), count);
+  run(x, parts.get(), count, arithmetic);
   return std::move(results);
 }
 
-py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, py::handle out) {
+py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, py::handle arithmetic_name,
+                       py::handle out) {
+  static constexpr const char* kNames[] = {"int16", "float32", nullptr};
   Input x = read_array(kX, x_object);
+  const auto arithmetic =
+      static_cast<Arithmetic>(read_name({kLinear, "arithmetic"}, arithmetic_name, kNames));
   check_rank_at_least(kX, x.view, 1, "at least one axis");
-  if (is_list(weight)) return linear_list(x, weight, bias, out);
+  if (is_list(weight)) return linear_list(x, weight, bias, arithmetic, out);
   Part part;
   read_part(-1, x.view, weight, bias, out, part);
-  run(x, &part, 1);
+  run(x, &part, 1, arithmetic);
   return std::move(part.out->array);
 }
 

@@ -50,11 +50,24 @@ namespace {
 
 LinearWeight weight_of(const LinearOperand& operand, int64_t first_slice) {
   LinearWeight w;
-  w.packed = operand.packed != nullptr;
-  w.weight = w.packed ? operand.packed->data() : operand.weight->data;
-  w.row_stride = w.packed ? 0 : operand.weight->strides[0];
-  w.dtype = w.packed ? operand.packed->dtype() : operand.weight->dtype;
-  w.columns = w.packed ? operand.packed->rows() : operand.weight->shape[0];
+  w.packed = operand.weight == nullptr;
+  w.format = nullptr;
+  w.row_stride = 0;
+  if (operand.quantised != nullptr) {
+    w.weight = reinterpret_cast<const char*>(operand.quantised->data());
+    w.format = &operand.quantised->format();
+    w.dtype = DType::f32;
+    w.columns = operand.quantised->rows();
+  } else if (operand.packed != nullptr) {
+    w.weight = operand.packed->data();
+    w.dtype = operand.packed->dtype();
+    w.columns = operand.packed->rows();
+  } else {
+    w.weight = operand.weight->data;
+    w.row_stride = operand.weight->strides[0];
+    w.dtype = operand.weight->dtype;
+    w.columns = operand.weight->shape[0];
+  }
   w.bias = operand.bias != nullptr ? operand.bias->data : nullptr;
   w.bias_stride = operand.bias != nullptr ? operand.bias->strides[0] : 0;
   w.bias_dtype = operand.bias != nullptr ? operand.bias->dtype : DType::f32;
@@ -79,15 +92,15 @@ int64_t chunks_of(int64_t rows, int64_t slices) {
 
 }  // namespace
 
-void linear(const View& x, const LinearOperand* operands, int count) {
+void linear(const View& x, const LinearOperand* operands, int count, Arithmetic arithmetic) {
   const Rows source = rows_of(x);
   std::vector<LinearWeight> weights;
   weights.reserve(static_cast<std::size_t>(count));
-  int64_t slices = 0, weight_size = 2;
+  int64_t slices = 0, weight_size = 1;
   for (int i = 0; i < count; ++i) {
     weights.push_back(weight_of(operands[i], slices));
     slices += ceil_div(weights.back().columns, kSliceColumns);
-    weight_size = std::max(weight_size, itemsize(weights.back().dtype));
+    if (weights.back().format == nullptr) weight_size = std::max(weight_size, itemsize(weights.back().dtype));
   }
   if (source.count == 0 || slices == 0) return;
 
@@ -101,26 +114,35 @@ void linear(const View& x, const LinearOperand* operands, int count) {
   args.weights = weights.data();
   args.count = count;
 
-  // x is wanted widened, or as pairs of bfloat16, or, when the weights differ, as both.
-  int pairs = 0;
-  if (table.bf16_pairs && x.dtype == DType::bf16)
-    for (const LinearWeight& w : weights) pairs += w.packed && w.dtype == DType::bf16;
+  // x is wanted widened, as pairs of bfloat16 or as integers, or, when the weights differ, in several forms.
+  bool widens = false, pairs = false, blocks = false;
+  for (const LinearWeight& w : weights) {
+    if (w.format != nullptr && arithmetic == Arithmetic::int16)
+      blocks = true;
+    else if (table.bf16_pairs && x.dtype == DType::bf16 && w.packed && w.dtype == DType::bf16)
+      pairs = true;
+    else
+      widens = true;
+  }
   const int64_t step = block_rows(source.count, depth);
-  const int64_t elements = bytes_of(step, args.x_stride);
-  const Scratch widened(pairs == count ? 0 : bytes_of(elements, itemsize(sum)));
-  const Scratch paired(pairs == 0 ? 0 : bytes_of(elements, itemsize(DType::bf16)));
+  const int64_t elements = bytes_of(step, args.x_stride), row_blocks = depth / kBlockInputs;
+  const Scratch widened(widens ? bytes_of(elements, itemsize(sum)) : 0);
+  const Scratch paired(pairs ? bytes_of(elements, itemsize(DType::bf16)) : 0);
+  const Scratch blocked(blocks ? bytes_of(step, row_blocks, int64_t{sizeof(ActivationBlock)}) : 0);
   args.x = widened.as<void>();
-  args.x_pairs = pairs == 0 ? nullptr : paired.as<bfloat16>();
+  args.x_pairs = pairs ? paired.as<bfloat16>() : nullptr;
+  args.x_blocks = blocks ? blocked.as<ActivationBlock>() : nullptr;
   for (int64_t first = 0; first < source.count; first += step) {
     args.first = first;
     args.rows = std::min(step, source.count - first);
-    const auto pack_rows = [&](const Scratch& packed, bool as_pairs) {
-      const PackRowsArgs rows{source, first, packed.as<void>(), args.x_stride, as_pairs};
+    const auto pack_rows = [&](auto kernel, const Scratch& packed, int64_t stride, bool as_pairs) {
+      const PackRowsArgs rows{source, first, packed.as<void>(), stride, as_pairs};
       parallel_for(args.rows, grain_of_product(0, static_cast<double>(args.x_stride) * 8),
-                   [&](int64_t begin, int64_t end) { table.pack_rows(rows, begin, end); });
+                   [&](int64_t begin, int64_t end) { kernel(rows, begin, end); });
     };
-    if (pairs < count) pack_rows(widened, false);
-    if (pairs > 0) pack_rows(paired, true);
+    if (widens) pack_rows(table.pack_rows, widened, args.x_stride, false);
+    if (pairs) pack_rows(table.pack_rows, paired, args.x_stride, true);
+    if (blocks) pack_rows(table.quantise_rows, blocked, row_blocks, false);
 
     args.chunks = chunks_of(args.rows, slices);
     args.chunk_rows = ceil_div(args.rows, args.chunks);

@@ -4,6 +4,7 @@
 
 #include "core/array.hpp"
 #include "core/memory.hpp"
+#include "core/quantised.hpp"
 
 namespace simdformer {
 
@@ -30,20 +31,28 @@ class PackedWeight {
   Memory memory_;
 };
 
-// One weight of a call: either plain or packed, with its bias and its result.
+// One weight of a call: plain, packed or quantised, with its bias and its result.
 struct LinearOperand {
-  const View* weight = nullptr;          // (O, I), any leading stride, unit last stride
-  const PackedWeight* packed = nullptr;  // instead of weight
-  const View* bias = nullptr;            // (O), any stride; null when absent
-  View out;                              // (..., O) with the leading axes of x
+  const View* weight = nullptr;                // (O, I), any leading stride, unit last stride
+  const PackedWeight* packed = nullptr;        // instead of weight
+  const QuantisedWeight* quantised = nullptr;  // instead of both
+  const View* bias = nullptr;                  // (O), any stride; null when absent
+  View out;                                    // (..., O) with the leading axes of x
 };
+
+// How quantised weights are multiplied: by x as 16-bit integers, a scale for every 32 of them, or by x as
+// float32.
+enum class Arithmetic : uint8_t { int16, float32 };
 
 // out = x W^T + b for every operand, in one pass over x (..., I). x and out: any leading strides, unit last
 // stride. out has x's dtype; weight and bias have it too, or are 16-bit beside float32, or float32 beside
-// 16-bit. Sums are float32 (float64 for float64), rounded once.
+// 16-bit; a quantised weight has no dtype, and x is not float64 beside it. Sums are float32 (float64 for
+// float64), rounded once.
 //
-// The bits of a row of out do not depend on the number of threads. With packed weights they do not depend on
-// the other rows either; with plain weights up to 6 rows take another order of summation than more of them.
-void linear(const View& x, const LinearOperand* operands, int count);
+// The bits of a row of out do not depend on the number of threads. With packed and
+// quantised weights they do not depend on the other rows either; with plain weights up to 6 rows take another
+// order of summation than more of them.
+void linear(const View& x, const LinearOperand* operands, int count,
+            Arithmetic arithmetic = Arithmetic::int16);
 
 }  // namespace simdformer

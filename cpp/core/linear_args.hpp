@@ -4,6 +4,7 @@
 
 #include "core/array.hpp"
 #include "core/panels.hpp"
+#include "core/quantised_args.hpp"
 
 namespace simdformer {
 
@@ -31,7 +32,7 @@ struct UnpackArgs {
 };
 
 // Rows [first + begin, first + end) of x -> rows [begin, end) of `out` as x's accumulator, or as the bfloat16
-// they are, with zeros up to `stride`.
+// they are, with zeros up to `stride`; for quantised weights as ActivationBlocks, `stride` of them a row.
 struct PackRowsArgs {
   Rows x;
   int64_t first;
@@ -46,6 +47,7 @@ struct LinearWeight {
   int64_t row_stride;
   DType dtype;
   bool packed;
+  const QuantisedFormat* format;  // null unless it is quantised; then it is packed and its dtype f32
   int64_t columns;
   const char* bias;  // (columns), bias_stride bytes apart; null when absent
   int64_t bias_stride;
@@ -61,6 +63,8 @@ struct LinearArgs {
   const void* x;
   // The same as bfloat16, for packed bfloat16 weights where the CPU multiplies pairs; null otherwise
   const bfloat16* x_pairs;
+  // The same as integers, for quantised weights; null when these are multiplied in float32
+  const ActivationBlock* x_blocks;
   int64_t x_stride;  // in elements
   int64_t first;     // where the block starts among the rows of the call
   int64_t rows;      // of the block

@@ -24,6 +24,9 @@ constexpr int64_t kFewestAhead = 1;
 constexpr int64_t kWidenRows = 24;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 2;
+// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied: 12 sums at
+// most, as above.
+constexpr int kCodeVectors[] = {0, 4, 4, 2, 2, 2, 2};
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
@@ -147,6 +150,34 @@ SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
 
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
+
+// ---- small integers ---------------------------------------------------------------------------------------
+
+// Sums of products of 16-bit integers, two products to a lane; exact while they fit 32 bits.
+using DotSums = Vec<int32_t>;
+SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
+SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }
+
+// sums + the products of both halves. The compiler would gather the additions of a loop at its end, and run
+// out of registers: it may not look into a sum (GCC 12: 2.2 ms instead of 1.07).
+SF_INLINE DotSums add_dots(DotSums sums, Vec<uint32_t> a, Vec<uint32_t> b) {
+  __m256i out = _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+  asm("" : "+x"(out));
+  return out;
+}
+
+// Of a table of 16 bytes, for every byte of `index` (0 to 15) the one that it says.
+SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), index);
+}
+
+// To the nearest integer, which fits 16 bits.
+SF_INLINE void store_rounded(int16_t* p, Vec<float> x) {
+  const __m256i whole = _mm256_cvtps_epi32(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+}
 
 // ---- 16 bits ----------------------------------------------------------------------------------------------
 

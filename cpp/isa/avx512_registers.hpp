@@ -24,6 +24,8 @@ constexpr int64_t kFewestAhead = kTileRows + 1;
 constexpr int64_t kWidenRows = 128;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 4;
+// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied.
+constexpr int kCodeVectors[] = {0, 4, 4, 4, 4, 4, 4};
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
@@ -165,6 +167,25 @@ SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
 
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
+
+// ---- small integers ---------------------------------------------------------------------------------------
+
+// Sums of products of 16-bit integers, two products to a lane; exact while they fit 32 bits. How they are
+// added up: avx512.hpp, avx512_bf16.hpp.
+using DotSums = Vec<int32_t>;
+SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
+SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }
+
+// Of a table of 16 bytes, for every byte of `index` (0 to 15) the one that it says.
+SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), index);
+}
+
+// To the nearest integer, which fits 16 bits.
+SF_INLINE void store_rounded(int16_t* p, Vec<float> x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
 
 // ---- 16 bits ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@
 //   load_quarters add_quarters                            its 128-bit parts
 //   load_part store_part store_rounded                    to and from memory
 //   Bits16, load_bits ... narrow_bits                     numbers of 16 bits: load, store, widen, narrow
+//   DotSums, start_dots add_dots finish_dots              sums of products of 16-bit integers
+//   look_up_bytes, store_rounded                          other steps between numbers and small integers
 //   kBf16Pairs, Bf16Pairs, load_pairs ... mul_add         products of pairs of bfloat16
 //
 // A lane is the place of one number in a register, a quarter 128 bits of it (there may be one, two or four).

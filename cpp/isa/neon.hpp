@@ -36,6 +36,9 @@ constexpr int64_t kFewestAhead = kTileRows + 1;
 constexpr int64_t kWidenRows = 128;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 4;
+// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied: each sum
+// takes two registers.
+constexpr int kCodeVectors[] = {0, 4, 4, 2, 2, 2, 2};
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
@@ -129,6 +132,29 @@ SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
 
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) { vst1_f32(p, vcvt_f32_f64(x)); }
+
+// ---- small integers ---------------------------------------------------------------------------------------
+
+// Sums of products of 16-bit integers, two products to a lane; exact while they fit 32 bits. Products of
+// neighbours meet in the end.
+using DotSums = Pair<int32x4_t>;
+SF_INLINE DotSums start_dots(int32_t x) {
+  const int32x4_t even = vreinterpretq_s32_u64(vdupq_n_u64(static_cast<uint32_t>(x)));
+  return {even, even};
+}
+SF_INLINE Vec<float> finish_dots(DotSums sums) { return vcvtq_f32_s32(vpaddq_s32(sums.a, sums.b)); }
+SF_INLINE DotSums add_dots(DotSums sums, Vec<uint32_t> a, Vec<uint32_t> b) {
+  const int16x8_t x = vreinterpretq_s16_u32(a), y = vreinterpretq_s16_u32(b);
+  return {vmlal_s16(sums.a, vget_low_s16(x), vget_low_s16(y)), vmlal_high_s16(sums.b, x, y)};
+}
+
+// Of a table of 16 bytes, for every byte of `index` (0 to 15) the one that it says.
+SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index) {
+  return vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_u32(index)));
+}
+
+// To the nearest integer, which fits 16 bits.
+SF_INLINE void store_rounded(int16_t* p, Vec<float> x) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(x))); }
 
 // ---- 16 bits ----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 //   packed W              panels as they lie; 16-bit ones are decoded in registers, or, when many rows will
 //                         use them, widened once into scratch; beside bfloat16 x, bfloat16 ones are
 //                         multiplied as they are where the CPU can
+//   quantised W           small integers and their scales, see quantised.hpp
 //   plain W, many rows    panels are packed into scratch, 256 inputs at a time
 //   plain W, few rows     no panels: dot products of rows of W with rows of x, bound by memory
 //
@@ -20,6 +21,7 @@
 #include "kernels/gemm.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/pack.hpp"
+#include "kernels/quantised.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -171,12 +173,40 @@ SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* 
   } while (begin < args.depth);
 }
 
+// A quantised weight: by x as integers, or by x as float32 and the very values that the weight holds.
+inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratch) noexcept {
+  const LinearArgs& args = item.args;
+  const QuantisedFormat& format = *item.w.format;
+  const int64_t stride = panel_bytes(format, args.depth);
+  const uint8_t* panels =
+      reinterpret_cast<const uint8_t*>(item.w.weight) + item.column / kPanelColumns * stride;
+  if (args.x_blocks != nullptr) {
+    const ActivationBlock* x = args.x_blocks + item.row * (args.depth / kBlockInputs);
+    return multiply_quantised(format, {panels, stride, args.depth}, x, item.rows, tile,
+                              reinterpret_cast<uint8_t*>(scratch));
+  }
+  static_assert(kDepthBlock == kSpanInputs && kDepthBlock * kSliceColumns * 4 >= kWidenedBytes);
+  int64_t begin = 0;
+  do {
+    const int64_t k = min_of(args.depth - begin, kDepthBlock);
+    for (int64_t c = 0; c < item.columns; c += kPanelColumns)
+      dequantise_span(format, panels + c / kPanelColumns * stride, k, scratch + c * kDepthBlock);
+    multiply_block<float>(item, k, item.x<float>(args.x).from(0, begin),
+                          {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0);
+    panels += span_bytes(format, k);
+    begin += kDepthBlock;
+  } while (begin < args.depth);
+}
+
 // tile = x W^T
 template <class T>
 void multiply(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) noexcept {
   const LinearArgs& args = item.args;
   if constexpr (kBf16Pairs && std::is_same_v<T, bfloat16>) {
     if (item.w.packed && args.x_pairs != nullptr) return multiply_packed<Pairs>(item, args.x_pairs, tile);
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (item.w.format != nullptr) return multiply_few_bits(item, tile, scratch);
   }
   if (!item.w.packed && args.all_rows <= kDirectRows) return dot_products<T>(item, tile);
   if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || args.all_rows < kWidenRows))

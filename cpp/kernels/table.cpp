@@ -31,6 +31,7 @@ constexpr KernelTable kernel_table() {
   table.pack = pack;
   table.unpack = unpack;
   table.pack_rows = pack_rows;
+  table.quantise_rows = quantise_rows;
   table.linear = linear;
   table.attention_pack = attention_pack;
   table.attention_prefill = attention_prefill;

@@ -17,6 +17,7 @@ import numpy as np
 from simdformer.arguments import as_array, is_whole, shown
 from simdformer.functional import (
     PackedWeight,
+    QuantizedWeight,
     embedding,
     layer_norm,
     linear,
@@ -39,7 +40,7 @@ __all__ = [
 ]
 __dir__ = __all__.copy  # what dir() and completion show
 
-Weight = ArrayLike | PackedWeight
+Weight = ArrayLike | PackedWeight | QuantizedWeight
 Mask = ArrayLike | Literal["causal"] | None
 
 

@@ -49,7 +49,7 @@ ieee = np.errstate(all="ignore")
 
 @ieee
 def float64(x: ArrayLike) -> Array:
-    return np.asarray(x, dtype=np.float64)
+    return np.asarray(x.unpack() if hasattr(x, "unpack") else x, dtype=np.float64)
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -198,13 +198,14 @@ def softmax(x: ArrayLike, axis: int = -1, *, temperature: float = 1.0) -> Array:
 
 
 @ieee
-def linear(x: ArrayLike, weight: Any, bias: Any = None) -> Array | list[Array]:
+def linear(
+    x: ArrayLike, weight: Any, bias: Any = None, *, arithmetic: str = "int16"
+) -> Array | list[Array]:
     """x weightᵀ + bias: x (...,I), weight (O,I), bias (O,) -> (...,O). A list gives a list."""
     if isinstance(weight, list | tuple):
         biases: Any = [None] * len(weight) if bias is None else bias
         return [float64(linear(x, w, b)) for w, b in zip(weight, biases, strict=True)]
-    matrix = float64(weight.unpack() if hasattr(weight, "unpack") else weight)
-    product = float64(x) @ matrix.T
+    product = float64(x) @ float64(weight).T
     return product if bias is None else product + float64(bias)
 
 

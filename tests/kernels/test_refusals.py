@@ -33,6 +33,8 @@ matrix = zeros(3, 4)
 q, kv, long = zeros(2, 4, 5, 8), zeros(2, 2, 5, 8), zeros(2, 2, 7, 8)
 head = zeros(5, 8)
 buffer = zeros(40)
+few_bits = sf.quantize(zeros(3, 64), "q4_0")
+grouped = sf.QuantizedWeight.from_groups(zeros(3, 64, dtype=np.uint8), zeros(3, 2))
 
 
 def sdpa(query=q, key=kv, value=kv, *args, **kwargs):

@@ -72,7 +72,7 @@ def test_help_shows_types_by_their_names():
     )
     assert first.endswith(", out: Array | None = None) -> Array")
     text = pydoc.render_doc(sf.nn, renderer=pydoc.plaintext)
-    assert "MLP(gate: ArrayLike | PackedWeight, " in text
+    assert "MLP(gate: ArrayLike | PackedWeight | QuantizedWeight, " in text
     assert "from_pretrained(path: str" in pydoc.render_doc(sf, renderer=pydoc.plaintext)
 
 

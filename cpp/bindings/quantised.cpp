@@ -1,0 +1,100 @@
+// QuantizedPanels, of which simdformer.QuantizedWeight is made. That class has checked what arrives here:
+// dtypes, shapes, and that blocks and groups divide the inputs.
+#include "core/quantised.hpp"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bindings/operations.hpp"
+#include "bindings/runtime.hpp"
+
+namespace simdformer {
+
+namespace {
+
+template <class T>
+using Contiguous = py::array_t<T, py::array::c_style>;
+
+std::unique_ptr<QuantisedWeight> from_blocks(const std::string& type, const Contiguous<uint8_t>& blocks,
+                                             int64_t inputs) {
+  const QuantisedType& found = *quantised_type(type.c_str());
+  const int64_t rows = blocks.shape(0);
+  const uint8_t* data = blocks.data();
+  NoGil nogil;
+  return std::make_unique<QuantisedWeight>(found, data, rows, inputs);
+}
+
+std::unique_ptr<QuantisedWeight> from_groups(const Contiguous<uint8_t>& codes,
+                                             const Contiguous<float>& scales,
+                                             const std::optional<Contiguous<float>>& minimums, int bits) {
+  const int64_t rows = codes.shape(0), inputs = codes.shape(1);
+  const int group = static_cast<int>(inputs / scales.shape(1));
+  const QuantisedWeight::Groups groups{bits, group, codes.data(), scales.data(),
+                                       minimums ? minimums->data() : nullptr};
+  NoGil nogil;
+  return std::make_unique<QuantisedWeight>(groups, rows, inputs);
+}
+
+Contiguous<uint8_t> blocks_of(const QuantisedWeight& weight) {
+  const QuantisedType& type = *weight.type();
+  Contiguous<uint8_t> blocks({weight.rows(), weight.cols() / type.block * type.nbytes});
+  uint8_t* data = blocks.mutable_data();
+  NoGil nogil;
+  weight.write_blocks(data);
+  return blocks;
+}
+
+py::tuple groups_of(const QuantisedWeight& weight) {
+  const int64_t rows = weight.rows(), groups = weight.cols() / weight.format().group;
+  Contiguous<uint8_t> codes({rows, weight.cols()});
+  Contiguous<float> scales({rows, groups});
+  std::optional<Contiguous<float>> minimums;
+  if (weight.format().has_minimum) minimums.emplace(std::vector<int64_t>{rows, groups});
+  uint8_t* codes_data = codes.mutable_data();
+  float *scales_data = scales.mutable_data(), *minimums_data = minimums ? minimums->mutable_data() : nullptr;
+  {
+    NoGil nogil;
+    weight.write_groups(codes_data, scales_data, minimums_data);
+  }
+  return py::make_tuple(std::move(codes), std::move(scales), std::move(minimums));
+}
+
+py::object values_of(const QuantisedWeight& weight) {
+  const int64_t shape[] = {weight.rows(), weight.cols()};
+  View view;
+  py::object values = new_array({"dequantize", "weight"}, DType::f32, 2, shape, view);
+  NoGil nogil;
+  weight.dequantise(view);
+  return values;
+}
+
+}  // namespace
+
+void bind_quantised(py::module_& module) {
+  py::class_<QuantisedWeight>(module, "QuantizedPanels",
+                              "A weight (O, I) in few bits, as the kernels read it; see QuantizedWeight.")
+      .def(py::init(&from_blocks), py::arg("type"), py::arg("blocks"), py::arg("inputs"))
+      .def(py::init(&from_groups), py::arg("codes"), py::arg("scales"), py::arg("minimums"), py::arg("bits"))
+      .def_property_readonly(
+          "shape", [](const QuantisedWeight& weight) { return py::make_tuple(weight.rows(), weight.cols()); },
+          "(O, I): outputs and inputs")
+      .def_property_readonly(
+          "nbytes", [](const QuantisedWeight& weight) { return weight.nbytes(); },
+          "bytes it takes, with its padding")
+      .def_property_readonly("_group", [](const QuantisedWeight& weight) { return weight.format().group; })
+      .def_property_readonly("_bits", [](const QuantisedWeight& weight) { return weight.format().bits; })
+      .def_property_readonly("_type",
+                             [](const QuantisedWeight& weight) -> std::optional<std::string> {
+                               if (weight.type() == nullptr) return std::nullopt;
+                               return weight.type()->name;
+                             })
+      .def("_blocks", &blocks_of)
+      .def("_groups", &groups_of)
+      .def("_values", &values_of);
+}
+
+}  // namespace simdformer

@@ -1,0 +1,203 @@
+#include "core/quantised.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/dispatch.hpp"
+#include "core/linear_args.hpp"
+#include "core/parallel.hpp"
+#include "core/quantised_panels.hpp"
+#include "core/work.hpp"
+
+namespace simdformer {
+namespace {
+
+float of_half(uint32_t bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  float value;
+  if (exponent == 31)
+    value = mantissa == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+  else
+    value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                          : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+  return bits >> 15 & 1 ? -value : value;
+}
+
+// The scale, or the minimum, that `number` stands for.
+float scale_of(ScaleKind kind, uint32_t number, uint16_t factor) {
+  switch (kind) {
+    case ScaleKind::f16:
+      return of_half(number);
+    case ScaleKind::f32: {
+      float value;
+      std::memcpy(&value, &number, 4);
+      return value;
+    }
+    case ScaleKind::power_of_two:
+      return std::ldexp(1.0f, static_cast<int>(number) - 128);
+    case ScaleKind::f16_u8:
+      return of_half(factor) * static_cast<float>(number);
+    default:
+      return of_half(factor) * static_cast<float>(static_cast<int8_t>(number));
+  }
+}
+
+// A code as the integer that is multiplied.
+int value_of(const QuantisedFormat& format, uint8_t code) {
+  return (format.table != nullptr ? format.table[code] : code) - format.offset;
+}
+
+// The values of one column of a span.
+void dequantise_column(const QuantisedFormat& format, const ColumnSpan& span, int64_t inputs, float* out) {
+  for (int64_t group = 0; group < inputs / format.group; ++group) {
+    const float scale = scale_of(format.scales, span.scales[group], span.factor);
+    const float minimum =
+        format.has_minimum ? scale_of(format.scales, span.minimums[group], span.minimum_factor) : 0.0f;
+    for (int64_t k = group * format.group; k < (group + 1) * format.group; ++k) {
+      const float value = scale * static_cast<float>(value_of(format, span.codes[k]));
+      out[k] = format.has_minimum ? value - minimum : value;
+    }
+  }
+}
+
+// Taking a row apart or putting it together costs a few operations an input.
+int64_t grain_of_columns(int64_t inputs) { return grain_of(4 * cost::element * static_cast<double>(inputs)); }
+
+}  // namespace
+
+// ---- making -----------------------------------------------------------------------------------------------
+
+// fill(row, first input, inputs, span) for every span of every row
+template <class Fill>
+void QuantisedWeight::make(Fill fill) {
+  if (rows_ == 0 || cols_ == 0) return;
+  const int64_t panels = ceil_div(rows_, kSliceColumns) * (kSliceColumns / kPanelColumns);
+  bytes_of(cols_, int64_t{256});  // no size on the way leaves 64 bits
+  const int64_t panel = panel_bytes(format_, cols_);
+  nbytes_ = bytes_of(panels, panel);
+  memory_ = allocate(nbytes_);
+  parallel_for(panels, grain_of_columns(cols_ * kPanelColumns), [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      uint8_t* const base = reinterpret_cast<uint8_t*>(memory_.get()) + p * panel;
+      std::memset(base, 0, static_cast<size_t>(panel));
+      for (int64_t row = p * kPanelColumns; row < std::min(rows_, (p + 1) * kPanelColumns); ++row) {
+        uint8_t* at = base;
+        ColumnSpan span;
+        for (int64_t k = 0; k < cols_; k += kSpanInputs) {
+          const int64_t inputs = std::min(cols_ - k, kSpanInputs);
+          fill(row, k, inputs, span);
+          put_span(format_, span, inputs, row % kPanelColumns, at);
+          at += span_bytes(format_, inputs);
+        }
+      }
+    }
+  });
+}
+
+QuantisedWeight::QuantisedWeight(const QuantisedType& type, const uint8_t* blocks, int64_t rows, int64_t cols)
+    : type_(&type), format_(type.format), rows_(rows), cols_(cols) {
+  const int64_t row_bytes = cols / type.block * type.nbytes;
+  make([&](int64_t row, int64_t first, int64_t inputs, ColumnSpan& span) {
+    const uint8_t* block = blocks + row * row_bytes + first / type.block * type.nbytes;
+    for (int64_t k = 0; k < inputs; k += type.block, block += type.nbytes) type.read(block, k, span);
+  });
+}
+
+QuantisedWeight::QuantisedWeight(const Groups& groups, int64_t rows, int64_t cols)
+    : format_{ScaleKind::f32, groups.minimums != nullptr, groups.group, groups.bits, 0, nullptr},
+      rows_(rows),
+      cols_(cols) {
+  const int64_t per_row = cols / groups.group;
+  make([&](int64_t row, int64_t first, int64_t inputs, ColumnSpan& span) {
+    const int64_t at = row * per_row + first / groups.group;
+    const auto bytes = static_cast<size_t>(inputs / groups.group) * sizeof(float);
+    std::memcpy(span.codes, groups.codes + row * cols + first, static_cast<size_t>(inputs));
+    std::memcpy(span.scales, groups.scales + at, bytes);
+    if (groups.minimums != nullptr) std::memcpy(span.minimums, groups.minimums + at, bytes);
+  });
+}
+
+// ---- reading ----------------------------------------------------------------------------------------------
+
+// use(first input, inputs, span) for every span of a row
+template <class Use>
+void QuantisedWeight::for_each_span(int64_t row, Use use) const {
+  const uint8_t* at = data() + row / kPanelColumns * panel_bytes(format_, cols_);
+  ColumnSpan span;
+  for (int64_t k = 0; k < cols_; k += kSpanInputs) {
+    const int64_t inputs = std::min(cols_ - k, kSpanInputs);
+    get_span(format_, at, inputs, row % kPanelColumns, span);
+    use(k, inputs, static_cast<const ColumnSpan&>(span));
+    at += span_bytes(format_, inputs);
+  }
+}
+
+void QuantisedWeight::write_blocks(uint8_t* blocks) const {
+  const int64_t row_bytes = cols_ / type_->block * type_->nbytes;
+  parallel_for(rows_, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      uint8_t* block = blocks + row * row_bytes;
+      for_each_span(row, [&](int64_t, int64_t inputs, const ColumnSpan& span) {
+        for (int64_t k = 0; k < inputs; k += type_->block, block += type_->nbytes)
+          type_->write(span, k, block);
+      });
+    }
+  });
+}
+
+void QuantisedWeight::write_groups(uint8_t* codes, float* scales, float* minimums) const {
+  const int64_t per_row = cols_ / format_.group;
+  parallel_for(rows_, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      for_each_span(row, [&](int64_t first, int64_t inputs, const ColumnSpan& span) {
+        for (int64_t k = 0; k < inputs; ++k)
+          codes[row * cols_ + first + k] = static_cast<uint8_t>(value_of(format_, span.codes[k]));
+        const int64_t at = row * per_row + first / format_.group;
+        for (int64_t g = 0; g < inputs / format_.group; ++g) {
+          scales[at + g] = scale_of(format_.scales, span.scales[g], span.factor);
+          if (minimums != nullptr)
+            minimums[at + g] = scale_of(format_.scales, span.minimums[g], span.minimum_factor);
+        }
+      });
+  });
+}
+
+void QuantisedWeight::dequantise(const View& out) const {
+  parallel_for(rows_, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* values = reinterpret_cast<float*>(out.data + row * out.strides[0]);
+      for_each_span(row, [&](int64_t first, int64_t inputs, const ColumnSpan& span) {
+        dequantise_column(format_, span, inputs, values + first);
+      });
+    }
+  });
+}
+
+void QuantisedWeight::gather(const int64_t* ids, const View& out) const {
+  if (out.size() == 0) return;
+  const KernelTable& table = kernels();
+  const Rows target = rows_of(out);
+  parallel_for(target.count, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
+    alignas(64) float values[kSpanInputs];
+    RowCursor row(target, begin);
+    ConvertArgs part;
+    part.x.data = reinterpret_cast<char*>(values);
+    part.x.dtype = DType::f32, part.out.dtype = out.dtype;
+    part.x.count = part.out.count = 1;
+    for (int64_t i = begin; i < end; ++i, row.next())
+      for_each_span(ids[i], [&](int64_t first, int64_t inputs, const ColumnSpan& span) {
+        dequantise_column(format_, span, inputs, values);
+        part.x.length = part.out.length = part.segment = inputs;
+        part.out.data = row.get() + first * itemsize(out.dtype);
+        if (out.dtype == DType::f32)
+          std::memcpy(part.out.data, values, static_cast<size_t>(inputs) * sizeof(float));
+        else
+          table.convert(part, 0, 1);
+      });
+  });
+}
+
+}  // namespace simdformer

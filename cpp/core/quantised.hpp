@@ -1,0 +1,59 @@
+// Weights in few bits: what a quantised weight is made from, and what can be read from it again. Its product
+// with x is in core/linear.hpp.
+#pragma once
+
+#include "core/array.hpp"
+#include "core/memory.hpp"
+#include "core/quantised_blocks.hpp"
+
+namespace simdformer {
+
+// A weight (rows, cols) = (outputs, inputs) in panels (core/quantised_args.hpp): the same bytes on every
+// instruction set, lossless both ways. Rows are padded to whole slices of 64, with zeros.
+class QuantisedWeight {
+ public:
+  // blocks: (rows, cols / type.block, type.nbytes), contiguous; cols is a multiple of type.block.
+  QuantisedWeight(const QuantisedType& type, const uint8_t* blocks, int64_t rows, int64_t cols);
+
+  // value = scale * code - minimum. codes (rows, cols) of 4 or 8 bits, scales and minimums (null: none)
+  // (rows, cols / group), contiguous; group is 32, 64 or 128 and divides cols.
+  struct Groups {
+    int bits, group;
+    const uint8_t* codes;
+    const float *scales, *minimums;
+  };
+  QuantisedWeight(const Groups& groups, int64_t rows, int64_t cols);
+
+  // The blocks that it was made from, if it was.
+  void write_blocks(uint8_t* blocks) const;
+
+  // Its codes, without offset (as int8, or uint8 when made from groups), scales and minimums (null: not
+  // wanted), contiguous.
+  void write_groups(uint8_t* codes, float* scales, float* minimums) const;
+
+  // out (rows, cols): float32, unit last stride.
+  void dequantise(const View& out) const;
+
+  // Row ids[i] as row i of `out` (count, cols): any float dtype, unit last stride; 0 <= ids[i] < rows.
+  void gather(const int64_t* ids, const View& out) const;
+
+  const QuantisedType* type() const { return type_; }  // null when made from groups
+  const QuantisedFormat& format() const { return format_; }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  int64_t nbytes() const { return nbytes_; }
+  const uint8_t* data() const { return reinterpret_cast<const uint8_t*>(memory_.get()); }
+
+ private:
+  template <class Fill>
+  void make(Fill fill);
+  template <class Use>
+  void for_each_span(int64_t row, Use use) const;
+
+  const QuantisedType* type_ = nullptr;
+  QuantisedFormat format_;
+  int64_t rows_ = 0, cols_ = 0, nbytes_ = 0;
+  Memory memory_;
+};
+
+}  // namespace simdformer

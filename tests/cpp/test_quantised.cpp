@@ -1,0 +1,99 @@
+// Quantised weights: their bytes, and their product with x, against float64.
+#include <xtensor/xmath.hpp>
+#include <xtensor/xview.hpp>
+
+#include "arrays.hpp"
+#include "check.hpp"
+#include "core/linear.hpp"
+#include "core/quantised.hpp"
+
+namespace simdformer::tests {
+namespace {
+
+constexpr const char* kTypes[] = {"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4",
+                                  "q4_k", "q5_k", "q6_k", "q3_k", "q2_k", "iq4_xs"};
+
+// Bytes at random, of which half-precision numbers are not too large: bits 6 of all bytes are 0, so that no
+// exponent is beyond 2^0.
+std::vector<uint8_t> blocks_of(const QuantisedType& type, std::size_t rows, std::size_t depth) {
+  const std::size_t blocks = rows * depth / static_cast<std::size_t>(type.block);
+  std::vector<uint8_t> bytes(blocks * static_cast<std::size_t>(type.nbytes));
+  uint64_t state = 88172645463325252u;
+  for (uint8_t& byte : bytes) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    byte = static_cast<uint8_t>(state) & 0xbf;
+  }
+  return bytes;
+}
+
+Values values_of(const QuantisedWeight& weight, std::size_t rows, std::size_t depth) {
+  const Array values = result({rows, depth}, DType::f32);
+  weight.dequantise(values.view());
+  CHECK(values.gaps_are_whole());
+  return values.values();
+}
+
+}  // namespace
+
+TEST(blocks_are_read_and_written_without_loss) {
+  for (const char* name : kTypes) {
+    const Note note(name);
+    const QuantisedType& type = *quantised_type(name);
+    for (const std::size_t rows : {0u, 1u, 16u, 37u}) {
+      const std::size_t depth = 512;
+      const std::vector<uint8_t> bytes = blocks_of(type, rows, depth);
+      const QuantisedWeight weight(type, bytes.data(), static_cast<int64_t>(rows), depth);
+      std::vector<uint8_t> again(bytes.size());
+      weight.write_blocks(again.data());
+      CHECK(again == bytes);
+    }
+  }
+  CHECK(quantised_type("q9_0") == nullptr);
+}
+
+TEST(linear_is_the_product_with_the_values_of_a_quantised_weight) {
+  for (const char* name : kTypes) {
+    const Note note(name);
+    const QuantisedType& type = *quantised_type(name);
+    const std::size_t columns = 70, depth = type.block == 256 ? 512 : 352;
+    const std::vector<uint8_t> bytes = blocks_of(type, columns, depth);
+    const QuantisedWeight weight(type, bytes.data(), columns, static_cast<int64_t>(depth));
+    const Values values = values_of(weight, columns, depth);
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const std::size_t rows : {1u, 4u, 20u}) {
+        const Array x(normal({rows, depth}, rows), dtype, 1);
+        const Values wanted = product(x.values(), values);
+        const Values magnitude = product(xt::abs(x.values()), xt::abs(values));
+        for_each_isa([&] {
+          for (const Arithmetic arithmetic : {Arithmetic::int16, Arithmetic::float32}) {
+            const Array out = result({rows, columns}, dtype);
+            LinearOperand operand;
+            operand.quantised = &weight;
+            operand.out = out.view();
+            linear(x.view(), &operand, 1, arithmetic);
+            // 16 bits: half a step of max |x| / 32512 an input, which is far above float32's own rounding
+            check_close(out, wanted, magnitude, arithmetic == Arithmetic::int16 ? 2000 : 8);
+          }
+        });
+      }
+  }
+}
+
+TEST(rows_of_a_quantised_weight_are_its_values) {
+  const QuantisedType& type = *quantised_type("q4_k");
+  const std::vector<uint8_t> bytes = blocks_of(type, 20, 512);
+  const QuantisedWeight weight(type, bytes.data(), 20, 512);
+  const Values values = values_of(weight, 20, 512);
+  const int64_t ids[] = {19, 0, 7};
+  for (const DType dtype : kFloats) {
+    const Array out = result({3, 512}, dtype);
+    weight.gather(ids, out.view());
+    for (std::size_t i = 0; i < 3; ++i) {
+      const Values row = xt::view(values, xt::range(ids[i], ids[i] + 1), xt::all());
+      const Values got = xt::view(out.values(), xt::range(i, i + 1), xt::all());
+      CHECK(xt::all(xt::equal(got, Array(row, dtype).values())));
+    }
+  }
+}
+
+}  // namespace simdformer::tests
