@@ -307,3 +307,12 @@ def test_layers_take_quantised_weights(rng):
 
     for quantised, plain in zip(layers(0), layers(1), strict=True):
         assert rms_error(quantised, plain) < 1e-4 * np.sqrt(np.mean(plain**2))
+
+
+def test_check_allows_what_16_bits_of_x_lose(rng):
+    weight, _ = random_weight(rng, "q4_k", 40, 512)
+    x = normal(rng, 7, 512)
+    x[:, 3] *= 30
+    assert sf.check(sf.linear, sf.linear(x, weight), x, weight)
+    assert sf.check(sf.linear, x @ weight.dequantize().T, x, weight)
+    assert not sf.check(sf.linear, sf.linear(x, weight) * np.float32(1.002), x, weight)

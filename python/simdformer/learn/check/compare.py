@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "QUANTIZED",
     "TOLERANCE",
     "Comparison",
     "coarsest",
@@ -37,6 +38,8 @@ TOLERANCE = {
     np.dtype(np.float16): 5e-3,
     np.dtype(ml_dtypes.bfloat16): 4e-2,
 }
+# Beside a quantised weight x has 16 bits: 2e-5 to 5e-5 of a row, and some times that at its worst.
+QUANTIZED = 3e-4
 
 
 def float_dtypes(arrays: Any) -> list[np.dtype[Any]]:

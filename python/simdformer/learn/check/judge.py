@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.check.compare import (
+    QUANTIZED,
     TOLERANCE,
     Comparison,
     coarsest,
@@ -49,7 +50,8 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
     rtol : float, optional
         How large an error may be, relative to the root mean square of its row (what lies along the
         last axis). Without it: 1e-4, where float32 is the coarsest dtype among inputs and `mine`,
-        1e-9 for float64, 5e-3 for float16, 4e-2 for bfloat16; and more where rounding the inputs
+        1e-9 for float64, 5e-3 for float16, 4e-2 for bfloat16; 3e-4 beside a quantised weight, where
+        `linear` rounds x to 16 bits; and more where rounding the inputs
         alone would change a row by more than that (RoPE far out, softmax of very large scores).
 
     Returns
@@ -133,7 +135,10 @@ class Check:
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE[self.coarsest] if self.rtol is None else self.rtol
+        if self.rtol is not None:
+            return self.rtol
+        usual = TOLERANCE[self.coarsest]
+        return max(usual, QUANTIZED) if self.call.is_quantized else usual
 
     def compare(self, mine: list[Any], right: list[Any], spreads: Any = None) -> list[Comparison]:
         return [

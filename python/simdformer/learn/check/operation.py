@@ -15,6 +15,7 @@ from simdformer.interchange import as_numpy
 from simdformer.learn import mistakes
 from simdformer.learn.check.compare import float_dtypes
 from simdformer.learn.program import OPERATIONS, Program
+from simdformer.quantization.weight import QuantizedWeight
 
 __all__ = ["Call", "as_array", "bind", "checkable"]
 
@@ -46,6 +47,11 @@ class Call:
     def inputs(self) -> list[Any]:
         """All arrays that go in, those of a layer too."""
         return list(_arrays(self.variables.values()))
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a weight has few bits: x is rounded to 16 beside it."""
+        return any(isinstance(x, QuantizedWeight) for x in _leaves(self.variables.values()))
 
     def right(self) -> list[Any]:
         """What should come out, in float64.
@@ -151,12 +157,19 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
 
 
 def _arrays(values: Any) -> Any:
-    for value in values:
+    for value in _leaves(values):
         if hasattr(value, "unpack"):
             yield value.unpack()
         elif isinstance(value, np.ndarray):
             yield value
-        elif isinstance(value, list | tuple):
-            yield from _arrays(value)
+
+
+def _leaves(values: Any) -> Any:
+    """What lists and layers hold."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
         elif _is_layer(value):
-            yield from _arrays(vars(value).values())
+            yield from _leaves(vars(value).values())
+        else:
+            yield value
