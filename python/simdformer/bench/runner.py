@@ -31,6 +31,7 @@ from simdformer.bench.machine import (
     this_machine,
 )
 from simdformer.bench.models import forget_models, model_cases
+from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
 from simdformer.bench.work import Case, Goal, Operation, relative_error
@@ -47,7 +48,9 @@ __all__ = [
     "select",
 ]
 
-OPERATIONS: tuple[type[Operation], ...] = (Attention, Linear, RMSNorm, RoPE, Softmax, SwiGLU)
+OPERATIONS: tuple[type[Operation], ...] = (
+    *(Attention, Linear, QuantizedLinear, RMSNorm, RoPE, Softmax, SwiGLU),
+)
 SHORTEST_CALL = Goal(1.5e-6, "call")
 BUDGET = 2.0  # seconds a case
 SEED = 20240601
