@@ -27,6 +27,8 @@ constexpr int kDotRows = 2;
 // Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied: 12 sums at
 // most, as above.
 constexpr int kCodeVectors[] = {0, 4, 4, 2, 2, 2, 2};
+// From so many rows on codes of one plane are widened before they are multiplied.
+constexpr int64_t kWidenCodes = 16;
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 // of them give the same names, and nowhere else stand intrinsics or questions to the preprocessor:
 //
 //   Vec<T>, kLanes<T>                                     a register of numbers and how many it holds
-//   kTileRows ... kDotRows                                how large a piece of work its registers hold
+//   kTileRows ... kWidenCodes                             how large a piece of work its registers hold
 //   mul_add neg_mul_add product_error larger smaller      arithmetic that xsimd lacks, or does otherwise
 //     where_negative scale_by_power look_up               in one of its versions from 8.1 to 14
 //   first_lane first_lanes swap_lanes                     single numbers of a register

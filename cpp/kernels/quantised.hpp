@@ -338,7 +338,7 @@ SF_INLINE void widen_codes(const uint8_t* codes, int64_t blocks, const uint8_t* 
 // From so many rows on codes are widened first: planes are then taken apart once, and not once for every tile
 // of rows, which pays for a store and a load of 16 bits. Two planes are more work than one.
 template <class Kind>
-constexpr int64_t kWidenCodeRows = Kind::kPlanes == 1 ? 16 : 5;
+constexpr int64_t kWidenCodeRows = Kind::kPlanes == 1 ? kWidenCodes : 5;
 
 constexpr int kFewCodeRows = 4, kManyCodeRows = 6;  // of a tile, as codes lie and widened
 constexpr int kFewestOfMany = 3;                    // that 5 rows or more make
