@@ -240,7 +240,7 @@ def quantize(weight: ArrayLike, type: str) -> QuantizedWeight:
     A block is 32 or 256 successive inputs of one output. Its numbers become small integers with a
     common scale, and in some types with a minimum too: value = scale · code - minimum.
     Blocks of 256 (the types ..._k) hold eight or sixteen groups, whose scales are small integers
-    themselves; the better their scales are fitted, which takes about a second for 16 million
+    themselves; the better their scales are fitted, which takes some seconds for 16 million
     weights. The bytes are those of llama.cpp's files; q8_0, q4_0, q4_1, q5_0, q5_1 and mxfp4 are
     made as `gguf.quants.quantize` makes them, bit for bit.
 
