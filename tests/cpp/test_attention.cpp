@@ -106,7 +106,7 @@ Inputs inputs_of(const Problem& p, const Mixture& mixture) {
   for (std::size_t b = 0; b < p.B; ++b)
     for (auto j = static_cast<std::size_t>(p.length(b)); j < p.S; ++j) {
       xt::view(key, b, xt::all(), j) = std::nan("");
-      xt::view(value, b, xt::all(), j) = std::nan("");
+      if (p.Dv > 0) xt::view(value, b, xt::all(), j) = std::nan("");  // xtensor counts back from null else
     }
   Values mask = normal({p.H, p.L, p.S}, 4);  // the same for all sequences
   for (std::size_t i = 0; i < mask.size(); ++i) {
