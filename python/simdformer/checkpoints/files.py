@@ -7,12 +7,12 @@ a file gives fewer bytes than were there before, which is an error like any othe
 import json
 import os
 import stat
-import weakref
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from simdformer import _core
 from simdformer.checkpoints.error import CheckpointError, told_of
 
 __all__ = ["InputFile", "parse_object", "read_file", "read_object"]
@@ -31,10 +31,8 @@ class InputFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        # O_NONBLOCK: opening a named pipe must not wait for somebody to write into it.
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        weakref.finalize(self, os.close, self._descriptor)
-        status = os.fstat(self._descriptor)
+        self._open = _core.OpenFile(path)
+        status = os.fstat(self._open.descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
             raise CheckpointError(kind, "a regular file", file=path)
@@ -53,11 +51,11 @@ class InputFile:
         done = 0
         while done < count:  # a call reads 2 GB at most
             try:
-                got = os.preadv(self._descriptor, [memory[done:].data], start + done)
+                got = os.preadv(self._open.descriptor, [memory[done:].data], start + done)
             except OSError as error:  # of a disk that fails; the system does not say which file
                 raise OSError(error.errno, error.strerror, self.path) from None
             if got == 0:
-                size = os.fstat(self._descriptor).st_size
+                size = os.fstat(self._open.descriptor).st_size
                 raise CheckpointError(
                     f"only {size} of its {self.size} bytes while it was read",
                     file=self.path,
