@@ -23,23 +23,48 @@ from simdformer.bench.work import (
 )
 from simdformer.types import Array
 
-__all__ = ["EPS", "Linear", "RMSNorm", "Softmax", "SwiGLU"]
+__all__ = ["EPS", "Linear", "MatrixProduct", "RMSNorm", "Softmax", "SwiGLU"]
 
 EPS = 1e-6  # of the norm
 NATIVE_BF16 = "avx512_bf16"  # the instruction set with dot products of bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Operation):
+class MatrixProduct(Operation):
+    """x (rows, width_in) times weightᵀ (width_out, width_in), whatever the weight is stored as."""
+
+    rows: int
+    width_in: int = 4096
+    width_out: int = 14336
+
+    @property
+    def operation(self) -> str:
+        return "linear"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.width_in * self.width_out
+
+    @property
+    def counted_in(self) -> Unit:
+        return "GB/s" if self.rows == 1 else "GFLOPS"
+
+    def sample(self, result: Array) -> Array:
+        return result[spread(self.rows)[:, None], spread(self.width_out)]
+
+    def expected(self, inputs: Inputs) -> Array:
+        rows, columns = spread(self.rows), spread(self.width_out)
+        return reference.float64(reference.linear(inputs["x"][rows], inputs["weight"][columns]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(MatrixProduct):
     """x (rows, width_in) times weightᵀ (width_out, width_in). `packed`: ours is packed before.
 
     >>> Linear(rows=1).intensity < 1, Linear(rows=512).intensity > 100
     (True, True)
     """
 
-    rows: int
-    width_in: int = 4096
-    width_out: int = 14336
     weight_dtype: Dtype = "float32"
     packed: bool = True
 
@@ -77,14 +102,6 @@ class Linear(Operation):
         return goals
 
     @property
-    def operation(self) -> str:
-        return "linear"
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.rows * self.width_in * self.width_out
-
-    @property
     def nbytes(self) -> int:
         weight = self.width_in * self.width_out * numpy_dtype(self.weight_dtype).itemsize
         return weight + self.rows * (self.width_in + self.width_out) * self.itemsize
@@ -96,10 +113,6 @@ class Linear(Operation):
             return super().scratch
         return 4 * self.width_in * self.width_out
 
-    @property
-    def counted_in(self) -> Unit:
-        return "GB/s" if self.rows == 1 else "GFLOPS"
-
     def inputs(self, rng: np.random.Generator) -> Inputs:
         """x (rows, width_in), weight (width_out, width_in)"""
         shape = (self.width_out, self.width_in)
@@ -107,13 +120,6 @@ class Linear(Operation):
             "x": self.normal(rng, self.rows, self.width_in),
             "weight": random_array(rng, shape, self.weight_dtype, self.width_in**-0.5),
         }
-
-    def sample(self, result: Array) -> Array:
-        return result[spread(self.rows)[:, None], spread(self.width_out)]
-
-    def expected(self, inputs: Inputs) -> Array:
-        rows, columns = spread(self.rows), spread(self.width_out)
-        return reference.float64(reference.linear(inputs["x"][rows], inputs["weight"][columns]))
 
     def smaller(self) -> Self:
         return replace(self, rows=min(self.rows, 40), width_in=72, width_out=88)

@@ -8,7 +8,6 @@ from typing import Any, Self
 import numpy as np
 
 import simdformer as sf
-from simdformer import reference
 from simdformer.bench.contestants import (
     MICROSOFT,
     ONNXRUNTIME,
@@ -17,7 +16,8 @@ from simdformer.bench.contestants import (
     Missing,
     Way,
 )
-from simdformer.bench.work import Case, Inputs, Operation, Unit, numpy_dtype, spread, times
+from simdformer.bench.layers import MatrixProduct
+from simdformer.bench.work import Case, Inputs, numpy_dtype, times
 from simdformer.types import Array
 
 __all__ = ["QuantizedLinear"]
@@ -26,17 +26,14 @@ FLOATS = "float32"  # ours, on the packed values
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizedLinear(Operation):
+class QuantizedLinear(MatrixProduct):
     """x (rows, width_in) times the values of a weight (width_out, width_in) of a quantised type.
 
     >>> QuantizedLinear(rows=1).nbytes / (4096 * 14336)  # 4.5 bits a weight, and a little
     0.5637555803571429
     """
 
-    rows: int
     type: str = "q4_0"
-    width_in: int = 4096
-    width_out: int = 14336
 
     @classmethod
     def cases(cls, isa: str) -> Iterator[Case]:
@@ -50,14 +47,6 @@ class QuantizedLinear(Operation):
         return "linear-quantized", cls(rows=1, width_in=32, width_out=8)
 
     @property
-    def operation(self) -> str:
-        return "linear"
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.rows * self.width_in * self.width_out
-
-    @property
     def nbytes(self) -> int:
         kind = sf.quantization_types()[self.type]
         weight = self.width_in * self.width_out // kind.block * kind.nbytes
@@ -68,21 +57,10 @@ class QuantizedLinear(Operation):
         """The weight in float32."""
         return 4 * self.width_in * self.width_out
 
-    @property
-    def counted_in(self) -> Unit:
-        return "GB/s" if self.rows == 1 else "GFLOPS"
-
     def inputs(self, rng: np.random.Generator) -> Inputs:
         """x (rows, width_in), weight (width_out, width_in): the values of a quantised one."""
         weight = some_weight(self.type, self.width_out, self.width_in)
         return {"x": self.normal(rng, self.rows, self.width_in), "weight": weight.dequantize()}
-
-    def sample(self, result: Array) -> Array:
-        return result[spread(self.rows)[:, None], spread(self.width_out)]
-
-    def expected(self, inputs: Inputs) -> Array:
-        rows, columns = spread(self.rows), spread(self.width_out)
-        return reference.float64(reference.linear(inputs["x"][rows], inputs["weight"][columns]))
 
     def smaller(self) -> Self:
         return replace(self, rows=min(self.rows, 40), width_in=256, width_out=88)
