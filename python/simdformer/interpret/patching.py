@@ -65,7 +65,7 @@ def patch(
     KeyError
         No activation is called so; near names are listed.
 
-    It takes a forward pass for each number; a progress bar is shown after two seconds.
+    It takes a forward pass for each number; a progress bar is shown after a second.
     """
     subject = read_subject("patch", model, clean)
     other = read_subject("patch", model, corrupted)
