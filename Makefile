@@ -1,4 +1,4 @@
-# simdformer: `make demo` and `make test` do all their set-up themselves. `make help` lists the rest.
+# simdformer: `make demo`, `make lab` and `make test` do all their set-up themselves. `make help` lists the rest.
 #
 # Everything lands in $(VENV) and build/. Extra arguments for pip (another package index, a directory of wheels) go into
 # pip's own variables, PIP_FIND_LINKS for example; arguments for the build into BUILD_ARGS:
@@ -9,6 +9,7 @@ VENV ?= .venv
 BUILD_ARGS ?=
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? n : 4 )))
 PYTEST_ARGS ?=
+LAB_ARGS ?=
 FUZZ_SECONDS ?= 600
 FUZZ_ARGS ?=
 # what `make sanitize` runs of tests/kernels/test_*.py
@@ -34,10 +35,11 @@ endef
 run_tests = $(BIN)/ctest --test-dir $(1) --output-on-failure --parallel $(JOBS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz ctest sanitize sanitize-address sanitize-thread aarch64 lint format notebooks build wheel clean
+.PHONY: help demo lab test test-all fuzz ctest sanitize sanitize-address sanitize-thread aarch64 lint format notebooks build wheel clean
 
 help:
 	@echo "make demo       one attention step checked line by line, then a trained model that answers and writes"
+	@echo "make lab        the notebooks in JupyterLab, with everything that they import"
 	@echo "make test       every operation on every instruction set of this machine against PyTorch, models, check, notebooks"
 	@echo "make test-all   these and what takes long: builds of sdist and wheel, every small shape, training, fuzzing"
 	@echo "make fuzz       inputs at random for every reader of files, FUZZ_SECONDS=600 for each"
@@ -53,6 +55,10 @@ help:
 
 demo: $(STAMPS)/models
 	$(BIN)/simdformer demo
+
+# In a container, or over ssh: make lab LAB_ARGS="--no-browser --ip=0.0.0.0"
+lab: $(STAMPS)/lab
+	$(BIN)/jupyter lab notebooks/01_attention.ipynb $(LAB_ARGS)
 
 # Processes side by side; the tests of one xdist_group (threads, builds) stay in one of them, one after the other.
 pytest := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup

@@ -1,12 +1,16 @@
 """The notebooks: source and .ipynb are the same cells, the outputs belong to that source, and every
 cell runs."""
 
+import ast
+import contextlib
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -118,6 +122,40 @@ def test_execute_leaves_out_weights_of_the_reader(monkeypatch, tmp_path) -> None
     with_outputs, timing = execute.run(source).cells
     assert with_outputs.outputs[0].text == "False\n"
     assert timing.outputs == []
+
+
+def installed_with(extra: str) -> set[str]:
+    """The distributions that an extra of this package brings, and all that these need."""
+    extras = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    todo = [*extras["dependencies"], *extras["optional-dependencies"][extra]]
+    found: set[str] = set()
+    while todo:
+        name, wanted = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", todo.pop()).groups()
+        if name == "simdformer":
+            todo += [
+                need for one in wanted.split(",") for need in extras["optional-dependencies"][one]
+            ]
+        elif (name := re.sub(r"[-_.]+", "-", name).lower()) not in found:
+            found.add(name)
+            with contextlib.suppress(PackageNotFoundError):  # JupyterLab itself need not be here
+                todo += [need for need in requires(name) or () if "extra ==" not in need]
+    return found
+
+
+@each_notebook
+def test_make_lab_installs_what_a_notebook_imports(source: Path) -> None:
+    tree = ast.parse(source.read_text())
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    packages = (
+        {name.partition(".")[0] for name in imported} - sys.stdlib_module_names - {"simdformer"}
+    )
+    homes = packages_distributions()
+    assert {re.sub(r"[-_.]+", "-", homes[name][0]).lower() for name in packages} <= installed_with(
+        "lab"
+    )
 
 
 def failures(*sources: Path) -> dict[str, str | None]:

@@ -10,6 +10,7 @@ import simdformer as sf
 from simdformer import cli
 from simdformer.checkpoints import read_checkpoint
 from simdformer.data import corpus
+from simdformer.demo import NEXT
 
 LOOKUP = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
 
@@ -76,4 +77,4 @@ def test_it_writes_stories(model):
 
 def test_the_demonstration_agrees(capsys):
     assert cli.main(["demo"]) == 0
-    assert capsys.readouterr().out.endswith("All checks agree.\n")
+    assert capsys.readouterr().out.endswith(f"All checks agree.\n{NEXT}\n")

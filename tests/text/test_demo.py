@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import simdformer as sf
+from simdformer.demo import NEXT, steps
 from simdformer.demo import model as demo_model
-from simdformer.demo import steps
 from simdformer.demo.printing import difference
 
 STEPS = steps.STEPS
@@ -19,7 +19,7 @@ def test_the_demonstration_agrees(command, isa, shared):
     assert out.count("✓ agree") == len(STEPS) + 2
     assert "✗" not in out
     assert "Once upon a time, there was a little girl named Lily." in out
-    assert out.endswith("All checks agree.\n")
+    assert out.endswith(f"\nAll checks agree.\n{NEXT}\n")
     for step in STEPS:
         assert step.title in out
     assert max(map(len, out.splitlines())) <= 120

@@ -7,7 +7,11 @@ Every line of code that it shows is the code that it runs.
 from simdformer.demo.model import load, trained_model
 from simdformer.demo.steps import attention_step
 
-__all__ = ["run"]
+__all__ = ["NEXT", "run"]
+
+NEXT = """
+make lab           in a checkout: the notebooks in JupyterLab, all of this step by step
+simdformer learn   a file of functions to fill in: write the transformer yourself"""
 
 
 def run(model: str | None = None) -> int:
@@ -16,5 +20,5 @@ def run(model: str | None = None) -> int:
     loaded, tokenizer = load(model)  # before anything is shown: there may be no such model
     right = attention_step()
     right = trained_model(loaded, tokenizer, model) and right
-    print("\nAll checks agree." if right else "\nA CHECK FAILED: look for ✗ above.")
+    print(f"\nAll checks agree.\n{NEXT}" if right else "\nA CHECK FAILED: look for ✗ above.")
     return 0 if right else 1
