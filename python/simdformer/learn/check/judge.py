@@ -1,6 +1,6 @@
 """`simdformer.check`: is this array right, and if not, which mistake was made?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from simdformer.learn.check.compare import (
     numbers,
 )
 from simdformer.learn.check.describe import described, places
-from simdformer.learn.check.operation import Call, as_array, bind
+from simdformer.learn.check.operation import Asked, Call, as_array, bind
 from simdformer.learn.check.remarks import remarks
 from simdformer.learn.check.report import Report, Where
 from simdformer.learn.check.search import (
@@ -85,11 +85,15 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
 
 @dataclass(frozen=True)
 class Check:
-    """One call, and the learner's results for it."""
+    """One call, or another question, and the learner's results for it.
 
-    call: Call
+    until : on the clock of time.monotonic; afterwards no more mistakes are tried
+    """
+
+    call: Asked
     mine: list[Any]
     rtol: float | None
+    until: float = float("inf")
 
     @np.errstate(all="ignore")  # overflow and NaN are what is looked at here
     def report(self) -> Report:
@@ -182,7 +186,7 @@ class Check:
             dtypes.append(np.dtype(np.float32))
         search = Search(dtypes, self.tolerance, self.coarsest)
         search.seconds = search.seconds if pairs else 0.0
-        return search(self.problem(mine))
+        return search(replace(self.problem(mine), until=self.until))
 
     def misshapen(self, right: list[Any], i: int) -> Report:
         """Wrong shapes: what was done to the axes, then what else is wrong."""

@@ -17,7 +17,7 @@ from simdformer.learn.check.compare import float_dtypes
 from simdformer.learn.program import OPERATIONS, Program
 from simdformer.quantization.weight import QuantizedWeight
 
-__all__ = ["Call", "as_array", "bind", "checkable"]
+__all__ = ["Asked", "Call", "as_array", "bind", "checkable"]
 
 # Programs and mistakes register themselves when their modules are loaded.
 for _module in iter_modules(mistakes.__path__):
@@ -27,21 +27,15 @@ LARGE = 4_000_000  # numbers in one array, from which on the kernels are the jud
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of an operation or a layer, its arguments as numpy arrays.
+class Asked:
+    """What a check is asked about.
 
-    variables are what the program of the operation starts from; program is None where no mistakes
-    are known. results is what the operation itself gives for this call, always as a list.
+    variables are what its program starts from; program is None where no mistakes are known.
     """
 
     name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     variables: dict[str, Any]
     program: Program | None
-    results: list[Any]
-    several: bool
 
     @property
     def inputs(self) -> list[Any]:
@@ -52,6 +46,24 @@ class Call:
     def is_quantized(self) -> bool:
         """Whether a weight has few bits: x is rounded to 16 beside it."""
         return any(isinstance(x, QuantizedWeight) for x in _leaves(self.variables.values()))
+
+    def right(self) -> list[Any]:
+        """What should come out, in float64."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Call(Asked):
+    """One call of an operation or a layer, its arguments as numpy arrays.
+
+    results is what the operation itself gives for this call, always as a list.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Any]
+    several: bool
 
     def right(self) -> list[Any]:
         """What should come out, in float64.
@@ -107,7 +119,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     name = kind.__name__
     results = list(answer) if several else [answer]
     program = OPERATIONS.get(kind)
-    return Call(name, function, args, kwargs, variables, program, results, several)
+    return Call(name, variables, program, function, args, kwargs, results, several)
 
 
 def _operation(op: Any) -> Any:

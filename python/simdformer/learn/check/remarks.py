@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.check.compare import TOLERANCE, coarsest, float_dtypes
-from simdformer.learn.check.operation import Call
+from simdformer.learn.check.operation import Asked
 
 __all__ = ["remarks"]
 
 
-def remarks(call: Call, mine: list[Any], ok: bool) -> tuple[str, ...]:
+def remarks(call: Asked, mine: list[Any], ok: bool) -> tuple[str, ...]:
     return tuple(_dtypes(call, mine, ok)) + (tuple(_blind_spots(call)) if ok else ())
 
 
-def _dtypes(call: Call, mine: list[Any], ok: bool) -> Iterator[str]:
+def _dtypes(call: Asked, mine: list[Any], ok: bool) -> Iterator[str]:
     inputs, outputs = float_dtypes(call.inputs), float_dtypes(mine)
     if not inputs or not outputs:
         return
@@ -30,7 +30,7 @@ def _dtypes(call: Call, mine: list[Any], ok: bool) -> Iterator[str]:
         yield f"right to {bits} only: your result is {own}, made from {coarse}"
 
 
-def _blind_spots(call: Call) -> Iterator[str]:
+def _blind_spots(call: Asked) -> Iterator[str]:
     """What a right answer does not show, because of the inputs that it was tried on."""
     given = call.variables
     query, key, value, weight = (given.get(n, ()) for n in ("query", "key", "value", "weight"))

@@ -26,11 +26,15 @@ INFORMATION = 8  # different numbers that an array must hold to tell one pair fr
 
 @dataclass(frozen=True)
 class Problem:
-    """A program, what it starts from, and the results to be explained."""
+    """A program, what it starts from, and the results to be explained.
+
+    until : on the clock of time.monotonic; afterwards no run is begun
+    """
 
     program: Program
     variables: dict[str, Any]
     mine: list[Any]
+    until: float = float("inf")
 
     def sampled(self, limit: int) -> "Problem":
         """The same for some of the rows, where arrays would be larger than the limit."""
@@ -40,7 +44,7 @@ class Problem:
             return self
         variables, part = fewer
         kept = part(self.mine[0] if len(self.mine) == 1 else tuple(self.mine))
-        return Problem(self.program, variables, as_list(kept))
+        return Problem(self.program, variables, as_list(kept), self.until)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +232,8 @@ class Search:
                 spreads = spread(lambda run: evaluate(run, problem) or [], replaced, eps)
             except ValueError:  # it cannot be computed in float64
                 return False
+            if len(spreads) != len(out):  # it is late
+                return False
         return self.target(problem.mine).distance(out, spreads) == 0
 
 
@@ -246,7 +252,9 @@ def _information(results: list[Any]) -> int:
 
 
 def evaluate(run: Run, problem: Problem) -> list[Any] | None:
-    """The results of a run; None when it is one that crashes on these shapes."""
+    """The results of a run; None when it crashes on these shapes, or when it is late."""
+    if time.monotonic() > problem.until:
+        return None
     try:
         with np.errstate(all="ignore"):
             return [np.asarray(x) for x in as_list(run(problem.program, **problem.variables).out)]

@@ -221,7 +221,7 @@ def asked(question: Question, mine: Any) -> Report:
             mine = (mine, 1.0)
         return check(op, mine, *args, **question.kwargs)
     variables = dict(zip(inspect.signature(op).parameters, args, strict=True))
-    call = Step(op.__name__, op, args, {}, variables, STEPS[op], [op(*args)], False)
+    call = Step(op.__name__, variables, STEPS[op], op, args, {}, [op(*args)], False)
     return Check(call, [np.asarray(mine)], None).report()
 
 

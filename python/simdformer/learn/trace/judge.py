@@ -11,7 +11,7 @@ from simdformer.learn.check.compare import TOLERANCE, compare, numbers
 from simdformer.learn.check.report import Report
 from simdformer.learn.trace.aliases import Place, heads_of, near, place
 from simdformer.learn.trace.axes import View, array_of, needed_shape, views
-from simdformer.learn.trace.question import BF16, F16, F32, Glance, Question, Thorough
+from simdformer.learn.trace.question import BF16, F16, F32, Activation, Glance, Thorough
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps, layer_of
 from simdformer.models.config import ModelConfig
@@ -224,21 +224,11 @@ class Examination:
                 return None, reports[-1]
         return None, reports[min(best, WAYS - 1)]
 
-    def question(self, entry: Entry, view: View) -> "Question":
+    def question(self, entry: Entry, view: View) -> Activation:
         program, variables = self.steps.part(entry.place.name, self.known, view.take)
         program.axes = view.axes
         right = self.steps.value(entry.place.name, self.known, view.take)
-        return Question(
-            name=called(entry),
-            function=check_trace,
-            args=(),
-            kwargs={},
-            variables=variables,
-            program=program,
-            results=[entry.array],
-            several=False,
-            wanted=right,
-        )
+        return Activation(called(entry), variables, program, right)
 
     def afresh(self, entry: Entry, view: View) -> Report:
         """Whether the array comes of the learner's own right values, rounding included."""
@@ -247,9 +237,9 @@ class Examination:
     def explained(self, entry: Entry, view: View) -> Report:
         name, until = entry.place.name, time.monotonic() + SECONDS
         report = Thorough(
-            self.question(entry, view),
-            [entry.array],
-            None,
+            call=self.question(entry, view),
+            mine=[entry.array],
+            rtol=None,
             weights=self.steps.weights(name, self.known),
             layer=layer_of(name),
             num_layers=self.config.num_layers,

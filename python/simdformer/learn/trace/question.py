@@ -1,8 +1,6 @@
 """One activation of a trace as a question for `check`, with the mistakes of whole models."""
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -10,18 +8,18 @@ import numpy as np
 
 from simdformer.learn.check.compare import TOLERANCE, compare, finfo
 from simdformer.learn.check.judge import Check
-from simdformer.learn.check.operation import Call
+from simdformer.learn.check.operation import Asked
 from simdformer.learn.check.search import Explanation, evaluate, spread
 from simdformer.learn.mistakes.model_weights import STEPS, called, using
 from simdformer.learn.program import Mistake, Run
 
-__all__ = ["Glance", "Question", "Thorough"]
+__all__ = ["Activation", "Glance", "Thorough"]
 
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
-class Question(Call):
+class Activation(Asked):
     """What an activation should be: computed from the learner's own last right values."""
 
     wanted: Any
@@ -46,39 +44,28 @@ class Glance(Check):
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Thorough(Check):
     """Looks for weights of other layers too, and for arithmetic of few bits.
 
     weights : the names of those that take part
     layer : the one that the activation belongs to, if it does
     num_layers : how many there are
-    until : when to stop looking, on the clock of time.monotonic
     """
 
     weights: list[str]
     layer: int | None
     num_layers: int
-    until: float
 
     def search(self, mine: list[Any], pairs: bool = True) -> tuple[Explanation, ...]:
-        with self.in_time():
-            found = super().search(mine, pairs=False) or self.of_other_layers(mine)
+        found = super().search(mine, pairs=False) or self.of_other_layers(mine)
         if found or (found := self.of_few_bits(mine)) or not pairs:
             return found
-        with self.in_time():
-            return super().search(mine)
-
-    @contextlib.contextmanager
-    def in_time(self) -> Iterator[None]:
-        """Inside, steps refuse to begin after `until`."""
-        self.call.variables["until"] = self.until
-        yield
-        self.call.variables["until"] = np.inf
+        return super().search(mine)
 
     def of_other_layers(self, mine: list[Any]) -> tuple[Explanation, ...]:
         """Weights of another layer than the first, which is in the catalogue."""
-        problem, found = self.problem(mine), []
+        problem, found = replace(self.problem(mine), until=self.until), []
         dtype = mine[0].dtype if mine[0].dtype in TOLERANCE else F32
         for weight in self.weights:
             for index in range(1, self.num_layers):

@@ -122,7 +122,6 @@ class ModelSteps:
             "config": self.config,
             "tensors": self.tensors,
             "plan": plan,
-            "until": np.inf,
         }
 
     def value(self, target: str, known: Known, take: Callable[[Any], Any] = lambda x: x) -> Float64:
