@@ -207,7 +207,7 @@ def test_what_a_reader_has_checked_is_not_checked_again(huggingface, monkeypatch
     def again(*_):
         raise AssertionError("checked twice")
 
-    monkeypatch.setattr("simdformer.models.transformer.check_weights", again)
+    monkeypatch.setattr("simdformer.models.decoder.check_weights", again)
     assert sf.from_pretrained(huggingface())([1, 2]).shape == (2, 12)
 
 

@@ -11,12 +11,8 @@ Letters in shapes: B sequences, L new positions, S positions visible, E hidden_s
 K key/value heads, D head_dim, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 import numpy as np
 
-from simdformer.arguments import read_whole
 from simdformer.functional import (
     embedding,
     gelu,
@@ -27,17 +23,15 @@ from simdformer.functional import (
     swiglu,
 )
 from simdformer.models.cache import KVCache
-from simdformer.models.config import ModelConfig
-from simdformer.models.forward_pass import ForwardPass, checked_ids, rope_of_layers
-from simdformer.models.observer import Edit, Observer, See, see_attention, unseen
-from simdformer.models.trace import Trace
-from simdformer.models.weights import Tensor, Weights, check_dtypes, check_weights
-from simdformer.types import Array, DTypeLike, NumpyArrayLike
+from simdformer.models.decoder import Decoder
+from simdformer.models.forward_pass import ForwardPass
+from simdformer.models.observer import Observer, See, see_attention, unseen
+from simdformer.types import Array
 
 __all__ = ["Transformer"]
 
 
-class Transformer:
+class Transformer(Decoder):
     """A decoder-only transformer on ids: `logits = model(ids)`.
 
     Parameters
@@ -76,113 +70,6 @@ class Transformer:
     (2, 4, 4)
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: Mapping[str, Tensor],
-        *,
-        dtype: DTypeLike | None = None,
-        activations: DTypeLike = "float32",
-    ) -> None:
-        check_weights(config, weights)
-        self._prepare(config, weights, dtype, activations)
-
-    @classmethod
-    def of_fitting(
-        cls,
-        config: ModelConfig,
-        weights: Mapping[str, Tensor],
-        *,
-        dtype: DTypeLike | None = None,
-        activations: DTypeLike = "float32",
-    ) -> "Transformer":
-        """The same of weights that are known to fit the config, as those of a Checkpoint are."""
-        model = object.__new__(cls)
-        model._prepare(config, weights, dtype, activations)
-        return model
-
-    def _prepare(
-        self,
-        config: ModelConfig,
-        weights: Mapping[str, Tensor],
-        dtype: DTypeLike | None,
-        activations: DTypeLike,
-    ) -> None:
-        self.config = config
-        self.activations: np.dtype[Any] = np.dtype(activations)
-        check_dtypes(weights, dtype, self.activations)
-        self.weights = Weights.prepare(config, weights, dtype)
-        self.rope_of_layers = rope_of_layers(config)
-
-    def __call__(
-        self,
-        ids: NumpyArrayLike,
-        cache: KVCache | None = None,
-        logits_to_keep: int | None = None,
-        *,
-        edit: Mapping[str, Edit] | None = None,
-    ) -> Array:
-        """ids (L,) or (B,L) -> float32 logits (L,V) or (B,L,V).
-
-        With a cache the ids continue what is in it and are appended to it. `logits_to_keep` n
-        gives the logits of the last n positions only. TypeError for ids that are no integers,
-        IndexError for one outside the vocabulary, ValueError when the cache is full or belongs to
-        another model.
-
-        `edit` changes activations on their way: a dict of names of `run_with_cache`, or globs, to
-        arrays, which take their place (broadcast to their shape), or to functions of an array. A
-        function is given a copy in the shape of the trace, in float32 (float64 where activations
-        are). What it returns, of the same shape and dtype, is used from there on; None stands for
-        the copy, which it may have written into. An unknown name: KeyError. Another shape or
-        dtype: ValueError.
-        """
-        ids = checked_ids(ids)
-        observer = Observer(self.config, (), edit, batched=ids.ndim == 2) if edit else None
-        logits = self.forward(np.atleast_2d(ids), cache, logits_to_keep, observer)
-        return logits if ids.ndim == 2 else logits[0]
-
-    def run_with_cache(
-        self,
-        ids: NumpyArrayLike,
-        names: str | Iterable[str] | None = None,
-        *,
-        edit: Mapping[str, Edit] | None = None,
-    ) -> tuple[Array, Trace]:
-        """The logits, and every activation by name, as a `Trace`; with `names` (globs) only those.
-
-        embed, layers.{i}.{resid_pre, attn_norm, attn.q, attn.k, attn.v, attn.q_rot, attn.k_rot,
-        attn.scores, attn.pattern, attn.z, attn.out, resid_mid, mlp_norm, mlp.gate, mlp.up,
-        mlp.act, mlp.out, resid_post}, final_norm, logits; attn.q_normed and attn.k_normed where
-        the model has them, attn_norm and mlp_norm unless it has norms behind attention and MLP
-        only. attn.out and mlp.out are what is added to the residual stream, after such a norm and
-        residual_scale; embed, scores and logits are those after their scales and softcaps. q, k,
-        v, z are (L,H,D) or (L,K,D), scores (-inf where hidden) and pattern (H,L,S), mlp.gate, up,
-        act (L,intermediate_size), the others (L,E), with a batch axis in front when ids have one.
-        An unknown name: KeyError that lists near ones.
-
-        `edit` as in `__call__`; the trace holds the activations as they were used, after it.
-        """
-        ids = checked_ids(ids)
-        observer = Observer(self.config, names, edit, batched=ids.ndim == 2)
-        logits = self.forward(np.atleast_2d(ids), None, None, observer)
-        trace = Trace(observer.activations, ids=ids, model=self.config.summary)
-        return logits if ids.ndim == 2 else logits[0], trace
-
-    def new_cache(
-        self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
-    ) -> KVCache:
-        """An empty cache for this model, for `max_seq_len` positions (None: the config's)."""
-        return KVCache(
-            num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            max_seq_len=self.config.max_seq_len if max_seq_len is None else max_seq_len,
-            batch=batch,
-            dtype=dtype,
-        )
-
-    # ---- the model, from here on as in the paper -------------------------------------------------
-
     def forward(
         self,
         ids: Array,
@@ -191,8 +78,6 @@ class Transformer:
         observer: Observer | None,
     ) -> Array:
         """ids (B,L) -> logits (B,L,V)"""
-        if logits_to_keep is not None:
-            read_whole("model", "logits_to_keep", logits_to_keep, "None (all) or n >= 1")
         run = ForwardPass.begin(self.config, ids, cache, observer)
         see = run.at()
         x = embedding(ids, self.weights.embed, dtype=self.activations)
