@@ -70,7 +70,7 @@ class Tab:
         return self.one(selector).text
 
     def state(self, *names):
-        found = self("JSON.parse(JSON.stringify(state))")
+        found = self("JSON.parse(JSON.stringify(page.state))")
         return tuple(found[name] for name in names)
 
     def scroll_to(self, element):

@@ -173,7 +173,7 @@ def test_a_click_on_a_bar_chooses_too(tab):
 def test_a_click_on_the_lens_shows_the_ten_likeliest(tab, demo):
     lens = tab.one("#lens")
     tab.driver.execute_script("arguments[0].parentElement.scrollLeft = 0", lens)
-    column = tab("column")
+    column = lens.size["width"] / 25
     tab.click(lens, 3.5 * column, 4.5 * 20)  # the fifth row from above: layer 1
     assert tab.state("token", "layer", "lensRow") == (3, 1, 2)
     ids = sf.logit_lens(demo, TEXT).ids[2, 3]
@@ -195,7 +195,7 @@ def test_a_click_on_a_box_shows_its_numbers(tab, trace):
 
 def test_the_large_pattern_follows_the_pointer(tab, trace):
     picture = tab.one("#one-head canvas")
-    cell = tab("cell")
+    cell = (picture.size["width"] - 110 - 20) / 25
     tab.point(picture, 110 + 11.5 * cell, 110 + 17.5 * cell)
     assert tab.state("under", "key") == (17, 11)
     layer, head = tab.state("layer", "head")
@@ -386,14 +386,40 @@ def test_without_javascript_there_is_a_sentence(demo, tmp_path):
         driver.quit()
 
 
+def test_a_notebook_draws_it_in_its_frame(driver, demo, tmp_path):
+    file = tmp_path / "notebook.html"
+    file.write_text(sf.look(demo, "Mia has")._repr_html_(), encoding="utf-8")
+    driver.get(file.as_uri())
+    driver.switch_to.frame(driver.find_element("css selector", "iframe"))
+    canvas = driver.find_element("css selector", "#one-head canvas")
+    assert canvas.size["width"] > 100
+    assert driver.find_element("css selector", "h1").text == "Mia has"
+
+
+def test_a_browser_that_is_too_old_is_told(driver, demo, tmp_path):
+    file = sf.look(demo, "Mia").save(tmp_path / "look.html")
+    command = driver.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument", {"source": "delete window.DecompressionStream"}
+    )
+    driver.get(file.as_uri())
+    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", command)
+    assert "needs a browser of 2023" in driver.find_element("css selector", "body").text
+
+
 @pytest.mark.slow
 def test_a_large_model_and_a_long_text_have_room(opened):
     config = tiny_config(num_layers=28, num_heads=16, num_kv_heads=8, max_seq_len=256)
     weights = random_weights(np.random.default_rng(3), config)
     model = Transformer(config, weights, dtype="float32")
     page = sf.look(model, np.random.default_rng(4).integers(0, 300, 200))
-    assert len(page.html) < 25_000_000
+    assert len(page.html) < 12_000_000
     tab = opened(page)
     assert len(tab.all("#heads canvas")) == 28 * 16
-    tab.click(tab.one("button[aria-label='layer 20, head 15']"))
+    below = "button[aria-label='layer 20, head 15']"
+    assert tab.one(f"{below} canvas").get_property("width") == 300  # as it is before it is seen
+    tab.click(tab.one(below))
     assert tab.text("#head-title") == "Layer 20, head 15"
+    assert tab.ink(f"{below} canvas") > 10
+    tab.press("t")  # in other colours it is drawn anew
+    tab.wait_for("document.documentElement.dataset.theme === 'dark'")
+    assert tab.ink("button[aria-label='layer 20, head 14'] canvas") > 10

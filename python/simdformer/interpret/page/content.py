@@ -1,6 +1,7 @@
-"""What the page is told: text, numbers, and arrays as base64, as page.js reads them."""
+"""What the page is told: text, numbers, and one piece of base64 that holds every array."""
 
 import base64
+import zlib
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from simdformer.interpret.subject import Subject, token_text
 from simdformer.models.trace import Trace
 from simdformer.types import Array
 
-__all__ = ["LENS_TOP", "content"]
+__all__ = ["LENS_TOP", "Numbers", "content"]
 
 LONGEST_TITLE = 60
 NEXT, LENS_TOP, FIRST = 5, 10, 8  # words foretold, words of a lens, numbers of an activation
@@ -25,6 +26,29 @@ MEANS = {
     "entropy": "of a row, in bits: 0 looks at one token",
 }
 HEAD_FIRST = ("attn.scores", "attn.pattern")
+ALIGNMENT = 4  # bytes, of every array
+
+
+class Numbers:
+    """Arrays one behind the other. `add` gives what the page finds one by: [type, place in bytes,
+    how many numbers]; `.packed` is all of them, zlib in base64."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def add(self, array: Any, dtype: Any = np.float32) -> list[Any]:
+        little = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
+        place = self._length
+        part = little.tobytes()
+        self._parts += [part, bytes(-len(part) % ALIGNMENT)]
+        self._length += len(part) + -len(part) % ALIGNMENT
+        return [little.dtype.name, place, little.size]
+
+    @property
+    def packed(self) -> str:
+        squeezed = zlib.compress(b"".join(self._parts), level=1)
+        return base64.b64encode(squeezed).decode("ascii")
 
 
 def content(
@@ -34,8 +58,9 @@ def content(
     lens: LogitLens,
     written: dict[str, Any],
     about: str,
+    numbers: Numbers,
 ) -> dict[str, Any]:
-    """Everything that page.js reads: text, numbers, and arrays as base64."""
+    """Everything that the page reads; its arrays are added to `numbers`."""
     words = Words(subject)
     length = len(subject.ids)
     shares = softmax(logits)
@@ -55,11 +80,11 @@ def content(
         "heads": patterns.shape[1],
         "start": {"layer": int(strongest[0]), "head": int(strongest[1])},
         "next": {
-            "words": packed(words.indices(padded(best, NEXT)), np.int32),
-            "shares": packed(padded(np.take_along_axis(shares, best, -1), NEXT), np.float32),
-            "actual": packed(actual, np.float32),
+            "words": numbers.add(words.indices(padded(best, NEXT)), np.int32),
+            "shares": numbers.add(padded(np.take_along_axis(shares, best, -1), NEXT)),
+            "actual": numbers.add(actual),
         },
-        "patterns": packed(eight_bits(patterns), np.uint8),
+        "patterns": numbers.add(eight_bits(patterns), np.uint8),
         "scores": {
             name: [[None if np.isnan(n) else round(float(n), 4) for n in row] for row in table]
             for name, table in scores.items()
@@ -67,16 +92,16 @@ def content(
         "means": MEANS,
         "lens": {
             "layers": lens.layers,
-            "words": packed(words.indices(padded(lens.ids, LENS_TOP)), np.int32),
-            "shares": packed(padded(lens.probabilities, LENS_TOP), np.float32),
-            "final": packed(lens.probability, np.float32),
+            "words": numbers.add(words.indices(padded(lens.ids, LENS_TOP)), np.int32),
+            "shares": numbers.add(padded(lens.probabilities, LENS_TOP)),
+            "final": numbers.add(lens.probability),
         },
         "attribution": {
-            **{name: packed(written[name], np.float32) for name in Attribution.PARTS},
+            **{name: numbers.add(written[name]) for name in Attribution.PARTS},
             "target": written["target"],
             "against": written["against"],
         },
-        "activations": activations(trace, length),
+        "activations": activations(trace, length, numbers),
         "words": words.known,
     }
 
@@ -123,32 +148,31 @@ def eight_bits(patterns: Array) -> Array:
     return shares.astype(np.uint8)
 
 
-def activations(trace: Trace, length: int) -> dict[str, Any]:
+def activations(trace: Trace, length: int, numbers: Numbers) -> dict[str, Any]:
     """Of each activation of a layer: its shape, and for each layer and token the root mean square
     and the first few numbers."""
-    told = {}
+    layers, told = trace.num_layers, {}
     for name in trace[0]:
-        arrays = [
-            tokens_first(name, trace[layer][name], length) for layer in range(trace.num_layers)
-        ]
-        rows = np.stack([array.reshape(length, -1) for array in arrays])  # (layers, L, n)
-        seen = np.where(np.isfinite(rows), rows, 0)
-        counted = np.maximum(np.isfinite(rows).sum(-1), 1)
-        few = np.full((*rows.shape[:2], FIRST), np.nan, np.float32)
-        few[..., : rows.shape[-1]] = rows[..., :FIRST]
+        rms = np.empty((layers, length), np.float32)
+        few = np.full((layers, length, FIRST), np.nan, np.float32)
+        for layer in range(layers):
+            array = trace[f"layers.{layer}.{name}"]
+            rows = (array.swapaxes(0, 1) if name in HEAD_FIRST else array).reshape(length, -1)
+            rms[layer] = root_mean_square(rows)
+            few[layer, :, : rows.shape[-1]] = rows[:, :FIRST]
         told[name] = {
-            "shape": list(trace[0][name].shape),
-            "rms": packed(np.sqrt((seen.astype(np.float64) ** 2).sum(-1) / counted), np.float32),
-            "first": packed(few, np.float32),
+            "shape": list(trace[f"layers.0.{name}"].shape),
+            "rms": numbers.add(rms),
+            "first": numbers.add(few),
             "count": FIRST,
         }
     return told
 
 
-def tokens_first(name: str, array: Array, length: int) -> Array:
-    return array.swapaxes(0, 1) if name in HEAD_FIRST else array
-
-
-def packed(array: Any, dtype: Any) -> str:
-    little = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
-    return base64.b64encode(little.tobytes()).decode("ascii")
+def root_mean_square(rows: Array) -> Array:
+    """Of each row's finite numbers."""
+    finite = np.isfinite(rows)
+    seen = np.where(finite, rows, 0)
+    squares = np.einsum("ij,ij->i", seen, seen, dtype=np.float64)
+    mean: Array = squares / np.maximum(finite.sum(-1), 1)
+    return np.sqrt(mean)

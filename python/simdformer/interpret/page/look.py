@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from simdformer.arguments import read_whole
 from simdformer.interpret.attribution import attribute_everywhere
 from simdformer.interpret.lens import logit_lens
-from simdformer.interpret.page.content import LENS_TOP, content
+from simdformer.interpret.page.content import LENS_TOP, Numbers, content
 from simdformer.interpret.subject import read_subject
 
 __all__ = ["Page", "look"]
@@ -102,12 +103,14 @@ def look(
     lens = logit_lens(model, subject.ids, top=min(LENS_TOP, config.vocab_size))
     written = attribute_everywhere(subject, logits, trace, target, against)
     about = f"{config.summary}, {len(subject.ids)} tokens{note}"
-    return Page(page_of(content(subject, logits, trace, lens, written, about)), about)
+    numbers = Numbers()
+    data = content(subject, logits, trace, lens, written, about, numbers)
+    return Page(page_of(data, numbers), about)
 
 
-def page_of(data: Mapping[str, Any]) -> str:
-    """page.html with page.css, the scripts and the numbers. Nothing in those ends the element that
-    they stand in: `<` is spelled out."""
+def page_of(data: Mapping[str, Any], numbers: Numbers) -> str:
+    """page.html with page.css, the scripts and what they draw. Nothing in that ends the element
+    that it stands in: `<` is spelled out."""
     folder = resources.files(__package__)
     page, style = (
         (folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css")
@@ -118,4 +121,5 @@ def page_of(data: Mapping[str, Any]) -> str:
     told = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         told = told.replace(character, f"\\u{ord(character):04x}")
-    return page.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", told)
+    parts = {"STYLE": style, "SCRIPT": script, "DATA": told, "NUMBERS": numbers.packed}
+    return re.sub(r"/\*([A-Z]+)\*/", lambda found: parts[found[1]], page)

@@ -1,11 +1,11 @@
 // Who writes it: what each part adds to the logit of the word, as bars.
 
 const written = {
-  difference: floatsOf(data.attribution.difference), // (L)
-  embed: floatsOf(data.attribution.embed), // (L)
-  heads: floatsOf(data.attribution.heads), // (layers, heads, L)
-  mlps: floatsOf(data.attribution.mlps), // (layers, L)
-  biases: floatsOf(data.attribution.biases), // (layers, L)
+  difference: arrayOf(data.attribution.difference), // (L)
+  embed: arrayOf(data.attribution.embed), // (L)
+  heads: arrayOf(data.attribution.heads), // (layers, heads, L)
+  mlps: arrayOf(data.attribution.mlps), // (layers, L)
+  biases: arrayOf(data.attribution.biases), // (layers, L)
 };
 const byHead = (layer, head) => written.heads[(layer * HEADS + head) * L + state.token];
 

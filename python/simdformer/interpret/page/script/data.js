@@ -1,5 +1,5 @@
-// One page, no network: everything that is drawn lies in the element #data. These files follow each other in one
-// script, in the order of SCRIPTS in look.py. Text of a model is data: it goes into textContent alone.
+// One page, no network: everything that is drawn lies in the elements #data and #arrays. These files follow each
+// other in one module, in the order of SCRIPTS in look.py. Text of a model is data: it goes into textContent alone.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const L = data.tokens.length;
@@ -33,17 +33,20 @@ function filled(element, attributes, children) {
 
 // ---- the numbers, as content.py packs them
 
-function bytesOf(text) {
-  const raw = atob(text);
-  const bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i += 1) bytes[i] = raw.charCodeAt(i);
-  return bytes;
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64); // since 2025
+  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 }
 
-const floatsOf = (text) => new Float32Array(bytesOf(text).buffer);
-const integersOf = (text) => new Int32Array(bytesOf(text).buffer);
+if (!("DecompressionStream" in window))
+  document.body.textContent = "This page needs a browser of 2023 or later.";
+const squeezed = new Blob([bytesOf(byId("arrays").textContent)]).stream();
+const numbers = await new Response(squeezed.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
 
-const patterns = bytesOf(data.patterns); // (layers, heads, lower triangle): 255 is a share of 1
+const KINDS = { uint8: Uint8Array, int32: Int32Array, float32: Float32Array };
+const arrayOf = ([kind, place, count]) => new KINDS[kind](numbers, place, count);
+
+const patterns = arrayOf(data.patterns); // (layers, heads, lower triangle): 255 is a share of 1
 const TRIANGLE = (L * (L + 1)) / 2;
 const rowAt = (layer, head, query) => (layer * HEADS + head) * TRIANGLE + (query * (query + 1)) / 2;
 /** The share of its attention that a query gives to a key. */
@@ -51,9 +54,9 @@ const share = (layer, head, query, key) =>
   key > query ? 0 : patterns[rowAt(layer, head, query) + key] / 255;
 
 const NEXT = 5;
-const nextWords = integersOf(data.next.words); // (L, NEXT)
-const nextShares = floatsOf(data.next.shares);
-const actual = floatsOf(data.next.actual); // (L): the probability of the token there; NaN for the first
+const nextWords = arrayOf(data.next.words); // (L, NEXT)
+const nextShares = arrayOf(data.next.shares);
+const actual = arrayOf(data.next.actual); // (L): the probability of the token there; NaN for the first
 const word = (index) => data.words[index];
 
 /** A token as a label: blanks can be seen, and it is not too long. */

@@ -37,9 +37,23 @@ for (const layer of range(LAYERS)) {
   }
 }
 
-/** As slow as there are heads: when the colours change, and never else. */
+/** A thumbnail is drawn when it comes into sight, in the colours of then. */
+const sight = new IntersectionObserver(
+  (entries) => {
+    for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
+      const { layer, head } = thumbs.find(({ canvas }) => canvas === target);
+      patternPicture(layer, head, Math.min(L, FINEST), target);
+      sight.unobserve(target);
+    }
+  },
+  { rootMargin: "200px" },
+);
+
 function drawThumbnails() {
-  for (const { canvas, layer, head } of thumbs) patternPicture(layer, head, Math.min(L, FINEST), canvas);
+  for (const { canvas } of thumbs) {
+    sight.unobserve(canvas);
+    sight.observe(canvas);
+  }
 }
 
 view(["layer", "head"], () => {

@@ -28,7 +28,7 @@ const STREAM = 520; // where the residual stream passes beside the boxes
 
 const activations = {};
 for (const [name, found] of Object.entries(data.activations))
-  activations[name] = { ...found, rms: floatsOf(found.rms), first: floatsOf(found.first) };
+  activations[name] = { ...found, rms: arrayOf(found.rms), first: arrayOf(found.first) };
 const known = Object.keys(FLOW).filter((name) => name in activations);
 const levels = [...new Set(known.map((name) => FLOW[name][1]))]; // a model without q_normed has no gap there
 

@@ -3,9 +3,9 @@
 const TOP_WORDS = 10;
 const ROWS = data.lens.layers.length;
 const ROW = 20; // pixels, as in page.css
-const lensWords = integersOf(data.lens.words); // (ROWS, L, TOP_WORDS)
-const lensShares = floatsOf(data.lens.shares);
-const lensFinal = floatsOf(data.lens.final); // (ROWS, L)
+const lensWords = arrayOf(data.lens.words); // (ROWS, L, TOP_WORDS)
+const lensShares = arrayOf(data.lens.shares);
+const lensFinal = arrayOf(data.lens.final); // (ROWS, L)
 const lens = byId("lens");
 let column = 10;
 

@@ -54,4 +54,5 @@ window.addEventListener("resize", () => {
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
 setTheme(dark.matches ? "dark" : "light");
+window.page = { data, state, choose }; // for the console of the browser
 document.documentElement.dataset.ready = "yes";
