@@ -129,39 +129,36 @@ def with_tokenizer(keys):
 
 # ---- models, as the gguf package writes them -----------------------------------------------------
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "model.layers": "blk",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "input_layernorm": "attn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
+}  # others: as they are
+PAIRED = ("llama", "granite", "smollm3")
+
+
+def architecture(config):
+    return ARCHITECTURES.get(config.model_type, config.model_type)
 
 
 def converted(model):
-    """The state dict of a transformers model as llama.cpp's converter stores it: of Llama and
-    Mistral the rows of q and k with pairs side by side, the divisors of Llama 3.1's RoPE."""
-    config, tensors = model.config, {}
+    """The state dict of a transformers model as llama.cpp's converter stores it: for some
+    architectures the rows of q and k with pairs side by side, Gemma's norms with 1 added, the
+    divisors of Llama 3.1's RoPE."""
+    config, tensors, arch = model.config, {}, architecture(model.config)
+    kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
-        if config.model_type in ("llama", "mistral") and (".attn_q." in name or ".attn_k." in name):
-            halves = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
+        if arch in PAIRED and (".q_proj." in name or ".k_proj." in name):
+            head_dim = model.model.layers[0].self_attn.head_dim
+            halves = tensor.view(-1, 2, head_dim // 2, *tensor.shape[1:])
             tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        tensors[name] = tensor
-    if config.rope_parameters["rope_type"] == "llama3":
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = tensor
+    if config.rope_parameters.get("rope_type") == "llama3":
         turned = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         plain = config.rope_parameters["rope_theta"] ** -turned
         tensors["rope_freqs.weight"] = plain / model.model.rotary_emb.inv_freq.double()
@@ -182,9 +179,30 @@ def describe(writer, config):
     if head_dim is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-        writer.add_rope_dimension_count(head_dim)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope["rope_theta"])
+    describe_rope(writer, config)
+    describe_windows(writer, config)
+    own = {
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+        "attention_multiplier": writer.add_attention_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "logits_scaling": writer.add_logit_scale,
+    }
+    for name, add in own.items():
+        if getattr(config, name, None) is not None:
+            add(getattr(config, name))
+
+
+def describe_rope(writer, config):
+    parts = config.rope_parameters
+    rope, local = parts.get("full_attention", parts), parts.get("sliding_attention")
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    if config.model_type != "gemma2":
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if local is not None:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -195,14 +213,19 @@ def describe(writer, config):
         if "attention_factor" in rope:  # ggml multiplies it with 1 + ln(factor) / 10
             sharpness = 1 + 0.1 * np.log(rope["factor"])
             writer.add_rope_scaling_attn_factors(rope["attention_factor"] / sharpness)
-    if config.model_type == "mistral" and config.sliding_window:
-        writer.add_sliding_window(config.sliding_window)
+
+
+def describe_windows(writer, config):
+    if config.model_type in ("mistral", "gemma2", "gemma3_text", "olmo3", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if config.model_type == "olmo3":
+        types = config.layer_types
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
 
 
 def write_model(path, model, dtype=torch.float32, **options):
     """A transformers model; vectors stay in float32, as in published files."""
-    kind = model.config.model_type
-    writer = gguf.GGUFWriter(path, "llama" if kind == "mistral" else kind, **options)
+    writer = gguf.GGUFWriter(path, architecture(model.config), **options)
     describe(writer, model.config)
     for name, tensor in converted(model).items():
         tensor = tensor.contiguous().to(torch.float32 if tensor.ndim == 1 else dtype)

@@ -94,6 +94,14 @@ MODELS = {
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 5},
     ),
     "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 5,
+            "layer_types": [LOCAL, GLOBAL, LOCAL],
+            "rope_parameters": {GLOBAL: YARN | {"rope_theta": 2e4}, LOCAL: LOCAL_ROPE[LOCAL]},
+        },
+    ),
     "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 5} | SOFTCAPS),
     "gemma2-even": ("gemma2", GEMMA | {"attn_logit_softcapping": None}),
     "gemma3": (

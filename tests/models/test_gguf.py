@@ -14,14 +14,23 @@ import simdformer as sf
 import tiny_models
 from gguf_files import ARRAY, STRING, key_bytes, small_arrays, small_file, small_keys, tensor_bytes
 from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_file import StoredArray, read_gguf
 from simdformer.quantization.types import quantization_types
 
-BY_LAYER = ("qwen2-window", "qwen3-bias-window")  # which no GGUF file says
-READ = ("llama", "mistral", "qwen2", "qwen3")
+# Not in GGUF files: which layers of Qwen's have a window, biases of SmolLM3's and Gemma's, ...
+UNSAID = ("qwen2-window", "qwen3-bias-window", "smollm3-window", "gemma2-even")
+READ = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "olmo3", "gemma2")
+READ += ("gemma3_text", "phi3")
 MODELS = [
-    name for name, (kind, _) in tiny_models.MODELS.items() if kind in READ and name not in BY_LAYER
+    name for name, (kind, _) in tiny_models.MODELS.items() if kind in READ and name not in UNSAID
 ]
+# What no key says, and llama.cpp knows of the architecture.
+FIXED = {
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+    "gemma2": {"query_pre_attn_scalar": 12},
+    "gemma3": {"query_pre_attn_scalar": 12, "num_hidden_layers": 7, "layer_types": None},
+}
 IDS = np.random.default_rng(11).integers(0, 96, (2, 40))
 DTYPES = {
     torch.float32: np.dtype(np.float32),
@@ -50,7 +59,7 @@ def refusal(path, **options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_greedy_ids_are_those_of_transformers(name, tmp_path):
-    theirs, file = tiny_models.make(name), tmp_path / "model.gguf"
+    theirs, file = tiny_models.make(name, **FIXED.get(name, {})), tmp_path / "model.gguf"
     gguf_files.write_model(file, theirs)
     ours = sf.from_pretrained(file)
     agree(ours(IDS), tiny_models.logits(theirs, IDS))
@@ -81,6 +90,31 @@ def test_the_config_is_that_of_the_original(tmp_path):
         for c in (found, original)
     ]
     np.testing.assert_allclose(*frequencies, rtol=2e-7)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemma_scales_scores_by_its_width(name, layers, tmp_path):
+    for count, needed in ((layers, 32 / 4), (3, 12)):
+        model = tiny_models.make(name, num_hidden_layers=count, layer_types=None)
+        gguf_files.write_model(tmp_path / "model.gguf", model)
+        config = read_checkpoint(tmp_path / "model.gguf").config
+        assert config.attention_scale == needed**-0.5
+
+
+def test_a_pattern_says_which_layers_have_the_window(tmp_path):
+    pattern = "gemma3.attention.sliding_window_pattern"
+    model, found = tiny_models.make("gemma3"), {}
+    for name, value in {"unsaid": None, "period": (4, 2), "flags": (ARRAY, [0, 1, 1], 7)}.items():
+        writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma3")
+        gguf_files.describe(writer, model.config)
+        if value is not None:
+            kinds = [gguf.GGUFValueType(kind) for kind in (value[0], *value[2:])]
+            writer.add_key_value(pattern, value[1], *kinds)
+        for tensor, values in gguf_files.converted(model).items():
+            writer.add_tensor(tensor, values.numpy())
+        gguf_files.close(writer)
+        found[name] = read_checkpoint(tmp_path / "model.gguf").config.sliding_window
+    assert found == {"unsaid": 6, "period": (6, None, 6), "flags": (None, 6, 6)}
 
 
 # ---- quantised weights ---------------------------------------------------------------------------
@@ -223,10 +257,14 @@ def test_alignment_is_a_key(tmp_path):
     assert [np.asarray(found[name]).tolist() for name in "ab"] == [[1, 2], [3, 4]]
 
 
+OWN_KEYS = {
+    "olmo2": {"olmo2.attention.sliding_window": (4, 4)},
+    "granite": {"granite.logit_scale": (6, 2.0)},
+}
 CHANGES = {
     "another architecture": (
-        {"general.architecture": (STRING, "gemma3")},
-        "found general.architecture = 'gemma3', which does not run here; needed is one of llama, ",
+        {"general.architecture": (STRING, "gemma3n")},
+        "found general.architecture = 'gemma3n', which does not run here; needed is one of llama, ",
     ),
     "no architecture": ({"general.architecture": None}, "found general.architecture = None"),
     "a mixture of experts": (
@@ -240,7 +278,7 @@ CHANGES = {
     "no layers": ({"llama.block_count": None}, "found no llama.block_count; needed is a value"),
     "layers that are not there": (
         {"llama.block_count": (4, 2**32 - 1)},
-        "found llama.block_count = 4294967295, but 11 tensors in model.gguf",
+        "found llama.block_count = 4294967295; needed is a whole number that the 11 tensors are ",
     ),
     "a width that is text": (
         {"llama.embedding_length": (STRING, "8")},
@@ -271,6 +309,34 @@ CHANGES = {
         | {"llama.attention.sliding_window_pattern": (4, 2)},
         "found llama.attention.sliding_window_pattern, which is not supported",
     ),
+    "a pattern that is shorter": (
+        {"olmo2.attention.sliding_window_pattern": (ARRAY, [1, 0], 7)},
+        "found olmo2.attention.sliding_window_pattern = [True, False]; needed is true or false for",
+    ),
+    "a pattern of none": (
+        {"olmo2.attention.sliding_window_pattern": (4, 0)},
+        "found olmo2.attention.sliding_window_pattern = 0; needed is a whole number > 0",
+    ),
+    "a local theta that is text": (
+        {"olmo2.rope.freq_base_swa": (STRING, "x")},
+        "found olmo2.rope.freq_base_swa = 'x'; needed is None, or finite and > 0",
+    ),
+    "a model without RoPE": (
+        {"granite.rope.scaling.finetuned": (7, 0)},
+        "found granite.rope.scaling.finetuned = False; needed is true",
+    ),
+    "no scale of logits": (
+        {"granite.logit_scale": None},
+        "found no granite.logit_scale; needed is a value",
+    ),
+    "a scale of logits of 0": (
+        {"granite.logit_scale": (6, 0.0)},
+        "found granite.logit_scale = 0.0; needed is finite and > 0",
+    ),
+    "a width that is no number": (
+        {"gemma3.attention.key_length": (6, 0.5)},
+        "found gemma3.attention.key_length = 0.5; needed is a whole number > 0",
+    ),
     "an end of text past the vocabulary": (
         {"tokenizer.ggml.eos_token_id": (4, 12)},
         "found tokenizer.ggml.eos_token_id = 12; needed is an id below 12",
@@ -293,8 +359,9 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_does_not_run_is_refused_by_name(change, tmp_path):
     changes, message = CHANGES[change]
-    file = tmp_path / "model.gguf"
-    file.write_bytes(small_file(**changes))
+    file, arch = tmp_path / "model.gguf", next(iter(changes)).split(".")[0]
+    arch = arch if arch in ARCHITECTURES else "llama"
+    file.write_bytes(small_file(arch, **OWN_KEYS.get(arch, {}) | changes))
     assert refusal(file).startswith(message)
 
 

@@ -20,12 +20,12 @@ from simdformer.checkpoints.checkpoint import (
     StoredTensor,
 )
 from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.gguf_config import (
     DIVISORS,
     TOKENS,
-    architecture,
+    architecture_of,
     make_config,
-    names_of,
 )
 from simdformer.checkpoints.gguf_file import MAGIC, GGUFFile, StoredArray, read_gguf
 from simdformer.checkpoints.names import require
@@ -81,11 +81,12 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
     first = read_gguf(path)
     tensors = dict(first.tensors) | other_parts(first)
     with told_of(path):
-        arch = architecture(first.metadata)
+        arch, architecture = architecture_of(first.metadata)
         divisors = tensors.pop(DIVISORS, None)
-        names = names_of(arch)
+        names = architecture.names(arch)
         weights = names.under_ours(tensors)
         made = make_config(arch, first.metadata, weights, divisors)
+        weights = split_fused(weights, made)
         names.check(made, weights, path, path)
         ends = (id_of(first.metadata, name, made.vocab_size) for name in END_KEYS)
         eos_ids = tuple(dict.fromkeys(id for id in ends if id is not None))

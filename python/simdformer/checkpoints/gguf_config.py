@@ -2,37 +2,20 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from simdformer.arguments import is_whole, shown
+from simdformer.arguments import LARGEST, is_whole, shown
 from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.error import CheckpointError
+from simdformer.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
 from simdformer.checkpoints.gguf_file import StoredArray
-from simdformer.checkpoints.names import Names, check_rope, require
-from simdformer.models.config import ModelConfig
+from simdformer.checkpoints.names import check_rope, require
+from simdformer.models.config import ModelConfig, by_layer
 
-__all__ = ["DIVISORS", "TOKENS", "architecture", "make_config", "names_of"]
+__all__ = ["DIVISORS", "TOKENS", "architecture_of", "make_config"]
 
-# Architecture -> the pairs of RoPE in its files.
-ARCHITECTURES: dict[str, Literal["half", "interleaved"]] = {
-    "llama": "interleaved",
-    "qwen2": "half",
-    "qwen3": "half",
-}
-FIELDS = {  # behind the name of the architecture
-    "block_count": "num_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_heads",
-    "attention.head_count_kv": "num_kv_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "norm_eps",
-    "context_length": "max_seq_len",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-}
 REQUIRED = (
     "block_count",
     "embedding_length",
@@ -41,31 +24,10 @@ REQUIRED = (
     "attention.layer_norm_rms_epsilon",
     "context_length",
 )
-LAYER = {
-    "attn_norm.weight": "attn_norm",
-    "attn_q.weight": "wq",
-    "attn_k.weight": "wk",
-    "attn_v.weight": "wv",
-    "attn_output.weight": "wo",
-    "attn_q.bias": "bq",
-    "attn_k.bias": "bk",
-    "attn_v.bias": "bv",
-    "attn_output.bias": "bo",
-    "attn_q_norm.weight": "q_norm",
-    "attn_k_norm.weight": "k_norm",
-    "ffn_norm.weight": "mlp_norm",
-    "ffn_gate.weight": "gate",
-    "ffn_up.weight": "up",
-    "ffn_down.weight": "down",
-}
-TENSORS = {
-    "token_embd.weight": "embed",
-    **{f"blk.{{}}.{theirs}": f"layers.{{}}.{ours}" for theirs, ours in LAYER.items()},
-    "output_norm.weight": "final_norm",
-    "output.weight": "lm_head",
-}
+COUNTS = ("block_count", "attention.head_count", "embedding_length", "attention.key_length")
 DIVISORS = "rope_freqs.weight"
-# What the model does not do, with the values that ask for nothing.
+# What the model does not do, with the values that ask for nothing. Where it is a number of an
+# architecture it is done.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "attention.causal": (True,),
@@ -86,22 +48,15 @@ ATTENTION_FACTORS = ("attn_factor", "yarn_attn_factor")
 TOKENS = "tokenizer.ggml.tokens"
 
 
-def architecture(metadata: Mapping[str, Any]) -> str:
+def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
+    """The name of a file's architecture, and what it means."""
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise CheckpointError(
             f"general.architecture = {shown(arch)}, which does not run here",
             f"one of {', '.join(ARCHITECTURES)}",
         )
-    return arch
-
-
-def names_of(arch: str) -> Names:
-    return Names(
-        {f"{arch}.{theirs}": ours for theirs, ours in FIELDS.items()},
-        TENSORS,
-        {"head_dim": f"{arch}.embedding_length / {arch}.attention.head_count"},
-    )
+    return arch, ARCHITECTURES[arch]
 
 
 def make_config(
@@ -112,51 +67,54 @@ def make_config(
 ) -> ModelConfig:
     """The config of a model with such tensors (our names), and that of DIVISORS if there is one.
     CheckpointError names a key that is missing, makes no sense, or asks for what is not there."""
-    found = {
+    architecture = ARCHITECTURES[arch]
+    names = architecture.names(arch)
+    keys = [key.removeprefix(f"{arch}.") for key in names.fields]
+    found = dict(architecture.unsaid) | {
         key.removeprefix(f"{arch}."): shortest(value)
         for key, value in metadata.items()
         if key.startswith(f"{arch}.")
     }
-    missing = [f"{arch}.{name}" for name in REQUIRED if name not in found]
+    required = (*REQUIRED, *architecture.required)
+    missing = [f"{arch}.{name}" for name in required if name not in found]
     if missing:
         raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
     for name, harmless in REFUSED.items():
-        if name in found and found[name] not in harmless:
+        if name in found and name not in architecture.numbers and found[name] not in harmless:
             supported = f"{harmless[0]!r}" if harmless else "no such key"
             what = f"{arch}.{name} = {shown(found[name])}, which is not supported"
             raise CheckpointError(what, supported)
-    for name, value in found.items():
-        if name in FIELDS and isinstance(value, StoredArray):
+    for name in keys:
+        if isinstance(found.get(name), StoredArray):
             raise CheckpointError(f"{arch}.{name} that differs by layer", "one for all layers")
-    fields = {name: found[name] for name in FIELDS if name in found}
-    heads, width = fields["attention.head_count"], fields["embedding_length"]
-    fields.setdefault("attention.head_count_kv", heads)
-    fields.setdefault("rope.freq_base", 10000.0)
-    if "attention.key_length" not in fields:
-        divides = is_whole(heads) and is_whole(width) and width % heads == 0
+    for name in COUNTS:
+        right = name not in found or (is_whole(found[name]) and found[name] <= LARGEST)
+        require(right, f"{arch}.{name}", found.get(name), "a whole number > 0 and < 2**63")
+    layers, heads, width = (found[name] for name in COUNTS[:3])
+    enough = f"a whole number that the {len(weights)} tensors are enough for"
+    require(layers <= len(weights), f"{arch}.block_count", layers, enough)
+    found.setdefault("attention.head_count_kv", heads)
+    found.setdefault("rope.freq_base", 10000.0)
+    if "attention.key_length" not in found:
         needed = f"a divisor of {arch}.embedding_length = {shown(width)}"
-        require(divides, f"{arch}.attention.head_count", heads, needed)
-        fields["attention.key_length"] = width // heads
-    head_dim = fields["attention.key_length"]
-    for name in ("attention.value_length", "rope.dimension_count"):
-        needed = f"{shown(head_dim)}, the length of a head"
-        require(found.get(name, head_dim) == head_dim, f"{arch}.{name}", found.get(name), needed)
-    if "vocab_size" not in fields:
-        fields["vocab_size"] = num_tokens(metadata, weights)
+        require(width % heads == 0, f"{arch}.attention.head_count", heads, needed)
+        found["attention.key_length"] = width // heads
+    found.setdefault("vocab_size", num_tokens(metadata, weights))
     scaling = scaling_of(arch, found)
     if divisors is not None:
-        scaling = divided(arch, scaling, divisors, head_dim)
+        scaling = divided(arch, scaling, divisors, found["attention.key_length"])
     else:
-        check_rope(fields["rope.freq_base"], scaling)
-    return names_of(arch).config(
-        {f"{arch}.{name}": value for name, value in fields.items()},
-        rope_layout=ARCHITECTURES[arch],
+        check_rope(found["rope.freq_base"], scaling)
+    return names.config(
+        {f"{arch}.{name}": found[name] for name in keys if name in found},
+        rope_layout=architecture.rope_layout,
         rope_scaling=scaling,
+        rotary_dim=rotary_dim(arch, architecture, found),
         tie_embeddings="lm_head" not in weights,
-        qkv_bias=arch == "qwen2" or "layers.0.bq" in weights,
-        wo_bias="layers.0.bo" in weights,
-        qk_norm=arch == "qwen3",
-        sliding_window=windows_of(arch, found),
+        **{"qkv_bias": "layers.0.bq" in weights, "wo_bias": "layers.0.bo" in weights}
+        | architecture.always,
+        sliding_window=windows_of(arch, architecture, found),
+        **architecture.follows(found),
     )
 
 
@@ -220,13 +178,39 @@ def divided(
     return scaling
 
 
-def windows_of(arch: str, found: Mapping[str, Any]) -> int | None:
-    window = found.get("attention.sliding_window", 0)
-    needed = "a whole number, the same for all layers"
-    require(is_whole(window, 0), f"{arch}.attention.sliding_window", window, needed)
-    if window and "attention.sliding_window_pattern" in found:
+def rotary_dim(arch: str, architecture: Architecture, found: Mapping[str, Any]) -> int | None:
+    """How much of a head RoPE turns; None: all of it."""
+    head_dim = found["attention.key_length"]
+    names = ["attention.value_length"]
+    if not architecture.partial_rotary:
+        names.append("rope.dimension_count")
+    for name in names:
+        needed = f"{shown(head_dim)}, the length of a head"
+        require(found.get(name, head_dim) == head_dim, f"{arch}.{name}", found.get(name), needed)
+    turned = found.get("rope.dimension_count", head_dim)
+    return None if turned == head_dim else turned
+
+
+def windows_of(
+    arch: str, architecture: Architecture, found: Mapping[str, Any]
+) -> int | tuple[int | None, ...] | None:
+    """The sliding window of each layer: as a pattern says, else by the rule of the architecture."""
+    at, layers = "attention.sliding_window", found["block_count"]
+    window, pattern = found.get(at, 0), found.get(f"{at}_pattern", architecture.window_period)
+    require(is_whole(window, 0), f"{arch}.{at}", window, "a whole number, the same for all layers")
+    if not window:
+        return None
+    if pattern is None:
+        return int(window)
+    if architecture.window_period is None:
         raise CheckpointError(
-            f"{arch}.attention.sliding_window_pattern, which is not supported",
-            "a window for all layers",
+            f"{arch}.{at}_pattern, which is not supported", "a window for all layers"
         )
-    return int(window) or None
+    if isinstance(pattern, StoredArray):
+        slides = pattern.numbers().tolist()
+        right = len(slides) == layers and all(one in (0, 1) for one in slides)
+        require(right, f"{arch}.{at}_pattern", slides, f"true or false for each of {layers} layers")
+    else:
+        require(is_whole(pattern), f"{arch}.{at}_pattern", pattern, "a whole number > 0")
+        slides = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    return by_layer([int(window) if one else None for one in slides])

@@ -13,8 +13,9 @@ from simdformer.checkpoints import huggingface_text, safetensors_file
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTensor
 from simdformer.checkpoints.error import CheckpointError, file_name, told_of
 from simdformer.checkpoints.files import read_object
+from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
-from simdformer.checkpoints.names import FUSED, require
+from simdformer.checkpoints.names import require
 from simdformer.models.config import ModelConfig
 
 __all__ = ["CONFIG", "HUGGINGFACE", "make_checkpoint", "read_config"]
@@ -86,26 +87,6 @@ def drop_tied(weights: dict[str, StoredTensor]) -> None:
             "the embedding",
             "False, or a checkpoint without it",
         )
-
-
-def split_fused(
-    weights: Mapping[str, StoredTensor], config: ModelConfig
-) -> dict[str, StoredTensor]:
-    """The weights, those that a file keeps below each other in one tensor as several."""
-    rows = {"wq": config.num_heads * config.head_dim, "gate": config.intermediate_size}
-    rows |= dict.fromkeys(("wk", "wv"), config.num_kv_heads * config.head_dim)
-    split: dict[str, StoredTensor] = {}
-    for name, tensor in weights.items():
-        layer, _, kind = name.rpartition(".")
-        start, parts = 0, FUSED.get(kind, ())
-        if not parts or not tensor.shape:
-            split[name] = tensor
-            continue
-        for part in parts[:-1]:
-            split[f"{layer}.{part}"] = tensor.rows(start, start + rows[part])
-            start += rows[part]
-        split[f"{layer}.{parts[-1]}"] = tensor.rows(start, len(tensor))  # whose shape is checked
-    return split
 
 
 def same(a: StoredTensor | None, b: StoredTensor) -> bool:

@@ -188,6 +188,11 @@ class Architecture:
         return Names(FIELDS | self.numbers, self.tensors, self.derived)
 
 
+OLMO2 = Architecture(
+    model="Olmo2ForCausalLM",
+    tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AFTER,
+    always={"norm_placement": "after", "qk_norm": True, "qk_norm_over": "all_heads"},
+)
 GEMMA2 = Architecture(
     model="Gemma2ForCausalLM",
     tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AROUND,
@@ -259,10 +264,15 @@ ARCHITECTURES = {
         window_switch=True,
         theta=2000000.0,
     ),
-    "olmo2": Architecture(
-        model="Olmo2ForCausalLM",
-        tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AFTER,
-        always={"norm_placement": "after", "qk_norm": True, "qk_norm_over": "all_heads"},
+    "olmo2": OLMO2,
+    "olmo3": replace(
+        OLMO2,
+        model="Olmo3ForCausalLM",
+        unsaid={"sliding_window": 4096, "sliding_window_pattern": 4},
+        derived={"local_rope_theta": "rope_parameters"},
+        windows=all_but_every_nth,
+        theta=500000.0,
+        local_theta=500000.0,
     ),
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,

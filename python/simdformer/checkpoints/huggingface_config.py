@@ -12,7 +12,7 @@ from simdformer.arguments import LARGEST, is_whole, shown
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES, Architecture
 from simdformer.checkpoints.names import check_rope, require, wrong
-from simdformer.models.config import ModelConfig
+from simdformer.models.config import ModelConfig, by_layer
 
 __all__ = ["architecture_of", "make_config"]
 
@@ -225,11 +225,6 @@ def windows_of(
         kind = found["model_type"]
         raise wrong("sliding_window", window, f"null or layer_types: {kind} has none")
     return by_layer([window if slides else None for slides in architecture.windows(found)])
-
-
-def by_layer(windows: list[int | None]) -> int | tuple[int | None, ...] | None:
-    """One number where all layers agree."""
-    return windows[0] if len(set(windows)) == 1 else tuple(windows)
 
 
 def flag(found: Mapping[str, Any], name: str) -> bool:

@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeVar
 from simdformer.arguments import shown
 from simdformer.checkpoints.error import CheckpointError, file_name
 from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.fused import FUSED
 from simdformer.functional import rope_frequencies
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.models.weights import Misfit, Tensor, listed, misfits, weight_axes
 
-__all__ = ["FUSED", "FileTensor", "Names", "check_rope", "printable", "require", "wrong"]
+__all__ = ["FileTensor", "Names", "check_rope", "printable", "require", "wrong"]
 
-FUSED = {"wq_wk_wv": ("wq", "wk", "wv"), "gate_up": ("gate", "up")}  # in some formats one tensor
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
 # A number as "03" would be a second layer 3.
 LAYER = re.compile(r"((?:(?:[^.]+\.)?layers|blk)\.)(0|[1-9][0-9]*)(\..+)")

@@ -1,13 +1,13 @@
 """What makes one transformer differ from another, as data: no code asks "which model is this?"."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from simdformer.arguments import is_whole, shown
 
-__all__ = ["FieldError", "ModelConfig"]
+__all__ = ["FieldError", "ModelConfig", "by_layer"]
 
 COUNTS = (
     "hidden_size",
@@ -195,6 +195,11 @@ class ModelConfig:
     def _require(self, right: bool, name: str, needed: str) -> None:
         if not right:
             raise FieldError(name, getattr(self, name), needed)
+
+
+def by_layer(windows: Sequence[int | None]) -> int | tuple[int | None, ...] | None:
+    """A `sliding_window` of layers: one number where all of them agree."""
+    return windows[0] if len(set(windows)) == 1 else tuple(windows)
 
 
 def is_finite(value: Any) -> bool:

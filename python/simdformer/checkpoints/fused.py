@@ -1,0 +1,30 @@
+"""Tensors that some formats keep in one: their rows stand below each other."""
+
+from collections.abc import Mapping
+
+from simdformer.checkpoints.checkpoint import StoredTensor
+from simdformer.models.config import ModelConfig
+
+__all__ = ["FUSED", "split_fused"]
+
+FUSED = {"wq_wk_wv": ("wq", "wk", "wv"), "gate_up": ("gate", "up")}
+
+
+def split_fused(
+    weights: Mapping[str, StoredTensor], config: ModelConfig
+) -> dict[str, StoredTensor]:
+    """The weights under our names, each by itself."""
+    rows = {"wq": config.num_heads * config.head_dim, "gate": config.intermediate_size}
+    rows |= dict.fromkeys(("wk", "wv"), config.num_kv_heads * config.head_dim)
+    split: dict[str, StoredTensor] = {}
+    for name, tensor in weights.items():
+        layer, _, kind = name.rpartition(".")
+        start, parts = 0, FUSED.get(kind, ())
+        if not parts or not tensor.shape:
+            split[name] = tensor
+            continue
+        for part in parts[:-1]:
+            split[f"{layer}.{part}"] = tensor.rows(start, start + rows[part])
+            start += rows[part]
+        split[f"{layer}.{parts[-1]}"] = tensor.rows(start, len(tensor))  # whose shape is checked
+    return split

@@ -1,0 +1,222 @@
+"""What each general.architecture of a GGUF file means, as data: the names of its tensors, and where
+its keys say something else than Llama's.
+
+What a file leaves out is what llama.cpp takes then. Norms are stored as they multiply: those of
+Gemma, which Hugging Face's files hold minus 1, come without an offset.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from simdformer.checkpoints.names import Names, require
+
+__all__ = ["ARCHITECTURES", "Architecture"]
+
+Found = Mapping[str, Any]  # the keys of a file behind the name of its architecture
+
+FIELDS = {
+    "block_count": "num_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_heads",
+    "attention.head_count_kv": "num_kv_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "context_length": "max_seq_len",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+OUTSIDE = {
+    "token_embd.weight": "embed",
+    "output_norm.weight": "final_norm",
+    "output.weight": "lm_head",
+}
+ATTENTION = {
+    "blk.{}.attn_q.weight": "layers.{}.wq",
+    "blk.{}.attn_k.weight": "layers.{}.wk",
+    "blk.{}.attn_v.weight": "layers.{}.wv",
+    "blk.{}.attn_q.bias": "layers.{}.bq",
+    "blk.{}.attn_k.bias": "layers.{}.bk",
+    "blk.{}.attn_v.bias": "layers.{}.bv",
+    "blk.{}.attn_q_norm.weight": "layers.{}.q_norm",
+    "blk.{}.attn_k_norm.weight": "layers.{}.k_norm",
+}
+GATE_AND_UP = {
+    "blk.{}.ffn_gate.weight": "layers.{}.gate",
+    "blk.{}.ffn_up.weight": "layers.{}.up",
+}
+OUTPUTS = {
+    "blk.{}.attn_output.weight": "layers.{}.wo",
+    "blk.{}.attn_output.bias": "layers.{}.bo",
+    "blk.{}.ffn_down.weight": "layers.{}.down",
+}
+FUSED = {  # their rows stand below each other
+    "blk.{}.attn_qkv.weight": "layers.{}.wq_wk_wv",
+    "blk.{}.ffn_up.weight": "layers.{}.gate_up",
+}
+NORMS_BEFORE = {
+    "blk.{}.attn_norm.weight": "layers.{}.attn_norm",
+    "blk.{}.ffn_norm.weight": "layers.{}.mlp_norm",
+}
+NORMS_AFTER = {
+    "blk.{}.post_attention_norm.weight": "layers.{}.attn_out_norm",
+    "blk.{}.post_ffw_norm.weight": "layers.{}.mlp_out_norm",
+}
+LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
+
+
+# ---- what follows from the keys ------------------------------------------------------------------
+
+
+def nothing(found: Found) -> dict[str, Any]:
+    return {}
+
+
+def gemma_scales(layers_of_27b: int) -> Callable[[Found], dict[str, Any]]:
+    """Scores are divided by the root of head_dim; in the model of 27 billion parameters, which is
+    known by the number of its layers, by that of hidden_size / num_heads."""
+
+    def follows(found: Found) -> dict[str, Any]:
+        width, heads = found["embedding_length"], found["attention.head_count"]
+        largest = found["block_count"] == layers_of_27b
+        per_head = width // heads if largest else found["attention.key_length"]
+        return {"attention_scale": per_head**-0.5, "embed_scale": width**0.5}
+
+    return follows
+
+
+def gemma3_scales_and_rope(found: Found) -> dict[str, Any]:
+    local = found.get("rope.freq_base_swa", 10000.0)
+    return gemma_scales(62)(found) | {"local_rope_theta": local}
+
+
+def olmo_rope(found: Found) -> dict[str, Any]:
+    """In layers with a window, which OLMo 3 has, RoPE is not scaled."""
+    local = found.get("rope.freq_base_swa", found["rope.freq_base"])
+    return {"local_rope_theta": local if found.get("attention.sliding_window") else None}
+
+
+def rope_in_three_of_four(found: Found) -> dict[str, Any]:
+    return {"rope_layers": tuple((layer + 1) % 4 != 0 for layer in range(found["block_count"]))}
+
+
+def rope_that_is_on(found: Found) -> dict[str, Any]:
+    """Granite's files say with this key that there is no RoPE."""
+    turns = found.get("rope.scaling.finetuned", True)
+    require(turns is True, "granite.rope.scaling.finetuned", turns, "true")
+    return {}
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What a general.architecture means.
+
+    rope_layout
+        The pairs of RoPE in its files: llama.cpp's converter stores wq and wk of some models with
+        neighbours as pairs.
+    tensors, numbers
+        Its tensors, and its keys besides FIELDS: theirs -> ours.
+    always
+        Fields of ModelConfig that every such model has.
+    required
+        Keys that a file must have besides those that all have.
+    unsaid
+        Its keys where a file leaves them out.
+    follows(found)
+        Fields of ModelConfig that are computed from the keys, whose whole numbers are > 0.
+    derived
+        Those fields, and the keys that they follow from, for messages.
+    window_period
+        Where no pattern says which layers have the sliding window: all but every so manieth. None:
+        all have it, and no pattern can say otherwise.
+    partial_rotary
+        Whether rope.dimension_count may be less than a head.
+    """
+
+    rope_layout: Literal["half", "interleaved"]
+    tensors: dict[str, str] = field(default_factory=lambda: LLAMA)
+    numbers: dict[str, str] = field(default_factory=dict)
+    always: dict[str, Any] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    unsaid: dict[str, Any] = field(default_factory=dict)
+    follows: Callable[[Found], dict[str, Any]] = nothing
+    derived: dict[str, str] = field(default_factory=dict)
+    window_period: int | None = None
+    partial_rotary: bool = False
+
+    def names(self, arch: str) -> Names:
+        """Those in the files of architecture `arch`."""
+
+        def full(keys: str) -> str:
+            return " / ".join(f"{arch}.{key}" for key in keys.split(" / "))
+
+        derived = {"head_dim": "embedding_length / attention.head_count"} | self.derived
+        return Names(
+            {full(theirs): ours for theirs, ours in (FIELDS | self.numbers).items()},
+            self.tensors,
+            {ours: full(theirs) for ours, theirs in derived.items()},
+        )
+
+
+GEMMA2 = Architecture(
+    rope_layout="half",
+    tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE | NORMS_AFTER,
+    numbers={
+        "attn_logit_softcapping": "attention_softcap",
+        "final_logit_softcapping": "logit_softcap",
+    },
+    always={"norm_placement": "both", "activation": "gelu_tanh"},
+    unsaid={
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "attention.sliding_window": 4096,
+    },
+    follows=gemma_scales(46),
+    derived={"attention_scale": "attention.key_length", "embed_scale": "embedding_length"},
+    window_period=2,
+)
+ARCHITECTURES = {
+    "llama": Architecture(rope_layout="interleaved"),
+    "qwen2": Architecture(rope_layout="half", always={"qkv_bias": True}),
+    "qwen3": Architecture(rope_layout="half", always={"qk_norm": True}),
+    "granite": Architecture(
+        rope_layout="interleaved",
+        numbers={
+            "embedding_scale": "embed_scale",
+            "residual_scale": "residual_scale",
+            "attention.scale": "attention_scale",
+            "logit_scale": "logit_divisor",
+        },
+        required=("logit_scale",),
+        follows=rope_that_is_on,
+    ),
+    "smollm3": Architecture(rope_layout="interleaved", follows=rope_in_three_of_four),
+    "olmo2": Architecture(
+        rope_layout="half",
+        tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AFTER,
+        always={"norm_placement": "after", "qk_norm": True, "qk_norm_over": "all_heads"},
+        follows=olmo_rope,
+        derived={"local_rope_theta": "rope.freq_base_swa"},
+        window_period=4,
+    ),
+    "gemma2": GEMMA2,
+    "gemma3": replace(
+        GEMMA2,
+        numbers={"final_logit_softcapping": "logit_softcap"},
+        always=GEMMA2.always | {"qk_norm": True},
+        unsaid={},
+        follows=gemma3_scales_and_rope,
+        derived=GEMMA2.derived | {"local_rope_theta": "rope.freq_base_swa"},
+        window_period=6,
+    ),
+    "phi3": Architecture(
+        rope_layout="half",
+        tensors=OUTSIDE | OUTPUTS | FUSED | NORMS_BEFORE,
+        derived={"rotary_dim": "rope.dimension_count"},
+        partial_rotary=True,
+    ),
+}
