@@ -103,6 +103,12 @@ def test_parts_are_what_is_written_times_what_is_read(name, against, position):
 
 def test_parts_add_up_in_a_trained_model(demo):
     found = sf.attribute(demo, LOOKUP, " blue", " red")
+    _, trace = demo.run_with_cache(LOOKUP, ["*.attn.result", "final_norm_scale"])
+    weights = demo.transformer.weights
+    rows, weight = weights.lm_head.unpack().astype(float), weights.final_norm.astype(float)
+    read = (rows[found.target] - rows[found.against]) * weight / trace["final_norm_scale"][-1]
+    written = np.stack([trace["result", layer][-1] @ read for layer in range(6)])
+    np.testing.assert_allclose(found.heads, written, atol=1e-4)
     logits = demo(LOOKUP)[-1]
     blue, red = (demo.tokenizer.encode(word, bos=False)[0] for word in (" blue", " red"))
     assert found.difference == pytest.approx(logits[blue] - logits[red], abs=1e-5)

@@ -73,8 +73,9 @@ def test_models_of_float64_are_edited_in_float64():
 
 def test_functions_are_given_what_the_trace_holds():
     for model, ids in ((make("qwen3"), IDS), (make("mqa", "bfloat16"), np.stack([IDS, OTHERS]))):
-        _, trace = model.run_with_cache(ids)
-        for name in trace_names(model.config):
+        names = trace_names(model.config, on_request=True)
+        _, trace = model.run_with_cache(ids, names)
+        for name in names:
             seen = []
             model(ids, edit={name: lambda x, seen=seen: seen.append(x.copy())})
             assert same_bits(seen[0], trace[name])
@@ -86,13 +87,15 @@ def test_functions_are_given_what_the_trace_holds():
 @pytest.mark.parametrize("name", MODELS)
 def test_every_activation_can_be_changed_and_is_used_from_there_on(name, rng):
     model = make(name)
-    before, trace = model.run_with_cache(IDS)
-    names = trace_names(model.config)
+    names = trace_names(model.config, on_request=True)
+    before, trace = model.run_with_cache(IDS, names)
     for changed in names:
         by = rng.normal(size=trace[changed].shape).astype(np.float32)
         if changed.endswith("pattern"):
             by = np.abs(by)
-        logits, after = model.run_with_cache(IDS, edit={changed: lambda x, by=by: x + by})
+        if changed.endswith("scale"):
+            by = np.abs(by)
+        logits, after = model.run_with_cache(IDS, names, edit={changed: lambda x, by=by: x + by})
         with np.errstate(invalid="ignore"):
             np.testing.assert_array_equal(after[changed], trace[changed] + by)
         assert np.abs(logits - before).max() > 1e-3, changed
@@ -128,6 +131,7 @@ def test_ablating_a_head_is_zeroing_its_columns_of_wo(name, activations, layer):
 
     for edit in (
         {f"layers.{layer}.attn.z": ablate},
+        {f"layers.{layer}.attn.result": ablate},
         {f"layers.{layer}.attn.pattern": ablate_pattern},
     ):
         close(model(IDS, edit=edit), expected, TOLERANCE[activations])

@@ -64,7 +64,8 @@ def test_a_glob_gives_a_trace_again(trace):
     assert few.ids is trace.ids
 
 
-def test_names_of_transformer_lens_are_understood(model, trace):
+def test_names_of_transformer_lens_are_understood(model):
+    _, trace = model.run_with_cache(IDS, trace_names(model.config, on_request=True))
     for theirs, ours in TRANSFORMER_LENS.items():
         if "{}" in theirs:
             assert trace[theirs.format(1)] is trace[ours.format(1)]
@@ -75,6 +76,53 @@ def test_names_of_transformer_lens_are_understood(model, trace):
     assert list(one) == ["layers.2.attn.pattern"]
     changed = model(IDS, edit={"blocks.*.attn.hook_z": np.zeros(())})
     assert same_bits(changed, model(IDS, edit={"layers.*.attn.z": np.zeros(())}))
+
+
+# ---- what no kernel computes ---------------------------------------------------------------------
+
+
+def test_what_is_there_on_request_is_asked_for_by_name(model, trace):
+    extra = {f"layers.{layer}.attn.result" for layer in range(3)} | {"final_norm_scale"}
+    assert set(trace_names(model.config, on_request=True)) - set(trace) == extra
+    for usual in (None, "*", "layers.*", "layers.*.attn.*", "final_norm*"):
+        assert extra.isdisjoint(model.run_with_cache(IDS, usual)[1])
+    for glob in ("*.result", "*scale", "layers.1.attn.resul?", "blocks.*.attn.hook_result"):
+        names = set(model.run_with_cache(IDS, glob)[1])
+        assert names
+        assert names <= extra
+    _, both = model.run_with_cache(IDS, ["*", "final_norm_scale", "layers.0.attn.result"])
+    assert list(both)[-3:] == ["final_norm_scale", "final_norm", "logits"]
+    assert list(both[0])[9:12] == ["attn.z", "attn.result", "attn.out"]
+
+
+@pytest.mark.parametrize("ids", [IDS, np.stack([IDS, IDS[::-1]])])
+@pytest.mark.parametrize("changes", [{}, {"wo_bias": True, "qkv_bias": True}])
+def test_results_are_what_each_head_writes(ids, changes):
+    config = tiny_config(**changes)
+    weights = random_weights(np.random.default_rng(3), config)
+    model = Transformer(config, weights, dtype="float32")
+    logits, trace = model.run_with_cache(ids, ["*", "*.result"])
+    assert same_bits(logits, model(ids))
+    for layer in range(3):
+        z, results = trace["z", layer], trace["result", layer]
+        assert results.shape == (*ids.shape, config.num_heads, config.hidden_size)
+        columns = weights[f"layers.{layer}.wo"].reshape(-1, config.num_heads, config.head_dim)
+        by_hand = np.einsum("...hd,ehd->...he", z, columns.astype(np.float64))
+        np.testing.assert_allclose(results, by_hand, rtol=1e-5, atol=1e-5)
+        bias = weights.get(f"layers.{layer}.bo", 0)
+        np.testing.assert_allclose(results.sum(-2) + bias, trace["attn.out", layer], atol=1e-5)
+
+
+def test_the_scale_is_what_the_final_norm_divides_by(model):
+    logits, trace = model.run_with_cache(IDS, ["*", "final_norm_scale"])
+    assert same_bits(logits, model(IDS))
+    stream = trace["resid_post", -1].astype(np.float64)
+    scale = np.sqrt((stream**2).mean(-1, keepdims=True) + model.config.norm_eps)
+    np.testing.assert_allclose(trace["final_norm_scale"], scale, rtol=1e-6)
+    normed = stream / trace["final_norm_scale"] * model.weights.final_norm
+    np.testing.assert_allclose(trace["final_norm"], normed, rtol=1e-5, atol=1e-6)
+    _, halved = model.run_with_cache(IDS, edit={"final_norm_scale": lambda scale: scale / 2})
+    np.testing.assert_allclose(halved["final_norm"], 2 * trace["final_norm"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,8 @@ def attribute(
     wanted = read_target(subject, "target", target)
     other = None if against is None else read_target(subject, "against", against)
 
-    names = ["embed", "layers.*.attn.z", "layers.*.mlp.out", "final_norm"]
-    last = f"layers.{transformer.config.num_layers - 1}.resid_post"
-    _, trace = transformer.run_with_cache(subject.ids, [*names, last])
+    names = ["embed", "layers.*.attn.z", "layers.*.mlp.out", "final_norm_scale", "final_norm"]
+    _, trace = transformer.run_with_cache(subject.ids, names)
     everything = shares_of(transformer, trace, [at], [wanted], other)
     word = repr(token_text(subject.tokenizer, wanted))
     label = f"logit of {word}"
@@ -170,8 +169,8 @@ def shares_of(
     (layers,H,n), mlps and biases (layers,n), and the difference of logits itself (n,)."""
     at, layers = list(positions), range(transformer.config.num_layers)
     rows = rows_of_last_matrix(transformer, list(targets), against)  # (n,E)
-    stream = trace[f"layers.{layers[-1]}.resid_post"][at]
-    direction = through_norm(transformer, rows, stream, transformer.weights.final_norm)
+    weight = np.asarray(transformer.weights.final_norm, np.float64)
+    direction = rows * weight / trace["final_norm_scale"][at]
 
     def written(name: str, direction: Array = direction) -> Array:
         parts: Array = np.einsum("ne,ne->n", trace[name][at], direction)

@@ -10,16 +10,15 @@ from simdformer.arguments import shown
 from simdformer.interpret.metric import Metric, MetricLike, read_metric
 from simdformer.interpret.subject import Subject, read_subject
 from simdformer.models.config import ModelConfig
-from simdformer.models.observer import trace_names
+from simdformer.models.observer import meant_names
 from simdformer.models.progress import Progress
-from simdformer.models.trace import matching_names
 from simdformer.types import Array
 
 __all__ = ["ablate", "patch"]
 
 By = Literal["position", "head", "layer"]
 SIZES = ("position", "head", "layer")
-OF_QUERIES = ("attn.q", "attn.q_normed", "attn.q_rot", "attn.z")  # (L,H,D)
+OF_QUERIES = ("attn.q", "attn.q_normed", "attn.q_rot", "attn.z", "attn.result")  # (L,H,..)
 OF_KEYS = ("attn.k", "attn.k_normed", "attn.k_rot", "attn.v")  # (L,K,D)
 OF_PAIRS = ("attn.scores", "attn.pattern")  # (H,L,S)
 WITH_HEADS = OF_QUERIES + OF_KEYS + OF_PAIRS
@@ -150,7 +149,7 @@ def read_names(
     glob = names if names is not None else "layers.*.attn.z" if by == "head" else otherwise
     if not isinstance(glob, str):
         raise TypeError(f"{subject.function}: names is {shown(names)}, needed is a name or a glob")
-    found = matching_names(glob, trace_names(subject.transformer.config), subject.function)
+    found = meant_names(subject.transformer.config, glob, subject.function)
     kinds = {LAYER.sub("", name) for name in found}
     if len(kinds) > 1:
         raise ValueError(

@@ -110,6 +110,11 @@ class Decoder(ABC):
         act (L,intermediate_size), the others (L,E), with a batch axis in front when ids have one.
         An unknown name: KeyError that lists near ones.
 
+        Computed only for a name or a glob that fits nothing else: layers.{i}.attn.result (L,H,E),
+        what each head writes, its z through its part of wo (with the bias of wo they add up to
+        what attention gives, before such a norm and scale), and final_norm_scale (L,1), what the
+        final norm divides by.
+
         `edit` as in `__call__`; the trace holds the activations as they were used, after it.
         """
         ids = checked_ids(ids)

@@ -59,12 +59,8 @@ class ForwardPass:
         return cls(cache.lengths[:, None] + np.arange(new), cache.lengths.copy(), cache, observer)
 
     def at(self, layer: int | None = None) -> See:
-        """`value = see(name, value)` lets whoever looks on keep the value or change it."""
-        return unseen if self.observer is None else self.observer.at(layer)
-
-    def wants(self, layer: int, *names: str) -> bool:
-        """Whether anybody looks at one of these."""
-        return self.observer is not None and self.observer.wants(layer, *names)
+        """`see` for the names of a layer, or for those outside of layers."""
+        return unseen if self.observer is None else See(self.observer, layer)
 
 
 def checked_ids(ids: NumpyArrayLike) -> Integers:

@@ -1,11 +1,12 @@
 """Looking on while a model runs: activations are kept, or changed on their way, by name.
 
-What is kept is what the kernels computed, no second computation. Only what follows a change of
-`attn.scores` or `attn.pattern` is computed here, because inside the kernel there is nothing to
-change.
+What is kept is what the kernels computed, no second computation. Here is computed what follows a
+change of `attn.scores` or `attn.pattern`, because inside the kernel there is nothing to change, and
+what no kernel computes: what each head writes, and the scale of the final norm.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,10 +17,19 @@ from simdformer.models.trace import matching_names
 from simdformer.reference import float64, repeat_kv, weighted_sum
 from simdformer.types import Array
 
-__all__ = ["Edit", "Observer", "See", "see_attention", "trace_names", "unseen"]
+__all__ = [
+    "Edit",
+    "Observer",
+    "See",
+    "meant_names",
+    "see_attention",
+    "see_results",
+    "see_scale",
+    "trace_names",
+    "unseen",
+]
 
 Edit = Array | Callable[[Array], Array | None]
-See = Callable[[str, Array], Array]  # see(name, value) -> the value, or what it was changed to
 
 LAYER_NAMES = (
     "resid_pre",
@@ -34,6 +44,7 @@ LAYER_NAMES = (
     "attn.scores",
     "attn.pattern",
     "attn.z",
+    "attn.result",
     "attn.out",
     "resid_mid",
     "mlp_norm",
@@ -43,20 +54,27 @@ LAYER_NAMES = (
     "mlp.out",
     "resid_post",
 )
+ON_REQUEST = {"attn.result", "final_norm_scale"}  # computed for nothing but a trace
 
 
-def trace_names(config: ModelConfig) -> list[str]:
-    """The names that a trace of this model has, in the order of computation."""
-    absent = set() if config.qk_norm else {"attn.q_normed", "attn.k_normed"}
+def trace_names(config: ModelConfig, *, on_request: bool = False) -> list[str]:
+    """The names that a trace of this model has, in the order of computation; with `on_request` also
+    those that it has only where they are asked for."""
+    absent = set() if on_request else set(ON_REQUEST)
+    absent |= set() if config.qk_norm else {"attn.q_normed", "attn.k_normed"}
     absent |= {"attn_norm", "mlp_norm"} if config.norm_placement == "after" else set()
     layer = [name for name in LAYER_NAMES if name not in absent]
     layers = [f"layers.{index}.{name}" for index in range(config.num_layers) for name in layer]
-    return ["embed", *layers, "final_norm", "logits"]
+    last = [name for name in ("final_norm_scale", "final_norm", "logits") if name not in absent]
+    return ["embed", *layers, *last]
 
 
-def unseen(name: str, value: Array) -> Array:
-    """What `see` is when nobody looks."""
-    return value
+def meant_names(config: ModelConfig, glob: str, who: str) -> list[str]:
+    """What a name or a glob means in this model: what is there on request is meant only where
+    nothing else is. KeyError, with near names, if there is none."""
+    found = matching_names(glob, trace_names(config, on_request=True), who)
+    usual = set(trace_names(config))
+    return [name for name in found if name in usual] or found
 
 
 class Observer:
@@ -80,11 +98,11 @@ class Observer:
         *,
         batched: bool,
     ) -> None:
-        self._known = trace_names(config)
+        self._config = config
         self._batched = batched
         self._edits: dict[str, list[Callable[[Array], Array | None]]] = {}
         self._kept: dict[str, Array] = {}
-        self._wanted: set[str] = set(self._known) if names is None else set()
+        self._wanted: set[str] = set(trace_names(config)) if names is None else set()
         for glob in read_several("trace", "names", names, "names or globs, or None"):
             self._wanted.update(self._matching(glob, "trace"))
         for glob, function in (edit or {}).items():
@@ -96,18 +114,13 @@ class Observer:
     @property
     def activations(self) -> dict[str, Array]:
         """What was kept, in the order of computation."""
-        return {name: self._kept[name] for name in self._known if name in self._kept}
+        order = trace_names(self._config, on_request=True)
+        return {name: self._kept[name] for name in order if name in self._kept}
 
-    def at(self, layer: int | None) -> See:
-        """`see` for the names of one layer, or for those outside of layers (None)."""
-        prefix = "" if layer is None else f"layers.{layer}."
-        return lambda name, value: self._see(prefix + name, value)
+    def wants(self, name: str) -> bool:
+        return name in self._wanted or name in self._edits
 
-    def wants(self, layer: int, *names: str) -> bool:
-        full = {f"layers.{layer}.{name}" for name in names}
-        return not full.isdisjoint(self._wanted) or not full.isdisjoint(self._edits)
-
-    def _see(self, name: str, value: Array) -> Array:
+    def see(self, name: str, value: Array) -> Array:
         if name in self._edits:
             value = self._edited(name, value)
         if name in self._wanted:
@@ -143,7 +156,31 @@ class Observer:
     def _matching(self, glob: str, who: str) -> list[str]:
         if not isinstance(glob, str):
             raise TypeError(f"{who}: {shown(glob)} among the names, needed are names or globs")
-        return matching_names(glob, self._known, who)
+        return meant_names(self._config, glob, who)
+
+
+@dataclass(frozen=True, slots=True)
+class See:
+    """`value = see(name, value)` lets whoever looks on keep the value, or change it.
+
+    The names are those of one layer, or those outside of layers (None)."""
+
+    observer: Observer | None = None
+    layer: int | None = None
+
+    def __call__(self, name: str, value: Array) -> Array:
+        return value if self.observer is None else self.observer.see(self._full(name), value)
+
+    def wants(self, *names: str) -> bool:
+        """Whether anybody looks at one of these."""
+        observer = self.observer
+        return observer is not None and any(observer.wants(self._full(name)) for name in names)
+
+    def _full(self, name: str) -> str:
+        return name if self.layer is None else f"layers.{self.layer}.{name}"
+
+
+unseen = See()  # when nobody looks
 
 
 def constant(glob: str, given: object) -> Callable[[Array], Array]:
@@ -178,3 +215,26 @@ def see_attention(see: See, scores: Array, pattern: Array, values: Array, z: Arr
     every_head = repeat_kv(values, shares.shape[1] // values.shape[1])  # (B,H,S,D)
     # Behind the end of a sequence a cache holds garbage: a share of 0 must not make it count.
     return weighted_sum(shares, every_head, shares != 0).swapaxes(1, 2).astype(z.dtype)
+
+
+def see_results(see: See, z: Array, out: Array, project: Callable[[Array], Array]) -> Array:
+    """Shows what each head writes (B,L,H,E), its z (B,L,H,D) alone through `project` (...,H·D) ->
+    (...,E); gives out (B,L,E), or what follows from their changes."""
+    heads = range(z.shape[2])
+    alone = np.zeros((*z.shape[:3], *z.shape[2:]), z.dtype)  # (B,L,H,H,D)
+    alone[:, :, heads, heads] = z
+    results = project(alone.reshape(*z.shape[:3], -1))
+    seen = see("attn.result", results)
+    if seen is results:
+        return out
+    change = (float64(seen) - float64(results)).sum(axis=2)
+    return (float64(out) + change).astype(out.dtype)
+
+
+def see_scale(see: See, x: Array, normed: Array, eps: float) -> Array:
+    """Shows what the final RMSNorm divides x by (B,L,1); gives its output, or what follows from a
+    change."""
+    squares = np.square(float64(x)).mean(axis=-1, keepdims=True)
+    scale = np.sqrt(squares + eps).astype(np.promote_types(x.dtype, np.float32))
+    seen = see("final_norm_scale", scale)
+    return normed if seen is scale else (normed * (scale / seen)).astype(normed.dtype)

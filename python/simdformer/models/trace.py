@@ -30,6 +30,7 @@ TRANSFORMER_LENS = {
     "blocks.{}.attn.hook_attn_scores": "layers.{}.attn.scores",
     "blocks.{}.attn.hook_pattern": "layers.{}.attn.pattern",
     "blocks.{}.attn.hook_z": "layers.{}.attn.z",
+    "blocks.{}.attn.hook_result": "layers.{}.attn.result",
     "blocks.{}.hook_attn_out": "layers.{}.attn.out",
     "blocks.{}.hook_resid_mid": "layers.{}.resid_mid",
     "blocks.{}.ln2.hook_normalized": "layers.{}.mlp_norm",
@@ -38,6 +39,7 @@ TRANSFORMER_LENS = {
     "blocks.{}.mlp.hook_post": "layers.{}.mlp.act",
     "blocks.{}.hook_mlp_out": "layers.{}.mlp.out",
     "blocks.{}.hook_resid_post": "layers.{}.resid_post",
+    "ln_final.hook_scale": "final_norm_scale",
     "ln_final.hook_normalized": "final_norm",
     "hook_logits": "logits",
 }

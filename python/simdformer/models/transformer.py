@@ -25,7 +25,14 @@ from simdformer.functional import (
 from simdformer.models.cache import KVCache
 from simdformer.models.decoder import Decoder
 from simdformer.models.forward_pass import ForwardPass
-from simdformer.models.observer import Observer, See, see_attention, unseen
+from simdformer.models.observer import (
+    Observer,
+    See,
+    see_attention,
+    see_results,
+    see_scale,
+    unseen,
+)
 from simdformer.types import Array
 
 __all__ = ["Transformer"]
@@ -92,7 +99,10 @@ class Transformer(Decoder):
 
     def unembed(self, x: Array, see: See = unseen) -> Array:
         """x (...,E) -> float32 logits (...,V): the final norm and the lm_head"""
-        normed = self.norm(x.astype(self.activations, copy=False), self.weights.final_norm)
+        x = x.astype(self.activations, copy=False)
+        normed = self.norm(x, self.weights.final_norm)
+        if see.wants("final_norm_scale"):
+            normed = see_scale(see, x, normed, self.config.norm_eps)
         logits = linear(see("final_norm", normed), self.weights.lm_head)
         logits = scaled(logits.astype(np.float32, copy=False), 1 / self.config.logit_divisor)
         return softcapped(logits, self.config.logit_softcap)
@@ -129,7 +139,7 @@ class Transformer(Decoder):
             keys, values = run.cache.write(layer, keys, values)
 
         z: Array = np.empty(q.shape, q.dtype)  # (B,L,H,D): written as a view, so that heads merge
-        seen = run.wants(layer, "attn.scores", "attn.pattern")
+        seen = see.wants("attn.scores", "attn.pattern")
         attended = scaled_dot_product_attention(
             q.swapaxes(1, 2),
             keys,
@@ -146,8 +156,11 @@ class Transformer(Decoder):
         if seen:
             _, pattern, scores = attended
             z = see_attention(see, scores, pattern, values, z)
-        z = see("attn.z", z).reshape(batch, new, config.num_heads * config.head_dim)
-        out: Array = linear(z, weights.wo, weights.wo_bias)
+        z = see("attn.z", z)
+        merged = z.reshape(batch, new, config.num_heads * config.head_dim)
+        out: Array = linear(merged, weights.wo, weights.wo_bias)
+        if see.wants("attn.result"):
+            out = see_results(see, z, out, lambda alone: linear(alone, weights.wo))
         return out
 
     def mlp(self, layer: int, x: Array, run: ForwardPass) -> Array:

@@ -99,7 +99,7 @@ def look(
         note = f"; the first {most} of {length} tokens"
         subject = read_subject("look", model, subject.ids[:most])
     config = subject.transformer.config
-    logits, trace = subject.transformer.run_with_cache(subject.ids)
+    logits, trace = subject.transformer.run_with_cache(subject.ids, ["*", "final_norm_scale"])
     lens = logit_lens(model, subject.ids, top=min(LENS_TOP, config.vocab_size))
     written = attribute_everywhere(subject, logits, trace, target, against)
     about = f"{config.summary}, {len(subject.ids)} tokens{note}"
