@@ -237,4 +237,7 @@ def see_scale(see: See, x: Array, normed: Array, eps: float) -> Array:
     squares = np.square(float64(x)).mean(axis=-1, keepdims=True)
     scale = np.sqrt(squares + eps).astype(np.promote_types(x.dtype, np.float32))
     seen = see("final_norm_scale", scale)
-    return normed if seen is scale else (normed * (scale / seen)).astype(normed.dtype)
+    if seen is scale:
+        return normed
+    changed: Array = (normed * (scale / seen)).astype(normed.dtype)
+    return changed
