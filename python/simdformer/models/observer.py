@@ -227,8 +227,9 @@ def see_results(see: See, z: Array, out: Array, project: Callable[[Array], Array
     seen = see("attn.result", results)
     if seen is results:
         return out
-    change = (float64(seen) - float64(results)).sum(axis=2)
-    return (float64(out) + change).astype(out.dtype)
+    by: Array = (float64(seen) - float64(results)).sum(axis=2)
+    changed: Array = (float64(out) + by).astype(out.dtype)
+    return changed
 
 
 def see_scale(see: See, x: Array, normed: Array, eps: float) -> Array:
@@ -237,7 +238,4 @@ def see_scale(see: See, x: Array, normed: Array, eps: float) -> Array:
     squares = np.square(float64(x)).mean(axis=-1, keepdims=True)
     scale = np.sqrt(squares + eps).astype(np.promote_types(x.dtype, np.float32))
     seen = see("final_norm_scale", scale)
-    if seen is scale:
-        return normed
-    changed: Array = (normed * (scale / seen)).astype(normed.dtype)
-    return changed
+    return normed if seen is scale else (normed * (scale / seen)).astype(normed.dtype)
