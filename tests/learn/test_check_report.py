@@ -253,7 +253,7 @@ def test_html_without_matplotlib(rng, monkeypatch):
 
 
 def test_a_mistake_of_ones_own(rng):
-    """As the README shows."""
+    """As docs/check.md shows."""
 
     @mistake(
         "softmax.shift",

@@ -18,7 +18,7 @@ PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 }
-README, CHECK = PAGES["README.md"], PAGES["docs/check.md"]
+CHECK = PAGES["docs/check.md"]
 
 
 def blocks(page: str) -> list[str]:
@@ -38,7 +38,7 @@ def run(code: str, names: dict[str, object]) -> list[str]:
 
 
 def test_the_twenty_lines_print_what_their_comments_say() -> None:
-    first = blocks("README.md")[0]
+    first = blocks("docs/start.md")[0]
     promised = re.findall(r"^print\(.*\)\s+# (.*)$", first, re.M)
     assert promised
     assert run(first, {}) == promised
@@ -46,12 +46,23 @@ def test_the_twenty_lines_print_what_their_comments_say() -> None:
 
 def test_the_model_lines_run() -> None:
     names: dict[str, Any] = {"sf": sf}
-    run(block_with("demo_path", "README.md"), names)
+    run(block_with("demo_path", "docs/models.md"), names)
     length = len(names["ids"])
     heads = names["model"].config.num_heads
     assert names["pattern"].shape == (heads, length, length)
     assert names["without"].shape == names["logits"].shape == (length, 1024)
     assert not np.array_equal(names["without"], names["logits"])
+
+
+def test_the_first_lines_run_and_say_what_their_comment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (lines,) = blocks("README.md")
+    names: dict[str, Any] = {}
+    assert run(lines, names) == re.findall(r"^print\(.*\) +# ( .*)$", lines, re.M)
+    assert names["trace"]["pattern", 5].shape == (4, 25, 25)
+    assert (tmp_path / "look.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_the_lines_that_look_into_a_model_run() -> None:
@@ -65,8 +76,8 @@ def test_the_lines_that_look_into_a_model_run() -> None:
 
 
 def test_the_diagnosis_reads_as_printed() -> None:
-    printed = run(block_with("report = sf.check(sf.nn", "README.md"), {"np": np, "sf": sf})
-    assert "```text\n" + "\n".join(printed) + "\n```" in README
+    printed = run(block_with("report = sf.check(sf.nn", "docs/check.md"), {"np": np, "sf": sf})
+    assert "```text\n" + "\n".join(printed) + "\n```" in CHECK
 
 
 def test_the_mistake_of_ones_own_is_found() -> None:
