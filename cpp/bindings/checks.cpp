@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "bindings/numpy_api.hpp"
+#include "core/panels.hpp"
 #include "core/sizes.hpp"
 
 namespace simdformer {
@@ -158,6 +159,13 @@ void check_same_shape(const Arg& arg, const View& view, const Arg& other_arg, co
 void check_vector(const Arg& arg, const View& view, int64_t length, const char* why) {
   if (view.rank == 1 && view.shape[0] == length) return;
   refuse_value(arg, "has shape " + shape_text(view), shape_text(1, &length) + ", " + why);
+}
+
+void check_piece(const Arg& arg, int64_t count, int64_t first, int64_t rows) {
+  const bool inside = first >= 0 && first <= rows && count <= rows - first;
+  if (inside && first % kPanelColumns == 0 && (count % kPanelColumns == 0 || first + count == rows)) return;
+  refuse_value(arg, "are " + std::to_string(count) + " from " + std::to_string(first) + " on",
+               "whole panels of " + std::to_string(kPanelColumns) + " of " + std::to_string(rows) + " rows");
 }
 
 }  // namespace simdformer

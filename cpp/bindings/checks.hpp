@@ -45,4 +45,7 @@ void check_same_shape(const Arg& arg, const View& view, const Arg& other_arg, co
 // A vector of `length` elements; `why` says where that number comes from.
 void check_vector(const Arg& arg, const View& view, int64_t length, const char* why);
 
+// `count` of a weight's `rows`, from `first` on: whole panels, but at the end.
+void check_piece(const Arg& arg, int64_t count, int64_t first, int64_t rows);
+
 }  // namespace simdformer

@@ -9,6 +9,7 @@
 #include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
+#include "core/linear.hpp"
 #include "core/quantised.hpp"
 
 namespace simdformer {
@@ -40,33 +41,43 @@ void check_ids(const Integers& ids, int64_t rows) {
 py::object embedding_call(py::handle ids_object, py::handle weight_object, py::handle dtype_object,
                           py::handle out_object) {
   const Integers ids = read_integers(kIds, ids_object);
+  const bool is_packed = py::isinstance<PackedWeight>(weight_object);
   const bool is_quantised = py::isinstance<QuantisedWeight>(weight_object);
+  const auto* packed = is_packed ? weight_object.cast<const PackedWeight*>() : nullptr;
   const auto* quantised = is_quantised ? weight_object.cast<const QuantisedWeight*>() : nullptr;
-  Input weight;
-  if (!is_quantised) {
-    weight = read_array(kWeight, weight_object);
-    check_rank(kWeight, weight.view, 2, "(V, E): a row for each id");
+  Input plain;
+  int64_t rows, width;
+  DType own_dtype = DType::f32;  // that of quantised values
+  if (is_packed) {
+    rows = packed->rows(), width = packed->cols(), own_dtype = packed->dtype();
+  } else if (is_quantised) {
+    rows = quantised->rows(), width = quantised->cols();
+  } else {
+    plain = read_array(kWeight, weight_object);
+    check_rank(kWeight, plain.view, 2, "(V, E): a row for each id");
+    rows = plain.view.shape[0], width = plain.view.shape[1], own_dtype = plain.view.dtype;
   }
-  const int64_t rows = is_quantised ? quantised->rows() : weight.view.shape[0];
-  const DType own_dtype = is_quantised ? DType::f32 : weight.view.dtype;
+  const bool is_plain = !is_packed && !is_quantised;
   const DType dtype =
       dtype_object.is_none() ? own_dtype : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
   check_ids(ids, rows);
   if (ids.rank == kMaxRank) refuse_value(kIds, "has 64 axes", "at most 63");
   int64_t shape[kMaxRank];
-  *std::copy_n(ids.shape, ids.rank, shape) = is_quantised ? quantised->cols() : weight.view.shape[1];
+  *std::copy_n(ids.shape, ids.rank, shape) = width;
   Output out(kOut, out_object, dtype, ids.rank + 1, shape);
-  if (!is_quantised) out.check_overlap(kWeight, weight.view, Output::Alias::refused);
+  if (is_plain) out.check_overlap(kWeight, plain.view, Output::Alias::refused);
   if (out.view.size() == 0) return std::move(out.array);
 
-  if (!is_quantised) unit_last_axis(kWeight, weight);
+  if (is_plain) unit_last_axis(kWeight, plain);
   out.unit_last_axis();
   {
     NoGil nogil;
-    if (is_quantised)
+    if (is_packed)
+      packed->gather(ids.data, out.view);
+    else if (is_quantised)
       quantised->gather(ids.data, out.view);
     else
-      embedding(weight.view, ids.data, out.view);
+      embedding(plain.view, ids.data, out.view);
     out.finish();
   }
   return std::move(out.array);

@@ -9,6 +9,7 @@
 #include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
+#include "core/copy.hpp"
 
 namespace simdformer {
 
@@ -28,6 +29,28 @@ std::unique_ptr<PackedWeight> pack(py::handle weight_object) {
   unit_last_axis(arg, weight);
   NoGil nogil;
   return std::make_unique<PackedWeight>(weight.view);
+}
+
+// A weight that `fill` completes, piece by piece.
+std::unique_ptr<PackedWeight> empty(int64_t rows, int64_t cols, py::handle dtype) {
+  return std::make_unique<PackedWeight>(rows, cols, read_dtype({"pack", "dtype"}, dtype, Accept::floats));
+}
+
+// Rows from `first` on, converted to the weight's dtype.
+void fill(PackedWeight& weight, int64_t first, py::handle rows_object) {
+  const Arg arg{"pack", "rows"};
+  Input given = read_array(arg, rows_object);
+  check_rank(arg, given.view, 2, "(rows, I)");
+  check_piece(arg, given.view.shape[0], first, weight.rows());
+  if (given.view.shape[1] != weight.cols())
+    refuse_value(arg, "has shape " + shape_text(given.view), "rows of " + std::to_string(weight.cols()));
+  unit_last_axis(arg, given);
+  Input rows = given;
+  const bool converts = given.view.dtype != weight.dtype();
+  if (converts) rows.owner = new_array(arg, weight.dtype(), 2, given.view.shape, rows.view);
+  NoGil nogil;
+  if (converts) convert_elements(given.view, rows.view);
+  weight.fill(first, rows.view);
 }
 
 py::object unpack(const PackedWeight& weight) {
@@ -221,6 +244,8 @@ It cannot be changed. Its pickle holds the weight as it was, so that it can be r
       .def_property_readonly(
           "nbytes", [](const PackedWeight& weight) { return weight.nbytes(); },
           "bytes it takes, with its padding")
+      .def_static("_empty", &empty)
+      .def("_fill", &fill)
       .def("unpack", &unpack, "The weight (O, I) as a new array, bit for bit what was packed.")
       .def("__repr__", &describe)
       .def("__reduce__",

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
 
@@ -26,6 +27,28 @@ std::unique_ptr<QuantisedWeight> from_blocks(const std::string& type, const Cont
   const uint8_t* data = blocks.data();
   NoGil nogil;
   return std::make_unique<QuantisedWeight>(found, data, rows, inputs);
+}
+
+// A weight that `fill` completes, piece by piece.
+std::unique_ptr<QuantisedWeight> empty(const std::string& type, int64_t rows, int64_t inputs) {
+  return std::make_unique<QuantisedWeight>(*quantised_type(type.c_str()), rows, inputs);
+}
+
+void fill(QuantisedWeight& weight, int64_t first, const Contiguous<uint8_t>& blocks) {
+  const QuantisedType& type = *weight.type();
+  const int64_t count = blocks.shape(0);
+  const Arg arg{"QuantizedWeight", "blocks"};
+  check_piece(arg, count, first, weight.rows());
+  const int64_t row_bytes = weight.cols() / type.block * type.nbytes;
+  if (blocks.size() != count * row_bytes)
+    refuse_value(arg, "has " + std::to_string(blocks.size()) + " bytes", std::to_string(count * row_bytes));
+  const uint8_t* data = blocks.data();
+  NoGil nogil;
+  weight.fill(data, first, count);
+}
+
+int64_t size_of(const std::string& type, int64_t rows, int64_t inputs) {
+  return QuantisedWeight::size_of(quantised_type(type.c_str())->format, rows, inputs);
 }
 
 std::unique_ptr<QuantisedWeight> from_groups(const Contiguous<uint8_t>& codes,
@@ -78,6 +101,7 @@ void bind_quantised(py::module_& module) {
   py::class_<QuantisedWeight>(module, "QuantizedPanels",
                               "A weight (O, I) in few bits, as the kernels read it; see QuantizedWeight.")
       .def(py::init(&from_blocks), py::arg("type"), py::arg("blocks"), py::arg("inputs"))
+      .def(py::init(&empty), py::arg("type"), py::arg("rows"), py::arg("inputs"))
       .def(py::init(&from_groups), py::arg("codes"), py::arg("scales"), py::arg("minimums"), py::arg("bits"))
       .def_property_readonly(
           "shape", [](const QuantisedWeight& weight) { return py::make_tuple(weight.rows(), weight.cols()); },
@@ -92,6 +116,8 @@ void bind_quantised(py::module_& module) {
                                if (weight.type() == nullptr) return std::nullopt;
                                return weight.type()->name;
                              })
+      .def_static("_size_of", &size_of)
+      .def("_fill", &fill)
       .def("_blocks", &blocks_of)
       .def("_groups", &groups_of)
       .def("_values", &values_of);

@@ -21,17 +21,26 @@ int64_t grain_of_product(double products_per_item, double bytes_per_item) {
 // ---- packed weights ---------------------------------------------------------------------------------------
 
 PackedWeight::PackedWeight(const View& weight)
-    : rows_(weight.shape[0]), cols_(weight.shape[1]), dtype_(weight.dtype) {
-  if (rows_ == 0 || cols_ == 0) return;
-  const int64_t panels = ceil_div(rows_, kPanelColumns);
-  bytes_of(cols_ + 1, kPanelColumns, itemsize(dtype_));
-  const int64_t panel_bytes = panel_elements(cols_, dtype_) * itemsize(dtype_);
-  nbytes_ = bytes_of(panels, panel_bytes);
-  memory_ = allocate(nbytes_);
+    : PackedWeight(weight.shape[0], weight.shape[1], weight.dtype) {
+  fill(0, weight);
+}
 
-  const PackArgs args{weight.data, weight.strides[0], dtype_, rows_, cols_, memory_.get()};
+PackedWeight::PackedWeight(int64_t rows, int64_t cols, DType dtype)
+    : rows_(rows), cols_(cols), dtype_(dtype) {
+  if (rows_ == 0 || cols_ == 0) return;
+  bytes_of(cols_ + 1, kPanelColumns, itemsize(dtype_));
+  nbytes_ = bytes_of(ceil_div(rows_, kPanelColumns), panel_elements(cols_, dtype_) * itemsize(dtype_));
+  memory_ = allocate(nbytes_);
+}
+
+void PackedWeight::fill(int64_t first, const View& rows) {
+  const int64_t count = rows.shape[0];
+  if (count == 0 || cols_ == 0) return;
+  const int64_t panel_bytes = panel_elements(cols_, dtype_) * itemsize(dtype_);
+  char* const panels = memory_.get() + first / kPanelColumns * panel_bytes;
+  const PackArgs args{rows.data, rows.strides[0], dtype_, count, cols_, panels};
   const KernelTable& table = kernels();
-  parallel_for(panels, grain_of_product(0, static_cast<double>(panel_bytes) * 4),
+  parallel_for(ceil_div(count, kPanelColumns), grain_of_product(0, static_cast<double>(panel_bytes) * 4),
                [&](int64_t begin, int64_t end) { table.pack(args, begin, end); });
 }
 
@@ -42,6 +51,54 @@ void PackedWeight::unpack(const View& out) const {
   parallel_for(ceil_div(rows_, kPanelColumns),
                grain_of_product(0, static_cast<double>(cols_) * kPanelColumns * 40),
                [&](int64_t begin, int64_t end) { table.unpack(args, begin, end); });
+}
+
+namespace {
+
+// Inputs [begin, end) of column `column` of a panel, one behind the other. T: any type as wide as the
+// elements.
+template <class T>
+void read_column(const char* panel, bool in_pairs, int64_t column, int64_t begin, int64_t end, void* out) {
+  const T* const elements = reinterpret_cast<const T*>(panel);
+  const int64_t depth = in_pairs ? 2 : 1;
+  for (int64_t k = begin; k < end; ++k)
+    static_cast<T*>(out)[k - begin] = elements[(k / depth * kPanelColumns + column) * depth + k % depth];
+}
+
+}  // namespace
+
+void PackedWeight::gather(const int64_t* ids, const View& out) const {
+  if (out.size() == 0) return;
+  const KernelTable& table = kernels();
+  const Rows target = rows_of(out);
+  const int64_t size = itemsize(dtype_), panel_bytes = panel_elements(cols_, dtype_) * size;
+  parallel_for(target.count, grain_of_rows(8 * cols_), [&](int64_t begin, int64_t end) {
+    alignas(64) char values[kDepthBlock * sizeof(double)];
+    RowCursor row(target, begin);
+    ConvertArgs part;
+    part.x.data = values;
+    part.x.dtype = dtype_, part.out.dtype = out.dtype;
+    part.x.count = part.out.count = 1;
+    for (int64_t i = begin; i < end; ++i, row.next()) {
+      const char* const panel = memory_.get() + ids[i] / kPanelColumns * panel_bytes;
+      const int64_t column = ids[i] % kPanelColumns;
+      for (int64_t k = 0; k < cols_; k += kDepthBlock) {
+        const int64_t last = std::min(k + kDepthBlock, cols_);
+        char* const to = row.get() + k * itemsize(out.dtype);
+        void* const read = dtype_ == out.dtype ? to : values;
+        if (size == 2)
+          read_column<uint16_t>(panel, dtype_ == DType::bf16, column, k, last, read);
+        else if (size == 4)
+          read_column<uint32_t>(panel, false, column, k, last, read);
+        else
+          read_column<uint64_t>(panel, false, column, k, last, read);
+        if (dtype_ == out.dtype) continue;
+        part.x.length = part.out.length = part.segment = last - k;
+        part.out.data = to;
+        table.convert(part, 0, 1);
+      }
+    }
+  });
 }
 
 // ---- linear -----------------------------------------------------------------------------------------------

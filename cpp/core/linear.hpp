@@ -15,9 +15,18 @@ class PackedWeight {
  public:
   // weight: (rows, cols), any leading stride, unit last stride. Throws std::bad_alloc.
   explicit PackedWeight(const View& weight);
+  // One whose rows are still to be filled in.
+  PackedWeight(int64_t rows, int64_t cols, DType dtype);
+
+  // Rows from `first` on, a multiple of 16: (count, cols), of its dtype, any leading stride, unit last stride.
+  // Whole panels, but at the end. Pieces may be filled in by several threads at a time.
+  void fill(int64_t first, const View& rows);
 
   // Writes the weight back into `out`: (rows, cols), the same dtype, unit last stride.
   void unpack(const View& out) const;
+
+  // Row ids[i] as row i of `out` (count, cols): any float dtype, unit last stride; 0 <= ids[i] < rows.
+  void gather(const int64_t* ids, const View& out) const;
 
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }

@@ -70,39 +70,62 @@ int64_t grain_of_columns(int64_t inputs) { return grain_of(4 * cost::element * s
 
 // ---- making -----------------------------------------------------------------------------------------------
 
-// fill(row, first input, inputs, span) for every span of every row
-template <class Fill>
-void QuantisedWeight::make(Fill fill) {
-  if (rows_ == 0 || cols_ == 0) return;
-  const int64_t panels = ceil_div(rows_, kSliceColumns) * (kSliceColumns / kPanelColumns);
-  bytes_of(cols_, int64_t{256});  // no size on the way leaves 64 bits
-  const int64_t panel = panel_bytes(format_, cols_);
-  nbytes_ = bytes_of(panels, panel);
+int64_t QuantisedWeight::size_of(const QuantisedFormat& format, int64_t rows, int64_t cols) {
+  if (rows == 0 || cols == 0) return 0;
+  bytes_of(cols, int64_t{256});  // no size on the way leaves 64 bits
+  return bytes_of(ceil_div(rows, kSliceColumns) * (kSliceColumns / kPanelColumns), panel_bytes(format, cols));
+}
+
+void QuantisedWeight::allocate_panels() {
+  nbytes_ = size_of(format_, rows_, cols_);
+  if (nbytes_ == 0) return;
   memory_ = allocate(nbytes_);
-  parallel_for(panels, grain_of_columns(cols_ * kPanelColumns), [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      uint8_t* const base = reinterpret_cast<uint8_t*>(memory_.get()) + p * panel;
-      std::memset(base, 0, static_cast<size_t>(panel));
-      for (int64_t row = p * kPanelColumns; row < std::min(rows_, (p + 1) * kPanelColumns); ++row) {
-        uint8_t* at = base;
-        ColumnSpan span;
-        for (int64_t k = 0; k < cols_; k += kSpanInputs) {
-          const int64_t inputs = std::min(cols_ - k, kSpanInputs);
-          fill(row, k, inputs, span);
-          put_span(format_, span, inputs, row % kPanelColumns, at);
-          at += span_bytes(format_, inputs);
-        }
-      }
-    }
-  });
+  const int64_t used = ceil_div(rows_, kPanelColumns) * panel_bytes(format_, cols_);
+  std::memset(memory_.get() + used, 0, static_cast<size_t>(nbytes_ - used));
+}
+
+// fill(row, first input, inputs, span) for every span of `count` rows from `first` on
+template <class Fill>
+void QuantisedWeight::fill_panels(int64_t first, int64_t count, Fill fill) {
+  if (count == 0 || cols_ == 0) return;
+  const int64_t panel = panel_bytes(format_, cols_), first_panel = first / kPanelColumns;
+  parallel_for(ceil_div(count, kPanelColumns), grain_of_columns(cols_ * kPanelColumns),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t p = first_panel + begin; p < first_panel + end; ++p) {
+                   uint8_t* const base = reinterpret_cast<uint8_t*>(memory_.get()) + p * panel;
+                   const int64_t last = std::min(first + count, (p + 1) * kPanelColumns);
+                   std::memset(base, 0, static_cast<size_t>(panel));
+                   for (int64_t row = p * kPanelColumns; row < last; ++row) {
+                     uint8_t* at = base;
+                     ColumnSpan span;
+                     for (int64_t k = 0; k < cols_; k += kSpanInputs) {
+                       const int64_t inputs = std::min(cols_ - k, kSpanInputs);
+                       fill(row, k, inputs, span);
+                       put_span(format_, span, inputs, row % kPanelColumns, at);
+                       at += span_bytes(format_, inputs);
+                     }
+                   }
+                 }
+               });
+}
+
+QuantisedWeight::QuantisedWeight(const QuantisedType& type, int64_t rows, int64_t cols)
+    : type_(&type), format_(type.format), rows_(rows), cols_(cols) {
+  allocate_panels();
 }
 
 QuantisedWeight::QuantisedWeight(const QuantisedType& type, const uint8_t* blocks, int64_t rows, int64_t cols)
-    : type_(&type), format_(type.format), rows_(rows), cols_(cols) {
-  const int64_t row_bytes = cols / type.block * type.nbytes;
-  make([&](int64_t row, int64_t first, int64_t inputs, ColumnSpan& span) {
-    const uint8_t* block = blocks + row * row_bytes + first / type.block * type.nbytes;
-    for (int64_t k = 0; k < inputs; k += type.block, block += type.nbytes) type.read(block, k, span);
+    : QuantisedWeight(type, rows, cols) {
+  fill(blocks, 0, rows);
+}
+
+void QuantisedWeight::fill(const uint8_t* blocks, int64_t first, int64_t count) {
+  const QuantisedType& type = *type_;
+  const int64_t row_bytes = cols_ / type.block * type.nbytes;
+  fill_panels(first, count, [&](int64_t row, int64_t k, int64_t inputs, ColumnSpan& span) {
+    const uint8_t* block = blocks + (row - first) * row_bytes + k / type.block * type.nbytes;
+    const int64_t end = k + inputs;
+    for (int64_t at = k; at < end; at += type.block, block += type.nbytes) type.read(block, at - k, span);
   });
 }
 
@@ -110,8 +133,9 @@ QuantisedWeight::QuantisedWeight(const Groups& groups, int64_t rows, int64_t col
     : format_{ScaleKind::f32, groups.minimums != nullptr, groups.group, groups.bits, 0, nullptr},
       rows_(rows),
       cols_(cols) {
+  allocate_panels();
   const int64_t per_row = cols / groups.group;
-  make([&](int64_t row, int64_t first, int64_t inputs, ColumnSpan& span) {
+  fill_panels(0, rows, [&](int64_t row, int64_t first, int64_t inputs, ColumnSpan& span) {
     const int64_t at = row * per_row + first / groups.group;
     const auto bytes = static_cast<size_t>(inputs / groups.group) * sizeof(float);
     std::memcpy(span.codes, groups.codes + row * cols + first, static_cast<size_t>(inputs));

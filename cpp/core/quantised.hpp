@@ -14,6 +14,15 @@ class QuantisedWeight {
  public:
   // blocks: (rows, cols / type.block, type.nbytes), contiguous; cols is a multiple of type.block.
   QuantisedWeight(const QuantisedType& type, const uint8_t* blocks, int64_t rows, int64_t cols);
+  // One whose rows are still to be filled in.
+  QuantisedWeight(const QuantisedType& type, int64_t rows, int64_t cols);
+
+  // The blocks of `count` rows from `first` on, a multiple of 16. Whole panels, but at the end. Pieces may be
+  // filled in by several threads at a time.
+  void fill(const uint8_t* blocks, int64_t first, int64_t count);
+
+  // The bytes that such a weight takes.
+  static int64_t size_of(const QuantisedFormat& format, int64_t rows, int64_t cols);
 
   // value = scale * code - minimum. codes (rows, cols) of 4 or 8 bits, scales and minimums (null: none)
   // (rows, cols / group), contiguous; group is 32, 64 or 128 and divides cols.
@@ -45,8 +54,9 @@ class QuantisedWeight {
   const uint8_t* data() const { return reinterpret_cast<const uint8_t*>(memory_.get()); }
 
  private:
+  void allocate_panels();
   template <class Fill>
-  void make(Fill fill);
+  void fill_panels(int64_t first, int64_t count, Fill fill);
   template <class Use>
   void for_each_span(int64_t row, Use use) const;
 

@@ -148,14 +148,15 @@ def pack(weight: Any) -> Any:
 
 def embedding(
     ids: ArrayLike,
-    weight: ArrayLike | QuantizedWeight,
+    weight: ArrayLike | PackedWeight | QuantizedWeight,
     *,
     dtype: DTypeLike | None = None,
     out: Array | None = None,
 ) -> Array:
     """The rows of weight (V,E) that ids (...) name: (..., E), as `dtype` when one is given.
 
-    Of a quantised weight they are what its `dequantize` gives, in float32 without a `dtype`.
+    Of a packed weight they are those that were packed, of a quantised one what its `dequantize`
+    gives, in float32 without a `dtype`.
 
     IndexError: an id outside 0 ... V-1, negative ones too; the message names it and its place.
     TypeError: ids that are not integers, a weight that is not of a float dtype. ValueError: a

@@ -149,3 +149,36 @@ def test_positions_under_the_result_stay_those_that_were_given(rng):
     x = normal(rng, 4, 6, dtype=np.float64)
     want = sf.rope(x, layout="half", positions=positions.copy())
     assert same_bits(sf.rope(x, layout="half", positions=positions, out=memory), want)
+
+
+# ---- of packed weights ---------------------------------------------------------------------------
+
+
+@each("width", [0, 1, 5, 64, 257])
+def test_embedding_finds_the_rows_of_a_packed_weight(isa, dtype, width, rng):
+    weight, ids = normal(rng, 37, width, dtype=dtype), rng.integers(0, 37, (3, 5))
+    packed = sf.pack(weight)
+    assert same_bits(sf.embedding(ids, packed), weight[ids])
+    wide = sf.embedding(ids, packed, dtype="float64")
+    np.testing.assert_array_equal(wide, weight[ids].astype(np.float64))
+    with pytest.raises(IndexError, match="ids holds 37 at"):
+        sf.embedding([[0, 37]], packed)
+
+
+@each("first", [0, 16, 32])
+def test_a_weight_is_packed_in_pieces_of_any_dtype(dtype, first, rng):
+    weight = normal(rng, 37, 70, dtype=np.float16)
+    packed = sf.PackedWeight._empty(37, 70, dtype)
+    packed._fill(first, weight[first:])
+    packed._fill(0, weight[:first])
+    assert same_bits(packed.unpack(), weight.astype(dtype))
+
+
+@each("first, count", [(8, 16), (0, 15), (48, 1), (-16, 16), (32, 16)])
+def test_pieces_that_are_no_whole_panels_are_refused(first, count, rng):
+    packed = sf.PackedWeight._empty(37, 8, "float32")
+    with pytest.raises(ValueError, match="needs whole panels of 16 of 37 rows"):
+        packed._fill(first, np.zeros((count, 8), np.float32))
+    few = sf.QuantizedWeight._empty("q8_0", 37, 32)
+    with pytest.raises(ValueError, match="needs whole panels of 16 of 37 rows"):
+        few._fill(first, np.zeros((count, 34), np.uint8))

@@ -15,7 +15,7 @@ import numpy as np
 
 from simdformer.checkpoints.files import InputFile
 from simdformer.models.config import ModelConfig
-from simdformer.models.weights import Tensor
+from simdformer.models.packing import Tensor
 from simdformer.types import Array
 
 __all__ = ["Checkpoint", "ConfigSource", "Format", "StoredTemplate", "StoredTensor"]
@@ -143,6 +143,11 @@ class StoredTensor:
         """The bytes from the first element to behind the last: what is read."""
         steps = zip(self.shape, self.strides, strict=True)
         return (1 + sum((n - 1) * stride for n, stride in steps)) * self.dtype.itemsize
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether rows lie one behind the other: the first axis is the slowest."""
+        return self.strides[:1] >= (max(self.strides, default=0),)
 
     def rows(self, start: int, stop: int) -> "StoredTensor":
         """The part [start:stop] along the first axis."""

@@ -115,6 +115,21 @@ class Joined:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
+    @property
+    def by_rows(self) -> bool:
+        return all(part.by_rows for part in self.parts)
+
+    def rows(self, start: int, stop: int) -> "Joined":
+        """The part [start:stop] along the first axis."""
+        if self.axis != 0:
+            return Joined([part.rows(start, stop) for part in self.parts], self.axis)
+        found, first = [], 0  # the row of all that is the part's first
+        for part in self.parts:
+            if start < first + len(part) and first < stop:
+                found.append(part.rows(max(start - first, 0), stop - first))
+            first += len(part)
+        return Joined(found, self.axis)
+
     def __array__(
         self, dtype: np.dtype[Any] | None = None, /, *, copy: bool | None = None
     ) -> npt.NDArray[Any]:

@@ -12,7 +12,8 @@ from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.fused import FUSED
 from simdformer.functional import rope_frequencies
 from simdformer.models.config import FieldError, ModelConfig
-from simdformer.models.weights import Misfit, Tensor, listed, misfits, weight_axes
+from simdformer.models.packing import Tensor
+from simdformer.models.weights import Misfit, listed, misfits, weight_axes
 
 __all__ = ["FileTensor", "Names", "check_rope", "printable", "require", "wrong"]
 

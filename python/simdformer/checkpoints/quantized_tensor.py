@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simdformer import reference
 from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.quantization.types import quantization_types
+from simdformer.quantization.weight import QuantizedWeight
 from simdformer.types import Array
 
 __all__ = ["QuantizedTensor"]
 
-AT_ONCE = 1 << 20  # elements: numpy needs several times their size to make floats of blocks
+AT_ONCE = 1 << 20  # elements that are taken out of their blocks at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ class QuantizedTensor(StoredTensor):
     def span(self) -> int:
         """The bytes in the file."""
         return math.prod(self.shape[:-1]) * self.row_bytes
+
+    @property
+    def packed_nbytes(self) -> int:
+        """What a matrix takes in memory as a QuantizedWeight."""
+        return QuantizedWeight._size_of(self.type, *self.shape)
 
     def rows(self, start: int, stop: int) -> "QuantizedTensor":
         """The part [start:stop] along the first of several axes."""
@@ -57,5 +62,6 @@ class QuantizedTensor(StoredTensor):
             part = table[start : start + step]
             at = self.offset + start * self.row_bytes
             blocks = self.file.read_array(at, len(part) * self.row_bytes)
-            part[...] = reference.dequantize(blocks, self.type, part.shape)
+            few = QuantizedWeight.from_blocks(blocks, self.type, part.shape)
+            part[...] = few.dequantize(part.dtype)
         return values

@@ -10,7 +10,7 @@ from simdformer.checkpoints.locate import locate
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.models import ModelConfig
-from simdformer.models.budget import cache_bytes, parameter_budget, weight_bytes
+from simdformer.models.budget import cache_bytes, kinds_by_part, parameter_budget, weight_bytes
 from simdformer.text.pretrained import find_tokenizer
 
 __all__ = ["add"]
@@ -36,17 +36,19 @@ def run(options: argparse.Namespace) -> int:
         return 0
     checkpoint = read_checkpoint(locate(options.model), options.format)
     config = checkpoint.config
-    dtypes = sorted({str(tensor.dtype) for tensor in checkpoint.weights.values()})
     rows = {"format": checkpoint.format} | fields_of(config)
-    rows["dtype"] = " and ".join(dtypes)
     rows["tokenizer"] = tokenizer_of(checkpoint)
     rows["end of text"] = ", ".join(map(str, checkpoint.eos_ids)) or "as the tokenizer says"
     budget = parameter_budget(config)
     total = sum(budget.values())
+    kinds = kinds_by_part(checkpoint.weights)
     for part, parameters in budget.items():
-        rows[part] = f"{parameters:,} parameters, {parameters / total:.1%}"
+        share = f"{parameters:,} parameters, {parameters / total:.1%}"
+        rows[part] = ", ".join([share, " and ".join(kinds[part])] if part in kinds else [share])
     rows["all"] = f"{total:,} parameters"
-    rows["weights"] = output.memory(weight_bytes(config, checkpoint.weights, None))
+    nbytes = weight_bytes(config, checkpoint.weights, None)
+    each = f"{8 * nbytes / total:.3g} bits a parameter"
+    rows["weights"] = f"{output.memory(nbytes)} in memory, {each}"
     per_id, full = (cache_bytes(config, length, 4) for length in (1, config.max_seq_len))
     rows["KV cache"] = (
         f"{output.memory(full)} in float32 ({output.memory(per_id)} an id), half of it in 16 bits"

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simdformer.arguments import is_whole, shown
+from simdformer.functional import embedding
 from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
 from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer
@@ -197,12 +198,11 @@ def shares_of(
 
 def rows_of_last_matrix(transformer: Transformer, targets: list[int], against: int | None) -> Array:
     """(n,E): what the final norm's output is multiplied with to be the logit, before a softcap."""
-    weights, config = transformer.weights, transformer.config
-    table = weights.embed if config.tie_embeddings else weights.lm_head.unpack()
-    rows = np.asarray(table[targets], np.float64)
+    table = transformer.weights.lm_head
+    rows = embedding(targets, table, dtype=np.float64)
     if against is not None:
-        rows = rows - np.asarray(table[against], np.float64)
-    return rows / config.logit_divisor
+        rows = rows - embedding(against, table, dtype=np.float64)
+    return rows / transformer.config.logit_divisor
 
 
 def through_norm(transformer: Transformer, rows: Array, x: Array, weight: Array | None) -> Array:

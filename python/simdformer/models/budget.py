@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping
 
+from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
-from simdformer.models.weights import Tensor, Weights, weight_shapes
+from simdformer.models.packing import AnyTensor, Quantized, kind_of
+from simdformer.models.weights import Weights, weight_shapes
 
-__all__ = ["cache_bytes", "decode_bytes", "parameter_budget", "weight_bytes"]
+__all__ = ["cache_bytes", "decode_bytes", "kinds_by_part", "parameter_budget", "weight_bytes"]
 
 FLOAT32 = 4
 PANEL = 16  # `simdformer.pack` rounds a matrix up to so many rows
@@ -38,20 +40,30 @@ def parameter_budget(config: ModelConfig) -> dict[str, int]:
     return budget
 
 
-def weight_bytes(config: ModelConfig, weights: Mapping[str, Tensor], itemsize: int | None) -> int:
-    """What the weights take in memory once they are packed, in their own dtypes or `itemsize` bytes
-    each. A tied embedding is there twice: to look rows up, and packed as the last matrix."""
+def kinds_by_part(weights: Mapping[str, AnyTensor]) -> dict[str, list[str]]:
+    """What the matrices and vectors of each part are held in: dtypes, and quantised types."""
+    kinds: dict[str, set[str]] = {}
+    for name, tensor in weights.items():
+        kinds.setdefault(PARTS[name.split(".")[-1]], set()).add(kind_of(tensor))
+    return {part: sorted(found) for part, found in kinds.items()}
+
+
+def weight_bytes(
+    config: ModelConfig, weights: Mapping[str, AnyTensor], itemsize: int | None
+) -> int:
+    """What the weights take in memory once they are packed: `itemsize` bytes each, or as they are
+    where it is None."""
     total = 0
     for name, shape in weight_shapes(config).items():
-        size = itemsize or weights[name].dtype.itemsize
+        tensor = weights[name]
+        if len(shape) == 2 and itemsize is None and isinstance(tensor, Quantized):
+            total += tensor.nbytes if isinstance(tensor, QuantizedWeight) else tensor.packed_nbytes
+            continue
+        size = itemsize or tensor.dtype.itemsize
         if config.norm_offset and name.endswith("norm"):
             size = max(size, FLOAT32)  # the sum is not rounded
-        packed = math.prod((-(-shape[0] // PANEL) * PANEL, *shape[1:])) * size
-        plain = math.prod(shape) * size
-        if name == "embed":
-            total += plain + (packed if config.tie_embeddings else 0)
-        else:
-            total += packed if len(shape) == 2 else plain
+        rows = -(-shape[0] // PANEL) * PANEL if len(shape) == 2 else shape[0]
+        total += math.prod((rows, *shape[1:])) * size
     return total
 
 
@@ -64,8 +76,10 @@ def cache_bytes(config: ModelConfig, positions: int, itemsize: int) -> int:
 def decode_bytes(config: ModelConfig, weights: Weights, position: int, itemsize: int) -> int:
     """What is read to choose the id behind `position` others: every weight once, of the embedding
     one row, and the keys and values that are in sight."""
-    row = weights.embed.nbytes // len(weights.embed)
-    total = row + weights.final_norm.nbytes + weights.lm_head.nbytes
+    embed = weights.embed
+    plain = 8 * embed.dtype.itemsize
+    bits = embed.bits_per_weight if isinstance(embed, QuantizedWeight) else plain
+    total = int(config.hidden_size * bits / 8) + weights.final_norm.nbytes + weights.lm_head.nbytes
     for index, layer in enumerate(weights.layers):
         norms = [layer.attn_norm, layer.q_norm, layer.k_norm, layer.attn_out_norm]
         norms += [layer.mlp_norm, layer.mlp_out_norm]

@@ -5,17 +5,18 @@ The computation itself is `forward`, in models/transformer.py.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from simdformer.arguments import read_whole
+from simdformer.arguments import read_whole, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.observer import Edit, Observer
+from simdformer.models.packing import AnyTensor
 from simdformer.models.trace import Trace
-from simdformer.models.weights import Tensor, Weights, check_dtypes, check_weights
+from simdformer.models.weights import Weights, check_dtypes, check_weights
 from simdformer.types import Array, DTypeLike, NumpyArrayLike
 
 __all__ = ["Decoder"]
@@ -27,36 +28,43 @@ class Decoder(ABC):
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, AnyTensor],
         *,
         dtype: DTypeLike | None = None,
         activations: DTypeLike = "float32",
+        arithmetic: Literal["int16", "float32"] = "int16",
     ) -> None:
         check_weights(config, weights)
-        self._prepare(config, weights, dtype, activations)
+        self._prepare(config, weights, dtype, activations, arithmetic)
 
     @classmethod
     def of_fitting(
         cls,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, AnyTensor],
         *,
         dtype: DTypeLike | None = None,
         activations: DTypeLike = "float32",
+        arithmetic: Literal["int16", "float32"] = "int16",
     ) -> Self:
         """The same of weights that are known to fit the config, as those of a Checkpoint are."""
         model = object.__new__(cls)
-        model._prepare(config, weights, dtype, activations)
+        model._prepare(config, weights, dtype, activations, arithmetic)
         return model
 
     def _prepare(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, AnyTensor],
         dtype: DTypeLike | None,
         activations: DTypeLike,
+        arithmetic: Literal["int16", "float32"],
     ) -> None:
-        self.config = config
+        if arithmetic not in ("int16", "float32"):
+            raise ValueError(
+                f"model: arithmetic is {shown(arithmetic)}, needed is int16 or float32"
+            )
+        self.config, self.arithmetic = config, arithmetic
         self.activations: np.dtype[Any] = np.dtype(activations)
         check_dtypes(weights, dtype, self.activations)
         self.weights = Weights.prepare(config, weights, dtype)

@@ -11,6 +11,8 @@ Letters in shapes: B sequences, L new positions, S positions visible, E hidden_s
 K key/value heads, D head_dim, V vocabulary.
 """
 
+from typing import Any
+
 import numpy as np
 
 from simdformer.functional import (
@@ -44,13 +46,15 @@ class Transformer(Decoder):
     Parameters
     ----------
     config : ModelConfig
-    weights : dict of arrays
+    weights : dict of arrays or QuantizedWeights
         Under the names and in the shapes of `weight_shapes(config)`. They are packed, so that
         neither the arrays nor the file behind them are needed afterwards.
     dtype : dtype, optional
-        What the weights are converted to; None: as they are.
+        What the weights are converted to, quantised ones too; None: as they are.
     activations : dtype
         Of the arithmetic between the kernels; float32 beside weights of 16 bits is the usual.
+    arithmetic : "int16" or "float32"
+        How activations meet quantised weights, see `linear`.
 
     Raises
     ------
@@ -103,7 +107,7 @@ class Transformer(Decoder):
         normed = self.norm(x, self.weights.final_norm)
         if see.wants("final_norm_scale"):
             normed = see_scale(see, x, normed, self.config.norm_eps)
-        logits = linear(see("final_norm", normed), self.weights.lm_head)
+        logits = self.linear(see("final_norm", normed), self.weights.lm_head)
         logits = scaled(logits.astype(np.float32, copy=False), 1 / self.config.logit_divisor)
         return softcapped(logits, self.config.logit_softcap)
 
@@ -126,7 +130,7 @@ class Transformer(Decoder):
         """x (B,L,E) -> (B,L,E): the new positions attend to what the cache holds and themselves"""
         weights, config, see = self.weights.layers[layer], self.config, run.at(layer)
         batch, new, _ = x.shape
-        q, k, v = linear(x, weights.wq_wk_wv, weights.qkv_bias)
+        q, k, v = self.linear(x, weights.wq_wk_wv, weights.qkv_bias)
         q = see("attn.q", q.reshape(batch, new, config.num_heads, config.head_dim))
         k = see("attn.k", k.reshape(batch, new, config.num_kv_heads, config.head_dim))
         v = see("attn.v", v.reshape(batch, new, config.num_kv_heads, config.head_dim))
@@ -158,19 +162,23 @@ class Transformer(Decoder):
             z = see_attention(see, scores, pattern, values, z)
         z = see("attn.z", z)
         merged = z.reshape(batch, new, config.num_heads * config.head_dim)
-        out: Array = linear(merged, weights.wo, weights.wo_bias)
+        out: Array = self.linear(merged, weights.wo, weights.wo_bias)
         if see.wants("attn.result"):
-            out = see_results(see, z, out, lambda alone: linear(alone, weights.wo))
+            out = see_results(see, z, out, lambda alone: self.linear(alone, weights.wo))
         return out
 
     def mlp(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E): down(activation(gate x) * up x)"""
         weights, see = self.weights.layers[layer], run.at(layer)
-        gate, up = linear(x, weights.gate_up)
+        gate, up = self.linear(x, weights.gate_up)
         gated = GATED[self.config.activation]
         act = see("mlp.act", gated(see("mlp.gate", gate), see("mlp.up", up)))
-        out: Array = linear(act, weights.down)
+        out: Array = self.linear(act, weights.down)
         return out
+
+    def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
+        """x (...,I) weight (O,I) -> (...,O), by the arithmetic that was asked for"""
+        return linear(x, weight, bias, arithmetic=self.arithmetic)
 
     def norm_heads(self, x: Array, weight: Array | None) -> Array:
         """x (B,L,H,D) -> (B,L,H,D): over as many heads at a time as the weight is long"""

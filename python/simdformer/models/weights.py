@@ -3,20 +3,19 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
-from simdformer.functional import PackedWeight, pack
 from simdformer.models.config import ModelConfig
+from simdformer.models.packing import AnyTensor, Matrix, Packing, Quantized, kind_of
 from simdformer.models.progress import Progress
 from simdformer.types import Array, DTypeLike
 
 __all__ = [
     "LayerWeights",
     "Misfit",
-    "Tensor",
     "Weights",
     "check_dtypes",
     "check_weights",
@@ -37,34 +36,22 @@ WIDTH, INNER, HEAD, VOCABULARY = "hidden_size", "intermediate_size", "head_dim",
 Q_WIDTH, KV_WIDTH = f"num_heads * {HEAD}", f"num_kv_heads * {HEAD}"
 
 
-class Tensor(Protocol):
-    """An ndarray, or what becomes one when `np.asarray` asks (a tensor in a file)."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def nbytes(self) -> int: ...
-    def __array__(self) -> Array: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: norms (E,), q_norm and k_norm (D,) or all their heads long, packed matrices
-    (out, in), biases (out,); None for what the model has not."""
+    """One layer: norms (E,), q_norm and k_norm (D,) or all their heads long, matrices (out, in),
+    packed or quantised, biases (out,); None for what the model has not."""
 
     attn_norm: Array | None
-    wq_wk_wv: list[PackedWeight]
+    wq_wk_wv: list[Matrix]
     qkv_bias: list[Array] | None
     q_norm: Array | None
     k_norm: Array | None
-    wo: PackedWeight
+    wo: Matrix
     wo_bias: Array | None
     attn_out_norm: Array | None
     mlp_norm: Array | None
-    gate_up: list[PackedWeight]
-    down: PackedWeight
+    gate_up: list[Matrix]
+    down: Matrix
     mlp_out_norm: Array | None
 
 
@@ -72,36 +59,34 @@ class LayerWeights:
 class Weights:
     """The whole model, in memory of its own: what it was made from is not looked at again."""
 
-    embed: Array  # (V, E)
+    embed: Matrix  # (V, E)
     layers: list[LayerWeights]
     final_norm: Array  # (E,)
-    lm_head: PackedWeight  # (V, E)
+    lm_head: Matrix  # (V, E); the embedding itself where the two are tied
 
     @classmethod
     def prepare(
-        cls, config: ModelConfig, tensors: Mapping[str, Tensor], dtype: DTypeLike | None
+        cls, config: ModelConfig, tensors: Mapping[str, AnyTensor], dtype: DTypeLike | None
     ) -> "Weights":
-        """Converts tensors that fit the config to `dtype` (None: not) and packs them.
+        """Packs tensors that fit the config; `dtype` is what they are converted to, quantised ones
+        too (None: they stay as they are).
 
-        One tensor at a time, so that not much more memory is needed than the result takes."""
-        twice = tensors["embed"].nbytes if config.tie_embeddings else 0
-        total = sum(tensor.nbytes for tensor in tensors.values()) + twice
-        progress = Progress("loading", total)
+        A few rows at a time, so that not much more memory is needed than the result takes."""
+        kind = None if dtype is None else np.dtype(dtype)
+        progress = Progress("loading", sum(tensor.nbytes for tensor in tensors.values()))
+        packing = Packing(kind, progress)
 
         def array(name: str) -> Array:
-            progress.advance(tensors[name].nbytes)
-            return np.array(tensors[name], dtype or tensors[name].dtype, order="C")
+            return packing.array(tensors[name])
 
-        def packed(name: str) -> PackedWeight:
-            progress.advance(tensors[name].nbytes)
-            return pack(np.asarray(tensors[name], dtype or tensors[name].dtype))
+        def matrix(name: str) -> Matrix:
+            return packing.matrix(tensors[name])
 
         def norm(name: str) -> Array:
             if config.norm_offset == 0:
                 return array(name)
-            progress.advance(tensors[name].nbytes)
-            wide = np.promote_types(dtype or tensors[name].dtype, np.float32)
-            shifted: Array = np.asarray(tensors[name], wide) + wide.type(config.norm_offset)
+            wide = np.promote_types(kind or tensors[name].dtype, np.float32)
+            shifted: Array = packing.array(tensors[name], wide) + wide.type(config.norm_offset)
             return shifted
 
         def norm_if_any(name: str) -> Array | None:
@@ -110,28 +95,31 @@ class Weights:
         def layer(at: str) -> LayerWeights:
             return LayerWeights(
                 attn_norm=norm_if_any(at + "attn_norm"),
-                wq_wk_wv=[packed(at + name) for name in ("wq", "wk", "wv")],
+                wq_wk_wv=[matrix(at + name) for name in ("wq", "wk", "wv")],
                 qkv_bias=[array(at + name) for name in ("bq", "bk", "bv")]
                 if config.qkv_bias
                 else None,
                 q_norm=norm_if_any(at + "q_norm"),
                 k_norm=norm_if_any(at + "k_norm"),
-                wo=packed(at + "wo"),
+                wo=matrix(at + "wo"),
                 wo_bias=array(at + "bo") if config.wo_bias else None,
                 attn_out_norm=norm_if_any(at + "attn_out_norm"),
                 mlp_norm=norm_if_any(at + "mlp_norm"),
-                gate_up=[packed(at + name) for name in ("gate", "up")],
-                down=packed(at + "down"),
+                gate_up=[matrix(at + name) for name in ("gate", "up")],
+                down=matrix(at + "down"),
                 mlp_out_norm=norm_if_any(at + "mlp_out_norm"),
             )
 
         with progress:
-            return cls(
-                embed=array("embed"),
+            embed = matrix("embed")
+            weights = cls(
+                embed=embed,
                 layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
                 final_norm=norm("final_norm"),
-                lm_head=packed("embed" if config.tie_embeddings else "lm_head"),
+                lm_head=embed if config.tie_embeddings else matrix("lm_head"),
             )
+            packing.finish()
+        return weights
 
 
 def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -175,15 +163,24 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_dtypes(
-    tensors: Mapping[str, Tensor], dtype: DTypeLike | None, activations: np.dtype[Any]
+    tensors: Mapping[str, AnyTensor], dtype: DTypeLike | None, activations: np.dtype[Any]
 ) -> None:
     """TypeError when the kernels could not compute with such weights and activations."""
     if activations not in BESIDE:
         raise TypeError(
             f"model: activations is {activations}, needed is float32, bfloat16 or float16"
         )
-    kinds = {t.dtype for t in tensors.values()} if dtype is None else {np.dtype(dtype)}
-    if wrong := sorted(str(kind) for kind in kinds if kind not in BESIDE[activations]):
+
+    def fits(tensor: AnyTensor) -> bool:
+        if isinstance(tensor, Quantized):
+            return activations != F64
+        return tensor.dtype in BESIDE[activations]
+
+    if dtype is None:
+        wrong = sorted({kind_of(tensor) for tensor in tensors.values() if not fits(tensor)})
+    else:
+        wrong = [str(np.dtype(dtype))] if np.dtype(dtype) not in BESIDE[activations] else []
+    if wrong:
         raise TypeError(
             f"model: weights are {' and '.join(wrong)}, needed beside activations of {activations} "
             f"is {' or '.join(map(str, BESIDE[activations]))}; say which with dtype="
@@ -207,7 +204,7 @@ class Misfit:
         return f"{self.name} {self.dtype or self.found or self.needed}"
 
 
-def misfits(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[Misfit]:
+def misfits(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> list[Misfit]:
     """Every tensor missing, left over, of a wrong shape or no floats. The config must not have more
     layers than there are tensors: the list could be endless."""
     shapes = weight_shapes(config)
@@ -218,7 +215,7 @@ def misfits(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[Misfit]:
             continue
         if np.shape(tensors[name]) != shape:
             found.append(Misfit("misshapen", name, np.shape(tensors[name]), shape))
-        if tensors[name].dtype not in FLOATS:
+        if not isinstance(tensors[name], Quantized) and tensors[name].dtype not in FLOATS:
             found.append(Misfit("no floats", name, dtype=tensors[name].dtype))
     for name, tensor in tensors.items():
         if name not in shapes:
@@ -237,7 +234,7 @@ def listed(found: list[Misfit], told: Callable[[Misfit], str] = str) -> str:
     return ", ".join(kinds)
 
 
-def check_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+def check_weights(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> None:
     """ValueError that lists what does not fit."""
     if config.num_layers > len(tensors):
         raise ValueError(

@@ -52,6 +52,11 @@ class QuantizedWeight(_core.QuantizedPanels):
         return weight
 
     @classmethod
+    def _empty(cls, type: str, outputs: int, inputs: int) -> Self:
+        """One of a type of `quantization_types` whose rows `_fill` fills in."""
+        return cls._made(None, type, outputs, inputs)
+
+    @classmethod
     def from_blocks(
         cls,
         blocks: ArrayLike | bytes,
@@ -163,6 +168,11 @@ class QuantizedWeight(_core.QuantizedPanels):
     def type(self) -> str:
         """Its name in `quantization_types`; what is made from groups is int4_g64 and the like."""
         return self._type or f"int{self._bits}_g{self._group}"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its values: float32."""
+        return np.dtype(np.float32)
 
     @property
     def bits_per_weight(self) -> float:

@@ -1,7 +1,7 @@
 """The weights of a model as plain arrays, one at a time."""
 
-from simdformer.functional import PackedWeight
 from simdformer.models.config import ModelConfig
+from simdformer.models.packing import Matrix
 from simdformer.models.weights import LayerWeights, Weights
 from simdformer.types import Array
 
@@ -23,7 +23,7 @@ class Tensors:
 
     def __call__(self, name: str, layer: int | None = None) -> Array | None:
         held = self.held(name, layer)
-        if not isinstance(held, PackedWeight):
+        if not isinstance(held, Matrix):
             return held
         key = name, layer
         if key not in self._unpacked:
@@ -36,10 +36,10 @@ class Tensors:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self._unpacked.values())
 
-    def held(self, name: str, layer: int | None) -> Array | PackedWeight | None:
+    def held(self, name: str, layer: int | None) -> Array | Matrix | None:
         """The tensor as the model keeps it."""
         if layer is None:
-            whole: Array | PackedWeight = getattr(self.weights, name)
+            whole: Array | Matrix = getattr(self.weights, name)
             return whole
         one: LayerWeights = self.weights.layers[layer]
         if name in (three := ("wq", "wk", "wv")):
@@ -48,5 +48,5 @@ class Tensors:
             return None if one.qkv_bias is None else one.qkv_bias[biases.index(name)]
         if name in (two := ("gate", "up")):
             return one.gate_up[two.index(name)]
-        found: Array | PackedWeight | None = getattr(one, {"bo": "wo_bias"}.get(name, name))
+        found: Array | Matrix | None = getattr(one, {"bo": "wo_bias"}.get(name, name))
         return found

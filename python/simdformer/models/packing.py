@@ -1,0 +1,140 @@
+"""Tensors become the matrices that kernels multiply with: read, converted and packed a few rows at
+a time on all threads, so that what is loaded lies in memory once, and files are read as fast as
+they come."""
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from simdformer.functional import PackedWeight, QuantizedWeight
+from simdformer.models.progress import Progress
+from simdformer.runtime import get_num_threads
+from simdformer.types import Array
+
+__all__ = ["AnyTensor", "Matrix", "Packing", "Quantized", "Tensor", "kind_of"]
+
+Matrix = PackedWeight | QuantizedWeight
+PANEL = 16  # rows that are packed together
+PIECE_BYTES = 2 << 20  # stays in cache from the file to the panels
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """An ndarray, or what becomes one when `np.asarray` asks (a tensor in a file)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __array__(self) -> Array: ...
+
+
+@runtime_checkable
+class FileTensor(Tensor, Protocol):
+    """A tensor in a file, of which some rows can be read when they lie together (`by_rows`)."""
+
+    @property
+    def by_rows(self) -> bool: ...
+    def rows(self, start: int, stop: int, /) -> Tensor: ...
+
+
+@runtime_checkable
+class BlockTensor(Tensor, Protocol):
+    """One that is quantised, in the blocks of a `type`; np.asarray gives its values."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def packed_nbytes(self) -> int: ...  # of the weight that it becomes
+    def rows(self, start: int, stop: int, /) -> "BlockTensor": ...
+    def blocks(self) -> Array: ...
+
+
+@runtime_checkable
+class GroupTensor(Tensor, Protocol):
+    """One that is quantised in another way; np.asarray gives its values."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def packed_nbytes(self) -> int: ...
+    def quantized(self) -> QuantizedWeight: ...
+
+
+Quantized = QuantizedWeight | BlockTensor | GroupTensor
+AnyTensor = Tensor | QuantizedWeight
+
+
+def kind_of(tensor: AnyTensor) -> str:
+    """What its numbers are: "float32", or "q4_k" where they are quantised."""
+    return tensor.type if isinstance(tensor, Quantized) else str(tensor.dtype)
+
+
+class Packing:
+    """A model's tensors on their way into memory.
+
+    `array` gives one as it is, `matrix` a weight whose rows `finish` fills in. `dtype` is what the
+    numbers become, quantised ones too; None: they stay what they are.
+    """
+
+    def __init__(self, dtype: np.dtype[Any] | None, progress: Progress) -> None:
+        self.dtype, self.progress = dtype, progress
+        self.jobs: list[tuple[int, Callable[[], None]]] = []  # bytes, and what reads them
+
+    def array(self, tensor: AnyTensor, dtype: np.dtype[Any] | None = None) -> Array:
+        """A tensor as an array of its own, of `dtype` where one is given."""
+        self.progress.advance(tensor.nbytes)
+        values = tensor.dequantize() if isinstance(tensor, QuantizedWeight) else tensor
+        return np.array(values, dtype or self.dtype or tensor.dtype, order="C")
+
+    def matrix(self, tensor: AnyTensor) -> Matrix:
+        """A tensor (O, I) as a packed or a quantised weight."""
+        if isinstance(tensor, QuantizedWeight | GroupTensor) and self.dtype is None:
+            self.progress.advance(tensor.nbytes)
+            return tensor if isinstance(tensor, QuantizedWeight) else tensor.quantized()
+        if isinstance(tensor, QuantizedWeight):
+            tensor = tensor.dequantize(self.dtype or np.float32)
+        outputs, inputs = tensor.shape
+        if isinstance(tensor, BlockTensor) and self.dtype is None:
+            few = QuantizedWeight._empty(tensor.type, outputs, inputs)
+            self.fill(tensor, lambda first, rows: few._fill(first, rows.blocks()))
+            return few
+        packed = PackedWeight._empty(outputs, inputs, self.dtype or tensor.dtype)
+        self.fill(tensor, lambda first, rows: packed._fill(first, np.asarray(rows)))
+        return packed
+
+    def fill(self, tensor: Any, put: Callable[[int, Any], None]) -> None:
+        """Notes that put(first, some rows from there on) is to be called until all are there."""
+        count, _ = tensor.shape
+        row_bytes = max(tensor.nbytes // count, 1)
+        in_file = isinstance(tensor, FileTensor)
+        step = count
+        if not in_file or tensor.by_rows:
+            step = max(PIECE_BYTES // row_bytes // PANEL, 1) * PANEL
+        for first in range(0, count, step):
+            last = min(first + step, count)
+
+            def piece(first: int = first, last: int = last) -> None:
+                put(first, tensor.rows(first, last) if in_file else tensor[first:last])
+
+            self.jobs.append(((last - first) * row_bytes, piece))
+
+    def finish(self) -> None:
+        """Fills in all matrices: as many pieces at a time as there are threads."""
+        left, threads = iter(self.jobs), get_num_threads()
+        with ThreadPoolExecutor(threads) as pool:
+            running: dict[Future[None], int] = {}
+            while True:
+                for nbytes, job in islice(left, 2 * threads - len(running)):
+                    running[pool.submit(job)] = nbytes
+                if not running:
+                    break
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self.progress.advance(running.pop(future))
+                    future.result()  # raises what the job raised
