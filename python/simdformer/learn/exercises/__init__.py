@@ -1,24 +1,37 @@
 """Write a transformer yourself, function by function, and have each one checked.
 
-    simdformer learn                     writes my_attention.py, functions without bodies
-    simdformer check my_attention.py     says which are right, and which mistake the others make
+    simdformer learn                             writes my_attention.py: functions without bodies
+    simdformer check my_attention.py             says which are right, and what is wrong with others
+    simdformer check my_attention.py softmax     looks at one; --hint helps, --solution shows it
 
 In a notebook the same is `sf.exercises.check(my_function)`. Nothing needs a network.
 """
 
+import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from simdformer.learn.exercises import starter
+from simdformer.learn.exercises import cases, starter, text_cases  # noqa: F401  fill EXERCISES
 from simdformer.learn.exercises.calls import attempt, kinds_of_arrays
-from simdformer.learn.exercises.cases import EXERCISES, Exercise
+from simdformer.learn.exercises.exercise import EXERCISES, Exercise
+from simdformer.learn.exercises.help import HINTS, solution
 from simdformer.learn.exercises.results import Outcome, Results, collected, judge
 from simdformer.learn.exercises.runner import run
 
-__all__ = ["EXERCISES", "Exercise", "Outcome", "Results", "check", "check_file", "write"]
+__all__ = [
+    "EXERCISES",
+    "HINTS",
+    "Exercise",
+    "Outcome",
+    "Results",
+    "check",
+    "check_file",
+    "solution",
+    "write",
+]
 __dir__ = __all__.copy  # what dir() and completion show
 
 SECONDS = 10.0
@@ -36,7 +49,8 @@ def check(
     code : function, module, dict of names (`globals()`), or the path of a file
         A file runs in a process of its own: see `check_file`. The others run here.
     name : str, optional
-        The exercise that a function is meant for, where it has another name.
+        The exercise that a function is meant for, where it has another name; of a file the one
+        function to look at.
 
     Returns
     -------
@@ -56,7 +70,7 @@ def check(
     False
     """
     if isinstance(code, str | os.PathLike):
-        return check_file(code)
+        return check_file(code, names=None if name is None else [name])
     namespace: dict[str, Any]
     if isinstance(code, ModuleType):
         namespace, title = dict(vars(code)), code.__name__
@@ -89,6 +103,7 @@ def tried(exercise: Exercise, function: Callable[..., Any], names: dict[str, Any
 def check_file(
     path: str | os.PathLike[str],
     *,
+    names: Sequence[str] | None = None,
     seconds: float = SECONDS,
     show: Callable[[Outcome], None] | None = None,
 ) -> Results:
@@ -98,6 +113,8 @@ def check_file(
     ----------
     path : path
         A Python file as `write` makes it, filled in.
+    names : sequence of str, optional
+        The exercises to look at; None: all.
     seconds : float
         How long one function may take for all its calls.
     show : callable, optional
@@ -113,26 +130,36 @@ def check_file(
     FileNotFoundError
         There is no such file.
     ValueError
-        The file cannot be imported, or has none of the functions.
+        The file cannot be imported, or has none of the functions; no exercise has such a name.
     """
+    wanted = list(EXERCISES) if names is None else list(map(known, names))
     file = Path(path)
     with open(file, "rb"):  # or the error that says why not
         pass
     outcomes = {}
-    for submission in run(file.resolve(), list(EXERCISES), seconds):
+    for submission in run(file.resolve(), wanted, seconds):
         outcome = judge(EXERCISES[submission.name], submission.attempts, submission.printed)
         outcomes[submission.name] = outcome
         if show is not None:
             show(outcome)
-    if not outcomes:
+    if not outcomes and names is None:
         raise ValueError(
             f"{file.name}: none of the exercises is in it; `simdformer learn` writes a file to "
             "begin with"
         )
     missing = [
-        Outcome(name, "missing", "not in the file") for name in EXERCISES if name not in outcomes
+        Outcome(name, "missing", "not in the file") for name in wanted if name not in outcomes
     ]
     return collected(file.name, [*outcomes.values(), *missing])
+
+
+def known(name: str) -> str:
+    """The name itself; ValueError where no exercise has it."""
+    if name not in EXERCISES:
+        near = difflib.get_close_matches(name, EXERCISES, n=1)
+        help = f"is {near[0]} meant?" if near else f"they are called {', '.join(EXERCISES)}"
+        raise ValueError(f"no exercise is called {name!r}; {help}")
+    return name
 
 
 def write(path: str | os.PathLike[str] = DEFAULT_FILE) -> Path:

@@ -33,32 +33,63 @@ def attempt(
     function: Callable[..., Any], arguments: tuple[Any, ...], results: int, kinds: tuple[str, ...]
 ) -> Attempt:
     """Calls the function with copies of the arguments, as the first kind of arrays ("torch",
-    "numpy") with which it does not raise; it should return so many `results`."""
+    "numpy") with which it does not raise; it should return so many `results`, and the same ones
+    when it is called again."""
     if misfit := takes_other_arguments(function, len(arguments)):
         return Attempt(complaint=misfit)
     first: Attempt | None = None
     for kind in kinds:
-        given = tuple(converted(argument, kind) for argument in arguments)
         try:
-            returned = function(*given)
+            once = called(function, arguments, results, kind)
+            if once.complaint:
+                return once
+            return two_answers(once, called(function, arguments, results, kind)) or once
         except NotImplementedError as error:
             return Attempt(complaint=unwritten(function, error))
         except (Exception, SystemExit) as error:
             first = first or Attempt(complaint=f"raised {described(error)}{where(error, function)}")
-            continue
-        changed = [
-            name_of(function, index)
-            for index, (mine, right) in enumerate(zip(given, arguments, strict=True))
-            if is_changed(mine, right)
-        ]
-        if changed:
-            return Attempt(
-                complaint=f"changed its input {' and '.join(changed)}: compute on a copy, because "
-                "the caller still needs it (`x += y` writes into x, `x = x + y` does not)"
-            )
-        return understood(returned, results)
     assert first is not None
     return first
+
+
+def called(
+    function: Callable[..., Any], arguments: tuple[Any, ...], results: int, kind: str
+) -> Attempt:
+    """One call; what the function raises comes through."""
+    given = tuple(converted(argument, kind) for argument in arguments)
+    returned = function(*given)
+    changed = [
+        name_of(function, index)
+        for index, (mine, right) in enumerate(zip(given, arguments, strict=True))
+        if is_changed(mine, right)
+    ]
+    if changed:
+        return Attempt(
+            complaint=f"changed its input {' and '.join(changed)}: compute on a copy, because "
+            "the caller still needs it (`x += y` writes into x, `x = x + y` does not)"
+        )
+    complaints = [complaint for one in given if (complaint := getattr(one, "complaint", ""))]
+    return Attempt(complaint=complaints[0]) if complaints else understood(returned, results)
+
+
+def two_answers(one: Attempt, other: Attempt) -> Attempt | None:
+    """A complaint where two calls with the same arguments gave different results."""
+    if other.complaint:
+        return Attempt(complaint=f"the second time it is called, it {other.complaint}")
+    for before, after in zip(one.results, other.results, strict=True):
+        if before.shape != after.shape:
+            found = f"shape {before.shape}, then {after.shape}"
+        elif not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
+            at = np.unravel_index(np.argmax(before != after), before.shape)
+            place = f" at {list(map(int, at))}" if at else ""
+            found = f"{before[at]:.4g}, then {after[at]:.4g}{place}"
+        else:
+            continue
+        return Attempt(
+            complaint=f"gives two answers for one call: {found}. Is dropout on, is something drawn "
+            "at random, is np.empty not filled, or is something kept from the call before?"
+        )
+    return None
 
 
 def kinds_of_arrays(function: Callable[..., Any], namespace: dict[str, Any]) -> tuple[str, ...]:
@@ -97,9 +128,13 @@ def home_of(value: Any) -> str:
 
 
 def converted(argument: Any, kind: str) -> Any:
-    """A copy of an argument; arrays as the kind asks, inside of dicts too."""
+    """A copy of an argument; arrays as the kind asks, inside of dicts and lists too."""
     if isinstance(argument, dict):
         return {name: converted(value, kind) for name, value in argument.items()}
+    if isinstance(argument, list):
+        return [converted(value, kind) for value in argument]
+    if hasattr(argument, "fresh"):
+        return argument.fresh(kind)
     if not isinstance(argument, np.ndarray):
         return argument
     return sys.modules["torch"].from_numpy(argument.copy()) if kind == "torch" else argument.copy()
@@ -107,7 +142,11 @@ def converted(argument: Any, kind: str) -> Any:
 
 def is_changed(mine: Any, right: Any) -> bool:
     if isinstance(right, dict):
-        return any(is_changed(mine[name], right[name]) for name in right if name in mine)
+        return any(is_changed(mine.get(name), right[name]) for name in right)
+    if isinstance(right, list):
+        return len(mine) != len(right) or any(map(is_changed, mine, right))
+    if isinstance(right, str | int):
+        return bool(mine != right)
     return isinstance(right, np.ndarray) and not np.array_equal(
         np.asarray(mine), right, equal_nan=right.dtype.kind == "f"
     )

@@ -1,127 +1,27 @@
-"""The exercises: what each function is called with, and the right call beside it.
+"""Attention, heads, positions, layers: what each exercise is called with, and the right call.
 
-Inputs are made from a seed of their own for each exercise, in several shapes, in float32 and
-float64. They are chosen so that the usual mistakes show: L differs from S, H from D, norm weights
-from 1, and somewhere the scores are large, the scale is 0 and a query sees nothing.
+Inputs are made from a seed of their own for each exercise, in several shapes. They are chosen so
+that the usual mistakes are far larger than the rounding of float32: L differs from S, H from D,
+norm weights from 1; what is normed is as small as the root of eps, some positions are far out, and
+somewhere the scores are large, the scale is 0 and a query sees nothing.
 """
 
-import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import simdformer as sf
 from simdformer import nn
-from simdformer.learn.exercises import starter
+from simdformer.learn.exercises.exercise import Case, Draw, Question, exercise, same
 from simdformer.learn.mistakes.cache import appended
 from simdformer.types import Array
 
-__all__ = ["EXERCISES", "Case", "Exercise", "Question"]
+__all__: list[str] = []
 
 
-@dataclass(frozen=True)
-class Question:
-    """One array that should come back: what `simdformer.check` is asked about it."""
-
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call: the learner's arguments, a question for each result, and what is special."""
-
-    arguments: tuple[Any, ...]
-    questions: tuple[Question, ...]
-    special: str = ""
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """A function of the starter file.
-
-    name, chapter
-    summary : the first line of its docstring
-    cases : makes the calls, the same ones every time
-    """
-
-    name: str
-    chapter: str
-    make: Callable[["Draw"], Iterator[Case]]
-
-    @property
-    def summary(self) -> str:
-        return (inspect.getdoc(getattr(starter, self.name)) or "").splitlines()[0]
-
-    @property
-    def signature(self) -> str:
-        return f"{self.name}{inspect.signature(getattr(starter, self.name))}"
-
-    @property
-    def results(self) -> int:
-        return len(self.cases()[0].questions)
-
-    def cases(self) -> list[Case]:
-        return [
-            case
-            for dtype in (np.float32, np.float64)
-            for case in self.make(Draw(np.random.default_rng([*self.name.encode()]), dtype))
-        ]
-
-    def label(self, case: Case) -> str:
-        """The call in a line: query (3, 4, 5), key (3, 6, 5), scale=0.0, float32"""
-        parts, dtypes = [], set()
-        for name, value in zip(
-            inspect.signature(getattr(starter, self.name)).parameters, case.arguments, strict=False
-        ):
-            if isinstance(value, np.ndarray):
-                parts.append(f"{name} {value.shape}")
-                dtypes |= {str(value.dtype)} if value.dtype.kind == "f" else set()
-            elif isinstance(value, dict):
-                dtypes |= {str(array.dtype) for array in value.values()}
-            elif value is not None:
-                parts.append(f"{name}={value!r}")
-        return ", ".join([*parts, *sorted(dtypes)]) + (f" ({case.special})" if case.special else "")
-
-
-@dataclass
-class Draw:
-    """Random arrays in one dtype."""
-
-    rng: np.random.Generator
-    dtype: Any
-
-    def __call__(self, *shape: int, scale: float = 1.0, around: float = 0.0) -> Array:
-        drawn = around + scale * self.rng.standard_normal(shape)
-        return np.asarray(drawn.astype(self.dtype))
-
-    def matrix(self, outputs: int, inputs: int) -> Array:
-        """A weight that keeps the size of what it is given."""
-        return self(outputs, inputs, scale=inputs**-0.5)
-
-
-EXERCISES: dict[str, Exercise] = {}
-Make = Callable[[Draw], Iterator[Case]]
-
-
-def exercise(chapter: str) -> Callable[[Make], Make]:
-    def register(make: Make) -> Make:
-        EXERCISES[make.__name__] = Exercise(make.__name__, chapter, make)
-        return make
-
-    return register
-
-
-def same(op: Any, *arguments: Any, special: str = "") -> Case:
-    """A call whose arguments are the same for the learner and for us."""
-    return Case(arguments, (Question(op, arguments),), special)
-
-
-def additive(visible: Array, dtype: Any) -> Array:
-    return np.where(visible, 0.0, -np.inf).astype(dtype)
+def additive(visible: Array) -> Array:
+    return np.where(visible, 0.0, -np.inf).astype(np.float32)
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -135,7 +35,7 @@ def softmax(draw: Draw) -> Iterator[Case]:
         (draw(3, 4), 0, ""),
         (draw(2, 3, 4), 1, ""),
         (draw(3, 4, scale=300.0), -1, "numbers of about 300"),
-        (additive(np.tri(4, dtype=bool), draw.dtype), -1, "0 and -inf"),
+        (additive(np.tri(4, dtype=bool)), -1, "0 and -inf"),
     ):
         yield same(sf.softmax, x, axis, special=special)
 
@@ -169,7 +69,7 @@ def scaled_dot_product_attention(draw: Draw) -> Iterator[Case]:
             added = draw(L, S)
         elif mask is not None:
             visible[1:2] &= mask != "sees nothing"
-            added = additive(visible, draw.dtype)
+            added = additive(visible)
         asked = Question(sf.scaled_dot_product_attention, (q, k, v, added), {"scale": scale})
         special = {"sees nothing": "query 1 sees nothing", "numbers": "a mask of numbers"}
         note = "large scores" if size > 1 else special.get(mask or "", mask or "")
@@ -210,7 +110,7 @@ def multi_head_attention(draw: Draw) -> Iterator[Case]:
         x, memory = draw(*batch, L, H * D), draw(*batch, S, H * D)
         if L == S:
             memory = x
-        mask = additive(np.tri(L, S, S - L, dtype=bool), draw.dtype) if causal else None
+        mask = additive(np.tri(L, S, S - L, dtype=bool)) if causal else None
         layer = nn.MultiHeadAttention(H * D, H, *weights)
         asked = Question(layer, (x, memory, memory, mask))
         yield Case((x, memory, memory, H, *weights, mask), (asked,))
@@ -227,10 +127,9 @@ def repeat_kv(draw: Draw) -> Iterator[Case]:
 
 @exercise("3. Positions")
 def rope_frequencies(draw: Draw) -> Iterator[Case]:
-    if draw.dtype is np.float64:  # takes no arrays: once is enough
-        for head_dim, theta in ((8, 10000.0), (128, 500000.0), (64, 1000000.0)):
-            asked = Question(sf.rope_frequencies, (head_dim,), {"theta": theta})
-            yield Case((head_dim, theta), (asked,))
+    for head_dim, theta in ((8, 10000.0), (128, 500000.0), (64, 1000000.0)):
+        asked = Question(sf.rope_frequencies, (head_dim,), {"theta": theta})
+        yield Case((head_dim, theta), (asked,))
 
 
 def rope(draw: Draw, layout: str) -> Iterator[Case]:
@@ -239,6 +138,7 @@ def rope(draw: Draw, layout: str) -> Iterator[Case]:
         ((2, 3), 6, np.arange(5), 500000.0),
         ((), 8, np.array([7]), 10000.0),
         ((2,), 8, np.array([3, 1, 4, 1, 5]), 10000.0),
+        ((), 8, np.array([100, 500, 1000]), 10000.0),
     ):
         x = draw(*batch, len(positions), D)
         asked = Question(sf.rope, (x,), {"layout": layout, "positions": positions, "theta": theta})
@@ -264,16 +164,20 @@ def embedding(draw: Draw) -> Iterator[Case]:
         yield same(sf.embedding, ids, draw(7, 4))
 
 
+# leading axes, size of the numbers, eps: it counts where it is as large as their squares
+NORMED = (((4,), 1.0, 1e-6), ((4,), 1e-3, 1e-6), ((2, 3), 3e-3, 1e-5), ((4,), 0.02, 1e-3))
+
+
 @exercise("4. Layers")
 def rms_norm(draw: Draw) -> Iterator[Case]:
-    for batch, size, eps in (((4,), 1.0, 1e-6), ((2, 3), 1.0, 1e-5), ((4,), 0.02, 1e-3)):
+    for batch, size, eps in NORMED:
         x, weight = draw(*batch, 6, scale=size), draw(6, scale=0.5, around=1.0)
         yield Case((x, weight, eps), (Question(sf.rms_norm, (x, weight), {"eps": eps}),))
 
 
 @exercise("4. Layers")
 def layer_norm(draw: Draw) -> Iterator[Case]:
-    for batch, size, eps in (((4,), 1.0, 1e-6), ((2, 3), 1.0, 1e-5), ((4,), 0.02, 1e-3)):
+    for batch, size, eps in NORMED:
         x = draw(*batch, 6, scale=size, around=size)
         weight, bias = draw(6, scale=0.5, around=1.0), draw(6)
         asked = Question(sf.layer_norm, (x, weight, bias), {"eps": eps})
@@ -284,7 +188,7 @@ def layer_norm(draw: Draw) -> Iterator[Case]:
 def silu(draw: Draw) -> Iterator[Case]:
     yield same(sf.silu, draw(6))
     yield same(sf.silu, draw(2, 3, 4))
-    wide = np.array([-1000, -90, -1, 0, 1, 90, 1000], draw.dtype)
+    wide = np.array([-1000, -90, -1, 0, 1, 90, 1000], np.float32)
     yield same(sf.silu, wide, special="numbers up to 1000")
 
 
@@ -325,7 +229,9 @@ def grouped_query_attention(draw: Draw) -> Iterator[Case]:
 @exercise("5. A whole layer")
 def transformer_block(draw: Draw) -> Iterator[Case]:
     for (batch, L, E, H, K, D, theta), eps in zip(SIZES, (1e-6, 1e-5, 1e-2, 1e-6), strict=True):
+        size = 2 * np.float32(eps**0.5)  # of x and of what the attention adds: eps counts in both
         attention = attention_weights(draw, E, H, K, D)
+        attention["wo"] = size * attention["wo"]
         norms = [draw(E, scale=0.5, around=1.0) for _ in range(2)]
         gated = [draw.matrix(10, E), draw.matrix(10, E), draw.matrix(E, 10)]
         weights = {"attn_norm": norms[0], **attention, "mlp_norm": norms[1]}
@@ -335,7 +241,7 @@ def transformer_block(draw: Draw) -> Iterator[Case]:
             nn.MLP(*gated),
             *(nn.RMSNorm(weight, eps) for weight in norms),
         )
-        x = draw(*batch, L, E)
+        x = draw(*batch, L, E, scale=float(size))
         asked = Question(block, (x,), {"mask": "causal"})
         yield Case((x, weights, H, K, eps, theta), (asked,))
 

@@ -20,7 +20,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from simdformer.learn.exercises.calls import attempt, described, kinds_of_arrays, where
-from simdformer.learn.exercises.cases import EXERCISES
+from simdformer.learn.exercises.exercise import EXERCISES
 
 __all__ = ["main", "saved"]
 

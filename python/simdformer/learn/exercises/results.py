@@ -2,6 +2,7 @@
 
 import html
 import inspect
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,23 +16,34 @@ from simdformer.learn.check.compare import numbers
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.operation import Call
 from simdformer.learn.exercises.calls import UNWRITTEN, Attempt
-from simdformer.learn.exercises.cases import EXERCISES, Case, Exercise, Question
+from simdformer.learn.exercises.exercise import EXERCISES, Case, Exercise, Question
 from simdformer.learn.mistakes.cache import appended, cache
 from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
+from simdformer.learn.mistakes.text_bpe import bpe, bpe_merges
+from simdformer.learn.mistakes.text_chat import chat, chat_ids
+from simdformer.learn.mistakes.text_generation import generate, generation
+from simdformer.learn.mistakes.text_loss import loss, text_loss
+from simdformer.learn.mistakes.text_sampling import sampling, sampling_probabilities
 
-__all__ = ["Outcome", "Results", "judge"]
+__all__ = ["Outcome", "Results", "collected", "folded", "judge"]
 
 Status = Literal["right", "wrong", "raised", "unwritten", "missing"]
 SIGNS = {"right": "✓", "wrong": "✗", "raised": "✗", "unwritten": "○", "missing": "○"}
 DIAGNOSED = 3  # wrong results whose mistake is looked for before giving up
 ONE_OF_MANY = 1000  # more than all explanations of one report
 PRINTED_LINES = 5
+COLUMNS = 80
 
 # What the package has no operation for.
 STEPS = {
     nn.split_heads: split_heads,
     nn.merge_heads: merge_heads,
     appended: cache,
+    sampling_probabilities: sampling,
+    generate: generation,
+    bpe_merges: bpe,
+    chat_ids: chat,
+    text_loss: loss,
 }
 
 
@@ -63,17 +75,27 @@ class Outcome:
         return "\n".join(self.lines(len(self.name)))
 
     def lines(self, width: int) -> Iterator[str]:
+        """For a terminal of 80 columns; names take `width` of them."""
+        note, *more = self.told()
+        head = f"{SIGNS[self.status]} {self.name:<{width}}  {note}".rstrip()
+        if len(head) > COLUMNS:
+            head, more = f"{SIGNS[self.status]} {self.name}", [f"    {note}", *more]
+        yield head
+        for line in more:
+            yield from folded(line)
+
+    def told(self) -> list[str]:
+        """What there is to say besides the name, the note first; lines as long as they come."""
         note, *more = self.note.splitlines() or [""]
-        yield f"{SIGNS[self.status]} {self.name:<{width}}  {note}".rstrip()
-        yield from (f"    {line}" for line in more)
+        lines = [note, *(f"    {line}" for line in more)]
         if self.case:
-            yield f"    called with {self.case}"
+            lines.append(f"    called with {self.case}")
         if self.printed and not self.ok:
             printed = self.printed.splitlines()
-            yield "    it printed:"
-            yield from (f"    | {line}" for line in printed[:PRINTED_LINES])
+            lines += ["    it printed:", *(f"    | {line}" for line in printed[:PRINTED_LINES])]
             if len(printed) > PRINTED_LINES:
-                yield f"    | ... and {len(printed) - PRINTED_LINES} more lines"
+                lines.append(f"    | ... and {len(printed) - PRINTED_LINES} more lines")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -126,7 +148,7 @@ class Results:
         left = "text-align:left;vertical-align:top"
         rows = []
         for outcome in self.outcomes:
-            first, *more = map(html.escape, noted(outcome))
+            first, *more = map(html.escape, outcome.told())
             first = first if outcome.ok else f"<b>{first}</b>"
             rows.append(
                 f"<tr><td style='{left};white-space:nowrap'>{SIGNS[outcome.status]} "
@@ -136,9 +158,17 @@ class Results:
         return f"<p><b>{html.escape(self.summary)}</b></p><table>{''.join(rows)}</table>"
 
 
-def noted(outcome: Outcome) -> list[str]:
-    first, *more = outcome.lines(0)
-    return [first.removeprefix(f"{SIGNS[outcome.status]} {outcome.name}").strip(), *more]
+def folded(line: str, hanging: str = "  ") -> list[str]:
+    """A line as several of at most 80 columns; a word that is longer stays whole."""
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line.strip(),
+        COLUMNS,
+        initial_indent=indent,
+        subsequent_indent=indent + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def explained(report: Report, which: str) -> str:

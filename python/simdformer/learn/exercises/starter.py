@@ -5,10 +5,14 @@ Replace each `raise NotImplementedError` by your own code, in any order, and loo
 
     simdformer check {file}
 
+and when you are stuck, which nobody need know:
+
+    simdformer check {file} softmax --hint
+
 Everything runs on this machine, without a network. Your functions are called with numpy arrays; if
-this file imports torch, with tensors. They may return either. Arrays come in float32 and in
-float64, and `...` in a shape means any number of axes in front, none included. Leave the inputs as
-they are: another function may need them.
+this file imports torch, with tensors. They may return either. Arrays come in float32, and `...` in
+a shape means any number of axes in front, none included. Leave the inputs as they are: another
+function may need them.
 
 B sequences, L queries, S keys, E hidden_size, H query heads, K key/value heads, D head_dim, V
 vocabulary. Weights are (outputs, inputs), as in checkpoints: y = x @ weight.T.
@@ -160,5 +164,60 @@ def attend_with_cache(query, key, value, cached_keys, cached_values):
     (H, P, D) of the P tokens before them, P may be 0.
     Gives three arrays: the causal attention (H, L, D), and the cache with the new tokens behind
     the old: all keys (H, P+L, D), all values (H, P+L, D).
+    """
+    raise NotImplementedError
+
+
+# ---- 6. Text -------------------------------------------------------------------------------------
+
+
+def sampling_probabilities(logits, temperature=1.0, top_k=None, top_p=None):
+    """The probabilities from which the next token is drawn, logits (V,) -> (V,).
+
+    In this order: the logits are divided by temperature (> 0). top_k: only the k likeliest stay.
+    top_p: of the probabilities of those that stay, which sum to 1, the largest are added up until
+    p is reached; the one that reaches it is the last to stay. None: nothing is cut. What is cut
+    away has probability 0, and what stays sums to 1.
+    """
+    raise NotImplementedError
+
+
+def generate(model, prompt, max_new_tokens, end_id):
+    """The loop that writes a text, with a cache: always the likeliest token.
+
+    logits, cache = model(ids, cache) reads ids (L,) behind what the cache holds (None: nothing yet)
+    and gives logits (L, V): row i foretells what follows ids[i]. prompt: a list of ids. Read it at
+    once, afterwards one id a call. Gives the list of new ids: at most max_new_tokens, and fewer
+    where end_id comes, which is no part of it.
+    """
+    raise NotImplementedError
+
+
+def bpe_merges(word, ranks):
+    """Byte-pair encoding: the ranks of the pairs that are merged in a word, in that order.
+
+    word: a string, at first a piece for every character. ranks: {"lo": 0, "er": 1, "low": 2}. As
+    long as two neighbours together are in ranks, the pair of the lowest rank becomes one piece:
+    l o w e r, lo w e r, lo w er, low er. That is [0, 1, 2].
+    """
+    raise NotImplementedError
+
+
+def chat_ids(messages, encode, special):
+    """The ids of a conversation as Llama 3 Instruct reads it, up to where it has to answer.
+
+    messages: [{"role": "user", "content": "Hi!"}, ...]. encode("Hi!") gives a list of ids, and
+    special["<|eot_id|>"] the id of a special token. The format: <|begin_of_text|> once; for every
+    message a header, its content without white space at both ends, <|eot_id|>; at last the header
+    of "assistant". A header is <|start_header_id|>, the role, <|end_header_id|>, two line ends.
+    """
+    raise NotImplementedError
+
+
+def text_loss(logits, ids, pad_id):
+    """How badly a model foretells a text: the mean of -log(probability of the right next token).
+
+    logits (L, V), ids (L,) -> a number, in nats. Row i foretells ids[i + 1]; places where that is
+    pad_id do not count. Logits may be as large as ±100.
     """
     raise NotImplementedError

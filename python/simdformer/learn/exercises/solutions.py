@@ -1,0 +1,178 @@
+# mypy: ignore-errors
+"""One way to write each exercise, in plain numpy: `simdformer check FILE NAME --solution` shows it.
+
+They lean on each other, as the functions of a learner's file do.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+
+def softmax(x, axis=-1):
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+def causal_mask(L, S):
+    return np.triu(np.full((L, S), -np.inf), S - L + 1)
+
+
+def scaled_dot_product_attention(query, key, value, mask=None, scale=None):
+    scores = query @ key.swapaxes(-1, -2)
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores + mask
+    highest = scores.max(-1, keepdims=True)
+    e = np.exp(scores - np.where(np.isinf(highest), 0, highest))
+    total = e.sum(-1, keepdims=True)
+    return e / np.where(total == 0, 1, total) @ value
+
+
+def linear(x, weight, bias=None):
+    return x @ weight.T if bias is None else x @ weight.T + bias
+
+
+def split_heads(x, num_heads):
+    return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-3, -2)
+
+
+def merge_heads(x):
+    x = x.swapaxes(-3, -2)
+    return x.reshape(*x.shape[:-2], -1)
+
+
+def multi_head_attention(query, key, value, num_heads, wq, wk, wv, wo, mask=None):
+    q, k, v = (split_heads(x @ w.T, num_heads) for x, w in ((query, wq), (key, wk), (value, wv)))
+    return merge_heads(scaled_dot_product_attention(q, k, v, mask)) @ wo.T
+
+
+def repeat_kv(x, n):
+    return np.repeat(x, n, axis=-3)
+
+
+def rope_frequencies(head_dim, theta):
+    return theta ** (-np.arange(0, head_dim, 2) / head_dim)
+
+
+def turned(x, positions, theta, first, second):
+    angle = positions[:, None] * rope_frequencies(x.shape[-1], theta)
+    cos, sin = np.cos(angle), np.sin(angle)
+    y = np.empty_like(x)
+    y[..., first] = x[..., first] * cos - x[..., second] * sin
+    y[..., second] = x[..., second] * cos + x[..., first] * sin
+    return y
+
+
+def rope_interleaved(x, positions, theta):
+    return turned(x, positions, theta, slice(0, None, 2), slice(1, None, 2))
+
+
+def rope_half(x, positions, theta):
+    half = x.shape[-1] // 2
+    return turned(x, positions, theta, slice(0, half), slice(half, None))
+
+
+def embedding(ids, weight):
+    return weight[ids]
+
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def layer_norm(x, weight, bias, eps):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight + bias
+
+
+def silu(x):
+    return x * np.exp(-np.logaddexp(0, -x))
+
+
+def mlp(x, gate, up, down):
+    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def grouped_query_attention(x, num_heads, num_kv_heads, wq, wk, wv, wo, theta):
+    positions, n = np.arange(x.shape[-2]), num_heads // num_kv_heads
+    q = rope_half(split_heads(x @ wq.T, num_heads), positions, theta)
+    k = rope_half(split_heads(x @ wk.T, num_kv_heads), positions, theta)
+    v = split_heads(x @ wv.T, num_kv_heads)
+    mask = causal_mask(len(positions), len(positions))
+    z = scaled_dot_product_attention(q, repeat_kv(k, n), repeat_kv(v, n), mask)
+    return merge_heads(z).astype(x.dtype) @ wo.T
+
+
+def transformer_block(x, weights, num_heads, num_kv_heads, eps, theta):
+    attention = [weights[name] for name in ("wq", "wk", "wv", "wo")]
+    normed = rms_norm(x, weights["attn_norm"], eps)
+    h = x + grouped_query_attention(normed, num_heads, num_kv_heads, *attention, theta)
+    normed = rms_norm(h, weights["mlp_norm"], eps)
+    return h + mlp(normed, weights["gate"], weights["up"], weights["down"])
+
+
+def attend_with_cache(query, key, value, cached_keys, cached_values):
+    keys = np.concatenate([cached_keys, key], axis=-2)
+    values = np.concatenate([cached_values, value], axis=-2)
+    mask = causal_mask(query.shape[-2], keys.shape[-2])
+    return scaled_dot_product_attention(query, keys, values, mask), keys, values
+
+
+def sampling_probabilities(logits, temperature=1.0, top_k=None, top_p=None):
+    scores = logits / temperature
+    if top_k is not None:
+        kth = np.sort(scores)[-min(top_k, len(scores))]
+        scores = np.where(scores >= kth, scores, -np.inf)
+    probabilities = softmax(scores)
+    if top_p is not None:
+        order = np.argsort(-probabilities)
+        before = np.cumsum(probabilities[order]) - probabilities[order]
+        probabilities[order[before >= top_p]] = 0
+    return probabilities / probabilities.sum()
+
+
+def generate(model, prompt, max_new_tokens, end_id):
+    new = []
+    logits, cache = model(prompt, None)
+    while len(new) < max_new_tokens:
+        id = int(logits[-1].argmax())
+        if id == end_id:
+            break
+        new.append(id)
+        logits, cache = model([id], cache)
+    return new
+
+
+def bpe_merges(word, ranks):
+    pieces, merges = list(word), []
+    while True:
+        pairs = [a + b for a, b in pairwise(pieces)]
+        known = [pair for pair in pairs if pair in ranks]
+        if not known:
+            return merges
+        best = min(known, key=ranks.get)
+        place = pairs.index(best)
+        pieces[place : place + 2] = [best]
+        merges.append(ranks[best])
+
+
+def chat_ids(messages, encode, special):
+    def header(role):
+        start, end = special["<|start_header_id|>"], special["<|end_header_id|>"]
+        return [start, *encode(role), end, *encode("\n\n")]
+
+    ids = [special["<|begin_of_text|>"]]
+    for message in messages:
+        ids += header(message["role"])
+        ids += encode(message["content"].strip())
+        ids += [special["<|eot_id|>"]]
+    return ids + header("assistant")
+
+
+def text_loss(logits, ids, pad_id):
+    scores, following = logits[:-1], ids[1:]
+    shifted = scores - scores.max(-1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    right = logs[np.arange(len(following)), following]
+    return -right[following != pad_id].mean()

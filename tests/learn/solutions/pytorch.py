@@ -1,0 +1,158 @@
+"""The exercises as PyTorch users write them: F.* and torch.* wherever there is one."""
+
+import torch
+import torch.nn.functional as F
+
+linear = F.linear
+
+
+def softmax(x, axis=-1):
+    return F.softmax(x, dim=axis)
+
+
+def causal_mask(L, S):
+    return torch.triu(torch.full((L, S), float("-inf")), diagonal=S - L + 1)
+
+
+def scaled_dot_product_attention(query, key, value, mask=None, scale=None):
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+
+
+def split_heads(x, num_heads):
+    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
+def merge_heads(x):
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def multi_head_attention(query, key, value, num_heads, wq, wk, wv, wo, mask=None):
+    q, k, v = F.linear(query, wq), F.linear(key, wk), F.linear(value, wv)
+    q, k, v = (split_heads(x, num_heads) for x in (q, k, v))
+    z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return F.linear(merge_heads(z), wo)
+
+
+def repeat_kv(x, n):
+    return x.repeat_interleave(n, dim=-3)
+
+
+def rope_frequencies(head_dim, theta):
+    return 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+
+
+def cos_and_sin(positions, head_dim, theta):
+    angles = torch.outer(positions.float(), rope_frequencies(head_dim, theta))
+    return angles.cos(), angles.sin()
+
+
+def rope_interleaved(x, positions, theta):
+    cos, sin = cos_and_sin(positions, x.shape[-1], theta)
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+
+
+def rope_half(x, positions, theta):
+    cos, sin = cos_and_sin(positions, x.shape[-1], theta)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def embedding(ids, weight):
+    return F.embedding(ids, weight)
+
+
+def rms_norm(x, weight, eps):
+    layer = torch.nn.RMSNorm(x.shape[-1], eps=eps)
+    layer.weight.data = weight
+    return layer(x)  # which needs a gradient
+
+
+def layer_norm(x, weight, bias, eps):
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+silu = F.silu
+
+
+def mlp(x, gate, up, down):
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def grouped_query_attention(x, num_heads, num_kv_heads, wq, wk, wv, wo, theta):
+    positions = torch.arange(x.shape[-2])
+    q = rope_half(split_heads(F.linear(x, wq), num_heads), positions, theta)
+    k = rope_half(split_heads(F.linear(x, wk), num_kv_heads), positions, theta)
+    v = split_heads(F.linear(x, wv), num_kv_heads)
+    z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return F.linear(merge_heads(z), wo)
+
+
+def transformer_block(x, weights, num_heads, num_kv_heads, eps, theta):
+    w, E = weights, x.shape[-1:]
+    normed = F.rms_norm(x, E, w["attn_norm"], eps)
+    attention = w["wq"], w["wk"], w["wv"], w["wo"], theta
+    h = x + grouped_query_attention(normed, num_heads, num_kv_heads, *attention)
+    return h + mlp(F.rms_norm(h, E, w["mlp_norm"], eps), w["gate"], w["up"], w["down"])
+
+
+def attend_with_cache(query, key, value, cached_keys, cached_values):
+    keys = torch.cat([cached_keys, key], dim=-2)
+    values = torch.cat([cached_values, value], dim=-2)
+    mask = causal_mask(query.shape[-2], keys.shape[-2])
+    return F.scaled_dot_product_attention(query, keys, values, mask), keys, values
+
+
+def sampling_probabilities(logits, temperature=1.0, top_k=None, top_p=None):
+    logits = logits / temperature
+    if top_k is not None:
+        least = torch.topk(logits, min(top_k, logits.shape[-1])).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    if top_p is not None:
+        sorted_logits, order = torch.sort(logits, descending=True)
+        cumulated = F.softmax(sorted_logits, dim=-1).cumsum(dim=-1)
+        remove = cumulated > top_p
+        remove[1:] = remove[:-1].clone()
+        remove[0] = False
+        logits[order[remove]] = float("-inf")
+    return F.softmax(logits, dim=-1)
+
+
+@torch.inference_mode()
+def generate(model, prompt, max_new_tokens, end_id):
+    logits, cache = model(torch.tensor(prompt))
+    new = []
+    for _ in range(max_new_tokens):
+        id = torch.argmax(logits[-1])
+        if id == end_id:
+            break
+        new.append(id)
+        logits, cache = model(id[None], cache)
+    return torch.stack(new)
+
+
+def bpe_merges(word, ranks):
+    parts, merges = list(word), []
+    while len(parts) > 1:
+        rank, i = min(
+            (ranks.get(parts[i] + parts[i + 1], float("inf")), i) for i in range(len(parts) - 1)
+        )
+        if rank == float("inf"):
+            break
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        merges.append(rank)
+    return torch.tensor(merges)
+
+
+def chat_ids(messages, encode, special):
+    ids = [special["<|begin_of_text|>"]]
+    for message in [*messages, {"role": "assistant", "content": None}]:
+        ids += [special["<|start_header_id|>"], *encode(message["role"])]
+        ids += [special["<|end_header_id|>"], *encode("\n\n")]
+        if message["content"] is not None:
+            ids += [*encode(message["content"].strip()), special["<|eot_id|>"]]
+    return torch.tensor(ids)
+
+
+def text_loss(logits, ids, pad_id):
+    return F.cross_entropy(logits[:-1], ids[1:], ignore_index=pad_id)

@@ -1,0 +1,146 @@
+"""`simdformer learn` and `simdformer check`, as somebody types them."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from simdformer import cli
+from simdformer.learn.exercises import EXERCISES, HINTS, solutions
+
+NUMPY = Path(solutions.__file__).read_text()
+
+
+def narrow(text):
+    """It fits a terminal of 80 columns."""
+    return max(map(len, text.splitlines())) <= 80
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(code, name="my_attention.py"):
+        file = tmp_path / name
+        file.write_text(textwrap.dedent(code), encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_learn_writes_functions_without_bodies_and_never_overwrites(run, tmp_path):
+    code, out, err = run("learn")
+    assert (code, err) == (0, "")
+    assert f"Welcome. my_attention.py holds {len(EXERCISES)} functions" in out
+    assert "\n    simdformer check my_attention.py softmax\n" in out
+    assert narrow(out)
+    text = (tmp_path / "my_attention.py").read_text()
+    assert "simdformer check my_attention.py" in text
+    assert "mypy" not in text
+    compile(text, "my_attention.py", "exec")
+    code, out, err = run("learn")
+    assert (code, out) == (2, "")
+    assert "my_attention.py: there is such a file already and it stays as it is" in err
+    assert "`simdformer check my_attention.py` says how far it is" in err
+
+    code, out, err = run("check", "my_attention.py")
+    assert (code, err) == (1, "")
+    assert f"my_attention.py: {len(EXERCISES)} not written yet" in out
+    assert run("learn", "--out", "other.py")[0] == 0
+    assert "simdformer check other.py" in (tmp_path / "other.py").read_text()
+
+
+def test_learn_lists_what_there_is(run, tmp_path):
+    code, out, _ = run("learn", "--list")
+    assert code == 0
+    for exercise in EXERCISES.values():
+        assert exercise.signature in out
+        assert exercise.summary in " ".join(out.split())
+    assert narrow(out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_exits_with_0_1_and_2(run, write):
+    assert run("check", write("def embedding(ids, weight):\n    return weight[ids]"))[0] == 1
+    code, out, _ = run("check", write(NUMPY))
+    assert code == 0
+    assert out.count("✓") == len(EXERCISES)
+    code, out, err = run("check", "nowhere.py")
+    assert (code, out, err) == (2, "", "simdformer: error: nowhere.py: No such file or directory\n")
+    code, _, err = run("check", write("def f(:"))
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_check_looks_at_one_function(run, write):
+    file = write("import numpy as np\ndef silu(x):\n    return np.maximum(x, 0)\n")
+    code, out, err = run("check", file, "silu")
+    assert (code, err) == (1, "")
+    assert out.startswith("✗ silu  this is relu instead of silu\n")
+    assert "fix: " in out
+    assert out.endswith(f"stuck?  simdformer check {file} silu --hint\n")
+    assert "not in the file" not in out
+    code, out, _ = run(
+        "check", write("def embedding(ids, weight):\n    return weight[ids]"), "embedding"
+    )
+    assert (code, out) == (0, f"✓ embedding  3 calls are right\ngo on:  simdformer check {file}\n")
+    code, out, _ = run("check", file, "silu")
+    assert (code, out.splitlines()[-2]) == (1, "not in the file: silu")
+
+
+def test_check_refuses_names_that_are_none(run, write):
+    file = write(NUMPY)
+    for options in ([], ["--hint"], ["--solution"]):
+        code, out, err = run("check", file, "sofmax", *options)
+        assert (code, out) == (2, "")
+        assert err == "simdformer: error: no exercise is called 'sofmax'; is softmax meant?\n"
+    assert "they are called softmax, causal_mask" in run("check", file, "qwertz")[2]
+    code, out, err = run("check", file, "--hint")
+    assert (code, out) == (2, "")
+    assert (
+        err
+        == f"simdformer: error: --hint: of which function? simdformer check {file} NAME --hint\n"
+    )
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_there_are_three_hints_and_a_solution_of_each(run, name):
+    assert len(HINTS[name]) == 3
+    for number, hint in enumerate(HINTS[name], start=1):
+        code, out, _ = run("check", "my.py", name, "--hint", number)
+        assert code == 0
+        assert out.startswith(f"{name}, hint {number} of 3\n")
+        assert hint in " ".join(out.split())
+        following = f"--hint {number + 1}" if number < 3 else "--solution"
+        assert out.endswith(f"more:   simdformer check my.py {name} {following}\n")
+        assert narrow(out)
+    code, out, _ = run("check", "my.py", name, "--solution")
+    assert code == 0
+    assert f"def {name}(" in out
+    compile(out, "solution", "exec")
+
+
+def test_the_first_hint_needs_no_number(run):
+    assert run("check", "my.py", "softmax", "--hint") == run(
+        "check", "my.py", "softmax", "--hint", 1
+    )
+
+
+def test_solutions_bring_the_functions_that_are_no_exercises(run):
+    _, out, _ = run("check", "my.py", "rope_half", "--solution")
+    assert out.startswith("def turned(")
+
+
+def test_after_the_last_function_nothing_is_left_to_do(run, write):
+    _, out, _ = run("check", write(NUMPY))
+    assert out.endswith("You have written a transformer.\n")
