@@ -9,6 +9,7 @@ import numpy as np
 from simdformer.arguments import is_whole, shown
 from simdformer.functional import embedding
 from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
+from simdformer.models.progress import Progress
 from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer
 from simdformer.types import Array
@@ -123,7 +124,7 @@ def attribute(
     other = None if against is None else read_target(subject, "against", against)
 
     names = ["embed", "layers.*.attn.z", "layers.*.mlp.out", "final_norm_scale", "final_norm"]
-    _, trace = transformer.run_with_cache(subject.ids, names)
+    _, trace = subject.run(names)
     everything = shares_of(transformer, trace, [at], [wanted], other)
     word = repr(token_text(subject.tokenizer, wanted))
     label = f"logit of {word}"
@@ -178,15 +179,18 @@ def shares_of(
         return parts
 
     heads, biases = [], []
-    for layer in layers:
-        weights, z = transformer.weights.layers[layer], trace[f"layers.{layer}.attn.z"][at]
-        wo = np.asarray(weights.wo.unpack(), np.float64)  # (E, H·D)
-        bias = np.zeros(len(wo)) if weights.wo_bias is None else np.asarray(weights.wo_bias)
-        out = z.reshape(len(at), -1) @ wo.T + bias
-        inner = transformer.config.residual_scale * direction
-        inner = through_norm(transformer, inner, out, weights.attn_out_norm)
-        heads.append(np.einsum("nhd,nhd->hn", z, (inner @ wo).reshape(z.shape)))
-        biases.append(inner @ bias)
+    with Progress("attribution", len(layers), unit="layer") as progress:
+        for layer in layers:
+            weights, z = transformer.weights.layers[layer], trace[f"layers.{layer}.attn.z"][at]
+            wo = np.asarray(weights.wo.unpack(), np.float64)  # (E, H·D)
+            bias = np.zeros(len(wo)) if weights.wo_bias is None else np.asarray(weights.wo_bias)
+            inner = transformer.config.residual_scale * direction
+            if weights.attn_out_norm is not None:
+                out = z.reshape(len(at), -1) @ wo.T + bias
+                inner = through_norm(transformer, inner, out, weights.attn_out_norm)
+            heads.append(np.einsum("nhd,nhd->hn", z, (inner @ wo).reshape(z.shape)))
+            biases.append(inner @ bias)
+            progress.advance(1)
     return {
         "difference": written("final_norm", rows),
         "embed": written("embed"),
@@ -205,11 +209,9 @@ def rows_of_last_matrix(transformer: Transformer, targets: list[int], against: i
     return rows / transformer.config.logit_divisor
 
 
-def through_norm(transformer: Transformer, rows: Array, x: Array, weight: Array | None) -> Array:
+def through_norm(transformer: Transformer, rows: Array, x: Array, weight: Array) -> Array:
     """rows (n,E) of what follows an RMSNorm of x (n,E) -> (n,E) of what is in front of it, with the
-    norm's scale as it is for x; as they are where the model has no such norm."""
-    if weight is None:
-        return rows
+    norm's scale as it is for x."""
     wide = x.astype(np.float64)
     scale = 1 / np.sqrt(np.mean(wide * wide, -1, keepdims=True) + transformer.config.norm_eps)
     inner: Array = rows * np.asarray(weight, np.float64) * scale

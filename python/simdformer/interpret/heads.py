@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.arguments import as_array
+from simdformer.models.progress import Progress
 from simdformer.types import Array
 
 __all__ = ["head_scores"]
@@ -40,7 +41,7 @@ def head_scores(trace: Mapping[str, Array], ids: Any = None) -> dict[str, Array]
     """
     patterns: list[Array] = []
     while (name := f"layers.{len(patterns)}.attn.pattern") in trace:
-        patterns.append(np.asarray(trace[name], np.float64))
+        patterns.append(np.asarray(trace[name]))
     if not patterns:
         raise ValueError(
             "head_scores: the trace has no layers.0.attn.pattern; run_with_cache(text, "
@@ -68,11 +69,15 @@ def head_scores(trace: Mapping[str, Array], ids: Any = None) -> dict[str, Array]
         "same_token": same,
         "induction": after_same & (key <= query),
     }
-    scores = {
-        name: np.stack([mean_share(one, where) for one in patterns])
-        for name, where in places.items()
-    }
-    return scores | {"entropy": np.stack([entropy(one).mean(-1) for one in patterns])}
+    rows: dict[str, list[Array]] = {name: [] for name in (*places, "entropy")}
+    with Progress("head scores", len(patterns), unit="layer") as progress:
+        for pattern in patterns:
+            wide = pattern.astype(np.float64)
+            for name, where in places.items():
+                rows[name].append(mean_share(wide, where))
+            rows["entropy"].append(entropy(wide).mean(-1))
+            progress.advance(1)
+    return {name: np.stack(of_layers) for name, of_layers in rows.items()}
 
 
 def mean_share(pattern: Array, places: Array) -> Array:

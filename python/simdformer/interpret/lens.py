@@ -1,6 +1,6 @@
 """The logit lens: what the model would say if it stopped after a layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from simdformer.arguments import is_whole, read_whole, shown
 from simdformer.functional import softmax
-from simdformer.interpret.subject import read_subject, read_target, token_text
+from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
 from simdformer.models.progress import Progress
 from simdformer.types import Array
 
-__all__ = ["LogitLens", "logit_lens"]
+__all__ = ["LogitLens", "lens_of", "logit_lens"]
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,25 @@ def logit_lens(
                 f"logit_lens: a layer is {shown(layer)}, needed are numbers from -1 (the "
                 f"embedding) to {config.num_layers - 1}"
             )
-    wanted = {layer: stream_name(int(layer)) for layer in chosen}
-    logits, trace = subject.transformer.run_with_cache(subject.ids, list(wanted.values()))
+    chosen = [int(layer) for layer in chosen]
+    logits, trace = subject.run([stream_name(layer) for layer in chosen])
     if target is None:
         followed = logits.argmax(-1)
     else:
         followed = np.full(len(subject.ids), read_target(subject, "target", target))
+    return lens_of(subject, trace, chosen, followed, top)
 
-    shape = (len(chosen), len(subject.ids))
+
+def lens_of(
+    subject: Subject, trace: Mapping[str, Array], layers: list[int], followed: Array, top: int
+) -> LogitLens:
+    """The lens of a text that has been read, with `followed` (L,) as targets."""
+    shape = (len(layers), len(subject.ids))
     ids, shares = np.empty((*shape, top), np.int64), np.empty((*shape, top), np.float32)
     rank, probability = np.empty(shape, np.int64), np.empty(shape, np.float32)
-    with Progress("logit lens", len(chosen), unit="layer") as progress:
-        for at, layer in enumerate(chosen):
-            said = subject.transformer.unembed(trace[wanted[layer]])
+    with Progress("logit lens", len(layers), unit="layer") as progress:
+        for at, layer in enumerate(layers):
+            said = subject.transformer.unembed(trace[stream_name(layer)])
             every = softmax(said)
             ids[at] = likeliest(said, top)
             shares[at] = np.take_along_axis(every, ids[at], -1)
@@ -126,16 +132,7 @@ def logit_lens(
             rank[at] = (said > own).sum(-1)
             progress.advance(1)
     words = [[[token_text(subject.tokenizer, int(id)) for id in row] for row in one] for one in ids]
-    return LogitLens(
-        [int(layer) for layer in chosen],
-        subject.tokens,
-        ids,
-        shares,
-        words,
-        followed,
-        rank,
-        probability,
-    )
+    return LogitLens(layers, subject.tokens, ids, shares, words, followed, rank, probability)
 
 
 def stream_name(layer: int) -> str:

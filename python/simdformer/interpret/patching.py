@@ -8,7 +8,7 @@ import numpy as np
 
 from simdformer.arguments import shown
 from simdformer.interpret.metric import Metric, MetricLike, read_metric
-from simdformer.interpret.subject import Subject, read_subject
+from simdformer.interpret.subject import Subject, counting_layers, read_subject
 from simdformer.models.config import ModelConfig
 from simdformer.models.observer import meant_names
 from simdformer.models.progress import Progress
@@ -64,7 +64,7 @@ def patch(
     KeyError
         No activation is called so; near names are listed.
 
-    It takes a forward pass for each number; a progress bar is shown after a second.
+    It takes a forward pass for each number; a progress bar of layers is shown after a second.
     """
     subject = read_subject("patch", model, clean)
     other = read_subject("patch", model, corrupted)
@@ -75,8 +75,8 @@ def patch(
         )
     number = read_metric(subject, metric)
     chosen = read_names(subject, names, by)
-    right_logits, trace = subject.transformer.run_with_cache(subject.ids, chosen)
-    right, wrong = number(right_logits), number(subject.transformer(other.ids))
+    right_logits, trace = subject.run(chosen)
+    right, wrong = number(right_logits), number(other.run(())[0])
     if right == wrong:
         raise ValueError(
             f"patch: the metric is {right:g} for both texts; needed is one that tells them apart"
@@ -119,13 +119,15 @@ def ablate(
     ------
     ValueError, KeyError
         As `patch`.
+
+    As many forward passes, behind the same progress bar.
     """
     subject = read_subject("ablate", model, text)
     if value not in ("zero", "mean"):
         raise ValueError(f"ablate: value is {shown(value)}, needed is 'zero' or 'mean'")
     number = read_metric(subject, metric)
     chosen = read_names(subject, names, by, otherwise="layers.*.mlp.out")
-    whole = number(subject.transformer(subject.ids))
+    whole = number(subject.run(())[0])
 
     def take_away(name: str, own: Array, at: Any) -> None:
         positions = 1 if name.endswith(OF_PAIRS) else 0
@@ -182,7 +184,8 @@ def run_through(
     side_by_side = int(np.clip(MOST_LOGITS // (length * model.config.vocab_size), 1, MOST_ROWS))
     places = {name: list(places_of(name, by, model.config, length)) for name in names}
     results = {name: np.empty(len(places[name])) for name in names}
-    with Progress(subject.function, sum(map(len, places.values())), unit="run") as progress:
+    layers = sum(map(len, places.values())) * model.config.num_layers
+    with Progress(subject.function, layers, unit="layer") as progress:
         for name in names:
             for begin in range(0, len(places[name]), side_by_side):
                 some = places[name][begin : begin + side_by_side]
@@ -192,9 +195,8 @@ def run_through(
                         change(name, values[row], at)
 
                 ids = np.broadcast_to(subject.ids, (len(some), length))
-                logits = model(ids, edit={name: edit})
+                logits = model(ids, edit=counting_layers(progress, len(some)) | {name: edit})
                 results[name][begin : begin + len(some)] = [metric(one) for one in logits]
-                progress.advance(len(some))
     table = np.stack([results[name] for name in names])
     return table[:, 0] if by == "layer" else table
 

@@ -1,15 +1,18 @@
 """What every function here begins with: a model, and the ids and tokens of a text."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from simdformer.arguments import as_array, shown
+from simdformer.models.progress import Progress
+from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer
 from simdformer.types import Array
 
-__all__ = ["Subject", "Target", "read_subject", "read_target", "token_text"]
+__all__ = ["Subject", "Target", "counting_layers", "read_subject", "read_target", "token_text"]
 
 Target = str | int
 
@@ -24,6 +27,17 @@ class Subject:
     tokenizer: Any
     ids: Array
     tokens: list[str]
+
+    def run(self, names: str | Iterable[str]) -> tuple[Array, Trace]:
+        """The logits (L,V) and a trace of the text, read behind a progress bar."""
+        layers = self.transformer.config.num_layers
+        with Progress(f"{self.function}: reading", layers, unit="layer") as progress:
+            return self.transformer.run_with_cache(self.ids, names, edit=counting_layers(progress))
+
+
+def counting_layers(progress: Progress, texts: int = 1) -> dict[str, Callable[[Array], None]]:
+    """An edit that changes nothing and tells of each layer that is done, for so many texts."""
+    return {"layers.*.resid_post": lambda _: progress.advance(texts)}
 
 
 def read_subject(function: str, model: Any, text: Any) -> Subject:

@@ -26,9 +26,9 @@ class Perplexity:
     count: int
 
 
-def token_losses(model: Transformer, ids: Sequence[int]) -> Array:
+def token_losses(model: Transformer, ids: Sequence[int], progress: Progress | None = None) -> Array:
     """-log p(ids[i + 1] | ids[:i + 1]) in nats: (L-1,) float64. Logits are held of CHUNK ids at a
-    time; a cache holds what was read."""
+    time; a cache holds what was read. `progress` is told how many were."""
     if len(ids) > (most := model.config.max_seq_len):
         raise ValueError(
             f"loss: text has {len(ids)} ids, needed are at most max_seq_len = {most}; read a "
@@ -44,6 +44,8 @@ def token_losses(model: Transformer, ids: Sequence[int]) -> Array:
         most = logits.max(-1)
         total = np.log(np.exp(logits - most[:, None]).sum(-1))
         losses[begin : begin + len(read)] = total + most - own
+        if progress is not None:
+            progress.advance(len(read))
     return losses
 
 
@@ -102,11 +104,12 @@ def perplexity(
     if len(front) + len(text) < 2:
         raise ValueError(f"perplexity: the text has {len(ids)} ids, needed are at least two")
     losses = []
-    with Progress("eval", len(text), unit="token") as progress:
-        for begin, end, counted in windows(len(text), size - len(front), step, 1 - len(front)):
-            found = token_losses(model, [*front, *text[begin:end]])
+    pieces = list(windows(len(text), size - len(front), step, 1 - len(front)))
+    to_read = sum(len(front) + end - begin - 1 for begin, end, _ in pieces)
+    with Progress("eval", to_read, unit="token") as progress:
+        for begin, end, counted in pieces:
+            found = token_losses(model, [*front, *text[begin:end]], progress)
             losses.append(found[len(front) + counted - 1 - begin :])
-            progress.advance(end - counted)
     every = np.concatenate(losses)
     mean = float(every.mean())
     error = float(every.std(ddof=1)) / math.sqrt(len(every)) if len(every) > 1 else math.nan

@@ -11,6 +11,7 @@ from simdformer.interpret.attribution import Attribution
 from simdformer.interpret.heads import head_scores
 from simdformer.interpret.lens import LogitLens, likeliest
 from simdformer.interpret.subject import Subject, token_text
+from simdformer.models.progress import Progress
 from simdformer.models.trace import Trace
 from simdformer.types import Array
 
@@ -151,21 +152,23 @@ def eight_bits(patterns: Array) -> Array:
 def activations(trace: Trace, length: int, numbers: Numbers) -> dict[str, Any]:
     """Of each activation of a layer: its shape, and for each layer and token the root mean square
     and the first few numbers."""
-    layers, told = trace.num_layers, {}
-    for name in trace[0]:
-        rms = np.empty((layers, length), np.float32)
-        few = np.full((layers, length, FIRST), np.nan, np.float32)
-        for layer in range(layers):
-            array = trace[f"layers.{layer}.{name}"]
-            rows = (array.swapaxes(0, 1) if name in HEAD_FIRST else array).reshape(length, -1)
-            rms[layer] = root_mean_square(rows)
-            few[layer, :, : rows.shape[-1]] = rows[:, :FIRST]
-        told[name] = {
-            "shape": list(trace[f"layers.0.{name}"].shape),
-            "rms": numbers.add(rms),
-            "first": numbers.add(few),
-            "count": FIRST,
-        }
+    layers, names, told = trace.num_layers, list(trace[0]), {}
+    with Progress("look: numbers", len(names), unit="name") as progress:
+        for name in names:
+            rms = np.empty((layers, length), np.float32)
+            few = np.full((layers, length, FIRST), np.nan, np.float32)
+            for layer in range(layers):
+                array = trace[f"layers.{layer}.{name}"]
+                rows = (array.swapaxes(0, 1) if name in HEAD_FIRST else array).reshape(length, -1)
+                rms[layer] = root_mean_square(rows)
+                few[layer, :, : rows.shape[-1]] = rows[:, :FIRST]
+            told[name] = {
+                "shape": list(trace[f"layers.0.{name}"].shape),
+                "rms": numbers.add(rms),
+                "first": numbers.add(few),
+                "count": FIRST,
+            }
+            progress.advance(1)
     return told
 
 

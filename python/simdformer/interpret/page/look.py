@@ -11,7 +11,7 @@ from typing import Any
 
 from simdformer.arguments import read_whole
 from simdformer.interpret.attribution import attribute_everywhere
-from simdformer.interpret.lens import logit_lens
+from simdformer.interpret.lens import lens_of
 from simdformer.interpret.page.content import LENS_TOP, Numbers, content
 from simdformer.interpret.subject import read_subject
 
@@ -99,8 +99,9 @@ def look(
         note = f"; the first {most} of {length} tokens"
         subject = read_subject("look", model, subject.ids[:most])
     config = subject.transformer.config
-    logits, trace = subject.transformer.run_with_cache(subject.ids, ["*", "final_norm_scale"])
-    lens = logit_lens(model, subject.ids, top=min(LENS_TOP, config.vocab_size))
+    logits, trace = subject.run(["*", "final_norm_scale"])
+    layers, top = list(range(-1, config.num_layers)), min(LENS_TOP, config.vocab_size)
+    lens = lens_of(subject, trace, layers, logits.argmax(-1), top)
     written = attribute_everywhere(subject, logits, trace, target, against)
     about = f"{config.summary}, {len(subject.ids)} tokens{note}"
     numbers = Numbers()
