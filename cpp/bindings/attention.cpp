@@ -13,6 +13,7 @@
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
 #include "core/copy.hpp"
+#include "core/sizes.hpp"
 
 namespace simdformer {
 
@@ -24,7 +25,7 @@ constexpr const char* kAttention = "scaled_dot_product_attention";
 constexpr Arg kQuery{kAttention, "query"}, kKey{kAttention, "key"}, kValue{kAttention, "value"};
 constexpr Arg kMask{kAttention, "attn_mask"}, kCausalOffset{kAttention, "causal_offset"};
 constexpr Arg kWindow{kAttention, "window"}, kKeyLengths{kAttention, "key_lengths"},
-    kSinks{kAttention, "sinks"};
+    kSinks{kAttention, "sinks"}, kBlockTable{kAttention, "block_table"};
 constexpr Arg kOut{kAttention, "out"};
 
 struct Sizes {
@@ -55,7 +56,50 @@ void check_beside_query(const Arg& arg, const View& view, const View& query) {
                  "as many axes as query, whose shape is " + shape_text(query));
 }
 
-// Checks the three shapes against each other; 2-D views become 3-D.
+// Checks the sizes against each other.
+void check_sizes(const Sizes& sizes, const View& query, const View& key, bool enable_gqa) {
+  if (sizes.head_dim == 0) refuse_value(kQuery, "has shape " + shape_text(query), "a head_dim of at least 1");
+  if (key.shape[key.rank - 1] != sizes.head_dim)
+    refuse_value(
+        kKey, "has shape " + shape_text(key),
+        "a last axis of " + std::to_string(sizes.head_dim) + ", as query of shape " + shape_text(query));
+  if (sizes.heads != sizes.kv_heads && (sizes.kv_heads == 0 || sizes.heads % sizes.kv_heads != 0))
+    refuse_value(kKey, "has " + std::to_string(sizes.kv_heads) + " heads",
+                 "a number that divides the " + std::to_string(sizes.heads) + " heads of query",
+                 "the axis of heads is the third from the end: (..., H, L, D)");
+  if (!enable_gqa && sizes.heads != sizes.kv_heads)
+    refuse_value({kAttention, "enable_gqa"}, "is False",
+                 "True for " + std::to_string(sizes.heads) + " query heads beside " +
+                     std::to_string(sizes.kv_heads) + " key/value heads");
+}
+
+// Key and value are pools of pages, and a sequence has a row of the table.
+Sizes read_paged_shapes(const View& query, const View& key, const View& value, const Integers& table,
+                        bool enable_gqa) {
+  if (query.rank != 3 && query.rank != 4)
+    refuse_value(kQuery, "has shape " + shape_text(query),
+                 "(B, H, L, D), or (H, L, D), beside a block_table");
+  for (const auto& [arg, pool] : {std::pair{kKey, &key}, {kValue, &value}})
+    if (pool->rank != 4)
+      refuse_value(arg, "has shape " + shape_text(*pool),
+                   "(pages, K, positions of a page, D) beside a block_table");
+  if (table.rank != query.rank - 2 || (query.rank == 4 && table.shape[0] != query.shape[0]))
+    refuse_value(kBlockTable, "has shape " + shape_text(table.rank, table.shape),
+                 query.rank == 4 ? "(B, pages of a sequence) with B = " + std::to_string(query.shape[0])
+                                 : "(pages of the sequence,)",
+                 "query has shape " + shape_text(query));
+  if (key.shape[2] == 0) refuse_value(kKey, "has shape " + shape_text(key), "pages of at least one position");
+  if (!std::equal(key.shape, key.shape + 3, value.shape))
+    refuse_value(kValue, "has shape " + shape_text(value),
+                 "as many pages, heads and positions as key of shape " + shape_text(key));
+  const Sizes sizes{query.shape[query.rank - 3], key.shape[1],
+                    query.shape[query.rank - 2], bytes_of(table.shape[table.rank - 1], key.shape[2]),
+                    query.shape[query.rank - 1], value.shape[3]};
+  check_sizes(sizes, query, key, enable_gqa);
+  return sizes;
+}
+
+// Checks the three shapes; 2-D views become 3-D.
 Sizes read_shapes(View& query, View& key, View& value, bool enable_gqa) {
   check_rank_at_least(kQuery, query, 2, "(..., H, L, D), or (L, D) for one head");
   check_beside_query(kKey, key, query);
@@ -67,22 +111,10 @@ Sizes read_shapes(View& query, View& key, View& value, bool enable_gqa) {
                     key.shape[rank - 2],
                     query.shape[rank - 1],
                     value.shape[rank - 1]};
-  if (sizes.head_dim == 0) refuse_value(kQuery, "has shape " + shape_text(query), "a head_dim of at least 1");
-  if (key.shape[rank - 1] != sizes.head_dim)
-    refuse_value(
-        kKey, "has shape " + shape_text(key),
-        "a last axis of " + std::to_string(sizes.head_dim) + ", as query of shape " + shape_text(query));
   if (value.shape[rank - 2] != sizes.keys || (rank > 2 && value.shape[rank - 3] != sizes.kv_heads))
     refuse_value(kValue, "has shape " + shape_text(value),
                  "as many heads and positions as key of shape " + shape_text(key));
-  if (sizes.heads != sizes.kv_heads && (sizes.kv_heads == 0 || sizes.heads % sizes.kv_heads != 0))
-    refuse_value(kKey, "has " + std::to_string(sizes.kv_heads) + " heads",
-                 "a number that divides the " + std::to_string(sizes.heads) + " heads of query",
-                 "the axis of heads is the third from the end: (..., H, L, D)");
-  if (!enable_gqa && sizes.heads != sizes.kv_heads)
-    refuse_value({kAttention, "enable_gqa"}, "is False",
-                 "True for " + std::to_string(sizes.heads) + " query heads beside " +
-                     std::to_string(sizes.kv_heads) + " key/value heads");
+  check_sizes(sizes, query, key, enable_gqa);
   if (rank == 2) add_head_axis(query), add_head_axis(key), add_head_axis(value);
   broadcast_leading(kKey, key, query);
   broadcast_leading(kValue, value, query);
@@ -171,6 +203,25 @@ void check_between(const Arg& arg, const PerSequence& numbers, int64_t low, int6
   for (const int64_t number : numbers.each) check(number);
 }
 
+// The pages of the table, 0 for entries that lie behind a sequence's length: nothing is read there.
+std::vector<int64_t> read_pages(const Integers& table, const View& key, const PerSequence& lengths) {
+  check_not_wrapped(kBlockTable, table);
+  std::vector<int64_t> pages(table.data, table.data + table.size);
+  const int64_t row = table.shape[table.rank - 1];
+  for (int64_t i = 0; i < table.size; ++i) {
+    int64_t& page = pages[static_cast<size_t>(i)];
+    const bool unused =
+        !lengths.each.empty() && i % row * key.shape[2] >= lengths.each[static_cast<size_t>(i / row)];
+    if (unused)
+      page = 0;
+    else if (page < 0 || page >= key.shape[0])
+      refuse_value(
+          kBlockTable, "holds " + std::to_string(page),
+          "pages from 0 to " + std::to_string(key.shape[0] - 1) + " of key of shape " + shape_text(key),
+          "what lies behind key_lengths may be anything");
+  }
+  return pages;
+}
 // ---- the call -------------------------------------------------------------------------------------------
 
 // Far beyond any array, so that i + offset - window stays within 64 bits.
@@ -237,8 +288,9 @@ class Extra {
 py::object attend(py::handle query_object, py::handle key_object, py::handle value_object,
                   py::handle mask_object, py::handle dropout_p, py::handle is_causal, py::handle scale,
                   py::handle enable_gqa, py::handle causal_offset, py::handle window, py::handle key_lengths,
-                  py::handle softcap, py::handle sinks_object, py::handle return_weights,
-                  py::handle return_scores, py::handle return_lse, py::handle out_object) {
+                  py::handle softcap, py::handle sinks_object, py::handle table_object,
+                  py::handle return_weights, py::handle return_scores, py::handle return_lse,
+                  py::handle out_object) {
   Input query = read_array(kQuery, query_object), key = read_array(kKey, key_object);
   Input value = read_array(kValue, value_object);
   const DType dtype = query.view.dtype, sum = accumulator(dtype);
@@ -249,8 +301,11 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
                  "there is no training here, and dropout is for training");
 
   const int rank = query.view.rank;
-  const Sizes sizes =
-      read_shapes(query.view, key.view, value.view, read_flag({kAttention, "enable_gqa"}, enable_gqa));
+  const bool gqa = read_flag({kAttention, "enable_gqa"}, enable_gqa), paged = !table_object.is_none();
+  Integers table;
+  if (paged) table = read_integers(kBlockTable, table_object);
+  const Sizes sizes = paged ? read_paged_shapes(query.view, key.view, value.view, table, gqa)
+                            : read_shapes(query.view, key.view, value.view, gqa);
   const bool no_heads = rank == 2;
   int64_t shape[kMaxRank];  // of the result; its last axis dropped: of lse; replaced by S: of the scores
   const int64_t* const query_shape = query.view.shape + (no_heads ? 1 : 0);
@@ -264,6 +319,12 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
     check_between(kKeyLengths, lengths, 0, sizes.keys, "numbers from 0 to S, the number of keys");
     if (lengths.each.empty()) lengths.each.assign(static_cast<size_t>(sequences_of(query.view)), lengths.one);
     call.key_lengths = lengths.data();
+  }
+  std::vector<int64_t> pages;
+  if (paged) {
+    pages = read_pages(table, key.view, lengths);
+    call.block_table = pages.data();
+    call.pages = table.shape[table.rank - 1];
   }
   call.scale = scale.is_none() ? 1 / std::sqrt(static_cast<double>(sizes.head_dim))
                                : read_finite({kAttention, "scale"}, scale);

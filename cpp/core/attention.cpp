@@ -1,6 +1,9 @@
 #include "core/attention.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "core/attention_args.hpp"
 #include "core/dispatch.hpp"
@@ -149,6 +152,49 @@ void attend_without_value(const Attention& call) {
   attention(stand_in);
 }
 
+// (sequences, K, S, columns), contiguous and without memory, for what the pages of a pool hold.
+View gathered_view(const Attention& call, const View& pool, int64_t sequences) {
+  View view = pool;
+  view.shape[0] = sequences, view.shape[2] = bytes_of(call.pages, pool.shape[2]);
+  int64_t stride = itemsize(pool.dtype);
+  for (int axis = pool.rank - 1; axis >= 0; --axis) {
+    view.strides[axis] = stride;
+    stride = bytes_of(stride, view.shape[axis]);
+  }
+  return view;
+}
+
+void gather(const Attention& call, const View& pool, const View& view) {
+  const int64_t heads = pool.shape[1], page = pool.shape[2], keys = view.shape[2], row = view.strides[2];
+  parallel_for(view.shape[0] * heads, grain_of(cost::byte * static_cast<double>(2 * view.strides[1])),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t item = begin; item < end; ++item) {
+                   const int64_t* table = call.block_table + item / heads * call.pages;
+                   const char* head = pool.data + item % heads * pool.strides[1];
+                   for (int64_t j = 0; j < keys; ++j)
+                     std::memcpy(view.data + item * view.strides[1] + j * row,
+                                 head + table[j / page] * pool.strides[0] + j % page * pool.strides[2],
+                                 static_cast<size_t>(row));
+                 }
+               });
+}
+
+// A panel of keys lies in one page. Where pages are too small for that, each sequence becomes a page.
+void attend_gathered(const Attention& call, int64_t sequences) {
+  Attention stand_in = call;
+  stand_in.key = gathered_view(call, call.key, sequences);
+  stand_in.value = gathered_view(call, call.value, sequences);
+  const Scratch key(bytes_of(stand_in.key.strides[0], sequences));
+  const Scratch value(bytes_of(stand_in.value.strides[0], sequences));
+  stand_in.key.data = key.as<char>(), stand_in.value.data = value.as<char>();
+  gather(call, call.key, stand_in.key), gather(call, call.value, stand_in.value);
+  std::vector<int64_t> table(static_cast<size_t>(sequences));
+  std::iota(table.begin(), table.end(), int64_t{0});
+  stand_in.block_table = table.data();
+  stand_in.pages = 1;
+  attention(stand_in);
+}
+
 }  // namespace
 
 void attention(const Attention& call) {
@@ -158,20 +204,25 @@ void attention(const Attention& call) {
   args.call = &call;
   args.queries = call.query.shape[rank - 2];
   args.depth = call.query.shape[rank - 1];
-  args.kv_heads = call.key.shape[rank - 3];
-  args.keys = call.key.shape[rank - 2];
+  const bool paged = call.block_table != nullptr;
+  args.kv_heads = call.key.shape[call.key.rank - 3];
+  args.keys = call.key.shape[call.key.rank - 2] * (paged ? call.pages : 1);
   args.value_depth = call.value.shape[rank - 1];
   int64_t sequences = 1;
   for (int axis = 0; axis < rank - 3; ++axis) sequences *= call.query.shape[axis];
   const int64_t heads = sequences * args.kv_heads;
   if (heads == 0 || call.query.shape[rank - 3] == 0 || args.queries == 0) return;
   args.group = call.query.shape[rank - 3] / args.kv_heads;
+  if (paged && call.pages > 1 && call.key.shape[2] % kPanelColumns != 0)
+    return attend_gathered(call, sequences);
 
   const KernelTable& table = kernels();
   args.pairs = table.bf16_pairs && call.query.dtype == DType::bf16 && call.key.dtype == DType::bf16;
   const KeyRange seen = seen_keys(call, sequences, args.queries, args.keys);
   const int64_t size = itemsize(accumulator(call.query.dtype));
-  if (args.queries * args.group <= kDecodeRows)
+  // Prompts are read from pages in pieces of any length, as batches come, and with the same bits.
+  const bool few_rows = args.queries * args.group <= kDecodeRows && (!paged || args.queries == 1);
+  if (few_rows)
     decode(args, table, heads, seen, size);
   else
     prefill(args, table, heads, seen, size);

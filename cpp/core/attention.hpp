@@ -21,6 +21,12 @@ struct Attention {
   View out;    // (..., H, L, Dv), query's dtype
   // All four: unit stride on the last axis, any other strides.
 
+  // Paged: key (P, K, page, D) and value (P, K, page, Dv) are pools of pages that all sequences share. Position j
+  // of sequence b lies in the page block_table[b * pages + j / page], and S = pages * page. Entries behind
+  // key_lengths[b] are page numbers too, though nothing of such a page is looked at.
+  const int64_t* block_table = nullptr;
+  int64_t pages = 0;
+
   const View* mask = nullptr;  // (..., H, L, S): boolean (true = seen) or added to the scores; any strides
 
   bool is_causal = false;
@@ -41,7 +47,8 @@ struct Attention {
 };
 
 // The bits of a result do not depend on the number of threads, on the other sequences and heads, nor on what
-// else is wanted. Throws std::bad_alloc and Interrupted.
+// else is wanted. With pages they depend neither on which pages hold the keys nor on the queries beside it, as
+// long as there are several of them. Throws std::bad_alloc and Interrupted.
 void attention(const Attention& call);
 
 }  // namespace simdformer

@@ -17,19 +17,32 @@ namespace simdformer::SF_ISA {
 constexpr int kSharingKeys = 4;
 constexpr int kValueVectors = 4;
 
-// Keys or values as they lie: `count` rows of `columns` numbers, `stride` bytes apart.
+// Some keys or values: `count` rows of `columns` numbers.
 struct Positions {
-  const char* data;
-  int64_t stride, count, columns, row_bytes;
+  const char* const* rows;
+  int64_t count, columns, row_bytes;
 
-  SF_INLINE const char* row(int64_t j) const { return data + j * stride; }
-  SF_INLINE Positions from(int64_t j) const { return {row(j), stride, count - j, columns, row_bytes}; }
+  SF_INLINE const char* row(int64_t j) const { return rows[j]; }
+  SF_INLINE Positions from(int64_t j) const { return {rows + j, count - j, columns, row_bytes}; }
 
-  // Asks for row j, which need not exist, to be in the second cache soon.
+  // Asks for row j, or the last where it does not exist, to be in the second cache soon.
   SF_INLINE void prefetch(int64_t j) const {
-    const uintptr_t p = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(j * stride);
-    for (int64_t b = 0; b < row_bytes; b += 64)
-      __builtin_prefetch(reinterpret_cast<const void*>(p + static_cast<uintptr_t>(b)), 0, 2);
+    const char* p = row(min_of(j, count - 1));
+    for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
+  }
+};
+
+// Where the rows [first, first + kDecodeBlock) of a head lie, as far as they come before `end`.
+struct RowPointers {
+  const char* rows[kDecodeBlock];
+  int64_t count = 0;
+
+  SF_INLINE void find(const Rows& all, int64_t first, int64_t end) {
+    count = clamp_to(end - first, 0, kDecodeBlock);
+    for (int64_t j = 0; j < count; ++j) rows[j] = all.row(first + j);
+  }
+  SF_INLINE Positions positions(int64_t columns, int64_t size) const {
+    return {rows, count, columns, columns * size};
   }
 };
 
@@ -155,7 +168,7 @@ SF_INLINE void sum_rows(int64_t rows, Matrix<Acc<T>> p, const Positions& values,
   if constexpr (MR > 1) sum_rows<T, NV, kPart, MR / 2>(rows, p, values, column, sums);
 }
 
-// out += p v. The keys after these are asked for meanwhile, when they are far away.
+// out += p v. The keys after these, if there are any, are asked for meanwhile, when they are far away.
 template <class T>
 void add_values(int64_t rows, Matrix<Acc<T>> p, const Positions& values, const Positions& next, bool far,
                 const Sums<Acc<T>>& sums) noexcept {
@@ -163,7 +176,7 @@ void add_values(int64_t rows, Matrix<Acc<T>> p, const Positions& values, const P
   for (int64_t first = 0; first < values.count; first += kStep) {
     Positions some = values.from(first);
     some.count = min_of(some.count, kStep);
-    for (int64_t j = first; far && j < first + some.count; ++j) next.prefetch(j);
+    for (int64_t j = first; far && next.count > 0 && j < first + some.count; ++j) next.prefetch(j);
     const Matrix<Acc<T>> weights = p.from(0, first);
     int64_t c = 0;
     for (; c + kValueVectors * W <= values.columns; c += kValueVectors * W)
@@ -203,18 +216,19 @@ template <class T>
 void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, int64_t end,
                   const Sums<Acc<T>>& sums, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
-  const View &key = args.call->key, &value = args.call->value;
-  const int64_t rows = args.queries * args.group;
+  const int64_t rows = args.queries * args.group, size = sizeof(T);
   const int64_t q_pitch = pitch_of(args.depth), pitch = pitch_of(kDecodeBlock);
-  const int64_t size = sizeof(T), key_stride = row_stride(key), value_stride = row_stride(value);
   A *q = scratch, *scores = q + rows * q_pitch, *stage = scores + rows * pitch, *copy = stage + kDecodeBlock;
   prepare_queries(args, head, 0, args.queries, q, q_pitch);
-  for (int64_t first = begin; first < end; first += kDecodeBlock) {
-    const int64_t count = min_of(end - first, kDecodeBlock);
-    const Positions keys{head.key + first * key_stride, key_stride, count, args.depth, args.depth * size};
-    const Positions values{head.value + first * value_stride, value_stride, count, args.value_depth,
-                           args.value_depth * size};
-    const Positions next = keys.from(kDecodeBlock);
+  RowPointers key_rows[2], value_rows;
+  key_rows[0].find(head.keys, begin, end);
+  for (int64_t first = begin, turn = 0; first < end; first += kDecodeBlock, turn ^= 1) {
+    value_rows.find(head.values, first, end);
+    key_rows[turn ^ 1].find(head.keys, first + kDecodeBlock, end);
+    const int64_t count = value_rows.count;
+    const Positions keys = key_rows[turn].positions(args.depth, size);
+    const Positions next = key_rows[turn ^ 1].positions(args.depth, size);
+    const Positions values = value_rows.positions(args.value_depth, size);
     const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
     const Tile<A> tile{scores, pitch, false};
     bool paired = false;
@@ -228,8 +242,9 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
     softmax_strip(args, head, strip, stage);
     if (hides_keys(args, head, strip) && copy_finite<T>(values, copy, sums.pitch)) {
       const int64_t bytes = sums.pitch * static_cast<int64_t>(sizeof(A));
-      const Positions finite{reinterpret_cast<const char*>(copy), bytes, count, args.value_depth, bytes};
-      add_values<A>(rows, {scores, pitch}, finite, next, args.far, sums);
+      value_rows.find({reinterpret_cast<const char*>(copy), bytes, nullptr, 0, 0}, 0, count);
+      add_values<A>(rows, {scores, pitch}, value_rows.positions(args.value_depth, sizeof(A)), next, args.far,
+                    sums);
       add_non_finite<T>(args, head, strip);
     } else {
       add_values<T>(rows, {scores, pitch}, values, next, args.far, sums);

@@ -6,9 +6,22 @@
 
 namespace simdformer::SF_ISA {
 
+// The keys or values of a head: `stride` bytes apart, or so within pages that lie `page_stride` bytes apart.
+struct Rows {
+  const char* data;
+  int64_t stride;
+  const int64_t* table;  // the pages in order; null: there are none
+  int64_t page, page_stride;
+
+  SF_INLINE const char* row(int64_t j) const {
+    return table == nullptr ? data + j * stride : data + table[j / page] * page_stride + j % page * stride;
+  }
+};
+
 // One key/value head: where its arrays begin, at the first of its query heads.
 struct Head {
-  const char *query, *key, *value, *mask;
+  const char *query, *mask;
+  Rows keys, values;
   char *out, *weights, *scores, *lse;
   int64_t first;  // the number of the first query head
   VisibleKeys visible;
@@ -28,14 +41,21 @@ SF_INLINE char* head_of_view(const View* view, int inner, int64_t sequence, int6
   return p;
 }
 
+SF_INLINE Rows rows_of_head(const Attention& call, const View& view, int64_t sequence, int64_t head) {
+  if (call.block_table == nullptr)
+    return {head_of_view(&view, 3, sequence, head), row_stride(view), nullptr, 0, 0};
+  return {view.data + head * head_stride(view), row_stride(view), call.block_table + sequence * call.pages,
+          view.shape[2], view.strides[0]};
+}
+
 SF_INLINE Head head_of(const AttentionArgs& args, int64_t index) {
   const Attention& call = *args.call;
   const int64_t sequence = index / args.kv_heads, kv_head = index % args.kv_heads,
                 first = kv_head * args.group;
   Head head;
   head.query = head_of_view(&call.query, 3, sequence, first);
-  head.key = head_of_view(&call.key, 3, sequence, kv_head);
-  head.value = head_of_view(&call.value, 3, sequence, kv_head);
+  head.keys = rows_of_head(call, call.key, sequence, kv_head);
+  head.values = rows_of_head(call, call.value, sequence, kv_head);
   head.mask = head_of_view(call.mask, 3, sequence, first);
   head.out = head_of_view(&call.out, 3, sequence, first);
   head.weights = head_of_view(call.weights, 3, sequence, first);

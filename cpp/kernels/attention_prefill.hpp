@@ -23,20 +23,22 @@ SF_INLINE int64_t keys_in_block(const AttentionArgs& args, const Head& head, int
   return clamp_to(head.visible.end(args.queries - 1) - first_key, 0, kKeyBlock);
 }
 
-// `columns` of `keys` rows -> panels of 16 columns; true when all are finite
+// `columns` of the `keys` rows from first_key on -> panels of 16 columns; true when all are finite
 template <class T>
-SF_INLINE bool pack_values(const char* rows, int64_t stride, int64_t keys, int64_t columns, Acc<T>* panels) {
+SF_INLINE bool pack_values(const Rows& values, int64_t first_key, int64_t keys, int64_t columns,
+                           Acc<T>* panels) {
   using V = Vec<Acc<T>>;
   constexpr int64_t W = kLanes<Acc<T>>;
   const V zero(Acc<T>(0));
   V check = zero;  // becomes NaN
   for (int64_t first = 0; first < keys; first += kPanelColumns) {
     const int64_t last = min_of(first + kPanelColumns, keys);
+    const char* rows = values.row(first_key + first);
     for (int64_t c = 0; c < columns; c += W) {
       Acc<T>* panel = panels + panel_start(c) * kKeyBlock + c % kPanelColumns;
       const char* column = rows + c * static_cast<int64_t>(sizeof(T));
       for (int64_t j = first; j < last; ++j) {
-        const T* p = reinterpret_cast<const T*>(column + j * stride);
+        const T* p = reinterpret_cast<const T*>(column + (j - first) * values.stride);
         const V v = columns - c >= W ? load(p) : load_part(p, columns - c);
         check = mul_add(v, zero, check);
         store(panel + j * kPanelColumns, v);
@@ -52,24 +54,22 @@ SF_INLINE bool pack_values(const char* rows, int64_t stride, int64_t keys, int64
 // One block of keys and values -> packed_block_size(args) elements.
 template <class T>
 void pack_block(const AttentionArgs& args, const Head& head, int64_t first_key, Acc<T>* block) noexcept {
-  const View &key = args.call->key, &value = args.call->value;
   const int64_t keys = keys_in_block(args, head, first_key);
   Acc<T>* panels = block + kPanelColumns;
   for (int64_t j = 0; j < keys; j += kPanelColumns) {
-    const char* rows = head.key + (first_key + j) * row_stride(key);
+    const char* rows = head.keys.row(first_key + j);  // so many lie in one page
     const int64_t columns = min_of(keys - j, kPanelColumns);
     if constexpr (std::is_same_v<T, bfloat16>) {
       if (args.pairs) {
         bfloat16* panel = reinterpret_cast<bfloat16*>(panels) + j * even(args.depth);
-        pack_panel_16(rows, row_stride(key), columns, args.depth, panel);
+        pack_panel_16(rows, head.keys.stride, columns, args.depth, panel);
         continue;
       }
     }
-    pack_panel<T>(rows, row_stride(key), columns, args.depth, panels + j * args.depth);
+    pack_panel<T>(rows, head.keys.stride, columns, args.depth, panels + j * args.depth);
   }
   panels += kKeyBlock * args.depth;
-  const bool finite = pack_values<T>(head.value + first_key * row_stride(value), row_stride(value), keys,
-                                     args.value_depth, panels);
+  const bool finite = pack_values<T>(head.values, first_key, keys, args.value_depth, panels);
   if (!finite)
     for (int64_t c = 0; c < args.value_depth; c += kPanelColumns)
       remove_non_finite(panels + c * kKeyBlock, keys * kPanelColumns);

@@ -242,11 +242,11 @@ SF_INLINE void remove_non_finite(A* values, int64_t count) {
 
 template <class T>
 void add_non_finite(const AttentionArgs& args, const Head& head, const Strip<Acc<T>>& strip) noexcept {
-  const View *value = &args.call->value, *mask = args.call->mask;
+  const View* mask = args.call->mask;
   const bool hides = mask != nullptr && mask->dtype == DType::boolean;
   for (int64_t j = strip.columns.begin; j < strip.columns.end; ++j) {
     const int64_t key = strip.first_key + j;
-    const char* v = head.value + key * row_stride(*value);
+    const char* v = head.values.row(key);
     bool finite = true;
     for (int64_t d = 0; d < args.value_depth; ++d)
       finite &= is_finite(element<T>(v + d * static_cast<int64_t>(sizeof(T))));

@@ -27,6 +27,7 @@ def scaled_dot_product_attention(
     key_lengths: object,
     softcap: object,
     sinks: object,
+    block_table: object,
     return_weights: object,
     return_scores: object,
     return_lse: object,

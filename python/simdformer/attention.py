@@ -28,6 +28,7 @@ def scaled_dot_product_attention(
     key_lengths: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
     return_weights: Literal[False] = False,
     return_scores: Literal[False] = False,
     return_lse: Literal[False] = False,
@@ -49,6 +50,7 @@ def scaled_dot_product_attention(
     key_lengths: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
     return_weights: bool = False,
     return_scores: bool = False,
     return_lse: bool = False,
@@ -69,6 +71,7 @@ def scaled_dot_product_attention(
     key_lengths: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
     return_weights: bool = False,
     return_scores: bool = False,
     return_lse: bool = False,
@@ -117,6 +120,11 @@ def scaled_dot_product_attention(
         Scores become softcap * tanh(scores / softcap), as in Gemma 2.
     sinks : (H,), optional
         One more score a head with no value behind it, in the denominator only, as in gpt-oss.
+    block_table : (B, N) integers, optional
+        Paged attention (Kwon et al. 2023): key (P, K, page, D) and value (P, K, page, Dv) are pools
+        of pages, and position j of sequence b is position j % page of page block_table[b, j //
+        page]; S is N·page. The query is (B, H, L, D); without B the table is (N,). Sequences may
+        share pages, and entries behind key_lengths[b] may be anything.
     return_weights, return_scores, return_lse : bool
         Return these as well. They are what the kernel computed, not a second computation.
     out : (..., H, L, Dv) ndarray, optional
@@ -134,7 +142,8 @@ def scaled_dot_product_attention(
         A dtype that does not fit: integers, float64 beside float32, float16 beside bfloat16.
     ValueError
         Shapes that do not fit; is_causal with L != S and no causal_offset; causal_offset or window
-        without is_causal; a scale that is not finite; a softcap or window <= 0; a dropout_p > 0.
+        without is_causal; a scale that is not finite; a softcap or window <= 0; a dropout_p > 0; a
+        page that does not exist.
     BufferError
         A tensor that is not on the CPU.
 
@@ -145,6 +154,11 @@ def scaled_dot_product_attention(
     key_lengths, while an additive mask is plain arithmetic. NaN that is looked at stays NaN. Unlike
     torch's, `enable_gqa` is on by default. bfloat16 queries and keys are multiplied by the CPU's
     own dot product where it has one (AVX512-BF16), which takes subnormal numbers for zero.
+
+    The bits of a result do not depend on the number of threads, nor on the other sequences and
+    heads. With pages they do not depend either on the pages' size and order, nor on how the queries
+    of a prompt are cut into calls of at least two. Pages of a multiple of 16 positions are read in
+    place, others are copied.
 
     Examples
     --------
@@ -168,7 +182,8 @@ def scaled_dot_product_attention(
     """
     return _core.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset,
-        window, key_lengths, softcap, sinks, return_weights, return_scores, return_lse, out,
+        window, key_lengths, softcap, sinks, block_table, return_weights, return_scores,
+        return_lse, out,
     )  # fmt: skip
 
 

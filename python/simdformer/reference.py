@@ -71,6 +71,7 @@ def scaled_dot_product_attention(
     key_lengths: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
     return_weights: bool = False,
     return_scores: bool = False,
     return_lse: bool = False,
@@ -80,8 +81,11 @@ def scaled_dot_product_attention(
     query (...,H,L,D), key (...,K,S,D), value (...,K,S,Dv) -> (...,H,L,Dv), followed on request by
     weights and scores (...,H,L,S) and lse (...,H,L). Query head h reads key/value head h // (H/K):
     grouped-query attention, arXiv:2305.13245. The order is scale, softcap, mask, softmax. A query
-    that sees no key gives 0.
+    that sees no key gives 0. With a block_table (B,N) key and value are pools (P,K,page,D) of
+    pages: paged attention, arXiv:2309.06180.
     """
+    if block_table is not None:
+        key, value = pages_in_order(key, block_table), pages_in_order(value, block_table)
     if dropout_p != 0.0 or (
         not enable_gqa and np.shape(query)[:-2][-1:] != np.shape(key)[:-2][-1:]
     ):
@@ -126,6 +130,14 @@ def scaled_dot_product_attention(
     if no_heads:
         results = [result[0] for result in results]
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def pages_in_order(pool: ArrayLike, block_table: ArrayLike) -> Array:
+    """(P,K,page,D) and (...,N) -> (...,K,N·page,D). Numbers that are no page stand for any page."""
+    pool = np.asarray(pool)
+    table = np.asarray(block_table).clip(0, len(pool) - 1)
+    pages: Array = np.moveaxis(pool[table], -3, -4)  # (...,K,N,page,D)
+    return pages.reshape(*pages.shape[:-3], -1, pages.shape[-1])
 
 
 def visible_keys(
