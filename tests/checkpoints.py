@@ -45,6 +45,15 @@ OLMO2 = {
     "rope_layers": (True, False, True),
     "rotary_dim": 6,
 }
+GPT2 = {
+    "positions": "learned",
+    "norm": "layer_norm",
+    "activation": "gelu_tanh",
+    "gated_mlp": False,
+    "qkv_bias": True,
+    "wo_bias": True,
+    "mlp_bias": True,
+}
 
 
 def tiny_config(**changes):

@@ -157,8 +157,10 @@ def converted(model):
             tensor = halves.transpose(1, 2).reshape(tensor.shape)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
+        if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+            tensor = tensor.T
         tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = tensor
-    if config.rope_parameters.get("rope_type") == "llama3":
+    if getattr(config, "rope_parameters", {}).get("rope_type") == "llama3":
         turned = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         plain = config.rope_parameters["rope_theta"] ** -turned
         tensors["rope_freqs.weight"] = plain / model.model.rotary_emb.inv_freq.double()
@@ -167,6 +169,9 @@ def converted(model):
 
 def describe(writer, config):
     """What a config of transformers says, as keys."""
+    if config.model_type == "gpt2":
+        describe_gpt2(writer, config)
+        return
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -192,6 +197,15 @@ def describe(writer, config):
     for name, add in own.items():
         if getattr(config, name, None) is not None:
             add(getattr(config, name))
+
+
+def describe_gpt2(writer, config):
+    writer.add_block_count(config.n_layer)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+    writer.add_context_length(config.n_positions)
+    writer.add_head_count(config.n_head)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
 
 
 def describe_rope(writer, config):

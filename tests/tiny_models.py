@@ -77,6 +77,9 @@ MODELS = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "llama-mlp-bias": ("llama", {"mlp_bias": True}),
+    "gpt2": ("gpt2", {"n_inner": 48}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
     "mistral": ("mistral", {"sliding_window": 6}),
     "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "granite": (
@@ -135,7 +138,7 @@ def randomise(model):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 values = 1 + values / 4
             elif parameter.ndim == 1:
                 values = values / 2

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from checkpoints import random_weights, tiny_config
+from checkpoints import GPT2, random_weights, tiny_config
 from simdformer.models import Transformer
 
 IDS = [7, 0, 299, 12, 12, 45, 101, 250, 3, 77, 12, 45, 128]
@@ -13,6 +13,7 @@ VARIANTS = {
     "mqa": {"num_kv_heads": 1},
     "qk_norm": {"qk_norm": True, "num_kv_heads": 4, "head_dim": 12},
     "biases": {"qkv_bias": True, "wo_bias": True, "rope_layout": "half"},
+    "gpt2": GPT2,
     "untied window": {"sliding_window": 4, "tie_embeddings": False},
 }
 
@@ -26,9 +27,12 @@ def make(name="plain", **changes):
 def unembedded(model, weights, stream):
     """The residual stream (...,E) through the final norm and the last matrix."""
     x = np.asarray(stream, np.float64)
+    if model.config.norm == "layer_norm":
+        x = x - x.mean(-1, keepdims=True)
     scale = np.sqrt(np.mean(x * x, -1, keepdims=True) + model.config.norm_eps)
     last = weights["embed" if model.config.tie_embeddings else "lm_head"]
-    return x / scale * weights["final_norm"] @ np.asarray(last, np.float64).T
+    normed = x / scale * weights["final_norm"] + weights.get("final_norm_bias", 0)
+    return normed @ np.asarray(last, np.float64).T
 
 
 def softmax(x):

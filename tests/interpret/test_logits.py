@@ -24,7 +24,7 @@ def test_a_lens_is_the_stream_through_norm_and_last_matrix(name):
     logits, trace = model.run_with_cache(IDS)
     lens = sf.logit_lens(model, IDS, top=7)
     assert lens.layers == [-1, 0, 1, 2]
-    streams = [trace["embed"], *trace["layers.*.resid_post"].values()]
+    streams = [trace["resid_pre", 0], *trace["layers.*.resid_post"].values()]
     for row, stream in enumerate(streams):
         shares = softmax(unembedded(model, weights, stream))
         order = np.argsort(-shares, axis=-1, kind="stable")
@@ -78,11 +78,15 @@ def test_parts_are_what_is_written_times_what_is_read(name, against, position):
     at, config = position % len(IDS), model.config
     last = weights["embed" if config.tie_embeddings else "lm_head"].astype(np.float64)
     stream = trace["resid_post", 2][at].astype(np.float64)
+    mean = np.mean if config.norm == "layer_norm" else np.zeros_like
+    stream -= mean(stream)
     scale = np.sqrt(np.mean(stream**2) + config.norm_eps)
 
     def read(written):
-        through = written / scale * weights["final_norm"]
-        return through @ last[9] - (0 if against is None else through @ last[against])
+        return through((written - mean(written)) / scale * weights["final_norm"])
+
+    def through(normed):
+        return normed @ last[9] - (0 if against is None else normed @ last[against])
 
     for layer in range(3):
         wo = weights[f"layers.{layer}.wo"].astype(np.float64)
@@ -94,11 +98,15 @@ def test_parts_are_what_is_written_times_what_is_read(name, against, position):
         np.testing.assert_allclose(found.biases[layer], read(bias), atol=2e-5)
         np.testing.assert_allclose(found.mlps[layer], read(trace["mlp.out", layer][at]), atol=2e-5)
     np.testing.assert_allclose(found.embed, read(trace["embed"][at]), atol=2e-5)
+    gpt2 = "pos_embed" in trace
+    if gpt2:
+        np.testing.assert_allclose(found.pos_embed, read(trace["pos_embed"][at]), atol=2e-5)
+        np.testing.assert_allclose(found.constant, through(weights["final_norm_bias"]), atol=2e-5)
     told = logits[at, 9] - (0 if against is None else logits[at, against])
     np.testing.assert_allclose(found.difference, told, atol=1e-6)
     assert abs(sum(found.parts.values()) - found.difference) < 1e-4
     assert (found.target, found.against, found.position) == (9, against, at)
-    assert len(found.parts) == 1 + 3 * (4 + 1 + config.wo_bias)
+    assert len(found.parts) == 1 + 3 * (4 + 1 + config.wo_bias) + 2 * gpt2
 
 
 def test_parts_add_up_in_a_trained_model(demo):

@@ -9,7 +9,7 @@ import torch
 
 import simdformer as sf
 import tiny_models
-from checkpoints import GEMMA, OLMO2, random_weights, tiny_config
+from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from conftest import bfloat16
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import CATALOGUE, Run
@@ -626,7 +626,7 @@ def test_what_is_no_trace_is_refused(llama):
         sf.check_trace({"embed": 1}, model, [999])
 
 
-@pytest.mark.parametrize("switches", [GEMMA, OLMO2], ids=["gemma", "olmo2"])
+@pytest.mark.parametrize("switches", [GEMMA, OLMO2, GPT2], ids=["gemma", "olmo2", "gpt2"])
 def test_a_model_that_cannot_be_explained_yet_is_refused(switches):
     """Its own activations are right, and nobody must be told that they are wrong."""
     config = tiny_config(**switches)

@@ -160,9 +160,10 @@ def test_too_few_axes_are_refused():
 
 def test_a_lens_needs_the_trace_of_one_sequence_and_all_its_layers(model, run):
     _, trace = run
-    with pytest.raises(ValueError, match="no embed"):
-        sf.plots.logit_lens(model, {k: v for k, v in trace.items() if k != "embed"})
-    with pytest.raises(ValueError, match="embed \\(1, 5, 16\\)"):
+    few = {k: v for k, v in trace.items() if k != "layers.0.resid_pre"}
+    with pytest.raises(ValueError, match=r"no layers\.0\.resid_pre"):
+        sf.plots.logit_lens(model, few)
+    with pytest.raises(ValueError, match="resid_pre \\(1, 5, 16\\)"):
         sf.plots.logit_lens(model, {name: array[None] for name, array in trace.items()})
     with pytest.raises(ValueError, match="tokens are 2, needed are 5"):
         sf.plots.logit_lens(model, trace, ["a", "b"])
@@ -357,7 +358,7 @@ def test_a_lens_is_labelled_with_the_positions_that_it_shows(model):
 @pytest.mark.parametrize("layers", [16, 17, 33, 80])
 def test_layers_of_deep_models_are_told_apart(layers):
     names = ("attn.out", "mlp.out", "resid_post")
-    trace = {"embed": np.ones((3, 4))}
+    trace = {"layers.0.resid_pre": np.ones((3, 4))}
     trace |= {f"layers.{i}.{name}": np.ones((3, 4)) for i in range(layers) for name in names}
     ax = sf.plots.residual_norms(trace)
     ax.figure.canvas.draw()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from checkpoints import GEMMA, OLMO2, random_weights, tiny_config
+from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from conftest import same_bits
 from simdformer.models import Transformer, trace_names
 
@@ -23,6 +23,7 @@ MODELS = {
     "window": {"sliding_window": 4, "tie_embeddings": False},
     "gemma": GEMMA,
     "olmo2": OLMO2,
+    "gpt2": GPT2,
 }
 
 

@@ -18,10 +18,10 @@ from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_file import StoredArray, read_gguf
 from simdformer.quantization.types import quantization_types
 
-# Not in GGUF files: which layers of Qwen's have a window, biases of SmolLM3's and Gemma's, ...
-UNSAID = ("qwen2-window", "qwen3-bias-window", "smollm3-window", "gemma2-even")
+# What no GGUF file says: which layers of Qwen have a window, biases of the MLP of Llama, ...
+UNSAID = ("qwen2-window", "qwen3-bias-window", "smollm3-window", "gemma2-even", "llama-mlp-bias")
 READ = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "olmo3", "gemma2")
-READ += ("gemma3_text", "phi3")
+READ += ("gemma3_text", "phi3", "gpt2")
 MODELS = [
     name for name, (kind, _) in tiny_models.MODELS.items() if kind in READ and name not in UNSAID
 ]

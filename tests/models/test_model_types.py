@@ -82,6 +82,18 @@ def test_smollm3_has_no_rope_in_every_fourth_layer():
     assert config_of("smollm3", **some, use_sliding_window=True).sliding_window == (None, 9) * 6
 
 
+GPT2 = {"n_embd": 64, "n_layer": 12, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5}
+
+
+def test_gpt2_has_learned_positions_and_no_gate():
+    config = config_of("gpt2", **GPT2)
+    assert (config.positions, config.norm, config.gated_mlp) == ("learned", "layer_norm", False)
+    assert (config.qkv_bias, config.wo_bias, config.mlp_bias) == (True, True, True)
+    assert (config.intermediate_size, config.head_dim, config.num_kv_heads) == (256, 16, 4)
+    assert (config.max_seq_len, config.tie_embeddings, config.turns(0)) == (128, True, False)
+    assert config_of("gpt2", **GPT2, n_inner=99).intermediate_size == 99
+
+
 def test_granite_scales():
     config = config_of(
         "granite",
@@ -131,8 +143,18 @@ def test_phi_3_turns_a_part_of_each_head():
         ),
         ("gemma3_text", {"rope_parameters": {"full_attention": [1]}}, "an object for each type"),
         ("gemma3_text", {"rope_local_base_freq": -1}, "rope_local_base_freq = -1; needed is"),
+        ("gpt2", GPT2 | {"n_embd": None}, "found no n_embd; needed is a value"),
+        ("gpt2", GPT2 | {"n_embd": 66}, "n_head = 4; needed is a divisor of n_embd = 66"),
+        ("gpt2", GPT2 | {"n_inner": -1}, "n_inner = -1; needed is a whole number > 0"),
+        ("gpt2", GPT2 | {"scale_attn_weights": False}, "scale_attn_weights = False, which is not"),
+        (
+            "gpt2",
+            GPT2 | {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx = True, which is not supported; needed is False",
+        ),
+        ("gpt2", GPT2 | {"activation_function": "relu"}, "activation_function = 'relu', which is"),
         ("granite", {"logits_scaling": 0}, "logits_scaling = 0; needed is finite and > 0"),
-        ("granite", {"mlp_bias": True}, "mlp_bias = True, which is not supported"),
+        ("smollm3", {"mlp_bias": True}, "mlp_bias = True, which is not supported"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0]; needed is 0 or 1 for"),
         ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0; needed is"),
         ("olmo2", {"sliding_window": 8}, "needed is null or layer_types: olmo2 has none"),
@@ -171,6 +193,37 @@ def changed(tmp_path):
         return tmp_path
 
     return changed
+
+
+def test_gpt2_without_the_prefix_and_with_masks_is_the_same(changed):
+    """As the hub has it: saved before there was a model around it."""
+
+    def old(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+        tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+
+    ids = np.arange(20)
+    theirs = tiny_models.logits(tiny_models.make("gpt2"), ids)
+    folder = changed("gpt2", old)
+    np.testing.assert_allclose(sf.from_pretrained(folder)(ids), theirs[0], atol=1e-4)
+    with pytest.raises(CheckpointError, match=r"left over: h.0.attn.other \(1,\) in model.safet"):
+        read_checkpoint(changed("gpt2", lambda t: [old(t), t.update({"h.0.attn.other": ONE})]))
+
+
+ONE = torch.ones(1)
+
+
+def test_positions_that_nobody_has_learned(changed):
+    folder = changed("gpt2", lambda tensors: None)
+    model = sf.from_pretrained(folder, max_seq_len=100)
+    cache = model.new_cache(300)
+    model(np.zeros(100, int), cache)
+    with pytest.raises(ValueError, match="1 ids behind 100 are more than the 100 positions that"):
+        model([1], cache)
+    with pytest.raises(ValueError, match="max_seq_len is 129, needed is at most 128, the positio"):
+        sf.from_pretrained(folder, max_seq_len=129)
 
 
 QKV = "model.layers.1.self_attn.qkv_proj.weight"
@@ -214,7 +267,7 @@ def test_tensors_that_do_not_fit_are_named_as_in_the_file(changed, name, change,
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "phi3", "gpt2", "llama-mlp-bias"])
 def test_the_budget_is_what_the_model_has(tmp_path, name):
     model = tiny_models.make(name).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
@@ -223,6 +276,7 @@ def test_the_budget_is_what_the_model_has(tmp_path, name):
     assert total == sum(parameter.numel() for parameter in model.parameters())
     weights = sf.from_pretrained(tmp_path).transformer.weights
     held = [weights.embed, weights.final_norm]
+    held += [each for each in (weights.pos_embed, weights.final_norm_bias) if each is not None]
     held += [] if checkpoint.config.tie_embeddings else [weights.lm_head]
     for layer in weights.layers:
         for one in (getattr(layer, name) for name in layer.__slots__):
@@ -250,6 +304,15 @@ def test_a_class_of_another_type_is_refused(changed):
         read_checkpoint(folder)
 
 
+def test_info_says_nothing_of_rope_where_positions_are_learned(tmp_path, capsys):
+    tiny_models.make("gpt2").save_pretrained(tmp_path)
+    assert cli.main(["info", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "positions          learned\n" in shown
+    assert "gated_mlp          False\n" in shown
+    assert "rope" not in shown
+
+
 def test_info_lists_the_switches_that_are_on(tmp_path, capsys):
     tiny_models.make("granite").save_pretrained(tmp_path)
     assert cli.main(["info", str(tmp_path)]) == 0
@@ -263,7 +326,8 @@ def test_info_lists_the_switches_that_are_on(tmp_path, capsys):
 # ---- configs of strangers ------------------------------------------------------------------------
 
 FULL = {
-    "granite": dict.fromkeys(ARCHITECTURES["granite"].numbers, 2.0),
+    "granite": dict.fromkeys(ARCHITECTURES["granite"].numbers, 2.0) | {"mlp_bias": True},
+    "gpt2": GPT2 | {"n_inner": 80, "tie_word_embeddings": True},
     "smollm3": {"no_rope_layers": [1, 0] * 6, "use_sliding_window": True, "sliding_window": 9},
     "olmo2": {"attention_bias": True, "rope_theta": 5e5},
     "gemma2": ARCHITECTURES["gemma2"].unsaid | {"layer_types": ["full_attention"] * 12},

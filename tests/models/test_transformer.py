@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
-from checkpoints import GEMMA, OLMO2, TINY, random_weights, tiny_config
+from checkpoints import GEMMA, GPT2, OLMO2, TINY, random_weights, tiny_config
 from conftest import same_bits
 from simdformer.models import KVCache, ModelConfig, Transformer
 
@@ -182,8 +182,8 @@ def test_interleaved_rope_is_half_rope_on_permuted_rows():
 
 
 @pytest.fixture(
-    params=[{}, {"sliding_window": 4}, {"qkv_bias": True, "qk_norm": True}, GEMMA, OLMO2],
-    ids=["plain", "window", "qwen", "gemma", "olmo2"],
+    params=[{}, {"sliding_window": 4}, {"qkv_bias": True, "qk_norm": True}, GEMMA, OLMO2, GPT2],
+    ids=["plain", "window", "qwen", "gemma", "olmo2", "gpt2"],
 )
 def model(request):
     return make(**request.param)
@@ -397,12 +397,15 @@ def test_a_trace_holds_what_was_computed(isa, model):
         }
         assert same_bits(layer["resid_mid"], layer["resid_pre"] + layer["attn.out"])
         assert same_bits(layer["resid_post"], layer["resid_mid"] + layer["mlp.out"])
-        config, gate = model.config, layer["mlp.gate"]
-        if config.activation == "silu":
-            assert same_bits(layer["mlp.act"], sf.swiglu(gate, layer["mlp.up"]))
+        config, up = model.config, layer["mlp.up"]
+        assert ("mlp.gate" in layer) == config.gated_mlp
+        if not config.gated_mlp:
+            assert same_bits(layer["mlp.act"], sf.gelu(up, approximate="tanh"))
+        elif config.activation == "silu":
+            assert same_bits(layer["mlp.act"], sf.swiglu(layer["mlp.gate"], up))
         else:
-            gelu = sf.gelu(gate, approximate="tanh")
-            np.testing.assert_allclose(layer["mlp.act"], gelu * layer["mlp.up"], rtol=1e-6)
+            gelu = sf.gelu(layer["mlp.gate"], approximate="tanh")
+            np.testing.assert_allclose(layer["mlp.act"], gelu * up, rtol=1e-6)
         rotated = layer.get("attn.q_normed", layer["attn.q"]).swapaxes(0, 1)
         if config.turns(i):
             local = config.local_rope_theta is not None and config.window(i) is not None

@@ -149,6 +149,11 @@ class StoredTensor:
         """Whether rows lie one behind the other: the first axis is the slowest."""
         return self.strides[:1] >= (max(self.strides, default=0),)
 
+    @property
+    def T(self) -> "StoredTensor":
+        """The axes the other way round."""
+        return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
+
     def rows(self, start: int, stop: int) -> "StoredTensor":
         """The part [start:stop] along the first axis."""
         start, stop, _ = slice(start, stop).indices(self.shape[0])

@@ -7,15 +7,20 @@ from simdformer.models.config import ModelConfig
 
 __all__ = ["FUSED", "split_fused"]
 
-FUSED = {"wq_wk_wv": ("wq", "wk", "wv"), "gate_up": ("gate", "up")}
+FUSED = {
+    "wq_wk_wv": ("wq", "wk", "wv"),
+    "bq_bk_bv": ("bq", "bk", "bv"),
+    "gate_up": ("gate", "up"),
+}
 
 
 def split_fused(
     weights: Mapping[str, StoredTensor], config: ModelConfig
 ) -> dict[str, StoredTensor]:
     """The weights under our names, each by itself."""
-    rows = {"wq": config.num_heads * config.head_dim, "gate": config.intermediate_size}
-    rows |= dict.fromkeys(("wk", "wv"), config.num_kv_heads * config.head_dim)
+    rows = dict.fromkeys(("wq", "bq"), config.num_heads * config.head_dim)
+    rows |= dict.fromkeys(("wk", "bk"), config.num_kv_heads * config.head_dim)
+    rows["gate"] = config.intermediate_size
     split: dict[str, StoredTensor] = {}
     for name, tensor in weights.items():
         layer, _, kind = name.rpartition(".")

@@ -63,6 +63,25 @@ NORMS_AFTER = {
     "blk.{}.post_attention_norm.weight": "layers.{}.attn_out_norm",
     "blk.{}.post_ffw_norm.weight": "layers.{}.mlp_out_norm",
 }
+GPT2 = {
+    "token_embd.weight": "embed",
+    "position_embd.weight": "pos_embed",
+    "blk.{}.attn_norm.weight": "layers.{}.attn_norm",
+    "blk.{}.attn_norm.bias": "layers.{}.attn_norm_bias",
+    "blk.{}.attn_qkv.weight": "layers.{}.wq_wk_wv",
+    "blk.{}.attn_qkv.bias": "layers.{}.bq_bk_bv",
+    "blk.{}.attn_output.weight": "layers.{}.wo",
+    "blk.{}.attn_output.bias": "layers.{}.bo",
+    "blk.{}.ffn_norm.weight": "layers.{}.mlp_norm",
+    "blk.{}.ffn_norm.bias": "layers.{}.mlp_norm_bias",
+    "blk.{}.ffn_up.weight": "layers.{}.up",
+    "blk.{}.ffn_up.bias": "layers.{}.up_bias",
+    "blk.{}.ffn_down.weight": "layers.{}.down",
+    "blk.{}.ffn_down.bias": "layers.{}.down_bias",
+    "output_norm.weight": "final_norm",
+    "output_norm.bias": "final_norm_bias",
+    "output.weight": "lm_head",
+}
 LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
 
 
@@ -119,7 +138,9 @@ class Architecture:
         The pairs of RoPE in its files: llama.cpp's converter stores wq and wk of some models with
         neighbours as pairs.
     tensors, numbers
-        Its tensors, and its keys besides FIELDS: theirs -> ours.
+        Its tensors, and its keys besides those of `fields`: theirs -> ours.
+    fields
+        The keys of the sizes that all have.
     always
         Fields of ModelConfig that every such model has.
     required
@@ -139,6 +160,7 @@ class Architecture:
 
     rope_layout: Literal["half", "interleaved"]
     tensors: dict[str, str] = field(default_factory=lambda: LLAMA)
+    fields: dict[str, str] = field(default_factory=lambda: FIELDS)
     numbers: dict[str, str] = field(default_factory=dict)
     always: dict[str, Any] = field(default_factory=dict)
     required: tuple[str, ...] = ()
@@ -156,7 +178,7 @@ class Architecture:
 
         derived = {"head_dim": "embedding_length / attention.head_count"} | self.derived
         return Names(
-            {full(theirs): ours for theirs, ours in (FIELDS | self.numbers).items()},
+            {full(theirs): ours for theirs, ours in (self.fields | self.numbers).items()},
             self.tensors,
             {ours: full(theirs) for ours, theirs in derived.items()},
         )
@@ -212,6 +234,23 @@ ARCHITECTURES = {
         follows=gemma3_scales_and_rope,
         derived=GEMMA2.derived | {"local_rope_theta": "rope.freq_base_swa"},
         window_period=6,
+    ),
+    "gpt2": Architecture(
+        rope_layout="half",  # there is none
+        tensors=GPT2,
+        fields={
+            "attention.layer_norm_epsilon" if ours == "norm_eps" else theirs: ours
+            for theirs, ours in FIELDS.items()
+        },
+        always={
+            "positions": "learned",
+            "norm": "layer_norm",
+            "activation": "gelu_tanh",
+            "gated_mlp": False,
+            "qkv_bias": True,
+            "wo_bias": True,
+            "mlp_bias": True,
+        },
     ),
     "phi3": Architecture(
         rope_layout="half",

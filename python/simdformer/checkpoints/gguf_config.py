@@ -16,14 +16,7 @@ from simdformer.models.config import ModelConfig, by_layer
 
 __all__ = ["DIVISORS", "TOKENS", "architecture_of", "make_config"]
 
-REQUIRED = (
-    "block_count",
-    "embedding_length",
-    "feed_forward_length",
-    "attention.head_count",
-    "attention.layer_norm_rms_epsilon",
-    "context_length",
-)
+OPTIONAL = ("num_kv_heads", "head_dim", "rope_theta", "vocab_size")  # of the sizes
 COUNTS = ("block_count", "attention.head_count", "embedding_length", "attention.key_length")
 DIVISORS = "rope_freqs.weight"
 # What the model does not do, with the values that ask for nothing. Where it is a number of an
@@ -75,7 +68,8 @@ def make_config(
         for key, value in metadata.items()
         if key.startswith(f"{arch}.")
     }
-    required = (*REQUIRED, *architecture.required)
+    required = [name for name, ours in architecture.fields.items() if ours not in OPTIONAL]
+    required += architecture.required
     missing = [f"{arch}.{name}" for name in required if name not in found]
     if missing:
         raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")

@@ -24,8 +24,6 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 COMPARED = 1 << 22  # elements at a time
 
-IGNORED = ".inv_freq"  # what old versions saved of RoPE; nobody reads it
-
 
 def found_in(directory: Path) -> bool:
     return (directory / CONFIG).exists() and any(directory.glob("*.safetensors"))
@@ -65,10 +63,14 @@ def make_checkpoint(
     """`index` is the file that says which tensors there are."""
     with told_of(config_name):
         architecture = architecture_of(found)
-        names = architecture.names
+        names = architecture.names_among(tensors)
+        ignored = architecture.ignored
         weights = names.under_ours(
-            {name: tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
+            {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored)}
         )
+        for name, tensor in weights.items():
+            if name.rpartition(".")[2] in architecture.transposed:
+                weights[name] = tensor.T
         config = make_config(found, architecture, weights)
         if config.tie_embeddings and "lm_head" in weights:
             drop_tied(weights)

@@ -57,7 +57,31 @@ NORMS_AROUND = {
     "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.mlp_norm",
     "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.mlp_out_norm",
 }
+MLP_BIASES = {
+    "model.layers.{}.mlp.gate_proj.bias": "layers.{}.gate_bias",
+    "model.layers.{}.mlp.up_proj.bias": "layers.{}.up_bias",
+    "model.layers.{}.mlp.down_proj.bias": "layers.{}.down_bias",
+}
 LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
+GPT2 = {
+    "transformer.wte.weight": "embed",
+    "transformer.wpe.weight": "pos_embed",
+    "transformer.h.{}.ln_1.weight": "layers.{}.attn_norm",
+    "transformer.h.{}.ln_1.bias": "layers.{}.attn_norm_bias",
+    "transformer.h.{}.attn.c_attn.weight": "layers.{}.wq_wk_wv",
+    "transformer.h.{}.attn.c_attn.bias": "layers.{}.bq_bk_bv",
+    "transformer.h.{}.attn.c_proj.weight": "layers.{}.wo",
+    "transformer.h.{}.attn.c_proj.bias": "layers.{}.bo",
+    "transformer.h.{}.ln_2.weight": "layers.{}.mlp_norm",
+    "transformer.h.{}.ln_2.bias": "layers.{}.mlp_norm_bias",
+    "transformer.h.{}.mlp.c_fc.weight": "layers.{}.up",
+    "transformer.h.{}.mlp.c_fc.bias": "layers.{}.up_bias",
+    "transformer.h.{}.mlp.c_proj.weight": "layers.{}.down",
+    "transformer.h.{}.mlp.c_proj.bias": "layers.{}.down_bias",
+    "transformer.ln_f.weight": "final_norm",
+    "transformer.ln_f.bias": "final_norm_bias",
+    "lm_head.weight": "lm_head",
+}
 FIELDS = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "num_layers",
@@ -90,6 +114,11 @@ def gemma_scales(found: Found, tensors: Collection[str]) -> dict[str, Any]:
         right = is_whole(value) and value <= LARGEST
         require(right, name, value, "a whole number > 0 and < 2**63")
     return {"attention_scale": scalar**-0.5, "embed_scale": width**0.5}
+
+
+def gpt2_sizes(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    inner, width = found.get("n_inner"), found["n_embd"]
+    return {"intermediate_size": 4 * width if inner is None else inner}
 
 
 def smollm3_rope(found: Found, tensors: Collection[str]) -> dict[str, Any]:
@@ -142,7 +171,15 @@ class Architecture:
     model
         Its class, as `architectures` names it.
     tensors, numbers
-        Its tensors, and its fields besides FIELDS: theirs -> ours.
+        Its tensors, and its fields besides those of `fields`: theirs -> ours.
+    fields
+        What it calls the sizes and switches that all have.
+    prefix
+        How the names of its tensors begin, or do not: files of both kinds are published.
+    ignored
+        How the names of tensors end that nobody reads: masks, and frequencies of RoPE.
+    transposed
+        Its matrices that are stored as (in, out), by the last part of our names.
     always
         Fields of ModelConfig that every such model has.
     unsaid
@@ -151,6 +188,9 @@ class Architecture:
         Fields of ModelConfig that are computed from config.json and the tensors there are.
     derived
         Those fields, and theirs that they follow from, for messages.
+    refused
+        What the model does not do besides what no model does: the fields, with the values that ask
+        for nothing.
     activation
         The field that names the activation of its MLP.
     windows(found)
@@ -166,15 +206,22 @@ class Architecture:
         Whether partial_rotary_factor counts.
     rope_scaling
         Whether RoPE may be scaled.
+    rope
+        Whether it has RoPE.
     """
 
     model: str
     tensors: dict[str, str] = field(default_factory=lambda: LLAMA)
+    fields: dict[str, str] = field(default_factory=lambda: FIELDS)
+    prefix: str = ""
+    ignored: tuple[str, ...] = (".inv_freq",)
+    transposed: tuple[str, ...] = ()
     numbers: dict[str, str] = field(default_factory=dict)
     always: dict[str, Any] = field(default_factory=dict)
     unsaid: dict[str, Any] = field(default_factory=dict)
     follows: Callable[[Found, Collection[str]], dict[str, Any]] = nothing
     derived: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     activation: str = "hidden_act"
     windows: Callable[[Found], list[bool]] | None = None
     window_switch: bool = False
@@ -182,10 +229,18 @@ class Architecture:
     local_theta: float | None = None
     partial_rotary: bool = False
     rope_scaling: bool = True
+    rope: bool = True
 
     @property
     def names(self) -> Names:
-        return Names(FIELDS | self.numbers, self.tensors, self.derived)
+        return Names(self.fields | self.numbers, self.tensors, self.derived)
+
+    def names_among(self, tensors: Collection[str]) -> Names:
+        """Its names in a file with such tensors."""
+        if any(name.startswith(self.prefix) for name in tensors):
+            return self.names
+        short = {theirs.removeprefix(self.prefix): ours for theirs, ours in self.tensors.items()}
+        return replace(self, tensors=short).names
 
 
 OLMO2 = Architecture(
@@ -230,8 +285,44 @@ GEMMA3 = replace(
     local_theta=10000.0,
 )
 
+GPT2_MODEL = Architecture(
+    model="GPT2LMHeadModel",
+    tensors=GPT2,
+    fields={
+        "n_embd": "hidden_size",
+        "n_layer": "num_layers",
+        "n_head": "num_heads",
+        "n_positions": "max_seq_len",
+        "vocab_size": "vocab_size",
+        "layer_norm_epsilon": "norm_eps",
+        "tie_word_embeddings": "tie_embeddings",
+    },
+    prefix="transformer.",
+    ignored=(".attn.bias", ".attn.masked_bias"),
+    transposed=("wq_wk_wv", "wo", "up", "down"),
+    always={
+        "positions": "learned",
+        "norm": "layer_norm",
+        "gated_mlp": False,
+        "qkv_bias": True,
+        "wo_bias": True,
+        "mlp_bias": True,
+    },
+    unsaid={"activation_function": "gelu_new", "tie_word_embeddings": True},
+    follows=gpt2_sizes,
+    derived={"intermediate_size": "n_inner", "head_dim": "n_embd / n_head"},
+    refused={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+    activation="activation_function",
+    rope=False,
+)
+
 ARCHITECTURES = {
-    "llama": Architecture(model="LlamaForCausalLM"),
+    "gpt2": GPT2_MODEL,
+    "llama": Architecture(
+        model="LlamaForCausalLM",
+        tensors=LLAMA | MLP_BIASES,
+        numbers={"mlp_bias": "mlp_bias"},
+    ),
     "qwen2": Architecture(
         model="Qwen2ForCausalLM",
         always={"qkv_bias": True, "wo_bias": False},
@@ -248,7 +339,9 @@ ARCHITECTURES = {
     "minimind": Architecture(model="MiniMindForCausalLM", follows=norms_that_are_there),
     "granite": Architecture(
         model="GraniteForCausalLM",
+        tensors=LLAMA | MLP_BIASES,
         numbers={
+            "mlp_bias": "mlp_bias",
             "embedding_multiplier": "embed_scale",
             "residual_multiplier": "residual_scale",
             "attention_multiplier": "attention_scale",

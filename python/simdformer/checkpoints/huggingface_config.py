@@ -16,16 +16,17 @@ from simdformer.models.config import ModelConfig, by_layer
 
 __all__ = ["architecture_of", "make_config"]
 
+# Of these a config has to say what an architecture does not compute, under its own names.
 REQUIRED = (
     "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
+    "num_layers",
+    "num_heads",
     "intermediate_size",
     "vocab_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
+    "max_seq_len",
+    "norm_eps",
 )
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 # What the model does not do, with the values that ask for nothing; null does not either. Where it
 # is a number of an architecture it is done.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -41,6 +42,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 LAYER_TYPES = ("full_attention", "sliding_attention")
 UNSCALED = "default"
+NO_ROPE = {"rope_theta": 10000.0}  # a config has one even where nothing is turned
 
 
 def make_config(
@@ -49,36 +51,39 @@ def make_config(
     """The config of a model with such tensors (our names). CheckpointError names a field that is
     missing, makes no sense, or asks for what is not there."""
     found = architecture.unsaid | dict(found)
-    required = (*REQUIRED, architecture.activation)
-    missing = [name for name in required if found.get(name) is None]
+    names = architecture.names
+    theirs = {ours: name for name, ours in names.fields.items()}
+    required = [theirs[name] for name in REQUIRED if name in theirs]
+    missing = [name for name in (*required, architecture.activation) if found.get(name) is None]
     if missing:
         raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
-    for name, harmless in REFUSED.items():
+    for name, harmless in (REFUSED | architecture.refused).items():
         if name not in architecture.numbers:
             supported(found, name, *harmless)
     supported(found, architecture.activation, *ACTIVATIONS)
-    layers, heads, width = (
-        found[name] for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    )
+    said = {ours: found[name] for ours, name in theirs.items() if found.get(name) is not None}
+    layers, heads, width = (said[name] for name in ("num_layers", "num_heads", "hidden_size"))
     enough = f"a whole number that the {len(tensors)} tensors are enough for"
-    require(is_whole(layers) and layers <= len(tensors), "num_hidden_layers", layers, enough)
-    names = architecture.names
-    fields = {name: found[name] for name in names.fields if found.get(name) is not None}
-    fields.setdefault("num_key_value_heads", heads)
-    if "head_dim" not in fields:
+    right = is_whole(layers) and layers <= len(tensors)
+    require(right, theirs["num_layers"], layers, enough)
+    said.setdefault("num_kv_heads", heads)
+    if "head_dim" not in said:
         divides = is_whole(heads) and is_whole(width) and width % heads == 0
-        needed = f"a divisor of hidden_size = {shown(width)}, or head_dim"
-        require(divides, "num_attention_heads", heads, needed)
-        fields["head_dim"] = width // heads
+        needed = f"a divisor of {theirs['hidden_size']} = {shown(width)}"
+        needed += ", or head_dim" if "head_dim" in theirs else ""
+        require(divides, theirs["num_heads"], heads, needed)
+        said["head_dim"] = width // heads
     # Where nothing is said the tensors say it: an embedding that stands alone is tied.
-    fields.setdefault("tie_word_embeddings", "lm_head" not in tensors)
+    said.setdefault("tie_embeddings", "lm_head" not in tensors)
     bias = flag(found, "attention_bias")
+    ropes = ropes_of(found, architecture, said["head_dim"]) if architecture.rope else NO_ROPE
     return names.config(
-        fields,
+        {},
+        **said,
         rope_layout="half",
         activation=ACTIVATIONS[found[architecture.activation]],
         sliding_window=windows_of(found, architecture, layers),
-        **ropes_of(found, architecture, fields["head_dim"]),
+        **ropes,
         **{"qkv_bias": bias, "wo_bias": bias} | architecture.always,
         **architecture.follows(found, tensors),
     )

@@ -19,7 +19,7 @@ __all__ = ["FileTensor", "Names", "check_rope", "printable", "require", "wrong"]
 
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
 # A number as "03" would be a second layer 3.
-LAYER = re.compile(r"((?:(?:[^.]+\.)?layers|blk)\.)(0|[1-9][0-9]*)(\..+)")
+LAYER = re.compile(r"((?:(?:[^.]+\.)?(?:layers|h)|blk)\.)(0|[1-9][0-9]*)(\..+)")
 
 
 class FileTensor(Tensor, Protocol):

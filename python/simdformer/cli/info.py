@@ -61,7 +61,9 @@ def run(options: argparse.Namespace) -> int:
 def fields_of(config: ModelConfig) -> dict[str, Any]:
     """The sizes, and of the switches those that make it another model than Llama."""
     found = {field: getattr(config, field.name) for field in fields(config)}
-    return {field.name: value for field, value in found.items() if value != field.default}
+    told = {field.name: value for field, value in found.items() if value != field.default}
+    without = () if config.positions == "rope" else ("rope_theta", "rope_layout")
+    return {name: value for name, value in told.items() if name not in without}
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> str:

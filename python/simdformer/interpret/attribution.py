@@ -24,25 +24,32 @@ class Attribution:
     difference : float
         logit(target) - logit(against), before a softcap where the model has one; the sum of the
         parts but for rounding. Where logits have a softcap, those before it.
-    embed : float
-        What the embedding of this position's token writes.
+    embed, pos_embed : float
+        What the embedding of this position's token writes, and that of the position (GPT-2; else
+        0).
     heads : (layers,H)
         What each head writes, through its part of wo.
     mlps : (layers,)
     biases : (layers,)
         What the bias of wo writes; 0 where there is none.
+    constant : float
+        What the bias of the final LayerNorm writes; 0 where there is none.
     target, against : int, or None
         The ids. Without `against` it is the logit of the target alone.
     position : int
     """
 
-    PARTS: ClassVar = ("difference", "embed", "heads", "mlps", "biases")
+    PARTS: ClassVar = (
+        *("difference", "embed", "pos_embed", "heads", "mlps", "biases", "constant"),
+    )
 
     difference: float
     embed: float
+    pos_embed: float
     heads: Array
     mlps: Array
     biases: Array
+    constant: float
     target: int
     against: int | None
     position: int
@@ -52,11 +59,15 @@ class Attribution:
     def parts(self) -> dict[str, float]:
         """Every part by name, in the order of computation: embed, layers.{i}.heads.{h}, ..."""
         parts = {"embed": self.embed}
+        if self.pos_embed:
+            parts["pos_embed"] = self.pos_embed
         for layer, heads in enumerate(self.heads):
             parts |= {f"layers.{layer}.heads.{head}": float(n) for head, n in enumerate(heads)}
             if self.biases[layer]:
                 parts[f"layers.{layer}.attn.bias"] = float(self.biases[layer])
             parts[f"layers.{layer}.mlp"] = float(self.mlps[layer])
+        if self.constant:
+            parts["final_norm.bias"] = self.constant
         return parts
 
     def __repr__(self) -> str:
@@ -82,7 +93,8 @@ def attribute(
 
     The residual stream is a sum, and the lm_head is linear; only the final norm lies between (and,
     in Gemma and OLMo 2, one behind each attention). With their scales kept as they were in this
-    run, every part has a share in the logits, and the shares add up to the difference.
+    run, every part has a share in the logits, and the shares add up to the difference. (A LayerNorm
+    takes the mean from every part, which is linear.)
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
     Parameters
@@ -123,7 +135,7 @@ def attribute(
     wanted = read_target(subject, "target", target)
     other = None if against is None else read_target(subject, "against", against)
 
-    names = ["embed", "layers.*.attn.z", "layers.*.mlp.out", "final_norm_scale", "final_norm"]
+    names = ["*embed", "layers.*.attn.z", "layers.*.mlp.out", "final_norm_scale", "final_norm"]
     _, trace = subject.run(names)
     everything = shares_of(transformer, trace, [at], [wanted], other)
     word = repr(token_text(subject.tokenizer, wanted))
@@ -133,9 +145,11 @@ def attribute(
     return Attribution(
         difference=float(everything["difference"][0]),
         embed=float(everything["embed"][0]),
+        pos_embed=float(everything["pos_embed"][0]),
         heads=everything["heads"][..., 0],
         mlps=everything["mlps"][..., 0],
         biases=everything["biases"][..., 0],
+        constant=float(everything["constant"][0]),
         target=wanted,
         against=other,
         position=at,
@@ -167,12 +181,12 @@ def shares_of(
     targets: Sequence[int],
     against: int | None,
 ) -> dict[str, Array]:
-    """What each part writes into the logit of its target at each of n positions: embed (n,), heads
-    (layers,H,n), mlps and biases (layers,n), and the difference of logits itself (n,)."""
+    """What each part writes into the logit of its target at each of n positions: heads
+    (layers,H,n), mlps and biases (layers,n), the others (n,)."""
     at, layers = list(positions), range(transformer.config.num_layers)
     rows = rows_of_last_matrix(transformer, list(targets), against)  # (n,E)
     weight = np.asarray(transformer.weights.final_norm, np.float64)
-    direction = rows * weight / trace["final_norm_scale"][at]
+    direction = in_front(transformer, rows * weight) / trace["final_norm_scale"][at]
 
     def written(name: str, direction: Array = direction) -> Array:
         parts: Array = np.einsum("ne,ne->n", trace[name][at], direction)
@@ -185,19 +199,27 @@ def shares_of(
             wo = np.asarray(weights.wo.unpack(), np.float64)  # (E, H·D)
             bias = np.zeros(len(wo)) if weights.wo_bias is None else np.asarray(weights.wo_bias)
             inner = transformer.config.residual_scale * direction
+            behind = written_by(weights.attn_out_norm_bias, inner)
             if weights.attn_out_norm is not None:
                 out = z.reshape(len(at), -1) @ wo.T + bias
                 inner = through_norm(transformer, inner, out, weights.attn_out_norm)
             heads.append(np.einsum("nhd,nhd->hn", z, (inner @ wo).reshape(z.shape)))
-            biases.append(inner @ bias)
+            biases.append(inner @ bias + behind)
             progress.advance(1)
     return {
         "difference": written("final_norm", rows),
         "embed": written("embed"),
+        "pos_embed": written("pos_embed") if "pos_embed" in trace else np.zeros(len(at)),
         "heads": np.stack(heads),
         "mlps": np.stack([written(f"layers.{layer}.mlp.out") for layer in layers]),
         "biases": np.stack(biases),
+        "constant": written_by(transformer.weights.final_norm_bias, rows),
     }
+
+
+def written_by(bias: Array | None, rows: Array) -> Array:
+    """(n,): what a vector writes in the directions (n,E); 0 where the model has none."""
+    return np.zeros(len(rows)) if bias is None else rows @ np.asarray(bias, np.float64)
 
 
 def rows_of_last_matrix(transformer: Transformer, targets: list[int], against: int | None) -> Array:
@@ -210,9 +232,18 @@ def rows_of_last_matrix(transformer: Transformer, targets: list[int], against: i
 
 
 def through_norm(transformer: Transformer, rows: Array, x: Array, weight: Array) -> Array:
-    """rows (n,E) of what follows an RMSNorm of x (n,E) -> (n,E) of what is in front of it, with the
+    """rows (n,E) of what follows a norm of x (n,E) -> (n,E) of what is in front of it, with the
     norm's scale as it is for x."""
-    wide = x.astype(np.float64)
-    scale = 1 / np.sqrt(np.mean(wide * wide, -1, keepdims=True) + transformer.config.norm_eps)
-    inner: Array = rows * np.asarray(weight, np.float64) * scale
-    return inner
+    wide = in_front(transformer, x.astype(np.float64))
+    scale = np.sqrt(np.mean(wide * wide, -1, keepdims=True) + transformer.config.norm_eps)
+    before: Array = in_front(transformer, rows * np.asarray(weight, np.float64)) / scale
+    return before
+
+
+def in_front(transformer: Transformer, rows: Array) -> Array:
+    """rows (n,E) of what has been divided by a norm's scale -> (n,E) of what comes in: a LayerNorm
+    takes the mean away first, which is its own transpose."""
+    if transformer.config.norm == "rms_norm":
+        return rows
+    centred: Array = rows - rows.mean(-1, keepdims=True)
+    return centred

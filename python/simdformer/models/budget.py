@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 
 from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
@@ -13,7 +14,7 @@ __all__ = ["cache_bytes", "decode_bytes", "kinds_by_part", "parameter_budget", "
 FLOAT32 = 4
 PANEL = 16  # `simdformer.pack` rounds a matrix up to so many rows
 PARTS = {
-    "embed": "embedding",
+    **dict.fromkeys(("embed", "pos_embed"), "embedding"),
     **dict.fromkeys(("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
     **dict.fromkeys(("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"), "norms"),
@@ -36,15 +37,20 @@ def parameter_budget(config: ModelConfig) -> dict[str, int]:
     """
     budget = dict.fromkeys(PARTS.values(), 0)
     for name, shape in weight_shapes(config).items():
-        budget[PARTS[name.split(".")[-1]]] += math.prod(shape)
+        budget[part_of(name)] += math.prod(shape)
     return budget
+
+
+def part_of(name: str) -> str:
+    """The part that a tensor belongs to, and its bias with it."""
+    return PARTS[name.split(".")[-1].removesuffix("_bias")]
 
 
 def kinds_by_part(weights: Mapping[str, AnyTensor]) -> dict[str, list[str]]:
     """What the matrices and vectors of each part are held in: dtypes, and quantised types."""
     kinds: dict[str, set[str]] = {}
     for name, tensor in weights.items():
-        kinds.setdefault(PARTS[name.split(".")[-1]], set()).add(kind_of(tensor))
+        kinds.setdefault(part_of(name), set()).add(kind_of(tensor))
     return {part: sorted(found) for part, found in kinds.items()}
 
 
@@ -62,7 +68,8 @@ def weight_bytes(
         size = itemsize or tensor.dtype.itemsize
         if config.norm_offset and name.endswith("norm"):
             size = max(size, FLOAT32)  # the sum is not rounded
-        rows = -(-shape[0] // PANEL) * PANEL if len(shape) == 2 else shape[0]
+        is_matrix = len(shape) == 2 and name != "pos_embed"
+        rows = -(-shape[0] // PANEL) * PANEL if is_matrix else shape[0]
         total += math.prod((rows, *shape[1:])) * size
     return total
 
@@ -80,13 +87,14 @@ def decode_bytes(config: ModelConfig, weights: Weights, position: int, itemsize:
     plain = 8 * embed.dtype.itemsize
     bits = embed.bits_per_weight if isinstance(embed, QuantizedWeight) else plain
     total = int(config.hidden_size * bits / 8) + weights.final_norm.nbytes + weights.lm_head.nbytes
+    if weights.pos_embed is not None:
+        total += weights.pos_embed[:1].nbytes
+    if weights.final_norm_bias is not None:
+        total += weights.final_norm_bias.nbytes
     for index, layer in enumerate(weights.layers):
-        norms = [layer.attn_norm, layer.q_norm, layer.k_norm, layer.attn_out_norm]
-        norms += [layer.mlp_norm, layer.mlp_out_norm]
-        biases = [layer.wo_bias, *(layer.qkv_bias or [])]
-        total += sum(array.nbytes for array in norms + biases if array is not None)
-        matrices = [*layer.wq_wk_wv, layer.wo, *layer.gate_up, layer.down]
-        total += sum(matrix.nbytes for matrix in matrices)
+        for part in (getattr(layer, field.name) for field in fields(layer)):
+            arrays = part if isinstance(part, list) else [] if part is None else [part]
+            total += sum(array.nbytes for array in arrays)
         in_sight = min(position, config.window(index) or position)
         total += 2 * config.num_kv_heads * in_sight * config.head_dim * itemsize
     return total

@@ -19,11 +19,13 @@ COUNTS = (
     "vocab_size",
     "max_seq_len",
 )
-SWITCHES = ("tie_embeddings", "qkv_bias", "wo_bias", "qk_norm")
+SWITCHES = ("tie_embeddings", "qkv_bias", "wo_bias", "qk_norm", "mlp_bias", "gated_mlp")
 CHOICES = {
     "rope_layout": ("half", "interleaved"),
     "qk_norm_over": ("head", "all_heads"),
+    "norm": ("rms_norm", "layer_norm"),
     "norm_placement": ("before", "after", "both"),
+    "positions": ("rope", "learned"),
     "activation": ("silu", "gelu_tanh"),
 }
 POSITIVE = ("rope_theta", "embed_scale", "residual_scale", "logit_divisor")
@@ -56,8 +58,8 @@ class ModelConfig:
         The dict that Hugging Face configs carry, see `simdformer.rope_frequencies`.
     tie_embeddings
         Whether the embedding is also the last matrix.
-    qkv_bias, wo_bias
-        Whether wq, wk, wv (Qwen2) and wo have biases.
+    qkv_bias, wo_bias, mlp_bias
+        Whether wq, wk, wv (Qwen2), wo, and the MLP's matrices have biases.
     qk_norm, qk_norm_over
         Whether q and k go through an RMSNorm: each "head" by itself (Qwen3), or "all_heads" of a
         position as one vector (OLMo 2).
@@ -70,6 +72,11 @@ class ModelConfig:
         difference.
     rotary_dim
         How many elements of a head RoPE turns, the first ones (Phi); None: all.
+    positions
+        How a token knows where it stands: "rope" turns queries and keys, "learned" adds a vector
+        for each of max_seq_len positions to the embedding, and nothing is turned (GPT-2).
+    norm
+        "rms_norm", or "layer_norm" with a bias (GPT-2).
     norm_placement
         Where attention and the MLP have their norms: "before" (what they read), "after" (what they
         write, before it is added: OLMo 2), or "both" (Gemma).
@@ -77,6 +84,8 @@ class ModelConfig:
         What is added to the weights of all norms (Gemma's checkpoints hold the weight minus 1).
     activation
         Of the MLP's gate: "silu", or "gelu_tanh" (Gemma).
+    gated_mlp
+        Whether the MLP is down(activation(gate x) * up x), or down(activation(up x)) (GPT-2).
     attention_scale
         What query keyᵀ is multiplied by; None: 1/sqrt(head_dim).
     attention_softcap, logit_softcap
@@ -107,9 +116,13 @@ class ModelConfig:
     rope_layers: tuple[bool, ...] | None = None
     local_rope_theta: float | None = None
     rotary_dim: int | None = None
+    positions: Literal["rope", "learned"] = "rope"
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_placement: Literal["before", "after", "both"] = "before"
     norm_offset: float = 0.0
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    gated_mlp: bool = True
+    mlp_bias: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -190,7 +203,7 @@ class ModelConfig:
 
     def turns(self, layer: int) -> bool:
         """Whether one layer has RoPE."""
-        return self.rope_layers is None or self.rope_layers[layer]
+        return self.positions == "rope" and (self.rope_layers is None or self.rope_layers[layer])
 
     def _require(self, right: bool, name: str, needed: str) -> None:
         if not right:

@@ -112,10 +112,12 @@ class Decoder(ABC):
         attn.scores, attn.pattern, attn.z, attn.out, resid_mid, mlp_norm, mlp.gate, mlp.up,
         mlp.act, mlp.out, resid_post}, final_norm, logits; attn.q_normed and attn.k_normed where
         the model has them, attn_norm and mlp_norm unless it has norms behind attention and MLP
-        only. attn.out and mlp.out are what is added to the residual stream, after such a norm and
-        residual_scale; embed, scores and logits are those after their scales and softcaps. q, k,
-        v, z are (L,H,D) or (L,K,D), scores (-inf where hidden) and pattern (H,L,S), mlp.gate, up,
-        act (L,intermediate_size), the others (L,E), with a batch axis in front when ids have one.
+        only; with learned positions pos_embed, which is added to embed; without a gate no mlp.gate,
+        and mlp.act is the activation of mlp.up. attn.out and mlp.out are what is added to the
+        residual stream, after such a norm and residual_scale; embed, scores and logits are those
+        after their scales and softcaps. q, k, v, z are (L,H,D) or (L,K,D), scores (-inf where
+        hidden) and pattern (H,L,S), mlp.gate, up, act (L,intermediate_size), the others (L,E), with
+        a batch axis in front when ids have one.
         An unknown name: KeyError that lists near ones.
 
         Computed only for a name or a glob that fits nothing else: layers.{i}.attn.result (L,H,E),

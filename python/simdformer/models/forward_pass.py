@@ -53,6 +53,11 @@ class ForwardPass:
                 f"needed is {needed}; make one with new_cache()"
             )
         cache.require_room(new)
+        if config.positions == "learned" and cache.length + new > config.max_seq_len:
+            raise ValueError(
+                f"model: {new} ids behind {cache.length} are more than the {config.max_seq_len} "
+                "positions that it has learned"
+            )
         start = cache.common_length
         if start is not None:
             return cls(np.arange(start, start + new), start, cache, observer)

@@ -63,10 +63,12 @@ def trace_names(config: ModelConfig, *, on_request: bool = False) -> list[str]:
     absent = set() if on_request else set(ON_REQUEST)
     absent |= set() if config.qk_norm else {"attn.q_normed", "attn.k_normed"}
     absent |= {"attn_norm", "mlp_norm"} if config.norm_placement == "after" else set()
+    absent |= set() if config.gated_mlp else {"mlp.gate"}
     layer = [name for name in LAYER_NAMES if name not in absent]
+    begin = ["embed", "pos_embed"] if config.positions == "learned" else ["embed"]
     layers = [f"layers.{index}.{name}" for index in range(config.num_layers) for name in layer]
     last = [name for name in ("final_norm_scale", "final_norm", "logits") if name not in absent]
-    return ["embed", *layers, *last]
+    return [*begin, *layers, *last]
 
 
 def meant_names(config: ModelConfig, glob: str, who: str) -> list[str]:
@@ -232,10 +234,17 @@ def see_results(see: See, z: Array, out: Array, project: Callable[[Array], Array
     return changed
 
 
-def see_scale(see: See, x: Array, normed: Array, eps: float) -> Array:
-    """Shows what the final RMSNorm divides x by (B,L,1); gives its output, or what follows from a
-    change."""
-    squares = np.square(float64(x)).mean(axis=-1, keepdims=True)
-    scale = np.sqrt(squares + eps).astype(np.promote_types(x.dtype, np.float32))
+def see_scale(see: See, x: Array, normed: Array, bias: Array | None, config: ModelConfig) -> Array:
+    """Shows what the final norm divides x by (B,L,1), or x less its mean where it is a LayerNorm;
+    gives its output, or what follows from a change."""
+    wide = float64(x)
+    if config.norm == "layer_norm":
+        wide = wide - wide.mean(axis=-1, keepdims=True)
+    squares = np.square(wide).mean(axis=-1, keepdims=True)
+    scale = np.sqrt(squares + config.norm_eps).astype(np.promote_types(x.dtype, np.float32))
     seen = see("final_norm_scale", scale)
-    return normed if seen is scale else (normed * (scale / seen)).astype(normed.dtype)
+    if seen is scale:
+        return normed
+    added = 0 if bias is None else bias
+    changed: Array = ((normed - added) * (scale / seen) + added).astype(normed.dtype)
+    return changed

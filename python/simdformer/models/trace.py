@@ -20,6 +20,7 @@ __all__ = ["Trace", "matching_names", "transformer_lens_name"]
 # TransformerLens' names for ours; {} is a layer.
 TRANSFORMER_LENS = {
     "hook_embed": "embed",
+    "hook_pos_embed": "pos_embed",
     "blocks.{}.hook_resid_pre": "layers.{}.resid_pre",
     "blocks.{}.ln1.hook_normalized": "layers.{}.attn_norm",
     "blocks.{}.attn.hook_q": "layers.{}.attn.q",
@@ -62,7 +63,10 @@ def transformer_lens_name(name: str) -> str:
 
 def matching_names(glob: str, known: Sequence[str], who: str) -> list[str]:
     """Those of the known names that a name or a glob means; KeyError, with near ones, if none."""
-    found = fnmatch.filter(known, transformer_lens_name(glob))
+    ours = transformer_lens_name(glob)
+    found = fnmatch.filter(known, ours)
+    if not found and ours != glob:  # what goes into the activation: without a gate that is mlp.up
+        found = fnmatch.filter(known, ours.replace("mlp.gate", "mlp.up"))
     if not found:
         near = difflib.get_close_matches(glob, known, n=4, cutoff=0.4)
         raise KeyError(

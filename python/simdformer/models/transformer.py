@@ -1,11 +1,12 @@
-"""The transformer. Llama, Qwen, Mistral, Gemma and their like are this one file and a ModelConfig.
+"""The transformer. Llama, Qwen, Gemma, GPT-2 and their like are this one file and a ModelConfig.
 
     x = embed[ids]
     each layer:   x = x + attention(rms_norm(x)),   x = x + mlp(rms_norm(x))
     logits = lm_head rms_norm(x)
 
 Some models have a norm behind attention and MLP too, or instead; some scale what is added, or the
-embeddings or logits. Where a ModelConfig says nothing of that, nothing is done.
+embeddings or logits; GPT-2 has LayerNorms, and adds a vector for the position where others turn
+queries and keys. Where a ModelConfig says nothing of that, nothing is done.
 
 Letters in shapes: B sequences, L new positions, S positions visible, E hidden_size, H heads,
 K key/value heads, D head_dim, V vocabulary.
@@ -18,10 +19,12 @@ import numpy as np
 from simdformer.functional import (
     embedding,
     gelu,
+    layer_norm,
     linear,
     rms_norm,
     rope,
     scaled_dot_product_attention,
+    silu,
     swiglu,
 )
 from simdformer.models.cache import KVCache
@@ -93,6 +96,10 @@ class Transformer(Decoder):
         see = run.at()
         x = embedding(ids, self.weights.embed, dtype=self.activations)
         x = see("embed", scaled(x, self.config.embed_scale))
+        if self.weights.pos_embed is not None:
+            where = np.broadcast_to(run.positions, ids.shape)
+            where = embedding(where, self.weights.pos_embed, dtype=self.activations)
+            x = x + see("pos_embed", where)
         for layer in range(self.config.num_layers):
             x = self.block(layer, x, run)
         if cache is not None:
@@ -104,9 +111,10 @@ class Transformer(Decoder):
     def unembed(self, x: Array, see: See = unseen) -> Array:
         """x (...,E) -> float32 logits (...,V): the final norm and the lm_head"""
         x = x.astype(self.activations, copy=False)
-        normed = self.norm(x, self.weights.final_norm)
+        bias = self.weights.final_norm_bias
+        normed = self.norm(x, self.weights.final_norm, bias)
         if see.wants("final_norm_scale"):
-            normed = see_scale(see, x, normed, self.config.norm_eps)
+            normed = see_scale(see, x, normed, bias, self.config)
         logits = self.linear(see("final_norm", normed), self.weights.lm_head)
         logits = scaled(logits.astype(np.float32, copy=False), 1 / self.config.logit_divisor)
         return softcapped(logits, self.config.logit_softcap)
@@ -115,16 +123,22 @@ class Transformer(Decoder):
         """x (B,L,E) -> (B,L,E)"""
         weights, factor, see = self.weights.layers[layer], self.config.residual_scale, run.at(layer)
         x = see("resid_pre", x)
-        normed = see("attn_norm", self.norm(x, weights.attn_norm))
-        out = self.norm(self.attention(layer, normed, run), weights.attn_out_norm)
+        normed = see("attn_norm", self.norm(x, weights.attn_norm, weights.attn_norm_bias))
+        out = self.attention(layer, normed, run)
+        out = self.norm(out, weights.attn_out_norm, weights.attn_out_norm_bias)
         x = see("resid_mid", x + see("attn.out", scaled(out, factor)))
-        normed = see("mlp_norm", self.norm(x, weights.mlp_norm))
-        out = self.norm(self.mlp(layer, normed, run), weights.mlp_out_norm)
+        normed = see("mlp_norm", self.norm(x, weights.mlp_norm, weights.mlp_norm_bias))
+        out = self.mlp(layer, normed, run)
+        out = self.norm(out, weights.mlp_out_norm, weights.mlp_out_norm_bias)
         return see("resid_post", x + see("mlp.out", scaled(out, factor)))
 
-    def norm(self, x: Array, weight: Array | None) -> Array:
+    def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         """x (...,E) -> (...,E); as it is where the model has no such norm"""
-        return x if weight is None else rms_norm(x, weight, eps=self.config.norm_eps)
+        if weight is None:
+            return x
+        if self.config.norm == "layer_norm":
+            return layer_norm(x, weight, bias, eps=self.config.norm_eps)
+        return rms_norm(x, weight, eps=self.config.norm_eps)
 
     def attention(self, layer: int, x: Array, run: ForwardPass) -> Array:
         """x (B,L,E) -> (B,L,E): the new positions attend to what the cache holds and themselves"""
@@ -168,12 +182,15 @@ class Transformer(Decoder):
         return out
 
     def mlp(self, layer: int, x: Array, run: ForwardPass) -> Array:
-        """x (B,L,E) -> (B,L,E): down(activation(gate x) * up x)"""
-        weights, see = self.weights.layers[layer], run.at(layer)
-        gate, up = self.linear(x, weights.gate_up)
-        gated = GATED[self.config.activation]
-        act = see("mlp.act", gated(see("mlp.gate", gate), see("mlp.up", up)))
-        out: Array = self.linear(act, weights.down)
+        """x (B,L,E) -> (B,L,E): down(activation(gate x) * up x), or down(activation(up x))"""
+        weights, config, see = self.weights.layers[layer], self.config, run.at(layer)
+        if config.gated_mlp:
+            gate, up = self.linear(x, weights.gate_up, weights.gate_up_bias)
+            act = GATED[config.activation](see("mlp.gate", gate), see("mlp.up", up))
+        else:
+            (up,) = self.linear(x, weights.gate_up, weights.gate_up_bias)
+            act = PLAIN[config.activation](see("mlp.up", up))
+        out: Array = self.linear(see("mlp.act", act), weights.down, weights.down_bias)
         return out
 
     def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
@@ -203,12 +220,18 @@ class Transformer(Decoder):
         ).swapaxes(1, 2)
 
 
+def gelu_tanh(x: Array) -> Array:
+    """gelu(x), with the tanh approximation"""
+    return gelu(x, approximate="tanh")
+
+
 def geglu(gate: Array, up: Array) -> Array:
     """gelu(gate) * up, with the tanh approximation"""
-    return gelu(gate, approximate="tanh") * up
+    return gelu_tanh(gate) * up
 
 
 GATED = {"silu": swiglu, "gelu_tanh": geglu}
+PLAIN = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
 def scaled(x: Array, factor: float) -> Array:

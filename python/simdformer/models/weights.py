@@ -33,15 +33,18 @@ BESIDE = {F32: (F32, BF16, F16), BF16: (BF16, F32), F16: (F16, F32), F64: (F64,)
 LISTED = 4  # of each kind of complaint
 
 WIDTH, INNER, HEAD, VOCABULARY = "hidden_size", "intermediate_size", "head_dim", "vocab_size"
+POSITIONS = "max_seq_len"
 Q_WIDTH, KV_WIDTH = f"num_heads * {HEAD}", f"num_kv_heads * {HEAD}"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: norms (E,), q_norm and k_norm (D,) or all their heads long, matrices (out, in),
-    packed or quantised, biases (out,); None for what the model has not."""
+    """One layer: norms and their biases (E,), q_norm and k_norm (D,) or all their heads long,
+    matrices (out, in), packed or quantised, biases (out,); None for what the model has not. Without
+    a gate gate_up is up alone."""
 
     attn_norm: Array | None
+    attn_norm_bias: Array | None
     wq_wk_wv: list[Matrix]
     qkv_bias: list[Array] | None
     q_norm: Array | None
@@ -49,10 +52,15 @@ class LayerWeights:
     wo: Matrix
     wo_bias: Array | None
     attn_out_norm: Array | None
+    attn_out_norm_bias: Array | None
     mlp_norm: Array | None
+    mlp_norm_bias: Array | None
     gate_up: list[Matrix]
+    gate_up_bias: list[Array] | None
     down: Matrix
+    down_bias: Array | None
     mlp_out_norm: Array | None
+    mlp_out_norm_bias: Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,10 @@ class Weights:
     """The whole model, in memory of its own: what it was made from is not looked at again."""
 
     embed: Matrix  # (V, E)
+    pos_embed: Array | None  # (max_seq_len, E)
     layers: list[LayerWeights]
     final_norm: Array  # (E,)
+    final_norm_bias: Array | None
     lm_head: Matrix  # (V, E); the embedding itself where the two are tied
 
     @classmethod
@@ -92,9 +102,15 @@ class Weights:
         def norm_if_any(name: str) -> Array | None:
             return norm(name) if name in tensors else None
 
+        def array_if_any(name: str) -> Array | None:
+            return array(name) if name in tensors else None
+
+        two = ("gate", "up") if config.gated_mlp else ("up",)
+
         def layer(at: str) -> LayerWeights:
             return LayerWeights(
                 attn_norm=norm_if_any(at + "attn_norm"),
+                attn_norm_bias=array_if_any(at + "attn_norm_bias"),
                 wq_wk_wv=[matrix(at + name) for name in ("wq", "wk", "wv")],
                 qkv_bias=[array(at + name) for name in ("bq", "bk", "bv")]
                 if config.qkv_bias
@@ -102,20 +118,29 @@ class Weights:
                 q_norm=norm_if_any(at + "q_norm"),
                 k_norm=norm_if_any(at + "k_norm"),
                 wo=matrix(at + "wo"),
-                wo_bias=array(at + "bo") if config.wo_bias else None,
+                wo_bias=array_if_any(at + "bo"),
                 attn_out_norm=norm_if_any(at + "attn_out_norm"),
+                attn_out_norm_bias=array_if_any(at + "attn_out_norm_bias"),
                 mlp_norm=norm_if_any(at + "mlp_norm"),
-                gate_up=[matrix(at + name) for name in ("gate", "up")],
+                mlp_norm_bias=array_if_any(at + "mlp_norm_bias"),
+                gate_up=[matrix(at + name) for name in two],
+                gate_up_bias=[array(f"{at}{name}_bias") for name in two]
+                if config.mlp_bias
+                else None,
                 down=matrix(at + "down"),
+                down_bias=array_if_any(at + "down_bias"),
                 mlp_out_norm=norm_if_any(at + "mlp_out_norm"),
+                mlp_out_norm_bias=array_if_any(at + "mlp_out_norm_bias"),
             )
 
         with progress:
             embed = matrix("embed")
             weights = cls(
                 embed=embed,
+                pos_embed=array_if_any("pos_embed"),
                 layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
                 final_norm=norm("final_norm"),
+                final_norm_bias=array_if_any("final_norm_bias"),
                 lm_head=embed if config.tie_embeddings else matrix("lm_head"),
             )
             packing.finish()
@@ -126,7 +151,12 @@ def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Every tensor of a model of this config in the order of computation: its name, and for each
     axis the field of the config, or the product of two, that says how long it is."""
     before, after = config.norm_placement != "after", config.norm_placement != "before"
-    layer: dict[str, tuple[str, ...]] = {"attn_norm": (WIDTH,)} if before else {}
+
+    def norm(name: str) -> dict[str, tuple[str, ...]]:
+        names = (name,) if config.norm == "rms_norm" else (name, f"{name}_bias")
+        return dict.fromkeys(names, (WIDTH,))
+
+    layer = norm("attn_norm") if before else {}
     layer |= {"wq": (Q_WIDTH, WIDTH), "wk": (KV_WIDTH, WIDTH), "wv": (KV_WIDTH, WIDTH)}
     if config.qkv_bias:
         layer |= {"bq": (Q_WIDTH,), "bk": (KV_WIDTH,), "bv": (KV_WIDTH,)}
@@ -137,17 +167,23 @@ def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     if config.wo_bias:
         layer |= {"bo": (WIDTH,)}
     if after:
-        layer |= {"attn_out_norm": (WIDTH,)}
+        layer |= norm("attn_out_norm")
     if before:
-        layer |= {"mlp_norm": (WIDTH,)}
-    layer |= {"gate": (INNER, WIDTH), "up": (INNER, WIDTH), "down": (WIDTH, INNER)}
+        layer |= norm("mlp_norm")
+    mlp: dict[str, tuple[str, ...]] = {"gate": (INNER, WIDTH)} if config.gated_mlp else {}
+    mlp |= {"up": (INNER, WIDTH), "down": (WIDTH, INNER)}
+    if config.mlp_bias:
+        mlp |= {f"{name}_bias": axes[:1] for name, axes in mlp.items()}
+    layer |= mlp
     if after:
-        layer |= {"mlp_out_norm": (WIDTH,)}
+        layer |= norm("mlp_out_norm")
 
     axes: dict[str, tuple[str, ...]] = {"embed": (VOCABULARY, WIDTH)}
+    if config.positions == "learned":
+        axes["pos_embed"] = (POSITIONS, WIDTH)
     for index in range(config.num_layers):
         axes |= {f"layers.{index}.{name}": of_layer for name, of_layer in layer.items()}
-    axes["final_norm"] = (WIDTH,)
+    axes |= norm("final_norm")
     if not config.tie_embeddings:
         axes["lm_head"] = (VOCABULARY, WIDTH)
     return axes
@@ -157,7 +193,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a model of this config, in the order of computation."""
     sizes = {
         axis: math.prod(getattr(config, field) for field in axis.split(" * "))
-        for axis in (WIDTH, INNER, HEAD, VOCABULARY, Q_WIDTH, KV_WIDTH)
+        for axis in (WIDTH, INNER, HEAD, VOCABULARY, POSITIONS, Q_WIDTH, KV_WIDTH)
     }
     return {name: tuple(sizes[axis] for axis in axes) for name, axes in weight_axes(config).items()}
 

@@ -52,18 +52,19 @@ def residual_norms(
     from the shortest to the longest.
 
     `trace` as `model.run_with_cache` gives it, with layers.*.resid_post, attn.out, mlp.out and
-    embed. The axis is logarithmic where lengths differ by more than thirty times.
+    layers.0.resid_pre. The axis is logarithmic where lengths differ by more than thirty times.
 
     >>> import numpy as np, simdformer as sf
     >>> one = np.ones((5, 4))
-    >>> ax = sf.plots.residual_norms({"embed": one, "layers.0.attn.out": one,
+    >>> ax = sf.plots.residual_norms({"layers.0.resid_pre": one, "layers.0.attn.out": one,
     ...                               "layers.0.mlp.out": one, "layers.0.resid_post": 3 * one})
     >>> ax.lines[0].get_ydata().tolist()
     [2.0, 6.0]
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
     layers = layer_count(trace, "residual_norms")
-    needed = ["embed"] + [
+    begin = "layers.0.resid_pre"
+    needed = [begin] + [
         f"layers.{layer}.{part}"
         for layer in range(layers)
         for part in ("attn.out", "mlp.out", "resid_post")
@@ -74,7 +75,7 @@ def residual_norms(
             f"plots.residual_norms: the trace has no {', '.join(missing[:3])}; run_with_cache(ids) "
             "without names= gives all"
         )
-    stream = lengths(trace, ["embed", *(f"layers.{layer}.resid_post" for layer in range(layers))])
+    stream = lengths(trace, [begin, *(f"layers.{layer}.resid_post" for layer in range(layers))])
     attention = lengths(trace, [f"layers.{layer}.attn.out" for layer in range(layers)])
     mlp = lengths(trace, [f"layers.{layer}.mlp.out" for layer in range(layers)])
     stations = np.arange(layers + 1)
@@ -138,13 +139,13 @@ def logit_lens(
     transformer = model if isinstance(model, Transformer) else model.transformer
     tokenizer = None if isinstance(model, Transformer) else model.tokenizer
     layers = layer_count(trace, "logit_lens")
-    names = ["embed", *(f"layers.{layer}.resid_post" for layer in range(layers))]
+    names = ["layers.0.resid_pre", *(f"layers.{layer}.resid_post" for layer in range(layers))]
     missing = [name for name in names if name not in trace]
     if missing or np.ndim(trace[names[0]]) != 2:
-        found = f"no {missing[0]}" if missing else f"embed {np.shape(trace[names[0]])}"
+        found = f"no {missing[0]}" if missing else f"layers.0.resid_pre {np.shape(trace[names[0]])}"
         raise ValueError(
-            f"plots.logit_lens: the trace has {found}, needed are embed and every layer's "
-            "resid_post, each (L,E): the trace of one sequence"
+            f"plots.logit_lens: the trace has {found}, needed are layers.0.resid_pre and every "
+            "layer's resid_post, each (L,E): the trace of one sequence"
         )
     length = len(trace[names[0]])
     tokens = getattr(trace, "tokens", None) if tokens is None else list(tokens)

@@ -3,9 +3,11 @@
 const written = {
   difference: arrayOf(data.attribution.difference), // (L)
   embed: arrayOf(data.attribution.embed), // (L)
+  pos_embed: arrayOf(data.attribution.pos_embed), // (L)
   heads: arrayOf(data.attribution.heads), // (layers, heads, L)
   mlps: arrayOf(data.attribution.mlps), // (layers, L)
   biases: arrayOf(data.attribution.biases), // (layers, L)
+  constant: arrayOf(data.attribution.constant), // (L)
 };
 const byHead = (layer, head) => written.heads[(layer * HEADS + head) * L + state.token];
 
@@ -45,8 +47,16 @@ view(["token", "layer"], () => {
       { name: `layer ${layer} MLP`, value: written.mlps[at], ...same },
     ];
   });
+  const position = { name: "position", value: written.pos_embed[state.token] };
+  const bias = { name: "bias of the final norm", value: written.constant[state.token] };
+  const rare = (part) => (part.value === 0 ? [] : [part]); // in models with LayerNorm
   byId("by-layer").replaceChildren(
-    ...bars([{ name: "embedding", value: written.embed[state.token] }, ...layers]),
+    ...bars([
+      { name: "embedding", value: written.embed[state.token] },
+      ...rare(position),
+      ...layers,
+      ...rare(bias),
+    ]),
   );
 });
 
