@@ -244,7 +244,16 @@ def test_heads_are_those_asked_for_and_only_the_rim_is_labelled():
     with_columns = [bool(ax.xaxis.get_tick_params()["labelbottom"]) for ax in axes]
     assert with_rows == [True, False, True, False]
     assert with_columns == [False, False, True, True]
+    assert [ax.get_ylabel() for ax in axes] == ["query", "", "query", ""]
+    assert [ax.get_xlabel() for ax in axes] == ["", "", "key", "key"]
     assert axes[0].figure.get_suptitle() == "layer 0"
+
+
+def test_short_labels_lie_flat_and_long_ones_do_not():
+    flat = sf.plots.patching(np.eye(4))
+    assert {label.get_rotation() for label in flat.get_xticklabels()} == {0}
+    slanted = sf.plots.patching(np.eye(4), ["<|begin_of_text|>", "Mia", " has", " a"])
+    assert {label.get_rotation() for label in slanted.get_xticklabels()} == {45}
 
 
 def test_arrows_of_a_rope_circle_end_at_the_numbers():

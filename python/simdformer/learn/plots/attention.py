@@ -126,16 +126,20 @@ def attention_heads(
     labels = both_labels("attention_heads", cells.shape[1:], tokens, key_tokens)
     columns = max(1, min(columns, len(wanted)))
     rows = -(-len(wanted) // columns)
-    margin = 0.0 if labels == (None, None) else 0.75  # inches that the labels take
+    margin = 0.2 if labels == (None, None) else 0.95  # inches that the labels take
     side = min(2.6, (WIDEST - margin - 0.6) / columns)
     size = (side * columns + margin + 0.6, (side + 0.25) * rows + margin + 0.1)
     with axes_grid(ax, len(wanted), columns, size) as grid:
         for index, (axes, head) in enumerate(zip(grid, wanted, strict=True)):
             shown = draw_shares(axes, cells[head], labels)
             axes.set_title(f"head {head}")
-            if ax is None and index + columns < len(wanted):
+            if ax is not None or index + columns >= len(wanted):
+                axes.set_xlabel("key")
+            else:
                 axes.tick_params(labelbottom=False)
-            if ax is None and index % columns:
+            if ax is not None or index % columns == 0:
+                axes.set_ylabel("query")
+            else:
                 axes.tick_params(labelleft=False)
         share_bar(grid, shown)
         if ax is None and title is not None:

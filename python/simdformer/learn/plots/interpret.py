@@ -177,6 +177,7 @@ def token_losses(
         axes.set_xlim(-0.6, len(heights) - 0.4)
         axes.grid(True, axis="y", color=HIDDEN, linewidth=0.7)
         axes.set_ylabel("loss in nats")
+        axes.set_xlabel("orange: less than an even chance")
         mean = f"mean loss {heights.mean():.2f}, perplexity {np.exp(heights.mean()):.3g}"
         axes.set_title(mean if title is None else title)
         token_ticks(axes, labels, len(heights), "x")

@@ -45,6 +45,7 @@ HIDDEN = "#E4E4E4"  # the ground on which cells without a value stand
 
 WIDEST = 8.6  # inches: what a notebook shows without shrinking
 SMALLEST_TEXT, USUAL_TEXT = 6.0, 8.0  # points
+CHARACTER = 0.62  # how wide one is, as a part of its size
 LONGEST_LABEL = 14  # characters
 INVISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
@@ -228,7 +229,8 @@ def token_ticks(
 ) -> None:
     """Ticks for `count` cells along "x" or "y": tokens as labels, or positions where there are
     none. Where labels would touch they get smaller, then every second or third is left out. Those
-    along "x" are slanted where there is room, unless `upright`."""
+    along "x" lie flat where they are short, or are slanted where there is room, unless `upright`.
+    """
     axis = ax.xaxis if which == "x" else ax.yaxis
     if tokens is None:
         from matplotlib.ticker import MaxNLocator
@@ -242,13 +244,14 @@ def token_ticks(
     shown = range(0, count, every)
     turned: dict[str, Any] = {}
     if which == "x":
-        steep = upright or every * points < 1.6 * size
-        turned = {
-            "rotation": 90 if steep else 45,
-            "rotation_mode": "anchor",
-            "ha": "right",
-            "va": "center" if steep else "top",
-        }
+        longest = CHARACTER * size * max(len(visible_token(tokens[index])) for index in shown)
+        if not upright and longest < 0.9 * every * points:
+            angle, sides = 0, ("center", "top")
+        elif upright or every * points < 1.6 * size:
+            angle, sides = 90, ("right", "center")
+        else:
+            angle, sides = 45, ("right", "top")
+        turned = dict(zip(("ha", "va"), sides, strict=True), rotation=angle, rotation_mode="anchor")
     axis.set_ticks(
         list(shown),
         labels=[visible_token(tokens[index]) for index in shown],

@@ -9,6 +9,7 @@ import numpy as np
 
 from simdformer.functional import softmax
 from simdformer.learn.plots.look import (
+    CHARACTER,
     COLOURS,
     SMALLEST_TEXT,
     USUAL_TEXT,
@@ -197,6 +198,7 @@ def logit_lens(
         every = -(-layers // 16)
         rows = [0, *range(layers, every - 1, -every)]
         axes.set_yticks(rows, labels=["embed", *(f"layer {index - 1}" for index in rows[1:])])
+        axes.set_xlabel("behind the token")
         axes.set_title(
             "logit lens: the next token, as far as each layer knows" if title is None else title
         )
@@ -294,7 +296,7 @@ def text_size(axes: "Axes", columns: int, rows: int) -> float:
     """Points, so that the longest text fits into a cell."""
     box = axes.get_window_extent()
     scale = 72 / axes.figure.dpi
-    wide = scale * box.width / columns / (0.62 * CELL_CHARACTERS)
+    wide = scale * box.width / columns / (CHARACTER * CELL_CHARACTERS)
     high = 0.7 * scale * box.height / rows
     return float(np.clip(min(wide, high), SMALLEST_TEXT - 1, USUAL_TEXT))
 
