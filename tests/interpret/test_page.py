@@ -344,6 +344,9 @@ def test_hostile_text_stays_text(opened):
     assert tab("window.broken === undefined")
     shown = [span.get_property("textContent") for span in tab.all("#text span")]
     assert shown == [text or "∅" for text in HOSTILE]
+    places = [span.rect["x"] for span in tab.all("#text span")[5:]]
+    assert places == sorted(places)  # what turns the direction turns its own token alone
+    assert tab("document.scrollingElement.scrollWidth") <= 1400
     for at in range(len(HOSTILE)):
         tab.click(tab.all("#text span")[at] if at < 8 else tab.one("h1"))
     tab.click(tab.one("input[value=lines]"))

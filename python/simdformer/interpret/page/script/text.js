@@ -1,11 +1,13 @@
 // The text: each token coloured by what it is given, or by how well it was foretold.
 
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/; // the direction of what follows, too
 const spans = data.tokens.map((text, at) => {
   const span = make(
     "span",
     { role: "option", id: `token-${at}`, title: `${at}: ${label(text, 40)}` },
     text || "∅",
   );
+  span.classList.toggle("turns", TURNING.test(text));
   span.addEventListener("pointerenter", () => choose({ under: at }));
   span.addEventListener("pointerleave", () => choose({ under: null }));
   span.addEventListener("click", () => choose({ token: at }));
