@@ -1,6 +1,7 @@
 """`simdformer chat`, a conversation, and `simdformer trace`, every activation of a prompt."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -188,3 +189,36 @@ def test_trace_writes_a_file(command, tiny, tmp_path):
         assert set(found.files) == {*trace, "ids", "tokens", "model"}
         assert all(same_bits(found[name], trace[name]) for name in trace)
     assert sf.Trace.load(file).tokens == trace.tokens
+
+
+# ---- quantize ------------------------------------------------------------------------------------
+
+
+def test_a_model_is_written_in_few_bits(command, tmp_path):
+    out = tmp_path / "demo.gguf"
+    status, printed, err = command("quantize", "demo", out, "--type", "q4_0")
+    assert (status, err) == (0, "")
+    lines = [line.split() for line in printed.splitlines()]
+    assert lines[0] == ["tensors", "types", "error"]
+    kinds = ["token_embd", "attn_q", "attn_k", "attn_v", "attn_output"]
+    assert [line[0] for line in lines[1:6]] == kinds
+    assert all(line[1] == "q4_0" and 6 < float(line[2].rstrip("%")) < 10 for line in lines[1:6])
+    bits = 8 * out.stat().st_size / 1_443_456
+    assert printed.splitlines()[-1] == f"{out}: 896.4 KiB, {bits:.3g} bits a parameter"
+    status, shown, _ = command("info", out)
+    assert status == 0
+    assert re.search(r"^attention .*, q4_0$", shown, re.M)
+    assert re.search(r"^lm_head .*, q8_0$", shown, re.M)
+    expected = sf.from_pretrained(out).generate("Once", max_new_tokens=4)
+    assert command("run", out, "Once", "--max-new-tokens", 4)[1] == f"Once{expected}\n"
+
+
+def test_a_file_is_replaced_only_where_that_is_wanted(command, tmp_path):
+    out = tmp_path / "demo.gguf"
+    out.write_bytes(b"something else")
+    status, _, err = command("quantize", "demo", out)
+    assert (status, err) == (2, f"simdformer: error: {out} exists; --force replaces it\n")
+    assert out.read_bytes() == b"something else"
+    assert command("quantize", "demo", out, "--force", "--no-tokenizer")[0] == 0
+    status, shown, _ = command("info", out)
+    assert re.search(r"^tokenizer +none found$", shown, re.M)

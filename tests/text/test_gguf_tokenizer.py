@@ -32,7 +32,7 @@ def llama3_keys(file):
     """Llama 3's tokenizer.model as the converter stores it: for every token all pairs of tokens
     that make it, in the order of ranks."""
     original = sf.tokenizer.load(file)
-    ranks = original._ranks
+    ranks = original.ranks
     merges = []
     for token in ranks:
         pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
@@ -42,7 +42,7 @@ def llama3_keys(file):
     def spelled(token):
         return "".join(CHARACTER_OF_BYTE[byte] for byte in token)
 
-    special = list(original._special)
+    special = list(original.special)
     tokens = [*map(spelled, ranks), *special]
     types = [NORMAL] * len(ranks) + [CONTROL] * len(special)
     joined = [f"{spelled(left)} {spelled(right)}" for left, right in merges]
@@ -136,7 +136,7 @@ def test_gpt2_cuts_as_the_package_does(tmp_path):
     tokenizer = sf.tokenizer.load(written(tmp_path / "x.gguf", small_byte_level()))
     cuts = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in NASTY:
-        assert tokenizer._tokenizer.pre_tokenizer.pre_tokenize_str(text) == (
+        assert tokenizer.tokenizer.pre_tokenizer.pre_tokenize_str(text) == (
             cuts.pre_tokenize_str(text)
         )
 
@@ -145,7 +145,7 @@ def test_tekken_cuts_between_small_and_large_letters(tmp_path):
     tokenizer = sf.tokenizer.load(
         written(tmp_path / "x.gguf", small_byte_level(pre=(STRING, "tekken")))
     )
-    cut = tokenizer._tokenizer.pre_tokenizer.pre_tokenize_str("camelCase 123 ABc/\n")
+    cut = tokenizer.tokenizer.pre_tokenizer.pre_tokenize_str("camelCase 123 ABc/\n")
     assert [part for part, _ in cut] == ["camel", "Case", "Ġ", "1", "2", "3", "ĠABc", "/Ċ"]
 
 

@@ -30,7 +30,7 @@ from simdformer.checkpoints.gguf_config import (
 from simdformer.checkpoints.gguf_file import MAGIC, GGUFFile, StoredArray, read_gguf
 from simdformer.checkpoints.names import require
 
-__all__ = ["END_KEYS", "GGUF", "candidates", "id_of"]
+__all__ = ["END_KEYS", "GGUF", "all_tensors", "candidates", "id_of"]
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
@@ -79,7 +79,7 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
     """The model at `path`: a file, any part of one, or the directory that it is in."""
     path = first_part(find(path) if path.is_dir() else path)
     first = read_gguf(path)
-    tensors = dict(first.tensors) | other_parts(first)
+    tensors = all_tensors(first)
     with told_of(path):
         arch, architecture = architecture_of(first.metadata)
         divisors = tensors.pop(DIVISORS, None)
@@ -110,6 +110,11 @@ def first_part(path: Path) -> Path:
             f"no file {first.name!r} beside it", "all parts; download it too", file=path
         )
     return first
+
+
+def all_tensors(first: GGUFFile) -> dict[str, StoredTensor]:
+    """The tensors of all parts."""
+    return dict(first.tensors) | other_parts(first)
 
 
 def other_parts(first: GGUFFile) -> dict[str, StoredTensor]:

@@ -13,6 +13,7 @@ from simdformer.checkpoints.gguf_architectures import ARCHITECTURES, Architectur
 from simdformer.checkpoints.gguf_file import StoredArray
 from simdformer.checkpoints.names import check_rope, require
 from simdformer.models.config import ModelConfig, by_layer
+from simdformer.models.packing import Tensor
 
 __all__ = ["DIVISORS", "TOKENS", "architecture_of", "make_config"]
 
@@ -55,7 +56,7 @@ def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
 def make_config(
     arch: str,
     metadata: Mapping[str, Any],
-    weights: Mapping[str, StoredTensor],
+    weights: Mapping[str, Tensor],
     divisors: StoredTensor | None,
 ) -> ModelConfig:
     """The config of a model with such tensors (our names), and that of DIVISORS if there is one.
@@ -119,7 +120,7 @@ def shortest(value: Any) -> Any:
     return value
 
 
-def num_tokens(metadata: Mapping[str, Any], weights: Mapping[str, StoredTensor]) -> int:
+def num_tokens(metadata: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
     """Of the tokenizer; where there is none, of the embedding."""
     tokens, embed = metadata.get(TOKENS), weights.get("embed")
     if isinstance(tokens, StoredArray):

@@ -42,7 +42,7 @@ class HuggingFaceTokenizer(PieceTokenizer):
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self._file = tokenizer, file
+        self.tokenizer, self._file = tokenizer, file
         self._lock = threading.Lock()
         added = tokenizer.get_added_tokens_decoder()
         pieces, strips = pieces_of(tokenizer)
@@ -94,8 +94,8 @@ class HuggingFaceTokenizer(PieceTokenizer):
 
     def _encode(self, text: str, special: bool) -> list[int]:
         with self._lock, told_in_one_line(self._file, "a text that it cannot encode"):
-            self._tokenizer.encode_special_tokens = not special
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            self.tokenizer.encode_special_tokens = not special
+            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def check_ids(state: Mapping[str, Any], tokenizer: Any) -> None:

@@ -59,6 +59,7 @@ class Llama2cTokenizer(PieceTokenizer):
         ids: dict[bytes, int] = {}
         for id in range(FIRST_PIECE, len(pieces)):
             ids.setdefault(pieces[id], id)
+        self.pieces, self.scores = pieces, scores  # by id, as they stand in the file
         self._merges = ScoredMerges(ids, scores, range(FIRST_BYTE, FIRST_PIECE))
         super().__init__(
             dict(enumerate([*special, *byte_pieces, *pieces[FIRST_PIECE:]])),

@@ -24,7 +24,7 @@ class SentencePieceTokenizer(PieceTokenizer):
     whether a text begins with bos when nobody says otherwise."""
 
     def __init__(self, processor: Any, add_bos: bool = True) -> None:
-        self._processor = processor
+        self.processor = processor
         ids = range(processor.vocab_size())
         special = {id: processor.id_to_piece(id) for id in ids if processor.is_control(id)}
         self._special = {piece: id for id, piece in special.items()}
@@ -62,7 +62,7 @@ class SentencePieceTokenizer(PieceTokenizer):
         """Each part between control pieces ("<s>", "</s>") is encoded as a text of its own."""
         ids: list[int] = []
         for index, part in enumerate(self._special_pattern.split(text) if special else [text]):
-            ids += [self._special[part]] if index % 2 else self._processor.encode(part)
+            ids += [self._special[part]] if index % 2 else self.processor.encode(part)
         return ids
 
 

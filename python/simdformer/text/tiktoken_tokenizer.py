@@ -69,15 +69,15 @@ class TiktokenTokenizer(PieceTokenizer):
                 f"{missing[0]}",
                 "all of them, because any text may need them",
             )
-        self._ranks = ranks
-        self._special = {
+        self.ranks = ranks
+        self.special = {
             name: len(tokens) + index for index, name in enumerate(special_token_names())
         }
-        bos = self._special["<|begin_of_text|>"]
+        bos = self.special["<|begin_of_text|>"]
         super().__init__(
-            dict(enumerate([*tokens, *(name.encode() for name in self._special)])),
+            dict(enumerate([*tokens, *(name.encode() for name in self.special)])),
             bos_id=bos,
-            eos_ids=tuple(self._special[name] for name in ENDS),
+            eos_ids=tuple(self.special[name] for name in ENDS),
             front=[bos],
             special_ids=range(len(tokens), len(tokens) + NUM_SPECIAL),
         )
@@ -96,12 +96,12 @@ class TiktokenTokenizer(PieceTokenizer):
         return tiktoken.Encoding(
             "simdformer",
             pat_str=SPLIT,
-            mergeable_ranks=self._ranks,
-            special_tokens=self._special,
+            mergeable_ranks=self.ranks,
+            special_tokens=self.special,
         )
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        allowed, ids = set(self._special) if special else set(), []
+        allowed, ids = set(self.special) if special else set(), []
         for portion in portions(text):
             ids += self._encoding.encode(portion, allowed_special=allowed, disallowed_special=())
         return ids

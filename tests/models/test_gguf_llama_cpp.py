@@ -1,0 +1,89 @@
+"""llama.cpp opens the files that are written here, cuts texts into the same ids, and computes what
+we compute, as far as its own rounding of activations lets it."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+import tiny_models
+from simdformer.bench.llama_cpp import missing
+from simdformer.checkpoints.gguf_mixtures import MIXTURES
+from simdformer.text.quantizing import quantize_checkpoint
+
+TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+TEXTS = (TEXT, "It's 3.14, isn't it?\n\n  Straße 東京 🙂", "x = [1, 2]; y\t= x")
+# Its products are of activations in the weights' 16 bits, or in 8 bits a number.
+ERROR = {"f16": 2e-3, "bf16": 1e-2}
+OF_EIGHT_BITS = 3e-2
+NOT_THERE = missing()
+
+pytestmark = pytest.mark.skipif(NOT_THERE is not None, reason=str(NOT_THERE))
+
+
+@pytest.fixture
+def theirs():
+    """theirs(path) is the model in llama.cpp's hands."""
+    import llama_cpp
+
+    made = []
+
+    def opened(path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.append(
+                llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True)
+            )
+        return made[-1]
+
+    yield opened
+    for model in made:
+        model.close()
+
+
+def logits_of(model, ids):
+    model.reset()
+    model.eval(ids)
+    return np.array(model.scores[: len(ids)])
+
+
+def check_same(path, theirs, tolerance):
+    ours, other = sf.from_pretrained(path), theirs(path)
+    assert other.n_vocab() == ours.config.vocab_size
+    for text in TEXTS:
+        ids = ours.tokenizer.encode(text)
+        assert other.tokenize(text.encode(), add_bos=True, special=False) == ids
+    ids = ours.tokenizer.encode(TEXT)
+    found, needed = logits_of(other, ids), ours(ids)
+    assert np.sqrt(np.sum((found - needed) ** 2) / np.sum(needed**2)) < tolerance
+    # Where the two differ in what is likeliest, both found it as likely but for that error.
+    rows = np.arange(len(ids))
+    lost = needed.max(-1) - needed[rows, found.argmax(-1)]
+    assert lost.max() < 4 * tolerance * np.abs(needed).max()
+
+
+@pytest.mark.parametrize("type", MIXTURES)
+def test_the_demonstration_model_in_every_type(type, theirs, tmp_path):
+    quantize_checkpoint("demo", tmp_path / "demo.gguf", type)
+    check_same(tmp_path / "demo.gguf", theirs, ERROR.get(type, OF_EIGHT_BITS))
+
+
+@pytest.mark.parametrize("type", ["f16", "q4_k_m"])
+@pytest.mark.parametrize("name", ["llama3", "llama3.1", "qwen2", "qwen3"])
+def test_models_of_hugging_face(name, type, theirs, shared, tmp_path):
+    model = tiny_models.make(name, vocab_size=6400)
+    model.save_pretrained(tmp_path / "folder")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "folder" / file).symlink_to(shared / "data" / "minimind" / file)
+    quantize_checkpoint(tmp_path / "folder", tmp_path / "x.gguf", type)
+    check_same(tmp_path / "x.gguf", theirs, ERROR.get(type, OF_EIGHT_BITS))
+    chat = theirs(tmp_path / "x.gguf").metadata["tokenizer.chat_template"]
+    assert "<|im_start|>" in chat
+
+
+def test_a_conversation_of_ours_and_theirs_ends_at_the_same_ids(theirs, tmp_path):
+    quantize_checkpoint("demo", tmp_path / "demo.gguf", "q8_0")
+    ours, other = sf.from_pretrained(tmp_path / "demo.gguf"), theirs(tmp_path / "demo.gguf")
+    assert other.token_eos() in ours.tokenizer.eos_ids
+    assert other.token_bos() == ours.tokenizer.bos_id

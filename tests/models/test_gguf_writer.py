@@ -1,0 +1,336 @@
+"""GGUF files that are written here: as the gguf package reads them, as llama.cpp's converter makes
+them, and without a trace where something goes wrong."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import gguf_files
+import simdformer as sf
+import tiny_models
+from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
+from simdformer.checkpoints.gguf_file import StoredArray, read_gguf
+from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of
+from simdformer.models import ModelConfig, weight_shapes
+from simdformer.quantization.types import quantization_types
+from simdformer.text import tokenizer as tokenizers
+from simdformer.text.gguf_vocabulary import vocabulary_keys
+from simdformer.text.quantizing import quantize_checkpoint
+
+# Windows by layer and biases of the MLP, of which no file of these architectures speaks; and a
+# window as long as the longest text.
+OTHERS = ("qwen2-window", "qwen3-bias-window", "llama-mlp-bias", "mistral-no-window")
+KINDS = ("llama", "mistral", "qwen2", "qwen3")
+MODELS = [
+    name for name, (kind, _) in tiny_models.MODELS.items() if kind in KINDS and name not in OTHERS
+]
+IDS = np.random.default_rng(11).integers(0, 96, (2, 40))
+TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+OTHER_TEXTS = (
+    "The lighthouse keeper's daughter counted 1,234,567 stars -- didn't she?",
+    "  if (a<b && c[0] != '\\n') { return x_1 + 3.14e-10; }  // größer als 5°",
+    "Ça va? Größe Привет мир 東京 は 大きい 🚀🚀 \t\r\n end",
+)
+
+
+def loaded(reader):
+    return {tensor.name: tensor for tensor in reader.tensors}
+
+
+# ---- against the gguf package --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type", MIXTURES)
+def test_the_gguf_package_reads_what_we_read(type, tmp_path):
+    file = tmp_path / "demo.gguf"
+    made = quantize_checkpoint("demo", file, type)
+    reader, ours = gguf.GGUFReader(file), read_gguf(file)
+    assert made.nbytes == file.stat().st_size
+    assert os.listdir(tmp_path) == ["demo.gguf"]
+    theirs = loaded(reader)
+    assert theirs.keys() == ours.tensors.keys()
+    for name, tensor in ours.tensors.items():
+        assert tensor.offset == theirs[name].data_offset
+        kind = getattr(tensor, "type", {4: "f32", 2: type}[tensor.dtype.itemsize])
+        assert theirs[name].tensor_type.name.lower() == kind
+        values = gguf.quants.dequantize(theirs[name].data, theirs[name].tensor_type)
+        np.testing.assert_array_equal(np.asarray(tensor, np.float32), values)
+    for key, value in ours.metadata.items():
+        field = reader.fields[key].contents()
+        if isinstance(value, StoredArray):
+            value = value.texts() if value.kind == 8 else value.numbers().tolist()
+        assert field == value
+    model = sf.from_pretrained(file)
+    assert model.tokenizer.encode(TEXT) == sf.from_pretrained("demo").tokenizer.encode(TEXT)
+    assert len(model.generate("Once upon a time", max_new_tokens=8)) > 8
+
+
+def test_errors_are_those_of_the_tensors(tmp_path):
+    made = quantize_checkpoint("demo", tmp_path / "demo.gguf", "q4_0")
+    plain = read_checkpoint(sf.demo_path()).weights
+    few = read_checkpoint(tmp_path / "demo.gguf").weights
+    for kind, ours in {"attn_q": "wq", "ffn_down": "down", "token_embd": "embed"}.items():
+        names = [name for name in plain if name.split(".")[-1] == ours]
+        exact = np.stack([np.asarray(plain[name], np.float64) for name in names])
+        found = np.stack([np.asarray(few[name], np.float64) for name in names])
+        error = np.sqrt(np.sum((found - exact) ** 2) / np.sum(exact**2))
+        assert made.losses[kind] == (("q4_0",), pytest.approx(error, rel=1e-4))
+
+
+# ---- as llama.cpp's converter makes them ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tensors_and_keys_are_those_of_the_converter(name, tmp_path):
+    model = tiny_models.rounded(tiny_models.make(name), torch.float16)
+    model.save_pretrained(tmp_path / "folder")
+    gguf_files.write_model(tmp_path / "theirs.gguf", model, torch.float16)
+    quantize_checkpoint(tmp_path / "folder", tmp_path / "ours.gguf", "f16")
+    ours, theirs = (gguf.GGUFReader(tmp_path / f"{who}.gguf") for who in ("ours", "theirs"))
+    found, needed = loaded(ours), loaded(theirs)
+    assert found.keys() == needed.keys()
+    for tensor in needed:
+        assert found[tensor].tensor_type == needed[tensor].tensor_type or tensor.startswith("rope")
+        if tensor == "rope_freqs.weight":
+            np.testing.assert_allclose(found[tensor].data, needed[tensor].data, rtol=1e-6)
+        else:
+            np.testing.assert_array_equal(found[tensor].data, needed[tensor].data)
+    for key, field in theirs.fields.items():
+        if not key.startswith("GGUF."):
+            assert ours.fields[key].types == field.types, key
+            found_value, value = ours.fields[key].contents(), field.contents()
+            if isinstance(value, float):
+                assert found_value == pytest.approx(value, rel=1e-6), key
+            elif key not in ("general.name",):
+                assert found_value == value, key
+    logits = sf.from_pretrained(tmp_path / "ours.gguf")(IDS)
+    needed = tiny_models.logits(model, IDS)
+    assert np.abs(logits - needed).max() <= 1e-5 * np.abs(needed).max()
+
+
+def test_a_model_that_no_file_can_hold_is_refused_before_work_starts(tmp_path):
+    tiny_models.make("olmo2").save_pretrained(tmp_path / "folder")
+    with pytest.raises(CheckpointError) as caught:
+        quantize_checkpoint(tmp_path / "folder", tmp_path / "out.gguf", "q8_0")
+    assert str(caught.value).startswith(f"{tmp_path / 'folder'}: found a model with ")
+    assert "norm_placement = 'after'" in str(caught.value)
+    assert not (tmp_path / "out.gguf").exists()
+    with pytest.raises(ValueError, match="type is 'q3_x', needed is one of f16, bf16, q8_0"):
+        quantize_checkpoint("demo", tmp_path / "out.gguf", "q3_x")
+    with pytest.raises(FileNotFoundError):
+        quantize_checkpoint("demo", tmp_path / "missing" / "out.gguf")
+
+
+# ---- from GGUF to GGUF ---------------------------------------------------------------------------
+
+
+def test_a_file_is_written_again_in_another_type(tmp_path):
+    quantize_checkpoint("demo", tmp_path / "bf16.gguf", "bf16")
+    quantize_checkpoint(tmp_path / "bf16.gguf", tmp_path / "few.gguf", "q8_0")
+    quantize_checkpoint("demo", tmp_path / "direct.gguf", "q8_0")
+    again, direct = (read_gguf(tmp_path / f"{name}.gguf") for name in ("few", "direct"))
+    for name, tensor in direct.tensors.items():
+        np.testing.assert_array_equal(np.asarray(again.tensors[name]), np.asarray(tensor))
+    assert again.metadata.keys() == direct.metadata.keys()
+    assert again.metadata["general.file_type"] == 7
+    quantize_checkpoint(tmp_path / "few.gguf", tmp_path / "same.gguf", "q8_0")
+    same = read_gguf(tmp_path / "same.gguf").tensors["blk.3.attn_q.weight"]
+    np.testing.assert_array_equal(same.blocks(), again.tensors["blk.3.attn_q.weight"].blocks())
+    model = sf.from_pretrained(tmp_path / "same.gguf")
+    assert model.tokenizer.encode(TEXT) == sf.from_pretrained("demo").tokenizer.encode(TEXT)
+
+
+def test_a_model_may_be_written_without_its_tokenizer(tmp_path):
+    quantize_checkpoint("demo", tmp_path / "ids.gguf", "q8_0", tokenizer=False)
+    assert sf.from_pretrained(tmp_path / "ids.gguf").tokenizer is None
+
+
+# ---- mixtures ------------------------------------------------------------------------------------
+
+
+def layers_with(type, mixture, kind, layers=32):
+    return [
+        layer
+        for layer in range(layers)
+        if type
+        == type_of(
+            MIXTURES[mixture], f"blk.{layer}.{kind}.weight", (64, 512), layers=layers, is_last=False
+        )
+    ]
+
+
+@pytest.mark.parametrize("mixture", ["q4_k_m", "q5_k_m"])
+def test_half_of_the_layers_get_more_bits(mixture):
+    more = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
+    for kind in ("attn_v", "ffn_down"):
+        assert layers_with("q6_k", mixture, kind) == more
+    assert layers_with(mixture[:4], mixture, "attn_q") == list(range(32))
+    assert layers_with("q5_k", "q4_k_s", "attn_v") == [0, 1, 2, 3]
+    assert layers_with("q5_k", "q4_k_s", "ffn_down") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("mixture", "last"), [("q4_k_m", "q6_k"), ("q8_0", "q8_0"), ("q4_0", "q6_k")]
+)
+def test_the_last_matrix_has_more_bits(mixture, last):
+    for name in ("output.weight", "token_embd.weight"):
+        shape = (64, 512)
+        assert type_of(MIXTURES[mixture], name, shape, layers=4, is_last=True) == last
+
+
+@pytest.mark.parametrize(("width", "type"), [(256, "q4_k"), (96, "q5_0"), (40, "f16")])
+def test_rows_that_blocks_do_not_divide_get_another_type(width, type):
+    name = "blk.0.attn_q.weight"
+    assert type_of(MIXTURES["q4_k_m"], name, (8, width), layers=1, is_last=False) == type
+    norm = "blk.0.attn_norm.weight"
+    assert type_of(MIXTURES["q4_k_m"], norm, (width,), layers=1, is_last=False) == "f32"
+
+
+PUBLISHED = {  # layers, width, heads, heads of keys, inner width, vocabulary, tied
+    "Qwen3 0.6B": (28, 1024, 16, 8, 3072, 151936, True),
+    "Llama 3.2 3B": (28, 3072, 24, 8, 8192, 128256, True),
+    "Llama 3.1 8B": (32, 4096, 32, 8, 14336, 128256, False),
+    "Qwen3 14B": (40, 5120, 40, 8, 17408, 151936, False),
+    "Qwen3 32B": (64, 5120, 64, 8, 25600, 151936, False),
+}
+
+
+def gigabytes(model, mixture):
+    """What the weights take in memory."""
+    layers, width, heads, kv_heads, inner, vocabulary, tied = PUBLISHED[model]
+    config = ModelConfig(
+        hidden_size=width,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        max_seq_len=4096,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        rope_layout="half",
+        tie_embeddings=tied,
+    )
+    names, total = ARCHITECTURES["llama"].names("llama"), 0
+    last = "token_embd.weight" if tied else "output.weight"
+    for ours, shape in weight_shapes(config).items():
+        name = names.theirs(ours)
+        type = type_of(MIXTURES[mixture], name, shape, layers=layers, is_last=name == last)
+        if type in quantization_types():
+            total += sf.QuantizedWeight._size_of(type, *shape)
+        else:
+            total += int(np.prod(shape)) * (4 if type == "f32" else 2)
+    return total / 1e9
+
+
+def test_the_table_of_memory_is_what_the_types_take():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    start = next(at for at, line in enumerate(lines) if line[0] == "type")
+    models, rows = lines[start][2:], lines[start + 1 : start + 7]
+    assert models == list(PUBLISHED)
+    for mixture, _, *found in rows:
+        assert found == [f"{gigabytes(model, mixture):.2f}" for model in models]
+    assert [row[0] for row in rows] == ["bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+VOCABULARIES = {
+    "llama3": ("llama3/tokenizer.model", 128256),
+    "qwen2": ("qwen2/vocab.json", 151936),
+    "minimind": ("minimind/tokenizer.json", 6400),
+    "stories": ("stories260K/tok512.bin", 520),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_tokenizer_is_the_same_in_a_file(name, shared, tmp_path):
+    path, size = VOCABULARIES[name]
+    original = tokenizers.load(shared / "data" / path)
+    keys = vocabulary_keys(original, size, (), tmp_path)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")  # the package writes the same keys
+    for key, value in keys.items():
+        writer.add_key_value(key, *typed(value))
+    gguf_files.close(writer)
+    again = tokenizers.load(tmp_path / "x.gguf")
+    assert again.vocab_size == size
+    assert set(again.eos_ids) >= set(original.eos_ids)
+    for text in (TEXT, *OTHER_TEXTS):
+        assert again.encode(text) == original.encode(text)
+        assert again.decode(again.encode(text)) == original.decode(original.encode(text))
+
+
+def typed(value):
+    kinds = gguf.GGUFValueType
+    if isinstance(value, np.ndarray):
+        kind = kinds.FLOAT32 if value.dtype.kind == "f" else kinds.INT32
+        return value.tolist(), kinds.ARRAY, kind
+    if isinstance(value, list):
+        return value, kinds.ARRAY, kinds.STRING
+    return value, kinds.UINT32 if type(value) is int else kinds.get_type(value)
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_refused(shared, tmp_path):
+    state = (shared / "data" / "minimind" / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(
+        state.replace('"use_regex": true', '"use_regex": false').replace(
+            '"use_regex":true', '"use_regex":false'
+        )
+    )
+    with pytest.raises(CheckpointError) as caught:
+        vocabulary_keys(tokenizers.load(tmp_path), 6400, (), tmp_path)
+    assert "found a tokenizer that cuts texts by nothing" in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path))
+
+
+# ---- when something goes wrong -------------------------------------------------------------------
+
+
+def test_ctrl_c_leaves_no_file(tmp_path, monkeypatch):
+    calls = []
+
+    def interrupted(values, type):
+        calls.append(type)
+        if len(calls) == 5:
+            assert len(os.listdir(tmp_path)) == 1  # the part that is written
+            raise KeyboardInterrupt
+        return sf.quantize(values, type)
+
+    monkeypatch.setattr("simdformer.checkpoints.gguf_export.quantize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint("demo", tmp_path / "out.gguf", "q8_0")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_without_room_is_told_before_and_while_writing(tmp_path, monkeypatch):
+    out = tmp_path / "out.gguf"
+    usage = shutil.disk_usage
+
+    def nearly_full(path):
+        found = usage(path)
+        return found._replace(free=1000) if path == tmp_path else found
+
+    monkeypatch.setattr("shutil.disk_usage", nearly_full)
+    with pytest.raises(OSError, match=r"bytes are needed, 1000 are free: No space left") as caught:
+        quantize_checkpoint("demo", out, "q8_0")
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(out)
+    monkeypatch.undo()
+
+    def full(values, type):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("simdformer.checkpoints.gguf_export.quantize", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        quantize_checkpoint("demo", out, "q8_0")
+    assert caught.value.filename == str(out)
+    assert os.listdir(tmp_path) == []
