@@ -45,7 +45,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,14 +61,21 @@ class Program:
 
     of : the function or the class of layers that the program spells out; `check` then finds it
     axes : what the axes of the result are called, as far as they have a name, the last one last
+    tables : the variables that are computed in float32 at least, whatever dtype a model has
     """
 
     def __init__(
-        self, name: str, *, of: Callable[..., Any] | None = None, axes: tuple[str, ...] = ()
+        self,
+        name: str,
+        *,
+        of: Callable[..., Any] | None = None,
+        axes: tuple[str, ...] = (),
+        tables: Set[str] = frozenset(),
     ) -> None:
         self.name = name
         self.of = of
         self.axes = axes
+        self.tables = tables
         self.steps: dict[str, Step] = {}
         self.thinned: Thin | None = None
         self.defaults: dict[str, Any] = {}
@@ -122,6 +129,16 @@ class Tape:
         return next(touched, len(self.visited))
 
 
+class Rounding(Protocol):
+    """What rounding does to the arrays of a run."""
+
+    def of_input(self, x: Any) -> Any:
+        """An array as it comes in."""
+
+    def of_result(self, step: str, x: Any, table: bool) -> Any:
+        """What a step, by its full name, has left."""
+
+
 @dataclass
 class Run:
     """One evaluation: the dtype of its arithmetic, and the steps that are done otherwise.
@@ -131,8 +148,8 @@ class Run:
     run of the same program on the same variables, only what comes after the first of the steps
     `differing` from that run is computed. `tape` is this run's own; without `record` there is none.
 
-    `random` shows how much of a result is a matter of rounding: with it, everything that goes
-    through `array` or `rounded` is off by up to `rounding`, relatively, at random.
+    `rounding` shows how much of a result is a matter of rounding: every array that a step leaves
+    passes through it. See `check/rounding.py`.
     """
 
     dtype: Any
@@ -141,8 +158,7 @@ class Run:
     earlier: Tape | None = None
     differing: Set[str] = frozenset()
     record: bool = True
-    rounding: float = 0.0
-    random: np.random.Generator | None = None
+    rounding: Rounding | None = None
 
     def __post_init__(self) -> None:
         self.dtype = np.dtype(self.dtype).type
@@ -171,7 +187,10 @@ class Run:
             self._inside = (tape.visited[i], tape.nested[i])
             alike = old is not None and i == known and name not in self.differing
             self._pending = old.nested[i][:] if old is not None and alike else []
+            held = {} if self.rounding is None else vars(s).copy()
             self.replaced.get(name, step)(s)
+            if self.rounding is not None:
+                self.round_results(program, name, held, s)
         tape.after = self.variables(s)
         names.update(*tape.visited)
         tapes.append(tape)
@@ -195,13 +214,16 @@ class Run:
             return None
         if hasattr(x, "unpack"):
             x = x.unpack()
-        return self.rounded(np.asarray(x).astype(self.dtype, copy=False))
+        x = np.asarray(x).astype(self.dtype, copy=False)
+        return x if self.rounding is None else self.rounding.of_input(x)
 
-    def rounded(self, x: Any, at_most: float = 1.0) -> Any:
-        """x itself; or off by the `rounding` that is asked for, but at most by so much."""
-        if self.random is None:
-            return x
-        return x * (1 + min(self.rounding, at_most) * self.random.uniform(-1, 1, np.shape(x)))
+    def round_results(self, program: Program, name: str, held: dict[str, Any], s: Any) -> None:
+        """Rounds what a step has bound to names."""
+        assert self.rounding is not None
+        for variable, value in list(vars(s).items()):
+            if value is not held.get(variable):
+                table = variable in program.tables
+                setattr(s, variable, self.rounding.of_result(name, value, table))
 
 
 @dataclass(frozen=True)

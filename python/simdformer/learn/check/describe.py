@@ -4,10 +4,9 @@ each sentence is a property of the numbers, tested before it is said."""
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from simdformer.learn.check.compare import TOLERANCE, Float64, row_size
+from simdformer.learn.check.compare import Float64
 
 __all__ = ["described", "places"]
 
@@ -61,9 +60,7 @@ def _subset(bad: Any, length: int, name: str) -> str:
 # ---- what ----------------------------------------------------------------------------------------
 
 
-def described(
-    mine: Float64, right: Float64, same: Same, axes: tuple[str, ...], dtype: Any
-) -> list[str]:
+def described(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> list[str]:
     """Sentences about an array of the right shape. same(a, b): by the measure of the check."""
     if mine.size == 0 or mine.ndim == 0:
         return []
@@ -71,7 +68,7 @@ def described(
         for sentences in (_not_numbers, _size, _order, _offsets):
             if found := list(sentences(mine, right, same, axes)):
                 return found
-        return list(_rounding(mine, right, dtype))
+    return []
 
 
 def _name(axes: tuple[str, ...], axis: int, ndim: int) -> str:
@@ -241,23 +238,3 @@ def _offsets(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -
         elif mine.shape[-1] > 2 and same(mine, right + difference.mean(axis=-1, keepdims=True)):
             name = _name(axes, mine.ndim - 1, mine.ndim)
             yield f"a number of its own is added to each row, the same for every {name}"
-
-
-def _rounding(mine: Float64, right: Float64, dtype: Any) -> Iterator[str]:
-    """How much of a rounding it is, and whether the numbers are those of a smaller dtype."""
-    finite = np.isfinite(right) & np.isfinite(mine)
-    size = row_size(right)
-    error = np.where(finite, np.abs(mine - right), 0) / np.where(size > 0, size, 1)
-    worst = float(error.max(initial=0))
-    for small in (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
-        if TOLERANCE[small] <= TOLERANCE[np.dtype(dtype)]:
-            continue
-        if worst <= TOLERANCE[small]:
-            exact = mine.astype(small).astype(np.float64) == mine
-            known = (exact | ~finite).all()
-            yield (
-                f"the error is as large as {small} roundings are"
-                + (f", and all numbers are {small} numbers" if known else "")
-                + f": look for a place where {small} is used on the way"
-            )
-            return

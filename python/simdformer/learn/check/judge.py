@@ -1,6 +1,6 @@
 """`simdformer.check`: is this array right, and if not, which mistake was made?"""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,16 @@ from simdformer.learn.check.compare import (
     Comparison,
     coarsest,
     compare,
-    finfo,
     float_dtypes,
     numbers,
 )
 from simdformer.learn.check.describe import described, places
+from simdformer.learn.check.evidence import Evidence, Verdict, also, is_rounding, rounded
 from simdformer.learn.check.operation import Asked, Call, as_array, bind
 from simdformer.learn.check.remarks import remarks
 from simdformer.learn.check.report import Report, Where
-from simdformer.learn.check.search import (
-    SAMPLE,
-    WHOLE,
-    Explanation,
-    Problem,
-    Search,
-    evaluate,
-    spread,
-)
+from simdformer.learn.check.rounding import coarser
+from simdformer.learn.check.search import WHOLE, Explanation, Problem
 from simdformer.learn.check.shapes import changes, parts
 
 __all__ = ["Check", "check"]
@@ -101,17 +94,14 @@ class Check:
         shapes = [(a.shape, b.shape) for a, b in zip(self.mine, right, strict=True)]
         if misshapen := [i for i, (a, b) in enumerate(shapes) if a != b]:
             return self.misshapen(right, misshapen[0])
-        found = self.compare(self.mine, right)
-        if not all(c.ok for c in found) and self.rtol is None and self.call.program is not None:
-            found = self.compare(self.mine, right, self.spreads(right))
-        ok = all(c.ok for c in found)
+        verdict = self.verdict(right)
+        ok, found = verdict.ok, verdict.found
         worst = max(range(len(found)), key=lambda i: (not found[i].ok, found[i].excess), default=0)
-        explanations = () if ok else self.search(self.mine)
         axes = self.axes(worst)
         where, seen = None, []
         if not ok:
             where = _where(found[worst], self.mine[worst], right[worst], worst, axes)
-        if not ok and not explanations:
+        if not ok and not verdict.explanations:
             seen = self.describe(worst, right[worst])
         if not ok and len(found) > 1 and sum(not c.ok for c in found) < len(found):
             good = [str(i) for i, c in enumerate(found) if c.ok]
@@ -124,8 +114,8 @@ class Check:
             max_abs=max(c.max_abs for c in found),
             max_rel=max(float(c.relative.max(initial=0)) for c in found),
             where=where,
-            explanations=explanations,
-            remarks=remarks(self.call, self.mine, ok),
+            explanations=verdict.explanations,
+            remarks=verdict.remarks + remarks(self.call, self.mine, ok),
             observations=tuple(seen),
             mine=numbers(self.mine[worst]),
             right=numbers(right[worst]),
@@ -150,43 +140,57 @@ class Check:
             for i, (a, b) in enumerate(zip(mine, right, strict=True))
         ]
 
-    def spreads(self, right: list[Any]) -> Any:
-        """How far rounding may take each row. Of a large problem a sample is looked at, and its
-        most sensitive row stands for all."""
-        problem = self.problem(right)
-        small = problem.sampled(WHOLE)
-        small = small if small is problem else problem.sampled(SAMPLE)
-        eps = float(finfo(self.coarsest).eps)
-        try:
-            moved = spread(lambda run: evaluate(run, small) or [], {}, eps)
-        except ValueError:
-            return None
-        if small is problem and len(moved) == len(right):
-            return moved
-        sizes = self.compare(small.mine, small.mine)
-        return [
-            c.size * float(np.max(x / np.where(b.size == 0, 1, b.size), initial=0))
-            for c, b, x in zip(self.compare(right, right), sizes, moved, strict=True)
-        ]
+    # ---- right or wrong --------------------------------------------------------------------------
 
-    # ---- the mistake -----------------------------------------------------------------------------
-
-    def problem(self, mine: list[Any]) -> Problem:
-        assert self.call.program is not None
-        return Problem(self.call.program, self.call.variables, mine)
-
-    def search(self, mine: list[Any], pairs: bool = True) -> tuple[Explanation, ...]:
+    def verdict(self, right: list[Any]) -> Verdict:
+        """What needs the least rounding to be true: see `evidence`."""
+        found = self.compare(self.mine, right)
+        ok = all(c.ok for c in found)
         if self.call.program is None:
-            return ()
+            return Verdict(ok, found)
+        evidence = self.evidence(self.mine)
+        if self.rtol is not None:
+            return Verdict(ok, found, () if ok else self.known(evidence) or self.pairs(evidence))
+        if ok:
+            return (
+                Verdict(True, found) if self.call.is_quantized else evidence.doubted(right, found)
+            )
+        found = self.compare(self.mine, right, evidence.spreads(right, self.coarsest))
+        if all(c.ok for c in found):
+            return Verdict(True, found)
+        return self.of_wrong(evidence, right, found)
+
+    def of_wrong(self, evidence: Evidence, right: list[Any], found: list[Comparison]) -> Verdict:
+        """An error that is larger than those of the dtypes which took part."""
+        exactly = self.known(evidence)
+        if exactly and not all(map(is_rounding, exactly)):
+            return Verdict(False, found, exactly)
+        for few in coarser(self.coarsest):
+            known = exactly or evidence.near(few)
+            if evidence.is_rounding(right, few):
+                said = rounded(evidence.called(right, few), self.coarsest)
+                return Verdict(True, found, exactly, (said, *(() if exactly else also(known))))
+            if known and not exactly:
+                return Verdict(False, found, known)
+        return Verdict(False, found, exactly or self.pairs(evidence))
+
+    def evidence(self, mine: list[Any]) -> Evidence:
+        assert self.call.program is not None
         own = coarsest(float_dtypes(self.mine))
         inputs = coarsest(float_dtypes(self.call.inputs))
-        small = own.itemsize == 2
-        dtypes = [np.dtype(np.float32), own] if small else [own]
+        dtypes = [np.dtype(np.float32), own] if own.itemsize == 2 else [own]
         if own == np.float64 and inputs != np.float64:
             dtypes.append(np.dtype(np.float32))
-        search = Search(dtypes, self.tolerance, self.coarsest)
-        search.seconds = search.seconds if pairs else 0.0
-        return search(replace(self.problem(mine), until=self.until))
+        longest = max((n for x in self.call.inputs for n in np.shape(x)[-2:]), default=1)
+        problem = Problem(self.call.program, self.call.variables, mine, self.until)
+        return Evidence(problem, dtypes, self.tolerance, self.coarsest, longest)
+
+    def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
+        """What explains the array without any other rounding than that of its dtype."""
+        return evidence.known()
+
+    def pairs(self, evidence: Evidence) -> tuple[Explanation, ...]:
+        return evidence.search.pairs()
 
     def misshapen(self, right: list[Any], i: int) -> Report:
         """Wrong shapes: what was done to the axes, then what else is wrong."""
@@ -202,11 +206,13 @@ class Check:
                     return ((known,),)
             for known in parts(mine, right[i], same):
                 return ((known,),)
-            if found := self.search(self.mine, pairs=False):
+            if self.call.program is None:
+                return ()
+            if found := self.known(self.evidence(self.mine)):
                 return found
             for known, undone in tries:
                 others = [*self.mine[:i], undone, *self.mine[i + 1 :]]
-                if found := self.search(others, pairs=False):
+                if found := self.known(self.evidence(others)):
                     return tuple((known, *group) for group in found)
             return ()
 
@@ -234,7 +240,7 @@ class Check:
                     return False
             return self.compare([a], [b])[0].ok
 
-        return described(numbers(self.mine[i]), numbers(right), same, self.axes(i), self.coarsest)
+        return described(numbers(self.mine[i]), numbers(right), same, self.axes(i))
 
     def axes(self, i: int) -> tuple[str, ...]:
         """The names of the axes of result number i."""

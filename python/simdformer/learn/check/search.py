@@ -2,24 +2,36 @@
 other, then two at a time."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from simdformer.learn.check.compare import compare, finfo, numbers, row_size
+from simdformer.learn.check.compare import TOLERANCE, compare, numbers
+from simdformer.learn.check.rounding import BF16, F32, F64, Noise
 from simdformer.learn.program import CATALOGUE, Mistake, Program, Run, Step, Tape, Variation
 
-__all__ = ["SAMPLE", "WHOLE", "Explanation", "Problem", "Search", "as_list", "evaluate", "spread"]
+__all__ = [
+    "BETTER",
+    "SAMPLE",
+    "WHOLE",
+    "Explanation",
+    "Problem",
+    "Search",
+    "as_list",
+    "distance",
+    "evaluate",
+]
 
 Explanation = tuple[Mistake, ...]  # one mistake, or two that are made together
 
 SAMPLE = 30_000  # numbers in the largest array of a run: about a millisecond
 WHOLE = 1_000_000  # in larger ones, mistakes that reach across the whole array go unrecognised
 NEAR = 100.0  # times what is allowed: rounding may explain this much, more it does not
-SAMPLES = 4  # of what rounding does
+FEW = 6  # mistakes that come near, which are looked at closely
+BETTER = 4.0  # times as exact as the right answer, where rounding would explain that as well
 PROBES = 64  # numbers of an array that are looked at first
 INFORMATION = 8  # different numbers that an array must hold to tell one pair from another
 
@@ -44,7 +56,7 @@ class Problem:
             return self
         variables, part = fewer
         kept = part(self.mine[0] if len(self.mine) == 1 else tuple(self.mine))
-        return Problem(self.program, variables, as_list(kept), self.until)
+        return replace(self, variables=variables, mine=as_list(kept))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,21 +72,18 @@ def as_list(out: Any) -> list[Any]:
     return list(out) if isinstance(out, tuple | list) else [out]
 
 
-def spread(run: Callable[[Run], list[Any]], replaced: Mapping[str, Step], eps: float) -> Any:
-    """How far each row of each result moves when everything is rounded to eps: arrays (..., 1).
-
-    Three to eight times the usual distance: a sum of many numbers is rounded many times.
-    """
-    exact = run(Run(np.float64, replaced, record=False))
-    moved = [np.zeros_like(row_size(numbers(x))) for x in exact]
-    random = np.random.default_rng(1)
-    for _ in range(SAMPLES):
-        wobbly = run(Run(np.float64, replaced, record=False, rounding=eps, random=random))
-        for i, (x, y) in enumerate(zip(exact, wobbly, strict=True)):
-            with np.errstate(all="ignore"):
-                moved[i] = np.hypot(moved[i], row_size(numbers(y) - numbers(x)))
-    times = (3 if eps > 1e-4 else 8) / np.sqrt(SAMPLES)
-    return [times * x for x in moved]
+def distance(mine: list[Any], other: list[Any]) -> float:
+    """Root mean square of the differences, relative to the rows of `other`; infinite where only one
+    of them is a number."""
+    total, count = 0.0, 0
+    for a, b in zip(mine, other, strict=True):
+        if np.shape(a) != np.shape(b):
+            return float("inf")
+        with np.errstate(all="ignore"):
+            error = compare(a, b, 0.0, F64).relative
+            total += float(np.square(error).sum())
+        count += error.size
+    return float(np.sqrt(total / max(count, 1)))
 
 
 class Target:
@@ -89,17 +98,22 @@ class Target:
             allowed = (here.allowed + np.zeros_like(here.error)).ravel()[at]
             self.probes.append((at, numbers(x.ravel()[at]), allowed))
 
+    @property
+    def near(self) -> float:
+        """Times what is allowed: rounding may explain this much, more it does not."""
+        return NEAR * max(1.0, TOLERANCE[BF16] / self.rtol) if self.rtol else NEAR
+
     def distance(self, other: list[Any], spreads: Any = None) -> float:
         """0 where they are as good as equal; else how many times what is allowed they are off, or
-        more than NEAR; infinite when shapes differ."""
+        more than `near`; infinite when shapes differ."""
         if [x.shape for x in self.results] != [x.shape for x in other]:
             return float("inf")
         with np.errstate(all="ignore"):
             for x, (at, values, allowed) in zip(other, self.probes, strict=True):
                 there = numbers(x.ravel()[at])
-                off = np.abs(there - values) > 2 * NEAR * allowed
+                off = np.abs(there - values) > 2 * self.near * allowed
                 if (off | (np.isnan(there) != np.isnan(values))).any() and spreads is None:
-                    return 2 * NEAR
+                    return 2 * self.near
         return max(
             (
                 compare(
@@ -115,38 +129,76 @@ class Target:
 class Search:
     """Looks for the variations of a program that give the results.
 
+    problem : the program, and the results
     dtypes : those in which to make the mistakes, the learner's own first
     rtol, coarsest : as for `compare`
+    longest : numbers in the longest sum, for what rounding does
     seconds : of this thread's work, after which no more pairs are tried
     """
 
+    problem: Problem
     dtypes: list[Any]
     rtol: float
     coarsest: np.dtype[Any]
+    longest: int = 1
     seconds: float = 2.0
+    _trials: dict[Any, list[Trial]] = field(default_factory=dict)
 
-    def __call__(self, problem: Problem) -> tuple[Explanation, ...]:
-        """Everything that fits equally well: one mistake, else two."""
-        sample, whole = problem.sampled(SAMPLE), problem.sampled(WHOLE)
-        for dtype in reversed(self.dtypes):  # the first one's trials are needed again
-            trials = self.trials(sample, dtype)
-            if found := self.singles(sample, trials, dtype, whole):
+    @cached_property
+    def sample(self) -> Problem:
+        return self.problem.sampled(SAMPLE)
+
+    @cached_property
+    def whole(self) -> Problem:
+        return self.problem.sampled(WHOLE)
+
+    def singles(self) -> tuple[Explanation, ...]:
+        """Every single mistake that gives the results, up to rounding to the coarsest dtype."""
+        for dtype in self.dtypes[::-1]:
+            if found := self._singles(self.sample, self.trials(self.sample, dtype), dtype):
                 return found
-        if sample is not problem and whole is problem:
-            everywhere = self.trials(whole, self.dtypes[0])
-            if found := self.singles(whole, everywhere, self.dtypes[0], whole):
-                return found
-        if self.seconds <= 0 or _information(sample.mine) < INFORMATION:
-            return ()
-        return self.pairs(sample, trials, self.dtypes[0], whole)
+        if self.sample is not self.problem and self.whole is self.problem:
+            dtype = self.dtypes[0]
+            return self._singles(self.whole, self.trials(self.whole, dtype), dtype)
+        return ()
+
+    def nearest(self, level: np.dtype[Any]) -> tuple[Explanation, ...]:
+        """Every single mistake that gives the results up to rounding to a coarser dtype, and much
+        more exactly than the right answer does."""
+        dtype = self.dtypes[0]
+        tried = sorted(self.trials(self.sample, dtype), key=lambda trial: trial.distance)
+        tried = [one for one in tried[:FEW] if one.distance < self.target(self.sample).near]
+        return tuple(
+            (one.variation.mistake,)
+            for one in tried
+            if self.is_better(one.variation.replaces)
+            and self.fits(self.sample, one.variation.replaces, dtype, level)
+        )
+
+    def is_better(self, replaced: Mapping[str, Step]) -> bool:
+        """Whether steps done otherwise give the results more exactly than those that are right."""
+        off = [
+            float("inf") if out is None else distance(self.sample.mine, out)
+            for out in (
+                evaluate(Run(np.float64, steps, record=False), self.sample)
+                for steps in (replaced, {})
+            )
+        ]
+        return off[0] * BETTER <= off[1]
 
     def trials(self, problem: Problem, dtype: Any) -> list[Trial]:
         """Every mistake that changes the result, made alone."""
+        key = id(problem), np.dtype(dtype)
+        if key not in self._trials:
+            self._trials[key] = self._tried(problem, dtype)
+        return self._trials[key]
+
+    def _tried(self, problem: Problem, dtype: Any) -> list[Trial]:
         base = Run(dtype)
         right = evaluate(base, problem)
         if right is None or base.tape is None:
             return []
-        mine, right_one = self.target(problem.mine), self.target(right)
+        mine, right_one = self.target(problem), self.target(replace(problem, mine=right))
         found = []
         for variation in CATALOGUE.among(base.visited):
             steps = variation.steps
@@ -157,26 +209,33 @@ class Search:
                 found.append(Trial(variation, mine.distance(out), starts))
         return found
 
-    def singles(
-        self, problem: Problem, trials: list[Trial], dtype: Any, whole: Problem
+    def _singles(
+        self, problem: Problem, trials: list[Trial], dtype: Any
     ) -> tuple[Explanation, ...]:
         found = [
             trial.variation
             for trial in trials
-            if trial.distance == 0 and self.fits(whole, trial.variation.replaces, dtype)
+            if trial.distance == 0 and self.fits(self.whole, trial.variation.replaces, dtype)
         ]
         if not found:
-            near = [trial.variation for trial in trials if 0 < trial.distance < NEAR]
-            found = [one for one in near if self.fits(problem, one.replaces, dtype, rounding=True)]
+            near = sorted(trials, key=lambda trial: trial.distance)[:FEW]
+            found = [
+                one.variation
+                for one in near
+                if 0 < one.distance < NEAR
+                and self.fits(problem, one.variation.replaces, dtype, self.coarsest)
+            ]
         return tuple((variation.mistake,) for variation in found)
 
-    def pairs(
-        self, problem: Problem, trials: list[Trial], dtype: Any, whole: Problem
-    ) -> tuple[Explanation, ...]:
+    def pairs(self) -> tuple[Explanation, ...]:
         """Two mistakes at once, those that are made often first. The second is made on what is
         known from making the first alone, so that only what both change is computed."""
+        problem, dtype = self.sample, self.dtypes[0]
+        if self.seconds <= 0 or _information(problem.mine) < INFORMATION:
+            return ()
+        trials = self.trials(problem, dtype)
         until = time.thread_time() + self.seconds
-        mine = self.target(problem.mine)
+        mine = self.target(problem)
         right = Run(dtype)
         evaluate(right, problem)
 
@@ -204,37 +263,41 @@ class Search:
             out = evaluate(
                 Run(dtype, both, earlier=tape(one), differing=steps, record=False), problem
             )
-            off = NEAR if out is None else mine.distance(out)
-            if off == 0 and self.fits(whole, both, dtype):
+            off = mine.near if out is None else mine.distance(out)
+            if off == 0 and self.fits(self.whole, both, dtype):
                 found.append((one.variation.mistake, other.variation.mistake))
-            elif 0 < off < NEAR:
+            elif 0 < off < mine.near:
                 near.append((off, (one.variation.mistake, other.variation.mistake), both))
         if not found:
             nearest = sorted(near, key=lambda pair: pair[0])[:3]
-            found = [x for _, x, both in nearest if self.fits(problem, both, dtype, rounding=True)]
+            finest = F32 if self.coarsest == F64 else self.coarsest
+            found = [x for _, x, both in nearest if self.fits(problem, both, dtype, finest)]
         return tuple(found)
 
-    def target(self, results: list[Any]) -> Target:
-        return Target(results, self.rtol, self.coarsest)
+    def target(self, problem: Problem) -> Target:
+        return Target(problem.mine, self.rtol, self.coarsest)
 
     def fits(
-        self, problem: Problem, replaced: Mapping[str, Step], dtype: Any, rounding: bool = False
+        self,
+        problem: Problem,
+        replaced: Mapping[str, Step],
+        dtype: Any,
+        level: np.dtype[Any] | None = None,
     ) -> bool:
-        """Whether these steps give the results; with rounding, up to what rounding to so many bits
-        changes."""
+        """Whether these steps give the results; up to what rounding to `level` changes, if that is
+        given."""
         out = evaluate(Run(dtype, replaced, record=False), problem)
         if out is None:
             return False
         spreads = None
-        if rounding:
-            eps = float(finfo(self.coarsest).eps)
-            try:
-                spreads = spread(lambda run: evaluate(run, problem) or [], replaced, eps)
-            except ValueError:  # it cannot be computed in float64
+        if level is not None:
+            spreads = self.noise(problem, replaced).spreads(level)
+            if spreads is None:  # it cannot be computed in float64
                 return False
-            if len(spreads) != len(out):  # it is late
-                return False
-        return self.target(problem.mine).distance(out, spreads) == 0
+        return self.target(problem).distance(out, spreads) == 0
+
+    def noise(self, problem: Problem, replaced: Mapping[str, Step]) -> Noise:
+        return Noise(lambda run: evaluate(run, problem), replaced, self.longest)
 
 
 def _in_order(trials: list[Trial]) -> Iterator[tuple[Trial, Trial]]:

@@ -15,7 +15,12 @@ from simdformer.learn.mistakes.rope_frequencies import LAYOUT, ROPE, rope_freque
 from simdformer.learn.mistakes.sampling import rows_of
 from simdformer.learn.program import Program, State, mistake
 
-rope = Program("rope", of=functional.rope, axes=("head", "position", "channel"))
+rope = Program(
+    "rope",
+    of=functional.rope,
+    axes=("head", "position", "channel"),
+    tables={"inv_freq", "positions", "angles"},
+)
 
 TURNED = "Write first * cos - second * sin and second * cos + first * sin."
 
@@ -51,8 +56,8 @@ def position(s: State) -> None:
 
 @rope.step
 def angle(s: State) -> None:
-    """(T, D/2), or (B, T, D/2). Nobody computes angles in 16 bits and is right."""
-    s.angles = s.run.rounded(s.positions[..., None] * s.inv_freq, 2.0**-23)
+    """(T, D/2), or (B, T, D/2)"""
+    s.angles = s.positions[..., None] * s.inv_freq
 
 
 @rope.step
@@ -86,7 +91,7 @@ def turn(s: State) -> None:
     s.out[..., s.second] = b * s.cos + a * s.sin
 
 
-given = Program("inv_freq")
+given = Program("inv_freq", tables={"out"})
 
 
 @given.step

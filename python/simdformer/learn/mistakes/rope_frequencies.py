@@ -21,7 +21,12 @@ from simdformer.reference import (
 ROPE, SCALING = "02 §5", "03 §12"
 LAYOUT, CACHE = "03 §10", "03 exercise 3"
 
-rope_frequencies = Program("rope_frequencies", of=functional.rope_frequencies, axes=("pair",))
+rope_frequencies = Program(
+    "rope_frequencies",
+    of=functional.rope_frequencies,
+    axes=("pair",),
+    tables={"exponents", "inv_freq", "out"},
+)
 
 
 @rope_frequencies.step
@@ -48,7 +53,7 @@ def result(s: State) -> None:
     s.out = RopeFrequencies(s.inv_freq, s.attention_factor)
 
 
-rope_scaling = Program("rope_scaling")
+rope_scaling = Program("rope_scaling", tables={"scaled"})
 RULES = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}
 
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from simdformer.learn.check.compare import TOLERANCE, compare, numbers
 from simdformer.learn.check.report import Report
+from simdformer.learn.check.rounding import BF16, F16, F32
 from simdformer.learn.trace.aliases import Place, heads_of, near, place
 from simdformer.learn.trace.axes import View, array_of, needed_shape, views
-from simdformer.learn.trace.question import BF16, F16, F32, Activation, Glance, Thorough
+from simdformer.learn.trace.question import Activation, Glance, Thorough
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps, layer_of
 from simdformer.models.config import ModelConfig
@@ -135,14 +136,15 @@ class Examination:
         self.config = transformer.config
         self.aliases = aliases
         self.known: dict[str, Any] = {}
+        self.remarks: list[str] = []
 
     def of(self, mine: Mapping[Any, Any]) -> TraceReport:
         entries, unknown, weights = self.sorted(mine)
         names = [str(entry.place) for entry in entries]
         there = {entry.place.name for entry in entries}
         missing = tuple(name for name in trace_names(self.config) if name not in there)
-        remarks = tuple(f"{key!r} is a weight, no activation, and is left out" for key in weights)
-        found = TraceReport((), unknown=unknown, missing=missing, remarks=remarks)
+        self.remarks += [f"{key!r} is a weight, no activation, and is left out" for key in weights]
+        found = TraceReport((), unknown=unknown, missing=missing)
         for number, entry in enumerate(entries):
             view, wrong = self.judged(entry)
             if view is None or wrong is not None:
@@ -153,9 +155,10 @@ class Examination:
                     report=wrong,
                     after=tuple(self.steps.border(entry.place.name, self.known)),
                     not_checked=tuple(names[number + 1 :]),
+                    remarks=tuple(self.remarks),
                 )
             self.learn(entry.place.name, entry.array, view)
-        return replace(found, checked=tuple(names))
+        return replace(found, checked=tuple(names), remarks=tuple(self.remarks))
 
     def sorted(
         self, mine: Mapping[Any, Any]
@@ -224,6 +227,9 @@ class Examination:
         reports = []
         for view in found:
             reports.append(self.explained(entry, view))
+            if reports[-1].ok:
+                self.remarks += [f"{called(entry)}: {remark}" for remark in reports[-1].remarks]
+                return view, None
             if reports[-1].diagnosis:
                 return None, reports[-1]
         return None, reports[min(best, WAYS - 1)]
@@ -249,6 +255,8 @@ class Examination:
             num_layers=self.config.num_layers,
             until=until,
         ).report()
+        if report.ok:
+            return report
         report = replace(report, remarks=())
         if report.diagnosis or time.monotonic() < until:
             return report

@@ -1,21 +1,20 @@
 """One activation of a trace as a question for `check`, with the mistakes of whole models."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from simdformer.learn.check.compare import TOLERANCE, compare, finfo
+from simdformer.learn.check.compare import TOLERANCE
+from simdformer.learn.check.evidence import Evidence, Verdict
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.operation import Asked
-from simdformer.learn.check.search import Explanation, evaluate, spread
+from simdformer.learn.check.rounding import F32
+from simdformer.learn.check.search import Explanation, Problem, evaluate
 from simdformer.learn.mistakes.model_weights import STEPS, called, using
 from simdformer.learn.program import Mistake, Run
 
 __all__ = ["Activation", "Glance", "Thorough"]
-
-F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,12 @@ class Activation(Asked):
 class Glance(Check):
     """Right or wrong, without asking why."""
 
-    def search(self, mine: list[Any], pairs: bool = True) -> tuple[Explanation, ...]:
-        return ()
+    def verdict(self, right: list[Any]) -> Verdict:
+        found = self.compare(self.mine, right)
+        if not all(c.ok for c in found):
+            spreads = self.evidence(self.mine).spreads(right, self.coarsest)
+            found = self.compare(self.mine, right, spreads)
+        return Verdict(all(c.ok for c in found), found)
 
     def describe(self, i: int, right: Any) -> list[str]:
         return []
@@ -46,7 +49,7 @@ class Glance(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Thorough(Check):
-    """Looks for weights of other layers too, and for arithmetic of few bits.
+    """Looks for weights of other layers too.
 
     weights : the names of those that take part
     layer : the one that the activation belongs to, if it does
@@ -57,15 +60,12 @@ class Thorough(Check):
     layer: int | None
     num_layers: int
 
-    def search(self, mine: list[Any], pairs: bool = True) -> tuple[Explanation, ...]:
-        found = super().search(mine, pairs=False) or self.of_other_layers(mine)
-        if found or (found := self.of_few_bits(mine)) or not pairs:
-            return found
-        return super().search(mine)
+    def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
+        return super().known(evidence) or self.of_other_layers(evidence.problem)
 
-    def of_other_layers(self, mine: list[Any]) -> tuple[Explanation, ...]:
+    def of_other_layers(self, problem: Problem) -> tuple[Explanation, ...]:
         """Weights of another layer than the first, which is in the catalogue."""
-        problem, found = replace(self.problem(mine), until=self.until), []
+        mine, found = problem.mine, []
         dtype = mine[0].dtype if mine[0].dtype in TOLERANCE else F32
         for weight in self.weights:
             for index in range(1, self.num_layers):
@@ -77,17 +77,6 @@ class Thorough(Check):
                     found.append((wrong_layer(weight, index),))
         return tuple(found)
 
-    def of_few_bits(self, mine: list[Any]) -> tuple[Explanation, ...]:
-        """Whether an array of many bits is right as far as one of few goes."""
-        problem = self.problem(mine)
-        for few in (F16, BF16):
-            if TOLERANCE[few] <= self.tolerance:
-                continue
-            (moved,) = spread(lambda run: evaluate(run, problem) or [], {}, float(finfo(few).eps))
-            if compare(mine[0], self.call.right()[0], self.tolerance, self.coarsest, moved).ok:
-                return ((few_bits(str(few)),),)
-        return ()
-
 
 def wrong_layer(weight: str, index: int) -> Mistake:
     return Mistake(
@@ -97,14 +86,4 @@ def wrong_layer(weight: str, index: int) -> Mistake:
         "was taken.",
         "Take the index of the layer that is being computed.",
         "02 §8",
-    )
-
-
-def few_bits(name: str) -> Mistake:
-    return Mistake(
-        f"model.{name}",
-        f"it is right only as far as {name} goes: somewhere on the way it was rounded to that",
-        f"A norm, a softmax or a product was computed in {name}, or its result stored in it.",
-        f"Compute in float32 and go back to {name} only to store; sums, norms and softmax need it.",
-        "02 §4",
     )

@@ -1,0 +1,274 @@
+"""A wrong constant: the one scale, eps, theta, temperature or softcap with which the operation
+gives this array, found by least squares."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.check.compare import Float64, numbers, row_size
+from simdformer.learn.check.rounding import BF16, F16, F32
+from simdformer.learn.check.search import BETTER, Explanation, Problem, evaluate
+from simdformer.learn.mistakes.attention import default_scale
+from simdformer.learn.program import Mistake, Program, Run, State, Step, Tape
+
+__all__ = ["Fit", "fits"]
+
+REACH = np.linspace(-12, 12, 25)  # logarithms of the factors that are tried first
+ROUNDS = 25  # of Newton's method
+CERTAIN = 4.0  # standard errors
+EXACT = 1e-9  # relatively: below, two constants are the same
+MEANINGFUL = 8  # numbers, at least, that a constant has to explain
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of an operation, at the step where it is used.
+
+    step : the full name of that step
+    name : what it is called
+    read : its value; None where the call has none
+    write : puts another value in its place
+    see : notebook and section
+    """
+
+    step: str
+    name: str
+    read: Callable[[State], Any]
+    write: Callable[[State, float], None]
+    see: str
+
+
+def argument(step: str, name: str, see: str) -> Constant:
+    """One that is an argument of the operation."""
+    return Constant(
+        step, name, lambda s: getattr(s, name), lambda s, value: setattr(s, name, value), see
+    )
+
+
+CONSTANTS = [
+    Constant(
+        "attention.scale",
+        "scale",
+        lambda s: default_scale(s) if s.scale is None else s.scale,
+        lambda s, value: setattr(s, "scale", value),
+        "01 §4",
+    ),
+    argument("rms_norm.add_eps", "eps", "02 §4"),
+    argument("layer_norm.add_eps", "eps", "04 §3"),
+    argument("rope_frequencies.power", "theta", "02 §5"),
+    argument("softmax.temper", "temperature", "04 §6"),
+    argument("attention.cap", "softcap", "01 §4"),
+]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The value of a constant with which the operation gives the results.
+
+    value, right : the one that was found, and the one that is asked for
+    error : standard error of the value, relatively
+    replaces : the step with that value
+    sizes : lengths at that step, by name
+    """
+
+    constant: Constant
+    value: float
+    right: float
+    error: float
+    replaces: dict[str, Step]
+    sizes: dict[str, int]
+
+    def is_near(self, other: float) -> bool:
+        return abs(self.value - other) <= max(CERTAIN * self.error, EXACT) * abs(other)
+
+    @property
+    def rounded_to(self) -> np.dtype[Any] | None:
+        """The dtype whose number nearest to the right value this is."""
+        for dtype in (F32, F16, BF16):
+            few = float(np.asarray(self.right).astype(dtype))
+            if few != self.right and self.is_near(few):
+                return dtype
+        return None
+
+    @property
+    def explanation(self) -> Explanation:
+        name = self.constant.name
+        operation = self.constant.step.partition(".")[0]
+        if name == "scale":
+            title = f"the scores are {as_scale(self.value, self)}, needs {said(self.right)}"
+        else:
+            title = f"{name} is {self.said}, needs {said(self.right)}"
+        return (
+            Mistake(
+                f"{operation}.fitted_{name}",
+                title,
+                self.cause,
+                f"Use {name} = {said(self.right)}, from where the call has it.",
+                self.constant.see,
+            ),
+        )
+
+    @property
+    def said(self) -> str:
+        """The value with as many digits as are known of it."""
+        for digits in range(1, 13):
+            text = f"{self.value:.{digits}g}"
+            if self.is_near(float(text)):
+                return said(float(text))
+        return said(self.value)
+
+    @property
+    def cause(self) -> str:
+        typed = float(self.said.replace(",", ""))
+        for decimals in range(2, 7):
+            if round(self.right, decimals) == typed:
+                return f"{said(self.right)}, typed in with {decimals} decimals."
+        if self.constant.name == "eps":
+            return "Each model has its own eps; a default is easily left in the code."
+        return "A constant that was typed in, belongs to another model, or is made of another size."
+
+
+def said(value: float) -> str:
+    if abs(value) >= 1000 and value == int(value):
+        return f"{int(value):,}"
+    return f"{value:.6g}"
+
+
+def as_scale(value: float, fit: Fit) -> str:
+    """divided by sqrt(50), the number of keys; divided by 8; multiplied by 0.1768"""
+    over = 1 / value if value else float("inf")
+    for number, text, power in ((over, "{}", -1.0), (over * over, "sqrt({})", -0.5)):
+        whole = round(number) if np.isfinite(number) and abs(number) < 1e9 else 0
+        if whole > 1 and fit.is_near(whole**power):
+            size = next((name for name, n in fit.sizes.items() if n == whole), "")
+            return f"divided by {text.format(whole)}" + (f", the {size}" if size else "")
+    return f"multiplied by {fit.said}"
+
+
+def fits(problem: Problem) -> Iterator[Fit]:
+    """The constants of the operation, one after the other, each with the value that brings it
+    nearest to the results, where that is much nearer than the right one."""
+    base = Run(np.float64)
+    right = evaluate(base, problem)
+    if right is None or sum(np.size(x) for x in right) < MEANINGFUL:
+        return
+    for constant in CONSTANTS:
+        if constant.step in base.visited and base.tape is not None:
+            found = Fitting(problem, constant, base.tape).found()
+            if found is not None:
+                yield found
+
+
+class Fitting:
+    """The search for the value of one constant."""
+
+    def __init__(self, problem: Problem, constant: Constant, tape: Tape) -> None:
+        self.problem, self.constant, self.tape = problem, constant, tape
+        self.original = step_of(tape, constant.step)
+        self.right: float | None = None
+        self.sizes: dict[str, int] = {}
+        self.mine = [np.atleast_1d(numbers(x)) for x in problem.mine]
+
+    def with_factor(self, factor: float) -> dict[str, Step]:
+        """The step with the constant times a factor."""
+
+        def step(s: State) -> None:
+            value = self.constant.read(s)
+            if value:
+                self.right = float(value)
+                self.constant.write(s, value * factor)
+                self.sizes = sizes_at(s)
+            self.original(s)
+
+        return {self.constant.step: step}
+
+    def off(self, t: float) -> Float64 | None:
+        """Results minus those with the constant times exp(t), relative to their rows."""
+        steps = self.with_factor(float(np.exp(t)))
+        run = Run(
+            np.float64, steps, earlier=self.tape, differing={self.constant.step}, record=False
+        )
+        out = evaluate(run, self.problem)
+        if out is None or [np.shape(x) for x in out] != [np.shape(x) for x in self.problem.mine]:
+            return None
+        parts = []
+        for x, y in zip(self.mine, out, strict=True):
+            y = np.atleast_1d(numbers(y))
+            size = row_size(y)
+            with np.errstate(all="ignore"):
+                part = (x - y) / np.where(size == 0, 1, size)
+            parts.append(np.where(x == y, 0, part).ravel())
+        found = np.concatenate(parts)
+        return found if np.isfinite(found).all() else None
+
+    def found(self) -> Fit | None:
+        start = self.off(0.0)
+        if start is None or self.right is None:
+            return None
+        lengths = [norm(self.off(t)) for t in REACH]
+        best = min([0.0, float(REACH[int(np.argmin(lengths))])], key=lambda t: norm(self.off(t)))
+        for t in dict.fromkeys((0.0, best)):
+            t, off, slope = self.newton(t)
+            if norm(off) * BETTER > norm(start) or off is None or slope == 0:
+                continue
+            error = norm(off) / slope / max(np.sqrt(off.size - 1), 1)
+            if abs(t) > max(CERTAIN * error, EXACT):
+                value = self.right * float(np.exp(t))
+                steps = self.with_factor(float(np.exp(t)))
+                return Fit(self.constant, value, self.right, error, steps, self.sizes)
+        return None
+
+    def newton(self, t: float) -> tuple[float, Float64 | None, float]:
+        """The nearest minimum, what is left there, and the length of the derivative."""
+        off, slope = self.off(t), 0.0
+        for _ in range(ROUNDS):
+            if off is None:
+                break
+            width = 1e-5
+            beside = self.off(t + width)
+            if beside is None:
+                break
+            derivative = (beside - off) / width
+            slope = norm(derivative)
+            if not slope:
+                break
+            step = float(np.clip(-(derivative @ off) / slope**2, -1, 1))
+            moved = self.off(t + step)
+            while norm(moved) > norm(off) and abs(step) > EXACT:
+                step /= 4
+                moved = self.off(t + step)
+            if not norm(moved) < norm(off):
+                break
+            t, off = t + step, moved
+        return t, off, slope
+
+
+def norm(x: Float64 | None) -> float:
+    return float("inf") if x is None else float(np.sqrt(x @ x))
+
+
+def step_of(tape: Tape, name: str) -> Step:
+    """The function of a step, of this program or of one that it runs."""
+
+    def programs(tape: Tape) -> Iterator[Program]:
+        yield tape.program
+        for inner in tape.nested:
+            for one in inner:
+                yield from programs(one)
+
+    return next(one.steps[name] for one in programs(tape) if name in one.steps)
+
+
+def sizes_at(s: State) -> dict[str, int]:
+    """The lengths that a constant may have been made of by mistake."""
+    if not hasattr(s, "head_dim") or not hasattr(s, "S"):
+        return {}
+    return {
+        "size of a head": int(s.head_dim),
+        "number of keys": int(s.S),
+        "number of queries": int(s.L),
+        "number of heads": int(s.num_heads),
+        "width of all heads": int(s.num_heads * s.head_dim),
+    }

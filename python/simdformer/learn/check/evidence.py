@@ -1,0 +1,174 @@
+"""What speaks for the right answer and what for a mistake, and which of them is believed.
+
+Everything is measured by the rounding that it needs to be true. A result may be right to float64,
+or right if somewhere on the way there is a float32, a float16, a bfloat16; it may be what a mistake
+gives, to one of these. What needs the least is believed, and of two that need as much the right
+answer. So rounding is no excuse where a mistake explains the array better, and a mistake no charge
+where rounding explains it as well.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.check.compare import Comparison, Float64, compare, finfo, numbers, row_size
+from simdformer.learn.check.constants import Fit, fits
+from simdformer.learn.check.rounding import F64, Noise, coarser
+from simdformer.learn.check.search import Explanation, Problem, Search
+
+__all__ = ["Evidence", "Verdict", "also", "is_rounding", "rounded"]
+
+MEASURED = 100_000  # numbers in the largest array of a run; of more, a sample is measured
+# Units of the dtype, relative to the row: an error as small as this needs no explanation.
+NOTHING = 8.0
+MUCH = 2.5  # times the usual error of rounding: one of a coarser dtype is more likely
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Right or wrong, how far off, why, and what is to be said besides."""
+
+    ok: bool
+    found: list[Comparison]
+    explanations: tuple[Explanation, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The results of a program, and what explains them.
+
+    problem : the program, and the results
+    dtypes : in which mistakes are made, the learner's own first
+    tolerance, coarsest : as for `compare`
+    longest : numbers in the longest sum
+    """
+
+    problem: Problem
+    dtypes: list[Any]
+    tolerance: float
+    coarsest: np.dtype[Any]
+    longest: int
+
+    @cached_property
+    def search(self) -> Search:
+        return Search(self.problem, self.dtypes, self.tolerance, self.coarsest, self.longest)
+
+    # ---- for the right answer --------------------------------------------------------------------
+
+    @cached_property
+    def small(self) -> Problem:
+        """The problem, or a sample of it, on which rounding is measured."""
+        small = self.problem.sampled(MEASURED)
+        return small if small is self.problem else self.search.sample
+
+    @cached_property
+    def noise(self) -> Noise:
+        return self.search.noise(self.small, {})
+
+    def spreads(self, right: list[Any], dtype: np.dtype[Any]) -> list[Float64] | None:
+        """How far rounding to a dtype may take each number. Of a large problem a sample is looked
+        at, and its most sensitive row stands for all."""
+        moved = self.noise.spreads(dtype)
+        if moved is None or self.small is self.problem:
+            return moved
+        found = []
+        for x, sample, spread in zip(right, self.noise.exact() or [], moved, strict=True):
+            x, unit = np.atleast_1d(numbers(x)), float(finfo(dtype).eps)
+            size = row_size(np.atleast_1d(numbers(sample)))
+            most = float(np.max(row_size(spread) / np.where(size == 0, 1, size), initial=0))
+            found.append(row_size(x) * most + NOTHING * unit * np.nan_to_num(np.abs(x)))
+        return found
+
+    def is_rounding(self, right: list[Any], dtype: np.dtype[Any]) -> bool:
+        """Whether rounding to a coarser dtype explains the results: the size of the error and its
+        place. Rounding that leaves nothing of a row explains nothing."""
+        spreads = self.spreads(right, dtype)
+        if spreads is None:
+            return False
+        for mine, x, spread in zip(self.problem.mine, right, spreads, strict=True):
+            off = compare(mine, x, 0.0, self.coarsest)
+            if (off.error > np.minimum(spread, off.size)).any():
+                return False
+        return self.noise.like(self.small.mine, dtype)
+
+    def called(self, right: list[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype that has come in, where rounding to this one would be enough: one whose numbers
+        all of them are, or the next one if the error is much larger than this one makes it."""
+        possible = [dtype, *(few for few in coarser(dtype) if self.is_rounding(right, few))]
+        for few in possible:
+            if all((x.astype(few).astype(x.dtype) == x).all() for x in self.problem.mine):
+                return few
+        usual = (few for few in possible if self.noise.usual(self.small.mine, few) < MUCH)
+        return next(usual, possible[-1])
+
+    # ---- against it ------------------------------------------------------------------------------
+
+    def known(self) -> tuple[Explanation, ...]:
+        """What gives the array, up to rounding to the coarsest dtype that took part."""
+        return self.search.singles() or self.constants(self.coarsest)
+
+    def near(self, level: np.dtype[Any]) -> tuple[Explanation, ...]:
+        """What gives the array up to rounding to a dtype, and better than the right answer."""
+        return self.search.nearest(level) or self.constants(level)
+
+    def constants(self, level: np.dtype[Any]) -> tuple[Explanation, ...]:
+        """A constant of another value, which rounding has not given it."""
+        return tuple(
+            fit.explanation
+            for fit in self.fitted
+            if self.search.fits(self.search.sample, fit.replaces, F64, level)
+        )
+
+    @cached_property
+    def fitted(self) -> list[Fit]:
+        return [fit for fit in fits(self.search.sample) if fit.rounded_to is None]
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def doubted(self, right: list[Any], found: list[Comparison]) -> Verdict:
+        """An error within what is usual: right, unless it is more than rounding makes of this call,
+        and a mistake explains it."""
+        fine = Verdict(True, found)
+        unit = float(finfo(self.coarsest).eps)
+        if all((c.error <= NOTHING * unit * c.size).all() for c in found):
+            return fine
+        sample = self.search.sample
+        noise = self.search.noise(sample, {})
+        exact, allowed = noise.exact(), noise.spreads(self.coarsest)
+        if exact is None or allowed is None:
+            return fine
+        off = [compare(a, b, 0.0, self.coarsest) for a, b in zip(sample.mine, exact, strict=True)]
+        if all((c.error <= most).all() for c, most in zip(off, allowed, strict=True)):
+            return fine
+        rtol = max(
+            float(np.max(most / np.where(c.size == 0, 1, c.size), initial=0))
+            for c, most in zip(off, allowed, strict=True)
+        )
+        closer = replace(self, dtypes=[F64], tolerance=rtol)
+        if rtol >= self.tolerance or not (known := closer.near(self.coarsest)):
+            return fine
+        seen = [
+            compare(a, b, rtol, self.coarsest)
+            for a, b in zip(self.problem.mine, right, strict=True)
+        ]
+        return fine if all(c.ok for c in seen) else Verdict(False, seen, known)
+
+
+def is_rounding(known: Explanation) -> bool:
+    """Whether what is named is a rounding by itself: norms, softmax, angles in too few bits."""
+    return all(mistake.name.endswith(("in_float16", "in_bfloat16")) for mistake in known)
+
+
+def rounded(few: np.dtype[Any], meant: np.dtype[Any]) -> str:
+    return f"right to {few}, not to {meant}: somewhere on the way a {few} comes in"
+
+
+def also(known: tuple[Explanation, ...]) -> tuple[str, ...]:
+    """What would explain as well what rounding explains."""
+    return tuple(
+        "this would explain it as well: " + " and ".join(mistake.title for mistake in group)
+        for group in known
+    )
