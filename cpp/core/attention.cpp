@@ -141,7 +141,7 @@ void attend_without_value(const Attention& call) {
   const int last = call.out.rank - 1;
   Attention stand_in = call;
   stand_in.value = call.key;
-  stand_in.value.shape[last] = stand_in.out.shape[last] = 1;
+  stand_in.value.shape[stand_in.value.rank - 1] = stand_in.out.shape[last] = 1;
   int64_t stride = itemsize(call.out.dtype);
   for (int axis = last; axis >= 0; --axis) {
     stand_in.out.strides[axis] = stride;
@@ -207,7 +207,7 @@ void attention(const Attention& call) {
   const bool paged = call.block_table != nullptr;
   args.kv_heads = call.key.shape[call.key.rank - 3];
   args.keys = call.key.shape[call.key.rank - 2] * (paged ? call.pages : 1);
-  args.value_depth = call.value.shape[rank - 1];
+  args.value_depth = call.value.shape[call.value.rank - 1];
   int64_t sequences = 1;
   for (int axis = 0; axis < rank - 3; ++axis) sequences *= call.query.shape[axis];
   const int64_t heads = sequences * args.kv_heads;

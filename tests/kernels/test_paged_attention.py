@@ -54,13 +54,18 @@ def test_pages_are_keys_one_behind_the_other(isa, dtype, page, L, how, rng):
     nearly(found, want)
 
 
-def test_one_sequence_needs_no_axis(rng):
+@each("L", [1, 3, 40])
+@each("Dv", [0, 9])
+def test_one_sequence_needs_no_axis(L, Dv, rng):
     query, key, value, table, lengths = pools(
-        rng, B=1, N=4, H=4, K=2, L=3, D=16, Dv=16, page=16, dtype=np.dtype("float32")
+        rng, B=1, N=4, H=4, K=2, L=L, D=24, Dv=Dv, page=16, dtype=np.dtype("float32")
     )
     whole = attention(query, key, value, block_table=table, key_lengths=lengths)
-    alone = attention(query[0], key, value, block_table=table[0], key_lengths=int(lengths[0]))
+    alone, lse = attention(
+        query[0], key, value, block_table=table[0], key_lengths=int(lengths[0]), return_lse=True
+    )
     assert same_bits(whole[0], alone)
+    assert lse.shape == (4, L)
 
 
 @each("cut", [2, 3, 17, 32, 68])
