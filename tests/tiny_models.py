@@ -43,6 +43,8 @@ LOCAL_ROPE = {
 GEMMA = {"head_dim": 12, "sliding_window": 6}
 SOFTCAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0}
 
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
 # Name -> the model's type and what differs from SIZES.
 MODELS = {
     "llama2": ("llama", {"num_key_value_heads": 4}),
@@ -110,6 +112,35 @@ MODELS = {
     "gemma3": (
         "gemma3_text",
         GEMMA | {"rope_parameters": LOCAL_ROPE, "layer_types": [LOCAL, GLOBAL, LOCAL]},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window-all": (
+        "mixtral",
+        {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 6},
+    ),
+    "qwen2-moe": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen2-moe-window": (
+        "qwen2_moe",
+        EXPERTS
+        | {
+            "shared_expert_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+    ),
+    "qwen3-moe": ("qwen3_moe", EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-dense-window": (
+        "qwen3_moe",
+        EXPERTS
+        | {
+            "head_dim": 8,
+            "num_experts_per_tok": 1,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+        },
     ),
     "phi3": ("phi3", {}),
     "phi3-partial-window": (

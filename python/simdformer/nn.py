@@ -14,10 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from simdformer.arguments import as_array, is_whole, shown
+from simdformer.experts import MixtureOfExperts
 from simdformer.functional import (
-    PackedWeight,
-    QuantizedWeight,
     embedding,
     layer_norm,
     linear,
@@ -27,6 +25,17 @@ from simdformer.functional import (
     swiglu,
 )
 from simdformer.interchange import as_numpy
+from simdformer.layer_checks import (
+    Mask,
+    Weight,
+    check_heads,
+    check_input,
+    check_shape,
+    linear_of,
+    mask_of,
+    shape_of,
+    two_axes,
+)
 from simdformer.types import Array, ArrayLike
 
 __all__ = [
@@ -34,14 +43,12 @@ __all__ = [
     "Embedding",
     "GroupedQueryAttention",
     "LayerNorm",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "RMSNorm",
     "TransformerBlock",
 ]
 __dir__ = __all__.copy  # what dir() and completion show
-
-Weight = ArrayLike | PackedWeight | QuantizedWeight
-Mask = ArrayLike | Literal["causal"] | None
 
 
 def split_heads(x: Array, num_heads: int) -> Array:
@@ -78,9 +85,9 @@ class MultiHeadAttention:
     def __init__(
         self, hidden_size: int, num_heads: int, wq: Weight, wk: Weight, wv: Weight, wo: Weight
     ) -> None:
-        _check_heads("MultiHeadAttention", num_heads, "hidden_size", hidden_size)
+        check_heads("MultiHeadAttention", num_heads, "hidden_size", hidden_size)
         for name, weight in (("wq", wq), ("wk", wk), ("wv", wv), ("wo", wo)):
-            _check_shape("MultiHeadAttention", name, weight, (hidden_size, hidden_size), "(E, E)")
+            check_shape("MultiHeadAttention", name, weight, (hidden_size, hidden_size), "(E, E)")
         self.hidden_size = hidden_size
         self.num_heads = num_heads
         self.wq, self.wk, self.wv, self.wo = wq, wk, wv, wo
@@ -89,12 +96,12 @@ class MultiHeadAttention:
         self, query: ArrayLike, key: ArrayLike, value: ArrayLike, mask: Mask = None
     ) -> Array:
         for name, x in (("query", query), ("key", key), ("value", value)):
-            _check_input("MultiHeadAttention", name, x, "(..., L, {})", self.hidden_size)
-        q = split_heads(_linear(query, self.wq), self.num_heads)
-        k = split_heads(_linear(key, self.wk), self.num_heads)
-        v = split_heads(_linear(value, self.wv), self.num_heads)
-        z = scaled_dot_product_attention(q, k, v, **_mask("MultiHeadAttention", mask))
-        return _linear(merge_heads(z), self.wo)
+            check_input("MultiHeadAttention", name, x, "(..., L, {})", self.hidden_size)
+        q = split_heads(linear_of(query, self.wq), self.num_heads)
+        k = split_heads(linear_of(key, self.wk), self.num_heads)
+        v = split_heads(linear_of(value, self.wv), self.num_heads)
+        z = scaled_dot_product_attention(q, k, v, **mask_of("MultiHeadAttention", mask))
+        return linear_of(merge_heads(z), self.wo)
 
     def __repr__(self) -> str:
         return f"MultiHeadAttention(hidden_size={self.hidden_size}, num_heads={self.num_heads})"
@@ -142,15 +149,15 @@ class GroupedQueryAttention:
         inv_freq: ArrayLike | None = None,
     ) -> None:
         me = "GroupedQueryAttention"
-        _check_heads(me, num_kv_heads, "num_heads", num_heads)
-        _check_heads(me, 1, "hidden_size", hidden_size)
-        rows = (*_shape(wq, me, "wq"), 0)[0]
-        _check_heads(me, num_heads, "rows of wq", rows)
+        check_heads(me, num_kv_heads, "num_heads", num_heads)
+        check_heads(me, 1, "hidden_size", hidden_size)
+        rows = (*shape_of(wq, me, "wq"), 0)[0]
+        check_heads(me, num_heads, "rows of wq", rows)
         kv_rows = rows // num_heads * num_kv_heads
-        _check_shape(me, "wq", wq, (rows, hidden_size), "(H·D, E)")
-        _check_shape(me, "wk", wk, (kv_rows, hidden_size), "(K·D, E)")
-        _check_shape(me, "wv", wv, (kv_rows, hidden_size), "(K·D, E)")
-        _check_shape(me, "wo", wo, (hidden_size, rows), "(E, H·D)")
+        check_shape(me, "wq", wq, (rows, hidden_size), "(H·D, E)")
+        check_shape(me, "wk", wk, (kv_rows, hidden_size), "(K·D, E)")
+        check_shape(me, "wv", wv, (kv_rows, hidden_size), "(K·D, E)")
+        check_shape(me, "wo", wo, (hidden_size, rows), "(E, H·D)")
         if norm_eps is None and not (q_norm is None and k_norm is None):
             raise ValueError(f"{me}: norm_eps is not given, needs a number beside q_norm or k_norm")
         if rope_layout is None and not (theta is None and inv_freq is None):
@@ -168,15 +175,15 @@ class GroupedQueryAttention:
     def __call__(
         self, x: ArrayLike, mask: Mask = None, positions: ArrayLike | None = None
     ) -> Array:
-        _check_input("GroupedQueryAttention", "x", x, "(..., L, {})", self.hidden_size)
+        check_input("GroupedQueryAttention", "x", x, "(..., L, {})", self.hidden_size)
         q, k, v = linear(x, [self.wq, self.wk, self.wv])
         q = split_heads(q, self.num_heads)
         k = split_heads(k, self.num_kv_heads)
         v = split_heads(v, self.num_kv_heads)
         q = self._rotate(self._normalise(q, self.q_norm), positions)
         k = self._rotate(self._normalise(k, self.k_norm), positions)
-        z = scaled_dot_product_attention(q, k, v, **_mask("GroupedQueryAttention", mask))
-        return _linear(merge_heads(z), self.wo)
+        z = scaled_dot_product_attention(q, k, v, **mask_of("GroupedQueryAttention", mask))
+        return linear_of(merge_heads(z), self.wo)
 
     def _normalise(self, x: Array, weight: ArrayLike | None) -> Array:
         if weight is None or self.norm_eps is None:
@@ -212,18 +219,18 @@ class MLP:
     """
 
     def __init__(self, gate: Weight, up: Weight, down: Weight) -> None:
-        inner, hidden_size = _two_axes("MLP", "gate", gate)
-        _check_shape("MLP", "up", up, (inner, hidden_size), "the shape of gate")
-        _check_shape("MLP", "down", down, (hidden_size, inner), "(E, intermediate_size)")
+        inner, hidden_size = two_axes("MLP", "gate", gate)
+        check_shape("MLP", "up", up, (inner, hidden_size), "the shape of gate")
+        check_shape("MLP", "down", down, (hidden_size, inner), "(E, intermediate_size)")
         self.gate, self.up, self.down = gate, up, down
 
     def __call__(self, x: ArrayLike) -> Array:
-        _check_input("MLP", "x", x, "(..., {})", _shape(self.gate)[1])
+        check_input("MLP", "x", x, "(..., {})", shape_of(self.gate)[1])
         gate, up = linear(x, [self.gate, self.up])
-        return _linear(swiglu(gate, up, out=gate), self.down)
+        return linear_of(swiglu(gate, up, out=gate), self.down)
 
     def __repr__(self) -> str:
-        inner, hidden_size = _shape(self.gate)
+        inner, hidden_size = shape_of(self.gate)
         return f"MLP(hidden_size={hidden_size}, intermediate_size={inner})"
 
 
@@ -237,7 +244,7 @@ class RMSNorm:
         return rms_norm(x, self.weight, eps=self.eps)
 
     def __repr__(self) -> str:
-        return f"RMSNorm({_shape(self.weight)}, eps={self.eps})"
+        return f"RMSNorm({shape_of(self.weight)}, eps={self.eps})"
 
 
 class LayerNorm:
@@ -250,7 +257,7 @@ class LayerNorm:
         return layer_norm(x, self.weight, self.bias, eps=self.eps)
 
     def __repr__(self) -> str:
-        return f"LayerNorm({_shape(self.weight)}, eps={self.eps})"
+        return f"LayerNorm({shape_of(self.weight)}, eps={self.eps})"
 
 
 class Embedding:
@@ -260,7 +267,7 @@ class Embedding:
     """
 
     def __init__(self, weight: ArrayLike) -> None:
-        _two_axes("Embedding", "weight", weight)
+        two_axes("Embedding", "weight", weight)
         self.weight = weight
 
     def __call__(self, ids: ArrayLike) -> Array:
@@ -268,11 +275,11 @@ class Embedding:
 
     def as_linear(self, x: ArrayLike) -> Array:
         """x (..., E) -> (..., V)"""
-        _check_input("Embedding", "x", x, "(..., {})", _shape(self.weight)[1])
-        return _linear(x, self.weight)
+        check_input("Embedding", "x", x, "(..., {})", shape_of(self.weight)[1])
+        return linear_of(x, self.weight)
 
     def __repr__(self) -> str:
-        return "Embedding(vocab_size={}, hidden_size={})".format(*_shape(self.weight))
+        return "Embedding(vocab_size={}, hidden_size={})".format(*shape_of(self.weight))
 
 
 class TransformerBlock:
@@ -312,56 +319,3 @@ class TransformerBlock:
     def __repr__(self) -> str:
         parts = (self.attention, self.mlp, self.attn_norm, self.mlp_norm)
         return f"TransformerBlock({', '.join(map(repr, parts))})"
-
-
-# ---- checks --------------------------------------------------------------------------------------
-
-
-def _linear(x: ArrayLike, weight: Any) -> Array:
-    """linear with one weight, which may be a list of rows here as everywhere else."""
-    many = isinstance(weight, list | tuple)
-    return linear(x, as_array("linear", "weight", weight) if many else weight)
-
-
-def _mask(layer: str, mask: Mask) -> dict[str, Any]:
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise ValueError(f'{layer}: mask is {shown(mask)}, needs "causal", an array or None')
-        return {"is_causal": True}
-    return {"attn_mask": mask}
-
-
-def _shape(weight: Any, layer: str = "nn", name: str = "weight") -> tuple[int, ...]:
-    shape = getattr(weight, "shape", None)
-    return tuple(shape) if isinstance(shape, tuple) else as_array(layer, name, weight).shape
-
-
-def _two_axes(layer: str, name: str, weight: Weight) -> tuple[int, int]:
-    shape = _shape(weight, layer, name)
-    if len(shape) != 2:
-        raise ValueError(f"{layer}: {name} has shape {shape}, needs two axes")
-    return shape[0], shape[1]
-
-
-def _check_shape(
-    layer: str, name: str, weight: Weight, needed: tuple[int, int], letters: str
-) -> None:
-    if (shape := _shape(weight, layer, name)) != needed:
-        raise ValueError(f"{layer}: {name} has shape {shape}, needs {needed}, {letters}")
-
-
-def _check_input(layer: str, name: str, x: ArrayLike, axes: str, width: int) -> None:
-    """axes: "(..., L, {})" or "(..., {})", the width of the last one left open."""
-    shape = _shape(x, layer, name)
-    if len(shape) < axes.count(",") or shape[-1] != width:
-        raise ValueError(f"{layer}: {name} has shape {shape}, needs {axes.format(width)}")
-
-
-def _check_heads(layer: str, heads: int, name: str, size: int) -> None:
-    for number in (heads, size):
-        if not is_whole(number, least=-(1 << 63)):
-            raise TypeError(f"{layer}: {shown(number)} among its sizes, needs whole numbers")
-    if heads < 1 or size < 1 or size % heads:
-        raise ValueError(
-            f"{layer}: {shown(heads)} heads do not divide {name} = {shown(size)}, needs a divisor"
-        )

@@ -365,6 +365,26 @@ def test_any_text_can_be_looked_at(opened, demo, text):
     assert "." not in tab.text("h1") or text.split()[0] in tab.text("h1")
 
 
+def test_layers_with_experts_and_without_have_pictures_of_their_own(opened):
+    experts = {"num_experts": 5, "num_experts_per_tok": 2, "expert_intermediate_size": 8}
+    experts |= {"expert_layers": (False, True, False), "shared_intermediate_size": 12}
+    config = tiny_config(**experts | {"shared_router": True})
+    weights = random_weights(np.random.default_rng(3), config)
+    model = Transformer(config, weights, dtype="float32")
+    _, trace = model.run_with_cache([3, 1, 4, 1, 5])
+    tab = opened(sf.look(model, [3, 1, 4, 1, 5]))
+    for layer in (0, 1, 2):
+        tab(f"page.choose({{layer: {layer}}})")
+        boxes = [box.text.split("\n") for box in tab.all("#flow g[role=button]")]
+        assert dict(boxes) == {
+            name: " × ".join(map(str, array.shape)) for name, array in trace[layer].items()
+        }
+        if layer == 1:
+            tab("page.choose({activation: 'mlp.experts'})")
+            assert f"{trace[1]['mlp.experts'][-1, 0]:.2f}" in tab.text("#numbers")
+    assert tab.state("activation") == ("resid_post",)  # no experts here
+
+
 def test_one_token_of_a_model_without_a_tokenizer(opened):
     config = tiny_config(num_layers=1, num_heads=1, num_kv_heads=1, qk_norm=True, vocab_size=3)
     weights = random_weights(np.random.default_rng(3), config)

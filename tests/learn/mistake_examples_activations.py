@@ -137,3 +137,116 @@ wrong_mlp("mlp.up_not_transposed", lambda x, w1, w2, w3: llama(x, w1, w2, w3.T),
 wrong_mlp("mlp.down_not_transposed", lambda x, w1, w2, w3: llama(x, w1, w2.T, w3), inner=24)
 wrong_mlp("mlp.down_forgotten", lambda x, w1, w2, w3: F.silu(x @ w1.T) * (x @ w3.T), inner=24)
 wrong_mlp("linear.not_transposed", lambda x, w1, w2, w3: llama(x, w1.T, w2.T, w3.T), inner=24)
+
+
+# ---- a mixture of experts ------------------------------------------------------------------------
+
+
+def wrong_mixture(name, *also, normalize=True, shared=False):
+    """The decorated function gives the result for (x, logits (n, X), mlp, shared): mlp(i, x) is
+    what expert i writes of x, shared(x) what the MLP of all tokens does."""
+
+    def register(function):
+        @example(f"mixture.{name}" if "." not in name else name, *also)
+        def _(rng):
+            x, router = normal(rng, 2, 9, 16), normal(rng, 5, 16, scale=0.4)
+            w1, w3 = (normal(rng, 6, 12, 16, scale=0.3) for _ in range(2))
+            w2 = normal(rng, 6, 16, 12, scale=0.3)
+            flat = torch.from_numpy(x).reshape(-1, 16)
+            mine = function(
+                flat,
+                flat @ torch.from_numpy(router).T,
+                lambda i, x: llama(x, *(torch.from_numpy(w[i]) for w in (w1, w2, w3))),
+                lambda x: llama(x, *(torch.from_numpy(w[5]) for w in (w1, w2, w3))),
+            )
+            layer = sf.nn.MixtureOfExperts(
+                router,
+                w1[:5],
+                w3[:5],
+                w2[:5],
+                num_experts_per_tok=2,
+                normalize=normalize,
+                shared=sf.nn.MLP(w1[5], w3[5], w2[5]) if shared else None,
+            )
+            return mine.reshape(x.shape).numpy(), layer, (x,), {}
+
+    return register
+
+
+def mixed(x, values, ids, mlp):
+    """As in Mixtral: for each expert the tokens that chose it."""
+    out = torch.zeros_like(x)
+    for i in ids.unique().tolist():
+        rows, slots = torch.where(ids == i)
+        out.index_add_(0, rows, mlp(i, x[rows]) * values[rows, slots, None])
+    return out
+
+
+def top2(logits):
+    return torch.topk(logits, 2)
+
+
+@wrong_mixture("smallest_chosen")
+def _(x, logits, mlp, shared):
+    ids = torch.argsort(logits)[:, :2]
+    return mixed(x, torch.softmax(logits.gather(1, ids), -1), ids, mlp)
+
+
+@wrong_mixture("one_chosen", normalize=False)
+def _(x, logits, mlp, shared):
+    ids = logits.argmax(-1, keepdim=True)
+    return mixed(x, torch.softmax(logits, -1).gather(1, ids), ids, mlp)
+
+
+@wrong_mixture("all_chosen")
+def _(x, logits, mlp, shared):
+    return sum(torch.softmax(logits, -1)[:, i, None] * mlp(i, x) for i in range(5))
+
+
+@wrong_mixture("normalised_otherwise")
+def _(x, logits, mlp, shared):
+    values, ids = torch.topk(torch.softmax(logits, -1), 2)
+    return mixed(x, values, ids, mlp)
+
+
+@wrong_mixture("normalised_otherwise", normalize=False)
+def _(x, logits, mlp, shared):
+    values, ids = torch.topk(torch.softmax(logits, -1), 2)
+    return mixed(x, values / values.sum(-1, keepdim=True), ids, mlp)
+
+
+@wrong_mixture("logits_as_weights")
+def _(x, logits, mlp, shared):
+    return mixed(x, *top2(logits), mlp)
+
+
+@wrong_mixture("sigmoid_as_weights")
+def _(x, logits, mlp, shared):
+    values, ids = top2(logits)
+    return mixed(x, torch.sigmoid(values), ids, mlp)
+
+
+@wrong_mixture("weights_forgotten")
+def _(x, logits, mlp, shared):
+    return mixed(x, torch.ones(len(x), 2), top2(logits).indices, mlp)
+
+
+@wrong_mixture("mean_of_experts")
+def _(x, logits, mlp, shared):
+    return mixed(x, torch.full((len(x), 2), 0.5), top2(logits).indices, mlp)
+
+
+@wrong_mixture("inputs_weighed")
+def _(x, logits, mlp, shared):
+    values, ids = top2(logits)
+    weights, out = torch.softmax(values, -1), torch.zeros_like(x)
+    for row in range(len(x)):
+        for weight, i in zip(weights[row], ids[row].tolist(), strict=True):
+            out[row] += mlp(i, weight * x[row])
+    return out
+
+
+@wrong_mixture("shared_forgotten", shared=True)
+def _(x, logits, mlp, shared):
+    values, ids = top2(logits)
+    return mixed(x, torch.softmax(values, -1), ids, mlp)

@@ -126,7 +126,7 @@ def matrices(model):
     weights, layers = model.transformer.weights, model.transformer.weights.layers
     found = [weights.embed, weights.lm_head]
     for one in layers:
-        found += [*one.wq_wk_wv, one.wo, *one.gate_up, one.down]
+        found += [*one.wq_wk_wv, one.wo, *one.mlp.gate_up, one.mlp.down]
     return found
 
 

@@ -267,7 +267,31 @@ def test_tensors_that_do_not_fit_are_named_as_in_the_file(changed, name, change,
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "phi3", "gpt2", "llama-mlp-bias"])
+def arrays_of(weights):
+    """What a part of a model's weights holds, however deep."""
+    for name in weights.__slots__:
+        held = getattr(weights, name)
+        for one in held if isinstance(held, list) else [held]:
+            if hasattr(one, "__slots__"):
+                yield from arrays_of(one)
+            elif one is not None:
+                yield one
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "phi3",
+        "gpt2",
+        "llama-mlp-bias",
+        "mixtral",
+        "qwen2-moe",
+        "qwen2-moe-window",
+    ],
+)
 def test_the_budget_is_what_the_model_has(tmp_path, name):
     model = tiny_models.make(name).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
@@ -279,8 +303,7 @@ def test_the_budget_is_what_the_model_has(tmp_path, name):
     held += [each for each in (weights.pos_embed, weights.final_norm_bias) if each is not None]
     held += [] if checkpoint.config.tie_embeddings else [weights.lm_head]
     for layer in weights.layers:
-        for one in (getattr(layer, name) for name in layer.__slots__):
-            held += one if isinstance(one, list) else [] if one is None else [one]
+        held += arrays_of(layer)
     needed = weight_bytes(checkpoint.config, checkpoint.weights, None)
     assert needed == sum(array.nbytes for array in held)
 

@@ -106,7 +106,7 @@ def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:
     assert names["report"].ok
 
     before = {name: trace[name] for name in list(trace)[: list(trace).index("layers.1.mlp.gate")]}
-    gate = model.transformer.weights.layers[0].gate_up[0]
+    gate = model.transformer.weights.layers[0].mlp.gate_up[0]
     wrong = sf.linear(trace["layers.1.mlp_norm"], gate)
     report = sf.check_trace(before | {"layers.1.mlp.gate": wrong}, model, ids)
     printed = re.findall(r"```text\n(✗ layers.*?)```", CHECK, re.S)

@@ -62,6 +62,29 @@ MLP_BIASES = {
     "model.layers.{}.mlp.up_proj.bias": "layers.{}.up_bias",
     "model.layers.{}.mlp.down_proj.bias": "layers.{}.down_bias",
 }
+EXPERTS = {
+    "model.layers.{}.mlp.gate.weight": "layers.{}.router",
+    "model.layers.{}.mlp.experts.{}.gate_proj.weight": "layers.{}.experts.{}.gate",
+    "model.layers.{}.mlp.experts.{}.up_proj.weight": "layers.{}.experts.{}.up",
+    "model.layers.{}.mlp.experts.{}.down_proj.weight": "layers.{}.experts.{}.down",
+}
+MIXTRAL_EXPERTS = {
+    "model.layers.{}.block_sparse_moe.gate.weight": "layers.{}.router",
+    "model.layers.{}.block_sparse_moe.experts.{}.w1.weight": "layers.{}.experts.{}.gate",
+    "model.layers.{}.block_sparse_moe.experts.{}.w3.weight": "layers.{}.experts.{}.up",
+    "model.layers.{}.block_sparse_moe.experts.{}.w2.weight": "layers.{}.experts.{}.down",
+}
+SHARED_EXPERT = {
+    "model.layers.{}.mlp.shared_expert.gate_proj.weight": "layers.{}.shared.gate",
+    "model.layers.{}.mlp.shared_expert.up_proj.weight": "layers.{}.shared.up",
+    "model.layers.{}.mlp.shared_expert.down_proj.weight": "layers.{}.shared.down",
+    "model.layers.{}.mlp.shared_expert_gate.weight": "layers.{}.shared.router",
+}
+MINIMIND_SHARED_EXPERT = {
+    "model.layers.{}.mlp.shared_experts.0.gate_proj.weight": "layers.{}.shared.gate",
+    "model.layers.{}.mlp.shared_experts.0.up_proj.weight": "layers.{}.shared.up",
+    "model.layers.{}.mlp.shared_experts.0.down_proj.weight": "layers.{}.shared.down",
+}
 LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
 GPT2 = {
     "transformer.wte.weight": "embed",
@@ -108,6 +131,58 @@ def norms_that_are_there(found: Found, tensors: Collection[str]) -> dict[str, An
     return {"qk_norm": "layers.0.q_norm" in tensors}
 
 
+def minimind_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    """Where it uses them. Its earlier generation calls their number n_routed_experts, may have one
+    more for all tokens, and does not normalise the weight of a single one."""
+    if not found.get("use_moe"):
+        return {}
+    earlier, one = "n_routed_experts" in found, found.get("num_experts_per_tok") == 1
+    count = "n_routed_experts" if earlier else "num_experts"
+    for name in (count, "num_experts_per_tok"):
+        require(is_whole(found.get(name)), name, found.get(name), "a whole number > 0")
+    shared = found.get("n_shared_experts") or 0
+    require(is_whole(shared, 0) and shared <= 1, "n_shared_experts", shared, "0 or 1")
+    scoring = found.get("scoring_func", "softmax")
+    require(scoring == "softmax", "scoring_func", scoring, "'softmax'")
+    inner = found["intermediate_size"]
+    return {
+        "num_experts": found[count],
+        "num_experts_per_tok": found["num_experts_per_tok"],
+        "expert_intermediate_size": found.get("moe_intermediate_size") or inner,
+        "normalize_expert_weights": found["norm_topk_prob"] and not (earlier and one),
+        "shared_intermediate_size": inner if shared else 0,
+    }
+
+
+def minimind(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    return norms_that_are_there(found, tensors) | minimind_experts(found, tensors)
+
+
+def mixtral_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    return {"expert_intermediate_size": found["intermediate_size"]}
+
+
+def layers_with_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    """Every so manieth layer, without those that mlp_only_layers counts."""
+    layers, step = found["num_hidden_layers"], found["decoder_sparse_step"]
+    plain = found.get("mlp_only_layers") or []
+    require(is_whole(step), "decoder_sparse_step", step, "a whole number > 0")
+    right = isinstance(plain, list) and all(is_whole(one, 0) for one in plain)
+    require(right, "mlp_only_layers", plain, "a list of numbers of layers")
+    mixed = tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers))
+    return {"expert_layers": None if all(mixed) else mixed}
+
+
+def experts_and_bias(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    return layers_with_experts(found, tensors) | {"qkv_bias": switched_on(found, "qkv_bias")}
+
+
+def switched_on(found: Found, name: str) -> bool:
+    value = found.get(name)
+    require(value is None or isinstance(value, bool), name, value, "true or false")
+    return bool(value)
+
+
 def gemma_scales(found: Found, tensors: Collection[str]) -> dict[str, Any]:
     scalar, width = found["query_pre_attn_scalar"], found["hidden_size"]
     for name, value in (("query_pre_attn_scalar", scalar), ("hidden_size", width)):
@@ -151,6 +226,12 @@ def from_max_window_layers(found: Found) -> list[bool]:
     return [layer >= first for layer in range(found["num_hidden_layers"])]
 
 
+def every_other_below_max_window_layers(found: Found) -> list[bool]:
+    first: Any = found.get("max_window_layers")
+    require(is_whole(first, 0), "max_window_layers", first, "a whole number >= 0")
+    return [layer % 2 == 0 and layer < first for layer in range(found["num_hidden_layers"])]
+
+
 def all_but_every_nth(found: Found) -> list[bool]:
     every = found["sliding_window_pattern"]
     require(is_whole(every), "sliding_window_pattern", every, "a whole number > 0")
@@ -180,8 +261,12 @@ class Architecture:
         How the names of tensors end that nobody reads: masks, and frequencies of RoPE.
     transposed
         Its matrices that are stored as (in, out), by the last part of our names.
+    aliases
+        Second names of its config's fields: the other -> that of `numbers`.
     always
         Fields of ModelConfig that every such model has.
+    required
+        Fields that its config must have besides those that all have.
     unsaid
         Its config's fields where a config.json leaves them out.
     follows(found, tensors)
@@ -217,7 +302,9 @@ class Architecture:
     ignored: tuple[str, ...] = (".inv_freq",)
     transposed: tuple[str, ...] = ()
     numbers: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     always: dict[str, Any] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
     unsaid: dict[str, Any] = field(default_factory=dict)
     follows: Callable[[Found, Collection[str]], dict[str, Any]] = nothing
     derived: dict[str, str] = field(default_factory=dict)
@@ -315,6 +402,25 @@ GPT2_MODEL = Architecture(
     activation="activation_function",
     rope=False,
 )
+QWEN_EXPERTS = {
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "moe_intermediate_size": "expert_intermediate_size",
+    "norm_topk_prob": "normalize_expert_weights",
+}
+QWEN2_MOE = Architecture(
+    model="Qwen2MoeForCausalLM",
+    tensors=LLAMA | EXPERTS | SHARED_EXPERT,
+    numbers=QWEN_EXPERTS | {"shared_expert_intermediate_size": "shared_intermediate_size"},
+    aliases={"num_local_experts": "num_experts"},
+    always={"wo_bias": False, "shared_router": True},
+    required=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    unsaid={"norm_topk_prob": False, "decoder_sparse_step": 1, "qkv_bias": True},
+    follows=experts_and_bias,
+    derived={"expert_layers": "mlp_only_layers"},
+    windows=every_other_below_max_window_layers,
+    window_switch=True,
+)
 
 ARCHITECTURES = {
     "gpt2": GPT2_MODEL,
@@ -336,7 +442,43 @@ ARCHITECTURES = {
         window_switch=True,
     ),
     "mistral": Architecture(model="MistralForCausalLM", windows=all_layers),
-    "minimind": Architecture(model="MiniMindForCausalLM", follows=norms_that_are_there),
+    "minimind": Architecture(
+        model="MiniMindForCausalLM",
+        tensors=LLAMA | EXPERTS | MINIMIND_SHARED_EXPERT,
+        unsaid={"norm_topk_prob": True},
+        follows=minimind,
+        derived={
+            "num_experts": "num_experts",
+            "num_experts_per_tok": "num_experts_per_tok",
+            "expert_intermediate_size": "moe_intermediate_size",
+            "normalize_expert_weights": "norm_topk_prob",
+        },
+        refused={"use_moe": (True, False)},
+    ),
+    "mixtral": Architecture(
+        model="MixtralForCausalLM",
+        tensors=OUTSIDE | ATTENTION | OUTPUTS | NORMS_BEFORE | MIXTRAL_EXPERTS,
+        numbers={
+            "num_local_experts": "num_experts",
+            "num_experts_per_tok": "num_experts_per_tok",
+        },
+        required=("num_local_experts", "num_experts_per_tok"),
+        follows=mixtral_experts,
+        derived={"expert_intermediate_size": "intermediate_size"},
+        windows=all_layers,
+        theta=1000000.0,
+    ),
+    "qwen2_moe": QWEN2_MOE,
+    "qwen3_moe": replace(
+        QWEN2_MOE,
+        model="Qwen3MoeForCausalLM",
+        tensors=LLAMA | EXPERTS,
+        numbers=QWEN_EXPERTS,
+        always={"qk_norm": True},
+        unsaid={"norm_topk_prob": False, "decoder_sparse_step": 1},
+        follows=layers_with_experts,
+        windows=all_layers,
+    ),
     "granite": Architecture(
         model="GraniteForCausalLM",
         tensors=LLAMA | MLP_BIASES,

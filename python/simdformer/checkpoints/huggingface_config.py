@@ -50,11 +50,12 @@ def make_config(
 ) -> ModelConfig:
     """The config of a model with such tensors (our names). CheckpointError names a field that is
     missing, makes no sense, or asks for what is not there."""
-    found = architecture.unsaid | dict(found)
+    found = architecture.unsaid | one_name_each(found, architecture)
     names = architecture.names
     theirs = {ours: name for name, ours in names.fields.items()}
     required = [theirs[name] for name in REQUIRED if name in theirs]
-    missing = [name for name in (*required, architecture.activation) if found.get(name) is None]
+    required += [architecture.activation, *architecture.required]
+    missing = [name for name in required if found.get(name) is None]
     if missing:
         raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
     for name, harmless in (REFUSED | architecture.refused).items():
@@ -84,9 +85,21 @@ def make_config(
         activation=ACTIVATIONS[found[architecture.activation]],
         sliding_window=windows_of(found, architecture, layers),
         **ropes,
-        **{"qkv_bias": bias, "wo_bias": bias} | architecture.always,
-        **architecture.follows(found, tensors),
+        **{"qkv_bias": bias, "wo_bias": bias}
+        | architecture.always
+        | architecture.follows(found, tensors),
     )
+
+
+def one_name_each(found: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """The config without second names."""
+    found = dict(found)
+    for alias, name in architecture.aliases.items():
+        value = found.pop(alias, None)
+        agree(found, {name: value}, f"{alias} and {name}")
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def architecture_of(found: Mapping[str, Any]) -> Architecture:
@@ -210,9 +223,10 @@ def windows_of(
 ) -> int | tuple[int | None, ...] | None:
     """The sliding window of each layer: as `layer_types` say, else by the rule of the type."""
     window, types = found.get("sliding_window"), found.get("layer_types")
-    right = window is None or is_whole(window)
+    off = architecture.window_switch and not flag(found, "use_sliding_window")
+    right = window is None or is_whole(window, 0 if off else 1)
     require(right, "sliding_window", window, "a whole number > 0 or null")
-    if architecture.window_switch and not flag(found, "use_sliding_window"):
+    if off:
         window = None
     if types is not None:
         right = isinstance(types, list) and len(types) == layers

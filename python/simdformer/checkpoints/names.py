@@ -13,13 +13,15 @@ from simdformer.checkpoints.fused import FUSED
 from simdformer.functional import rope_frequencies
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.models.packing import Tensor
-from simdformer.models.weights import Misfit, listed, misfits, weight_axes
+from simdformer.models.weights import Misfit, listed, misfits, too_few, weight_axes
 
 __all__ = ["FileTensor", "Names", "check_rope", "printable", "require", "wrong"]
 
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
+MOST_EXPERTS = 1 << 12  # a layer; no model comes near
 # A number as "03" would be a second layer 3.
 LAYER = re.compile(r"((?:(?:[^.]+\.)?(?:layers|h)|blk)\.)(0|[1-9][0-9]*)(\..+)")
+EXPERT = re.compile(r"(.+\.experts\.)(0|[1-9][0-9]*)(\..+)")
 
 
 class FileTensor(Tensor, Protocol):
@@ -39,7 +41,8 @@ class Names:
     """Names of a format.
 
     fields : theirs -> those of ModelConfig
-    tensors : theirs -> those of `weight_shapes`, or of FUSED; {} is the number of a layer
+    tensors : theirs -> those of `weight_shapes`, or of FUSED; {} is the number of a layer,
+        and a second one that of an expert
     derived : fields of ModelConfig that are none of theirs -> what they follow from
     """
 
@@ -84,6 +87,8 @@ class Names:
             raise wrong(self.told(error.name), error.value, self.told(error.needed)) from None
         longest, at_most = config.max_seq_len, f"at most {LONGEST_CONTEXT}"
         require(longest <= LONGEST_CONTEXT, self.told("max_seq_len"), longest, at_most)
+        experts, at_most = config.num_experts, f"at most {MOST_EXPERTS}"
+        require(experts <= MOST_EXPERTS, self.told("num_experts"), experts, at_most)
         return config
 
     def told(self, text: str) -> str:
@@ -100,12 +105,13 @@ class Names:
     ) -> None:
         """CheckpointError that lists what does not fit, each tensor under the name that it has in
         its file. `weights_file`: where one that is missing is looked for."""
-        if config.num_layers > len(weights):  # or the list of what is missing could be endless
-            layers = self.told("num_layers")
+        if too_few(config, weights):
+            counts = [f"{self.told('num_layers')} = {config.num_layers}"]
+            if config.num_experts:
+                counts.append(f"{self.told('num_experts')} = {config.num_experts}")
             raise CheckpointError(
-                f"{layers} = {config.num_layers}, but {len(weights)} tensors in "
-                f"{file_name(weights_file)}",
-                "several tensors for each layer",
+                f"{' and '.join(counts)}, but {len(weights)} tensors in {file_name(weights_file)}",
+                f"several tensors for each layer{' and expert' if config.num_experts else ''}",
                 file=config_file,
             )
         found = misfits(config, weights)
@@ -133,12 +139,18 @@ class Names:
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str | None:
-    """A tensor's name, looked up with {} in the place of the number of its layer."""
-    layer = LAYER.fullmatch(name)
-    if layer is None:
-        return names.get(name)
-    other = names.get(f"{layer[1]}{{}}{layer[3]}")
-    return None if other is None else other.replace("{}", layer[2])
+    """A tensor's name, looked up with {} in the place of the number of its layer, and of that of
+    its expert."""
+    numbers = []
+    for pattern in (LAYER, EXPERT):
+        if found := pattern.fullmatch(name):
+            name = f"{found[1]}{{}}{found[3]}"
+            numbers.append(found[2])
+    other = names.get(name)
+    if other is not None:
+        for number in numbers:
+            other = other.replace("{}", number, 1)
+    return other
 
 
 def printable(name: str) -> str:

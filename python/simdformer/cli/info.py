@@ -10,7 +10,13 @@ from simdformer.checkpoints.locate import locate
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.models import ModelConfig
-from simdformer.models.budget import cache_bytes, kinds_by_part, parameter_budget, weight_bytes
+from simdformer.models.budget import (
+    active_parameters,
+    cache_bytes,
+    kinds_by_part,
+    parameter_budget,
+    weight_bytes,
+)
 from simdformer.text.pretrained import find_tokenizer
 
 __all__ = ["add"]
@@ -45,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
     for part, parameters in budget.items():
         share = f"{parameters:,} parameters, {parameters / total:.1%}"
         rows[part] = ", ".join([share, " and ".join(kinds[part])] if part in kinds else [share])
-    rows["all"] = f"{total:,} parameters"
+    active = f", {active_parameters(config):,} of them for a token" if config.num_experts else ""
+    rows["all"] = f"{total:,} parameters{active}"
     nbytes = weight_bytes(config, checkpoint.weights, None)
     each = f"{8 * nbytes / total:.3g} bits a parameter"
     rows["weights"] = f"{output.memory(nbytes)} in memory, {each}"

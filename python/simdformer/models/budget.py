@@ -2,21 +2,29 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
 from simdformer.models.packing import AnyTensor, Quantized, kind_of
 from simdformer.models.weights import Weights, weight_shapes
 
-__all__ = ["cache_bytes", "decode_bytes", "kinds_by_part", "parameter_budget", "weight_bytes"]
+__all__ = [
+    "active_parameters",
+    "cache_bytes",
+    "decode_bytes",
+    "kinds_by_part",
+    "parameter_budget",
+    "weight_bytes",
+]
 
 FLOAT32 = 4
 PANEL = 16  # `simdformer.pack` rounds a matrix up to so many rows
 PARTS = {
     **dict.fromkeys(("embed", "pos_embed"), "embedding"),
-    **dict.fromkeys(("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"), "attention"),
-    **dict.fromkeys(("gate", "up", "down"), "mlp"),
+    **dict.fromkeys(("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "sinks"), "attention"),
+    **dict.fromkeys(("gate", "up", "down", "router"), "mlp"),
     **dict.fromkeys(("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"), "norms"),
     **dict.fromkeys(("q_norm", "k_norm", "final_norm"), "norms"),
     "lm_head": "lm_head",
@@ -25,7 +33,7 @@ PARTS = {
 
 def parameter_budget(config: ModelConfig) -> dict[str, int]:
     """How many parameters each part has: embedding, attention, mlp, norms, lm_head (0 when it is
-    the embedding). They add up to all that the model has.
+    the embedding), and experts where there are some. They add up to all that the model has.
 
     >>> from simdformer.models import ModelConfig
     >>> parameter_budget(ModelConfig(
@@ -37,12 +45,23 @@ def parameter_budget(config: ModelConfig) -> dict[str, int]:
     """
     budget = dict.fromkeys(PARTS.values(), 0)
     for name, shape in weight_shapes(config).items():
-        budget[part_of(name)] += math.prod(shape)
+        part = part_of(name)
+        budget[part] = budget.get(part, 0) + math.prod(shape)
     return budget
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """How many of them a token goes through: of the experts those that it chooses."""
+    budget = parameter_budget(config)
+    experts = budget.pop("experts", 0)
+    active = experts * config.num_experts_per_tok // max(config.num_experts, 1)
+    return sum(budget.values()) + active
 
 
 def part_of(name: str) -> str:
     """The part that a tensor belongs to, and its bias with it."""
+    if ".experts." in name:
+        return "experts"
     return PARTS[name.split(".")[-1].removesuffix("_bias")]
 
 
@@ -92,9 +111,17 @@ def decode_bytes(config: ModelConfig, weights: Weights, position: int, itemsize:
     if weights.final_norm_bias is not None:
         total += weights.final_norm_bias.nbytes
     for index, layer in enumerate(weights.layers):
-        for part in (getattr(layer, field.name) for field in fields(layer)):
-            arrays = part if isinstance(part, list) else [] if part is None else [part]
-            total += sum(array.nbytes for array in arrays)
+        total += read_of(config, layer)
         in_sight = min(position, config.window(index) or position)
         total += 2 * config.num_kv_heads * in_sight * config.head_dim * itemsize
+    return total
+
+
+def read_of(config: ModelConfig, weights: Any) -> int:
+    """The bytes of a part of the weights; of experts those of as many as a token goes through."""
+    total = 0
+    for name, part in ((field.name, getattr(weights, field.name)) for field in fields(weights)):
+        arrays = part if isinstance(part, list) else [] if part is None else [part]
+        size = sum(read_of(config, a) if is_dataclass(a) else a.nbytes for a in arrays)
+        total += size * config.num_experts_per_tok // len(arrays) if name == "experts" else size
     return total

@@ -19,16 +19,47 @@ COUNTS = (
     "vocab_size",
     "max_seq_len",
 )
-SWITCHES = ("tie_embeddings", "qkv_bias", "wo_bias", "qk_norm", "mlp_bias", "gated_mlp")
+COUNTS_OR_ZERO = (
+    "num_experts",
+    "num_experts_per_tok",
+    "expert_intermediate_size",
+    "shared_intermediate_size",
+)
+OF_EXPERTS = (
+    "num_experts_per_tok",
+    "expert_intermediate_size",
+    "expert_layers",
+    "shared_intermediate_size",
+    "shared_router",
+)
+SWITCHES = (
+    "tie_embeddings",
+    "qkv_bias",
+    "wo_bias",
+    "qk_norm",
+    "mlp_bias",
+    "gated_mlp",
+    "attention_sinks",
+    "normalize_expert_weights",
+    "shared_router",
+)
 CHOICES = {
     "rope_layout": ("half", "interleaved"),
     "qk_norm_over": ("head", "all_heads"),
     "norm": ("rms_norm", "layer_norm"),
     "norm_placement": ("before", "after", "both"),
     "positions": ("rope", "learned"),
-    "activation": ("silu", "gelu_tanh"),
+    "activation": ("silu", "gelu_tanh", "clamped_swiglu"),
 }
-POSITIVE = ("rope_theta", "embed_scale", "residual_scale", "logit_divisor")
+BY_LAYER = ("rope_layers", "expert_layers")
+POSITIVE = (
+    "rope_theta",
+    "embed_scale",
+    "residual_scale",
+    "logit_divisor",
+    "swiglu_alpha",
+    "swiglu_limit",
+)
 POSITIVE_OR_NONE = ("attention_scale", "attention_softcap", "logit_softcap", "local_rope_theta")
 
 
@@ -83,11 +114,24 @@ class ModelConfig:
     norm_offset
         What is added to the weights of all norms (Gemma's checkpoints hold the weight minus 1).
     activation
-        Of the MLP's gate: "silu", or "gelu_tanh" (Gemma).
+        Of the MLP's gate: "silu", or "gelu_tanh" (Gemma), or "clamped_swiglu" (gpt-oss): with gate
+        at most swiglu_limit and up within ± that, gate · sigmoid(swiglu_alpha · gate) · (up + 1).
     gated_mlp
         Whether the MLP is down(activation(gate x) * up x), or down(activation(up x)) (GPT-2).
+    num_experts, num_experts_per_tok, expert_intermediate_size
+        How many MLPs a layer has instead of one, how many of them a token goes through, and their
+        inner width (Mixtral, Qwen3-MoE, gpt-oss); 0: one MLP for all tokens.
+    expert_layers
+        Whether each layer has experts; None: all have.
+    normalize_expert_weights
+        Whether what experts write counts by the softmax over the chosen ones, or by that over all.
+    shared_intermediate_size, shared_router
+        The inner width of an MLP beside the experts for all tokens (0: there is none), and
+        whether a router says how much it counts (Qwen2-MoE).
     attention_scale
         What query keyᵀ is multiplied by; None: 1/sqrt(head_dim).
+    attention_sinks
+        Whether each head has a logit of its own in the softmax, with no value behind it (gpt-oss).
     attention_softcap, logit_softcap
         Scores and logits become softcap · tanh(x / softcap) (Gemma 2); None: they stay.
     embed_scale, residual_scale, logit_divisor
@@ -120,10 +164,20 @@ class ModelConfig:
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_placement: Literal["before", "after", "both"] = "before"
     norm_offset: float = 0.0
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "clamped_swiglu"] = "silu"
     gated_mlp: bool = True
     mlp_bias: bool = False
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    expert_intermediate_size: int = 0
+    expert_layers: tuple[bool, ...] | None = None
+    normalize_expert_weights: bool = True
+    shared_intermediate_size: int = 0
+    shared_router: bool = False
     attention_scale: float | None = None
+    attention_sinks: bool = False
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embed_scale: float = 1.0
@@ -134,6 +188,8 @@ class ModelConfig:
         for name in COUNTS:
             value = getattr(self, name)
             self._require(is_whole(value), name, "a whole number > 0")
+        for name in COUNTS_OR_ZERO:
+            self._require(is_whole(getattr(self, name), 0), name, "a whole number >= 0")
         for name in SWITCHES:
             self._require(isinstance(getattr(self, name), bool), name, "True or False")
         for name, choices in CHOICES.items():
@@ -161,16 +217,24 @@ class ModelConfig:
             "rotary_dim",
             f"None, or an even number from 2 to head_dim = {self.head_dim}",
         )
+        for name in BY_LAYER:
+            value = getattr(self, name)
+            self._require(
+                value is None
+                or (
+                    isinstance(value, tuple)
+                    and len(value) == self.num_layers
+                    and all(isinstance(one, bool) for one in value)
+                ),
+                name,
+                f"None, or a tuple of True and False for {self.num_layers} layers",
+            )
         self._require(
-            self.rope_layers is None
-            or (
-                isinstance(self.rope_layers, tuple)
-                and len(self.rope_layers) == self.num_layers
-                and all(isinstance(turns, bool) for turns in self.rope_layers)
-            ),
-            "rope_layers",
-            f"None, or a tuple of True and False for {self.num_layers} layers",
+            self.gated_mlp or self.activation != "clamped_swiglu",
+            "activation",
+            "silu or gelu_tanh without gated_mlp",
         )
+        self._check_experts()
         self._require(
             self.rope_scaling is None or isinstance(self.rope_scaling, Mapping),
             "rope_scaling",
@@ -187,6 +251,23 @@ class ModelConfig:
             "sliding_window",
             f"None, a whole number > 0, or a tuple of {self.num_layers} such (one a layer)",
         )
+
+    def _check_experts(self) -> None:
+        if self.num_experts == 0:
+            for name in OF_EXPERTS:
+                self._require(not getattr(self, name), name, "nothing without num_experts")
+            return
+        right = 1 <= self.num_experts_per_tok <= self.num_experts
+        needed = f"from 1 to num_experts = {self.num_experts}"
+        self._require(right, "num_experts_per_tok", needed)
+        right = self.expert_intermediate_size > 0
+        self._require(right, "expert_intermediate_size", "a whole number > 0 beside num_experts")
+        right = self.shared_intermediate_size > 0 or not self.shared_router
+        self._require(right, "shared_router", "False without shared_intermediate_size")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether one layer has experts instead of one MLP."""
+        return self.num_experts > 0 and (self.expert_layers is None or self.expert_layers[layer])
 
     def window(self, layer: int) -> int | None:
         """The sliding window of one layer."""

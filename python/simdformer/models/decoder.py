@@ -88,9 +88,9 @@ class Decoder(ABC):
         `edit` changes activations on their way: a dict of names of `run_with_cache`, or globs, to
         arrays, which take their place (broadcast to their shape), or to functions of an array. A
         function is given a copy in the shape of the trace, in float32 (float64 where activations
-        are). What it returns, of the same shape and dtype, is used from there on; None stands for
-        the copy, which it may have written into. An unknown name: KeyError. Another shape or
-        dtype: ValueError.
+        are; ids of experts as they are). What it returns, of the same shape and dtype, is used from
+        there on; None stands for the copy, which it may have written into. An unknown name:
+        KeyError. Another shape or dtype: ValueError.
         """
         ids = checked_ids(ids)
         if logits_to_keep is not None:
@@ -119,6 +119,12 @@ class Decoder(ABC):
         hidden) and pattern (H,L,S), mlp.gate, up, act (L,intermediate_size), the others (L,E), with
         a batch axis in front when ids have one.
         An unknown name: KeyError that lists near ones.
+
+        In a layer with X experts, of which a token goes through k: mlp.router (L,X), their logits;
+        mlp.experts (L,k), whole numbers, the chosen ones; mlp.expert_weights (L,k), how much each
+        counts; mlp.gate, up, act (L,k,I) and mlp.expert_out (L,k,E) of each, before it is weighed.
+        Of an MLP beside them mlp.shared.gate, up, act, mlp.shared.weight (L,1) where it has a
+        router, and mlp.shared.out, what it adds. A changed mlp.router changes who is chosen.
 
         Computed only for a name or a glob that fits nothing else: layers.{i}.attn.result (L,H,E),
         what each head writes, its z through its part of wo (with the bias of wo they add up to

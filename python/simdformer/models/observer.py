@@ -23,6 +23,7 @@ __all__ = [
     "See",
     "meant_names",
     "see_attention",
+    "see_experts",
     "see_results",
     "see_scale",
     "trace_names",
@@ -48,27 +49,57 @@ LAYER_NAMES = (
     "attn.out",
     "resid_mid",
     "mlp_norm",
+    "mlp.router",
+    "mlp.experts",
+    "mlp.expert_weights",
     "mlp.gate",
     "mlp.up",
     "mlp.act",
+    "mlp.expert_out",
+    "mlp.shared.gate",
+    "mlp.shared.up",
+    "mlp.shared.act",
+    "mlp.shared.weight",
+    "mlp.shared.out",
     "mlp.out",
     "resid_post",
 )
-ON_REQUEST = {"attn.result", "final_norm_scale"}  # computed for nothing but a trace
+ON_REQUEST = ("attn.result", "final_norm_scale")  # computed for nothing but a trace
+OF_THE_SHARED = {name for name in LAYER_NAMES if name.startswith("mlp.shared.")}
+OF_EXPERTS = OF_THE_SHARED | {
+    "mlp.router",
+    "mlp.experts",
+    "mlp.expert_weights",
+    "mlp.expert_out",
+}
 
 
 def trace_names(config: ModelConfig, *, on_request: bool = False) -> list[str]:
     """The names that a trace of this model has, in the order of computation; with `on_request` also
     those that it has only where they are asked for."""
-    absent = set() if on_request else set(ON_REQUEST)
-    absent |= set() if config.qk_norm else {"attn.q_normed", "attn.k_normed"}
-    absent |= {"attn_norm", "mlp_norm"} if config.norm_placement == "after" else set()
-    absent |= set() if config.gated_mlp else {"mlp.gate"}
-    layer = [name for name in LAYER_NAMES if name not in absent]
+    layers = [
+        f"layers.{index}.{name}"
+        for index in range(config.num_layers)
+        for name in names_of_layer(config, index)
+    ]
     begin = ["embed", "pos_embed"] if config.positions == "learned" else ["embed"]
-    layers = [f"layers.{index}.{name}" for index in range(config.num_layers) for name in layer]
-    last = [name for name in ("final_norm_scale", "final_norm", "logits") if name not in absent]
-    return [*begin, *layers, *last]
+    names = [*begin, *layers, "final_norm_scale", "final_norm", "logits"]
+    if on_request:
+        return names
+    return [name for name in names if not name.endswith(ON_REQUEST)]
+
+
+def names_of_layer(config: ModelConfig, layer: int) -> list[str]:
+    absent = set() if config.qk_norm else {"attn.q_normed", "attn.k_normed"}
+    absent |= {"attn_norm", "mlp_norm"} if config.norm_placement == "after" else set()
+    absent |= set() if config.gated_mlp else {"mlp.gate", "mlp.shared.gate"}
+    if not config.has_experts(layer):
+        absent |= OF_EXPERTS
+    elif not config.shared_intermediate_size:
+        absent |= OF_THE_SHARED
+    elif not config.shared_router:
+        absent.add("mlp.shared.weight")
+    return [name for name in LAYER_NAMES if name not in absent]
 
 
 def meant_names(config: ModelConfig, glob: str, who: str) -> list[str]:
@@ -83,7 +114,7 @@ class Observer:
     """Sees the activations (B, ...) of a forward pass one after the other.
 
     names : globs, or None for all
-        What to keep in `activations`, as float32.
+        What to keep in `activations`, as float32, or ids as they are.
     edit : dict of name or glob -> array or function
         What to change: see `Transformer.__call__`.
     batched : bool
@@ -126,13 +157,14 @@ class Observer:
         if name in self._edits:
             value = self._edited(name, value)
         if name in self._wanted:
-            self._kept[name] = np.array(self._inside(value), np.float32)
+            kind = np.float32 if value.dtype.kind != "i" else value.dtype
+            self._kept[name] = np.array(self._inside(value), kind)
         return value
 
     def _edited(self, name: str, value: Array) -> Array:
         """The value itself when nothing has changed, so that nothing need be computed anew."""
-        wide = np.float64 if value.dtype == np.float64 else np.float32
-        now = np.array(self._inside(value), wide)
+        as_is = value.dtype == np.float64 or value.dtype.kind == "i"
+        now = np.array(self._inside(value), value.dtype if as_is else np.float32)
         for function in self._edits[name]:
             given = function(now)
             if given is None:
@@ -204,12 +236,28 @@ def constant(glob: str, given: object) -> Callable[[Array], Array]:
     return put
 
 
-def see_attention(see: See, scores: Array, pattern: Array, values: Array, z: Array) -> Array:
-    """Shows scores and pattern (B,H,L,S); gives z (B,L,H,D), or what follows from their changes."""
+def see_experts(see: See, ids: Array, num_experts: int) -> Array:
+    """Shows which experts (B,L,k) each position goes through; checks what they are changed to."""
+    seen = see("mlp.experts", ids)
+    if seen is not ids:
+        inside = (seen >= 0) & (seen < num_experts)
+        ordered = np.sort(seen, axis=-1)
+        if not inside.all() or (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise ValueError(
+                "edit: mlp.experts became something else than experts, needed are for each position"
+                f" {ids.shape[-1]} different numbers from 0 to {num_experts - 1}"
+            )
+    return seen
+
+
+def see_attention(
+    see: See, scores: Array, pattern: Array, values: Array, z: Array, sinks: Array | None
+) -> Array:
+    """Shows scores and pattern (B,H,L,S); gives z (B,L,H,D), or what follows from their changes.
+    Of a row of the softmax a sink (H,) takes its share, which no key gets."""
     seen_scores = see("attn.scores", scores)
     if seen_scores is not scores:
-        nothing = np.isneginf(seen_scores).all(axis=-1, keepdims=True)  # to look at: shares of 0
-        pattern = np.where(nothing, 0, softmax(np.where(nothing, 0, seen_scores)))
+        pattern = pattern_of(seen_scores, sinks)
     seen_pattern = see("attn.pattern", pattern)
     if seen_scores is scores and seen_pattern is pattern:
         return z
@@ -217,6 +265,16 @@ def see_attention(see: See, scores: Array, pattern: Array, values: Array, z: Arr
     every_head = repeat_kv(values, shares.shape[1] // values.shape[1])  # (B,H,S,D)
     # Behind the end of a sequence a cache holds garbage: a share of 0 must not make it count.
     return weighted_sum(shares, every_head, shares != 0).swapaxes(1, 2).astype(z.dtype)
+
+
+def pattern_of(scores: Array, sinks: Array | None) -> Array:
+    """The softmax over scores (B,H,L,S), and over the sink of each head."""
+    if sinks is not None:
+        column = sinks.astype(scores.dtype).reshape(-1, 1, 1)
+        column = np.broadcast_to(column, (*scores.shape[:-1], 1))
+        return softmax(np.concatenate([scores, column], axis=-1))[..., :-1]
+    nothing = np.isneginf(scores).all(axis=-1, keepdims=True)  # to look at: shares of 0
+    return np.where(nothing, 0, softmax(np.where(nothing, 0, scores)))
 
 
 def see_results(see: See, z: Array, out: Array, project: Callable[[Array], Array]) -> Array:

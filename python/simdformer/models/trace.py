@@ -233,8 +233,9 @@ def row_of(name: str, arrays: Sequence[Array | None], layers: int) -> str:
     span = 1 if len(arrays) == layers else max(layers, 1)
     sizes = ["" if array is None else f"{rms(array):.3g}" for array in arrays]
     cells = "".join(f'<td colspan="{span}" style="text-align: center">{n}</td>' for n in sizes)
-    shape = next(" × ".join(map(str, array.shape)) for array in arrays if array is not None)
-    return f"<tr><td><code>{html.escape(name)}</code></td><td>{shape}</td>{cells}</tr>"
+    shapes = dict.fromkeys(array.shape for array in arrays if array is not None)
+    shown = ", ".join(" × ".join(map(str, shape)) for shape in shapes)  # layers may differ
+    return f"<tr><td><code>{html.escape(name)}</code></td><td>{shown}</td>{cells}</tr>"
 
 
 def rms(array: Array) -> float:

@@ -6,16 +6,18 @@
 
 Some models have a norm behind attention and MLP too, or instead; some scale what is added, or the
 embeddings or logits; GPT-2 has LayerNorms, and adds a vector for the position where others turn
-queries and keys. Where a ModelConfig says nothing of that, nothing is done.
+queries and keys; some have many MLPs, experts, of which each position goes through a few. Where a
+ModelConfig says nothing of that, nothing is done.
 
 Letters in shapes: B sequences, L new positions, S positions visible, E hidden_size, H heads,
-K key/value heads, D head_dim, V vocabulary.
+K key/value heads, D head_dim, I intermediate_size, X experts, k of them a position, V vocabulary.
 """
 
 from typing import Any
 
 import numpy as np
 
+from simdformer.experts import Chosen, expert_weights, likeliest
 from simdformer.functional import (
     embedding,
     gelu,
@@ -34,10 +36,12 @@ from simdformer.models.observer import (
     Observer,
     See,
     see_attention,
+    see_experts,
     see_results,
     see_scale,
     unseen,
 )
+from simdformer.models.weights import ExpertWeights, MLPWeights
 from simdformer.types import Array
 
 __all__ = ["Transformer"]
@@ -167,13 +171,14 @@ class Transformer(Decoder):
             is_causal=True,
             causal_offset=run.offset,
             window=config.window(layer),
+            sinks=weights.sinks,
             return_weights=seen,
             return_scores=seen,
             out=z.swapaxes(1, 2),
         )
         if seen:
             _, pattern, scores = attended
-            z = see_attention(see, scores, pattern, values, z)
+            z = see_attention(see, scores, pattern, values, z, weights.sinks)
         z = see("attn.z", z)
         merged = z.reshape(batch, new, config.num_heads * config.head_dim)
         out: Array = self.linear(merged, weights.wo, weights.wo_bias)
@@ -182,16 +187,58 @@ class Transformer(Decoder):
         return out
 
     def mlp(self, layer: int, x: Array, run: ForwardPass) -> Array:
+        """x (B,L,E) -> (B,L,E): one MLP, or a mixture of experts"""
+        weights, see = self.weights.layers[layer].mlp, run.at(layer)
+        if isinstance(weights, ExpertWeights):
+            return self.mixture(weights, x, see)
+        return self.feed_forward(weights, x, see, "mlp")
+
+    def feed_forward(self, weights: MLPWeights, x: Array, see: See, name: str) -> Array:
         """x (B,L,E) -> (B,L,E): down(activation(gate x) * up x), or down(activation(up x))"""
-        weights, config, see = self.weights.layers[layer], self.config, run.at(layer)
-        if config.gated_mlp:
-            gate, up = self.linear(x, weights.gate_up, weights.gate_up_bias)
-            act = GATED[config.activation](see("mlp.gate", gate), see("mlp.up", up))
-        else:
-            (up,) = self.linear(x, weights.gate_up, weights.gate_up_bias)
-            act = PLAIN[config.activation](see("mlp.up", up))
-        out: Array = self.linear(see("mlp.act", act), weights.down, weights.down_bias)
+        inner = self.linear(x, weights.gate_up, weights.gate_up_bias)
+        act = self.activated(inner, see, name)
+        out: Array = self.linear(act, weights.down, weights.down_bias)
         return out
+
+    def activated(self, inner: list[Array], see: See, name: str) -> Array:
+        """activation(gate) * up, of [gate, up]; activation(up), of [up]"""
+        config = self.config
+        if not config.gated_mlp:
+            (up,) = inner
+            return see(f"{name}.act", PLAIN[config.activation](see(f"{name}.up", up)))
+        gate, up = see(f"{name}.gate", inner[0]), see(f"{name}.up", inner[1])
+        if config.activation == "clamped_swiglu":
+            act = clamped_swiglu(gate, up, config.swiglu_alpha, config.swiglu_limit)
+        else:
+            act = GATED[config.activation](gate, up)
+        return see(f"{name}.act", act)
+
+    def mixture(self, weights: ExpertWeights, x: Array, see: See) -> Array:
+        """x (B,L,E) -> (B,L,E): the k of X experts that a router likes best, each by its weight"""
+        config = self.config
+        logits = see("mlp.router", self.linear(x, weights.router, weights.router_bias))
+        ids = see_experts(see, likeliest(logits, config.num_experts_per_tok), config.num_experts)
+        shares = expert_weights(logits, ids, normalize=config.normalize_expert_weights)
+        shares, chosen = see("mlp.expert_weights", shares), Chosen(ids)  # (B,L,k)
+
+        def gate_and_up(expert: int, rows: Array) -> Any:
+            one = weights.experts[expert]
+            return self.linear(rows, one.gate_up, one.gate_up_bias)
+
+        def down(expert: int, rows: Array) -> Any:
+            one = weights.experts[expert]
+            return [self.linear(rows, one.down, one.down_bias)]
+
+        inner = chosen.each(x[..., None, :], gate_and_up)  # (B,L,k,I)
+        (out,) = chosen.each(self.activated(inner, see, "mlp"), down)
+        mixed = chosen.total(see("mlp.expert_out", out), shares)
+        if weights.shared is not None:  # an MLP for all positions
+            beside = self.feed_forward(weights.shared, x, see, "mlp.shared")
+            if weights.shared_router is not None:
+                share = see("mlp.shared.weight", sigmoid(self.linear(x, weights.shared_router)))
+                beside = beside * share
+            mixed = mixed + see("mlp.shared.out", beside)
+        return mixed
 
     def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
         """x (...,I) weight (O,I) -> (...,O), by the arithmetic that was asked for"""
@@ -232,6 +279,19 @@ def geglu(gate: Array, up: Array) -> Array:
 
 GATED = {"silu": swiglu, "gelu_tanh": geglu}
 PLAIN = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
+    """gate * sigmoid(alpha gate) * (up + 1), with gate at most limit and up within +- limit"""
+    dtype, wide = gate.dtype, np.promote_types(gate.dtype, np.float32)
+    gate = np.minimum(gate.astype(wide, copy=False), limit)
+    up = np.clip(up.astype(wide, copy=False), -limit, limit)
+    return swiglu(alpha * gate, (up + 1) / alpha).astype(dtype, copy=False)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))"""
+    return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
 def scaled(x: Array, factor: float) -> Array:

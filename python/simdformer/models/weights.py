@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import ml_dtypes
@@ -21,6 +22,7 @@ __all__ = [
     "check_weights",
     "listed",
     "misfits",
+    "too_few",
     "weight_axes",
     "weight_shapes",
 ]
@@ -35,13 +37,38 @@ LISTED = 4  # of each kind of complaint
 WIDTH, INNER, HEAD, VOCABULARY = "hidden_size", "intermediate_size", "head_dim", "vocab_size"
 POSITIONS = "max_seq_len"
 Q_WIDTH, KV_WIDTH = f"num_heads * {HEAD}", f"num_kv_heads * {HEAD}"
+EXPERTS, HEADS, ONE = "num_experts", "num_heads", "1"
+EXPERT_INNER, SHARED_INNER = "expert_intermediate_size", "shared_intermediate_size"
+
+
+@dataclass(frozen=True, slots=True)
+class MLPWeights:
+    """One MLP, or one expert: matrices (out, in), biases (out,) or None. Without a gate gate_up is
+    up alone."""
+
+    gate_up: list[Matrix]
+    gate_up_bias: list[Array] | None
+    down: Matrix
+    down_bias: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A layer's experts, their router (X, E) with its bias (X,), and the MLP that stands beside
+    them with its router (1, E); None for what the model has not."""
+
+    router: Matrix
+    router_bias: Array | None
+    experts: list[MLPWeights]
+    shared: MLPWeights | None
+    shared_router: Matrix | None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer: norms and their biases (E,), q_norm and k_norm (D,) or all their heads long,
-    matrices (out, in), packed or quantised, biases (out,); None for what the model has not. Without
-    a gate gate_up is up alone."""
+    matrices (out, in), packed or quantised, biases (out,), sinks (H,); None for what the model has
+    not."""
 
     attn_norm: Array | None
     attn_norm_bias: Array | None
@@ -51,14 +78,12 @@ class LayerWeights:
     k_norm: Array | None
     wo: Matrix
     wo_bias: Array | None
+    sinks: Array | None
     attn_out_norm: Array | None
     attn_out_norm_bias: Array | None
     mlp_norm: Array | None
     mlp_norm_bias: Array | None
-    gate_up: list[Matrix]
-    gate_up_bias: list[Array] | None
-    down: Matrix
-    down_bias: Array | None
+    mlp: MLPWeights | ExpertWeights
     mlp_out_norm: Array | None
     mlp_out_norm_bias: Array | None
 
@@ -107,7 +132,27 @@ class Weights:
 
         two = ("gate", "up") if config.gated_mlp else ("up",)
 
-        def layer(at: str) -> LayerWeights:
+        def mlp(at: str) -> MLPWeights:
+            return MLPWeights(
+                gate_up=[matrix(at + name) for name in two],
+                gate_up_bias=[array(f"{at}{name}_bias") for name in two]
+                if config.mlp_bias
+                else None,
+                down=matrix(at + "down"),
+                down_bias=array_if_any(at + "down_bias"),
+            )
+
+        def experts(at: str) -> ExpertWeights:
+            return ExpertWeights(
+                router=matrix(at + "router"),
+                router_bias=array_if_any(at + "router_bias"),
+                experts=[mlp(f"{at}experts.{number}.") for number in range(config.num_experts)],
+                shared=mlp(at + "shared.") if config.shared_intermediate_size else None,
+                shared_router=matrix(at + "shared.router") if config.shared_router else None,
+            )
+
+        def layer(index: int) -> LayerWeights:
+            at = f"layers.{index}."
             return LayerWeights(
                 attn_norm=norm_if_any(at + "attn_norm"),
                 attn_norm_bias=array_if_any(at + "attn_norm_bias"),
@@ -119,16 +164,12 @@ class Weights:
                 k_norm=norm_if_any(at + "k_norm"),
                 wo=matrix(at + "wo"),
                 wo_bias=array_if_any(at + "bo"),
+                sinks=array_if_any(at + "sinks"),
                 attn_out_norm=norm_if_any(at + "attn_out_norm"),
                 attn_out_norm_bias=array_if_any(at + "attn_out_norm_bias"),
                 mlp_norm=norm_if_any(at + "mlp_norm"),
                 mlp_norm_bias=array_if_any(at + "mlp_norm_bias"),
-                gate_up=[matrix(at + name) for name in two],
-                gate_up_bias=[array(f"{at}{name}_bias") for name in two]
-                if config.mlp_bias
-                else None,
-                down=matrix(at + "down"),
-                down_bias=array_if_any(at + "down_bias"),
+                mlp=experts(at) if config.has_experts(index) else mlp(at),
                 mlp_out_norm=norm_if_any(at + "mlp_out_norm"),
                 mlp_out_norm_bias=array_if_any(at + "mlp_out_norm_bias"),
             )
@@ -138,7 +179,7 @@ class Weights:
             weights = cls(
                 embed=embed,
                 pos_embed=array_if_any("pos_embed"),
-                layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
+                layers=[layer(index) for index in range(config.num_layers)],
                 final_norm=norm("final_norm"),
                 final_norm_bias=array_if_any("final_norm_bias"),
                 lm_head=embed if config.tie_embeddings else matrix("lm_head"),
@@ -150,13 +191,22 @@ class Weights:
 def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Every tensor of a model of this config in the order of computation: its name, and for each
     axis the field of the config, or the product of two, that says how long it is."""
+    axes: dict[str, tuple[str, ...]] = {"embed": (VOCABULARY, WIDTH)}
+    if config.positions == "learned":
+        axes["pos_embed"] = (POSITIONS, WIDTH)
+    for index in range(config.num_layers):
+        of_layer = layer_axes(config, mixed=config.has_experts(index))
+        axes |= {f"layers.{index}.{name}": of_one for name, of_one in of_layer.items()}
+    axes |= norm_axes(config, "final_norm")
+    if not config.tie_embeddings:
+        axes["lm_head"] = (VOCABULARY, WIDTH)
+    return axes
+
+
+def layer_axes(config: ModelConfig, *, mixed: bool) -> dict[str, tuple[str, ...]]:
+    """The tensors of one layer, which has experts or not."""
     before, after = config.norm_placement != "after", config.norm_placement != "before"
-
-    def norm(name: str) -> dict[str, tuple[str, ...]]:
-        names = (name,) if config.norm == "rms_norm" else (name, f"{name}_bias")
-        return dict.fromkeys(names, (WIDTH,))
-
-    layer = norm("attn_norm") if before else {}
+    layer = norm_axes(config, "attn_norm") if before else {}
     layer |= {"wq": (Q_WIDTH, WIDTH), "wk": (KV_WIDTH, WIDTH), "wv": (KV_WIDTH, WIDTH)}
     if config.qkv_bias:
         layer |= {"bq": (Q_WIDTH,), "bk": (KV_WIDTH,), "bv": (KV_WIDTH,)}
@@ -166,36 +216,55 @@ def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     layer |= {"wo": (WIDTH, Q_WIDTH)}
     if config.wo_bias:
         layer |= {"bo": (WIDTH,)}
+    if config.attention_sinks:
+        layer |= {"sinks": (HEADS,)}
     if after:
-        layer |= norm("attn_out_norm")
+        layer |= norm_axes(config, "attn_out_norm")
     if before:
-        layer |= norm("mlp_norm")
-    mlp: dict[str, tuple[str, ...]] = {"gate": (INNER, WIDTH)} if config.gated_mlp else {}
-    mlp |= {"up": (INNER, WIDTH), "down": (WIDTH, INNER)}
-    if config.mlp_bias:
-        mlp |= {f"{name}_bias": axes[:1] for name, axes in mlp.items()}
-    layer |= mlp
+        layer |= norm_axes(config, "mlp_norm")
+    layer |= expert_axes(config) if mixed else mlp_axes(config, "", INNER)
     if after:
-        layer |= norm("mlp_out_norm")
+        layer |= norm_axes(config, "mlp_out_norm")
+    return layer
 
-    axes: dict[str, tuple[str, ...]] = {"embed": (VOCABULARY, WIDTH)}
-    if config.positions == "learned":
-        axes["pos_embed"] = (POSITIONS, WIDTH)
-    for index in range(config.num_layers):
-        axes |= {f"layers.{index}.{name}": of_layer for name, of_layer in layer.items()}
-    axes |= norm("final_norm")
-    if not config.tie_embeddings:
-        axes["lm_head"] = (VOCABULARY, WIDTH)
+
+def norm_axes(config: ModelConfig, name: str) -> dict[str, tuple[str, ...]]:
+    """A norm's weight, and its bias where it has one."""
+    names = (name,) if config.norm == "rms_norm" else (name, f"{name}_bias")
+    return dict.fromkeys(names, (WIDTH,))
+
+
+def mlp_axes(config: ModelConfig, at: str, inner: str) -> dict[str, tuple[str, ...]]:
+    """The tensors of an MLP, whose names begin with `at`."""
+    axes: dict[str, tuple[str, ...]] = {f"{at}gate": (inner, WIDTH)} if config.gated_mlp else {}
+    axes |= {f"{at}up": (inner, WIDTH), f"{at}down": (WIDTH, inner)}
+    if config.mlp_bias:
+        axes |= {f"{name}_bias": of_matrix[:1] for name, of_matrix in axes.items()}
+    return axes
+
+
+def expert_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The tensors of a layer that has experts."""
+    axes: dict[str, tuple[str, ...]] = {"router": (EXPERTS, WIDTH)}
+    if config.mlp_bias:
+        axes |= {"router_bias": (EXPERTS,)}
+    for number in range(config.num_experts):
+        axes |= mlp_axes(config, f"experts.{number}.", EXPERT_INNER)
+    if config.shared_intermediate_size:
+        axes |= mlp_axes(config, "shared.", SHARED_INNER)
+    if config.shared_router:
+        axes |= {"shared.router": (ONE, WIDTH)}
     return axes
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a model of this config, in the order of computation."""
-    sizes = {
-        axis: math.prod(getattr(config, field) for field in axis.split(" * "))
-        for axis in (WIDTH, INNER, HEAD, VOCABULARY, POSITIONS, Q_WIDTH, KV_WIDTH)
-    }
-    return {name: tuple(sizes[axis] for axis in axes) for name, axes in weight_axes(config).items()}
+
+    @cache
+    def size(axis: str) -> int:
+        return 1 if axis == ONE else math.prod(getattr(config, of) for of in axis.split(" * "))
+
+    return {name: tuple(map(size, axes)) for name, axes in weight_axes(config).items()}
 
 
 def check_dtypes(
@@ -240,9 +309,18 @@ class Misfit:
         return f"{self.name} {self.dtype or self.found or self.needed}"
 
 
+def too_few(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> bool:
+    """Whether there is not even one tensor for each layer and each of its experts."""
+    layers = config.num_layers
+    if layers > len(tensors):
+        return True
+    mixed = sum(config.has_experts(layer) for layer in range(layers))
+    return mixed * config.num_experts > len(tensors)
+
+
 def misfits(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> list[Misfit]:
-    """Every tensor missing, left over, of a wrong shape or no floats. The config must not have more
-    layers than there are tensors: the list could be endless."""
+    """Every tensor missing, left over, of a wrong shape or no floats. They must not be `too_few`:
+    the list could be endless."""
     shapes = weight_shapes(config)
     found: list[Misfit] = []
     for name, shape in shapes.items():
@@ -272,10 +350,11 @@ def listed(found: list[Misfit], told: Callable[[Misfit], str] = str) -> str:
 
 def check_weights(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> None:
     """ValueError that lists what does not fit."""
-    if config.num_layers > len(tensors):
+    if too_few(config, tensors):
+        experts = f" and {config.num_experts} experts" if config.num_experts else ""
         raise ValueError(
             f"model: weights are {len(tensors)} tensors, needed are several for each of "
-            f"{config.num_layers} layers"
+            f"{config.num_layers} layers{experts}"
         )
     if found := misfits(config, tensors):
         raise ValueError(f"model: the weights do not fit the config: {listed(found)}")

@@ -150,20 +150,23 @@ def eight_bits(patterns: Array) -> Array:
 
 
 def activations(trace: Trace, length: int, numbers: Numbers) -> dict[str, Any]:
-    """Of each activation of a layer: its shape, and for each layer and token the root mean square
-    and the first few numbers."""
-    layers, names, told = trace.num_layers, list(trace[0]), {}
+    """Of each activation of a layer: its shapes (None in layers that have no such one), and for
+    each layer and token the root mean square and the first few numbers."""
+    layers, told = range(trace.num_layers), {}
+    names = list(dict.fromkeys(name for layer in layers for name in trace[layer]))
     with Progress("look: numbers", len(names), unit="name") as progress:
         for name in names:
-            rms = np.empty((layers, length), np.float32)
-            few = np.full((layers, length, FIRST), np.nan, np.float32)
-            for layer in range(layers):
-                array = trace[f"layers.{layer}.{name}"]
+            arrays = [trace[layer].get(name) for layer in layers]
+            rms = np.full((len(layers), length), np.nan, np.float32)
+            few = np.full((len(layers), length, FIRST), np.nan, np.float32)
+            for layer, array in enumerate(arrays):
+                if array is None:
+                    continue
                 rows = (array.swapaxes(0, 1) if name in HEAD_FIRST else array).reshape(length, -1)
                 rms[layer] = root_mean_square(rows)
                 few[layer, :, : rows.shape[-1]] = rows[:, :FIRST]
             told[name] = {
-                "shape": list(trace[f"layers.0.{name}"].shape),
+                "shapes": [None if array is None else list(array.shape) for array in arrays],
                 "rms": numbers.add(rms),
                 "first": numbers.add(few),
                 "count": FIRST,

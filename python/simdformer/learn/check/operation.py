@@ -130,13 +130,17 @@ def _operation(op: Any) -> Any:
     known = [getattr(functional, name) for name in checkable() if "." not in name]
     if _is_layer(found) or any(found is function for function in known):
         return found
-    if isinstance(found, type) and found.__module__ == nn.__name__:
+    if isinstance(found, type) and _is_layer_class(found):
         raise TypeError(f"check: op is the class nn.{found.__name__}, needs a layer made from it")
     raise TypeError(f"check: op is {op!r}, needs one of " + ", ".join(checkable()))
 
 
 def _is_layer(x: Any) -> bool:
-    return type(x).__module__ == nn.__name__ and type(x).__name__ in nn.__all__
+    return _is_layer_class(type(x))
+
+
+def _is_layer_class(kind: type) -> bool:
+    return kind.__name__ in nn.__all__ and getattr(nn, kind.__name__) is kind
 
 
 def as_array(x: Any) -> Any:

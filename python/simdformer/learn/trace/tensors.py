@@ -2,7 +2,7 @@
 
 from simdformer.models.config import ModelConfig
 from simdformer.models.packing import Matrix
-from simdformer.models.weights import LayerWeights, Weights
+from simdformer.models.weights import LayerWeights, MLPWeights, Weights
 from simdformer.types import Array
 
 __all__ = ["Tensors"]
@@ -46,7 +46,9 @@ class Tensors:
             return one.wq_wk_wv[three.index(name)]
         if name in (biases := ("bq", "bk", "bv")):
             return None if one.qkv_bias is None else one.qkv_bias[biases.index(name)]
-        if name in (two := ("gate", "up")):
-            return one.gate_up[two.index(name)]
+        if name in (three := ("gate", "up", "down")):
+            mlp = one.mlp  # experts are of no step yet
+            whole_mlp = [*mlp.gate_up, mlp.down] if isinstance(mlp, MLPWeights) else [None] * 3
+            return whole_mlp[three.index(name)]
         found: Array | Matrix | None = getattr(one, {"bo": "wo_bias"}.get(name, name))
         return found

@@ -23,45 +23,80 @@ const FLOW = {
   "mlp.out": [1.3, 13, ["mlp.act"]],
   resid_post: [1.3, 14, ["mlp.out"]],
 };
+// The same in a layer with experts, and with an MLP beside them.
+const MIXTURE = {
+  "mlp.router": [0.5, 11, ["mlp_norm"]],
+  "mlp.experts": [0, 12, ["mlp.router"]],
+  "mlp.expert_weights": [1, 12, ["mlp.router"]],
+  "mlp.gate": [0, 13, ["mlp.experts"]],
+  "mlp.up": [1, 13, ["mlp.experts"]],
+  "mlp.act": [0.5, 14, ["mlp.gate", "mlp.up"]],
+  "mlp.expert_out": [0.5, 15, ["mlp.act"]],
+  "mlp.shared.gate": [2, 11, ["mlp_norm"]],
+  "mlp.shared.up": [3, 11, ["mlp_norm"]],
+  "mlp.shared.act": [2.5, 12, ["mlp.shared.gate", "mlp.shared.up"]],
+  "mlp.shared.weight": [3, 14, ["mlp_norm"]],
+  "mlp.shared.out": [2.5, 15, ["mlp.shared.act", "mlp.shared.weight"]],
+  "mlp.out": [1.3, 16, ["mlp.expert_out", "mlp.expert_weights", "mlp.shared.out"]],
+  resid_post: [1.3, 17, ["mlp.out"]],
+};
 const BOX = { wide: 124, high: 34, stepX: 132, stepY: 46 };
-const STREAM = 520; // where the residual stream passes beside the boxes
-
 const activations = {};
 for (const [name, found] of Object.entries(data.activations))
   activations[name] = { ...found, rms: arrayOf(found.rms), first: arrayOf(found.first) };
-const known = Object.keys(FLOW).filter((name) => name in activations);
-const levels = [...new Set(known.map((name) => FLOW[name][1]))]; // a model without q_normed has no gap there
 
-/** What an activation is made from; where the model has no such one, what that is made from. */
-function sources(name) {
-  return FLOW[name][2].flatMap((from) => (from in activations ? [from] : sources(from)));
+/** The picture of one layer. */
+function flowOf(layer) {
+  const mixed = Boolean(activations["mlp.router"]?.shapes[layer]);
+  const places = mixed ? { ...FLOW, ...MIXTURE } : FLOW;
+  const known = Object.keys(places).filter((name) => activations[name]?.shapes[layer]);
+  // a model without q_normed has no gap there
+  const levels = [...new Set(known.map((name) => places[name][1]))].sort((a, b) => a - b);
+  const right = Math.max(...known.map((name) => places[name][0]));
+  const beside = right * BOX.stepX + BOX.wide + 53; // where the residual stream passes
+
+  /** What an activation is made from; where the layer has no such one, what that is made from. */
+  function sources(name) {
+    return places[name][2].flatMap((from) => {
+      if (known.includes(from)) return [from];
+      return from.startsWith("mlp.shared.") ? [] : sources(from);
+    });
+  }
+
+  function middle(name) {
+    const [x, y] = places[name];
+    return { x: 4 + BOX.wide / 2 + x * BOX.stepX, y: 4 + BOX.high / 2 + levels.indexOf(y) * BOX.stepY };
+  }
+
+  /** From the bottom of one box to the top of another. */
+  function arrow(from, to) {
+    const [a, b] = [middle(from), middle(to)];
+    const [start, end] = [a.y + BOX.high / 2, b.y - BOX.high / 2];
+    return draw("path", { d: `M${a.x},${start} C${a.x},${start + 14} ${b.x},${end - 14} ${b.x},${end}` });
+  }
+
+  /** What passes by the attention, and by the MLP. */
+  function stream(from, to) {
+    const [a, b] = [middle(from), middle(to)];
+    const [start, end] = [a.y + 5, b.y - 5];
+    const edge = a.x + BOX.wide / 2;
+    const turn = (x, y) => `Q${beside},${y} ${beside},${x}`;
+    const down = `M${edge},${start} H${beside - 12} ${turn(start + 12, start)} V${end - 12}`;
+    return draw("path", { class: "stream", d: `${down} Q${beside},${end} ${beside - 12},${end} H${edge}` });
+  }
+
+  const [width, height] = [beside + 6, 8 + levels.length * BOX.stepY];
+  return draw(
+    "svg",
+    { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "data flow" },
+    stream("resid_pre", "resid_mid"),
+    stream("resid_mid", "resid_post"),
+    ...known.flatMap((name) => sources(name).map((from) => arrow(from, name))),
+    ...known.map((name) => boxOf(name, activations[name].shapes[layer].join(" × "), middle(name))),
+  );
 }
 
-function middle(name) {
-  const [x, y] = FLOW[name];
-  return { x: 4 + BOX.wide / 2 + x * BOX.stepX, y: 4 + BOX.high / 2 + levels.indexOf(y) * BOX.stepY };
-}
-
-/** From the bottom of one box to the top of another. */
-function arrow(from, to) {
-  const [a, b] = [middle(from), middle(to)];
-  const [start, end] = [a.y + BOX.high / 2, b.y - BOX.high / 2];
-  return draw("path", { d: `M${a.x},${start} C${a.x},${start + 14} ${b.x},${end - 14} ${b.x},${end}` });
-}
-
-/** What passes by the attention, and by the MLP. */
-function stream(from, to) {
-  const [a, b] = [middle(from), middle(to)];
-  const [start, end] = [a.y + 5, b.y - 5];
-  const edge = a.x + BOX.wide / 2;
-  const turn = (x, y) => `Q${STREAM},${y} ${STREAM},${x}`;
-  const down = `M${edge},${start} H${STREAM - 12} ${turn(start + 12, start)} V${end - 12}`;
-  return draw("path", { class: "stream", d: `${down} Q${STREAM},${end} ${STREAM - 12},${end} H${edge}` });
-}
-
-const boxes = known.map((name) => {
-  const { x, y } = middle(name);
-  const shape = activations[name].shape.join(" × ");
+function boxOf(name, shape, { x, y }) {
   const box = draw("g", {
     role: "button",
     tabindex: "0",
@@ -81,31 +116,23 @@ const boxes = known.map((name) => {
     }
   });
   return box;
-});
+}
 
-const [WIDTH, HEIGHT] = [STREAM + 6, 8 + levels.length * BOX.stepY];
-byId("flow").append(
-  draw(
-    "svg",
-    {
-      width: WIDTH,
-      height: HEIGHT,
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-      role: "group",
-      "aria-label": "data flow",
-    },
-    stream("resid_pre", "resid_mid"),
-    stream("resid_mid", "resid_post"),
-    ...known.flatMap((name) => sources(name).map((from) => arrow(from, name))),
-    ...boxes,
-  ),
-);
+/** What tells the picture of one layer from that of another. */
+const kindOf = (layer) => Object.values(activations).map(({ shapes }) => shapes[layer]);
+let drawn = "";
 
-view(["activation"], () => {
-  for (const box of boxes) box.classList.toggle("here", box.dataset.name === state.activation);
-});
 view(["layer"], () => {
   byId("layer-title").textContent = `Layer ${state.layer}`;
+  const kind = JSON.stringify(kindOf(state.layer));
+  if (kind === drawn) return;
+  drawn = kind;
+  byId("flow").replaceChildren(flowOf(state.layer));
+  if (!activations[state.activation].shapes[state.layer]) choose({ activation: "resid_post" });
+});
+view(["layer", "activation"], () => {
+  for (const box of byId("flow").querySelectorAll("[data-name]"))
+    box.classList.toggle("here", box.dataset.name === state.activation);
 });
 view(["layer", "token", "activation"], () => {
   const { rms, first, count } = activations[state.activation];
