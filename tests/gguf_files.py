@@ -168,7 +168,9 @@ def converted(model):
 
 
 def describe(writer, config):
-    """What a config of transformers says, as keys."""
+    """What a config of transformers says, as keys; ids go in and come out."""
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
     if config.model_type == "gpt2":
         describe_gpt2(writer, config)
         return
@@ -179,7 +181,6 @@ def describe(writer, config):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
     head_dim = getattr(config, "head_dim", None)
     if head_dim is not None:
         writer.add_key_length(head_dim)

@@ -62,14 +62,16 @@ def test_bytes_are_those_of_the_arrays(case, rng):
     work = case.work.smaller()
     inputs = work.inputs(rng)
     if isinstance(work, bench.ModelRun):
-        arrays = [array for array in inputs["weights"].values() if array.ndim == 2]
+        few = isinstance(work, bench.QuantizedModelRun)
+        matrices = [weight for weight in inputs["weights"].values() if len(weight.shape) == 2]
+        arrays = [weight.blocks() if few else weight for weight in matrices]
         positions = work.in_cache + work.new
         cache = models.KVCache(
             num_layers=work.config.num_layers,
             num_kv_heads=work.config.num_kv_heads,
             head_dim=work.config.head_dim,
             max_seq_len=positions,
-            dtype="bfloat16",
+            dtype="float32" if few else "bfloat16",
         )
         counted = sum(array.nbytes for array in arrays) + cache.nbytes
     elif isinstance(work, bench.QuantizedLinear):  # whose weight is given by its values

@@ -331,7 +331,7 @@ def test_the_logits_are_ours(installed, shape, flash, rng):
     config, weights = small(shape)
     ids = rng.integers(config.vocab_size, size=70)
     expected = sf.models.Transformer(config, weights)(ids)
-    model = llama_cpp.Model(config, weights)
+    model = llama_cpp.Model.of(config, weights)
     for count in (1, 2, 17, 70):
         context = llama_cpp.Context(model, 70, 2, flash=flash)
         got = context.logits(ids[:count])
@@ -367,3 +367,16 @@ def test_a_wrong_order_of_rows_is_another_result(installed, monkeypatch):
 
 def test_its_version_is_told(installed):
     assert "llama-cpp-python" in bench.this_machine().versions
+
+
+# ---- weights of few bits -------------------------------------------------------------------------
+
+QUANTISED = [name for name in CASES if CASES[name].work.__class__ is bench.QuantizedModelRun]
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_it_races_on_the_same_blocks_and_is_a_hundred_times_as_far_off(installed, name):
+    result = run_case(smaller(CASES[name]), LIMITS, 0.01, bench.Stopwatch())
+    theirs, mine = result.measured[LLAMA_CPP], result.measured[OURS]
+    assert 0 < mine.error < theirs.error / 100 < 0.001
+    assert all(goal.known for goal in result.goals)

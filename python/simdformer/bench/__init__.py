@@ -26,6 +26,7 @@ from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
 from simdformer.bench.quantized import QuantizedLinear
+from simdformer.bench.quantized_models import QuantizedModelRun
 from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline, save_roofline
 from simdformer.bench.runner import all_cases, run, run_case, select
@@ -46,6 +47,7 @@ __all__ = [
     "ModelRun",
     "Operation",
     "QuantizedLinear",
+    "QuantizedModelRun",
     "RMSNorm",
     "Result",
     "Results",

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.bench.contestants import LLAMA_CPP, Contestant, Missing, Way, optional
+from simdformer.functional import QuantizedWeight
 from simdformer.models import ModelConfig
 from simdformer.rope_scaling import rope_frequencies
 from simdformer.types import Array
@@ -35,6 +36,8 @@ __all__ = [
     "tensors",
     "write_gguf",
 ]
+
+Weights = Mapping[str, Array | QuantizedWeight]
 
 FLOAT16 = 1  # ggml's number for it
 EVERYTHING = -1  # until the end, as a position
@@ -73,9 +76,9 @@ def missing() -> Missing | None:
 
 
 class Model:
-    """Weights in llama.cpp's memory. RuntimeError when it does not take them."""
+    """A GGUF file in llama.cpp's memory. RuntimeError when it does not take it."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
+    def __init__(self, path: Path, vocab_size: int) -> None:
         library: Any = optional("llama_cpp")
         # Its warnings (that there is no vocabulary) reach the logger as errors.
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
@@ -83,14 +86,19 @@ class Model:
         options = library.llama_model_default_params()
         options.load_mode = library.LLAMA_LOAD_MODE_NONE  # read, not mapped
         options.n_gpu_layers = 0
+        handle = library.llama_model_load_from_file(bytes(path), options)
+        if not handle:
+            raise RuntimeError("llama.cpp does not take the file that was made for it")
+        self.library, self.handle, self.vocab_size = library, handle, vocab_size
+        weakref.finalize(self, library.llama_model_free, handle)
+
+    @classmethod
+    def of(cls, config: ModelConfig, weights: Weights) -> "Model":
+        """That of a file which is made for it, and gone when it is read."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             write_gguf(optional("gguf"), path, config, weights)
-            handle = library.llama_model_load_from_file(bytes(path), options)
-        if not handle:
-            raise RuntimeError("llama.cpp does not take the file that was made for it")
-        self.library, self.handle, self.vocab_size = library, handle, config.vocab_size
-        weakref.finalize(self, library.llama_model_free, handle)
+            return cls(path, config.vocab_size)
 
 
 class Context:
@@ -167,14 +175,17 @@ def contestant(
 # ---- its file ------------------------------------------------------------------------------------
 
 
-def write_gguf(library: Any, path: Path, config: ModelConfig, weights: Mapping[str, Array]) -> None:
+def write_gguf(library: Any, path: Path, config: ModelConfig, weights: Weights) -> None:
     """The file of a model without biases and windows; `library` is the package gguf."""
     writer = library.GGUFWriter(path, architecture(config))
     add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
     for key, value in metadata(config).items():
         add[type(value)](key, value)
     for name, array in tensors(config, weights):
-        if array.dtype.name == "bfloat16":  # its bytes as they are
+        if isinstance(array, QuantizedWeight):
+            kind = library.GGMLQuantizationType[array.type.upper()]
+            writer.add_tensor(name, array.blocks(), raw_dtype=kind)
+        elif array.dtype.name == "bfloat16":  # its bytes as they are
             kind = library.GGMLQuantizationType.BF16
             writer.add_tensor(name, array.view(np.uint8), raw_dtype=kind)
         else:
@@ -214,7 +225,7 @@ def metadata(config: ModelConfig) -> dict[str, str | int | float]:
     }
 
 
-def tensors(config: ModelConfig, weights: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+def tensors(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Array | QuantizedWeight]]:
     """The tensors under llama.cpp's names. Matrices stay as they are but for the order of rows;
     vectors must be float32.
     """
@@ -223,14 +234,25 @@ def tensors(config: ModelConfig, weights: Mapping[str, Array]) -> Iterator[tuple
         layer, _, last = name.removeprefix("layers.").rpartition(".")
         theirs = f"blk.{layer}.{NAMES[last]}" if layer else NAMES[last]
         if last in TURNED:
-            array = in_layout(array, config.head_dim, config.rope_layout, wanted)
-        yield f"{theirs}.weight", array.astype(np.float32) if array.ndim == 1 else array
+            array = turned_rows(array, config, wanted)
+        if isinstance(array, np.ndarray) and array.ndim == 1:
+            array = array.astype(np.float32)
+        yield f"{theirs}.weight", array
     if config.rope_scaling:  # what each frequency is divided by
         plain = rope_frequencies(config.head_dim, theta=config.rope_theta)
         scaled = rope_frequencies(
             config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
         )
         yield "rope_freqs.weight", (plain.inv_freq / scaled.inv_freq).astype(np.float32)
+
+
+def turned_rows(
+    weight: Array | QuantizedWeight, config: ModelConfig, wanted: str
+) -> Array | QuantizedWeight:
+    if isinstance(weight, QuantizedWeight):
+        blocks = in_layout(weight.blocks(), config.head_dim, config.rope_layout, wanted)
+        return QuantizedWeight.from_blocks(blocks, weight.type, weight.shape)
+    return in_layout(weight, config.head_dim, config.rope_layout, wanted)
 
 
 def in_layout(rows: Array, head_dim: int, found: str, wanted: str) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from simdformer.bench.work import (
     random_array,
     times,
 )
+from simdformer.functional import embedding
 from simdformer.models import KVCache, ModelConfig, Transformer, weight_shapes
 from simdformer.models.budget import cache_bytes
 from simdformer.rope_scaling import rope_frequencies
@@ -44,6 +45,7 @@ __all__ = [
     "SHAPES",
     "ModelRun",
     "forget_models",
+    "made",
     "model_cases",
     "random_weights",
     "reference_logits",
@@ -92,10 +94,9 @@ BLOCK = 1_000_003  # random numbers that all matrices repeat; a prime, so that n
 CHECKED = 16  # ids; float64 is slow, and a model that is right for these is the same model
 SAMPLED = 256  # logits
 SEED = 20240601
-CACHE_DTYPE = "bfloat16"
 
 # The models made last, by what made them: cases of one model follow each other.
-_made: dict[str, tuple[ModelConfig, Any]] = {}
+_made: dict[str, tuple[Any, Any]] = {}
 
 
 def model_cases() -> Iterator[Case]:
@@ -124,6 +125,12 @@ class ModelRun(Work):
     config: ModelConfig
     new: int
     in_cache: int = 0
+    cache_dtype: ClassVar[Dtype] = "bfloat16"
+
+    @property
+    def model(self) -> Any:
+        """By what its model is known."""
+        return self.config
 
     @property
     def operation(self) -> str:
@@ -249,7 +256,7 @@ def reference_logits(
         options: dict[str, Any] = {"layout": config.rope_layout, "attention_factor": factor}
         return reference.rope(x, inv_freq=inv_freq, **options)
 
-    x = reference.float64(weights["embed"][ids])
+    x = reference.float64(embedding(ids, weights["embed"], dtype="float32"))
     for at in (f"layers.{layer}." for layer in range(config.num_layers)):
         h = norm(x, at + "attn_norm")
         q, k, v = (heads(linear(h, at + name)) for name in ("wq", "wk", "wv"))
@@ -259,7 +266,8 @@ def reference_logits(
         h = norm(x, at + "mlp_norm")
         x = x + linear(reference.swiglu(linear(h, at + "gate"), linear(h, at + "up")), at + "down")
     last = weights["embed" if config.tie_embeddings else "lm_head"]
-    return reference.float64(reference.linear(norm(x[-1], "final_norm"), last[rows]))
+    last_rows = embedding(rows, last, dtype="float32")
+    return reference.float64(reference.linear(norm(x[-1], "final_norm"), last_rows))
 
 
 # ---- who runs them -------------------------------------------------------------------------------
@@ -271,21 +279,21 @@ def forget_models() -> None:
     random_weights.cache_clear()
 
 
-def made(by: str, config: ModelConfig, make: Callable[[], Any]) -> Any:
-    """The model that `by` made last, if it has that config, else a new one in its place."""
-    if by not in _made or _made[by][0] != config:
+def made(by: str, model: Any, make: Callable[[], Any]) -> Any:
+    """What `by` made last, if it is of that model, else a new one in its place."""
+    if by not in _made or _made[by][0] != model:
         _made.pop(by, None)  # before the next one is made
-        _made[by] = (config, make())
+        _made[by] = (model, make())
     return _made[by][1]
 
 
 def ours(work: ModelRun, inputs: Inputs) -> Contestant:
     config, weights = work.config, inputs["weights"]
-    packed: Transformer = made(OURS, config, lambda: Transformer(config, weights))
+    packed: Transformer = made(OURS, work.model, lambda: Transformer(config, weights))
     model = copy(packed)  # another arithmetic on the same packed weights
     model.activations = numpy_dtype(work.dtype)
     ids, first = inputs["ids"], work.in_cache
-    cache = model.new_cache(first + work.new, dtype=CACHE_DTYPE)
+    cache = model.new_cache(first + work.new, dtype=work.cache_dtype)
     if first:
         model(ids[:first], cache, 1)
     new = ids[first:]
@@ -296,7 +304,7 @@ def ours(work: ModelRun, inputs: Inputs) -> Contestant:
 
     def checked(_: Array) -> Array:
         few = work.checked_ids(inputs)
-        short: KVCache = model.new_cache(len(few), dtype=CACHE_DTYPE)
+        short: KVCache = model.new_cache(len(few), dtype=work.cache_dtype)
         model(few[:-1], short, 1)
         logits: Array = model(few[-1:], short, 1)[-1]
         return logits
@@ -308,7 +316,7 @@ def with_transformers(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
     if missing := transformers.missing():
         return missing
     config, weights, ids = work.config, inputs["weights"], inputs["ids"]
-    model = made(TRANSFORMERS, config, lambda: transformers.load(config, weights))
+    model = made(TRANSFORMERS, work.model, lambda: transformers.load(config, weights))
     return transformers.contestant(model, ids, work.in_cache, work.checked_ids(inputs))
 
 
@@ -318,7 +326,7 @@ def with_llama_cpp(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
     config, weights, ids = work.config, inputs["weights"], inputs["ids"]
     few, threads = work.checked_ids(inputs), get_num_threads()
     try:
-        model = made(LLAMA_CPP, config, lambda: llama_cpp.Model(config, weights))
+        model = made(LLAMA_CPP, work.model, lambda: llama_cpp.Model.of(config, weights))
         return llama_cpp.contestant(model, ids, work.in_cache, few, threads)
     except (OSError, RuntimeError) as error:  # no room for its file, or a library that is too new
         return Missing(LLAMA_CPP, f"could not be given the model: {error}")

@@ -32,6 +32,7 @@ from simdformer.bench.machine import (
 )
 from simdformer.bench.models import forget_models, model_cases
 from simdformer.bench.quantized import QuantizedLinear
+from simdformer.bench.quantized_models import quantized_model_cases
 from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
 from simdformer.bench.work import Case, Goal, Operation, relative_error
@@ -80,7 +81,7 @@ def all_cases(isa: str, *, best_isa: bool = True, models: bool = False) -> list[
         name, work = operation.smallest()
         cases.append(Case(f"call/{name}", work, (SHORTEST_CALL,)))
     if models:
-        cases += model_cases()
+        cases += [*model_cases(), *quantized_model_cases()]
     if best_isa:
         return cases
     return [replace(case, goals=case.work.lower_goals(isa)) for case in cases]
