@@ -163,6 +163,19 @@ wrong(
     "attention.not_divided",
     lambda q, k, v: np.exp(scores_of(q, k) - scores_of(q, k).max(-1, keepdims=True)) @ v,
 )
+
+
+def without_keepdims(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1)
+
+
+@example("attention.softmax_keepdims_lost")
+def _(rng):
+    q, k, v = (normal(rng, L, D) for _ in range(3))
+    return without_keepdims(scores_of(q, k)) @ v, attention, (q, k, v), {}
+
+
 wrong("attention.softmax_twice", lambda q, k, v: softmax(softmax(scores_of(q, k))) @ v)
 wrong("attention.log_softmax", lambda q, k, v: np.log(softmax(scores_of(q, k))) @ v)
 

@@ -61,7 +61,19 @@ def keepdims_lost(x):
     return e / e.sum(-1)
 
 
+def keepdims_of_maximum_lost(x):
+    e = np.exp(x - x.max(-1))
+    return e / e.sum(-1, keepdims=True)
+
+
+def keepdims_lost_twice(x):
+    e = np.exp(x - x.max(-1))
+    return e / e.sum(-1)
+
+
 wrong_softmax("softmax.keepdims_lost", keepdims_lost, shape=(6, 6))
+wrong_softmax("softmax.keepdims_of_maximum_lost", keepdims_of_maximum_lost, shape=(6, 6))
+wrong_softmax("softmax.keepdims_lost_twice", keepdims_lost_twice, shape=(6, 6))
 
 # ---- linear --------------------------------------------------------------------------------------
 
@@ -117,6 +129,7 @@ def sines(ids, weight):
 
 wrong_embedding("embedding.ids_from_one", lambda ids, w: w[ids - 1])
 wrong_embedding("embedding.ids_plus_one", lambda ids, w: w[ids + 1])
+wrong_embedding("embedding.without_bos", lambda ids, w: w[ids[:, 1:]])
 wrong_embedding("embedding.scaled", lambda ids, w: w[ids] * np.float32(np.sqrt(8)))
 wrong_embedding("embedding.divided", lambda ids, w: w[ids] / np.float32(np.sqrt(8)))
 wrong_embedding("embedding.columns", lambda ids, w: w.T[ids], vocabulary=8)

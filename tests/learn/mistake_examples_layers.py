@@ -91,6 +91,10 @@ for i, name in enumerate(("wq", "wk", "wv", "wo")):
     wrong_heads(f"{part}.{name}_not_transposed", one_not_transposed)
     wrong_heads(f"{part}.{name}_forgotten", one_forgotten)
 wrong_heads("linear.not_transposed", lambda x, *w: multi_head(x, *[y.T for y in w]))
+wrong_heads(
+    "projections.three_not_transposed",
+    lambda x, wq, wk, wv, wo: multi_head(x, wq.T, wk.T, wv.T, wo),
+)
 wrong_heads("projecting_out.residual_added", lambda x, *w: x + multi_head(x, *w))
 wrong_heads(
     "split_heads.without_transpose",

@@ -45,6 +45,33 @@ causal("attention.no_causal", lambda q, k, v: softmax(scores_of(q, k)) @ v)
 causal(
     "attention.causal_strict", lambda q, k, v: attend(q, k, v, ~np.triu(np.ones((L, L), bool), 0))
 )
+
+
+def diagonal_hidden(q, k, v, hidden, dtype=np.float32):
+    """triu(k=0), and whatever a row that sees nothing comes to."""
+    scores = scores_of(q, k).astype(dtype)
+    scores = np.where(np.triu(np.ones((L, L), bool)), dtype(hidden), scores)
+    return (softmax(scores) @ v).astype(np.float32)
+
+
+@example("attention.causal_strict_added")
+def _(rng):
+    """In float64, where the digits of the scores survive beside 1e9."""
+    q, k, v = (normal(rng, B, H, L, D).astype(np.float64) for _ in range(3))
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(D) + np.triu(np.full((L, L), -1e9))
+    return softmax(scores) @ v, attention, (q, k, v), {"is_causal": True}
+
+
+causal("attention.causal_strict_nan", lambda q, k, v: diagonal_hidden(q, k, v, -np.inf))
+causal("attention.causal_strict_uniform", lambda q, k, v: diagonal_hidden(q, k, v, -1e9))
+causal(
+    "attention.causal_strict_uniform",
+    lambda q, k, v: diagonal_hidden(q, k, v, np.finfo(np.float32).min),
+)
+causal(
+    "attention.causal_strict_uniform",
+    lambda q, k, v: diagonal_hidden(q, k, v, np.finfo(np.float16).min, np.float64),
+)
 causal("attention.causal_loose", lambda q, k, v: attend(q, k, v, np.tril(np.ones((L, L), bool), 1)))
 causal(
     "attention.causal_reversed",

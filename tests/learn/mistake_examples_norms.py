@@ -198,6 +198,16 @@ wrong_layer(
     shape=(N, N),
 )
 wrong_layer(
+    "layer_norm.keepdims_of_mean_lost",
+    lambda x, w, b, e: (x - x.mean(-1)) / np.sqrt(ms(x - x.mean(-1)) + e) * w + b,
+    shape=(N, N),
+)
+wrong_layer(
+    "layer_norm.keepdims_lost_twice",
+    lambda x, w, b, e: (x - x.mean(-1)) / np.sqrt(ms(x - x.mean(-1), keepdims=False) + e) * w + b,
+    shape=(N, N),
+)
+wrong_layer(
     "layer_norm.weight_forgotten", lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) + b
 )
 wrong_layer(

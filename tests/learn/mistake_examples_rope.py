@@ -109,7 +109,7 @@ for theta in (10_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_00
         theta=25_000.0,
     )
     wrong_angles(
-        f"inv_freq.ignored_theta_{theta}",
+        f"rope.ignored_theta_{theta}",
         lambda theta=theta: angles(theta),
         inv_freq=frequencies(25_000.0) / 8,
     )

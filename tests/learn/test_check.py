@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 import simdformer as sf
 from conftest import LAYOUTS, bfloat16, normal, relaid, to_torch
 from simdformer import nn
+from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.check.operation import bind
 from simdformer.learn.check.search import WHOLE
-from simdformer.learn.program import CATALOGUE, Run
+from simdformer.learn.program import Run
 
 attention = sf.scaled_dot_product_attention
 TORCH = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -15,10 +15,11 @@ import mistake_examples_scaling
 import simdformer as sf
 from conftest import normal, relaid, to_torch, torch_rope
 from simdformer import nn
+from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.check import check
 from simdformer.learn.check.operation import bind
 from simdformer.learn.check.search import SAMPLE
-from simdformer.learn.program import CATALOGUE, OPERATIONS, Run
+from simdformer.learn.program import OPERATIONS, Run
 
 # ---- wrong ---------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import pytest
 import simdformer as sf
 from conftest import normal
 from simdformer import nn, reference
+from simdformer.learn.catalogue import CATALOGUE, Mistakes, instead
 from simdformer.learn.check.operation import checkable
-from simdformer.learn.program import CATALOGUE, mistake
 from test_check import attend, attention, names
 
 # ---- wrong shapes --------------------------------------------------------------------------------
@@ -250,16 +250,10 @@ def test_html_without_matplotlib(rng, monkeypatch):
 def test_a_mistake_of_ones_own(rng):
     """As docs/check.md shows."""
 
-    @mistake(
-        "softmax.shift",
-        title="the minimum is subtracted",
-        cause="min for max.",
-        fix="Subtract the maximum.",
-        step="01 §1",
-    )
-    def minimum_subtracted(s):
-        s.scores = s.scores - s.scores.min(axis=s.along, keepdims=True)
-
+    in_shift = Mistakes("softmax.shift", fix="Subtract the maximum.", see="01 §1")
+    words = "minimum_subtracted: the minimum is subtracted\n    min for max.\n"
+    wrong = instead(scores=lambda s: s.scores - s.scores.min(axis=s.along, keepdims=True))
+    in_shift(words, minimum_subtracted=wrong)
     try:
         x = normal(rng, 3, 4, scale=60)
         with np.errstate(all="ignore"):
@@ -267,6 +261,8 @@ def test_a_mistake_of_ones_own(rng):
             report = sf.check("softmax", e / e.sum(-1, keepdims=True), x)
         assert "softmax.minimum_subtracted" in names(report)
         with pytest.raises(ValueError, match=r"is called softmax\.minimum_subtracted already"):
-            CATALOGUE.add(minimum_subtracted)
+            in_shift(words, minimum_subtracted=wrong)
+        with pytest.raises(ValueError, match="no words for another"):
+            in_shift("", another=wrong)
     finally:
         del CATALOGUE.variations["softmax.minimum_subtracted"]

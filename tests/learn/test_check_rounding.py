@@ -109,7 +109,7 @@ def test_tanh_gelu_for_gelu_is_no_rounding(rng):
     ("scale", "words"),
     [
         (0.1768, "multiplied by 0.1768, needs 0.176777"),
-        (50**-0.5, "divided by the root of another axis: the number of positions"),
+        (50**-0.5, "divided by the root of the number of positions"),
         (0.2, "divided by 5, needs"),
         (0.31, "multiplied by 0.31, needs"),
     ],

@@ -11,8 +11,9 @@ import simdformer as sf
 import tiny_models
 from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from conftest import bfloat16
+from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.mistakes.model import variable
-from simdformer.learn.program import CATALOGUE, Run
+from simdformer.learn.program import Run
 from simdformer.learn.trace.steps import ModelSteps
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.text import LanguageModel
@@ -319,17 +320,17 @@ MISTAKES = [
     ("llama", "wo of layer 2", "layers.0.attn.out", "layer 2's wo"),
     ("llama", "residual forgotten", "layers.1.resid_mid", "residual is forgotten"),
     ("llama", "residual of the norm", "layers.0.resid_mid", "normed value, not to the stream"),
-    ("llama", "parallel blocks", "layers.0.mlp_norm", "what attention gave is lost"),
+    ("llama", "parallel blocks", "layers.0.mlp_norm", "attention is lost"),
     ("llama", "mlp_norm of layer 2", "layers.0.mlp_norm", "layer 2's mlp_norm"),
     ("llama", "mlp of layer 0", "layers.1.mlp.gate", "layer 0's gate (w1)"),
     ("llama", "up of layer 2", "layers.0.mlp.up", "layer 2's up (w3)"),
     ("llama", "w1 and w3 swapped", "layers.0.mlp.gate", "what up (w3) gives"),
     ("llama", "relu", "layers.0.mlp.act", "relu instead of silu"),
     ("llama", "down of layer 0", "layers.1.mlp.out", "layer 0's down (w2)"),
-    ("llama", "mlp residual from the input", "layers.0.resid_post", "what attention gave is lost"),
+    ("llama", "mlp residual from the input", "layers.0.resid_post", "attention is lost"),
     ("llama", "mlp residual from the embedding", "layers.0.resid_post", "layer's input"),
     ("llama", "final norm forgotten", "final_norm", "final norm is forgotten"),
-    ("llama", "tied by mistake", "logits", "lm_head of its own"),
+    ("llama", "tied by mistake", "logits", "but there is an lm_head"),
     ("qwen3", "k_norm for q", "layers.0.attn.q_normed", "normalised with k_norm"),
     ("qwen3", "rope layout", "layers.0.attn.q_rot", "half and interleaved are swapped"),
     ("qwen3", "q_norm forgotten", "layers.0.attn.q_rot", "without its norm"),

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import simdformer as sf
+from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.exercises import EXERCISES, solutions
-from simdformer.learn.program import CATALOGUE
 from test_learn_commands import narrow
 
 SOURCE = inspect.getsource(solutions)

@@ -11,7 +11,7 @@ import pytest
 
 import simdformer as sf
 from simdformer.learn import check  # noqa: F401  fills the catalogue
-from simdformer.learn.program import CATALOGUE
+from simdformer.learn.catalogue import CATALOGUE
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("mistake_examples_*.py"))
 EXAMPLES = {

@@ -1,6 +1,6 @@
 """Learning from mistakes: computations cut into steps, and what goes wrong in them.
 
-    program      what a step is, and a mistake: a step done otherwise
+    program      what a step is; catalogue: what a mistake is, a step done otherwise
     mistakes/    the catalogue: every operation and layer as a program, its mistakes beside it
     check/       is this array right, and if not, which mistake gives it?
     trace/       the same for the activations of a whole model, from the first that is wrong

@@ -1,4 +1,4 @@
-"""Computations cut into named steps, so that any step can be done wrong.
+"""Computations cut into named steps, so that any step can be done wrong (see catalogue.py).
 
 A program is a list of steps, each a small function on the variables of one run. The variables that
 it starts from are the arguments of the operation that it spells out, by the names of that
@@ -17,42 +17,24 @@ tuple or list where the operation gives one:
 A step binds new arrays to names; it never writes into an array, for what an earlier run has
 computed is used again by later ones.
 
-A mistake is a step done otherwise. It says in words what went wrong, why, and what to do, and is
-registered under the full name of the step that it replaces:
-
-    @mistake("attention.scale", title="The scores are not scaled", cause=..., fix=..., step="01 §2")
-    def no_scale(s: State) -> None:
-        pass
-
-    Run(np.float32, no_scale.replaces)(attention, query=q, key=k, value=v).out
-
-A mistake that shows in several steps is a class with a function for each of them:
-
-    @mistake("attention.mask", "attention.softmax", title=...)
-    class MaskAfterSoftmax:
-        @staticmethod
-        def mask(s): ...
-
-        @staticmethod
-        def softmax(s): ...
-
 Programs run one another (`s.run(rope, x=s.q, ...)`), and replaced steps are replaced at every
 depth: what can go wrong in RoPE can go wrong in the RoPE of an attention layer. Mistakes in
 different steps combine.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["CATALOGUE", "OPERATIONS", "Mistake", "Program", "Run", "State", "Variation", "mistake"]
+__all__ = ["OPERATIONS", "STEPS", "Program", "Run", "State", "Step", "Tape", "Value"]
 
 State = SimpleNamespace  # the variables of one run of a program; `s.run` is the run itself
 Step = Callable[[Any], None]
+Value = Callable[[Any], Any]  # of a variable, from the variables
 Thin = Callable[[dict[str, Any], int], tuple[dict[str, Any], Callable[[Any], Any]] | None]
 
 
@@ -77,6 +59,7 @@ class Program:
         self.axes = axes
         self.tables = tables
         self.steps: dict[str, Step] = {}
+        self.conditions: dict[str, Value] = {}
         self.thinned: Thin | None = None
         self.defaults: dict[str, Any] = {}
         if of is not None:
@@ -93,8 +76,18 @@ class Program:
         name = f"{self.name}.{function.__name__}"
         if name in self.steps:
             raise ValueError(f"{name} is a step already")
-        self.steps[name] = function
+        self.steps[name] = STEPS[name] = function
         return function
+
+    def step_if(self, condition: Value) -> Callable[[Step], Step]:
+        """Decorator: a step that is left out unless condition(s). What goes wrong in it is tried
+        only where it is done."""
+
+        def decorate(function: Step) -> Step:
+            self.conditions[f"{self.name}.{function.__name__}"] = condition
+            return self.step(function)
+
+        return decorate
 
     def thin(self, function: Thin) -> Thin:
         """Decorator: how a large problem is sampled.
@@ -110,6 +103,7 @@ class Program:
         return f"Program({self.name!r}, {len(self.steps)} steps)"
 
 
+STEPS: dict[str, Step] = {}  # all right steps, by full name
 OPERATIONS: dict[Callable[..., Any], Program] = {}  # functions and layer classes, their programs
 
 
@@ -181,14 +175,16 @@ class Run:
         for i, (name, step) in enumerate(program.steps.items()):
             if i < known:
                 continue
+            wanted = program.conditions.get(name, bool)(s)
             tape.before.append(self.variables(s))
-            tape.visited.append({name})
+            tape.visited.append({name} if wanted else set())
             tape.nested.append([])
             self._inside = (tape.visited[i], tape.nested[i])
             alike = old is not None and i == known and name not in self.differing
             self._pending = old.nested[i][:] if old is not None and alike else []
             held = {} if self.rounding is None else vars(s).copy()
-            self.replaced.get(name, step)(s)
+            if wanted:
+                self.replaced.get(name, step)(s)
             if self.rounding is not None:
                 self.round_results(program, name, held, s)
         tape.after = self.variables(s)
@@ -224,95 +220,3 @@ class Run:
             if value is not held.get(variable):
                 table = variable in program.tables
                 setattr(s, variable, self.rounding.of_result(name, value, table))
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """What went wrong, in words.
-
-    name : such as "attention.no_scale"
-    title : what is wrong with the array, in half a sentence
-    cause : how one comes to it
-    fix : what to write instead
-    step : the notebook and section that the step belongs to, such as "01 §2"
-    """
-
-    name: str
-    title: str
-    cause: str
-    fix: str
-    step: str
-
-
-@dataclass(frozen=True)
-class Variation:
-    """A mistake and the steps, by full name, that it replaces.
-
-    rare : seldom made, so that in looking for two mistakes at once the others are tried first
-    """
-
-    mistake: Mistake
-    replaces: Mapping[str, Step]
-    rare: bool = False
-
-    @property
-    def steps(self) -> Set[str]:
-        return self.replaces.keys()
-
-    def combines_with(self, other: "Variation") -> bool:
-        return not self.replaces.keys() & other.replaces.keys()
-
-
-class Catalogue:
-    """All mistakes that are known, in the order in which they were written down."""
-
-    def __init__(self) -> None:
-        self.variations: dict[str, Variation] = {}
-
-    def __iter__(self) -> Iterator[Variation]:
-        return iter(self.variations.values())
-
-    def __len__(self) -> int:
-        return len(self.variations)
-
-    def __getitem__(self, name: str) -> Variation:
-        return self.variations[name]
-
-    def add(self, variation: Variation) -> None:
-        if variation.mistake.name in self.variations:
-            raise ValueError(f"a mistake is called {variation.mistake.name} already")
-        self.variations[variation.mistake.name] = variation
-
-    def among(self, visited: Set[str]) -> list[Variation]:
-        """The mistakes that can be made in a run that visited these steps."""
-        return [known for known in self if known.replaces.keys() <= visited]
-
-
-CATALOGUE = Catalogue()
-
-
-def mistake(
-    *steps: str,
-    title: str,
-    cause: str,
-    fix: str,
-    step: str,
-    name: str | None = None,
-    rare: bool = False,
-) -> Callable[[Any], Variation]:
-    """Decorator: puts a function (for one step), or a class of functions named as the steps are
-    (for several), into the catalogue; gives the `Variation`."""
-
-    def register(wrong: Any) -> Variation:
-        own = name or "".join("_" + c.lower() if c.isupper() else c for c in wrong.__name__)
-        program = steps[0].partition(".")[0]
-        if len(steps) == 1 and not isinstance(wrong, type):
-            replaces = {steps[0]: wrong}
-        else:
-            replaces = {full: vars(wrong)[full.rpartition(".")[2]] for full in steps}
-        found = Mistake(f"{program}.{own.strip('_')}", title, cause, fix, step)
-        variation = Variation(found, replaces, rare)
-        CATALOGUE.add(variation)
-        return variation
-
-    return register

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import Float64, numbers, row_size
 from simdformer.learn.check.rounding import BF16, F16, F32
 from simdformer.learn.check.search import BETTER, Explanation, Problem, evaluate
 from simdformer.learn.mistakes.attention import default_scale
-from simdformer.learn.program import Mistake, Program, Run, State, Step, Tape
+from simdformer.learn.program import Program, Run, State, Step, Tape
 
 __all__ = ["Fit", "fits"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.program import Mistake
+from simdformer.learn.catalogue import Mistake
 
 __all__ = ["CheckError", "Report", "Where", "card"]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.learn.catalogue import CATALOGUE, Mistake, Variation
 from simdformer.learn.check.compare import TOLERANCE, compare, numbers
 from simdformer.learn.check.rounding import BF16, F32, F64, Noise
-from simdformer.learn.program import CATALOGUE, Mistake, Program, Run, Step, Tape, Variation
+from simdformer.learn.program import Program, Run, Step, Tape
 
 __all__ = [
     "BETTER",

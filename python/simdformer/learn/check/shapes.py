@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.program import Mistake
+from simdformer.learn.catalogue import Mistake
 
 __all__ = ["Change", "changes", "parts"]
 

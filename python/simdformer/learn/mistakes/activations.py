@@ -1,4 +1,4 @@
-"""The activations in steps, and what goes wrong in them.
+"""The activations in steps, and others that are taken for them.
 
 The meaning is that of `reference.silu`, `gelu`, `relu` and `swiglu`.
 """
@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional
+from simdformer.learn.catalogue import Mistakes
 from simdformer.learn.mistakes.sampling import rows_of
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.program import Program, State, Step
 from simdformer.reference import erfc
 
 MLP = "02 §7"
 GELU = "04 §8"
 
 silu = Program("silu", of=functional.silu, axes=("position", "channel"))
+
 gelu = Program("gelu", of=functional.gelu, axes=("position", "channel"))
+
 relu = Program("relu", of=functional.relu, axes=("position", "channel"))
+
 swiglu = Program("swiglu", of=functional.swiglu, axes=("position", "channel"))
 
 
@@ -35,13 +39,19 @@ def sigmoid(s: State) -> None:
     s.share = 1 / (1 + np.exp(-s.h))
 
 
-@gelu.step
+@gelu.step_if(lambda s: s.approximate == "none")
 def normal(s: State) -> None:
-    if s.approximate == "tanh":
-        bent = np.tanh(s.run.dtype(math.sqrt(2 / math.pi)) * (s.h + s.run.dtype(0.044715) * s.h**3))
-        s.share = (1 + bent) / 2
-    else:
-        s.share = s.run.array(erfc(-s.h / s.run.dtype(math.sqrt(2)))) / 2
+    s.share = s.run.array(erfc(-s.h / s.run.dtype(math.sqrt(2)))) / 2
+
+
+@gelu.step_if(lambda s: s.approximate == "tanh")
+def bend(s: State) -> None:
+    s.bent = s.run.dtype(math.sqrt(2 / math.pi)) * (s.h + s.run.dtype(0.044715) * s.h**3)
+
+
+@gelu.step_if(lambda s: s.approximate == "tanh")
+def nearly_normal(s: State) -> None:
+    s.share = (1 + np.tanh(s.bent)) / 2
 
 
 @gelu.step
@@ -88,7 +98,7 @@ def sigmoid_of(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
-# name: (as it is called in a title, the function, the functions it may be taken for)
+# name: (as it is called in a title, the function)
 FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "silu": ("silu", lambda x: x * sigmoid_of(x)),
     "gelu": ("gelu", lambda x: x * erfc(-x / math.sqrt(2)).astype(x.dtype) / 2),
@@ -109,6 +119,8 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "step": ("a step from 0 to 1", lambda x: np.where(x > 0, 1, 0).astype(x.dtype)),
     "absolute": ("the absolute value", np.abs),
 }
+
+ALIKE = "Activations look alike; the config of a model says which one it was trained with."
 USUAL = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 # What is not said in general words, as (cause, fix).
 SPECIAL = {
@@ -125,6 +137,7 @@ SPECIAL = {
         "Write np.maximum(x, 0).",
     ),
 }
+
 WHERE = {
     "silu": "x * sigmoid(x), or x / (1 + exp(-x)) (torch.nn.functional.silu)",
     "gelu": "x * Phi(x), Phi the normal distribution (torch.nn.functional.gelu)",
@@ -132,7 +145,7 @@ WHERE = {
 }
 
 
-def instead(function: Callable[[Any], Any]) -> Callable[[State], None]:
+def another(function: Callable[[Any], Any]) -> Step:
     def other(s: State) -> None:
         s.out = s.run.array(function(s.h))
 
@@ -140,82 +153,22 @@ def instead(function: Callable[[Any], Any]) -> Callable[[State], None]:
 
 
 for op, last in {"silu": "product", "gelu": "product", "relu": "maximum"}.items():
+    in_last = Mistakes(f"{op}.{last}", see=MLP if op == "silu" else GELU, fix=f"Use {WHERE[op]}.")
+    in_last.add(
+        "not_applied",
+        another(lambda x: x),
+        f"{op} is not applied: x comes back as it was",
+        f"The call of {op} is missing, or its result is not used.",
+    )
     for name, (called, function) in FUNCTIONS.items():
         if name == op or (op, name) == ("gelu", "gelu_tanh"):
             continue
-        cause, fix = SPECIAL.get(
-            (op, name),
-            (
-                "Activations look alike; the config of a model says which one it was trained with.",
-                f"Use {WHERE[op]}.",
-            ),
-        )
-        mistake(
-            f"{op}.{last}",
-            name=f"{name}_instead",
-            title=f"this is {called} instead of {op}".replace(", instead", " instead"),
-            cause=cause,
-            fix=fix,
-            step=MLP if op == "silu" else GELU,
+        cause, fix = SPECIAL.get((op, name), (ALIKE, ""))
+        in_last.add(
+            f"{name}_instead",
+            another(function),
+            f"this is {called} instead of {op}".replace(", instead", " instead"),
+            cause,
+            fix,
             rare=name not in USUAL,
-        )(instead(function))
-    mistake(
-        f"{op}.{last}",
-        name="not_applied",
-        title=f"{op} is not applied: x comes back as it was",
-        cause=f"The call of {op} is missing, or its result is not used.",
-        fix=f"Use {WHERE[op]}.",
-        step=MLP if op == "silu" else GELU,
-    )(instead(lambda x: x))
-
-
-# ---- mistakes: silu ------------------------------------------------------------------------------
-
-
-@mistake(
-    "silu.sigmoid",
-    title="the sigmoid has the wrong sign: x / (1 + exp(x))",
-    cause="sigmoid(x) is 1 / (1 + exp(-x)); without the minus large x are pushed to 0.",
-    fix="Write x / (1 + np.exp(-x)).",
-    step=MLP,
-)
-def sigmoid_of_minus_x(s: State) -> None:
-    s.share = 1 / (1 + np.exp(s.h))
-
-
-@mistake(
-    "silu.sigmoid",
-    title="exp overflows: NaN where x is large",
-    cause="exp(x) / (1 + exp(x)) is infinity over infinity from x = 89 on in float32.",
-    fix="Write 1 / (1 + np.exp(-x)): there infinity gives 0, as it should.",
-    step=MLP,
-)
-def sigmoid_overflows(s: State) -> None:
-    e = np.exp(s.h)
-    s.share = e / (1 + e)
-
-
-@mistake(
-    "silu.sigmoid",
-    title="softmax is used instead of the sigmoid",
-    cause="The sigmoid looks at one number; softmax makes all of a row share.",
-    fix="Write x / (1 + np.exp(-x)).",
-    step=MLP,
-    rare=True,
-)
-def softmax_for_sigmoid(s: State) -> None:
-    e = np.exp(s.h - np.max(s.h, axis=-1, keepdims=True, initial=-np.inf))
-    s.share = e / np.sum(e, axis=-1, keepdims=True)
-
-
-@mistake(
-    "silu.product",
-    title="silu is applied twice",
-    cause="The layer applies it, and so does the function that the layer calls.",
-    fix="Apply it once.",
-    step=MLP,
-    rare=True,
-)
-def silu_twice(s: State) -> None:
-    once = s.h * s.share
-    s.out = once * sigmoid_of(once)
+        )

@@ -21,11 +21,12 @@ attention = Program(
 @attention.step
 def inputs(s: State) -> None:
     s.q, s.k, s.v = s.run.array(s.query), s.run.array(s.key), s.run.array(s.value)
-    s.no_heads = s.q.ndim == 2
+    s.no_heads, s.axis = s.q.ndim == 2, -1
     if s.no_heads:
         s.q, s.k, s.v = s.q[None], s.k[None], s.v[None]
     s.num_heads, s.head_dim = s.q.shape[-3], s.q.shape[-1]
-    s.group = s.num_heads // max(s.k.shape[-3], 1)
+    s.num_kv_heads = s.k.shape[-3]
+    s.group = s.num_heads // max(s.num_kv_heads, 1)
     s.L, s.S = s.q.shape[-2], s.k.shape[-2]
 
 
@@ -41,7 +42,13 @@ def positions(s: State) -> None:
 
 @attention.step
 def share(s: State) -> None:
-    s.k, s.v = np.repeat(s.k, s.group, axis=-3), np.repeat(s.v, s.group, axis=-3)
+    """Which key/value head each query head reads."""
+    s.k_head = s.v_head = np.arange(s.num_heads) // s.group
+
+
+@attention.step
+def repeat(s: State) -> None:
+    s.k, s.v = s.k[..., s.k_head, :, :], s.v[..., s.v_head, :, :]
 
 
 @attention.step
@@ -51,36 +58,36 @@ def dot(s: State) -> None:
 
 @attention.step
 def scale(s: State) -> None:
-    s.scores = s.scores * s.run.dtype(default_scale(s) if s.scale is None else s.scale)
+    s.scores = s.scores * s.run.dtype(scale_of(s))
 
 
-@attention.step
+@attention.step_if(lambda s: s.softcap is not None)
 def cap(s: State) -> None:
-    if s.softcap is not None:
-        s.scores = s.softcap * np.tanh(s.scores / s.softcap)
+    s.scores = s.softcap * np.tanh(s.scores / s.softcap)
 
 
 @attention.step
+def nothing_hidden(s: State) -> None:
+    s.visible = np.full((len(s.i), s.S), True)
+
+
+@attention.step_if(lambda s: s.is_causal)
 def causal(s: State) -> None:
-    s.visible = s.j <= s.i + s.offset if s.is_causal else np.full((len(s.i), s.S), True)
+    s.visible = s.j <= s.i + s.offset
 
 
-@attention.step
+@attention.step_if(lambda s: s.window is not None)
 def window(s: State) -> None:
-    if s.window is not None:
-        s.visible = s.visible & (s.j > s.i + s.offset - s.window)
+    s.visible = s.visible & (s.j > s.i + s.offset - s.window)
 
 
-@attention.step
+@attention.step_if(lambda s: s.key_lengths is not None)
 def lengths(s: State) -> None:
-    if s.key_lengths is not None:
-        s.visible = s.visible & (s.j < per_sequence(s, s.key_lengths))
+    s.visible = s.visible & (s.j < per_sequence(s, s.key_lengths))
 
 
-@attention.step
+@attention.step_if(lambda s: s.attn_mask is not None)
 def mask(s: State) -> None:
-    if s.attn_mask is None:
-        return
     if np.asarray(s.attn_mask).dtype == bool:
         s.visible = s.visible & np.asarray(s.attn_mask)
     else:
@@ -93,13 +100,18 @@ def hide(s: State) -> None:
 
 
 @attention.step
+def no_sink(s: State) -> None:
+    s.sink = s.run.array(-np.inf).reshape(1, 1, 1)
+
+
+@attention.step_if(lambda s: s.sinks is not None)
 def sink(s: State) -> None:
-    s.sink = s.run.array(-np.inf if s.sinks is None else s.sinks).reshape(-1, 1, 1)
+    s.sink = s.run.array(s.sinks).reshape(-1, 1, 1)
 
 
 @attention.step
 def softmax(s: State) -> None:
-    over(s, -1)
+    over(s, s.axis)
 
 
 @attention.step
@@ -142,6 +154,10 @@ def per_sequence(s: State, numbers: Any) -> Any:
 
 def default_scale(s: State) -> float:
     return 1 / math.sqrt(s.head_dim)
+
+
+def scale_of(s: State) -> float:
+    return default_scale(s) if s.scale is None else float(s.scale)
 
 
 def over(s: State, axis: Any) -> None:

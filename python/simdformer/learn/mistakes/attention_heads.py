@@ -2,64 +2,47 @@
 
 import numpy as np
 
-from simdformer.learn.program import State, mistake
+from simdformer.learn.catalogue import Mistakes, instead, then
+from simdformer.learn.program import State, Step
 
-GROUPS = "03 §3"
-
-# ---- heads ---------------------------------------------------------------------------------------
-
-
-@mistake(
-    "attention.share",
-    title="key/value heads are tiled a b a b instead of repeated a a b b",
-    cause="np.tile, or torch's repeat, gives query head h the key head h % K, not h // group.",
-    fix="Use np.repeat(key, H // K, axis=-3), in torch repeat_interleave, or sf.repeat_kv.",
-    step=GROUPS,
+in_share = Mistakes(
+    "attention.share", see="03 §3", fix="Give query head h the key/value head h // (H // K)."
 )
-def heads_tiled(s: State) -> None:
-    order = np.arange(s.num_heads) % s.k.shape[-3]
-    s.k, s.v = s.k[..., order, :, :], s.v[..., order, :, :]
 
-
-@mistake(
-    "attention.share",
-    title="all query heads read the first key/value head",
-    cause="An index 0, or broadcasting from one head: that is multi-query attention.",
-    fix="Give query head h the key/value head h // (H // K).",
-    step=GROUPS,
+in_share(
+    """
+    heads_tiled: key/value heads are tiled a b a b instead of repeated a a b b
+        np.tile, or torch's repeat, gives query head h the key head h % K, not h // group.
+        > Use np.repeat(key, H // K, axis=-3), in torch repeat_interleave, or sf.repeat_kv.
+    values_tiled: values are shared in another order than keys: tiled a b a b
+        Only one of the two repeat lines is right.
+        > Repeat keys and values in the same way, a a b b.
+    one_kv_head: all query heads read the first key/value head
+        An index 0, or broadcasting from one head: that is multi-query attention.
+    """,
+    heads_tiled=instead(
+        k_head=lambda s: np.arange(s.num_heads) % s.num_kv_heads,
+        v_head=lambda s: np.arange(s.num_heads) % s.num_kv_heads,
+    ),
+    values_tiled=then(v_head=lambda s: np.arange(s.num_heads) % s.num_kv_heads),
+    one_kv_head=then(k_head=lambda s: 0 * s.k_head, v_head=lambda s: 0 * s.v_head),
 )
-def one_kv_head(s: State) -> None:
-    order = np.zeros(s.num_heads, int)
-    s.k, s.v = s.k[..., order, :, :], s.v[..., order, :, :]
 
 
-def hard_coded(size: int) -> None:
-    @mistake(
-        "attention.share",
-        name=f"group_of_{size}",
-        title=f"a group of {size} heads is written into the code",
-        cause=f"head // {size} is right only where H / K is {size}; here it is another number.",
-        fix="Compute the group: head // (H // K).",
-        step=GROUPS,
-    )
+def group_of(size: int) -> Step:
     def group(s: State) -> None:
         if s.num_heads <= size:
             raise ValueError("that is one head for all")
-        order = np.arange(s.num_heads) // size
-        s.k, s.v = s.k[..., order, :, :], s.v[..., order, :, :]
+        s.k_head = s.v_head = np.arange(s.num_heads) // size
+
+    return group
 
 
 for size in (2, 4, 8):
-    hard_coded(size)
-
-
-@mistake(
-    "attention.share",
-    title="values are shared in another order than keys: tiled a b a b",
-    cause="Only one of the two repeat lines is right.",
-    fix="Repeat keys and values in the same way, a a b b.",
-    step=GROUPS,
-)
-def values_tiled(s: State) -> None:
-    order = np.arange(s.num_heads) % s.v.shape[-3]
-    s.k, s.v = np.repeat(s.k, s.group, axis=-3), s.v[..., order, :, :]
+    in_share.add(
+        f"group_of_{size}",
+        group_of(size),
+        f"a group of {size} heads is written into the code",
+        f"head // {size} is right only where H / K is {size}; here it is another number.",
+        "Compute the group: head // (H // K).",
+    )

@@ -82,18 +82,16 @@ def split(s: State) -> None:
     s.v = s.run(split_heads, x=s.v, num_heads=s.num_kv_heads).out
 
 
-@grouped_query_attention.step
+@grouped_query_attention.step_if(lambda s: not (s.q_norm is None and s.k_norm is None))
 def normalise(s: State) -> None:
-    if not (s.q_norm is None and s.k_norm is None):
-        names = ("q", "k", "v", "q_norm", "k_norm", "norm_eps")
-        s.q, s.k, s.v = s.run(qk_norm, **chosen(s, names)).out
+    names = ("q", "k", "v", "q_norm", "k_norm", "norm_eps")
+    s.q, s.k, s.v = s.run(qk_norm, **chosen(s, names)).out
 
 
-@grouped_query_attention.step
+@grouped_query_attention.step_if(lambda s: s.rope_layout is not None)
 def turn(s: State) -> None:
-    if s.rope_layout is not None:
-        names = ("q", "k", "v", "rope_layout", "positions", "theta", "inv_freq")
-        s.q, s.k, s.v = s.run(qk_rope, **chosen(s, names)).out
+    names = ("q", "k", "v", "rope_layout", "positions", "theta", "inv_freq")
+    s.q, s.k, s.v = s.run(qk_rope, **chosen(s, names)).out
 
 
 @grouped_query_attention.step

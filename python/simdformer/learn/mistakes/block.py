@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from simdformer import nn
+from simdformer.learn.catalogue import Mistakes, instead
 from simdformer.learn.mistakes.norms import layer_norm, rms_norm
-from simdformer.learn.program import OPERATIONS, Program, State, Variation, mistake
-
-BLOCK = "04 §9"
+from simdformer.learn.program import OPERATIONS, Program, State
 
 block = Program("block", of=nn.TransformerBlock, axes=("position", "channel"))
+
 OPERATIONS[nn.RMSNorm] = rms_norm
+
 OPERATIONS[nn.LayerNorm] = layer_norm
 
 
@@ -35,8 +36,12 @@ def attended(s: State, x: Any) -> Any:
 
 
 @block.step
-def normalise(s: State) -> None:
+def begin(s: State) -> None:
     s.stream = s.run.array(s.x)
+
+
+@block.step
+def normalise(s: State) -> None:
     s.normed = run_layer(s, s.attn_norm, s.stream)
 
 
@@ -94,283 +99,103 @@ def some_sequences(
     return fewer, take
 
 
-# ---- mistakes: residuals -------------------------------------------------------------------------
+# ---- mistakes ------------------------------------------------------------------------------------
 
-PRE_NORM = "The order is h = x + attention(attn_norm(x)), then h + mlp(mlp_norm(h))."
+attention_alone, mlp_alone = instead(h=lambda s: s.attn_out), instead(out=lambda s: s.mlp_out)
+to_normed = instead(h=lambda s: s.normed + s.attn_out)
+to_h_normed = instead(out=lambda s: s.h_normed + s.mlp_out)
+no_norm, no_norm_again = instead(normed=lambda s: s.stream), instead(h_normed=lambda s: s.h)
+mlp_norm_first = instead(normed=lambda s: run_layer(s, s.mlp_norm, s.stream))
+attn_norm_again = instead(h_normed=lambda s: run_layer(s, s.attn_norm, s.h))
 
-
-def out_of_order(
-    *steps: str, title: str, cause: str, rare: bool = False
-) -> Callable[[Any], Variation]:
-    """Decorator: a mistake in how the parts of the layer are put together."""
-    names = [f"block.{step}" for step in steps]
-    return mistake(*names, title=title, cause=cause, fix=PRE_NORM, step=BLOCK, rare=rare)
-
-
-@out_of_order(
-    "add_attention",
-    title="the residual around attention is forgotten",
-    cause="h = attention(norm(x)): what x held is lost but for what attention repeats of it.",
+Mistakes(
+    "block",
+    see="04 §9",
+    fix="The order is h = x + attention(attn_norm(x)), then h + mlp(mlp_norm(h)).",
+)(
+    """
+    residual_of_attention_forgotten: the residual around attention is forgotten
+        h = attention(norm(x)): what x held is lost but for what attention repeats of it.
+    residual_of_mlp_forgotten: the residual around the MLP is forgotten
+        The result is mlp(norm(h)) alone, without h.
+    residuals_forgotten: both residuals are forgotten
+        The layers are called one after the other, and nothing is added.
+    residual_of_attention_normed: attention's residual is the normalised x instead of x
+        x = norm(x) overwrites the stream before it is added: each needs its own name.
+    residual_of_mlp_normed: the MLP's residual is the normalised h instead of h
+        h = norm(h) overwrites the stream before it is added: each needs its own name.
+    residuals_normed: both residuals are the normalised arrays
+        x = norm(x) overwrites the stream before it is added: each needs its own name.
+    residual_of_mlp_is_x: the MLP's residual is x instead of h
+        The MLP's result is added to what came into the block, and attention's is lost on the way.
+    residual_twice (rare): x is added a second time at the end
+        h holds x already.
+    attn_norm_missing: the norm before attention is missing
+        attention(x) instead of attention(attn_norm(x)).
+    mlp_norm_missing: the norm before the MLP is missing
+        mlp(h) instead of mlp(mlp_norm(h)).
+    norms_swapped: attn_norm and mlp_norm are swapped
+        Two vectors of the same shape; Hugging Face calls them input_layernorm and
+        post_attention_layernorm, and the second of these is the one before the MLP.
+    attn_norm_for_both: attn_norm is used before the MLP as well
+        A copied line in which the name of the norm was not changed.
+    mlp_norm_of_x: the norm before the MLP gets x instead of h
+        mlp_norm(x): the MLP never sees what attention found (attention and MLP run in parallel).
+    mlp_norm_of_attention (rare):
+        the norm before the MLP gets attention's result without the residual
+        mlp_norm(attention(...)) instead of mlp_norm(h).
+    post_norm: the norms come after the additions (post-norm)
+        The first transformer normalised after adding: norm(x + attention(x)). Llama's kind
+        normalises what the layers read and leaves the stream alone.
+    results_normed (rare): the norms are applied to the layers' results
+        x + norm(attention(x)) instead of x + attention(norm(x)).
+    attention_left_out: attention is left out
+        Its result is not used: h is x.
+    mlp_left_out: the MLP is left out
+        Its result is not used: the block returns h.
+    in_parallel: the MLP gets what attention got: attention and MLP run in parallel
+        Some models compute both from the same normalised x; Llama's kind computes one after the
+        other.
+    mlp_first (rare): the MLP comes first, attention second
+        The two halves of the block stand in the wrong order.
+    """,
+    residual_of_attention_forgotten={"add_attention": attention_alone},
+    residual_of_mlp_forgotten={"add_mlp": mlp_alone},
+    residuals_forgotten={"add_attention": attention_alone, "add_mlp": mlp_alone},
+    residual_of_attention_normed={"add_attention": to_normed},
+    residual_of_mlp_normed={"add_mlp": to_h_normed},
+    residuals_normed={"add_attention": to_normed, "add_mlp": to_h_normed},
+    residual_of_mlp_is_x={"add_mlp": instead(out=lambda s: s.stream + s.mlp_out)},
+    residual_twice={"add_mlp": instead(out=lambda s: s.stream + s.h + s.mlp_out)},
+    attn_norm_missing={"normalise": no_norm},
+    mlp_norm_missing={"normalise_again": no_norm_again},
+    norms_swapped={"normalise": mlp_norm_first, "normalise_again": attn_norm_again},
+    attn_norm_for_both={"normalise_again": attn_norm_again},
+    mlp_norm_of_x={
+        "normalise_again": instead(h_normed=lambda s: run_layer(s, s.mlp_norm, s.stream))
+    },
+    mlp_norm_of_attention={
+        "normalise_again": instead(h_normed=lambda s: run_layer(s, s.mlp_norm, s.attn_out))
+    },
+    post_norm={
+        "normalise": no_norm,
+        "add_attention": instead(h=lambda s: run_layer(s, s.attn_norm, s.stream + s.attn_out)),
+        "normalise_again": no_norm_again,
+        "add_mlp": instead(out=lambda s: run_layer(s, s.mlp_norm, s.h + s.mlp_out)),
+    },
+    results_normed={
+        "normalise": no_norm,
+        "add_attention": instead(h=lambda s: s.stream + run_layer(s, s.attn_norm, s.attn_out)),
+        "normalise_again": no_norm_again,
+        "add_mlp": instead(out=lambda s: s.h + run_layer(s, s.mlp_norm, s.mlp_out)),
+    },
+    attention_left_out={"add_attention": instead(h=lambda s: s.stream)},
+    mlp_left_out={"add_mlp": instead(out=lambda s: s.h)},
+    in_parallel={"feed_forward": instead(mlp_out=lambda s: run_layer(s, s.mlp, s.normed))},
+    mlp_first={
+        "normalise": mlp_norm_first,
+        "attend": instead(attn_out=lambda s: run_layer(s, s.mlp, s.normed)),
+        "normalise_again": attn_norm_again,
+        "feed_forward": instead(mlp_out=lambda s: attended(s, s.h_normed)),
+    },
 )
-def residual_of_attention_forgotten(s: State) -> None:
-    s.h = s.attn_out
-
-
-@out_of_order(
-    "add_mlp",
-    title="the residual around the MLP is forgotten",
-    cause="The result is mlp(norm(h)) alone, without h.",
-)
-def residual_of_mlp_forgotten(s: State) -> None:
-    s.out = s.mlp_out
-
-
-@out_of_order(
-    "add_attention",
-    "add_mlp",
-    title="both residuals are forgotten",
-    cause="The layers are called one after the other, and nothing is added.",
-)
-class ResidualsForgotten:
-    @staticmethod
-    def add_attention(s: State) -> None:
-        s.h = s.attn_out
-
-    @staticmethod
-    def add_mlp(s: State) -> None:
-        s.out = s.mlp_out
-
-
-@out_of_order(
-    "add_attention",
-    title="attention's residual is the normalised x instead of x",
-    cause="x = norm(x) overwrites the stream before it is added: the two need names of their own.",
-)
-def residual_of_attention_normed(s: State) -> None:
-    s.h = s.normed + s.attn_out
-
-
-@out_of_order(
-    "add_mlp",
-    title="the MLP's residual is the normalised h instead of h",
-    cause="h = norm(h) overwrites the stream before it is added: the two need names of their own.",
-)
-def residual_of_mlp_normed(s: State) -> None:
-    s.out = s.h_normed + s.mlp_out
-
-
-@out_of_order(
-    "add_attention",
-    "add_mlp",
-    title="both residuals are the normalised arrays",
-    cause="x = norm(x) overwrites the stream before it is added: the two need names of their own.",
-)
-class ResidualsNormed:
-    @staticmethod
-    def add_attention(s: State) -> None:
-        s.h = s.normed + s.attn_out
-
-    @staticmethod
-    def add_mlp(s: State) -> None:
-        s.out = s.h_normed + s.mlp_out
-
-
-@out_of_order(
-    "add_mlp",
-    title="the MLP's residual is x instead of h",
-    cause="The MLP's result is added to what came into the block, and attention's is lost on the "
-    "way.",
-)
-def residual_of_mlp_is_x(s: State) -> None:
-    s.out = s.stream + s.mlp_out
-
-
-@out_of_order(
-    "add_mlp",
-    title="x is added a second time at the end",
-    cause="h holds x already.",
-    rare=True,
-)
-def residual_twice(s: State) -> None:
-    s.out = s.stream + s.h + s.mlp_out
-
-
-# ---- mistakes: norms -----------------------------------------------------------------------------
-
-
-@out_of_order(
-    "normalise",
-    title="the norm before attention is missing",
-    cause="attention(x) instead of attention(attn_norm(x)).",
-)
-def attn_norm_missing(s: State) -> None:
-    s.stream = s.normed = s.run.array(s.x)
-
-
-@out_of_order(
-    "normalise_again",
-    title="the norm before the MLP is missing",
-    cause="mlp(h) instead of mlp(mlp_norm(h)).",
-)
-def mlp_norm_missing(s: State) -> None:
-    s.h_normed = s.h
-
-
-@out_of_order(
-    "normalise",
-    "normalise_again",
-    title="attn_norm and mlp_norm are swapped",
-    cause="Two vectors of the same shape; Hugging Face calls them input_layernorm and "
-    "post_attention_layernorm, and the second of these is the one before the MLP.",
-)
-class NormsSwapped:
-    @staticmethod
-    def normalise(s: State) -> None:
-        s.stream = s.run.array(s.x)
-        s.normed = run_layer(s, s.mlp_norm, s.stream)
-
-    @staticmethod
-    def normalise_again(s: State) -> None:
-        s.h_normed = run_layer(s, s.attn_norm, s.h)
-
-
-@out_of_order(
-    "normalise_again",
-    title="attn_norm is used before the MLP as well",
-    cause="A copied line in which the name of the norm was not changed.",
-)
-def attn_norm_for_both(s: State) -> None:
-    s.h_normed = run_layer(s, s.attn_norm, s.h)
-
-
-@out_of_order(
-    "normalise_again",
-    title="the norm before the MLP gets x instead of h",
-    cause="mlp_norm(x): the MLP never sees what attention found (attention and MLP run in "
-    "parallel).",
-)
-def mlp_norm_of_x(s: State) -> None:
-    s.h_normed = run_layer(s, s.mlp_norm, s.stream)
-
-
-@out_of_order(
-    "normalise_again",
-    title="the norm before the MLP gets attention's result without the residual",
-    cause="mlp_norm(attention(...)) instead of mlp_norm(h).",
-    rare=True,
-)
-def mlp_norm_of_attention(s: State) -> None:
-    s.h_normed = run_layer(s, s.mlp_norm, s.attn_out)
-
-
-@out_of_order(
-    "feed_forward",
-    title="the MLP gets what attention got: attention and MLP run in parallel",
-    cause="Some models compute both from the same normalised x; Llama's kind computes one after "
-    "the other.",
-)
-def in_parallel(s: State) -> None:
-    s.mlp_out = run_layer(s, s.mlp, s.normed)
-
-
-@out_of_order(
-    "normalise",
-    "add_attention",
-    "normalise_again",
-    "add_mlp",
-    title="the norms come after the additions (post-norm)",
-    cause="The first transformer normalised after adding: norm(x + attention(x)). Llama's kind "
-    "normalises what the layers read and leaves the stream alone.",
-)
-class PostNorm:
-    @staticmethod
-    def normalise(s: State) -> None:
-        s.stream = s.normed = s.run.array(s.x)
-
-    @staticmethod
-    def add_attention(s: State) -> None:
-        s.h = run_layer(s, s.attn_norm, s.stream + s.attn_out)
-
-    @staticmethod
-    def normalise_again(s: State) -> None:
-        s.h_normed = s.h
-
-    @staticmethod
-    def add_mlp(s: State) -> None:
-        s.out = run_layer(s, s.mlp_norm, s.h + s.mlp_out)
-
-
-@out_of_order(
-    "normalise",
-    "add_attention",
-    "normalise_again",
-    "add_mlp",
-    title="the norms are applied to the layers' results",
-    cause="x + norm(attention(x)) instead of x + attention(norm(x)).",
-    rare=True,
-)
-class ResultsNormed:
-    @staticmethod
-    def normalise(s: State) -> None:
-        s.stream = s.normed = s.run.array(s.x)
-
-    @staticmethod
-    def add_attention(s: State) -> None:
-        s.h = s.stream + run_layer(s, s.attn_norm, s.attn_out)
-
-    @staticmethod
-    def normalise_again(s: State) -> None:
-        s.h_normed = s.h
-
-    @staticmethod
-    def add_mlp(s: State) -> None:
-        s.out = s.h + run_layer(s, s.mlp_norm, s.mlp_out)
-
-
-# ---- mistakes: layers left out or in another order -----------------------------------------------
-
-
-@out_of_order(
-    "add_attention",
-    title="attention is left out",
-    cause="Its result is not used: h is x.",
-)
-def attention_left_out(s: State) -> None:
-    s.h = s.stream
-
-
-@out_of_order(
-    "add_mlp",
-    title="the MLP is left out",
-    cause="Its result is not used: the block returns h.",
-)
-def mlp_left_out(s: State) -> None:
-    s.out = s.h
-
-
-@out_of_order(
-    "normalise",
-    "attend",
-    "normalise_again",
-    "feed_forward",
-    title="the MLP comes first, attention second",
-    cause="The two halves of the block stand in the wrong order.",
-    rare=True,
-)
-class MlpFirst:
-    @staticmethod
-    def normalise(s: State) -> None:
-        s.stream = s.run.array(s.x)
-        s.normed = run_layer(s, s.mlp_norm, s.stream)
-
-    @staticmethod
-    def attend(s: State) -> None:
-        s.attn_out = run_layer(s, s.mlp, s.normed)
-
-    @staticmethod
-    def normalise_again(s: State) -> None:
-        s.h_normed = run_layer(s, s.attn_norm, s.h)
-
-    @staticmethod
-    def feed_forward(s: State) -> None:
-        s.mlp_out = attended(s, s.h_normed)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from simdformer import nn
+from simdformer.learn.catalogue import Mistakes, instead, skip
 from simdformer.learn.mistakes.activations import MLP
 from simdformer.learn.mistakes.block import run_layer
 from simdformer.learn.mistakes.linear import linear
 from simdformer.learn.mistakes.mlp import mlp
 from simdformer.learn.mistakes.softmax import softmax
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.program import Program, State
 
 mixture = Program("mixture", of=nn.MixtureOfExperts, axes=("position", "channel"))
 
@@ -44,18 +45,8 @@ def combine(s: State) -> None:
     s.out = (s.weights[..., None] * s.outs).sum(axis=-2)
 
 
-@mixture.step
+@mixture.step_if(lambda s: s.shared is not None)
 def add_shared(s: State) -> None:
-    if s.shared is not None:
-        s.out = s.run(with_shared, out=s.out, shared=s.shared, x=s.x).out
-
-
-# Run where there is an MLP for all tokens: what goes wrong with it is tried there only.
-with_shared = Program("mixture")
-
-
-@with_shared.step
-def add_mlp_of_all(s: State) -> None:
     s.out = s.out + run_layer(s, s.shared, s.x)
 
 
@@ -83,120 +74,76 @@ def outs_of(s: State, x: Any) -> Any:
     return outs
 
 
-@mistake(
-    "mixture.choose",
-    title="the experts with the smallest logits are asked",
-    cause="argsort sorts upwards: its first entries are the smallest.",
-    fix="Take argsort(-logits)[..., :k], or the last k entries.",
-    step=MLP,
+Mistakes("mixture.choose", see=MLP, fix="Take argsort(-logits)[..., :k], or the last k entries.")(
+    """
+    smallest_chosen: the experts with the smallest logits are asked
+        argsort sorts upwards: its first entries are the smallest.
+    one_chosen: only the likeliest expert is asked
+        An argmax gives one expert; this layer asks num_experts_per_tok of them.
+        > Take the num_experts_per_tok largest logits, as torch.topk does.
+    all_chosen: all experts are asked
+        The softmax over all logits is used without choosing: a dense mixture.
+        > Keep the num_experts_per_tok largest logits, and leave the other experts out.
+    """,
+    smallest_chosen=instead(ids=lambda s: largest(-s.logits, s.num_experts_per_tok)),
+    one_chosen=instead(ids=lambda s: largest(s.logits, 1)),
+    all_chosen=instead(ids=lambda s: largest(s.logits, s.logits.shape[-1])),
 )
-def smallest_chosen(s: State) -> None:
-    s.ids = largest(-s.logits, s.num_experts_per_tok)
 
-
-@mistake(
-    "mixture.choose",
-    title="only the likeliest expert is asked",
-    cause="An argmax gives one expert; this layer asks num_experts_per_tok of them.",
-    fix="Take the num_experts_per_tok largest logits, as torch.topk does.",
-    step=MLP,
-)
-def one_chosen(s: State) -> None:
-    s.ids = largest(s.logits, 1)
-
-
-@mistake(
-    "mixture.choose",
-    title="all experts are asked",
-    cause="The softmax over all logits is used without choosing: a dense mixture.",
-    fix="Keep the num_experts_per_tok largest logits, and leave the other experts out.",
-    step=MLP,
-)
-def all_chosen(s: State) -> None:
-    s.ids = largest(s.logits, s.logits.shape[-1])
-
-
-@mistake(
+Mistakes(
     "mixture.weigh",
-    title="the weights are normalised the other way: over all experts, or over the chosen ones",
-    cause="Mixtral and gpt-oss divide by the sum over the chosen experts; Qwen2-MoE keeps the "
-    "softmax over all. A config says it as norm_topk_prob.",
-    fix="Take normalize as it is given: softmax of the chosen logits if true, else softmax of all "
-    "logits and then the chosen entries.",
-    step=MLP,
+    see=MLP,
+    fix="Apply the softmax over the experts: over the chosen logits where normalize is true, else "
+    "over all of them, and then choose.",
+)(
+    """
+    normalised_otherwise:
+        the weights sum to one over all experts, or over the chosen ones
+        Mixtral and gpt-oss divide by the sum over the chosen experts; Qwen2-MoE keeps the softmax
+        over all. A config says it as norm_topk_prob.
+    logits_as_weights: the logits of the router are used as weights, without a softmax
+        What topk gives is used as it is.
+        > Apply the softmax to the logits before they multiply what the experts write.
+    sigmoid_as_weights: a sigmoid of the logits weighs the experts, not a softmax
+        DeepSeek-V3 and Llama 4 score experts so; Mixtral, Qwen and gpt-oss do not.
+        > Apply the softmax over the experts.
+    """,
+    normalised_otherwise=instead(weights=lambda s: over_all(s) if s.normalize else over_chosen(s)),
+    logits_as_weights=instead(weights=lambda s: np.take_along_axis(s.logits, s.ids, axis=-1)),
+    sigmoid_as_weights=instead(
+        weights=lambda s: 1 / (1 + np.exp(-np.take_along_axis(s.logits, s.ids, axis=-1)))
+    ),
 )
-def normalised_otherwise(s: State) -> None:
-    s.weights = over_all(s) if s.normalize else over_chosen(s)
 
-
-@mistake(
-    "mixture.weigh",
-    title="the logits of the router are used as weights, without a softmax",
-    cause="What topk gives is used as it is.",
-    fix="Apply the softmax to the logits before they multiply what the experts write.",
-    step=MLP,
-)
-def logits_as_weights(s: State) -> None:
-    s.weights = np.take_along_axis(s.logits, s.ids, axis=-1)
-
-
-@mistake(
-    "mixture.weigh",
-    title="a sigmoid of the logits weighs the experts, not a softmax",
-    cause="DeepSeek-V3 and Llama 4 score experts so; Mixtral, Qwen and gpt-oss do not.",
-    fix="Apply the softmax over the experts.",
-    step=MLP,
-)
-def sigmoid_as_weights(s: State) -> None:
-    s.weights = 1 / (1 + np.exp(-np.take_along_axis(s.logits, s.ids, axis=-1)))
-
-
-@mistake(
+Mistakes(
     "mixture.combine",
-    title="what the experts write is added up without their weights",
-    cause="The router decides who is asked, and what it thinks of them is then not used.",
+    see=MLP,
     fix="Multiply what each expert writes with its weight before the sum.",
-    step=MLP,
+)(
+    """
+    weights_forgotten: what the experts write is added up without their weights
+        The router decides who is asked, and what it thinks of them is then not used.
+    mean_of_experts: the mean over the chosen experts is taken, without their weights
+        The outputs are stacked and averaged.
+        > Multiply what each expert writes with its weight, and add up.
+    inputs_weighed: the weights multiply what the experts read, not what they write
+        An expert is no linear function: silu(w·x) is not w·silu(x), though Llama 4 does it so.
+        > Give x to the experts as it is, and weigh what comes out.
+    """,
+    weights_forgotten=instead(out=lambda s: s.outs.sum(axis=-2)),
+    mean_of_experts=instead(out=lambda s: s.outs.mean(axis=-2)),
+    inputs_weighed={
+        "ask_experts": instead(
+            outs=lambda s: outs_of(s, s.weights[..., None] * s.run.array(s.x)[..., None, :])
+        ),
+        "combine": instead(out=lambda s: s.outs.sum(axis=-2)),
+    },
 )
-def weights_forgotten(s: State) -> None:
-    s.out = s.outs.sum(axis=-2)
 
-
-@mistake(
-    "mixture.combine",
-    title="the mean over the chosen experts is taken, without their weights",
-    cause="The outputs are stacked and averaged.",
-    fix="Multiply what each expert writes with its weight, and add up.",
-    step=MLP,
+Mistakes("mixture.add_shared", see=MLP, fix="Add shared(x) to the sum over the experts.")(
+    """
+    shared_forgotten: the shared expert is forgotten
+        The MLP beside the experts, which every token goes through, is left out.
+    """,
+    shared_forgotten=skip,
 )
-def mean_of_experts(s: State) -> None:
-    s.out = s.outs.mean(axis=-2)
-
-
-@mistake(
-    "mixture.ask_experts",
-    "mixture.combine",
-    title="the weights multiply what the experts read, not what they write",
-    cause="An expert is no linear function: silu(w·x) is not w·silu(x), though Llama 4 does it so.",
-    fix="Give x to the experts as it is, and weigh what comes out.",
-    step=MLP,
-)
-class InputsWeighed:
-    @staticmethod
-    def ask_experts(s: State) -> None:
-        s.outs = outs_of(s, s.weights[..., None] * s.run.array(s.x)[..., None, :])
-
-    @staticmethod
-    def combine(s: State) -> None:
-        s.out = s.outs.sum(axis=-2)
-
-
-@mistake(
-    "mixture.add_mlp_of_all",
-    title="the shared expert is forgotten",
-    cause="The MLP beside the experts, which every token goes through, is left out.",
-    fix="Add shared(x) to the sum over the experts.",
-    step=MLP,
-)
-def shared_forgotten(s: State) -> None:
-    pass

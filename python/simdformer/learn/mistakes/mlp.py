@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from simdformer import nn
+from simdformer.learn.catalogue import Change, Mistakes, instead, then
 from simdformer.learn.mistakes.activations import MLP, swiglu
 from simdformer.learn.mistakes.linear import linear
 from simdformer.learn.mistakes.sampling import rows_of
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.program import Program, State
 
 mlp = Program("mlp", of=nn.MLP, axes=("position", "channel"))
 
@@ -54,45 +55,34 @@ def some_rows(
     return fewer, lambda out: out[index][..., channels]
 
 
-def not_transposed(name: str, own: str) -> Callable[[State], None]:
-    """`own` is the variable in which the step leaves its result."""
-
-    def wrong(s: State) -> None:
-        x = s.act if name == "down" else s.x
-        setattr(s, own, s.run(linear, x=x, weight=s.run.array(getattr(s, name)).T).out)
-
-    return wrong
-
-
-for name, own in (("gate", "g"), ("up", "u"), ("down", "out")):
-    mistake(
-        f"mlp.project_{name}",
-        name=f"{name}_not_transposed",
-        title=f"{name} is not transposed",
-        cause="x @ W runs without a word when W is square, but the rows of W are the outputs.",
-        fix=f"Write x @ {name}.T.",
-        step=MLP,
-    )(not_transposed(name, own))
+def not_transposed(name: str, result: str, source: str) -> Change:
+    return instead(
+        **{
+            result: lambda s: (
+                s.run(linear, x=getattr(s, source), weight=s.run.array(getattr(s, name)).T).out
+            )
+        }
+    )
 
 
-@mistake(
-    "mlp.project_down",
-    title="down is forgotten",
-    cause="The product of gate and up is returned as it is.",
-    fix="End with (silu(gate) * up) @ down.T.",
-    step=MLP,
+for name, result, source in (("gate", "g", "x"), ("up", "u", "x"), ("down", "out", "act")):
+    Mistakes(f"mlp.project_{name}", see=MLP).add(
+        f"{name}_not_transposed",
+        not_transposed(name, result, source),
+        f"{name} is not transposed",
+        "x @ W runs without a word when W is square, but the rows of W are the outputs.",
+        f"Write x @ {name}.T.",
+    )
+
+Mistakes("mlp.project_down", see=MLP)(
+    """
+    down_forgotten: down is forgotten
+        The product of gate and up is returned as it is.
+        > End with (silu(gate) * up) @ down.T.
+    residual_added: x is added to the result: that is the block's task
+        The residual belongs around the layer: h + mlp(norm(h)).
+        > Return the product with down alone, and add h where the layer is called.
+    """,
+    down_forgotten=instead(out=lambda s: s.act),
+    residual_added=then(out=lambda s: s.out + s.run.array(s.x)),
 )
-def down_forgotten(s: State) -> None:
-    s.out = s.act
-
-
-@mistake(
-    "mlp.project_down",
-    title="x is added to the result: that is the block's task",
-    cause="The residual belongs around the layer: h + mlp(norm(h)).",
-    fix="Return the product with down alone, and add h where the layer is called.",
-    step=MLP,
-)
-def residual_added(s: State) -> None:
-    project_down(s)
-    s.out = s.out + s.run.array(s.x)

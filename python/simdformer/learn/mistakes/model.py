@@ -116,17 +116,17 @@ def attn_norm(s: State) -> None:
 
 @layer.step
 def attn_q(s: State) -> None:
-    s.attn_q = heads(s, s.attn_norm, "wq")
+    s.attn_q = heads(s, s.attn_norm, "wq", s.index)
 
 
 @layer.step
 def attn_k(s: State) -> None:
-    s.attn_k = heads(s, s.attn_norm, "wk")
+    s.attn_k = heads(s, s.attn_norm, "wk", s.index)
 
 
 @layer.step
 def attn_v(s: State) -> None:
-    s.attn_v = heads(s, s.attn_norm, "wv")
+    s.attn_v = heads(s, s.attn_norm, "wv", s.index)
 
 
 @layer.step
@@ -173,7 +173,7 @@ def attn_z(s: State) -> None:
 @layer.step
 def attn_out(s: State) -> None:
     merged = s.run(merge_heads, x=s.attn_z.swapaxes(1, 2)).out
-    s.attn_out = project(s, merged, "wo")
+    s.attn_out = project(s, merged, "wo", s.index)
 
 
 @layer.step
@@ -191,12 +191,12 @@ def mlp_norm(s: State) -> None:
 
 @layer.step
 def mlp_gate(s: State) -> None:
-    s.mlp_gate = project(s, s.mlp_norm, "gate")
+    s.mlp_gate = project(s, s.mlp_norm, "gate", s.index)
 
 
 @layer.step
 def mlp_up(s: State) -> None:
-    s.mlp_up = project(s, s.mlp_norm, "up")
+    s.mlp_up = project(s, s.mlp_norm, "up", s.index)
 
 
 @layer.step
@@ -211,7 +211,7 @@ def mlp_act(s: State) -> None:
 
 @layer.step
 def mlp_out(s: State) -> None:
-    s.mlp_out = project(s, s.mlp_act, "down")
+    s.mlp_out = project(s, s.mlp_act, "down", s.index)
 
 
 @layer.step
@@ -228,14 +228,13 @@ def norm(s: State, x: Any, weight: Any) -> Any:
     return s.run(rms_norm, x=x, weight=weight, eps=s.config.norm_eps).out
 
 
-def project(s: State, x: Any, name: str, layer: int | None = None) -> Any:
-    """x (B,L,I) through a weight of this layer or another one -> (B,L,O)"""
-    at = s.index if layer is None else layer
-    bias = s.tensors(BIASES[name], at) if name in BIASES else None
-    return s.run(linear, x=x, weight=s.tensors(name, at), bias=bias).out
+def project(s: State, x: Any, name: str, layer: int) -> Any:
+    """x (B,L,I) through a weight of a layer -> (B,L,O)"""
+    bias = s.tensors(BIASES[name], layer) if name in BIASES else None
+    return s.run(linear, x=x, weight=s.tensors(name, layer), bias=bias).out
 
 
-def heads(s: State, x: Any, name: str, layer: int | None = None) -> Any:
+def heads(s: State, x: Any, name: str, layer: int) -> Any:
     """x (B,L,E) through wq, wk or wv -> (B,L,H,D)"""
     count = s.config.num_heads if name == "wq" else s.config.num_kv_heads
     return s.run(split_heads, x=project(s, x, name, layer), num_heads=count).out.swapaxes(1, 2)
@@ -268,14 +267,14 @@ def part(first: str, last: str) -> Program:
     chosen = names[names.index(f"attention.{first}") : names.index(f"attention.{last}") + 1]
     some = Program("attention")
     some.steps = {name: attention.steps[name] for name in [*preparation, *chosen]}
-    some.defaults = attention.defaults
+    some.defaults, some.conditions = attention.defaults, attention.conditions
     return some
 
 
 # A trace shows what attention has computed in between.
 BEFORE_MASK = part("dot", "cap")
-MASKING = part("causal", "hide")
-SHARES = part("sink", "empty")
+MASKING = part("nothing_hidden", "hide")
+SHARES = part("no_sink", "empty")
 MIXING = part("weigh", "weigh")
 
 

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional
+from simdformer.learn.catalogue import Change, Mistakes, first, instead, skip, then
 from simdformer.learn.mistakes.sampling import rows_of
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.program import Program, State
 
 NORM = {"rms_norm": "02 §4", "layer_norm": "04 §3"}
+DIVIDE = "Divide by np.sqrt(mean + eps), or multiply by 1 / np.sqrt(mean + eps)."
 
 rms_norm = Program("rms_norm", of=functional.rms_norm, axes=("position", "channel"))
+
 layer_norm = Program("layer_norm", of=functional.layer_norm, axes=("position", "channel"))
 
 
@@ -27,12 +30,12 @@ def mean(x: Any, axis: Any = -1) -> Any:
 @layer_norm.step
 @rms_norm.step
 def inputs(s: State) -> None:
-    s.h, s.w = s.run.array(s.x), s.run.array(s.weight)
+    s.h, s.w, s.axis = s.run.array(s.x), s.run.array(s.weight), -1
 
 
 @layer_norm.step
 def centre(s: State) -> None:
-    s.h = s.h - mean(s.h)
+    s.h = s.h - mean(s.h, s.axis)
 
 
 @layer_norm.step
@@ -44,7 +47,7 @@ def square(s: State) -> None:
 @layer_norm.step
 @rms_norm.step
 def average(s: State) -> None:
-    s.size = mean(s.squares)
+    s.size = mean(s.squares, s.axis)
 
 
 @layer_norm.step
@@ -86,245 +89,155 @@ def some_rows(
     return None if index is None else (dict(variables, x=x[index]), lambda out: out[index])
 
 
-def in_both(*steps: str, **words: Any) -> Callable[[Any], None]:
-    """Decorator: a mistake that is made in either norm."""
+def in_both(step: str, fix: str) -> Mistakes:
+    """What goes wrong in a step of either norm."""
+    return Mistakes(*(f"{norm}.{step}" for norm in NORM), fix=fix, see=tuple(NORM.values()))
 
-    def register(wrong: Any) -> None:
-        for norm in ("rms_norm", "layer_norm"):
-            full = [f"{norm}.{step}" for step in steps]
-            mistake(*full, **words, step=NORM[norm])(wrong)
 
-    return register
+def of_rms_norm(step: str, fix: str) -> Mistakes:
+    return Mistakes(f"rms_norm.{step}", fix=fix, see=NORM["rms_norm"])
+
+
+def of_layer_norm(step: str, fix: str) -> Mistakes:
+    return Mistakes(f"layer_norm.{step}", fix=fix, see=NORM["layer_norm"])
 
 
 # ---- mistakes: eps -------------------------------------------------------------------------------
 
+in_eps = in_both("add_eps", "Add eps to the mean of the squares, before the root is taken.")
 
-def matters(s: State, eps: float) -> bool:
-    """Whether this eps makes a difference to any row, compared with none at all."""
+
+def matters(s: State, eps: float) -> float:
+    """This eps, if it makes a difference to any row, compared with none at all."""
     visible = {8: 1e-9, 4: 1e-4}.get(s.size.itemsize, 5e-3)
-    return bool((eps > visible * s.size).any())
+    if not (eps > visible * s.size).any():
+        raise ValueError("then it is as good as missing")
+    return eps
 
 
-@in_both(
-    "add_eps",
-    title="eps is missing, or much too small",
-    cause="Where a row is nearly all zeros, nothing keeps the division from blowing it up.",
-    fix="Add the eps of the checkpoint's config to the mean of the squares, under the root.",
-)
-def no_eps(s: State) -> None:
-    pass
+def with_eps(eps: float) -> Change:
+    return first(eps=lambda s: matters(s, eps))
 
 
-@in_both(
-    "add_eps",
-    "root",
-    title="eps is added outside the root",
-    cause="sqrt(mean) + eps instead of sqrt(mean + eps).",
-    fix="Add eps to the mean of the squares before the root is taken.",
-)
-class EpsOutsideRoot:
-    @staticmethod
-    def add_eps(s: State) -> None:
-        pass
-
-    @staticmethod
-    def root(s: State) -> None:
-        s.size = np.sqrt(s.size) + s.run.dtype(s.eps)
-
-
-@in_both(
-    "add_eps",
-    title="eps is a lower bound instead of a summand",
-    cause="max(mean, eps) changes only the smallest rows; the formula adds eps to every one.",
-    fix="Write mean + eps.",
-    rare=True,
-)
 def eps_as_a_bound(s: State) -> None:
-    if (s.size < s.eps).any():
-        s.size = np.maximum(s.size, s.run.dtype(s.eps))
-    else:  # as if it were missing
-        add_eps(s)
+    if not (s.size < s.eps).any():
+        raise ValueError("then it is as good as missing")
+    s.size = np.maximum(s.size, s.run.dtype(s.eps))
 
 
-def with_eps(eps: float | None) -> Callable[[State], None]:
-    """Another eps, or the square of the right one; unless it is as good as none."""
+in_eps(
+    """
+    no_eps: eps is missing, or much too small
+        Where a row is nearly all zeros, nothing keeps the division from blowing it up.
+        > Add the eps of the checkpoint's config to the mean of the squares, under the root.
+    eps_outside_root: eps is added outside the root
+        sqrt(mean) + eps instead of sqrt(mean + eps).
+    eps_as_a_bound (rare): eps is a lower bound instead of a summand
+        max(mean, eps) changes only the smallest rows; the formula adds eps to every one.
+    eps_squared (rare): eps is squared
+        eps ** 2 under the root is the eps of a formula that adds it outside.
+    """,
+    no_eps=skip,
+    eps_outside_root={"add_eps": skip, "root": then(size=lambda s: s.size + s.run.dtype(s.eps))},
+    eps_as_a_bound=eps_as_a_bound,
+    eps_squared=first(eps=lambda s: matters(s, s.eps**2)),
+)
 
-    def other(s: State) -> None:
-        wrong = s.eps**2 if eps is None else eps
-        s.size = s.size + s.run.dtype(wrong if matters(s, wrong) else s.eps)
 
-    return other
-
-
-in_both(
-    "add_eps",
-    name="eps_squared",
-    title="eps is squared",
-    cause="eps ** 2 under the root is the eps of a formula that adds it outside.",
-    fix="Add eps itself to the mean of the squares.",
-    rare=True,
-)(with_eps(None))
-
-for label in ("1e-03", "1e-04", "1e-05", "1e-06", "1.19e-07", "1e-08", "1e-12"):
-    value = 2.0**-23 if label == "1.19e-07" else float(label)
-    in_both(
-        "add_eps",
-        name=f"eps_{label}",
-        title=f"eps is {label} instead of the one that is asked for",
-        cause="Libraries have their own defaults (PyTorch: 1e-5 in LayerNorm, 1.19e-7 in RMSNorm), "
+for label, value in {
+    "1e-03": 1e-3,
+    "1e-04": 1e-4,
+    "1e-05": 1e-5,
+    "1e-06": 1e-6,
+    "1.19e-07": 2.0**-23,
+    "1e-08": 1e-8,
+    "1e-12": 1e-12,
+}.items():
+    in_eps.add(
+        f"eps_{label}",
+        with_eps(value),
+        f"eps is {label} instead of the one that is asked for",
+        "Libraries have their own defaults (PyTorch: 1e-5 in LayerNorm, 1.19e-7 in RMSNorm), "
         "and so do models (Llama 2 and 3: 1e-5; Qwen: 1e-6).",
-        fix="Hand over the eps that the checkpoint's config gives as norm_eps or rms_norm_eps.",
+        "Hand over the eps that the checkpoint's config gives as norm_eps or rms_norm_eps.",
         rare=label not in ("1e-05", "1e-06"),
-    )(with_eps(value))
-
+    )
 
 # ---- mistakes: the size of a row -----------------------------------------------------------------
 
 
-@in_both(
-    "average",
-    title="the sum of the squares is used instead of their mean",
-    cause="That divides by the length of the vector (its L2 norm), sqrt(n) times too much.",
-    fix="Take the mean over the last axis.",
+in_both("average", "Take the mean over the last axis: divide by n.")(
+    """
+    sum_for_mean: the sum of the squares is used instead of their mean
+        That divides by the length of the vector (its L2 norm), sqrt(n) times too much.
+    n_minus_one: the squares are averaged over n - 1 instead of n
+        torch.std, torch.var and ddof=1 estimate the spread of a population; a norm measures the row
+        itself.
+        > Divide by n: unbiased=False (correction=0) in PyTorch, ddof=0 in numpy.
+    """,
+    sum_for_mean=then(size=lambda s: s.size * s.run.dtype(s.h.shape[-1])),
+    n_minus_one=then(size=lambda s: s.size * s.run.dtype(s.h.shape[-1] / (s.h.shape[-1] - 1))),
 )
-def sum_for_mean(s: State) -> None:
-    s.size = np.sum(s.squares, axis=-1, keepdims=True, dtype=s.squares.dtype)
 
-
-@in_both(
-    "average",
-    title="the squares are averaged over n - 1 instead of n",
-    cause="torch.std, torch.var and ddof=1 estimate the spread of a population; a norm measures "
-    "the row itself.",
-    fix="Divide by n: unbiased=False (correction=0) in PyTorch, ddof=0 in numpy.",
+in_both("root", DIVIDE)(
+    """
+    no_root: the square root is missing
+        The row is divided by the mean of its squares instead of by the root of it.
+    """,
+    no_root=skip,
 )
-def n_minus_one(s: State) -> None:
-    n = s.squares.shape[-1]
-    s.size = np.sum(s.squares, axis=-1, keepdims=True, dtype=s.squares.dtype) / s.run.dtype(n - 1)
 
-
-@in_both(
-    "root",
-    title="the square root is missing",
-    cause="The row is divided by the mean of its squares instead of by the root of it.",
-    fix="Divide by np.sqrt(mean + eps), or multiply by its reciprocal.",
+in_both("divide", DIVIDE)(
+    """
+    multiplied_by_root: multiplied by the root instead of divided
+        x * rsqrt(y) and x / sqrt(y) are the same; x * sqrt(y) is not.
+    not_divided: x is not normalised, only multiplied by the weight
+        The division is missing, or its result is not used.
+    """,
+    multiplied_by_root=instead(out=lambda s: s.h * s.size),
+    not_divided=instead(out=lambda s: s.h),
 )
-def no_root(s: State) -> None:
-    pass
 
-
-@in_both(
-    "divide",
-    title="multiplied by the root instead of divided",
-    cause="x * rsqrt(y) and x / sqrt(y) are the same; x * sqrt(y) is not.",
-    fix="Divide by np.sqrt(mean + eps), or multiply by 1 / np.sqrt(mean + eps).",
+in_both("square", "Average x * x, then take the root.")(
+    """
+    absolute_values (rare): the absolute values are averaged instead of the squares
+        The mean of |x| is another measure of size than the root of the mean of x².
+    """,
+    absolute_values=instead(squares=lambda s: np.broadcast_to(mean(np.abs(s.h)) ** 2, s.h.shape)),
 )
-def multiplied_by_root(s: State) -> None:
-    s.out = s.h * s.size
 
-
-@in_both(
-    "divide",
-    title="x is not normalised, only multiplied by the weight",
-    cause="The division is missing, or its result is not used.",
-    fix="Divide x by np.sqrt(mean + eps) first.",
+of_rms_norm("square", "Divide by the root of the mean of x * x.")(
+    """
+    mean_then_square (rare): the mean is squared, not the squares averaged
+        x.mean() ** 2 instead of (x ** 2).mean().
+    standard_deviation: x is divided by its standard deviation
+        x.std() measures the distance from the mean; RMSNorm measures the distance from zero.
+    """,
+    mean_then_square=instead(squares=lambda s: np.broadcast_to(mean(s.h) ** 2, s.h.shape)),
+    standard_deviation=instead(squares=lambda s: (s.h - mean(s.h)) ** 2),
 )
-def not_divided(s: State) -> None:
-    s.out = s.h
-
-
-@in_both(
-    "square",
-    title="the absolute values are averaged instead of the squares",
-    cause="The mean of |x| is another measure of size than the root of the mean of x².",
-    fix="Average x * x, then take the root.",
-    rare=True,
-)
-def absolute_values(s: State) -> None:
-    s.squares = np.broadcast_to(mean(np.abs(s.h)) ** 2, s.h.shape)
-
-
-@mistake(
-    "rms_norm.square",
-    title="the mean is squared, not the squares averaged",
-    cause="x.mean() ** 2 instead of (x ** 2).mean().",
-    fix="Square first, then take the mean.",
-    step=NORM["rms_norm"],
-    rare=True,
-)
-def mean_then_square(s: State) -> None:
-    s.squares = np.broadcast_to(mean(s.h) ** 2, s.h.shape)
-
 
 # ---- mistakes: one norm for the other ------------------------------------------------------------
 
 
-@mistake(
-    "rms_norm.inputs",
-    title="the mean is subtracted: this is LayerNorm",
-    cause="RMSNorm leaves out the mean of LayerNorm (and its bias).",
-    fix="Divide x itself by the root of the mean of its squares.",
-    step=NORM["rms_norm"],
+of_rms_norm("inputs", "Divide x itself by the root of the mean of its squares.")(
+    """
+    mean_subtracted: the mean is subtracted: this is LayerNorm
+        RMSNorm leaves out the mean of LayerNorm (and its bias).
+    """,
+    mean_subtracted=then(h=lambda s: s.h - mean(s.h)),
 )
-def mean_subtracted(s: State) -> None:
-    inputs(s)
-    s.h = s.h - mean(s.h)
 
-
-@mistake(
-    "rms_norm.square",
-    title="x is divided by its standard deviation",
-    cause="x.std() measures the distance from the mean; RMSNorm measures the distance from zero.",
-    fix="Divide by the root of the mean of x * x.",
-    step=NORM["rms_norm"],
+of_layer_norm("centre", "Divide x - mean by np.sqrt(var + eps).")(
+    """
+    mean_not_subtracted: the mean is not subtracted: this is RMSNorm
+        LayerNorm moves the mean of each row to 0 before it measures its spread.
+    squares_not_centred: the mean is subtracted from x, but the squares are those of x itself
+        The variance is the mean of (x - mean)², not of x².
+    only_variance_centred: the mean is subtracted for the variance only
+        x / std(x): both the spread and what is divided by it belong to x - mean.
+    """,
+    mean_not_subtracted=skip,
+    squares_not_centred={"square": instead(squares=lambda s: s.run.array(s.x) ** 2)},
+    only_variance_centred={"divide": instead(out=lambda s: s.run.array(s.x) / s.size)},
 )
-def standard_deviation(s: State) -> None:
-    s.squares = (s.h - mean(s.h)) ** 2
-
-
-@mistake(
-    "layer_norm.centre",
-    title="the mean is not subtracted: this is RMSNorm",
-    cause="LayerNorm moves the mean of each row to 0 before it measures its spread.",
-    fix="Subtract the mean over the last axis from x first.",
-    step=NORM["layer_norm"],
-)
-def mean_not_subtracted(s: State) -> None:
-    pass
-
-
-@mistake(
-    "layer_norm.centre",
-    "layer_norm.square",
-    title="the mean is subtracted from x, but the squares are those of x itself",
-    cause="The variance is the mean of (x - mean)², not of x².",
-    fix="Square what is left after the mean is subtracted.",
-    step=NORM["layer_norm"],
-)
-class SquaresNotCentred:
-    @staticmethod
-    def centre(s: State) -> None:
-        s.plain, s.h = s.h, s.h - mean(s.h)
-
-    @staticmethod
-    def square(s: State) -> None:
-        s.squares = s.plain * s.plain
-
-
-@mistake(
-    "layer_norm.square",
-    "layer_norm.divide",
-    title="the mean is subtracted for the variance only",
-    cause="x / std(x): both the spread and what is divided by it belong to x - mean.",
-    fix="Divide x - mean by np.sqrt(var + eps).",
-    step=NORM["layer_norm"],
-)
-class OnlyVarianceCentred:
-    @staticmethod
-    def square(s: State) -> None:
-        s.squares = s.h * s.h
-
-    @staticmethod
-    def divide(s: State) -> None:
-        s.out = s.run.array(s.x) / s.size

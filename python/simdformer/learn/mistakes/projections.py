@@ -1,164 +1,129 @@
 """What goes wrong with the projections of attention layers: one for another, or none."""
 
-from collections.abc import Callable
-from itertools import product
-
-from simdformer.learn.mistakes.attention_layers import project_out, projected
+from simdformer.learn.catalogue import Change, Mistakes, instead, then
+from simdformer.learn.mistakes.attention_layers import projected
 from simdformer.learn.mistakes.split_heads import HEADS
-from simdformer.learn.program import State, mistake
 
 TOKENS = {"q": "queries", "k": "keys", "v": "values"}
+NAMES = {"q": "query", "k": "key", "v": "value"}
+
+SQUARE = "x @ W runs without a word when W is square, but the rows of W are the outputs."
+COPIED = "A copied line in which the name of the weight was not changed."
+
+wrong = Mistakes(
+    "projections", see=HEADS, fix="Make queries with wq, keys with wk, values with wv."
+)
 
 
-def projecting(letter: str, other: str) -> Callable[[State], None]:
-    """The queries, keys or values made with another's weight."""
+def made(letter: str, weight: str = "", source: str = "") -> dict[str, Change]:
+    """q, k or v with the weight, or of the input, of another."""
+    weight, source = weight or letter, source or letter
+    value = instead(
+        **{letter: lambda s: projected(s, getattr(s, f"for_{source}"), getattr(s, f"w{weight}"))}
+    )
+    return {f"project_{letter}": value}
 
-    def wrong(s: State) -> None:
-        setattr(s, letter, projected(s, getattr(s, f"for_{letter}"), getattr(s, f"w{other}")))
 
-    return wrong
+# ---- the weight of another -----------------------------------------------------------------------
 
-
-def words(order: str) -> tuple[str, str]:
-    """Title and cause of a mistake that makes q, k, v with the weights in this order."""
-    moved = [(letter, other) for letter, other in zip("qkv", order, strict=True) if letter != other]
-    if len(set(order)) == 3 and len(moved) == 2:
-        (a, b), _ = moved
-        return f"w{a} and w{b} are swapped", "Two names stand in each other's place."
-    if len(set(order)) == 3:
-        return (
-            "wq, wk and wv are in another order: "
-            + ", ".join(f"w{other} makes the {TOKENS[letter]}" for letter, other in moved),
-            "A fused or unpacked list of weights is read in the wrong order.",
+for letter in "qkv":
+    for other in "qkv".replace(letter, ""):
+        wrong.add(
+            f"weights_{'qkv'.replace(letter, other)}",
+            made(letter, other),
+            f"w{other} is used for the {TOKENS[letter]}",
+            COPIED,
         )
-    return (
-        "; ".join(f"w{other} is used for the {TOKENS[letter]}" for letter, other in moved),
-        "A copied line in which the name of the weight was not changed.",
+
+for a, b in (("q", "k"), ("q", "v"), ("k", "v")):
+    wrong.add(
+        f"weights_{'qkv'.translate({ord(a): b, ord(b): a})}",
+        made(a, b) | made(b, a),
+        f"w{a} and w{b} are swapped",
+        "Two names stand in each other's place.",
     )
 
+for order in ("kvq", "vqk"):
+    wrong.add(
+        f"weights_{order}",
+        made("q", order[0]) | made("k", order[1]) | made("v", order[2]),
+        f"wq, wk, wv are in another order: {', '.join(f'w{letter}' for letter in order)}",
+        "A fused or unpacked list of weights is read in the wrong order.",
+        rare=True,
+    )
 
-for order in map("".join, product("qkv", repeat=3)):
-    moved = [letter for letter, other in zip("qkv", order, strict=True) if letter != other]
-    if moved and (len(set(order)) == 3 or len(moved) == 1):
-        title, cause = words(order)
-        mistake(
-            *[f"projections.project_{letter}" for letter in moved],
-            name="weights_" + order,
-            title=title,
-            cause=cause,
-            fix="Make queries with wq, keys with wk, values with wv.",
-            step=HEADS,
-            rare=len(moved) == 3,
-        )(
-            type(
-                "Wrong",
-                (),
-                {
-                    f"project_{letter}": staticmethod(projecting(letter, other))
-                    for letter, other in zip("qkv", order, strict=True)
-                },
+# ---- not transposed, or not at all ---------------------------------------------------------------
+
+
+def transposed(letter: str) -> dict[str, Change]:
+    value = instead(
+        **{
+            letter: lambda s: projected(
+                s, getattr(s, f"for_{letter}"), s.run.array(getattr(s, f"w{letter}")).T
             )
-        )
+        }
+    )
+    return {f"project_{letter}": value}
 
 
-def not_transposed(letter: str) -> Callable[[State], None]:
-    def wrong(s: State) -> None:
-        weight = s.run.array(getattr(s, f"w{letter}"))
-        setattr(s, letter, projected(s, getattr(s, f"for_{letter}"), weight.T))
-
-    return wrong
-
-
-def not_projected(letter: str) -> Callable[[State], None]:
-    def wrong(s: State) -> None:
-        setattr(s, letter, s.run.array(getattr(s, f"for_{letter}")))
-
-    return wrong
+def forgotten(letter: str) -> dict[str, Change]:
+    value = instead(**{letter: lambda s: s.run.array(getattr(s, f"for_{letter}"))})
+    return {f"project_{letter}": value}
 
 
 for letter, tokens in TOKENS.items():
-    mistake(
-        f"projections.project_{letter}",
-        name=f"w{letter}_not_transposed",
-        title=f"w{letter} is not transposed",
-        cause="x @ W runs without a word when W is square, but the rows of W are the outputs.",
-        fix=f"Write x @ w{letter}.T.",
-        step=HEADS,
-    )(not_transposed(letter))
-    mistake(
-        f"projections.project_{letter}",
-        name=f"w{letter}_forgotten",
-        title=f"w{letter} is forgotten: the {tokens} are x itself",
-        cause="The projection is missing, or its result is not used.",
-        fix=f"Use x @ w{letter}.T.",
-        step=HEADS,
-    )(not_projected(letter))
+    wrong.add(
+        f"w{letter}_not_transposed",
+        transposed(letter),
+        f"w{letter} is not transposed",
+        SQUARE,
+        f"Write x @ w{letter}.T.",
+    )
+    wrong.add(
+        f"w{letter}_forgotten",
+        forgotten(letter),
+        f"w{letter} is forgotten: the {tokens} are x itself",
+        "The projection is missing, or its result is not used.",
+        f"Use x @ w{letter}.T.",
+    )
 
-
-@mistake(
-    "projecting_out.project_out",
-    title="wo is forgotten",
-    cause="The merged heads are returned as they are.",
-    fix="End with z @ wo.T, which mixes what the heads have found.",
-    step=HEADS,
+wrong(
+    """
+    three_not_transposed: wq, wk and wv are not transposed, while wo is
+        x @ W runs without a word when W is square, but the rows of W are the outputs.
+        > Write x @ W.T for all four.
+    self_attention: keys and values are made from `query`
+        Self-attention was written; here queries listen to another sequence.
+        > Project `key` with wk and `value` with wv.
+    """,
+    three_not_transposed=transposed("q") | transposed("k") | transposed("v"),
+    self_attention=made("k", source="q") | made("v", source="q"),
 )
-def wo_forgotten(s: State) -> None:
-    s.out = s.z
 
-
-@mistake(
-    "projecting_out.project_out",
-    title="wo is not transposed",
-    cause="z @ W runs without a word when W is square, but the rows of W are the outputs.",
-    fix="Write z @ wo.T.",
-    step=HEADS,
+Mistakes("projecting_out.project_out", see=HEADS)(
+    """
+    wo_forgotten: wo is forgotten
+        The merged heads are returned as they are.
+        > End with z @ wo.T, which mixes what the heads have found.
+    wo_not_transposed: wo is not transposed
+        x @ W runs without a word when W is square, but the rows of W are the outputs.
+        > Write z @ wo.T.
+    residual_added: x is added to the result: that is the block's task
+        The residual belongs around the layer: h = x + attention(norm(x)).
+        > Return z @ wo.T alone, and add x where the layer is called.
+    """,
+    wo_forgotten=instead(out=lambda s: s.z),
+    wo_not_transposed=instead(out=lambda s: projected(s, s.z, s.run.array(s.wo).T)),
+    residual_added=then(out=lambda s: s.out + s.run.array(s.for_q)),
 )
-def wo_not_transposed(s: State) -> None:
-    s.out = projected(s, s.z, s.run.array(s.wo).T)
 
+# ---- queries, keys and values of different inputs ------------------------------------------------
 
-@mistake(
-    "projecting_out.project_out",
-    title="x is added to the result: that is the block's task",
-    cause="The residual belongs around the layer: h = x + attention(norm(x)).",
-    fix="Return z @ wo.T alone, and add x where the layer is called.",
-    step=HEADS,
-)
-def residual_added(s: State) -> None:
-    project_out(s)
-    s.out = s.out + s.run.array(s.for_q)
-
-
-# ---- mistakes: queries, keys and values of different inputs --------------------------------------
-
-
-def inputs_mixed(letter: str, other: str) -> Callable[[State], None]:
-    def wrong(s: State) -> None:
-        setattr(s, letter, projected(s, getattr(s, f"for_{other}"), getattr(s, f"w{letter}")))
-
-    return wrong
-
-
-NAMES = {"q": "query", "k": "key", "v": "value"}
 for letter, other in (("k", "q"), ("v", "q"), ("v", "k"), ("k", "v"), ("q", "k")):
-    mistake(
-        f"projections.project_{letter}",
-        name=f"{TOKENS[letter]}_from_{NAMES[other]}",
-        title=f"the {TOKENS[letter]} are made from `{NAMES[other]}` instead of `{NAMES[letter]}`",
-        cause="In self-attention all three arguments are one array, and a mix-up does not show.",
-        fix=f"Project `{NAMES[letter]}` with w{letter}.",
-        step=HEADS,
-    )(inputs_mixed(letter, other))
-
-
-@mistake(
-    "projections.project_k",
-    "projections.project_v",
-    title="keys and values are made from `query`",
-    cause="Self-attention was written; here queries listen to another sequence.",
-    fix="Project `key` with wk and `value` with wv.",
-    step=HEADS,
-)
-class SelfAttention:
-    project_k = staticmethod(inputs_mixed("k", "q"))
-    project_v = staticmethod(inputs_mixed("v", "q"))
+    wrong.add(
+        f"{TOKENS[letter]}_from_{NAMES[other]}",
+        made(letter, source=other),
+        f"the {TOKENS[letter]} are made from `{NAMES[other]}` instead of `{NAMES[letter]}`",
+        "In self-attention all three arguments are one array, and a mix-up does not show.",
+        f"Project `{NAMES[letter]}` with w{letter}.",
+    )

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional
+from simdformer.learn.catalogue import Mistakes, first, instead, then
 from simdformer.learn.mistakes.rope_frequencies import LAYOUT, ROPE, rope_frequencies
 from simdformer.learn.mistakes.sampling import rows_of
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.program import Program, State
 
 rope = Program(
     "rope",
@@ -21,8 +22,6 @@ rope = Program(
     axes=("head", "position", "channel"),
     tables={"inv_freq", "positions", "angles"},
 )
-
-TURNED = "Write first * cos - second * sin and second * cos + first * sin."
 
 
 @rope.step
@@ -34,16 +33,18 @@ def inputs(s: State) -> None:
     s.length = vars(s).get("length", s.plain.shape[-2])
 
 
-@rope.step
+@rope.step_if(lambda s: s.inv_freq is not None)
+def given_frequencies(s: State) -> None:
+    s.inv_freq = np.asarray(s.inv_freq, np.float64)
+
+
+@rope.step_if(lambda s: s.inv_freq is None)
 def frequencies(s: State) -> None:
-    s.from_theta = s.inv_freq is None
-    if s.inv_freq is not None:
-        s.inv_freq = s.run(given, inv_freq=s.inv_freq, dim=s.turned_dim).out
-    else:
-        s.inv_freq = own_frequencies(s, s.turned_dim, 10000.0 if s.theta is None else s.theta)
+    s.inv_freq = own_frequencies(s, s.turned_dim)
 
 
-def own_frequencies(s: State, dim: int, theta: float) -> Any:
+def own_frequencies(s: State, dim: int) -> Any:
+    theta = 10000.0 if s.theta is None else s.theta
     return s.run(rope_frequencies, head_dim=dim, theta=theta, scaling=None).inv_freq
 
 
@@ -84,19 +85,20 @@ def pairs(s: State) -> None:
 
 
 @rope.step
+def take(s: State) -> None:
+    s.a, s.b = s.plain[..., s.first], s.plain[..., s.second]
+
+
+@rope.step
 def turn(s: State) -> None:
-    a, b = s.plain[..., s.first], s.plain[..., s.second]
+    s.turned_a = s.a * s.cos - s.b * s.sin
+    s.turned_b = s.b * s.cos + s.a * s.sin
+
+
+@rope.step
+def put(s: State) -> None:
     s.out = s.plain.copy()
-    s.out[..., s.first] = a * s.cos - b * s.sin
-    s.out[..., s.second] = b * s.cos + a * s.sin
-
-
-given = Program("inv_freq", tables={"out"})
-
-
-@given.step
-def use(s: State) -> None:
-    s.out = np.asarray(s.inv_freq, np.float64)
+    s.out[..., s.first], s.out[..., s.second] = s.turned_a, s.turned_b
 
 
 @rope.thin
@@ -115,19 +117,19 @@ def some_positions(
 
 # ---- mistakes: pairs -----------------------------------------------------------------------------
 
-
-@mistake(
+Mistakes(
     "rope.pairs",
-    title="the wrong elements are paired: half and interleaved are swapped",
-    cause="Hugging Face's checkpoints pair element i with i + D/2, Meta's pair the neighbours 2i "
-    "and 2i + 1; code for the one runs on the other without a word.",
+    see=LAYOUT,
     fix="Pair the elements as the layout says. On the same weights the two agree only after the "
     "rows of wq and wk are permuted.",
-    step=LAYOUT,
+)(
+    """
+    layout_swapped: the wrong elements are paired: half and interleaved are swapped
+        Hugging Face's checkpoints pair element i with i + D/2, Meta's pair the neighbours 2i and 2i
+        + 1; code for the one runs on the other without a word.
+    """,
+    layout_swapped=first(layout=lambda s: "interleaved" if s.layout == "half" else "half"),
 )
-def layout_swapped(s: State) -> None:
-    s.layout = "interleaved" if s.layout == "half" else "half"
-    pairs(s)
 
 
 def spread(s: State, table: Any) -> tuple[Any, Any]:
@@ -136,176 +138,94 @@ def spread(s: State, table: Any) -> tuple[Any, Any]:
     return both[..., s.first], both[..., s.second]
 
 
-@mistake(
-    "rope.turn",
-    title="cos and sin are spread for one layout, the elements are paired for the other",
-    cause='Next to rotate_half the table is repeated as a whole (c0 c1 ... c0 c1 ...: "half"), '
-    "next to neighbouring pairs each of its elements is repeated (c0 c0 c1 c1 ...); the two were "
-    "mixed.",
-    fix="With rotate_half write np.concatenate([table, table], -1), with neighbouring pairs "
-    "np.repeat(table, 2, axis=-1).",
-    step=LAYOUT,
+in_turn = Mistakes(
+    "rope.turn", see=ROPE, fix="Write first * cos - second * sin and second * cos + first * sin."
 )
-def layouts_mixed(s: State) -> None:
-    a, b = s.plain[..., s.first], s.plain[..., s.second]
-    (cos_a, cos_b), (sin_a, sin_b) = spread(s, s.cos), spread(s, s.sin)
-    s.out = s.plain.copy()
-    s.out[..., s.first] = a * cos_a - b * sin_a
-    s.out[..., s.second] = b * cos_b + a * sin_b
+
+in_turn(
+    """
+    layouts_mixed (03 §10): cos and sin are spread for one layout, the pairs are those of the other
+        Next to rotate_half the table is repeated as a whole (c0 c1 ... c0 c1 ...: "half"), next to
+        neighbouring pairs each of its elements is repeated (c0 c0 c1 c1 ...).
+        > With rotate_half write np.concatenate([table, table], -1), with neighbouring pairs
+          np.repeat(table, 2, axis=-1).
+    minus_missing: the minus of rotate_half is missing
+        rotate_half is (-second, first); without the minus the lengths of the pairs change.
+    two_minuses (rare): both lines have a minus
+        A rotation has one minus and one plus: (a cos - b sin, b cos + a sin).
+    partners_not_swapped (rare):
+        rotate_half does not swap the elements of a pair: it only negates one
+        (-first, second) instead of (-second, first): each element meets itself, not its partner.
+        > rotate_half(x) is np.concatenate([-second, first], -1).
+    rotate_half_forgotten: x * cos + x * sin: rotate_half is forgotten
+        sin multiplies the partner of an element, not the element itself.
+        > Write x * cos + rotate_half(x) * sin.
+    turned_in_place: the second line uses the first line's result
+        The first elements of the pairs are overwritten before the second ones are computed.
+        > Compute both from the old values: keep a copy, or assign both at once.
+    not_turned: x is not turned at all
+        RoPE is not applied, its result is not used, or every position is 0.
+        > Use what rope returns (it does not change x), and give each token its own position.
+    turned_twice: x is turned twice
+        RoPE is applied to an array that has it already, for instance once before the keys go into
+        the cache and again when they are read from it.
+        > Apply it once, right after the projection (and the norm of the head, where there is one).
+    """,
+    layouts_mixed=instead(
+        turned_a=lambda s: s.a * spread(s, s.cos)[0] - s.b * spread(s, s.sin)[0],
+        turned_b=lambda s: s.b * spread(s, s.cos)[1] + s.a * spread(s, s.sin)[1],
+    ),
+    minus_missing=then(turned_a=lambda s: s.a * s.cos + s.b * s.sin),
+    two_minuses=then(turned_b=lambda s: s.b * s.cos - s.a * s.sin),
+    partners_not_swapped=instead(
+        turned_a=lambda s: s.a * s.cos - s.a * s.sin, turned_b=lambda s: s.b * s.cos + s.b * s.sin
+    ),
+    rotate_half_forgotten=instead(
+        turned_a=lambda s: s.a * (s.cos + s.sin), turned_b=lambda s: s.b * (s.cos + s.sin)
+    ),
+    turned_in_place=then(turned_b=lambda s: s.b * s.cos + s.turned_a * s.sin),
+    not_turned=instead(turned_a=lambda s: s.a, turned_b=lambda s: s.b),
+    turned_twice=then(
+        turned_a=lambda s: s.turned_a * s.cos - s.turned_b * s.sin,
+        turned_b=lambda s: s.turned_b * s.cos + s.turned_a * s.sin,
+    ),
+)
 
 
-@mistake(
-    "rope.turn",
-    title="the turned elements are put back in the other layout's order",
-    cause="The pairs are taken apart in one way and put together in the other: concatenated where "
-    "they should be interleaved, or the other way round.",
-    fix="Put the results where the elements came from: out[..., 0::2] and out[..., 1::2] for "
-    '"interleaved", the two halves for "half".',
-    step=LAYOUT,
-)
 def put_back_in_the_other_order(s: State) -> None:
-    turn(s)
-    right, (first, second) = s.out, (s.first, s.second)
-    layout_swapped.replaces["rope.pairs"](s)
-    s.out = right.copy()
-    s.out[..., s.first], s.out[..., s.second] = right[..., first], right[..., second]
+    s.layout = "interleaved" if s.layout == "half" else "half"
+    pairs(s)
+    put(s)
 
+
+Mistakes("rope.put", see=LAYOUT)(
+    """
+    put_back_in_the_other_order: the turned elements are put back in the other layout's order
+        The pairs are taken apart in one way and put together in the other: concatenated where they
+        should be interleaved, or the other way round.
+        > Put the results where the elements came from: out[..., 0::2] and out[..., 1::2] for
+          "interleaved", the two halves for "half".
+    """,
+    put_back_in_the_other_order=put_back_in_the_other_order,
+)
 
 # ---- mistakes: the turn --------------------------------------------------------------------------
 
-
-@mistake(
-    "rope.cos_sin",
-    title="every pair is turned the other way round: sin has the wrong sign",
-    cause="rotate_half is (-second, first); with (second, -first), a minus on the other line, a "
-    "negative angle or the conjugate of freqs_cis, it turns backwards.",
-    fix=TURNED,
-    step=ROPE,
+Mistakes("rope.cos_sin", see=ROPE)(
+    """
+    turned_backwards: every pair is turned the other way round: sin has the wrong sign
+        rotate_half is (-second, first); with (second, -first), a minus on the other line, a
+        negative angle or the conjugate of freqs_cis, it turns backwards.
+        > Write first * cos - second * sin and second * cos + first * sin.
+    cos_and_sin_swapped: cos and sin are swapped
+        Two tables of the same shape, handed over or unpacked in the wrong order.
+        > Position 0 must not turn at all: its cos is 1 and its sin 0. Look at the first row of
+          each.
+    attention_factor_ignored: attention_factor is ignored
+        The factor of yarn multiplies cos and sin; the frequencies alone are half of the method.
+        > Multiply cos and sin by it.
+    """,
+    turned_backwards=then(sin=lambda s: -s.sin),
+    cos_and_sin_swapped=then(cos=lambda s: s.sin, sin=lambda s: s.cos),
+    attention_factor_ignored=first(attention_factor=lambda s: 1.0),
 )
-def turned_backwards(s: State) -> None:
-    cos_sin(s)
-    s.sin = -s.sin
-
-
-@mistake(
-    "rope.cos_sin",
-    title="cos and sin are swapped",
-    cause="Two tables of the same shape, handed over or unpacked in the wrong order.",
-    fix="Position 0 must not turn at all: its cos is 1 and its sin 0. Look at the first row of "
-    "each.",
-    step=ROPE,
-)
-def cos_and_sin_swapped(s: State) -> None:
-    cos_sin(s)
-    s.cos, s.sin = s.sin, s.cos
-
-
-@mistake(
-    "rope.turn",
-    title="the minus of rotate_half is missing",
-    cause="rotate_half is (-second, first); without the minus the lengths of the pairs change.",
-    fix=TURNED,
-    step=ROPE,
-)
-def minus_missing(s: State) -> None:
-    a, b = s.plain[..., s.first], s.plain[..., s.second]
-    s.out = s.plain.copy()
-    s.out[..., s.first] = a * s.cos + b * s.sin
-    s.out[..., s.second] = b * s.cos + a * s.sin
-
-
-@mistake(
-    "rope.turn",
-    title="both lines have a minus",
-    cause="A rotation has one minus and one plus: (a cos - b sin, b cos + a sin).",
-    fix=TURNED,
-    step=ROPE,
-    rare=True,
-)
-def two_minuses(s: State) -> None:
-    a, b = s.plain[..., s.first], s.plain[..., s.second]
-    s.out = s.plain.copy()
-    s.out[..., s.first] = a * s.cos - b * s.sin
-    s.out[..., s.second] = b * s.cos - a * s.sin
-
-
-@mistake(
-    "rope.turn",
-    title="rotate_half does not swap the elements of a pair: it only negates one",
-    cause="(-first, second) instead of (-second, first): each element meets itself, not its "
-    "partner.",
-    fix="rotate_half(x) is np.concatenate([-second, first], -1).",
-    step=ROPE,
-    rare=True,
-)
-def partners_not_swapped(s: State) -> None:
-    a, b = s.plain[..., s.first], s.plain[..., s.second]
-    s.out = s.plain.copy()
-    s.out[..., s.first] = a * s.cos - a * s.sin
-    s.out[..., s.second] = b * s.cos + b * s.sin
-
-
-@mistake(
-    "rope.turn",
-    title="x * cos + x * sin: rotate_half is forgotten",
-    cause="sin multiplies the partner of an element, not the element itself.",
-    fix="Write x * cos + rotate_half(x) * sin.",
-    step=ROPE,
-)
-def rotate_half_forgotten(s: State) -> None:
-    a, b = s.plain[..., s.first], s.plain[..., s.second]
-    s.out = s.plain.copy()
-    s.out[..., s.first] = a * (s.cos + s.sin)
-    s.out[..., s.second] = b * (s.cos + s.sin)
-
-
-@mistake(
-    "rope.turn",
-    title="the second line uses the first line's result",
-    cause="The first elements of the pairs are overwritten before the second ones are computed.",
-    fix="Compute both from the old values: keep a copy, or assign both at once.",
-    step=ROPE,
-)
-def turned_in_place(s: State) -> None:
-    a, b = s.plain[..., s.first], s.plain[..., s.second]
-    s.out = s.plain.copy()
-    s.out[..., s.first] = a * s.cos - b * s.sin
-    s.out[..., s.second] = b * s.cos + s.out[..., s.first] * s.sin
-
-
-@mistake(
-    "rope.turn",
-    title="x is not turned at all",
-    cause="RoPE is not applied, its result is not used, or every position is 0.",
-    fix="Use what rope returns (it does not change x), and give each token its own position.",
-    step=ROPE,
-)
-def not_turned(s: State) -> None:
-    s.out = s.plain.copy()
-
-
-@mistake(
-    "rope.turn",
-    title="x is turned twice",
-    cause="RoPE is applied to an array that has it already, for instance once before the keys go "
-    "into the cache and again when they are read from it.",
-    fix="Apply it once, right after the projection (and the norm of the head, where there is one).",
-    step=ROPE,
-)
-def turned_twice(s: State) -> None:
-    turn(s)
-    s.plain = s.out
-    turn(s)
-
-
-@mistake(
-    "rope.cos_sin",
-    title="attention_factor is ignored",
-    cause="The factor of yarn multiplies cos and sin; the frequencies alone are half of the "
-    "method.",
-    fix="Multiply cos and sin by it.",
-    step=ROPE,
-)
-def attention_factor_ignored(s: State) -> None:
-    s.attention_factor = 1.0
-    cos_sin(s)

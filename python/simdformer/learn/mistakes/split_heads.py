@@ -5,11 +5,13 @@ x (...,L,H·D) <-> (...,H,L,D)
 
 import numpy as np
 
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.catalogue import Mistakes, instead
+from simdformer.learn.program import Program, State
 
 HEADS = "01 §6"
 
 split_heads = Program("split_heads")
+
 merge_heads = Program("merge_heads")
 
 
@@ -26,49 +28,36 @@ def merge(s: State) -> None:
 
 # ---- mistakes ------------------------------------------------------------------------------------
 
-
-@mistake(
-    "split_heads.split",
-    title="the heads are split without a transpose",
-    cause="reshape(H, L, D) gives the right shape but never moves a number: head 0 gets the first "
-    "tokens instead of the first elements of every token.",
-    fix="Reshape to (..., L, H, D) first, then swap the axes L and H.",
-    step=HEADS,
+Mistakes("split_heads.split", see=HEADS, fix="Reshape to (..., L, H, D) first, then swap L and H.")(
+    """
+    without_transpose: the heads are split without a transpose
+        reshape(H, L, D) gives the right shape but never moves a number: head 0 gets the first
+        tokens instead of the first elements of every token.
+    as_d_h: the heads are split as (D, H) instead of (H, D)
+        The elements of a head lie side by side; with (D, H) each head gets every H-th element.
+    """,
+    without_transpose=instead(
+        out=lambda s: s.x.reshape(*s.x.shape[:-2], s.num_heads, s.x.shape[-2], -1)
+    ),
+    as_d_h=instead(
+        out=lambda s: np.moveaxis(s.x.reshape(*s.x.shape[:-1], -1, s.num_heads), -1, -3)
+    ),
 )
-def without_transpose(s: State) -> None:
-    s.out = s.x.reshape(*s.x.shape[:-2], s.num_heads, s.x.shape[-2], -1)
 
-
-@mistake(
-    "split_heads.split",
-    title="the heads are split as (D, H) instead of (H, D)",
-    cause="The elements of a head lie side by side; with (D, H) each head gets every H-th element.",
-    fix="Reshape to (..., L, H, D): the heads first, then the elements of each.",
-    step=HEADS,
-)
-def as_d_h(s: State) -> None:
-    s.out = np.moveaxis(s.x.reshape(*s.x.shape[:-1], -1, s.num_heads), -1, -3)
-
-
-@mistake(
+Mistakes(
     "merge_heads.merge",
-    title="the heads are merged without a transpose",
-    cause="reshape(L, H * D) on (H, L, D) never moves a number: the first tokens of the result are "
-    "all made of head 0.",
+    see=HEADS,
     fix="Swap the axes H and L first, then reshape to (..., L, H * D).",
-    step=HEADS,
+)(
+    """
+    no_transpose: the heads are merged without a transpose
+        reshape(L, H * D) on (H, L, D) never moves a number: the first tokens of the result are all
+        made of head 0.
+    interleaved: the heads are merged as (D, H) instead of (H, D)
+        The heads are interleaved where they should lie one after the other.
+    """,
+    no_transpose=instead(out=lambda s: s.x.reshape(*s.x.shape[:-3], s.x.shape[-2], -1)),
+    interleaved=instead(
+        out=lambda s: np.moveaxis(s.x, -3, -1).reshape(*s.x.shape[:-3], s.x.shape[-2], -1)
+    ),
 )
-def no_transpose(s: State) -> None:
-    s.out = s.x.reshape(*s.x.shape[:-3], s.x.shape[-2], -1)
-
-
-@mistake(
-    "merge_heads.merge",
-    title="the heads are merged as (D, H) instead of (H, D)",
-    cause="The heads are interleaved where they should lie one after the other.",
-    fix="Bring (..., H, L, D) to (..., L, H, D), then reshape to (..., L, H * D).",
-    step=HEADS,
-)
-def interleaved(s: State) -> None:
-    x = np.moveaxis(s.x, -3, -1)
-    s.out = x.reshape(*x.shape[:-2], -1)

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.catalogue import Mistakes, instead
+from simdformer.learn.program import Program, State
 
 __all__ = ["bpe_merges"]
 
@@ -51,36 +52,6 @@ def bpe_merge(s: State) -> None:
     s.out = np.array(merged(s.word, s.ranks, s.choose))
 
 
-@mistake(
-    "text.bpe_choose",
-    title="pairs are merged from left to right, whatever their rank",
-    cause="The first pair that is in the list is taken. The pieces still spell the word, so that "
-    "decoding hides it.",
-    fix="Look at all pairs, and merge the one of the lowest rank.",
-    step=BPE,
-)
-def bpe_leftmost(s: State) -> None:
-    s.choose = lambda pieces, ranks: min(known_pairs(pieces, ranks), default=None)
-
-
-@mistake(
-    "text.bpe_choose",
-    title="pairs are merged from right to left, whatever their rank",
-    cause="The last pair that is in the list is taken.",
-    fix="Look at all pairs, and merge the one of the lowest rank.",
-    step=BPE,
-)
-def bpe_rightmost(s: State) -> None:
-    s.choose = lambda pieces, ranks: max(known_pairs(pieces, ranks), default=None)
-
-
-@mistake(
-    "text.bpe_choose",
-    title="the pair of the highest rank is merged first",
-    cause="A rank is a turn: the lowest was learned first, and comes first.",
-    fix="Take min, not max, of the ranks.",
-    step=BPE,
-)
 def bpe_highest(s: State) -> None:
     def choose(pieces: list[str], ranks: Mapping[str, int]) -> int | None:
         pairs = known_pairs(pieces, ranks)
@@ -89,13 +60,38 @@ def bpe_highest(s: State) -> None:
     s.choose = choose
 
 
-@mistake(
-    "text.bpe_merge",
-    title="the pairs of the word are looked up once: merged pieces are never merged again",
-    cause="The new piece and its neighbours make new pairs.",
-    fix="Look at all pairs again after every merge.",
-    step=BPE,
+Mistakes(
+    "text.bpe_choose", see=BPE, fix="Look at all pairs, and merge the one of the lowest rank."
+)(
+    """
+    bpe_leftmost: pairs are merged from left to right, whatever their rank
+        The first pair that is in the list is taken. The pieces still spell the word, so that
+        decoding hides it.
+    bpe_rightmost: pairs are merged from right to left, whatever their rank
+        The last pair that is in the list is taken.
+    bpe_highest: the pair of the highest rank is merged first
+        A rank is a turn: the lowest was learned first, and comes first.
+        > Take min, not max, of the ranks.
+    """,
+    bpe_leftmost=instead(
+        choose=lambda s: lambda pieces, ranks: min(known_pairs(pieces, ranks), default=None)
+    ),
+    bpe_rightmost=instead(
+        choose=lambda s: lambda pieces, ranks: max(known_pairs(pieces, ranks), default=None)
+    ),
+    bpe_highest=bpe_highest,
 )
+
+
 def bpe_once(s: State) -> None:
     pairs = [a + b for a, b in pairwise(s.word)]
     s.out = np.array(sorted(s.ranks[pair] for pair in pairs if pair in s.ranks))
+
+
+Mistakes("text.bpe_merge", see=BPE, fix="Look at all pairs again after every merge.")(
+    """
+    bpe_once: the pairs are looked up once: merged pieces are never merged again
+        The new piece and its neighbours make new pairs.
+    """,
+    bpe_once=bpe_once,
+)

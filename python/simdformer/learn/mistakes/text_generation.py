@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.catalogue import Mistakes, instead
+from simdformer.learn.program import Program, State
 
 __all__ = ["generate"]
 
@@ -56,146 +57,104 @@ def generation_answer(s: State) -> None:
     s.out = np.array([id for id in s.new if id != s.end_id])
 
 
-@mistake(
-    "text.generation_prompt",
-    title="only the last token of the prompt is read",
-    cause="The cache is empty at the beginning: somebody has to read the prompt.",
-    fix="Give the model the whole prompt once, then one id a call.",
-    step=GENERATION,
-)
 def generation_no_prompt(s: State) -> None:
     s.logits, s.cache = s.model(s.prompt[-1:], None)
 
 
-@mistake(
-    "text.generation_prompt",
-    title="the last token of the prompt is read twice",
-    cause="The prompt fills the cache, and then its last id is given once more.",
-    fix="The logits of the prompt's last position already foretell the first new token.",
-    step=GENERATION,
-)
 def generation_last_twice(s: State) -> None:
     _, cache = s.model(s.prompt, None)
     s.logits, s.cache = s.model(s.prompt[-1:], cache)
 
 
-@mistake(
-    "text.generation_choose",
-    title="the next token is taken from the first row of logits",
-    cause="Row i foretells what follows position i; only the last row foretells something new.",
-    fix="Take logits[-1].",
-    step=GENERATION,
+Mistakes(
+    "text.generation_prompt",
+    see=GENERATION,
+    fix="Give the model the whole prompt once, then one id a call.",
+)(
+    """
+    generation_no_prompt: only the last token of the prompt is read
+        The cache is empty at the beginning: somebody has to read the prompt.
+    generation_last_twice: the last token of the prompt is read twice
+        The prompt fills the cache, and then its last id is given once more.
+        > The logits of the prompt's last position already foretell the first new token.
+    """,
+    generation_no_prompt=generation_no_prompt,
+    generation_last_twice=generation_last_twice,
 )
-def generation_first_row(s: State) -> None:
-    s.choose = lambda logits: int(np.argmax(logits[0]))
 
-
-@mistake(
-    "text.generation_choose",
-    title="the least likely token is taken",
-    cause="argmin for argmax, or the first of what argsort gives.",
-    fix="Take the argmax of the last row.",
-    step=GENERATION,
+Mistakes("text.generation_choose", see=GENERATION, fix="Take logits[-1].")(
+    """
+    generation_first_row: the next token is taken from the first row of logits
+        Row i foretells what follows position i; only the last row foretells something new.
+    generation_least: the least likely token is taken
+        argmin for argmax, or the first of what argsort gives.
+        > Take the argmax of the last row.
+    """,
+    generation_first_row=instead(choose=lambda s: lambda logits: int(np.argmax(logits[0]))),
+    generation_least=instead(choose=lambda s: lambda logits: int(np.argmin(logits[-1]))),
 )
-def generation_least(s: State) -> None:
-    s.choose = lambda logits: int(np.argmin(logits[-1]))
 
-
-@mistake(
-    "text.generation_feed",
-    title="the whole text is given again, behind a cache that holds it already",
-    cause="What the cache holds is read a second time, at later positions.",
-    fix="Give the model the newest id alone.",
-    step=GENERATION,
+Mistakes("text.generation_feed", see=GENERATION, fix="Give the model the newest id alone.")(
+    """
+    generation_text_again: the whole text is given again, behind a cache that holds it already
+        What the cache holds is read a second time, at later positions.
+    generation_answer_again: all new ids are given again, behind a cache that holds most of them
+        The list of new ids is given to the model, and not its last element.
+    generation_old_cache: the cache stays that of the prompt
+        What the model gives back as the new cache is thrown away.
+        > Write logits, cache = model([id], cache) in the loop, too.
+    generation_no_cache: the model forgets: it sees the newest token alone
+        The cache is None in every call.
+        > Pass on the cache that came with the last logits.
+    """,
+    generation_text_again=instead(
+        feed=lambda s: lambda new, cache: s.model([*s.prompt, *new], cache)
+    ),
+    generation_answer_again=instead(feed=lambda s: lambda new, cache: s.model(new, cache)),
+    generation_old_cache=instead(feed=lambda s: lambda new, cache: s.model(new[-1:], s.cache)),
+    generation_no_cache=instead(feed=lambda s: lambda new, cache: s.model(new[-1:], None)),
 )
-def generation_text_again(s: State) -> None:
-    s.feed = lambda new, cache: s.model([*s.prompt, *new], cache)
 
 
-@mistake(
-    "text.generation_feed",
-    title="all new ids are given again, behind a cache that holds most of them",
-    cause="The list of new ids is given to the model, and not its last element.",
-    fix="Give the model the newest id alone.",
-    step=GENERATION,
+def generation_endless_generation_loop(s: State) -> None:
+    s.new = []
+    logits, cache = s.logits, s.cache
+    for _ in range(s.max_new_tokens):
+        s.new = [*s.new, s.choose(logits)]
+        logits, cache = s.feed(s.new, cache)
+
+
+Mistakes("text.generation_answer", see=GENERATION, fix="Keep the new ids in a list of their own.")(
+    """
+    generation_with_prompt: the answer begins with the prompt
+        The new ids were appended to those of the prompt.
+    generation_with_end: end_id is part of the answer
+        It is appended first and compared afterwards.
+        > Compare first: end_id says that the answer is over, and belongs to nobody's text.
+    generation_endless: the answer does not stop at end_id
+        The loop runs max_new_tokens times, whatever the model says.
+        > Stop when the likeliest id is end_id.
+    """,
+    generation_with_prompt=instead(
+        out=lambda s: np.array([*s.prompt, *(id for id in s.new if id != s.end_id)])
+    ),
+    generation_with_end=instead(out=lambda s: np.array(s.new)),
+    generation_endless={
+        "generation_loop": generation_endless_generation_loop,
+        "generation_answer": instead(out=lambda s: np.array(s.new)),
+    },
 )
-def generation_answer_again(s: State) -> None:
-    s.feed = lambda new, cache: s.model(new, cache)
 
 
-@mistake(
-    "text.generation_feed",
-    title="the cache stays that of the prompt",
-    cause="What the model gives back as the new cache is thrown away.",
-    fix="Write logits, cache = model([id], cache) in the loop, too.",
-    step=GENERATION,
-)
-def generation_old_cache(s: State) -> None:
-    s.feed = lambda new, cache: s.model(new[-1:], s.cache)
-
-
-@mistake(
-    "text.generation_feed",
-    title="the model forgets: it sees the newest token alone",
-    cause="The cache is None in every call.",
-    fix="Pass on the cache that came with the last logits.",
-    step=GENERATION,
-)
-def generation_no_cache(s: State) -> None:
-    s.feed = lambda new, cache: s.model(new[-1:], None)
-
-
-@mistake(
-    "text.generation_answer",
-    title="the answer begins with the prompt",
-    cause="The new ids were appended to those of the prompt.",
-    fix="Keep the new ids in a list of their own.",
-    step=GENERATION,
-)
-def generation_with_prompt(s: State) -> None:
-    s.out = np.array([*s.prompt, *(id for id in s.new if id != s.end_id)])
-
-
-@mistake(
-    "text.generation_answer",
-    title="end_id is part of the answer",
-    cause="It is appended first and compared afterwards.",
-    fix="Compare first: end_id says that the answer is over, and belongs to nobody's text.",
-    step=GENERATION,
-)
-def generation_with_end(s: State) -> None:
-    s.out = np.array(s.new)
-
-
-@mistake(
-    "text.generation_loop",
-    "text.generation_answer",
-    title="the answer does not stop at end_id",
-    cause="The loop runs max_new_tokens times, whatever the model says.",
-    fix="Stop when the likeliest id is end_id.",
-    step=GENERATION,
-)
-class GenerationEndless:
-    @staticmethod
-    def generation_loop(s: State) -> None:
-        s.new = []
-        logits, cache = s.logits, s.cache
-        for _ in range(s.max_new_tokens):
-            s.new = [*s.new, s.choose(logits)]
-            logits, cache = s.feed(s.new, cache)
-
-    @staticmethod
-    def generation_answer(s: State) -> None:
-        s.out = np.array(s.new)
-
-
-@mistake(
-    "text.generation_loop",
-    title="there is one token too few",
-    cause="The first new token comes out of the prompt's logits; it counts, too.",
-    fix="Stop when max_new_tokens ids are there.",
-    step=GENERATION,
-)
 def generation_one_less(s: State) -> None:
     s.max_new_tokens = s.max_new_tokens - 1
     generation_loop(s)
+
+
+Mistakes("text.generation_loop", see=GENERATION, fix="Stop when max_new_tokens ids are there.")(
+    """
+    generation_one_less: there is one token too few
+        The first new token comes out of the prompt's logits; it counts, too.
+    """,
+    generation_one_less=generation_one_less,
+)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.program import Program, State, mistake
+from simdformer.learn.catalogue import Mistakes, instead
+from simdformer.learn.program import Program, State
 from simdformer.reference import softmax
 
 __all__ = ["text_loss"]
@@ -52,123 +53,74 @@ def picked(s: State) -> Any:
     return s.logs[np.arange(len(s.next)), s.next][s.counted]
 
 
-@mistake(
-    "text.loss_logarithms",
-    title="exp overflows: the softmax is not shifted",
-    cause="Logits of a hundred are usual, and float32's exp ends at 88.",
-    fix="Subtract the maximum of each row before exp, or take a ready log_softmax.",
-    step=LOSS,
-)
 def loss_overflows(s: State) -> None:
     e = np.exp(s.run.array(s.logits))
     s.logs = np.log(e / e.sum(-1, keepdims=True))
 
 
-@mistake(
+Mistakes(
     "text.loss_logarithms",
-    title="the logits themselves are taken for logarithms of probabilities",
-    cause="The log of softmax is missing: logits are no logarithms of shares.",
-    fix="Subtract the logarithm of the sum of exp(logits) from each row.",
-    step=LOSS,
+    see=LOSS,
+    fix="Subtract the maximum of each row before exp, or take a ready log_softmax.",
+)(
+    """
+    loss_overflows: exp overflows: the softmax is not shifted
+        Logits of a hundred are usual, and float32's exp ends at 88.
+    loss_of_logits: the logits themselves are taken for logarithms of probabilities
+        The log of softmax is missing: logits are no logarithms of shares.
+        > Subtract the logarithm of the sum of exp(logits) from each row.
+    """,
+    loss_overflows=loss_overflows,
+    loss_of_logits=instead(logs=lambda s: s.run.array(s.logits)),
 )
-def loss_of_logits(s: State) -> None:
-    s.logs = s.run.array(s.logits)
 
 
-@mistake(
-    "text.loss_next",
-    title="each row is compared with its own token, not with the next one",
-    cause="The shift is missing: row i foretells ids[i + 1].",
-    fix="Compare logits[:-1] with ids[1:].",
-    step=LOSS,
-)
-def loss_not_shifted(s: State) -> None:
-    s.next = s.ids
-
-
-@mistake(
-    "text.loss_next",
-    title="the shift goes the wrong way: each row is compared with the token before it",
-    cause="logits[1:] and ids[:-1] are paired.",
-    fix="Compare logits[:-1] with ids[1:].",
-    step=LOSS,
-)
 def loss_shifted_back(s: State) -> None:
     s.logs, s.next = s.logs[1:], s.ids[:-1]
 
 
-@mistake(
-    "text.loss_counted",
-    title="padding counts as text",
-    cause="A model need not foretell padding; with it the loss depends on how long others are.",
-    fix="Leave out the places whose next token is pad_id.",
-    step=LOSS,
+Mistakes("text.loss_next", see=LOSS, fix="Compare logits[:-1] with ids[1:].")(
+    """
+    loss_not_shifted: each row is compared with its own token, not with the next one
+        The shift is missing: row i foretells ids[i + 1].
+    loss_shifted_back: the shift goes the wrong way: each row is compared with the token before
+        logits[1:] and ids[:-1] are paired.
+    """,
+    loss_not_shifted=instead(next=lambda s: s.ids),
+    loss_shifted_back=loss_shifted_back,
 )
-def loss_of_padding(s: State) -> None:
-    s.counted = s.next >= 0
 
-
-@mistake(
-    "text.loss_mean",
-    title="the loss is a sum, not a mean",
-    cause="Longer texts get a higher loss.",
-    fix="Divide by the number of tokens that count.",
-    step=LOSS,
+Mistakes("text.loss_counted", see=LOSS, fix="Leave out the places whose next token is pad_id.")(
+    """
+    loss_of_padding: padding counts as text
+        A model need not foretell padding; with it the loss depends on how long others are.
+    """,
+    loss_of_padding=instead(counted=lambda s: s.next >= 0),
 )
-def loss_summed(s: State) -> None:
-    s.out = -picked(s).sum()
 
-
-@mistake(
-    "text.loss_mean",
-    title="the sum is divided by the length of the text",
-    cause="The first token and padding are foretold by nobody, and still counted.",
-    fix="Divide by the number of tokens that count.",
-    step=LOSS,
+Mistakes("text.loss_mean", see=LOSS, fix="Divide by the number of tokens that count.")(
+    """
+    loss_summed: the loss is a sum, not a mean
+        Longer texts get a higher loss.
+    loss_over_length: the sum is divided by the length of the text
+        The first token and padding are foretold by nobody, and still counted.
+    loss_negative: the loss has the wrong sign
+        Logarithms of probabilities are below 0, and a loss is their negative.
+        > Put a minus in front.
+    loss_as_perplexity: this is the perplexity: exp of the loss
+        The perplexity is made of the loss, and asked for is the loss.
+        > Leave the exp away.
+    loss_in_bits: the loss is in bits, not in nats
+        np.log2 in place of np.log.
+        > Take the natural logarithm.
+    loss_of_the_mean: the mean is taken before the logarithm
+        -log of the mean probability is less than the mean of -log.
+        > Take the logarithm of each probability, then the mean.
+    """,
+    loss_summed=instead(out=lambda s: -picked(s).sum()),
+    loss_over_length=instead(out=lambda s: -picked(s).sum() / len(s.ids)),
+    loss_negative=instead(out=lambda s: picked(s).mean()),
+    loss_as_perplexity=instead(out=lambda s: np.exp(-picked(s).mean())),
+    loss_in_bits=instead(out=lambda s: -picked(s).mean() / np.log(2)),
+    loss_of_the_mean=instead(out=lambda s: -np.log(np.exp(picked(s)).mean())),
 )
-def loss_over_length(s: State) -> None:
-    s.out = -picked(s).sum() / len(s.ids)
-
-
-@mistake(
-    "text.loss_mean",
-    title="the loss has the wrong sign",
-    cause="Logarithms of probabilities are below 0, and a loss is their negative.",
-    fix="Put a minus in front.",
-    step=LOSS,
-)
-def loss_negative(s: State) -> None:
-    s.out = picked(s).mean()
-
-
-@mistake(
-    "text.loss_mean",
-    title="this is the perplexity: exp of the loss",
-    cause="The perplexity is made of the loss, and asked for is the loss.",
-    fix="Leave the exp away.",
-    step=LOSS,
-)
-def loss_as_perplexity(s: State) -> None:
-    s.out = np.exp(-picked(s).mean())
-
-
-@mistake(
-    "text.loss_mean",
-    title="the loss is in bits, not in nats",
-    cause="np.log2 in place of np.log.",
-    fix="Take the natural logarithm.",
-    step=LOSS,
-)
-def loss_in_bits(s: State) -> None:
-    s.out = -picked(s).mean() / np.log(2)
-
-
-@mistake(
-    "text.loss_mean",
-    title="the mean is taken before the logarithm",
-    cause="-log of the mean probability is less than the mean of -log.",
-    fix="Take the logarithm of each probability, then the mean.",
-    step=LOSS,
-)
-def loss_of_the_mean(s: State) -> None:
-    s.out = -np.log(np.exp(picked(s)).mean())

@@ -1,0 +1,143 @@
+"""What a step reads, as a person would write it on a board: `s.scores * s.run.dtype(0.5)` is
+scores * 0.5. The lines come from the source of the function, wherever that can be found."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import CodeType
+from typing import Any
+
+__all__ = ["difference", "expression", "statements"]
+
+Found = ast.FunctionDef | ast.Lambda
+CASTS = ("dtype", "array", "rounded")  # of a run: s.run.dtype(x) says how exactly, not what
+
+
+def statements(function: Callable[..., Any]) -> list[str]:
+    """The body of a function, a line a statement; empty where there is no source."""
+    found = _found(function)
+    if not isinstance(found, ast.FunctionDef):
+        return []
+    lines = []
+    for statement in found.body:
+        if _says_something(statement):
+            lines += ast.unparse(_plain(statement, function)).splitlines()
+    return lines
+
+
+def expression(function: Callable[..., Any]) -> str:
+    """What a lambda gives."""
+    found = _found(function)
+    return ast.unparse(_plain(found.body, function)) if isinstance(found, ast.Lambda) else "..."
+
+
+def difference(wrong: list[str], right: list[str]) -> list[str]:
+    """The lines in which they differ: those of the wrong one behind -, those of the right one
+    behind +."""
+    lines = difflib.ndiff(wrong, right)
+    return [line for line in lines if line.startswith(("- ", "+ "))]
+
+
+# ---- where it stands -----------------------------------------------------------------------------
+
+
+def _found(function: Any) -> Found | None:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    try:
+        lines, _ = inspect.findsource(function)
+    except (OSError, TypeError):
+        return None
+    return _definitions("".join(lines)).get(_key(code))
+
+
+def _key(code: CodeType) -> tuple[int, str, tuple[str, ...]]:
+    return code.co_firstlineno, code.co_name, code.co_varnames[: code.co_argcount]
+
+
+@cache
+def _definitions(source: str) -> dict[tuple[int, str, tuple[str, ...]], Found]:
+    """All functions of a file, by what their code knows of where they stand."""
+    found: dict[tuple[int, str, tuple[str, ...]], Found] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            found[first, node.name, _parameters(node)] = node
+        elif isinstance(node, ast.Lambda):
+            found[node.lineno, "<lambda>", _parameters(node)] = node
+    return found
+
+
+def _parameters(node: Found) -> tuple[str, ...]:
+    return tuple(argument.arg for argument in node.args.args)
+
+
+# ---- how it is said ------------------------------------------------------------------------------
+
+
+def _says_something(statement: ast.stmt) -> bool:
+    """Not docstrings, nor lines that leave a call alone for which there is another mistake."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return False
+    if isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Raise):
+        return False
+    return not isinstance(statement, ast.Pass)
+
+
+def _plain(node: ast.AST, function: Callable[..., Any]) -> ast.AST:
+    """A copy without the state of the run, with the values of variables from outside."""
+    outside = inspect.getclosurevars(function).nonlocals
+    copied = ast.parse(ast.unparse(node)).body[0]
+    plain = _Plain(outside).visit(copied.value if isinstance(copied, ast.Expr) else copied)
+    found: ast.AST = ast.fix_missing_locations(plain)
+    return found
+
+
+class _Plain(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        value = self.names.get(node.id)
+        if isinstance(value, ast.AST):
+            return value
+        if isinstance(value, int | float | str):
+            return ast.Constant(value)
+        return ast.Name(value.__name__) if isinstance(value, type) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id == "s":
+            return ast.Name(node.attr)
+        if node.attr == "out" and _of_run(node.value):
+            return self.visit(node.value)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        called = node.func
+        if isinstance(called, ast.Attribute):
+            if called.attr in CASTS and ast.unparse(called.value) == "s.run":
+                return self.visit(node.args[0])
+            if called.attr == "astype" and ast.unparse(node.args[0]) == "s.run.dtype":
+                return self.visit(called.value)
+            if _of_run(node):  # another program
+                node = ast.Call(node.args[0], node.args[1:], node.keywords)
+        if isinstance(called, ast.Name) and called.id in self.names:
+            inlined = _found(self.names[called.id])
+            if isinstance(inlined, ast.Lambda):
+                values = [self.visit(argument) for argument in node.args]
+                meant = dict(zip(_parameters(inlined), values, strict=True))
+                return self.visit(_Plain(meant).visit(_copy(inlined.body)))
+        node.args = [each for each in node.args if ast.unparse(each) != "s"]
+        return self.generic_visit(node)
+
+
+def _of_run(node: ast.AST) -> bool:
+    """s.run(program, ...)"""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "s.run"
+
+
+def _copy(node: ast.expr) -> ast.expr:
+    return ast.parse(ast.unparse(node), mode="eval").body
