@@ -10,6 +10,7 @@ import simdformer as sf
 from conftest import same_bits
 from simdformer.cli import _output as output
 from simdformer.cli import chat as chat_command
+from simdformer.models import PagedKVCache
 
 
 class Terminal(io.StringIO):
@@ -51,6 +52,27 @@ def test_a_chat_remembers_until_it_is_told_to_forget(chat):
     assert "hello" in heard[0]
     assert heard[1].startswith(heard[0] + "I am number 1")
     assert heard[2] == heard[0].replace("hello", "hello again")
+
+
+def test_a_chat_reads_what_was_said_once(command, monkeypatch):
+    """In whole pages of 32 ids: the second turn begins where the first ended."""
+    lengths = []
+    open_cache = PagedKVCache.open
+
+    def opened(self, ids):
+        sequence = open_cache(self, ids)
+        lengths.append((sequence.length, len(ids)))
+        return sequence
+
+    monkeypatch.setattr(PagedKVCache, "open", opened)
+    long = "Once upon a time there was a little girl named Lily who had a red kite. " * 4
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{long}\nand then?\n"))
+    status, _, err = command("chat", sf.demo_path(), "--max-new-tokens", "40")
+    assert (status, err) == (0, "")
+    (none, first), (kept, second) = lengths
+    assert none == 0
+    assert kept > first - 32
+    assert kept > second - 64
 
 
 def test_a_chat_has_a_system_message(chat):

@@ -79,7 +79,7 @@ def test_a_batch_of_prompts_gives_what_each_gives_alone(isa, model):
 
 def test_long_prompts_are_read_in_chunks(model, story, monkeypatch):
     expected = model.generate(story, max_new_tokens=20)
-    monkeypatch.setattr("simdformer.text.generate.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("simdformer.text.continuous_batch.PREFILL_CHUNK", 7)
     assert model.generate(story, max_new_tokens=20) == expected
 
 
@@ -200,19 +200,16 @@ def test_text_ends_at_bos_and_eos(tiny, monkeypatch):
     model = sf.from_pretrained(tiny)
     for end in (1, 2):
         plan = itertools.chain([5, 6, end], itertools.repeat(7))
-        monkeypatch.setattr(
-            model.transformer, "forward", lambda ids, *_, plan=plan: one_hot(ids, next(plan))
-        )
+        monkeypatch.setattr(model.transformer, "unembed", says(plan))
         assert model.generate([9], max_new_tokens=10) == [5, 6]
         plan = itertools.chain([5, 6, end], itertools.repeat(7))
-        monkeypatch.setattr(
-            model.transformer, "forward", lambda ids, *_, plan=plan: one_hot(ids, next(plan))
-        )
+        monkeypatch.setattr(model.transformer, "unembed", says(plan))
         assert model.generate("b", max_new_tokens=10) == "\x02\x03"
 
 
-def one_hot(ids, winner):
-    return np.broadcast_to(np.eye(300, dtype=np.float32)[winner], (*ids.shape, 300))
+def says(plan):
+    """The last step of a model that says what is planned, whatever it has read."""
+    return lambda x, *_: np.broadcast_to(np.eye(300)[next(plan)], (*x.shape[:-1], 300))
 
 
 @given(
@@ -223,7 +220,7 @@ def test_streaming_never_shows_part_of_a_character_or_of_a_stop(tiny, words, sto
     """Whatever a model says, byte by byte: here it is made to say a given text in byte tokens."""
     model = sf.from_pretrained(tiny)
     plan = itertools.chain([3 + byte for byte in words.encode()], itertools.repeat(2))
-    model.transformer.forward = lambda ids, *_: one_hot(ids, next(plan))
+    model.transformer.unembed = says(plan)
     expected = words[
         : min((words.find(stop) for stop in stops if stop in words), default=len(words))
     ]
@@ -233,6 +230,7 @@ def test_streaming_never_shows_part_of_a_character_or_of_a_stop(tiny, words, sto
     assert all(expected.startswith("".join(seen[:n])) for n in range(len(seen)))
 
     plan = itertools.chain([3 + byte for byte in words.encode()], itertools.repeat(2))
+    model.transformer.unembed = says(plan)
     shown = []
     ids = model.generate([9], max_new_tokens=50, stop=stops, streamer=shown.append)
     assert ids == shown == [3 + byte for byte in expected.encode()]

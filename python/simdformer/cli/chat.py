@@ -7,6 +7,7 @@ from typing import Any
 
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
+from simdformer.models import PagedKVCache
 from simdformer.text import LanguageModel
 
 __all__ = ["add"]
@@ -58,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
 def converse(model: LanguageModel, options: argparse.Namespace) -> None:
     beginning = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(beginning)
+    cache = model.new_paged_cache()  # what was said is not read again
     while (line := next_line()) is not None:
         if line.startswith("/"):
             command = line.strip()
@@ -71,7 +73,7 @@ def converse(model: LanguageModel, options: argparse.Namespace) -> None:
             said = {"role": "user", "content": line.strip()}
             try:
                 shared.readable(line)
-                text = answer(model, [*messages, said], options)
+                text = answer(model, [*messages, said], cache, options)
             except ValueError as error:  # too long, or the template minds; nothing was said
                 print(f"{output.describe(error)}; {RESET} begins anew", file=sys.stderr)
             else:
@@ -106,13 +108,20 @@ def next_line() -> str | None:
 
 
 def answer(
-    model: LanguageModel, messages: list[dict[str, str]], options: argparse.Namespace
+    model: LanguageModel,
+    messages: list[dict[str, str]],
+    cache: PagedKVCache,
+    options: argparse.Namespace,
 ) -> str:
     """Writes what the model says as it comes; after Ctrl-C it is what had come."""
     streamer = Kept()
     with contextlib.suppress(KeyboardInterrupt):
         model.chat(
-            messages, options.max_new_tokens, streamer=streamer, **shared.sampling_of(options)
+            messages,
+            options.max_new_tokens,
+            streamer=streamer,
+            cache=cache,
+            **shared.sampling_of(options),
         )
     return streamer.text
 

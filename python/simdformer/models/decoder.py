@@ -15,6 +15,7 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.observer import Edit, Observer
 from simdformer.models.packing import AnyTensor
+from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.trace import Trace
 from simdformer.models.weights import Weights, check_dtypes, check_weights
 from simdformer.types import Array, DTypeLike, NumpyArrayLike
@@ -151,6 +152,44 @@ class Decoder(ABC):
             batch=batch,
             dtype=dtype,
         )
+
+    def new_paged_cache(
+        self, memory: int | None = None, *, page_size: int = 32, dtype: DTypeLike = "float32"
+    ) -> PagedKVCache:
+        """An empty cache of pages for many texts with this model, of at most `memory` bytes.
+
+        ValueError: a page takes more.
+        """
+        cache = PagedKVCache(
+            num_layers=self.config.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            page_size=page_size,
+            dtype=dtype,
+        )
+        if memory is not None:
+            read_whole("new_paged_cache", "memory", memory)
+            if memory < cache.page_bytes:
+                raise ValueError(
+                    f"new_paged_cache: memory is {memory} bytes, needed are {cache.page_bytes} for "
+                    f"one page of {page_size} positions, and that for 32 ids of every text"
+                )
+            cache.max_pages = memory // cache.page_bytes
+        return cache
+
+    def check_paged_cache(self, cache: PagedKVCache) -> None:
+        """ValueError when the cache belongs to another model."""
+        layers, _, _, kv_heads, _, head_dim = cache.data.shape
+        config = self.config
+        found, needed = (
+            (layers, kv_heads, head_dim),
+            (config.num_layers, config.num_kv_heads, config.head_dim),
+        )
+        if found != needed:
+            raise ValueError(
+                f"model: cache has (layers, key/value heads, head_dim) = {found}, needed is "
+                f"{needed}; make one with new_paged_cache()"
+            )
 
     @abstractmethod
     def forward(

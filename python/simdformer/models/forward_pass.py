@@ -1,6 +1,8 @@
 """What the layers of one forward pass share: positions, cache, who looks on; and how each turns."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +12,24 @@ from simdformer.functional import RopeFrequencies, rope_frequencies
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.observer import Observer, See, unseen
-from simdformer.types import NumpyArrayLike
+from simdformer.types import Array, NumpyArrayLike
 
-__all__ = ["ForwardPass", "checked_ids", "rope_of_layers"]
+__all__ = ["Attending", "ForwardPass", "Integers", "checked_ids", "rope_of_layers"]
 
 Integers = npt.NDArray[np.integer]
+
+
+class Attending(NamedTuple):
+    """Queries that attend together, as `scaled_dot_product_attention` takes them: `offset` is its
+    causal_offset, `out` a view of where the results go."""
+
+    query: Array
+    keys: Array
+    values: Array
+    offset: int | Integers
+    out: Array
+    block_table: Integers | None = None
+    key_lengths: int | Integers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,13 @@ class ForwardPass:
     def at(self, layer: int | None = None) -> See:
         """`see` for the names of a layer, or for those outside of layers."""
         return unseen if self.observer is None else See(self.observer, layer)
+
+    def attending(self, layer: int, q: Array, k: Array, v: Array, z: Array) -> Iterator[Attending]:
+        """k and v (B,L,K,D) join the cache; then who attends together: all of q and z (B,L,H,D)."""
+        keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)  # (B,K,S,D)
+        if self.cache is not None:
+            keys, values = self.cache.write(layer, keys, values)
+        yield Attending(q.swapaxes(1, 2), keys, values, self.offset, z.swapaxes(1, 2))
 
 
 def checked_ids(ids: NumpyArrayLike) -> Integers:

@@ -29,6 +29,7 @@ from simdformer.functional import (
     silu,
     swiglu,
 )
+from simdformer.models.batch_pass import BatchPass
 from simdformer.models.cache import KVCache
 from simdformer.models.decoder import Decoder
 from simdformer.models.forward_pass import ForwardPass
@@ -97,6 +98,20 @@ class Transformer(Decoder):
     ) -> Array:
         """ids (B,L) -> logits (B,L,V)"""
         run = ForwardPass.begin(self.config, ids, cache, observer)
+        x = self.residual(ids, run)
+        if cache is not None:
+            cache.advance(ids.shape[1])
+        kept = x if logits_to_keep is None else x[:, -logits_to_keep:]
+        return run.at()("logits", self.unembed(kept, run.at()))
+
+    def forward_batch(self, run: BatchPass) -> Array:
+        """The new ids of several sequences -> logits (sequences,V) behind the last of each"""
+        x = self.residual(run.ids, run)
+        run.advance()
+        return self.unembed(x[0, run.last])
+
+    def residual(self, ids: Array, run: ForwardPass | BatchPass) -> Array:
+        """ids (B,L) -> x (B,L,E), the residual stream behind the last layer"""
         see = run.at()
         x = embedding(ids, self.weights.embed, dtype=self.activations)
         x = see("embed", scaled(x, self.config.embed_scale))
@@ -106,11 +121,7 @@ class Transformer(Decoder):
             x = x + see("pos_embed", where)
         for layer in range(self.config.num_layers):
             x = self.block(layer, x, run)
-        if cache is not None:
-            cache.advance(ids.shape[1])
-
-        kept = x if logits_to_keep is None else x[:, -logits_to_keep:]
-        return see("logits", self.unembed(kept, see))
+        return x
 
     def unembed(self, x: Array, see: See = unseen) -> Array:
         """x (...,E) -> float32 logits (...,V): the final norm and the lm_head"""
@@ -123,7 +134,7 @@ class Transformer(Decoder):
         logits = scaled(logits.astype(np.float32, copy=False), 1 / self.config.logit_divisor)
         return softcapped(logits, self.config.logit_softcap)
 
-    def block(self, layer: int, x: Array, run: ForwardPass) -> Array:
+    def block(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,E) -> (B,L,E)"""
         weights, factor, see = self.weights.layers[layer], self.config.residual_scale, run.at(layer)
         x = see("resid_pre", x)
@@ -144,7 +155,7 @@ class Transformer(Decoder):
             return layer_norm(x, weight, bias, eps=self.config.norm_eps)
         return rms_norm(x, weight, eps=self.config.norm_eps)
 
-    def attention(self, layer: int, x: Array, run: ForwardPass) -> Array:
+    def attention(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,E) -> (B,L,E): the new positions attend to what the cache holds and themselves"""
         weights, config, see = self.weights.layers[layer], self.config, run.at(layer)
         batch, new, _ = x.shape
@@ -156,29 +167,29 @@ class Transformer(Decoder):
         k = see("attn.k_normed", self.norm_heads(k, weights.k_norm))
         q = see("attn.q_rot", self.rotated(layer, q, run))
         k = see("attn.k_rot", self.rotated(layer, k, run))
-        keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)  # (B,K,S,D)
-        if run.cache is not None:
-            keys, values = run.cache.write(layer, keys, values)
 
         z: Array = np.empty(q.shape, q.dtype)  # (B,L,H,D): written as a view, so that heads merge
         seen = see.wants("attn.scores", "attn.pattern")
-        attended = scaled_dot_product_attention(
-            q.swapaxes(1, 2),
-            keys,
-            values,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap,
-            is_causal=True,
-            causal_offset=run.offset,
-            window=config.window(layer),
-            sinks=weights.sinks,
-            return_weights=seen,
-            return_scores=seen,
-            out=z.swapaxes(1, 2),
-        )
+        for part in run.attending(layer, q, k, v, z):
+            attended = scaled_dot_product_attention(
+                part.query,
+                part.keys,
+                part.values,
+                scale=config.attention_scale,
+                softcap=config.attention_softcap,
+                is_causal=True,
+                causal_offset=part.offset,
+                window=config.window(layer),
+                key_lengths=part.key_lengths,
+                block_table=part.block_table,
+                sinks=weights.sinks,
+                return_weights=seen,
+                return_scores=seen,
+                out=part.out,
+            )
         if seen:
             _, pattern, scores = attended
-            z = see_attention(see, scores, pattern, values, z, weights.sinks)
+            z = see_attention(see, scores, pattern, part.values, z, weights.sinks)
         z = see("attn.z", z)
         merged = z.reshape(batch, new, config.num_heads * config.head_dim)
         out: Array = self.linear(merged, weights.wo, weights.wo_bias)
@@ -186,7 +197,7 @@ class Transformer(Decoder):
             out = see_results(see, z, out, lambda alone: self.linear(alone, weights.wo))
         return out
 
-    def mlp(self, layer: int, x: Array, run: ForwardPass) -> Array:
+    def mlp(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,E) -> (B,L,E): one MLP, or a mixture of experts"""
         weights, see = self.weights.layers[layer].mlp, run.at(layer)
         if isinstance(weights, ExpertWeights):
@@ -252,7 +263,7 @@ class Transformer(Decoder):
         rows = x.reshape(*x.shape[:2], width // len(weight), len(weight))
         return self.norm(rows, weight).reshape(x.shape)
 
-    def rotated(self, layer: int, x: Array, run: ForwardPass) -> Array:
+    def rotated(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,H,D) -> (B,L,H,D), every head turned by its position"""
         table = self.rope_of_layers[layer]
         if table is None:

@@ -6,24 +6,23 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.arguments import LARGEST, is_whole, read_several, read_whole, shown
+from simdformer.arguments import read_whole, shown
 from simdformer.models.cache import KVCache
-from simdformer.models.config import ModelConfig
 from simdformer.models.observer import Edit
-from simdformer.models.transformer import Transformer
+from simdformer.models.paged_cache import PagedKVCache
 from simdformer.text import generate as generation
-from simdformer.text.chat import ChatTemplate, check_messages
+from simdformer.text.batch import Batch
+from simdformer.text.chat import check_messages
 from simdformer.text.loss import token_losses
 from simdformer.text.prompts import IdsOfText, is_texts, read_prompts
-from simdformer.text.sampling import Sampler
-from simdformer.text.streaming import TextStream
-from simdformer.text.tokenizer import Tokenizer
+from simdformer.text.tokenized_model import Stop, TokenizedModel
 from simdformer.types import DTypeLike, NumpyArrayLike
 
 __all__ = ["GenerateOptions", "LanguageModel"]
 
-Stop = str | int | Iterable[str | int]
 TextOrIds = NumpyArrayLike  # a text, ids, or a list of either
+
+MAX_BATCH = 64
 
 # Of the config, in a repr.
 SHOWN = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "max_seq_len")
@@ -37,15 +36,18 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float
-    seed: int | None
+    seed: int | Sequence[int] | None
     stop: Stop | None
     streamer: Callable[[Any], object] | generation.Streamer | None
     report: generation.Report | None
+    max_batch: int
+    cache: PagedKVCache | None
+    cache_memory: int | None
     cache_dtype: DTypeLike
     edit: Mapping[str, Edit] | None
 
 
-class LanguageModel:
+class LanguageModel(TokenizedModel):
     """A `transformer` and its `tokenizer` (None when the checkpoint has none; an ImportError, which
     asking for it raises, when that takes a package that is missing).
 
@@ -53,30 +55,6 @@ class LanguageModel:
     tokenizer's own. `chat_template` (None when the checkpoint has none) is what `model.chat`
     writes a conversation with.
     """
-
-    def __init__(
-        self,
-        transformer: Transformer,
-        tokenizer: Tokenizer | ImportError | None = None,
-        *,
-        eos_ids: Iterable[int] = (),
-        chat_template: ChatTemplate | None = None,
-    ) -> None:
-        self.transformer = transformer
-        self._tokenizer = tokenizer
-        self.eos_ids = tuple(eos_ids)
-        self.chat_template = chat_template
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """None when the checkpoint has none; ImportError when its package is missing."""
-        if isinstance(self._tokenizer, ImportError):
-            raise self._tokenizer
-        return self._tokenizer
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.transformer.config
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self.config, name)}" for name in SHOWN)
@@ -136,6 +114,12 @@ class LanguageModel:
         losses = [token_losses(self.transformer, ids) for ids in prompts.ids]
         return losses if prompts.is_list else losses[0]
 
+    def new_paged_cache(
+        self, memory: int | None = None, *, page_size: int = 32, dtype: DTypeLike = "float32"
+    ) -> PagedKVCache:
+        """An empty cache for `generate(..., cache=)`: see `Transformer.new_paged_cache`."""
+        return self.transformer.new_paged_cache(memory, page_size=page_size, dtype=dtype)
+
     def new_cache(
         self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
     ) -> KVCache:
@@ -187,10 +171,13 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         repetition_penalty: float = 1.0,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         stop: Stop | None = None,
         streamer: Callable[[Any], object] | generation.Streamer | None = None,
         report: generation.Report | None = None,
+        max_batch: int = MAX_BATCH,
+        cache: PagedKVCache | None = None,
+        cache_memory: int | None = None,
         cache_dtype: DTypeLike = "float32",
         edit: Mapping[str, Edit] | None = None,
     ) -> Any:
@@ -199,13 +186,15 @@ class LanguageModel:
         Parameters
         ----------
         prompt : str, ids (L,), or a list of either
-            A list gives a list of results; its prompts may differ in length.
+            A list gives a list of results. They are computed together, as a continuous batch: what
+            a prompt gets are the bits that it gets alone, and what several begin with is read once.
         max_new_tokens : int, optional
             None: as many as max_seq_len has room for.
         temperature : float
             0: the likeliest id every time. The higher, the braver.
         top_k, top_p, min_p, repetition_penalty, seed
-            See `simdformer.text.Sampler`.
+            See `simdformer.text.Sampler`. Every prompt has random numbers of its own; with one seed
+            they are the same for all, a list gives each its seed.
         stop : str, int, or several of them
             What ends the text and is cut off, besides the tokenizer's end of text.
         streamer : callable, or an object with put(piece) and end()
@@ -213,33 +202,30 @@ class LanguageModel:
             character or of a stop string. For one prompt only.
         report : simdformer.text.Report, optional
             Is filled in with counts, times and the last logits.
+        max_batch : int
+            So many prompts are continued at a time; the others wait.
+        cache : PagedKVCache, optional
+            Kept between calls: what a prompt shares with earlier prompts and answers, in whole
+            pages of 32 ids, is not read again. `new_paged_cache()` makes one.
+        cache_memory : int, optional
+            Bytes that the KV cache may take; prompts wait for room in it. None: what it takes.
         cache_dtype : {"float32", "float16", "bfloat16"}
             Of the KV cache; 16 bits take half of the memory.
         edit : dict of name or glob -> function
-            Changes activations on their way, see `Transformer.__call__`. A long prompt is read in
-            chunks of 512 ids, then id after id; of several prompts each is read by itself, and
-            there is a batch axis.
+            Changes activations on their way, see `Transformer.__call__`. Prompts are continued one
+            after the other then; a long one is read in chunks of 512 ids, then id after id.
 
         Raises
         ------
         ValueError
-            The prompt is empty, max_seq_len has no room for it, text without a tokenizer, a
-            parameter that makes no sense.
+            The prompt is empty, max_seq_len or cache_memory has no room for it, text without a
+            tokenizer, a parameter that makes no sense.
         TypeError
             The prompt is neither text nor ids.
 
         Ctrl-C ends it with KeyboardInterrupt; the model stays usable.
         """
-        prompts = read_prompts(prompt, self._encode)
-        sampler = Sampler(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
-        new = self._check_room(max(map(len, prompts.ids)), max_new_tokens)
+        prompts = read_prompts(prompt, self.encode)
         if streamer is not None and prompts.is_list:
             raise ValueError(
                 "generate: a streamer follows one prompt, found is a list of them; call it for each"
@@ -250,33 +236,62 @@ class LanguageModel:
                 f"generate: streamer is {shown(streamer)}, needed is a function of a piece, or an "
                 "object with put(piece) and end()"
             )
-        stop_ids, stop_strings = self._stops(stop)
-        sequences = [
-            generation.Continuation(
+        read_whole("generate", "max_batch", max_batch)
+        new = self.check_room(max(map(len, prompts.ids)), max_new_tokens)
+        requests = [
+            self.request(
                 ids,
-                stop_ids=stop_ids,
-                stop_strings=stop_strings,
-                text_stream=self._text_stream(ids) if prompts.is_text or stop_strings else None,
+                new,
+                is_text=prompts.is_text,
                 show=show,
-                show_ids=not prompts.is_text,
+                stop=stop,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=own_seed,
             )
-            for ids in prompts.ids
+            for ids, own_seed in zip(prompts.ids, seeds(seed, len(prompts.ids)), strict=True)
         ]
         try:
-            generation.generate(
-                self.transformer,
-                sequences,
-                max_new_tokens=new,
-                sampler=sampler,
-                report=report,
-                cache_dtype=cache_dtype,
-                edit=edit,
-            )
+            if edit:
+                generation.generate_edited(
+                    self.transformer, requests, edit, cache_dtype=cache_dtype, report=report
+                )
+            else:
+                generation.generate(
+                    self.transformer,
+                    requests,
+                    cache=self.pages(cache, cache_memory, cache_dtype),
+                    max_batch=max_batch,
+                    share_answers=cache is not None,
+                    report=report,
+                )
         finally:
             if isinstance(streamer, generation.Streamer):
                 streamer.end()
-        results = [each.text if prompts.is_text else each.new_ids for each in sequences]
+        results = [
+            request.text.text if prompts.is_text else request.text.new_ids for request in requests
+        ]
         return results if prompts.is_list else results[0]
+
+    def batch(
+        self,
+        *,
+        max_batch: int = MAX_BATCH,
+        cache: PagedKVCache | None = None,
+        cache_memory: int | None = None,
+        cache_dtype: DTypeLike = "float32",
+    ) -> Batch:
+        """Texts that come and go while others are continued: see `simdformer.text.Batch`. The
+        parameters are those of `generate`."""
+        return Batch(
+            self,
+            self.pages(cache, cache_memory, cache_dtype),
+            max_batch=read_whole("batch", "max_batch", max_batch),
+            share_answers=cache is not None,
+        )
 
     def chat(
         self,
@@ -318,52 +333,14 @@ class LanguageModel:
         text: Any = self.generate(IdsOfText(ids), max_new_tokens, **options)
         return str(text)
 
-    def _check_room(self, prompt_len: int, max_new_tokens: int | None) -> int:
-        """How many ids may follow a prompt of that length."""
-        limit = self.config.max_seq_len
-        new = max(limit - prompt_len, 1) if max_new_tokens is None else max_new_tokens
-        new = read_whole("generate", "max_new_tokens", new)
-        if prompt_len + new > limit:
-            raise ValueError(
-                f"generate: prompt of {prompt_len} ids and {new} new ones are more than max_seq_len"
-                f" = {limit}; shorten them, or load the model with a larger max_seq_len"
-            )
-        return new
 
-    def _ids(self, text: Any) -> Any:
-        return self._need_tokenizer("text", "model").encode(text) if isinstance(text, str) else text
-
-    def _encode(self, text: str) -> list[int]:
-        return self._need_tokenizer("a prompt of text").encode(text)
-
-    def _stops(self, stop: Stop | None) -> tuple[frozenset[int], list[str]]:
-        """The ids and the strings that end a text."""
-        given = read_several("generate", "stop", stop, "strings or ids")
-        ids = [int(one) for one in given if is_whole(one, least=0) and one <= LARGEST]
-        strings = [one for one in given if isinstance(one, str)]
-        if len(ids) + len(strings) != len(given) or "" in strings:
-            raise ValueError(
-                f"generate: stop is {shown(stop)}, needed are strings that are not empty, or ids"
-            )
-        if strings:
-            self._need_tokenizer("a stop string")
-        # Where a file of the checkpoint names the ids that end a text, ids need no tokenizer.
-        unneeded = isinstance(self._tokenizer, ImportError) and self.eos_ids
-        own = () if unneeded or self.tokenizer is None else self.tokenizer.eos_ids
-        return frozenset(ids) | frozenset(self.eos_ids) | frozenset(own), strings
-
-    def _text_stream(self, prompt: list[int]) -> TextStream:
-        tokenizer = self._need_tokenizer("text")
-        stream = tokenizer.stream()
-        # Tokenizers may write the first word of a text in another way: whether one begins here
-        # depends on what is in front.
-        stream.put(prompt[-1])
-        return stream
-
-    def _need_tokenizer(self, what: str, function: str = "generate") -> Tokenizer:
-        if self.tokenizer is None:
-            raise ValueError(
-                f"{function}: {what} needs a tokenizer, and none was found beside the checkpoint; "
-                "give one with from_pretrained(path, tokenizer=FILE), or give ids"
-            )
-        return self.tokenizer
+def seeds(seed: int | Sequence[int] | None, count: int) -> Sequence[int | None]:
+    """One for each prompt."""
+    if seed is None or isinstance(seed, int | np.integer):
+        return [seed] * count
+    if not isinstance(seed, Sequence) or len(seed) != count:
+        raise ValueError(
+            f"generate: seed is {shown(seed)}, needed is a number, or one for each of the {count} "
+            "prompts"
+        )
+    return seed

@@ -1,0 +1,174 @@
+"""Continuous batching: texts enter when others end, prompts are read between the steps of the rest.
+
+Yu et al. 2022, "Orca: a distributed serving system for transformer-based generative models"; in
+chunks: Agrawal et al. 2023, arXiv:2308.16369. What a text gets are the bits that it gets alone: the
+kernels see to that, and what a prompt is cut into here are pieces of two ids or more.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simdformer.models.batch_pass import BatchPass, Piece
+from simdformer.models.paged_cache import PagedKVCache, PagedSequence
+from simdformer.models.transformer import Transformer
+from simdformer.text.continuation import Continuation
+from simdformer.text.sampling import Sampler
+from simdformer.types import Array
+
+__all__ = ["PREFILL_CHUNK", "ContinuousBatch", "Request"]
+
+# Ids of prompts read at a time: bounds the memory that activations take, and how long the texts
+# that go on have to wait.
+PREFILL_CHUNK = 512
+
+
+@dataclass(eq=False)
+class Request:
+    """A text that wants up to `max_new_tokens` more ids, chosen by a sampler of its own."""
+
+    text: Continuation
+    sampler: Sampler
+    max_new_tokens: int
+    sequence: PagedSequence | None = None
+    chosen: int = 0
+
+    def put(self, logits: Array) -> None:
+        """Chooses the next id by logits (V,); the text has ended after the last."""
+        self.text.put(self.sampler(logits, self.text.ids))
+        self.chosen += 1
+        if self.chosen == self.max_new_tokens:
+            self.text.finish()
+
+
+class Step(NamedTuple):
+    """What a step did: for each text that got an id the logits (V,) behind it, how many ids of
+    prompts it read, and how many that were chosen before."""
+
+    logits: list[tuple[Request, Array]]
+    prompt_ids: int
+    read_ids: int
+
+
+class ContinuousBatch:
+    """Texts that are continued together; `step` reads what is new of each and chooses one id.
+
+    At most `max_batch` at a time, and no more than find room in the cache to their end: none has to
+    be interrupted.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: PagedKVCache,
+        *,
+        max_batch: int,
+        share_answers: bool = False,
+    ) -> None:
+        self.model, self.cache = model, cache
+        self.max_batch, self.share_answers = max_batch, share_answers
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Behind those that wait. ValueError when the cache could never hold it."""
+        most, needed = self.cache.max_pages, self._pages_needed(request)
+        if most is not None and needed > most:
+            size = self.cache.page_size
+            raise ValueError(
+                f"generate: {len(request.text.ids)} ids and {request.max_new_tokens} new ones take "
+                f"{needed} pages of {size} positions, and the cache has {most}; give it more "
+                "memory, or ask for fewer"
+            )
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a text where it is."""
+        request.text.finish()
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if request in self.running:
+            self._leave(request)
+
+    def close(self) -> None:
+        """Gives all pages back."""
+        for request in self.running[:]:
+            self._leave(request)
+        self.waiting.clear()
+
+    def step(self) -> Step:
+        """One forward pass, over one id of each text that goes on and some of those that begin."""
+        self._admit()
+        going_on = [request for request in self.running if request.chosen]
+        pieces = {
+            request: Piece(opened(request), request.text.ids[-1:], self.share_answers)
+            for request in going_on
+        }
+        pieces |= self._prompts()
+        logits = self.model.forward_batch(BatchPass(self.cache, list(pieces.values())))
+        got = []
+        for request, row in zip(pieces, logits, strict=True):
+            if opened(request).length == len(request.text.ids):
+                request.put(row)
+                got.append((request, row))
+                if request.text.ended:
+                    self._leave(request)
+        read = len(going_on)
+        return Step(got, sum(len(piece.ids) for piece in pieces.values()) - read, read)
+
+    def _admit(self) -> None:
+        most = self.cache.max_pages
+        promised = sum(map(self._pages_needed, self.running))
+        while self.waiting and len(self.running) < self.max_batch:
+            promised += self._pages_needed(self.waiting[0])
+            if most is not None and promised > most:
+                break
+            self.running.append(self.waiting.popleft())
+
+    def _pages_needed(self, request: Request) -> int:
+        """From its first position to its last; what is chosen last is never read."""
+        positions = len(request.text.ids) + request.max_new_tokens - request.chosen - 1
+        return -(-positions // self.cache.page_size)
+
+    def _prompts(self) -> dict[Request, Piece]:
+        """What of the prompts is read next, first come, first served."""
+        pieces: dict[Request, Piece] = {}
+        room = PREFILL_CHUNK
+        for request in self.running:
+            if request.chosen:
+                continue
+            if request.sequence is None:
+                sequence = self.cache.open(request.text.ids)
+                if any(will_share(sequence, request, other) for other in pieces):
+                    sequence.close()
+                    continue  # what it begins with is being read for another
+                request.sequence = sequence
+            unread = request.text.ids[request.sequence.length :]
+            count = min(len(unread), room)
+            count -= len(unread) - count == 1  # a single id is decoded: other bits
+            if count < min(len(unread), 2):
+                break
+            pieces[request] = Piece(request.sequence, unread[:count])
+            room -= count
+        return pieces
+
+    def _leave(self, request: Request) -> None:
+        self.running.remove(request)
+        if request.sequence is not None:
+            request.sequence.close()
+
+
+def opened(request: Request) -> PagedSequence:
+    assert request.sequence is not None
+    return request.sequence
+
+
+def will_share(sequence: PagedSequence, request: Request, other: Request) -> bool:
+    """Whether the page behind what the sequence has found will be one that `other` is reading."""
+    stop = sequence.length + sequence.cache.page_size
+    begin = request.text.ids[:stop]
+    return stop <= len(request.text.ids) - 2 and other.text.ids[:stop] == begin

@@ -1,0 +1,136 @@
+"""A transformer and its tokenizer: from text to ids, and to requests that generation answers."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from simdformer.arguments import LARGEST, is_whole, read_several, read_whole, shown
+from simdformer.models.config import ModelConfig
+from simdformer.models.paged_cache import PagedKVCache
+from simdformer.models.transformer import Transformer
+from simdformer.text.chat import ChatTemplate
+from simdformer.text.continuation import Continuation
+from simdformer.text.continuous_batch import Request
+from simdformer.text.sampling import Sampler
+from simdformer.text.streaming import TextStream
+from simdformer.text.tokenizer import Tokenizer
+from simdformer.types import DTypeLike
+
+__all__ = ["Stop", "TokenizedModel"]
+
+Stop = str | int | Iterable[str | int]
+
+
+class TokenizedModel:
+    """What `generate` and `Batch` ask of a `LanguageModel`."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer | ImportError | None = None,
+        *,
+        eos_ids: Iterable[int] = (),
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self.transformer = transformer
+        self._tokenizer = tokenizer
+        self.eos_ids = tuple(eos_ids)
+        self.chat_template = chat_template
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None when the checkpoint has none; ImportError when its package is missing."""
+        if isinstance(self._tokenizer, ImportError):
+            raise self._tokenizer
+        return self._tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.transformer.config
+
+    def request(
+        self,
+        ids: list[int],
+        max_new_tokens: int,
+        *,
+        is_text: bool,
+        show: Callable[[Any], object] | None = None,
+        stop: Stop | None = None,
+        **sampling: Any,
+    ) -> Request:
+        """A prompt with all that its continuation takes: what chooses, and what ends it."""
+        stop_ids, stop_strings = self._stops(stop)
+        text = Continuation(
+            ids,
+            stop_ids=stop_ids,
+            stop_strings=stop_strings,
+            text_stream=self._text_stream(ids) if is_text or stop_strings else None,
+            show=show,
+            show_ids=not is_text,
+        )
+        return Request(text, Sampler(**sampling), max_new_tokens)
+
+    def pages(
+        self, cache: PagedKVCache | None, cache_memory: int | None, dtype: DTypeLike
+    ) -> PagedKVCache:
+        """The cache given, or one of that many bytes."""
+        if cache is None:
+            return self.transformer.new_paged_cache(cache_memory, dtype=dtype)
+        if not isinstance(cache, PagedKVCache):
+            raise TypeError(
+                f"generate: cache is {shown(cache)}, needed is a PagedKVCache; make one with "
+                "new_paged_cache()"
+            )
+        if cache_memory is not None:
+            raise ValueError("generate: cache has its memory already; leave out cache_memory")
+        self.transformer.check_paged_cache(cache)
+        return cache
+
+    def check_room(self, prompt_len: int, max_new_tokens: int | None) -> int:
+        """How many ids may follow a prompt of that length."""
+        limit = self.config.max_seq_len
+        new = max(limit - prompt_len, 1) if max_new_tokens is None else max_new_tokens
+        new = read_whole("generate", "max_new_tokens", new)
+        if prompt_len + new > limit:
+            raise ValueError(
+                f"generate: prompt of {prompt_len} ids and {new} new ones are more than max_seq_len"
+                f" = {limit}; shorten them, or load the model with a larger max_seq_len"
+            )
+        return new
+
+    def _ids(self, text: Any) -> Any:
+        return self._need_tokenizer("text", "model").encode(text) if isinstance(text, str) else text
+
+    def encode(self, text: str) -> list[int]:
+        return self._need_tokenizer("a prompt of text").encode(text)
+
+    def _stops(self, stop: Stop | None) -> tuple[frozenset[int], list[str]]:
+        """The ids and the strings that end a text."""
+        given = read_several("generate", "stop", stop, "strings or ids")
+        ids = [int(one) for one in given if is_whole(one, least=0) and one <= LARGEST]
+        strings = [one for one in given if isinstance(one, str)]
+        if len(ids) + len(strings) != len(given) or "" in strings:
+            raise ValueError(
+                f"generate: stop is {shown(stop)}, needed are strings that are not empty, or ids"
+            )
+        if strings:
+            self._need_tokenizer("a stop string")
+        # Where a file of the checkpoint names the ids that end a text, ids need no tokenizer.
+        unneeded = isinstance(self._tokenizer, ImportError) and self.eos_ids
+        own = () if unneeded or self.tokenizer is None else self.tokenizer.eos_ids
+        return frozenset(ids) | frozenset(self.eos_ids) | frozenset(own), strings
+
+    def _text_stream(self, prompt: list[int]) -> TextStream:
+        tokenizer = self._need_tokenizer("text")
+        stream = tokenizer.stream()
+        # Tokenizers may write the first word of a text in another way: whether one begins here
+        # depends on what is in front.
+        stream.put(prompt[-1])
+        return stream
+
+    def _need_tokenizer(self, what: str, function: str = "generate") -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{function}: {what} needs a tokenizer, and none was found beside the checkpoint; "
+                "give one with from_pretrained(path, tokenizer=FILE), or give ids"
+            )
+        return self.tokenizer

@@ -1,0 +1,160 @@
+"""Many prompts at once: what each gets is what it gets alone, bit for bit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from checkpoints import random_weights, tiny_config
+from conftest import same_bits
+from simdformer.models import Transformer
+from simdformer.text import LanguageModel, Report
+
+VARIANTS = {
+    "plain": {},
+    "windows": {"sliding_window": 20},
+    "one key/value head": {"num_kv_heads": 1},
+}
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def tiny(request):
+    config = dataclasses.replace(tiny_config(max_seq_len=1200), **VARIANTS[request.param])
+    weights = random_weights(np.random.default_rng(3), config)
+    return LanguageModel(Transformer(config, weights, dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return sf.from_pretrained(sf.demo_path())
+
+
+def prompts_of(rng, count, vocabulary):
+    """Of one id and of many; some begin alike, some are the same."""
+    beginning = rng.integers(1, vocabulary, 90).tolist()
+    prompts = []
+    for _ in range(count):
+        own = rng.integers(1, vocabulary, rng.integers(1, 60)).tolist()
+        prompts.append(beginning[: rng.choice([0, 40, 90])] + own)
+    return [*prompts, prompts[-1], [1], rng.integers(1, vocabulary, 700).tolist()]
+
+
+def test_forty_prompts_are_each_as_alone(isa, tiny, rng):
+    prompts = prompts_of(rng, 37, tiny.config.vocab_size)
+    together = Report()
+    answers = tiny.generate(prompts, max_new_tokens=6, report=together, max_batch=16)
+    for prompt, answer, logits in zip(prompts, answers, together.logits, strict=True):
+        alone = Report()
+        assert tiny.generate(prompt, max_new_tokens=6, report=alone) == answer
+        assert same_bits(alone.logits[0], logits)
+
+
+def test_arrivals_at_any_time_change_nothing(tiny, rng):
+    prompts = prompts_of(rng, 9, tiny.config.vocab_size)
+    batch = tiny.batch(max_batch=4, cache_memory=60 * tiny.new_paged_cache().page_bytes)
+    waiting, said, ended = list(enumerate(prompts)), {}, set()
+    numbers = {}
+    while waiting or batch.unfinished:
+        while waiting and rng.random() < 0.4:
+            at, prompt = waiting.pop()
+            numbers[batch.add(prompt, max_new_tokens=3 + at)] = at
+        for update in batch.step():
+            assert update.id not in ended
+            said.setdefault(numbers[update.id], []).extend(update.new)
+            if update.ended:
+                ended.add(update.id)
+    for at, prompt in enumerate(prompts):
+        assert said[at] == tiny.generate(prompt, max_new_tokens=3 + at)
+
+
+def test_a_common_beginning_is_read_once(demo):
+    story = demo.tokenizer.encode("Once upon a time there was a big dog. " * 12)
+    read = []
+    whole = demo.transformer.forward_batch
+    demo.transformer.forward_batch = lambda run: read.append(run.ids.shape[1]) or whole(run)
+    try:
+        demo.generate([[*story, 5, end] for end in range(3, 11)], max_new_tokens=1)
+    finally:
+        del demo.transformer.forward_batch
+    once = len(story) // 32 * 32
+    assert sum(read) == len(story) + 2 + 7 * (len(story) + 2 - once)
+
+
+def test_every_prompt_has_random_numbers_of_its_own(demo):
+    how = {"max_new_tokens": 12, "temperature": 1.0}
+    prompts = ["Once", "Tom", "Once"]
+    alone = [demo.generate(prompt, seed=4, **how) for prompt in prompts]
+    assert demo.generate(prompts, seed=4, **how) == alone
+    several = demo.generate(prompts, seed=[4, 5, 6], **how)
+    assert several[0] == alone[0]
+    assert several[2] == demo.generate("Once", seed=6, **how)
+    with pytest.raises(ValueError, match=r"seed is \[1\], needed is a number, or one for each of"):
+        demo.generate(prompts, seed=[1], **how)
+
+
+def test_a_cache_is_kept_between_calls(demo):
+    cache = demo.new_paged_cache()
+    story = demo.generate("Once upon a time", max_new_tokens=80)
+    assert demo.generate("Once upon a time", max_new_tokens=80, cache=cache) == story
+    ids = demo.tokenizer.encode("Once upon a time" + story)
+    assert cache.open(ids).length >= 64
+    report = Report()
+    more = demo.generate(ids, max_new_tokens=8, cache=cache, report=report)
+    assert more == demo.generate(ids, max_new_tokens=8)
+    np.testing.assert_allclose(
+        report.logits[0], demo([*ids, *more[:7]], logits_to_keep=1)[0], rtol=1e-3, atol=1e-3
+    )
+    assert cache.free_pages is None
+
+
+def test_a_batch_for_programs(demo):
+    batch = demo.batch(max_batch=2)
+    texts = {batch.add(text, max_new_tokens=9): text for text in ("Once upon", "Tom", "Mia has")}
+    assert repr(batch) == "Batch(0 running, 3 waiting)"
+    said = dict.fromkeys(texts, "")
+    for update in batch.step():
+        said[update.id] += update.new
+    assert repr(batch) == "Batch(2 running, 1 waiting)"
+    cancelled = list(texts)[1]
+    update = batch.cancel(cancelled)
+    assert update.ended
+    with pytest.raises(KeyError, match="no text 2 goes on"):
+        batch.cancel(cancelled)
+    while batch.unfinished:
+        for update in batch.step():
+            said[update.id] += update.new
+    del texts[cancelled]
+    for number, text in texts.items():
+        assert said[number] == demo.generate(text, max_new_tokens=9)
+    assert batch.step() == []
+    with pytest.raises(ValueError, match=r"Batch.add: found is a list of prompts, needed is one"):
+        batch.add(["a", "b"])
+    with pytest.raises(ValueError, match="sampling: temperature is -1"):
+        batch.add("a", temperature=-1)
+
+
+def test_prompts_wait_for_memory(demo):
+    page = demo.new_paged_cache().page_bytes
+    prompts = ["Once upon a time", "Tom", "Mia has a red kite.", "The big dog"]
+    expected = demo.generate(prompts, max_new_tokens=40)
+    assert demo.generate(prompts, max_new_tokens=40, cache_memory=2 * page) == expected
+    with pytest.raises(ValueError, match="take 3 pages of 32 positions, and the cache has 2"):
+        demo.generate("Once", max_new_tokens=90, cache_memory=2 * page)
+    with pytest.raises(ValueError, match="memory is 5 bytes, needed are"):
+        demo.generate("Once", max_new_tokens=9, cache_memory=5)
+    with pytest.raises(TypeError, match="cache is 3, needed is a PagedKVCache"):
+        demo.generate("Once", max_new_tokens=9, cache=3)
+    with pytest.raises(ValueError, match="generate: max_batch is 0"):
+        demo.generate("Once", max_new_tokens=9, max_batch=0)
+
+
+def test_an_interrupted_batch_gives_its_pages_back(demo):
+    cache = demo.new_paged_cache(40 * demo.new_paged_cache().page_bytes)
+
+    def interrupt(piece):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        demo.generate("Once upon", max_new_tokens=30, cache=cache, streamer=interrupt)
+    assert cache.free_pages == 40
