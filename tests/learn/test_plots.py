@@ -87,6 +87,7 @@ PLOTS = {
     ),
     "patching": (1, lambda run, model, **ax: sf.plots.patching(pattern()[0] - 0.3, TOKENS, **ax)),
     "token_losses": (1, lambda run, model, **ax: sf.plots.token_losses([1, 2, 0, 1], TOKENS, **ax)),
+    "trace_errors": (1, lambda run, model, **ax: sf.plots.trace_errors(run[1], run[1], **ax)),
 }
 each_plot = pytest.mark.parametrize(("count", "draw"), PLOTS.values(), ids=PLOTS)
 
@@ -119,6 +120,8 @@ def test_the_axes_given_are_drawn_on_and_no_figure_is_made(count, draw, run, mod
 
 
 REFUSED = {
+    "another trace": lambda: sf.plots.trace_errors({}, {"layers.0.resid_post": np.ones((2, 3))}),
+    "no trace to compare with": lambda: sf.plots.trace_errors({}, {"embed": np.ones((2, 3))}),
     "three axes": lambda: sf.plots.attention_map(pattern()),
     "few tokens": lambda: sf.plots.attention_map(pattern()[0], ["too", "few"]),
     "few key tokens": lambda: sf.plots.attention_map(pattern()[0], key_tokens=TOKENS[1:]),
@@ -247,6 +250,30 @@ def test_heads_are_those_asked_for_and_only_the_rim_is_labelled():
     assert [ax.get_ylabel() for ax in axes] == ["query", "", "query", ""]
     assert [ax.get_xlabel() for ax in axes] == ["", "", "key", "key"]
     assert axes[0].figure.get_suptitle() == "layer 0"
+
+
+def test_errors_of_traces_are_lengths_of_differences(model):
+    ids = [3, 1, 4, 1, 5]
+    _, right = model.run_with_cache(ids)
+    spoilt = {"layers.1.attn.z": lambda z: z * 1.01}
+    _, mine = model.run_with_cache(ids, edit=spoilt)
+    for name in ("resid_post", "attn.z"):
+        layers = range(right.num_layers)
+        expected = [
+            [
+                np.linalg.norm(mine[name, layer][at] - right[name, layer][at])
+                / np.linalg.norm(right[name, layer][at])
+                for at in range(len(ids))
+            ]
+            for layer in layers
+        ]
+        ax = sf.plots.trace_errors(mine, right, name)
+        np.testing.assert_allclose(ax.images[0].get_array(), expected, rtol=1e-5, atol=1e-12)
+        assert not ax.images[0].get_array()[0].any()
+        assert labels(ax.xaxis) == ["0", "1", "2", "3", "4"]
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("token", "layer")
+        again = sf.plots.trace_errors(mine, right, name, limits=(1e-3, 0.5))
+        assert again.images[0].get_clim() == (1e-3, 0.5)
 
 
 def test_short_labels_lie_flat_and_long_ones_do_not():

@@ -4,7 +4,8 @@
     rope_circle(row)                  rope_turns(inv_freq)         rope_bands(inv_freq)
     residual_norms(trace)             logit_lens(model, trace)     parameter_budget(config)
     all_heads(trace)                  attribution(found)           patching(restored, tokens)
-    token_losses(losses, tokens)      error_map(mine, right)       style()
+    token_losses(losses, tokens)      trace_errors(mine, right)    error_map(mine, right)
+    style()
 
 Each draws on the Axes given as `ax=`, or on a new figure as wide as a notebook, and returns the
 Axes (those with several: an array of them). They share one look, which `style()` lends to your own
@@ -18,7 +19,13 @@ from simdformer.learn.plots.attention import (
     error_map,
     score_map,
 )
-from simdformer.learn.plots.interpret import all_heads, attribution, patching, token_losses
+from simdformer.learn.plots.interpret import (
+    all_heads,
+    attribution,
+    patching,
+    token_losses,
+    trace_errors,
+)
 from simdformer.learn.plots.look import COLOURS, style
 from simdformer.learn.plots.model import logit_lens, parameter_budget, residual_norms
 from simdformer.learn.plots.rope import rope_bands, rope_circle, rope_turns
@@ -40,5 +47,6 @@ __all__ = [
     "score_map",
     "style",
     "token_losses",
+    "trace_errors",
 ]
 __dir__ = __all__.copy  # what dir() and completion show

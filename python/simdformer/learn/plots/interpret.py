@@ -1,5 +1,5 @@
 """Still pictures of what `simdformer.interpret` finds: all heads, who writes an answer, what
-patching restores, how well each token was foretold."""
+patching restores, how well each token was foretold, where two runs part."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
     from simdformer.interpret import Attribution
 
-__all__ = ["all_heads", "attribution", "patching", "token_losses"]
+__all__ = ["all_heads", "attribution", "patching", "token_losses", "trace_errors"]
 
 SIGNED = "RdBu"  # red takes away, blue restores
+ERRORS = "YlOrRd"
+LEAST_ERROR = 1e-8  # smaller ones look like none
 
 
 def all_heads(trace: Mapping[str, Array], *, title: str | None = None, ax: Any = None) -> Array:
@@ -183,6 +185,74 @@ def token_losses(
         token_ticks(axes, labels, len(heights), "x")
         settle([axes])
         token_ticks(axes, labels, len(heights), "x")
+    return axes
+
+
+def trace_errors(
+    mine: Mapping[str, Array],
+    right: Mapping[str, Array],
+    name: str = "resid_post",
+    *,
+    limits: tuple[float, float] | None = None,
+    title: str | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Where two runs on one text part, layer by layer and token by token: the length of the
+    difference of an activation, as a part of its length in `right`. Colours are logarithmic.
+
+    `mine` and `right` have layers.*.{name}, arrays whose first axis is the tokens, as in the trace
+    of one text; tokens label the columns where `right` knows them. `limits` are where the colours
+    begin and end, for pictures that are to be compared. ValueError for traces that lack the name,
+    or of other shapes.
+
+    >>> import numpy as np, simdformer as sf
+    >>> right = {"layers.0.resid_post": np.ones((2, 4))}
+    >>> ax = sf.plots.trace_errors({"layers.0.resid_post": np.full((2, 4), 1.5)}, right)
+    >>> ax.images[0].get_array().tolist()
+    [[0.5, 0.5]]
+    >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    rows: list[Array] = []
+    while (full := f"layers.{len(rows)}.{name}") in right:
+        if full not in mine or np.shape(mine[full]) != np.shape(right[full]):
+            found = f"shape {np.shape(mine[full])}" if full in mine else "nothing"
+            raise ValueError(
+                f"plots.trace_errors: {full} has {found} in mine, needed is {np.shape(right[full])}"
+            )
+        needed = np.asarray(right[full], np.float64)
+        needed = needed.reshape(len(needed), -1)
+        off = np.asarray(mine[full], np.float64).reshape(needed.shape) - needed
+        lengths = np.maximum(np.linalg.norm(needed, axis=1), np.finfo(np.float64).tiny)
+        rows.append(np.linalg.norm(off, axis=1) / lengths)
+    if not rows or not rows[0].size:
+        raise ValueError(
+            f"plots.trace_errors: right has no layers.0.{name}, or of no tokens; "
+            "model.run_with_cache(text) gives logits and a trace"
+        )
+    table = np.stack(rows)
+    if limits is None:
+        largest = max(float(table[np.isfinite(table)].max(initial=0)), 10 * LEAST_ERROR)
+        above = table[np.isfinite(table) & (table > LEAST_ERROR)]
+        limits = min(float(above.min(initial=largest)), largest / 10), largest
+    labels = getattr(right, "tokens", None) or [str(at) for at in range(table.shape[1])]
+    width = min(WIDEST, 0.3 * table.shape[1] + 1.9)
+    with one_axes(ax, (width, map_height(len(table)))) as axes:
+        norm = LogNorm(*limits, clip=True)
+        shown = axes.imshow(table, cmap=ERRORS, norm=norm, aspect="auto", interpolation="nearest")
+        dress(axes, frame=False)
+        axes.grid(False)
+        axes.set(xlabel="token", ylabel="layer")
+        axes.set_title(f"error of {name}" if title is None else title)
+        bar = colour_bar(axes, shown, "error / length")
+        bar.ax.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator())
+        bar.ax.yaxis.set_major_formatter("{x:g}")
+        for _ in range(2):  # labels take room, and then get the size that fits
+            token_ticks(axes, labels, len(labels), "x")
+            token_ticks(axes, None, len(table), "y")
+            settle([axes])
     return axes
 
 
