@@ -1,5 +1,6 @@
 """`simdformer.check`: is this array right, and if not, which mistake was made?"""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +81,15 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
 class Check:
     """One call, or another question, and the learner's results for it.
 
-    until : on the clock of time.monotonic; afterwards no more mistakes are tried
+    until : on the clock of time.thread_time; afterwards no more mistakes are tried
+    begun : called before each computation
     """
 
     call: Asked
     mine: list[Any]
     rtol: float | None
     until: float = float("inf")
+    begun: Callable[[], None] = lambda: None
 
     @np.errstate(all="ignore")  # overflow and NaN are what is looked at here
     def report(self) -> Report:
@@ -182,7 +185,7 @@ class Check:
         if own == np.float64 and inputs != np.float64:
             dtypes.append(np.dtype(np.float32))
         longest = max((n for x in self.call.inputs for n in np.shape(x)[-2:]), default=1)
-        problem = Problem(self.call.program, self.call.variables, mine, self.until)
+        problem = Problem(self.call.program, self.call.variables, mine, self.until, self.begun)
         return Evidence(problem, dtypes, self.tolerance, self.coarsest, longest)
 
     def known(self, evidence: Evidence) -> tuple[Explanation, ...]:

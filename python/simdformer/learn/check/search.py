@@ -2,7 +2,7 @@
 other, then two at a time."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -41,13 +41,15 @@ INFORMATION = 8  # different numbers that an array must hold to tell one pair fr
 class Problem:
     """A program, what it starts from, and the results to be explained.
 
-    until : on the clock of time.monotonic; afterwards no run is begun
+    until : on the clock of time.thread_time; afterwards no run is begun
+    begun : called before each run
     """
 
     program: Program
     variables: dict[str, Any]
     mine: list[Any]
     until: float = float("inf")
+    begun: Callable[[], None] = lambda: None
 
     def sampled(self, limit: int) -> "Problem":
         """The same for some of the rows, where arrays would be larger than the limit."""
@@ -317,8 +319,9 @@ def _information(results: list[Any]) -> int:
 
 def evaluate(run: Run, problem: Problem) -> list[Any] | None:
     """The results of a run; None when it crashes on these shapes, or when it is late."""
-    if time.monotonic() > problem.until:
+    if time.thread_time() > problem.until:
         return None
+    problem.begun()
     try:
         with np.errstate(all="ignore"):
             return [np.asarray(x) for x in as_list(run(problem.program, **problem.variables).out)]

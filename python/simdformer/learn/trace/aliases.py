@@ -16,7 +16,16 @@ from typing import Any
 from simdformer.models.config import ModelConfig
 from simdformer.models.observer import trace_names
 
-__all__ = ["SILU", "UNMASKED", "Place", "heads_of", "known_names", "near", "place"]
+__all__ = [
+    "SILU",
+    "UNMASKED",
+    "Place",
+    "heads_of",
+    "known_names",
+    "near",
+    "other_meanings",
+    "place",
+]
 
 # What a learner has on the way and no trace has: scores before the mask, silu(gate).
 UNMASKED, SILU = "attn.scores_unmasked", "mlp.silu"
@@ -64,6 +73,72 @@ LAYER_ALIASES = {
     "z": "attn.z",
     "attn_output": "attn.out",
     "h": "resid_mid",
+    # As many write it
+    "hidden_states": "resid_pre",
+    "x_norm": "attn_norm",
+    "x_normed": "attn_norm",
+    "normed": "attn_norm",
+    "normed_x": "attn_norm",
+    "queries": "attn.q",
+    "keys": "attn.k",
+    "values": "attn.v",
+    "query": "attn.q",
+    "key": "attn.k",
+    "value": "attn.v",
+    "query_states": "attn.q",
+    "key_states": "attn.k",
+    "value_states": "attn.v",
+    "q_proj": "attn.q",
+    "k_proj": "attn.k",
+    "v_proj": "attn.v",
+    "o_proj": "attn.out",
+    "q_rotated": "attn.q_rot",
+    "k_rotated": "attn.k_rot",
+    "q_rope": "attn.q_rot",
+    "k_rope": "attn.k_rot",
+    "xq_rot": "attn.q_rot",
+    "xk_rot": "attn.k_rot",
+    "rotated_q": "attn.q_rot",
+    "rotated_k": "attn.k_rot",
+    "attention_scores": "attn.scores",
+    "masked_scores": "attn.scores",
+    "attn": "attn.pattern",
+    "attn_probs": "attn.pattern",
+    "attention_probs": "attn.pattern",
+    "attn_pattern": "attn.pattern",
+    "probs": "attn.pattern",
+    "context": "attn.z",
+    "context_layer": "attn.z",
+    "heads": "attn.z",
+    "attention_output": "attn.out",
+    "attn_out": "attn.out",
+    "attention_out": "attn.out",
+    "self_attn_output": "attn.out",
+    "residual": "resid_mid",
+    "after_attention": "resid_mid",
+    "h_norm": "mlp_norm",
+    "ffn_normed": "mlp_norm",
+    "gate": "mlp.gate",
+    "up": "mlp.up",
+    "gate_proj": "mlp.gate",
+    "up_proj": "mlp.up",
+    "down_proj": "mlp.out",
+    "gate_act": SILU,
+    "mlp.act_fn": SILU,
+    "hidden": "mlp.act",
+    "act": "mlp.act",
+    "swiglu": "mlp.act",
+    "down": "mlp.out",
+    "mlp_out": "mlp.out",
+    "mlp_output": "mlp.out",
+    "ffn_out": "mlp.out",
+    "ffn_output": "mlp.out",
+    "feed_forward_output": "mlp.out",
+    "out": "resid_post",
+    "output": "resid_post",
+    "layer_output": "resid_post",
+    "block_output": "resid_post",
+    "after_mlp": "resid_post",
     # Hugging Face's modules
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn.q",
@@ -109,6 +184,36 @@ LAYER_ALIASES = {
     "hook_resid_post": "resid_post",
 }
 
+# Words that are used for several things; the first meaning stands above.
+OTHER_MEANINGS = {
+    "attn_output": ("attn.z",),
+    "attention_output": ("attn.z",),
+    "attn_out": ("attn.z",),
+    "attention_out": ("attn.z",),
+    "scores": (UNMASKED, "attn.pattern"),
+    "attn_scores": (UNMASKED, "attn.pattern"),
+    "attention_scores": (UNMASKED, "attn.pattern"),
+    "attn_weights": (UNMASKED, "attn.scores"),
+    "attention_weights": (UNMASKED, "attn.scores"),
+    "attn": ("attn.scores", "attn.z", "attn.out"),
+    "qkv_attention": ("attn.out",),
+    "h": ("resid_pre", "resid_post", "attn.out"),
+    "hidden": ("resid_pre", "resid_mid", "resid_post", SILU),
+    "hidden_states": ("resid_mid", "resid_post", "attn_norm", "mlp_norm"),
+    "residual": ("resid_pre", "resid_post"),
+    "normed": ("mlp_norm",),
+    "x_norm": ("mlp_norm",),
+    "x_normed": ("mlp_norm",),
+    "normed_x": ("mlp_norm",),
+    "gate": (SILU,),
+    "out": ("attn.out", "mlp.out", "attn.z"),
+    "output": ("attn.out", "mlp.out", "attn.z"),
+    "layer_output": ("mlp.out",),
+    "block_output": ("mlp.out",),
+    "query_states": ("attn.q_normed", "attn.q_rot"),
+    "key_states": ("attn.k_normed", "attn.k_rot"),
+}
+
 # Of the whole model.
 MODEL_ALIASES = {
     "token_embeddings_unnormalized": "embed",
@@ -118,15 +223,21 @@ MODEL_ALIASES = {
     "embed_tokens": "embed",
     "model.embed_tokens": "embed",
     "hook_embed": "embed",
+    "x0": "embed",
+    "wte": "embed",
     "final_embedding": "final_norm",
     "norm": "final_norm",
+    "final_normed": "final_norm",
+    "normed_final": "final_norm",
     "model.norm": "final_norm",
     "lm_head": "logits",
     "output": "logits",
     "hook_logits": "logits",
 }
 
-PREFIXES = re.compile(r"(?:model\.)?(?:layers|blocks|layer|h)\.(\d+)\.|layer_?(\d+)[._]")
+PREFIXES = re.compile(
+    r"(?:model\.)?(?:layers|blocks|layer|h)\.(\d+)(?:\.|$)|layer_?(\d+)(?:[._]|$)"
+)
 SUFFIXES = re.compile(r"_layer_?(\d+)(?=_|$)")
 HEADS = re.compile(r"[._]?head_?(\d+)$")
 
@@ -182,6 +293,23 @@ def understood(key: Any, config: ModelConfig, known: set[str]) -> Place | None:
     return Place(name, head)
 
 
+def without_layer(key: str) -> tuple[str, str]:
+    """The layer that a name says, and the name without it."""
+    if at := PREFIXES.match(key):
+        return at[1] or at[2], key[at.end() :]
+    if at := SUFFIXES.search(key):
+        return at[1], key[: at.start()] + key[at.end() :]
+    return "0", key
+
+
+def other_meanings(key: Any) -> tuple[str, ...]:
+    """What else such a name is used for, as names within a layer."""
+    words = [part for part in key if isinstance(part, str)] if isinstance(key, tuple) else [key]
+    if not words or not isinstance(words[0], str):
+        return ()
+    return OTHER_MEANINGS.get(without_layer(words[0].strip())[1], ())
+
+
 def takes_head(name: str, config: ModelConfig, known: set[str]) -> bool:
     found = trace_name(name, known)
     return found is not None and heads_of(found, config) > 0
@@ -190,12 +318,8 @@ def takes_head(name: str, config: ModelConfig, known: set[str]) -> bool:
 def trace_name(key: str, known: set[str]) -> str | None:
     """The name in a trace that is meant, if one is."""
     candidates = [key, MODEL_ALIASES.get(key)]
-    layer, rest = "0", key
-    if at := PREFIXES.match(key):
-        layer, rest = at[1] or at[2], key[at.end() :]
-    elif at := SUFFIXES.search(key):
-        layer, rest = at[1], key[: at.start()] + key[at.end() :]
-    layer = str(int(layer))
+    layer, rest = without_layer(key)
+    layer, rest = str(int(layer)), rest or "output"
     for name in (rest, rest.removesuffix(".weight"), LAYER_ALIASES.get(rest)):
         candidates.append(f"layers.{layer}.{name}")
     return next((name for name in candidates if name in known), None)

@@ -2,29 +2,32 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from simdformer.learn.check.compare import TOLERANCE, compare, numbers
 from simdformer.learn.check.report import Report
-from simdformer.learn.check.rounding import BF16, F16, F32
+from simdformer.learn.check.rounding import F32
 from simdformer.learn.trace.aliases import Place, heads_of, near, place
 from simdformer.learn.trace.axes import View, array_of, needed_shape, views
+from simdformer.learn.trace.entry import Entry, hidden, in_few_bits
+from simdformer.learn.trace.neighbours import Neighbours
 from simdformer.learn.trace.question import Activation, Glance, Thorough
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps, layer_of
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids
 from simdformer.models.observer import trace_names
+from simdformer.models.progress import Progress
 from simdformer.models.transformer import Transformer
 from simdformer.types import NumpyArrayLike
 
 __all__ = ["check_trace"]
 
 Array = np.ndarray[Any, Any]
-SECONDS = 20.0  # after which no more mistakes are tried; steps in between make it a second
+SECONDS = 4.0  # of work, after which no more mistakes are tried; steps in between make it one
 WITHOUT_STEPS = (
     "qk_norm_over",
     "rope_layers",
@@ -118,13 +121,20 @@ def require_steps(config: ModelConfig) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One array of the learner's."""
+class Waiting(Progress):
+    """A progress bar over the seconds that a search may take."""
 
-    key: Any
-    place: Place
-    array: np.ndarray[Any, Any]
+    def __init__(self, seconds: float) -> None:
+        super().__init__("trying known mistakes", round(10 * seconds), unit=" tenths of a second")
+        self.worked = time.thread_time()
+
+    def go_on(self) -> None:
+        """As far as the clock says."""
+        passed = min(round(10 * (time.thread_time() - self.worked)), self.total)
+        self.advance(passed - self.done)
+
+    def __enter__(self) -> "Waiting":
+        return self
 
 
 class Examination:
@@ -147,13 +157,15 @@ class Examination:
         missing = tuple(name for name in trace_names(self.config) if name not in there)
         self.remarks += [f"{key!r} is a weight, no activation, and is left out" for key in weights]
         found = TraceReport((), unknown=unknown, missing=missing)
+        self.neighbours = Neighbours(self.steps, entries)
         for number, entry in enumerate(entries):
-            view, wrong = self.judged(entry)
+            entry, view, wrong = self.judged(entry)
+            names[number] = str(entry.place)
             if view is None or wrong is not None:
                 return replace(
                     found,
                     checked=tuple(names[:number]),
-                    first_wrong=called(entry),
+                    first_wrong=entry.called,
                     report=wrong,
                     after=tuple(self.steps.border(entry.place.name, self.known)),
                     not_checked=tuple(names[number + 1 :]),
@@ -209,58 +221,67 @@ class Examination:
 
     # ---- one array -------------------------------------------------------------------------------
 
-    def judged(self, entry: Entry) -> tuple[View | None, Report | None]:
-        """How the array is to be understood, and a report if it is wrong."""
+    def judged(self, entry: Entry) -> tuple[Entry, View | None, Report | None]:
+        """What the array is, how it is to be understood, and a report if it is wrong."""
         place, array = entry.place, entry.array
         found = list(views(array.shape, place, self.config, self.steps.ids))
-        if not found or (array.dtype.kind not in "fiub" and array.dtype not in TOLERANCE):
-            return None, self.misshapen(entry)
-        rtol = max(TOLERANCE[array.dtype], TOLERANCE[F32])
+        numeric = array.dtype.kind in "fiub" or array.dtype in TOLERANCE
         right = self.steps.right[place.name]
-        tried = [compare(array, view.take(right), rtol, array.dtype) for view in found]
-        best = min(range(len(found)), key=lambda i: (tried[i].excess, tried[i].max_abs))
-        if tried[best].ok:
-            return found[best], None
-        # Another way to be right: what comes of the learner's own values.
-        found = found[:WAYS]
-        for view in found:
-            if self.afresh(entry, view).ok:
-                return view, None
+        if numeric and found:
+            array = hidden(array, found[0].take(right))
+            entry = replace(entry, array=array)
+            rtol = max(TOLERANCE[array.dtype], TOLERANCE[F32])
+            tried = [compare(array, view.take(right), rtol, array.dtype) for view in found]
+            best = min(range(len(found)), key=lambda i: (tried[i].excess, tried[i].max_abs))
+            if tried[best].ok:
+                return entry, found[best], None
+            # Another way to be right: what comes of the learner's own values.
+            found = found[:WAYS]
+            for view in found:
+                if self.is_right(entry, view):
+                    return entry, view, None
+        if numeric and (other := self.neighbours.found(entry, self.is_right)):
+            self.remarks.append(f"what you call {entry.key!r} is {other[0].place}")
+            return *other, None
+        if not numeric or not found:
+            return entry, None, self.misshapen(entry)
         reports = []
         for view in found:
             reports.append(self.explained(entry, view))
             if reports[-1].ok:
-                self.remarks += [f"{called(entry)}: {remark}" for remark in reports[-1].remarks]
-                return view, None
+                self.remarks += [f"{entry.called}: {remark}" for remark in reports[-1].remarks]
+                return entry, view, None
             if reports[-1].diagnosis:
-                return None, reports[-1]
-        return None, reports[min(best, WAYS - 1)]
+                return entry, None, reports[-1]
+        return entry, None, reports[min(best, WAYS - 1)]
 
     def question(self, entry: Entry, view: View) -> Activation:
         program, variables = self.steps.part(entry.place.name, self.known, view.take)
         program.axes = view.axes
         right = self.steps.value(entry.place.name, self.known, view.take)
-        return Activation(called(entry), variables, program, right)
+        return Activation(entry.called, variables, program, right)
 
-    def afresh(self, entry: Entry, view: View) -> Report:
+    def is_right(self, entry: Entry, view: View) -> bool:
         """Whether the array comes of the learner's own right values, rounding included."""
-        return Glance(self.question(entry, view), [entry.array], None).report()
+        return Glance(self.question(entry, view), [entry.array], None).report().ok
 
     def explained(self, entry: Entry, view: View) -> Report:
-        name, until = entry.place.name, time.monotonic() + SECONDS
-        report = Thorough(
-            call=self.question(entry, view),
-            mine=[entry.array],
-            rtol=None,
-            weights=self.steps.weights(name, self.known),
-            layer=layer_of(name),
-            num_layers=self.config.num_layers,
-            until=until,
-        ).report()
+        name, until = entry.place.name, time.thread_time() + SECONDS
+        with Waiting(SECONDS) as waiting:
+            report = Thorough(
+                call=self.question(entry, view),
+                mine=[entry.array],
+                rtol=None,
+                until=until,
+                begun=waiting.go_on,
+                weights=self.steps.weights(name, self.known),
+                layer=layer_of(name),
+                num_layers=self.config.num_layers,
+            ).report()
         if report.ok:
             return report
         report = replace(report, remarks=())
-        if report.diagnosis or time.monotonic() < until:
+        if report.diagnosis or time.thread_time() < until:
             return report
         given_up = (
             f"not all known mistakes could be tried in {SECONDS:g} seconds: give more of the "
@@ -271,32 +292,10 @@ class Examination:
     def misshapen(self, entry: Entry) -> Report:
         return Report(
             False,
-            called(entry),
+            entry.called,
             entry.array.shape,
             str(entry.array.dtype),
             np.nan,
             np.nan,
             expected=needed_shape(entry.place, self.config, self.steps.ids, self.batched),
         )
-
-
-def in_few_bits(x: Array, name: str) -> Array:
-    """The array in the coarsest dtype that holds all its numbers: those of 16 bits are often
-    widened before they are looked at. (An embedding is only looked up, whatever follows.)"""
-    if x.dtype.kind in "iub":
-        return x.astype(np.float64)
-    if x.dtype not in TOLERANCE or name == "embed" or np.size(x) < 2:
-        return x
-    with np.errstate(all="ignore"):
-        for few in (BF16, F16, F32):
-            narrow = x.astype(few)
-            same = (narrow.astype(x.dtype) == x) | np.isnan(x.astype(np.float64))
-            if TOLERANCE[few] > TOLERANCE[x.dtype] and same.all():
-                return narrow
-    return x
-
-
-def called(entry: Entry) -> str:
-    """The name in the trace, and the learner's own where it is another one."""
-    name = str(entry.place)
-    return name if entry.key == entry.place.name else f"{name} ({entry.key})"

@@ -62,7 +62,11 @@ class Thorough(Check):
     num_layers: int
 
     def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
-        return super().known(evidence) or self.of_other_layers(evidence.problem)
+        return (
+            evidence.search.singles()
+            or self.of_other_layers(evidence.problem)
+            or evidence.constants(self.coarsest)
+        )
 
     def of_other_layers(self, problem: Problem) -> tuple[Explanation, ...]:
         """Weights of another layer than the first, which is in the catalogue."""

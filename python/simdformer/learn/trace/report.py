@@ -1,5 +1,6 @@
 """What a check of a whole trace found."""
 
+import re
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -78,12 +79,14 @@ class TraceReport:
         lines = []
         if self.not_checked:
             lines.append(f"· not looked at, for it comes after: {listed(self.not_checked)}")
+        unknown = []
         for key, near in self.unknown.items():
             meant = f" (do you mean {' or '.join(near)}?)" if near else ""
-            lines.append(f"? unknown name {key!r}{meant}")
+            unknown.append(f"? unknown name {key!r}{meant}")
+        lines += folded(unknown)
         if self.missing and self.checked:
             lines.append(f"· {len(self.missing)} activations of the model are not in it")
-        return lines + [f"note: {remark}" for remark in self.remarks]
+        return lines + folded([f"note: {remark}" for remark in self.remarks])
 
     def _repr_html_(self) -> str:
         """For Jupyter: the same, and the report with its map of the error."""
@@ -116,6 +119,30 @@ def grouped(names: tuple[str, ...]) -> list[str]:
         shown.append(
             f"{layers[0]}{f' to {last}' if len(layers) > 1 else ''}: {what}" if layers else what
         )
+    return shown
+
+
+LAYER = re.compile(r"(?<![a-z])(layers|layer|blocks|h)([._]?)(\d+)")
+
+
+def folded(lines: list[str]) -> list[str]:
+    """Lines that differ in the number of a layer only, as one: the first, and which others."""
+    alike: dict[str, list[tuple[str, int]]] = {}
+    for line in lines:
+        numbers = [int(found[3]) for found in LAYER.finditer(line)]
+        same = LAYER.sub(r"\1\2#", line) if len(set(numbers)) == 1 else line
+        alike.setdefault(same, []).append((line, numbers[0] if numbers else 0))
+    shown = []
+    for group in alike.values():
+        first, *others = [number for _, number in group]
+        if not others:
+            where = ""
+        elif others == list(range(first + 1, first + 1 + len(others))) and len(others) > 1:
+            where = f", and so in layers {others[0]} to {others[-1]}"
+        else:
+            which = "layer" if len(others) == 1 else "layers"
+            where = f", and so in {which} {', '.join(map(str, others))}"
+        shown.append(group[0][0] + where)
     return shown
 
 

@@ -1,0 +1,58 @@
+"""One array of a learner's, and where it belongs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.check.compare import TOLERANCE
+from simdformer.learn.check.rounding import BF16, F16, F32
+from simdformer.learn.trace.aliases import Place
+
+__all__ = ["Entry", "hidden", "in_few_bits"]
+
+Array = np.ndarray[Any, Any]
+LOW = -1e4  # what masks hold at least that are no -inf: -1e9, the lowest float; exp of it is 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of a learner's.
+
+    key : what he calls it
+    place : the activation that is meant
+    """
+
+    key: Any
+    place: Place
+    array: Array
+
+    @property
+    def called(self) -> str:
+        """The name in the trace, and the learner's own where it is another one."""
+        name = str(self.place)
+        return name if self.key == self.place.name else f"{name} ({self.key})"
+
+
+def in_few_bits(x: Array, name: str) -> Array:
+    """The array in the coarsest dtype that holds all its numbers: those of 16 bits are often
+    widened before they are looked at. (An embedding is only looked up, whatever follows.)"""
+    if x.dtype.kind in "iub":
+        return x.astype(np.float64)
+    if x.dtype not in TOLERANCE or name == "embed" or np.size(x) < 2:
+        return x
+    with np.errstate(all="ignore"):
+        for few in (BF16, F16, F32):
+            narrow = x.astype(few)
+            same = (narrow.astype(x.dtype) == x) | np.isnan(x.astype(np.float64))
+            if TOLERANCE[few] > TOLERANCE[x.dtype] and same.all():
+                return narrow
+    return x
+
+
+def hidden(array: Array, right: Array) -> Array:
+    """Scores that a mask of -1e9, or of the lowest float, has hidden, as -inf: their share is 0."""
+    if array.shape != right.shape or array.dtype not in TOLERANCE or not np.isneginf(right).any():
+        return array
+    low = np.isneginf(right) & (array.astype(np.float64) <= LOW)
+    return np.where(low, np.asarray(-np.inf, array.dtype), array)
