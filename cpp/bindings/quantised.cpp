@@ -5,6 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +64,34 @@ std::unique_ptr<QuantisedWeight> from_groups(const Contiguous<uint8_t>& codes,
   return std::make_unique<QuantisedWeight>(groups, rows, inputs);
 }
 
+std::unique_ptr<QuantisedWeight> from_floats(const std::string& type, py::handle weight) {
+  const Arg arg{"quantize", "weight"};
+  Input input = read_array(arg, weight);
+  if (input.view.dtype == DType::f64) input = converted(arg, input, DType::f32);
+  unit_last_axis(arg, input);
+  const QuantisedType& found = *quantised_type(type.c_str());
+  std::unique_ptr<QuantisedWeight> made;
+  {
+    NoGil nogil;
+    made = std::make_unique<QuantisedWeight>(found, input.view);
+  }
+  if (!std::isfinite(made->loss().squares))
+    refuse_value(arg, "holds NaN, infinity or what is beyond float32", "finite numbers");
+  if (!std::isfinite(made->loss().missed)) {
+    char largest[32];
+    std::snprintf(largest, sizeof(largest), "%.3g", static_cast<double>(made->loss().largest));
+    refuse_value(arg, "holds " + std::string(largest) + ", too large for the scale of a block of " + type,
+                 "numbers whose scale a float16 can hold");
+  }
+  return made;
+}
+
+// Relative and RMS; 0 where nothing was to lose.
+double error_of(const QuantisedWeight& weight) {
+  const QuantisingLoss& loss = weight.loss();
+  return loss.squares > 0 ? std::sqrt(loss.missed / loss.squares) : 0.0;
+}
+
 Contiguous<uint8_t> blocks_of(const QuantisedWeight& weight) {
   const QuantisedType& type = *weight.type();
   Contiguous<uint8_t> blocks({weight.rows(), weight.cols() / type.block * type.nbytes});
@@ -100,6 +130,7 @@ py::object values_of(const QuantisedWeight& weight) {
 void bind_quantised(py::module_& module) {
   py::class_<QuantisedWeight>(module, "QuantizedPanels",
                               "A weight (O, I) in few bits, as the kernels read it; see QuantizedWeight.")
+      .def(py::init(&from_floats), py::arg("type"), py::arg("weight"))
       .def(py::init(&from_blocks), py::arg("type"), py::arg("blocks"), py::arg("inputs"))
       .def(py::init(&empty), py::arg("type"), py::arg("rows"), py::arg("inputs"))
       .def(py::init(&from_groups), py::arg("codes"), py::arg("scales"), py::arg("minimums"), py::arg("bits"))
@@ -118,6 +149,7 @@ void bind_quantised(py::module_& module) {
                              })
       .def_static("_size_of", &size_of)
       .def("_fill", &fill)
+      .def_property_readonly("_error", &error_of)
       .def("_blocks", &blocks_of)
       .def("_groups", &groups_of)
       .def("_values", &values_of);

@@ -94,6 +94,7 @@ struct ConvertArgs {
 struct PackArgs;
 struct UnpackArgs;
 struct PackRowsArgs;
+struct QuantiseWeightArgs;
 struct LinearArgs;
 struct AttentionArgs;
 
@@ -113,6 +114,7 @@ struct KernelTable {
   void (*pack)(const PackArgs&, int64_t begin, int64_t end) noexcept;
   void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end) noexcept;
   void (*pack_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
+  void (*quantise_weight)(const QuantiseWeightArgs&, int64_t begin, int64_t end) noexcept;
   void (*quantise_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
   void (*linear)(const LinearArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_pack)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;

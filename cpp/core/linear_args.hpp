@@ -22,6 +22,14 @@ struct PackArgs {
   char* panels;  // 64-byte aligned
 };
 
+// The same rows, of float32 or a 16-bit dtype -> panel p of a quantised weight, and what that lost. Its scales
+// and codes are sought; see kernels/quantise_weight.hpp for what can be written.
+struct QuantiseWeightArgs {
+  PackArgs weight;
+  const QuantisedFormat* format;
+  QuantisingLoss* losses;  // one a panel
+};
+
 // Panel p -> rows [16 p, 16 p + 16) of a weight. Work items are panels.
 struct UnpackArgs {
   const char* panels;

@@ -144,6 +144,23 @@ QuantisedWeight::QuantisedWeight(const Groups& groups, int64_t rows, int64_t col
   });
 }
 
+QuantisedWeight::QuantisedWeight(const QuantisedType& type, const View& weight)
+    : type_(&type), format_(type.format), rows_(weight.shape[0]), cols_(weight.shape[1]) {
+  allocate_panels();
+  const int64_t panels = nbytes_ == 0 ? 0 : ceil_div(rows_, kPanelColumns);
+  std::vector<QuantisingLoss> losses(static_cast<size_t>(panels));
+  const PackArgs from{weight.data, weight.strides[0], weight.dtype, rows_, cols_, memory_.get()};
+  const QuantiseWeightArgs args{from, &format_, losses.data()};
+  const KernelTable& table = kernels();
+  parallel_for(panels, grain_of_columns(cols_ * kPanelColumns),
+               [&](int64_t begin, int64_t end) { table.quantise_weight(args, begin, end); });
+  for (const QuantisingLoss& loss : losses) {
+    loss_.missed += loss.missed;
+    loss_.squares += loss.squares;
+    loss_.largest = std::max(loss_.largest, loss.largest);
+  }
+}
+
 // ---- reading ----------------------------------------------------------------------------------------------
 
 // use(first input, inputs, span) for every span of a row

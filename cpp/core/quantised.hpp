@@ -33,6 +33,10 @@ class QuantisedWeight {
   };
   QuantisedWeight(const Groups& groups, int64_t rows, int64_t cols);
 
+  // The numbers of `weight` (rows, cols), float32 or 16 bits, unit last stride, in a type that quantize can
+  // write, whose block divides cols.
+  QuantisedWeight(const QuantisedType& type, const View& weight);
+
   // The blocks that it was made from, if it was.
   void write_blocks(uint8_t* blocks) const;
 
@@ -45,6 +49,9 @@ class QuantisedWeight {
 
   // Row ids[i] as row i of `out` (count, cols): any float dtype, unit last stride; 0 <= ids[i] < rows.
   void gather(const int64_t* ids, const View& out) const;
+
+  // What quantising lost: zeros where the numbers were never seen.
+  const QuantisingLoss& loss() const { return loss_; }
 
   const QuantisedType* type() const { return type_; }  // null when made from groups
   const QuantisedFormat& format() const { return format_; }
@@ -63,6 +70,7 @@ class QuantisedWeight {
   const QuantisedType* type_ = nullptr;
   QuantisedFormat format_;
   int64_t rows_ = 0, cols_ = 0, nbytes_ = 0;
+  QuantisingLoss loss_{0, 0, 0};
   Memory memory_;
 };
 

@@ -67,6 +67,12 @@ SF_INLINE int64_t panel_bytes(const QuantisedFormat& format, int64_t depth) {
   return depth / kSpanInputs * span_bytes(format, kSpanInputs) + (rest > 0 ? span_bytes(format, rest) : 0);
 }
 
+// What quantising some columns lost.
+struct QuantisingLoss {
+  double missed, squares;  // sums of (value - number)^2 and of number^2; NaN where a number is not finite
+  float largest;           // magnitude of a number
+};
+
 // 32 inputs of a row of x as integers: x = scale * code, scale = max |x| / 32512.
 struct ActivationBlock {
   int16_t codes[kBlockInputs];

@@ -9,6 +9,7 @@
 #include "kernels/limits.hpp"
 #include "kernels/linear.hpp"
 #include "kernels/pack.hpp"
+#include "kernels/quantise_weight.hpp"
 #include "kernels/rms_norm.hpp"
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
@@ -31,6 +32,7 @@ constexpr KernelTable kernel_table() {
   table.pack = pack;
   table.unpack = unpack;
   table.pack_rows = pack_rows;
+  table.quantise_weight = quantise_weight;
   table.quantise_rows = quantise_rows;
   table.linear = linear;
   table.attention_pack = attention_pack;

@@ -1,4 +1,5 @@
 // Quantised weights: their bytes, and their product with x, against float64.
+#include <cmath>
 #include <xtensor/xmath.hpp>
 #include <xtensor/xview.hpp>
 
@@ -49,6 +50,34 @@ TEST(blocks_are_read_and_written_without_loss) {
     }
   }
   CHECK(quantised_type("q9_0") == nullptr);
+}
+
+TEST(quantising_says_what_it_loses_and_does_so_alike_on_every_isa) {
+  constexpr std::size_t rows = 21, depth = 768;
+  const std::pair<const char*, double> most[] = {{"q8_0", 0.006}, {"q4_0", 0.09},  {"q4_1", 0.085},
+                                                 {"q5_0", 0.045}, {"q5_1", 0.04},  {"mxfp4", 0.12},
+                                                 {"q4_k", 0.072}, {"q5_k", 0.036}, {"q6_k", 0.018}};
+  for (const auto& [name, bound] : most) {
+    const Note note(name);
+    const QuantisedType& type = *quantised_type(name);
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      const Array x(normal({rows, depth}, 7), dtype, 1);
+      std::vector<uint8_t> first;
+      for_each_isa([&] {
+        const QuantisedWeight weight(type, x.view());
+        const Values missed = values_of(weight, rows, depth) - x.values();
+        const double lost = xt::sum(missed * missed)(), all = xt::sum(x.values() * x.values())();
+        CHECK(std::sqrt(lost / all) < bound);
+        CHECK(std::abs(weight.loss().missed / lost - 1) < 1e-5);
+        CHECK(std::abs(weight.loss().squares / all - 1) < 1e-5);
+        std::vector<uint8_t> blocks(rows * depth / static_cast<std::size_t>(type.block) *
+                                    static_cast<std::size_t>(type.nbytes));
+        weight.write_blocks(blocks.data());
+        if (first.empty()) first = blocks;
+        CHECK(blocks == first);
+      });
+    }
+  }
 }
 
 TEST(linear_is_the_product_with_the_values_of_a_quantised_weight) {

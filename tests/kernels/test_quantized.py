@@ -95,6 +95,43 @@ def test_quantize_says_how_much_is_lost(name, rng):
         assert same_bits(sf.quantize(weight, name).blocks(), theirs)
 
 
+@pytest.mark.parametrize("name", WRITABLE)
+def test_quantize_gives_the_same_bits_on_every_instruction_set_and_however_it_is_cut(name, rng):
+    weight = normal(rng, 70, 768)
+    weight[3] = 0
+    weight[5] *= 1e-6
+    expected = sf.quantize(weight, name)
+    with sf.num_threads(1):
+        alone = sf.quantize(weight, name)
+    assert same_bits(alone.blocks(), expected.blocks())
+    assert alone.error == expected.error
+    assert same_bits(sf.quantize(weight[9:26, 256:512].copy(), name).blocks(), part_of(expected))
+    for isa in sf.isas():
+        with sf.use_isa(isa):
+            here = sf.quantize(weight, name)
+            assert same_bits(here.blocks(), expected.blocks()), isa
+            assert here.error == expected.error
+
+
+def part_of(weight):
+    """The blocks of rows 9 to 25, inputs 256 to 511."""
+    kind = TYPES[weight.type]
+    width = 256 // kind.block * kind.nbytes
+    return weight.blocks()[9:26, width : 2 * width]
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_the_error_of_the_smallest_and_largest_numbers_is_measured(name, rng):
+    scales = (1e-3, 1e4) if name != "mxfp4" else (1e-36, 1e36)
+    weight = normal(rng, 4, 256, dtype=np.float64)
+    for scale in scales:
+        quantised = sf.quantize(weight * scale, name)
+        lost = relative_error(quantised.dequantize(np.float64) / scale, weight)
+        assert quantised.error == pytest.approx(lost, rel=1e-3)
+    assert sf.quantize(np.full((1, 256), 1e-30), "q8_0").error == 1  # no float16 is so small
+    assert sf.quantize(np.zeros((0, 256)), name).error == 0
+
+
 def test_more_bits_lose_less_and_nothing_lost_is_nothing(rng):
     weight = normal(rng, 64, 512)
     errors = [sf.quantize(weight, name).error for name in ("q8_0", "q6_k", "q5_k", "q4_k")]
@@ -118,7 +155,7 @@ def test_a_pickle_and_a_copy_are_the_weight_itself(rng):
     assert (again.type, again.shape, again.error) == (weight.type, weight.shape, weight.error)
     assert copy.copy(weight) is weight
     assert copy.deepcopy(weight) is weight
-    assert repr(weight) == "QuantizedWeight(shape=(5, 256), type='q5_k', error=0.035)"
+    assert repr(weight) == "QuantizedWeight(shape=(5, 256), type='q5_k', error=0.034)"
     assert sf.pack(weight) is weight
 
 
