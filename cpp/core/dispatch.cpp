@@ -5,6 +5,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace simdformer {
@@ -13,9 +15,12 @@ namespace simdformer {
 // holds.
 const KernelTable* table_baseline() noexcept;
 const KernelTable* table_avx2() noexcept;
+const KernelTable* table_avx2_vnni() noexcept;
 const KernelTable* table_avx512() noexcept;
+const KernelTable* table_avx512_vnni() noexcept;
 const KernelTable* table_avx512_bf16() noexcept;
 const KernelTable* table_neon() noexcept;
+const KernelTable* table_neon_dotprod() noexcept;
 
 namespace {
 
@@ -38,11 +43,26 @@ bool has_f16c() noexcept {
          __builtin_cpu_supports("avx512vl");
 }
 
-#if defined(SIMDFORMER_WITH_AVX512_BF16)  // a compiler that cannot build it need not know the names
+// A compiler that cannot build these need not know the names.
+#if defined(SIMDFORMER_WITH_AVX2_VNNI)
+bool has_avx2_vnni() noexcept { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
+#endif
+#if defined(SIMDFORMER_WITH_AVX512_VNNI)
+bool has_avx512_vnni() noexcept { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+#endif
+#if defined(SIMDFORMER_WITH_AVX512_BF16)
 bool has_avx512_bf16() noexcept {
-  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  return has_avx512() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
 #endif
+#elif defined(SIMDFORMER_WITH_NEON_DOTPROD)
+bool has_dotprod() noexcept {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return true;  // every Mac with an ARM processor
+#endif
+}
 #endif
 
 [[maybe_unused]] bool always() noexcept { return true; }
@@ -61,14 +81,23 @@ constexpr Isa kIsas[] = {
 #if defined(SIMDFORMER_WITH_AVX2)
     {"avx2", &has_avx2, &table_avx2},
 #endif
+#if defined(SIMDFORMER_WITH_AVX2_VNNI)
+    {"avx2_vnni", &has_avx2_vnni, &table_avx2_vnni},
+#endif
 #if defined(SIMDFORMER_WITH_AVX512)
     {"avx512", &has_avx512, &table_avx512},
+#endif
+#if defined(SIMDFORMER_WITH_AVX512_VNNI)
+    {"avx512_vnni", &has_avx512_vnni, &table_avx512_vnni},
 #endif
 #if defined(SIMDFORMER_WITH_AVX512_BF16)
     {"avx512_bf16", &has_avx512_bf16, &table_avx512_bf16},
 #endif
 #if defined(SIMDFORMER_WITH_NEON)
     {"neon", &always, &table_neon},
+#endif
+#if defined(SIMDFORMER_WITH_NEON_DOTPROD)
+    {"neon_dotprod", &has_dotprod, &table_neon_dotprod},
 #endif
 };
 

@@ -1,8 +1,8 @@
-// AVX-512 that multiplies pairs of bfloat16 and of 16-bit integers (Cooper Lake, Sapphire Rapids, Zen 4).
+// AVX-512 that multiplies pairs of bfloat16, and bytes (Cooper Lake, Sapphire Rapids, Zen 4).
 // Read by isa.hpp, which lists the names.
 #pragma once
 
-#include "isa/avx512_registers.hpp"
+#include "isa/avx512_bytes.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -26,10 +26,5 @@ SF_INLINE Bf16Pairs splat_pair(const bfloat16* p) {
 
 // sum + a[0] b[0] + a[1] b[1] in every lane. Subnormal factors count as zero.
 SF_INLINE Vec<float> mul_add(Bf16Pairs a, Bf16Pairs b, Vec<float> sum) { return _mm512_dpbf16_ps(sum, a, b); }
-
-// sums + the products of both halves
-SF_INLINE DotSums add_dots(DotSums sums, Vec<uint32_t> a, Vec<uint32_t> b) {
-  return _mm512_dpwssd_epi32(sums, a, b);
-}
 
 }  // namespace simdformer::SF_ISA

@@ -1,5 +1,5 @@
 // AVX-512 with its parts F, BW, CD, DQ and VL, on top of AVX2: 32 registers of 512 bits, masks. Read by
-// avx512.hpp and avx512_bf16.hpp.
+// avx512.hpp, avx512_vnni.hpp and avx512_bf16.hpp.
 #pragma once
 
 namespace simdformer::SF_ISA {
@@ -24,13 +24,6 @@ constexpr int64_t kFewestAhead = kTileRows + 1;
 constexpr int64_t kWidenRows = 128;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 4;
-// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied.
-constexpr int kCodeVectors[] = {0, 4, 4, 4, 4, 4, 4};
-// From so many rows on codes of one plane are widened before they are multiplied: never, since taking them
-// apart in registers, four rows at a time, costs less than loading twice as many bytes (150 % of the FMA peak
-// beside 105 %, Zen 5).
-constexpr int64_t kWidenCodes = INT64_MAX;
-
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
 // a * b + c, one rounding (xsimd has it from version 11 on)
@@ -174,8 +167,8 @@ SF_INLINE void store_rounded(float* p, Vec<double> x) { _mm256_storeu_ps(p, _mm5
 
 // ---- small integers ---------------------------------------------------------------------------------------
 
-// Sums of products of 16-bit integers, two products to a lane; exact while they fit 32 bits. How they are
-// added up: avx512.hpp, avx512_bf16.hpp.
+// Sums of products of integers, in every lane; exact while they fit 32 bits. How they are added up: avx512.hpp,
+// avx512_bytes.hpp.
 using DotSums = Vec<int32_t>;
 SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
 SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }

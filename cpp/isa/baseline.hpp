@@ -26,8 +26,8 @@ constexpr int64_t kWidenRows = 24;
 constexpr int kDotRows = 2;
 // Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied.
 constexpr int kCodeVectors[] = {0, 4, 2, 2, 2, 2, 2};
-// From so many rows on codes of one plane are widened before they are multiplied.
-constexpr int64_t kWidenCodes = 16;
+// From so many rows on codes of one plane, and of two, are widened before they are multiplied.
+constexpr int64_t kWidenCodes = 16, kWidenTwoPlanes = 5;
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
@@ -131,6 +131,7 @@ SF_INLINE void store_rounded(float* p, Vec<double> x) {
 // ---- small integers ---------------------------------------------------------------------------------------
 
 // Sums of products of 16-bit integers, two products to a lane; exact while they fit 32 bits.
+constexpr bool kByteDots = false, kSignedDots = false;
 using DotSums = Vec<int32_t>;
 SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
 SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }

@@ -2,7 +2,7 @@
 // of them give the same names, and nowhere else stand intrinsics or questions to the preprocessor:
 //
 //   Vec<T>, kLanes<T>                                     a register of numbers and how many it holds
-//   kTileRows ... kWidenCodes                             how large a piece of work its registers hold
+//   kTileRows ... kWidenTwoPlanes                         how large a piece of work its registers hold
 //   mul_add neg_mul_add product_error larger smaller      arithmetic that xsimd lacks, or does otherwise
 //     where_negative scale_by_power look_up               in one of its versions from 8.1 to 14
 //   first_lane first_lanes swap_lanes                     single numbers of a register
@@ -10,7 +10,8 @@
 //   load_quarters add_quarters                            its 128-bit parts
 //   load_part store_part store_rounded                    to and from memory
 //   Bits16, load_bits ... narrow_bits                     numbers of 16 bits: load, store, widen, narrow
-//   DotSums, start_dots add_dots finish_dots              sums of products of 16-bit integers
+//   kByteDots, kSignedDots                                what codes are multiplied as: bytes, signed ones?
+//   DotSums, start_dots add_dots finish_dots              sums of products of 16-bit integers, or of bytes
 //   look_up_bytes, store_rounded                          other steps between numbers and small integers
 //   kBf16Pairs, Bf16Pairs, load_pairs ... mul_add         products of pairs of bfloat16
 //
@@ -38,7 +39,7 @@
 #include "core/array.hpp"
 
 #ifndef SF_ISA
-#error "SF_ISA names the instruction set to compile for: baseline, avx2, avx512, avx512_bf16 or neon"
+#error "SF_ISA names the instruction set to compile for: a header of cpp/isa"
 #endif
 #define SF_JOIN_(a, b) a##b
 #define SF_JOIN(a, b) SF_JOIN_(a, b)

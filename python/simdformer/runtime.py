@@ -28,7 +28,10 @@ __all__ = [
 __dir__ = __all__.copy  # what dir() and completion show
 
 # Every name that a build for some machine may hold.
-_ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16", "neon")
+_ISA_NAMES = (
+    *("baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
+    *("neon", "neon_dotprod"),
+)
 
 
 # ---- instruction sets ----------------------------------------------------------------------------
@@ -37,9 +40,10 @@ _ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16", "neon")
 def isas() -> tuple[str, ...]:
     """The instruction sets that this machine can run, slowest first.
 
-    `baseline` (x86-64, SSE2), `avx2` (with FMA and F16C), `avx512` (F, BW, CD, DQ, VL) and
-    `avx512_bf16` (that with AVX512-BF16 and VNNI); on aarch64 `neon`. `show_config()` lists those
-    that were compiled as well.
+    `baseline` (x86-64, SSE2), `avx2` (with FMA and F16C), `avx2_vnni` (that with AVX-VNNI),
+    `avx512` (F, BW, CD, DQ, VL), `avx512_vnni` and `avx512_bf16` (that with both, VNNI and
+    AVX512-BF16); on aarch64 `neon` and `neon_dotprod`. `show_config()` lists those that were
+    compiled as well.
 
     >>> import simdformer as sf
     >>> sf.isa() in sf.isas()

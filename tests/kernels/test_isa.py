@@ -16,7 +16,10 @@ SLOWEST, BEST = sf.isas()[0], sf.isas()[-1]
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86-64")
 several = pytest.mark.skipif(len(sf.isas()) < 2, reason="this machine runs one instruction set")
 
-ORDER = ("baseline", "avx2", "avx512", "avx512_bf16", "neon")
+ORDER = (
+    *("baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
+    *("neon", "neon_dotprod"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +48,10 @@ def test_what_runs_here_is_what_the_processor_and_the_system_have():
     flags = set(line.split())
     needs = {"baseline": {"sse2"}}
     needs["avx2"] = {"avx2", "fma", "f16c"}
+    needs["avx2_vnni"] = needs["avx2"] | {"avx_vnni"}
     needs["avx512"] = needs["avx2"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-    needs["avx512_bf16"] = needs["avx512"] | {"avx512_bf16", "avx512_vnni"}
+    needs["avx512_vnni"] = needs["avx512"] | {"avx512_vnni"}
+    needs["avx512_bf16"] = needs["avx512_vnni"] | {"avx512_bf16"}
     assert sf.isas() == tuple(name for name in _core.compiled_isas() if needs[name] <= flags)
 
 

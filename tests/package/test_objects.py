@@ -20,10 +20,10 @@ import pytest
 import simdformer._core
 
 ROOT = Path(__file__).resolve().parents[2]
-ISAS = {"x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"], "aarch64": ["neon"]}.get(
-    platform.machine(), []
-)
-ALL_ISAS = ["baseline", "avx2", "avx512", "avx512_bf16", "neon"]
+X86_ISAS = ["baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
+ARM_ISAS = ["neon", "neon_dotprod"]
+ALL_ISAS = X86_ISAS + ARM_ISAS
+ISAS = {"x86_64": X86_ISAS, "aarch64": ARM_ISAS}.get(platform.machine(), [])
 X86 = platform.machine() == "x86_64"
 
 pytestmark = [
@@ -198,14 +198,14 @@ def test_a_kernel_object_exports_its_table_and_nothing_else(objects, isa):
 class TestInstructions:
     def test_the_wide_objects_are_wide(self, objects):
         """The patterns below find what they look for."""
-        for isa in ("avx512", "avx512_bf16"):
+        for isa in ("avx512", "avx512_vnni", "avx512_bf16"):
             listing = instructions(objects[isa])
             assert using(EVEX, listing)
             assert "%zmm" in listing
         assert using(VEX, instructions(objects["avx2"]))
         assert using(YMM, instructions(objects["avx2"]))
 
-    @pytest.mark.parametrize("name", ["core", "baseline", "avx2"])
+    @pytest.mark.parametrize("name", ["core", "baseline", "avx2", "avx2_vnni"])
     def test_no_avx512_below_avx512(self, objects, name):
         assert using(EVEX, instructions(objects[name])) == []
 
@@ -215,16 +215,13 @@ class TestInstructions:
         assert using(VEX, listing) == []
         assert using(YMM, listing) == []
 
-    def test_only_the_bf16_object_multiplies_bfloat16(self, objects):
-        for isa in ISAS:
-            if isa != "avx512_bf16":
-                assert (
-                    using(
-                        r"^\s+v(dpbf16ps|cvtne2?ps2?2?bf16\w*|pdpbusds?|pdpwssds?)\s.*$",
-                        instructions(objects[isa]),
-                    )
-                    == []
-                )
+    @pytest.mark.parametrize("isa", ISAS)
+    def test_bytes_and_bfloat16_are_multiplied_where_the_name_says_so(self, objects, isa):
+        listing = instructions(objects[isa])
+        bfloat16 = using(r"^\s+v(dpbf16ps|cvtne2?ps2?2?bf16\w*)\s.*$", listing)
+        integers = using(r"^\s+(\{vex\} )?v(pdpbusds?|pdpwssds?)\s.*$", listing)
+        assert bool(bfloat16) == (isa == "avx512_bf16")
+        assert bool(integers) == (isa in ("avx2_vnni", "avx512_vnni", "avx512_bf16"))
 
 
 def test_the_module_exports_its_entry_point_and_the_two_functions_of_threadpoolctl():
