@@ -253,7 +253,7 @@ def quantize(weight: ArrayLike, type: str) -> QuantizedWeight:
     weight : (O, I) of a float dtype; I a multiple of the type's block
     type : str
         One that can be written, see `quantization_types`. Of a bell-shaped weight they lose (RMS):
-        q8_0 0.5 %, q6_k 1.7 %, q5_k 3.5 %, q5_0 4.3 %, q4_k 7.1 %, q4_0 8.6 %, mxfp4 11.5 %.
+        q8_0 0.5 %, q6_k 1.7 %, q5_k 3.5 %, q5_0 4.3 %, q4_k 7.0 %, q4_0 8.6 %, mxfp4 11.5 %.
 
     TypeError: not of a float dtype. ValueError: an unknown type or one that is only read, an I that
     blocks do not divide, numbers that are not finite or too large for the scale of a block.
@@ -263,7 +263,7 @@ def quantize(weight: ArrayLike, type: str) -> QuantizedWeight:
     >>> w = np.random.default_rng(0).standard_normal((64, 256), np.float32)
     >>> q = sf.quantize(w, "q4_k")
     >>> q.shape, q.bits_per_weight, round(q.error, 3)
-    ((64, 256), 4.5, 0.071)
+    ((64, 256), 4.5, 0.07)
     >>> q.codes[0, :4], q.scales.shape
     (array([12,  1,  5,  3], dtype=int8), (64, 8))
     >>> sf.linear(np.ones(256, np.float32), q).shape
