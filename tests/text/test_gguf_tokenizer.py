@@ -12,6 +12,7 @@ import simdformer as sf
 from gguf_files import ARRAY, STRING, key_bytes, named_ids, tokenizer_keys
 from simdformer.checkpoints import CheckpointError, read_checkpoint
 from simdformer.text.pretrained import find_tokenizer
+from simdformer.text.quantizing import quantize_checkpoint
 from simdformer.text.vocab_merges import BYTE_OF_CHARACTER
 from test_tokenizers import NASTY
 
@@ -297,3 +298,14 @@ def test_a_tokenizer_that_cannot_be_had(case, tmp_path):
     assert text.startswith(f"{file}: found ")
     assert message in text
     assert "\n" not in text
+
+
+def test_a_directory_with_a_model_in_it_has_its_tokenizer(tmp_path):
+    quantize_checkpoint("demo", tmp_path / "demo.gguf", "q8_0")
+    original = sf.from_pretrained("demo").tokenizer
+    assert sf.tokenizer.load(tmp_path).encode("A red kite.") == original.encode("A red kite.")
+    model = sf.from_pretrained(sf.demo_path(), tokenizer=tmp_path)
+    assert model.tokenizer.encode("A red kite.") == original.encode("A red kite.")
+    (tmp_path / "other.gguf").write_bytes((tmp_path / "demo.gguf").read_bytes())
+    with pytest.raises(CheckpointError, match=r"found the tokenizers demo.gguf, other.gguf"):
+        sf.tokenizer.load(tmp_path)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simdformer.checkpoints import huggingface_text, safetensors_file
+from simdformer.checkpoints import huggingface_quantized, huggingface_text, safetensors_file
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTensor
 from simdformer.checkpoints.error import CheckpointError, file_name, told_of
 from simdformer.checkpoints.files import read_object
@@ -62,7 +62,9 @@ def make_checkpoint(
 ) -> Checkpoint:
     """`index` is the file that says which tensors there are."""
     with told_of(config_name):
-        architecture = architecture_of(found)
+        architecture, scheme = architecture_of(found), huggingface_quantized.read_scheme(found)
+        if scheme is not None:
+            tensors = huggingface_quantized.joined(tensors, scheme)
         names = architecture.names_among(tensors)
         ignored = architecture.ignored
         weights = names.under_ours(

@@ -31,7 +31,6 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "ge
 # is a number of an architecture it is done.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
-    "quantization_config": (),
     "compression_config": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),

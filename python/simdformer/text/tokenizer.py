@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from simdformer.checkpoints import gguf
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.gguf_file import MAGIC
@@ -66,7 +67,7 @@ def load(path: str | os.PathLike[str]) -> PieceTokenizer:
     vocab.json with merges.txt  the same for GPT-2 and Qwen2, where there is no tokenizer.json
     tokenizer.model             Llama 3 (tiktoken's format) and Llama 2 (sentencepiece)
     tok*.bin                    llama2.c
-    *.gguf                      llama.cpp, from the metadata
+    *.gguf                      llama.cpp, from the metadata (where no other file is a tokenizer)
 
     A file's format is known by its name or its first bytes. FileNotFoundError when there is no such
     path, CheckpointError when what is there cannot be read, ImportError when that takes a package
@@ -103,10 +104,11 @@ def only_tokenizer(directory: Path) -> Path:
         found.append("tokenizer.json")
     elif {"vocab.json", "merges.txt"} <= there:
         found.append("vocab.json")
+    found = found or [file.name for file in gguf.candidates(directory)]
     if len(found) != 1:
         raise CheckpointError(
             f"the tokenizers {', '.join(found) or 'none'}",
-            "one (tokenizer.json, vocab.json with merges.txt, tokenizer.model or tok*.bin)",
+            "one (tokenizer.json, vocab.json with merges.txt, tokenizer.model, tok*.bin or .gguf)",
             file=directory,
             advice="give the path of one",
         )
