@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
+from cases import each
 from checkpoints import random_weights, tiny_config
 from conftest import same_bits
 from simdformer.models import Transformer
@@ -15,6 +16,7 @@ VARIANTS = {
     "plain": {},
     "windows": {"sliding_window": 20},
     "one key/value head": {"num_kv_heads": 1},
+    "experts": {"num_experts": 5, "num_experts_per_tok": 2, "expert_intermediate_size": 12},
 }
 
 
@@ -158,3 +160,51 @@ def test_an_interrupted_batch_gives_its_pages_back(demo):
     with pytest.raises(KeyboardInterrupt):
         demo.generate("Once upon", max_new_tokens=30, cache=cache, streamer=interrupt)
     assert cache.free_pages == 40
+
+
+# ---- speculation ---------------------------------------------------------------------------------
+
+
+@each("how", [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 5, "seed": 1}])
+@each("draft", ["prompt", "itself", "another"])
+def test_a_draft_changes_no_id(isa, tiny, draft, how, rng):
+    """Greedy or sampled, alone and in company; logits have the same bits."""
+    drafts = {"prompt": "prompt", "itself": tiny, "another": another(tiny)}
+    prompts = [*prompts_of(rng, 3, tiny.config.vocab_size), [7, 8, 9] * 20]
+    plain, drafted = Report(), Report()
+    answers = tiny.generate(prompts, max_new_tokens=15, report=plain, **how)
+    with_draft = tiny.generate(
+        prompts, max_new_tokens=15, report=drafted, draft=drafts[draft], **how
+    )
+    assert with_draft == answers
+    assert same_bits(drafted.logits, plain.logits)
+    assert drafted.new_ids == plain.new_ids
+    assert 0 <= drafted.accepted <= drafted.drafted
+    if draft == "itself" and not how:
+        assert drafted.accepted > 0.7 * drafted.drafted
+
+
+def another(model):
+    config = dataclasses.replace(model.config, num_layers=1)
+    return Transformer(config, random_weights(np.random.default_rng(9), config), dtype="float32")
+
+
+def test_a_text_that_repeats_itself_is_read_in_fewer_steps(demo):
+    prompt = "red blue green red blue green red blue green red blue"
+    plain, drafted = Report(), Report()
+    text = demo.generate(prompt, max_new_tokens=60, report=plain)
+    assert demo.generate(prompt, max_new_tokens=60, draft="prompt", report=drafted) == text
+    assert drafted.accepted > plain.new_ids / 2
+    for stop in ("blue", "ee"):
+        assert (
+            demo.generate(prompt, max_new_tokens=60, draft="prompt", stop=stop)
+            == text.split(stop)[0]
+        )
+    config = tiny_config(vocab_size=9)
+    small = Transformer(config, random_weights(np.random.default_rng(0), config))
+    with pytest.raises(
+        ValueError, match="draft has a vocabulary of 9, needed is that of the model"
+    ):
+        demo.generate(prompt, max_new_tokens=4, draft=small)
+    with pytest.raises(ValueError, match="draft is 'ngram', needed is \"prompt\" or a model"):
+        demo.generate(prompt, max_new_tokens=4, draft="ngram")

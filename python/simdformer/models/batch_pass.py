@@ -14,23 +14,26 @@ __all__ = ["BatchPass", "Piece"]
 
 
 class Piece(NamedTuple):
-    """New ids of a sequence; whether later texts may share the pages that they fill."""
+    """New ids of a sequence. `shared`: later texts may begin with the pages that they fill.
+    `one_by_one`: each attends for itself, with the bits of an id that is read alone."""
 
     sequence: PagedSequence
     ids: Sequence[int]
     shared: bool = True
+    one_by_one: bool = False
 
 
 class BatchPass:
     """The new ids of several sequences, one behind the other: `ids` (1,T) at `positions` (1,T).
 
-    Sequences with a single new id stand first and attend together; the others each for themselves.
-    What a sequence gets are the same bits in any company. `last` (sequences,) says which of the T
-    is the last of each, in the order given.
+    What a sequence gets are the same bits in any company. `answers` (rows,) says which of the T
+    want logits, the last of each piece or all of one that is read one by one, and `parts` which of
+    those rows belong to each piece, in the order given.
     """
 
     def __init__(self, cache: PagedKVCache, pieces: Sequence[Piece]) -> None:
-        order = sorted(range(len(pieces)), key=lambda at: len(pieces[at].ids) > 1)
+        alone = [piece.one_by_one or len(piece.ids) == 1 for piece in pieces]
+        order = sorted(range(len(pieces)), key=lambda at: not alone[at])
         self.cache = cache
         self.pieces = [pieces[at] for at in order]
         for piece in self.pieces:
@@ -41,19 +44,26 @@ class BatchPass:
         self.ids: Integers = np.concatenate([piece.ids for piece in self.pieces])[None]
         offsets = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         self.positions: Integers = (np.repeat(starts, counts) + offsets)[None]
-        self.last: Integers = np.empty(len(pieces), np.int64)
-        self.last[order] = ends - 1
+        self._starts, self._ends = starts, ends
 
-        self._single = int((counts == 1).sum())
-        self._starts, self._lengths, self._ends = starts, starts + counts, ends
+        wanted: list[Integers] = []
+        self.parts = [slice(0)] * len(pieces)
+        for at, piece, count, end in zip(order, self.pieces, counts, ends, strict=True):
+            first = sum(map(len, wanted))
+            wanted.append(np.arange(end - (count if piece.one_by_one else 1), end))
+            self.parts[at] = slice(first, first + len(wanted[-1]))
+        self.answers: Integers = np.concatenate(wanted)
+
         widest = max(len(piece.sequence.pages) for piece in self.pieces)
-        self._table: Integers = np.zeros((len(pieces), widest), np.int64)
-        for row, piece in zip(self._table, self.pieces, strict=True):
+        table: Integers = np.zeros((len(pieces), widest), np.int64)
+        for row, piece in zip(table, self.pieces, strict=True):
             row[: len(piece.sequence.pages)] = piece.sequence.pages
-        rows = np.repeat(np.arange(len(pieces)), counts)
-        size = cache.page_size
-        self._pages: Integers = self._table[rows, self.positions[0] // size]
-        self._slots: Integers = self.positions[0] % size
+        self._table: Integers = table[np.repeat(np.arange(len(pieces)), counts)]  # of every id
+        self._pages: Integers = self._table[
+            np.arange(ends[-1]), self.positions[0] // cache.page_size
+        ]
+        self._slots: Integers = self.positions[0] % cache.page_size
+        self._alone = sum(alone)  # so many pieces, the first, attend id by id
 
     def at(self, layer: int | None = None) -> See:
         """Nobody looks on."""
@@ -64,20 +74,31 @@ class BatchPass:
         keys, values = self.cache.key_pages(layer), self.cache.value_pages(layer)
         keys[self._pages, :, self._slots] = k[0]
         values[self._pages, :, self._slots] = v[0]
-        n = self._single
+        n = self._ends[self._alone - 1] if self._alone else 0
         if n:
+            positions = self.positions[0, :n]
             yield Attending(
-                q[0, :n, :, None], keys, values, self._starts[:n], z[0, :n, :, None],
-                self._table[:n], self._lengths[:n],
-            )  # fmt: skip
-        for at in range(n, len(self.pieces)):
-            part = slice(self._ends[at - 1] if at else 0, self._ends[at])
+                q[0, :n, :, None],
+                keys,
+                values,
+                positions,
+                z[0, :n, :, None],
+                self._table[:n],
+                positions + 1,
+            )
+        for at in range(self._alone, len(self.pieces)):
+            first, end = self._ends[at - 1] if at else 0, self._ends[at]
             yield Attending(
-                q[0, part].swapaxes(0, 1), keys, values, int(self._starts[at]),
-                z[0, part].swapaxes(0, 1), self._table[at], int(self._lengths[at]),
-            )  # fmt: skip
+                q[0, first:end].swapaxes(0, 1),
+                keys,
+                values,
+                int(self._starts[at]),
+                z[0, first:end].swapaxes(0, 1),
+                self._table[first],
+                int(self._starts[at] + end - first),
+            )
 
     def advance(self) -> None:
         """Counts the new positions of all sequences as filled."""
-        for sequence, ids, shared in self.pieces:
-            sequence.advance(ids, shared=shared)
+        for piece in self.pieces:
+            piece.sequence.advance(piece.ids, shared=piece.shared)

@@ -104,11 +104,12 @@ class Transformer(Decoder):
         kept = x if logits_to_keep is None else x[:, -logits_to_keep:]
         return run.at()("logits", self.unembed(kept, run.at()))
 
-    def forward_batch(self, run: BatchPass) -> Array:
-        """The new ids of several sequences -> logits (sequences,V) behind the last of each"""
+    def forward_batch(self, run: BatchPass) -> list[Array]:
+        """The new ids of several sequences -> the logits (rows,V) that each piece of them wants"""
         x = self.residual(run.ids, run)
         run.advance()
-        return self.unembed(x[0, run.last])
+        logits = self.unembed(x[0, run.answers])
+        return [logits[part] for part in run.parts]
 
     def residual(self, ids: Array, run: ForwardPass | BatchPass) -> Array:
         """ids (B,L) -> x (B,L,E), the residual stream behind the last layer"""

@@ -6,6 +6,7 @@ kernels see to that, and what a prompt is cut into here are pieces of two ids or
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from simdformer.models.batch_pass import BatchPass, Piece
 from simdformer.models.paged_cache import PagedKVCache, PagedSequence
 from simdformer.models.transformer import Transformer
 from simdformer.text.continuation import Continuation
+from simdformer.text.draft import Draft
 from simdformer.text.sampling import Sampler
 from simdformer.types import Array
 
@@ -25,13 +27,16 @@ PREFILL_CHUNK = 512
 
 @dataclass(eq=False)
 class Request:
-    """A text that wants up to `max_new_tokens` more ids, chosen by a sampler of its own."""
+    """A text that wants up to `max_new_tokens` more ids, chosen by a sampler of its own. What a
+    draft proposes is read together with the last id, and kept as far as the sampler agrees."""
 
     text: Continuation
     sampler: Sampler
     max_new_tokens: int
+    draft: Draft | None = None
     sequence: PagedSequence | None = None
     chosen: int = 0
+    proposed: Sequence[int] = ()
 
     def put(self, logits: Array) -> None:
         """Chooses the next id by logits (V,); the text has ended after the last."""
@@ -40,14 +45,32 @@ class Request:
         if self.chosen == self.max_new_tokens:
             self.text.finish()
 
+    def propose(self) -> None:
+        """Asks the draft for ids; the last of all is never read."""
+        room = self.max_new_tokens - self.chosen - 1
+        self.proposed = self.draft.propose(self.text.ids)[:room] if self.draft and room else ()
+
+    def answer(self, logits: Array) -> int:
+        """Chooses by logits (rows,V) behind the last id and behind each proposed one, up to the
+        first that is another than the one proposed; how many it chose beyond one."""
+        for accepted, row in enumerate(logits):
+            self.put(row)
+            agrees = accepted < len(self.proposed) and self.proposed[accepted] == self.text.ids[-1]
+            if self.text.ended or not agrees:
+                return accepted
+        raise AssertionError("the last row has no id proposed behind it")
+
 
 class Step(NamedTuple):
-    """What a step did: for each text that got an id the logits (V,) behind it, how many ids of
-    prompts it read, and how many that were chosen before."""
+    """What a step did: for each text that got ids the logits (V,) by which the last was chosen, how
+    many ids of prompts it read, how many that were chosen before, how many that drafts proposed,
+    and how many of those were as chosen."""
 
     logits: list[tuple[Request, Array]]
     prompt_ids: int
     read_ids: int
+    drafted: int
+    accepted: int
 
 
 class ContinuousBatch:
@@ -104,21 +127,28 @@ class ContinuousBatch:
         """One forward pass, over one id of each text that goes on and some of those that begin."""
         self._admit()
         going_on = [request for request in self.running if request.chosen]
-        pieces = {
-            request: Piece(opened(request), request.text.ids[-1:], self.share_answers)
-            for request in going_on
-        }
-        pieces |= self._prompts()
-        logits = self.model.forward_batch(BatchPass(self.cache, list(pieces.values())))
-        got = []
-        for request, row in zip(pieces, logits, strict=True):
-            if opened(request).length == len(request.text.ids):
-                request.put(row)
-                got.append((request, row))
-                if request.text.ended:
-                    self._leave(request)
-        read = len(going_on)
-        return Step(got, sum(len(piece.ids) for piece in pieces.values()) - read, read)
+        pieces = {}
+        for request in going_on:
+            request.propose()
+            ids = [request.text.ids[-1], *request.proposed]
+            pieces[request] = Piece(opened(request), ids, self.share_answers, one_by_one=True)
+        prompts = self._prompts()
+        pieces |= prompts
+        answers = self.model.forward_batch(BatchPass(self.cache, list(pieces.values())))
+        got, accepted = [], 0
+        for request, logits in zip(pieces, answers, strict=True):
+            sequence, before = opened(request), request.chosen
+            if not before and sequence.length < len(request.text.ids):
+                continue  # there is more of the prompt
+            accepted += request.answer(logits)
+            got.append((request, logits[request.chosen - before - 1]))
+            if request.text.ended:
+                self._leave(request)
+            else:
+                sequence.truncate(len(request.text.ids) - 1)
+        drafted = sum(len(request.proposed) for request in going_on)
+        prompt_ids = sum(len(piece.ids) for piece in prompts.values())
+        return Step(got, prompt_ids, len(going_on), drafted, accepted)
 
     def _admit(self) -> None:
         most = self.cache.max_pages

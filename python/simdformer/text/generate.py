@@ -28,13 +28,17 @@ class Streamer(Protocol):
 class Report:
     """What `generate(..., report=...)` did, in which time, and the last logits (B,V).
 
-    `new_ids` are all that were chosen, `decode_ids` those of them that the model then read. Where
-    prompts are read beside texts that go on, the time of a step is divided by the ids of each.
+    `new_ids` are all that were chosen, `decode_ids` those of them that the model then read.
+    `drafted` ids were proposed by a draft and read with them; `accepted` of them saved a step.
+    Where prompts are read beside texts that go on, the time of a step is divided by the ids of
+    each.
     """
 
     prompt_ids: int = 0
     new_ids: int = 0
     decode_ids: int = 0
+    drafted: int = 0
+    accepted: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     logits: Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
@@ -64,8 +68,10 @@ def generate(
             seconds = time.perf_counter() - started
             report.prefill_seconds += seconds * step.prompt_ids / (step.prompt_ids + step.read_ids)
             report.decode_seconds += seconds * step.read_ids / (step.prompt_ids + step.read_ids)
-            report.decode_ids += step.read_ids
-            report.new_ids += len(step.logits)
+            report.decode_ids += step.read_ids + step.accepted
+            report.new_ids += len(step.logits) + step.accepted
+            report.drafted += step.drafted
+            report.accepted += step.accepted
             for request, logits in step.logits:
                 last[id(request)] = logits
     finally:

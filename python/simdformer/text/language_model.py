@@ -10,6 +10,7 @@ from simdformer.arguments import read_whole, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.observer import Edit
 from simdformer.models.paged_cache import PagedKVCache
+from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
 from simdformer.text.batch import Batch
 from simdformer.text.chat import check_messages
@@ -44,6 +45,7 @@ class GenerateOptions(TypedDict, total=False):
     cache: PagedKVCache | None
     cache_memory: int | None
     cache_dtype: DTypeLike
+    draft: TokenizedModel | Transformer | str | None
     edit: Mapping[str, Edit] | None
 
 
@@ -179,6 +181,7 @@ class LanguageModel(TokenizedModel):
         cache: PagedKVCache | None = None,
         cache_memory: int | None = None,
         cache_dtype: DTypeLike = "float32",
+        draft: TokenizedModel | Transformer | str | None = None,
         edit: Mapping[str, Edit] | None = None,
     ) -> Any:
         """Continues a prompt: text in, the new text out; ids in, the new ids out.
@@ -211,6 +214,10 @@ class LanguageModel(TokenizedModel):
             Bytes that the KV cache may take; prompts wait for room in it. None: what it takes.
         cache_dtype : {"float32", "float16", "bfloat16"}
             Of the KV cache; 16 bits take half of the memory.
+        draft : LanguageModel, Transformer or "prompt", optional
+            Guesses the next ids, which are then read together: a smaller model of the same
+            vocabulary, or what followed the same ids before ("prompt"). The text is the same as
+            without, greedy or sampled; one that repeats itself comes faster.
         edit : dict of name or glob -> function
             Changes activations on their way, see `Transformer.__call__`. Prompts are continued one
             after the other then; a long one is read in chunks of 512 ids, then id after id.
@@ -245,6 +252,7 @@ class LanguageModel(TokenizedModel):
                 is_text=prompts.is_text,
                 show=show,
                 stop=stop,
+                draft=None if edit else draft,
                 temperature=temperature,
                 top_k=top_k,
                 top_p=top_p,

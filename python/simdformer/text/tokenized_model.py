@@ -10,6 +10,7 @@ from simdformer.models.transformer import Transformer
 from simdformer.text.chat import ChatTemplate
 from simdformer.text.continuation import Continuation
 from simdformer.text.continuous_batch import Request
+from simdformer.text.draft import Draft, ModelDraft, PromptLookup
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class TokenizedModel:
         is_text: bool,
         show: Callable[[Any], object] | None = None,
         stop: Stop | None = None,
+        draft: "TokenizedModel | Transformer | str | None" = None,
         **sampling: Any,
     ) -> Request:
         """A prompt with all that its continuation takes: what chooses, and what ends it."""
@@ -67,7 +69,30 @@ class TokenizedModel:
             show=show,
             show_ids=not is_text,
         )
-        return Request(text, Sampler(**sampling), max_new_tokens)
+        return Request(
+            text, Sampler(**sampling), max_new_tokens, self._draft(draft, len(ids) + max_new_tokens)
+        )
+
+    def _draft(
+        self, draft: "TokenizedModel | Transformer | str | None", positions: int
+    ) -> Draft | None:
+        """Who proposes ids in a text of up to so many positions."""
+        if draft is None:
+            return None
+        if isinstance(draft, str) and draft == "prompt":
+            return PromptLookup()
+        model = draft.transformer if isinstance(draft, TokenizedModel) else draft
+        if not isinstance(model, Transformer):
+            raise ValueError(
+                f'generate: draft is {shown(draft)}, needed is "prompt" or a model with the same '
+                "vocabulary"
+            )
+        if model.config.vocab_size != self.config.vocab_size:
+            raise ValueError(
+                f"generate: draft has a vocabulary of {model.config.vocab_size}, needed is that of "
+                f"the model, {self.config.vocab_size}"
+            )
+        return ModelDraft(model, positions)
 
     def pages(
         self, cache: PagedKVCache | None, cache_memory: int | None, dtype: DTypeLike
