@@ -25,11 +25,11 @@ const FLOW = {
 };
 // The same in a layer with experts, and with an MLP beside them.
 const MIXTURE = {
-  "mlp.router": [0.5, 11, ["mlp_norm"]],
+  "mlp.router": [0.77, 11, ["mlp_norm"]],
   "mlp.experts": [0, 12, ["mlp.router"]],
-  "mlp.expert_weights": [1, 12, ["mlp.router"]],
+  "mlp.expert_weights": [1.55, 12, ["mlp.router"]],
   "mlp.gate": [0, 13, ["mlp.experts"]],
-  "mlp.up": [1, 13, ["mlp.experts"]],
+  "mlp.up": [0.97, 13, ["mlp.experts"]],
   "mlp.act": [0.5, 14, ["mlp.gate", "mlp.up"]],
   "mlp.expert_out": [0.5, 15, ["mlp.act"]],
   "mlp.shared.gate": [2, 11, ["mlp_norm"]],
