@@ -392,7 +392,7 @@ def test_minimind_finds_its_config(minimind, tmp_path):
         assert read_checkpoint(path).config == expected.config
     config = config | {"use_moe": True}
     assert refusal(file, config=config) == (
-        f"{folder}: config: found use_moe = True, which is not supported; needed is False"
+        f"{folder}: config: found num_experts_per_tok = None; needed is a whole number > 0"
     )
 
 
@@ -781,7 +781,7 @@ def test_the_budget_is_what_the_model_has(saved, name):
     arrays = [weights.embed, weights.final_norm]
     arrays += [] if checkpoint.config.tie_embeddings else [weights.lm_head]
     for layer in weights.layers:
-        arrays += [layer.attn_norm, layer.mlp_norm, *layer.wq_wk_wv, layer.wo, *layer.gate_up]
-        arrays += [layer.down, *(layer.qkv_bias or [])]
+        arrays += [layer.attn_norm, layer.mlp_norm, *layer.wq_wk_wv, layer.wo, *layer.mlp.gate_up]
+        arrays += [layer.mlp.down, *(layer.qkv_bias or [])]
     needed = weight_bytes(checkpoint.config, checkpoint.weights, None)
     assert needed == sum(array.nbytes for array in arrays)

@@ -62,7 +62,7 @@ def test_exact_arithmetic_reaches_every_matrix():
 def test_weights_become_floats_where_a_dtype_is_asked_for():
     few, _ = quantized("q8_0", dtype="bfloat16")
     _, floats = quantized("q8_0")
-    assert few.transformer.weights.layers[0].down.dtype.name == "bfloat16"
+    assert few.transformer.weights.layers[0].mlp.down.dtype.name == "bfloat16"
     agree(few(TEXT), floats(TEXT), 0.05)
 
 
@@ -139,7 +139,7 @@ def test_what_is_read_for_a_token_is_what_lies_in_memory(pair):
     few, _ = pair
     config, weights = few.config, few.transformer.weights
     matrices = {"embed": weights.embed, "lm_head": weights.lm_head}
-    held = {f"layers.{i}.down": layer.down for i, layer in enumerate(weights.layers)}
+    held = {f"layers.{i}.down": layer.mlp.down for i, layer in enumerate(weights.layers)}
     assert all(matrix.type == "q8_0" for matrix in (matrices | held).values())
     tensors = read_checkpoint(sf.demo_path()).weights
     plain = {name: np.asarray(t, np.float32) for name, t in tensors.items()}
