@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from conftest import normal, same_bits
+from conftest import BYTE_PRODUCTS, normal, same_bits
+from operations import OPERATIONS
 from simdformer import _core, runtime
 from subprocesses import import_error, run_python
 
@@ -26,6 +27,23 @@ ORDER = (
 def restored():
     with sf.use_isa(sf.isa()):
         yield
+
+
+# ---- one beside another --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", [isa for isa in sf.isas() if isa in BYTE_PRODUCTS])
+@pytest.mark.parametrize("operation", list(OPERATIONS))
+def test_products_of_bytes_change_nothing_else(isa, operation, dtype, rng):
+    """Of an array in whole vectors and parts of them; few rows and many."""
+    for shape in [(3, 6, 16), (70, 67)]:
+        x = normal(rng, *shape, dtype=dtype)
+        if operation.startswith("rope"):
+            x = x[..., : x.shape[-1] // 2 * 2]
+        with sf.use_isa(isa):
+            found = OPERATIONS[operation](x)
+        with sf.use_isa(BYTE_PRODUCTS[isa]):
+            assert same_bits(found, OPERATIONS[operation](x))
 
 
 # ---- what there is -------------------------------------------------------------------------------

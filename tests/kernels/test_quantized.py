@@ -197,7 +197,7 @@ def test_groups_of_integers_as_awq_gptq_mlx_and_onnx_have_them(group, most, rng)
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_linear_is_the_product_with_the_values(name, isa, rng):
+def test_linear_is_the_product_with_the_values(name, every_isa, rng):
     outputs, inputs = 83, inputs_of(name)
     weight, values = random_weight(rng, name, outputs, inputs)
     bias = normal(rng, outputs)
@@ -240,7 +240,7 @@ def test_the_bits_are_the_same_on_every_instruction_set_with_fma(name, rng):
     assert all(same_bits(y, results[0]) for y in results)
 
 
-def test_many_rows_and_outputs_shared_among_threads(isa, rng):
+def test_many_rows_and_outputs_shared_among_threads(every_isa, rng):
     weight, values = random_weight(rng, "q4_k", 300, 768)
     x = normal(rng, 600, 768)
     y = sf.linear(x, weight)
@@ -250,7 +250,7 @@ def test_many_rows_and_outputs_shared_among_threads(isa, rng):
 
 
 @pytest.mark.parametrize("x_dtype", SIXTEEN_BITS, ids=str)
-def test_linear_on_16_bit_x_rounds_once(x_dtype, isa, rng):
+def test_linear_on_16_bit_x_rounds_once(x_dtype, every_isa, rng):
     weight, _ = random_weight(rng, "q8_0", 40, 160)
     x = normal(rng, 5, 160, dtype=x_dtype)
     for arithmetic in ("int16", "float32"):
@@ -273,7 +273,7 @@ def test_lists_mix_weights_of_every_kind(rng):
     assert same_bits(out, sf.linear(x, weights[2]))
 
 
-def test_a_row_with_nan_or_infinity_is_nan_and_the_others_are_not(isa, rng):
+def test_a_row_with_nan_or_infinity_is_nan_and_the_others_are_not(every_isa, rng):
     weight, _ = random_weight(rng, "q4_0", 64, 96)
     x = normal(rng, 4, 96)
     expected = sf.linear(x, weight)
@@ -285,7 +285,7 @@ def test_a_row_with_nan_or_infinity_is_nan_and_the_others_are_not(isa, rng):
         assert same_bits(y[[0, 2, 3]], expected[[0, 2, 3]])
 
 
-def test_tiny_and_huge_inputs_keep_their_precision(isa, rng):
+def test_tiny_and_huge_inputs_keep_their_precision(every_isa, rng):
     weight, values = random_weight(rng, "q8_0", 64, 64)
     x = normal(rng, 3, 64)
     for scale in (1e-30, 1e30):
