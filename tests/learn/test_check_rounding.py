@@ -189,3 +189,51 @@ def test_rounding_of_sums_is_no_eps(rng):
         total += x[:, i, None] ** 2
     mine = x / np.sqrt(total / np.float32(4096) + np.float32(1e-6))
     assert sf.check(sf.rms_norm, mine, x, eps=1e-6).ok
+
+
+# ---- figures, and functions ----------------------------------------------------------------------
+
+
+def test_figures_of_a_printed_page_are_right_to_their_decimals(rng):
+    x = normal(rng, 3, 7)
+    printed = np.round(idiom.softmax(x), 4)
+    report = sf.check(sf.softmax, printed.tolist(), x)
+    assert report.ok
+    assert "right to the 4 decimals that your numbers have: typed in, or printed?" in report.remarks
+    printed[1, 2] += 0.02  # a slip of the pen
+    assert not sf.check(sf.softmax, printed.tolist(), x).ok
+    assert not sf.check(sf.softmax, np.round(idiom.softmax(x.T).T, 4).tolist(), x).ok
+
+
+def test_a_function_is_called_twice(rng):
+    x, weight = normal(rng, 3, 8), normal(rng, 8)
+    assert sf.check(sf.rms_norm, idiom.rms_norm, x, weight, eps=1e-5).ok
+
+    def with_dropout(x, weight, eps):
+        return idiom.rms_norm(x, weight, eps) * (rng.random(x.shape) > 0.1) / np.float32(0.9)
+
+    report = sf.check(sf.rms_norm, with_dropout, x, weight, eps=1e-5)
+    assert not report.ok
+    assert first(report).name == "call.two_answers"
+    assert "Dropout is left on" in repr(report)
+
+    def in_place(x, weight, eps):
+        x /= np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps))
+        x *= weight
+        return x
+
+    before = x.copy()
+    report = sf.check(sf.rms_norm, in_place, x, weight, eps=1e-5)
+    assert [mistake.name for mistake in report.diagnosis] == ["call.argument_changed"]
+    np.testing.assert_array_equal(x, before)
+    wrong = sf.check(sf.rms_norm, lambda x, weight, eps: x * weight, x, weight, eps=1e-5)
+    assert first(wrong).name == "rms_norm.not_divided"
+
+
+def test_the_worst_number_is_told_with_as_many_digits_as_it_takes(rng):
+    x, weight = normal(rng, 9, 64), normal(rng, 64)
+    report = sf.check(sf.rms_norm, idiom.rms_norm(x, weight, 1e-5), x, weight, eps=1e-6)
+    line = next(line for line in repr(report).splitlines() if "needs" in line)
+    assert not line.lstrip().startswith("0 of")
+    found, needed = line.rpartition(": ")[2].split(", needs ")
+    assert found != needed

@@ -104,6 +104,19 @@ class Evidence:
         usual = (few for few in possible if self.noise.usual(self.small.mine, few) < MUCH)
         return next(usual, possible[-1])
 
+    def decimals(self, right: list[Any]) -> int | None:
+        """How many decimals all numbers have, where that is all that is wrong with them."""
+        mine = [numbers(x) for x in self.problem.mine]
+        if any(x.dtype.itemsize == 2 for x in self.problem.mine):
+            return None
+        for decimals in range(2, 7):
+            typed = [np.round(x, decimals) for x in mine]
+            if all(np.allclose(x, y, 1e-7, 1e-9) for x, y in zip(mine, typed, strict=True)):
+                half = 0.5001 * 10.0**-decimals
+                off = (np.abs(x - numbers(y)) for x, y in zip(mine, right, strict=True))
+                return decimals if all((x <= half).all() for x in off) else None
+        return None
+
     # ---- against it ------------------------------------------------------------------------------
 
     def known(self) -> tuple[Explanation, ...]:

@@ -1,11 +1,12 @@
 """`simdformer.check`: is this array right, and if not, which mistake was made?"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import (
     QUANTIZED,
     TOLERANCE,
@@ -23,6 +24,7 @@ from simdformer.learn.check.report import Report, Where
 from simdformer.learn.check.rounding import coarser
 from simdformer.learn.check.search import WHOLE, Explanation, Problem
 from simdformer.learn.check.shapes import changes, parts
+from simdformer.learn.check.twice import answer
 
 __all__ = ["Check", "check"]
 
@@ -34,10 +36,11 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
     ----------
     op : function, str or layer
         An operation of the package (`sf.rope`), its name ("rope"), or a layer of `sf.nn`.
-    mine : array, or a tuple or list of arrays
+    mine : array, a tuple or list of arrays, or a function
         Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
         tuple or list of them where the call has several results (`return_weights=True`, a list of
-        weights).
+        weights). A function is called with the same arguments, twice: two answers for one call
+        (dropout left on) and changed arguments are mistakes too.
     *args, **kwargs
         The arguments of the call that you meant to make: `sf.check(sf.rope, mine, q,
         layout="half")`. They are checked as the operation itself checks them.
@@ -45,8 +48,8 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
         How large an error may be, relative to the root mean square of its row (what lies along the
         last axis). Without it: 1e-4, where float32 is the coarsest dtype among inputs and `mine`,
         1e-9 for float64, 5e-3 for float16, 4e-2 for bfloat16; 3e-4 beside a quantised weight, where
-        `linear` rounds x to 16 bits; and more where rounding the inputs
-        alone would change a row by more than that (RoPE far out, softmax of very large scores).
+        `linear` rounds x to 16 bits; and what rounding every step of this call may do, measured.
+        An error that rounding to a coarser dtype explains is right, with a remark that names it.
 
     Returns
     -------
@@ -74,7 +77,14 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
     'the softmax runs over another axis'
     """
     call = bind(op, args, kwargs)
-    return Check(call, _results(mine, call), rtol).report()
+    impure: tuple[Mistake, ...] = ()
+    if callable(mine) and not hasattr(mine, "__dlpack__"):
+        mine, impure = answer(mine, args, kwargs)
+    report = Check(call, _results(mine, call), rtol).report()
+    if impure:
+        reasons = tuple((mistake,) for mistake in impure)
+        report = replace(report, ok=False, explanations=reasons, observations=())
+    return report
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,9 @@ class Check:
 
     def of_wrong(self, evidence: Evidence, right: list[Any], found: list[Comparison]) -> Verdict:
         """An error that is larger than those of the dtypes which took part."""
+        if (decimals := evidence.decimals(right)) is not None:
+            said = f"right to the {decimals} decimals that your numbers have: typed in, or printed?"
+            return Verdict(True, found, (), (said,))
         exactly = self.known(evidence)
         if exactly and not all(map(is_rounding, exactly)):
             return Verdict(False, found, exactly)

@@ -100,7 +100,7 @@ class Report:
             which = f" of result {self.where.result}" if self.where.result else ""
             lines.append(
                 f"  {self.where.wrong} of {self.where.of} numbers are off, the worst at [{place}]"
-                f"{which}: {number(self.where.mine)}, needs {number(self.where.right)}"
+                f"{which}: {', needs '.join(told_apart(self.where.mine, self.where.right))}"
             )
             lines.append(
                 f"  largest error {number(self.max_abs)}, "
@@ -164,8 +164,17 @@ def card(ok: bool, head: str, parts: list[str], style: str = "") -> str:
     ])  # fmt: skip
 
 
-def number(x: float) -> str:
+def told_apart(*numbers: float) -> list[str]:
+    """Numbers with four digits, or as many as it takes to tell them apart."""
+    for digits in range(4, 17):
+        said = [number(x, digits) for x in numbers]
+        if len(set(said)) == len(said):
+            break
+    return said
+
+
+def number(x: float, digits: int = 4) -> str:
     """Four digits, and whole words for what is no number."""
     if np.isnan(x):
         return "NaN"
-    return f"{x:.4g}"
+    return f"{x:.{digits}g}"
