@@ -174,6 +174,14 @@ def test_half_of_the_layers_get_more_bits(mixture):
     assert layers_with(mixture[:4], mixture, "attn_q") == list(range(32))
     assert layers_with("q5_k", "q4_k_s", "attn_v") == [0, 1, 2, 3]
     assert layers_with("q5_k", "q4_k_s", "ffn_down") == [0, 1, 2, 3]
+    assert layers_with("q6_k", mixture, "ffn_down_exps") == more
+
+
+@pytest.mark.parametrize(
+    "name", ["position_embd.weight", "blk.1.ffn_gate_inp.weight", "blk.1.ffn_gate_exps.bias"]
+)
+def test_what_errors_would_break_stays_as_it_is(name):
+    assert type_of(MIXTURES["q4_0"], name, (8, 256), layers=2, is_last=False) == "f32"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ MIXTURES = {
     "q4_0": Mixture(2, "q4_0", "q6_k"),
     "mxfp4": Mixture(38, "mxfp4", "q8_0"),
 }
+EXACT = ("position_embd", "ffn_gate_inp")  # positions, and what chooses experts
 # For rows that blocks of 256 do not divide; and where those of 32 do not either, f16.
 FALLBACK = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}
 
@@ -76,8 +77,8 @@ FALLBACK = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}
 def type_of(
     mixture: Mixture, name: str, shape: tuple[int, ...], *, layers: int, is_last: bool
 ) -> str:
-    """The type of one tensor: "blk.3.attn_v.weight" (O, I) -> "q6_k". Vectors, and what chooses
-    experts, stay float32.
+    """The type of one tensor: "blk.3.attn_v.weight" (O, I) -> "q6_k". Vectors, positions, and what
+    chooses experts, stay float32; the experts' matrices are as those of an MLP.
 
     >>> type_of(MIXTURES["q4_k_m"], "blk.0.attn_v.weight", (256, 512), layers=16, is_last=False)
     'q6_k'
@@ -85,8 +86,9 @@ def type_of(
     'q5_0'
     """
     part = name.split(".")
-    kind = part[-2] if len(part) > 1 else name
-    if len(shape) == 1 or part[-1] != "weight" or kind.endswith("_norm") or kind == "ffn_gate_inp":
+    kind = part[-2].removesuffix("_exps") if len(part) > 1 else name
+    is_matrix = len(shape) > 1 and part[-1] == "weight" and not kind.endswith("_norm")
+    if not is_matrix or kind.startswith(EXACT):
         return "f32"
     type = mixture.last if is_last else mixture.most
     if kind in mixture.better and part[0] == "blk":
