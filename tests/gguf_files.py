@@ -160,7 +160,12 @@ def converted(model):
         if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             tensor = tensor.T
         tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = tensor
-    if getattr(config, "rope_parameters", {}).get("rope_type") == "llama3":
+    rope = getattr(config, "rope_parameters", {})
+    if rope.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            factors = torch.tensor(rope[f"{length}_factor"])
+            tensors[f"rope_factors_{length}.weight"] = factors
+    if rope.get("rope_type") == "llama3":
         turned = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         plain = config.rope_parameters["rope_theta"] ** -turned
         tensors["rope_freqs.weight"] = plain / model.model.rotary_emb.inv_freq.double()
@@ -218,6 +223,11 @@ def describe_rope(writer, config):
         writer.add_rope_freq_base(rope["rope_theta"])
     if local is not None:
         writer.add_rope_freq_base_swa(local["rope_theta"])
+    if rope["rope_type"] == "longrope":  # as Phi-3's converter does, which names no type
+        context = rope["original_max_position_embeddings"]
+        factor = config.max_position_embeddings / context
+        writer.add_rope_scaling_orig_ctx_len(context)
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(factor) / np.log(context)))
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])

@@ -143,6 +143,19 @@ MODELS = {
         },
     ),
     "phi3": ("phi3", {}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.5, 2.0],
+                "long_factor": [2.0, 5.0, 9.0],
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
     "phi3-partial-window": (
         "phi3",
         {

@@ -311,13 +311,18 @@ class RopeFrequencies(NamedTuple):
 
 
 def rope_frequencies(
-    head_dim: int, *, theta: float, scaling: Mapping[str, Any] | None = None
+    head_dim: int,
+    *,
+    theta: float,
+    scaling: Mapping[str, Any] | None = None,
+    length: int | None = None,
 ) -> RopeFrequencies:
     """theta^(-2i/D) for i < D/2, then scaled for contexts longer than those of the training.
 
     scaling is the dict of Hugging Face configs, its "rope_type" (or "type") one of "linear"
-    (arXiv:2306.15595), "llama3" (Llama 3.1, arXiv:2407.21783) and "yarn" (arXiv:2309.00071); or
-    "divided", a divisor for each frequency, as GGUF files have it.
+    (arXiv:2306.15595), "llama3" (Llama 3.1, arXiv:2407.21783), "yarn" (arXiv:2309.00071) and
+    "longrope" (arXiv:2402.13753), for which the length of the text counts; or "divided", a divisor
+    for each frequency, as GGUF files have it.
     The attention factor multiplies cos and sin.
     """
     inv_freq = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -326,16 +331,16 @@ def rope_frequencies(
     if kind == "default":
         return RopeFrequencies(inv_freq, 1.0)
     kinds = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}
-    kinds["divided"] = divided_scaling
+    kinds |= {"longrope": longrope_scaling, "divided": divided_scaling}
     scaled = kinds.get(str(kind))
     if scaled is None:
         why = "depends on the length of each call" if kind == "dynamic" else "is unknown"
         raise ValueError(
             f"rope_frequencies: scaling, type {kind!r} {why}; "
-            "use one of 'default', 'linear', 'llama3', 'yarn', 'divided'"
+            "use one of 'default', 'linear', 'llama3', 'yarn', 'longrope', 'divided'"
         )
     try:
-        return scaled(inv_freq, theta, scaling)
+        return scaled(inv_freq, theta, scaling | {"length": length})
     except KeyError as missing:
         raise ValueError(f"rope_frequencies: scaling, type {kind!r} needs {missing}") from None
 
@@ -348,6 +353,18 @@ def linear_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) ->
 def divided_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) -> RopeFrequencies:
     """Every frequency has a divisor of its own."""
     return RopeFrequencies(inv_freq / np.asarray(scaling["divisors"], np.float64), 1.0)
+
+
+def longrope_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) -> RopeFrequencies:
+    """Every frequency has two divisors: one for texts as long as those of the training, one for
+    longer ones. Scores are sharpened in both."""
+    context, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    which = "long_factor" if (scaling["length"] or 0) > context else "short_factor"
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        sharper = math.log(factor) / math.log(context) if factor > 1 else 0
+        attention_factor = math.sqrt(1 + sharper)
+    return RopeFrequencies(inv_freq / np.asarray(scaling[which], np.float64), attention_factor)
 
 
 def llama3_scaling(inv_freq: Array, theta: float, scaling: Mapping[str, Any]) -> RopeFrequencies:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simdformer import reference
-from simdformer.arguments import shown
+from simdformer.arguments import read_whole, shown
 from simdformer.reference import RopeFrequencies
 
 __all__ = ["rope_frequencies"]
@@ -21,23 +21,29 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings", "factor"),
     "divided": ("divisors",),
 }
 _OPTIONAL: dict[str, tuple[str, ...]] = {
+    "longrope": ("attention_factor",),
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
 _MINIMUM = {"factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}  # of the others: more than 0
 _REFUSED = {
     "dynamic": "depends on the length of each call, so that no one set of frequencies exists",
-    "longrope": "has two sets of frequencies, chosen by the length of each call",
     "mrope": "has positions in three dimensions",
 }
+_LISTS = ("divisors", "short_factor", "long_factor")  # a number for each frequency
 _MOST = 1 << 24  # of head_dim: what no model comes near, and what memory holds without notice
 _NO_MEANING_HERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 
 
 def rope_frequencies(
-    head_dim: int, *, theta: float, scaling: Mapping[str, Any] | None = None
+    head_dim: int,
+    *,
+    theta: float,
+    scaling: Mapping[str, Any] | None = None,
+    length: int | None = None,
 ) -> RopeFrequencies:
     """The frequencies theta^(-2i/D) of RoPE, stretched as a long-context model's config says.
 
@@ -52,16 +58,21 @@ def rope_frequencies(
         "type": "default"; "linear" (factor); "llama3" (factor, low_freq_factor, high_freq_factor,
         original_max_position_embeddings) of Llama 3.1; "yarn" (factor,
         original_max_position_embeddings; attention_factor, beta_fast, beta_slow, mscale,
-        mscale_all_dim, truncate) of Qwen and DeepSeek. And "divided" (divisors), which no such
-        config has: D/2 numbers > 0, one for each frequency, as GGUF files hold them.
+        mscale_all_dim, truncate) of Qwen and DeepSeek; "longrope" (short_factor, long_factor,
+        original_max_position_embeddings, factor; attention_factor) of Phi-3: D/2 divisors for short
+        texts and D/2 for long ones, where configs that say no factor mean max_position_embeddings /
+        original_max_position_embeddings. And "divided" (divisors), which no such config has: D/2
+        numbers > 0, one for each frequency, as GGUF files hold them.
+    length : int, optional
+        How many positions the text has: with "longrope" it decides. None: a short one.
 
     Returns
     -------
     A named tuple (inv_freq, attention_factor) for `rope`: (D/2,) float64 and a float.
 
     TypeError: kinds. ValueError: a head_dim that is odd or above 2**24, theta not > 0, a key that
-    is missing, unknown or out of range, and the types that cannot be had as one set of frequencies
-    ("dynamic", "longrope").
+    is missing, unknown or out of range, and the type that cannot be had as one set of frequencies
+    ("dynamic").
 
     >>> import simdformer as sf
     >>> sf.rope_frequencies(8, theta=10000.0).inv_freq
@@ -72,9 +83,12 @@ def rope_frequencies(
     """
     dim = _head_dim(head_dim)
     base = _number("theta", theta)
+    if length is not None:
+        length = read_whole("rope_frequencies", "length", length)
     if scaling is None:
         return reference.rope_frequencies(dim, theta=base)
-    return reference.rope_frequencies(dim, theta=base, scaling=_checked(scaling, base, dim))
+    checked = _checked(scaling, base, dim)
+    return reference.rope_frequencies(dim, theta=base, scaling=checked, length=length)
 
 
 def _head_dim(head_dim: Any) -> int:
@@ -151,8 +165,8 @@ def _checked(scaling: Any, theta: float, dim: int) -> dict[str, Any]:
         value = scaling.get(name)
         if name == "truncate":
             checked[name] = _flag(value)
-        elif name == "divisors":
-            checked[name] = _divisors(value, dim // 2)
+        elif name in _LISTS:
+            checked[name] = _divisors(name, value, dim // 2)
         elif value is not None:
             checked[name] = _number(f"scaling[{name!r}]", value, minimum=_MINIMUM.get(name))
     if kind == "llama3" and checked["high_freq_factor"] <= checked["low_freq_factor"]:
@@ -163,18 +177,18 @@ def _checked(scaling: Any, theta: float, dim: int) -> dict[str, Any]:
     return checked
 
 
-def _divisors(values: Any, count: int) -> list[float]:
+def _divisors(name: str, values: Any, count: int) -> list[float]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise TypeError(
-            f"rope_frequencies: scaling['divisors'] is of type {type(values).__name__}, "
+            f"rope_frequencies: scaling[{name!r}] is of type {type(values).__name__}, "
             f"needs a list of {count} numbers > 0"
         )
     if len(values) != count:
         raise ValueError(
-            f"rope_frequencies: scaling['divisors'] are {len(values)} numbers, needs {count}, one "
+            f"rope_frequencies: scaling[{name!r}] are {len(values)} numbers, needs {count}, one "
             "for each pair of a head"
         )
-    return [_number(f"scaling['divisors'][{at}]", value) for at, value in enumerate(values)]
+    return [_number(f"scaling[{name!r}][{at}]", value) for at, value in enumerate(values)]
 
 
 def _key(name: Any) -> str:

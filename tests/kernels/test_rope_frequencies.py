@@ -42,6 +42,31 @@ SCALINGS = {
 }
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "short_factor": [1.0, 1.05, 1.5, 2.0],
+    "long_factor": [1.1, 4.0, 30.0, 65.0],
+}
+
+
+@pytest.mark.parametrize("changes", [{}, {"factor": 1.0}, {"attention_factor": 1.25}])
+@pytest.mark.parametrize("length", [None, 1, 4096, 4097, 100_000])
+def test_longrope_has_frequencies_by_length(length, changes):
+    scaling = LONGROPE | changes
+    config = LlamaConfig(
+        hidden_size=32, num_attention_heads=4, rope_parameters=dict(scaling, rope_theta=1e4)
+    )
+    inv_freq, factor = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=length)
+    for found in (
+        sf.rope_frequencies(8, theta=1e4, scaling=scaling, length=length),
+        sf.reference.rope_frequencies(8, theta=1e4, scaling=scaling, length=length),
+    ):
+        np.testing.assert_allclose(found.inv_freq, inv_freq.double().numpy(), rtol=1e-6)
+        assert found.attention_factor == pytest.approx(factor)
+
+
 def of_transformers(head_dim, theta, scaling):
     """inv_freq in float32, attention factor."""
     config = LlamaConfig(

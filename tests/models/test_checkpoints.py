@@ -510,7 +510,7 @@ BAD_CONFIGS = [
     ({"rope_parameters": {"rope_theta": "x"}}, "theta is of type str"),
     ({"rope_parameters": [1]}, "rope_parameters = [1]; needed is an object"),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "scaling is of type 'dynamic'"),
-    ({"rope_parameters": {"rope_type": "longrope"}}, "scaling is of type 'longrope'"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, '"longrope" has no short_factor'),
     ({"rope_parameters": {"rope_type": "new"}}, "scaling is of type 'new', needs one of"),
     ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type = ['linear']; needed is text"),
     ({"rope_parameters": {"rope_type": "linear"}}, 'scaling of type "linear" has no factor'),

@@ -314,8 +314,8 @@ CHANGES = {
         "found llama.attention.layer_norm_rms_epsilon = nan; needed is finite and >= 0",
     ),
     "a scaling that is unknown": (
-        {"llama.rope.scaling.type": (STRING, "longrope")},
-        "found RoPE without frequencies: scaling is of type 'longrope', needs one of",
+        {"llama.rope.scaling.type": (STRING, "dynamic")},
+        "found RoPE without frequencies: scaling is of type 'dynamic', needs one of",
     ),
     "windows by layer": (
         {"llama.attention.sliding_window": (4, 4)}
@@ -380,6 +380,7 @@ def test_a_model_that_does_not_run_is_refused_by_name(change, tmp_path):
 
 def test_divisors_of_rope(tmp_path):
     file, name = tmp_path / "model.gguf", "rope_freqs.weight"
+    long, short = "rope_factors_long.weight", "rope_factors_short.weight"
 
     def refused(divisors, **changes):
         arrays = small_arrays() | {name: np.array(divisors, "<f4")}
@@ -389,6 +390,11 @@ def test_divisors_of_rope(tmp_path):
     assert "shape (3,), float32; needed is half of llama.attention.key_length = 4" in refused(
         [1, 1, 1]
     )
+    file.write_bytes(gguf_files.of_arrays(small_keys(), small_arrays() | {long: np.ones(2, "<f4")}))
+    assert refusal(file) == f"found no tensor {short}; needed is both {long} and {short}"
+    two = small_arrays() | {long: np.ones(2, "<f4"), short: np.ones(2, "<f4")}
+    file.write_bytes(gguf_files.of_arrays(small_keys(), two))
+    assert "llama.rope.scaling.original_context_length = 0; needed is a whole num" in refusal(file)
     assert "scaling['divisors'][1] is 0.0, needs a finite number > 0" in refused([1, 0])
     linear = {"llama.rope.scaling.type": (STRING, "linear"), "llama.rope.scaling.factor": (6, 2.0)}
     assert refused([1, 2], **linear).startswith(

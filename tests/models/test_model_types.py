@@ -112,6 +112,39 @@ def test_olmo_2_has_its_norms_behind():
     assert (config.norm_placement, config.qk_norm_over) == ("after", "all_heads")
 
 
+LONGROPE = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LONGROPE["original_max_position_embeddings"] = 1024
+
+
+def test_phi_3_has_other_frequencies_for_long_texts():
+    config = config_of("phi3", rope_scaling=LONGROPE)
+    assert config.rope_boundary == 1024
+    assert config.rope_scaling["factor"] == 4
+    top = {name: LONGROPE[name] for name in ("type", "short_factor", "long_factor")}
+    beside = config_of("phi3", rope_scaling=top, original_max_position_embeddings=1024)
+    assert beside == config
+    assert config_of("phi3").rope_boundary is None
+
+
+def test_a_text_is_turned_by_its_own_length_whatever_is_beside_it(changed):
+    """As a batch in which some pass the boundary of 16, and as each alone."""
+    model = sf.from_pretrained(changed("phi3-longrope", lambda tensors: None))
+    prompts = [list(range(at, at + count)) for at, count in ((1, 4), (7, 13), (3, 15), (20, 30))]
+    for prompt, new in zip(prompts, model.generate(prompts, max_new_tokens=9), strict=True):
+        for at, id in enumerate(new):  # is what all before it gives when it is read at once
+            assert model([*prompt, *new[:at]])[-1].argmax() == id
+    with pytest.raises(ValueError, match="batch: the model turns short and long texts differently"):
+        model.batch()
+    cache = model.new_cache(40, batch=2)
+    for row, count in ((0, 10), (1, 20)):
+        model.transformer(np.arange(count), cache.sequence(row))
+    both = model.transformer([[5], [6]], cache)
+    for row, count, id in ((0, 10, 5), (1, 20, 6)):
+        alone = model.new_cache(40)
+        model.transformer(np.arange(count), alone)
+        np.testing.assert_array_equal(model.transformer([id], alone)[-1], both[row, -1])
+
+
 def test_phi_3_turns_a_part_of_each_head():
     assert config_of("phi3").rotary_dim is None
     assert config_of("phi3", partial_rotary_factor=0.75).rotary_dim == 12
@@ -158,11 +191,21 @@ def test_phi_3_turns_a_part_of_each_head():
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0]; needed is 0 or 1 for"),
         ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0; needed is"),
         ("olmo2", {"sliding_window": 8}, "needed is null or layer_types: olmo2 has none"),
-        ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope_type = 'longrope', which is not"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "has no short_factor, long_factor, orig"),
         (
             "phi3",  # what transformers takes for longrope too
             {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-            "rope_type = 'yarn', which is not supported; needed is 'default'",
+            'scaling of type "longrope" has no short_factor',
+        ),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_type = 'linear', which is not supported; needed is 'default' or 'longrope'",
+        ),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE, "partial_rotary_factor": 0.5},
+            "scaling['short_factor'] are 8 numbers, needs 4, one for each pair",
         ),
         ("phi3", {"partial_rotary_factor": 2}, "partial_rotary_factor = 2; needed is a number > 0"),
         ("phi3", {"partial_rotary_factor": 0.2}, "partial_rotary_factor = 3; needed is None, or"),

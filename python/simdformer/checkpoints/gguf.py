@@ -82,7 +82,7 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
     tensors = all_tensors(first)
     with told_of(path):
         arch, architecture = architecture_of(first.metadata)
-        divisors = tensors.pop(DIVISORS, None)
+        divisors = {name: tensors.pop(name) for name in DIVISORS if name in tensors}
         names = architecture.names(arch)
         weights = names.under_ours(tensors)
         made = make_config(arch, first.metadata, weights, divisors)

@@ -15,11 +15,13 @@ from simdformer.checkpoints.names import check_rope, require
 from simdformer.models.config import ModelConfig, by_layer
 from simdformer.models.packing import Tensor
 
-__all__ = ["DIVISORS", "TOKENS", "architecture_of", "make_config"]
+__all__ = ["DIVISORS", "FREQUENCIES", "TOKENS", "architecture_of", "make_config"]
 
 OPTIONAL = ("num_kv_heads", "head_dim", "rope_theta", "vocab_size")  # of the sizes
 COUNTS = ("block_count", "attention.head_count", "embedding_length", "attention.key_length")
-DIVISORS = "rope_freqs.weight"
+FREQUENCIES = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+DIVISORS = (FREQUENCIES, LONG, SHORT)  # of the frequencies of RoPE
 # What the model does not do, with the values that ask for nothing. Where it is a number of an
 # architecture it is done.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -57,9 +59,9 @@ def make_config(
     arch: str,
     metadata: Mapping[str, Any],
     weights: Mapping[str, Tensor],
-    divisors: StoredTensor | None,
+    divisors: Mapping[str, StoredTensor],
 ) -> ModelConfig:
-    """The config of a model with such tensors (our names), and that of DIVISORS if there is one.
+    """The config of a model with such tensors (our names), and those of DIVISORS that there are.
     CheckpointError names a key that is missing, makes no sense, or asks for what is not there."""
     architecture = ARCHITECTURES[arch]
     names = architecture.names(arch)
@@ -95,16 +97,16 @@ def make_config(
         require(width % heads == 0, f"{arch}.attention.head_count", heads, needed)
         found["attention.key_length"] = width // heads
     found.setdefault("vocab_size", num_tokens(metadata, weights))
-    scaling = scaling_of(arch, found)
-    if divisors is not None:
-        scaling = divided(arch, scaling, divisors, found["attention.key_length"])
-    else:
+    turned = rotary_dim(arch, architecture, found)
+    scaling = divided(arch, found, divisors, turned or found["attention.key_length"])
+    if not divisors:
+        scaling = scaling_of(arch, found)
         check_rope(found["rope.freq_base"], scaling)
     return names.config(
         {f"{arch}.{name}": found[name] for name in keys if name in found},
         rope_layout=architecture.rope_layout,
         rope_scaling=scaling,
-        rotary_dim=rotary_dim(arch, architecture, found),
+        rotary_dim=turned,
         tie_embeddings="lm_head" not in weights,
         **{"qkv_bias": "layers.0.bq" in weights, "wo_bias": "layers.0.bo" in weights}
         | architecture.always,
@@ -153,24 +155,52 @@ def scaling_of(arch: str, found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def divided(
-    arch: str, scaling: dict[str, Any] | None, divisors: StoredTensor, head_dim: Any
-) -> dict[str, Any]:
-    """The scaling that the tensor of divisors stands for."""
-    if scaling is not None:
+    arch: str, found: Mapping[str, Any], divisors: Mapping[str, StoredTensor], size: Any
+) -> dict[str, Any] | None:
+    """The scaling that the tensors of divisors stand for, of `size` elements of a head."""
+    if not divisors:
+        return None
+    longrope = FREQUENCIES not in divisors
+    for name in (LONG, SHORT) if longrope else (FREQUENCIES,):
+        if name not in divisors:
+            raise CheckpointError(f"no tensor {name}", f"both {LONG} and {SHORT}")
+    kind = found.get("rope.scaling.type", "none")
+    if kind not in ("none", "longrope" if longrope else "none") or len(divisors) > 1 + longrope:
+        *_, last = divisors
         raise CheckpointError(
-            f"{DIVISORS} beside {arch}.rope.scaling.type = {shown(scaling['rope_type'])}",
-            "one of both",
+            f"{last} beside {arch}.rope.scaling.type = {shown(kind)}", "one of both"
         )
-    right = divisors.shape[-1:] == divisors.shape and 2 * len(divisors) == head_dim
+    values = {name: values_of(arch, name, tensor, size) for name, tensor in divisors.items()}
+    if not longrope:
+        scaling: dict[str, Any] = {"rope_type": "divided", "divisors": values[FREQUENCIES]}
+    else:
+        names = "rope.scaling.original_context_length", "context_length"
+        short, longest = lengths = [found.get(name, 0) for name in names]
+        for name, length in zip(names, lengths, strict=True):
+            right = is_whole(length) and length <= LARGEST
+            require(right, f"{arch}.{name}", length, "a whole number > 0 and < 2**63")
+        scaling = {
+            "rope_type": "longrope",
+            "short_factor": values[SHORT],
+            "long_factor": values[LONG],
+            "original_max_position_embeddings": short,
+            "factor": max(longest / short, 1.0),
+        }
+        if "rope.scaling.attn_factor" in found:
+            scaling["attention_factor"] = found["rope.scaling.attn_factor"]
+    check_rope(10000.0, scaling, size)
+    return scaling
+
+
+def values_of(arch: str, name: str, divisors: StoredTensor, size: Any) -> tuple[float, ...]:
+    right = divisors.shape[-1:] == divisors.shape and 2 * len(divisors) == size
     if not right or divisors.dtype != np.float32:
         raise CheckpointError(
             f"shape {divisors.shape}, {divisors.dtype}",
-            f"half of {arch}.attention.key_length = {shown(head_dim)}, float32",
-            tensor=DIVISORS,
+            f"half of {arch}.attention.key_length = {shown(size)}, float32",
+            tensor=name,
         )
-    scaling = {"rope_type": "divided", "divisors": tuple(np.asarray(divisors).tolist())}
-    check_rope(10000.0, scaling, head_dim)
-    return scaling
+    return tuple(np.asarray(divisors).tolist())
 
 
 def rotary_dim(arch: str, architecture: Architecture, found: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,7 @@ from simdformer.checkpoints.checkpoint import Checkpoint, StoredTensor
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.gguf import GGUF, all_tensors
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
-from simdformer.checkpoints.gguf_config import DIVISORS, make_config
+from simdformer.checkpoints.gguf_config import FREQUENCIES, make_config
 from simdformer.checkpoints.gguf_file import FLOATS, read_gguf
 from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of
 from simdformer.checkpoints.gguf_writer import NewTensor
@@ -76,10 +76,12 @@ def source_of(checkpoint: Checkpoint, name: str) -> Source:
     differences: dict[str, list[str]] = {}
     for arch in WRITTEN:
         keys = keys_of(arch, config)
-        again = make_config(arch, keys, checkpoint.weights, None)
+        again = make_config(arch, keys, checkpoint.weights, {})
         differences[arch] = different_fields(config, again)
         if config.qkv_bias and "bq" not in WRITTEN[arch]:
             differences[arch].append("qkv_bias")
+        if config.rope_boundary is not None:
+            differences[arch].append("rope_scaling")
         if config.wo_bias and "bo" not in WRITTEN[arch]:
             differences[arch].append("wo_bias")
         if not differences[arch]:
@@ -180,7 +182,7 @@ def tensors_of(arch: str, checkpoint: Checkpoint) -> dict[str, Any]:
         turned = ours.split(".")[-1] in TURNED and config.rope_layout != architecture.rope_layout
         tensors[names.theirs(ours)] = Reordered(tensor, order) if turned else tensor
     divisors = divisors_of(config)
-    return tensors if divisors is None else tensors | {DIVISORS: divisors}
+    return tensors if divisors is None else tensors | {FREQUENCIES: divisors}
 
 
 def in_layout(rows: Array, *, head_dim: int, wanted: str) -> Array:

@@ -289,8 +289,8 @@ class Architecture:
         The same of layers with a window, which have a RoPE of their own; None: they have not.
     partial_rotary
         Whether partial_rotary_factor counts.
-    rope_scaling
-        Whether RoPE may be scaled.
+    longrope
+        What else it calls longrope, the only scaling of RoPE that it knows then.
     rope
         Whether it has RoPE.
     """
@@ -315,7 +315,7 @@ class Architecture:
     theta: float = 10000.0
     local_theta: float | None = None
     partial_rotary: bool = False
-    rope_scaling: bool = True
+    longrope: tuple[str, ...] = ()
     rope: bool = True
 
     @property
@@ -518,6 +518,6 @@ ARCHITECTURES = {
         derived={"rotary_dim": "partial_rotary_factor"},
         windows=all_layers,
         partial_rotary=True,
-        rope_scaling=False,
+        longrope=("su", "yarn"),
     ),
 }

@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (False,),
 }
 LAYER_TYPES = ("full_attention", "sliding_attention")
-UNSCALED = "default"
+UNSCALED, LONGROPE = "default", "longrope"
 NO_ROPE = {"rope_theta": 10000.0}  # a config has one even where nothing is turned
 
 
@@ -132,14 +132,12 @@ def ropes_of(found: Mapping[str, Any], architecture: Architecture, head_dim: int
     local = None
     if architecture.local_theta is not None:
         found, local = with_one_rope(found, architecture.local_theta)
-    theta, scaling, partial = rope_of(found, architecture.theta)
+    theta, scaling, partial = rope_of(found, architecture)
     kind = scaling.get("rope_type", scaling.get("type", UNSCALED))
     if not architecture.partial_rotary:
         supported({"partial_rotary_factor": partial}, "partial_rotary_factor", 1)
-    if not architecture.rope_scaling:
-        supported({"rope_type": kind}, "rope_type", UNSCALED)
-    # An unknown type, or a key that its type does not know, is refused here and not passed over.
-    check_rope(theta, scaling)
+    if architecture.longrope:
+        supported({"rope_type": kind}, "rope_type", UNSCALED, LONGROPE)
     right = partial is None or (isinstance(partial, int | float) and 0 < partial <= 1)
     require(right, "partial_rotary_factor", partial, "a number > 0 and <= 1")
     turned = None
@@ -147,6 +145,9 @@ def ropes_of(found: Mapping[str, Any], architecture: Architecture, head_dim: int
         right = is_whole(head_dim) and head_dim <= LARGEST
         require(right, "head_dim", head_dim, "a whole number > 0 and < 2**63")
         turned = int(head_dim * partial)
+    # An unknown type, or a key that its type does not know, is refused here and not passed over.
+    size = (turned or head_dim) if kind == LONGROPE else 2
+    check_rope(theta, scaling, size)
     return {
         "rope_theta": theta,
         "rope_scaling": None if kind == UNSCALED else scaling,
@@ -173,9 +174,11 @@ def with_one_rope(found: Mapping[str, Any], theta: float) -> tuple[Mapping[str, 
     return {**found, "rope_parameters": full}, local
 
 
-def rope_of(found: Mapping[str, Any], theta: float) -> tuple[float, dict[str, Any], Any]:
-    """theta (as given here where none is said), scaling and the part of a head that is turned, from
-    whichever dialect has them."""
+def rope_of(
+    found: Mapping[str, Any], architecture: Architecture
+) -> tuple[float, dict[str, Any], Any]:
+    """theta (that of the architecture where none is said), scaling and the part of a head that is
+    turned, from whichever dialect has them."""
     parts = {name: found.get(name) or {} for name in ("rope_parameters", "rope_scaling")}
     for name, part in parts.items():
         require(isinstance(part, dict), name, part, "an object")
@@ -189,7 +192,8 @@ def rope_of(found: Mapping[str, Any], theta: float) -> tuple[float, dict[str, An
         if merged.get(name) is None and found.get(name) is not None:
             merged[name] = found[name]
         agree(merged, {name: found.get(name)}, f"{name} and rope_parameters")
-    theta = theta if merged.get("rope_theta") is None else merged["rope_theta"]
+    said = merged.get("rope_theta")
+    theta = architecture.theta if said is None else said
     partial = merged.get("partial_rotary_factor")
     scaling = {
         name: value
@@ -198,10 +202,16 @@ def rope_of(found: Mapping[str, Any], theta: float) -> tuple[float, dict[str, An
     }
     kind = scaling.get("rope_type", scaling.get("type", UNSCALED))
     require(isinstance(kind, str), "rope_type", kind, "text")
+    if kind in architecture.longrope:
+        kind, scaling = LONGROPE, {**scaling, "rope_type": LONGROPE}
     context = found.get("original_max_position_embeddings")
-    if context is not None and kind in ("llama3", "yarn"):
+    if context is not None and kind in ("llama3", "yarn", LONGROPE):
         agree(scaling, {"original_max_position_embeddings": context}, "the config and its RoPE")
         scaling["original_max_position_embeddings"] = context
+    longest: Any = found["max_position_embeddings"]
+    short: Any = scaling.get("original_max_position_embeddings")
+    if kind == LONGROPE and all(is_whole(size) and size <= LARGEST for size in (longest, short)):
+        scaling.setdefault("factor", max(longest / short, 1.0))
     return theta, scaling, partial
 
 

@@ -1,11 +1,12 @@
 """One forward pass over many texts at once: a few new ids of each, whose pages are in one cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from simdformer.models.forward_pass import Attending, Integers
+from simdformer.functional import RopeFrequencies
+from simdformer.models.forward_pass import Attending, ByLength, Integers
 from simdformer.models.observer import See, unseen
 from simdformer.models.paged_cache import PagedKVCache, PagedSequence
 from simdformer.types import Array
@@ -68,6 +69,10 @@ class BatchPass:
     def at(self, layer: int | None = None) -> See:
         """Nobody looks on."""
         return unseen
+
+    def by_length(self, rotated: Callable[[RopeFrequencies], Array], tables: ByLength) -> Array:
+        """rotated(table): of models whose texts are all turned alike, which ContinuousBatch asks"""
+        return rotated(tables[0])
 
     def attending(self, layer: int, q: Array, k: Array, v: Array, z: Array) -> Iterator[Attending]:
         """Writes k and v (1,T,K,D) into the pages; then who attends together, q and z (1,T,H,D)."""

@@ -278,6 +278,13 @@ class ModelConfig:
         )
 
     @property
+    def rope_boundary(self) -> int | None:
+        """Longer texts have other frequencies of RoPE ("longrope"); None: all have the same."""
+        scaling = self.rope_scaling or {}
+        longrope = scaling.get("rope_type", scaling.get("type")) == "longrope"
+        return int(scaling["original_max_position_embeddings"]) if longrope else None
+
+    @property
     def summary(self) -> str:
         """Its size in a few words."""
         return f"{self.num_layers} layers of {self.num_heads} heads"

@@ -1,8 +1,8 @@
 """What the layers of one forward pass share: positions, cache, who looks on; and how each turns."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,10 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.observer import Observer, See, unseen
 from simdformer.types import Array, NumpyArrayLike
 
-__all__ = ["Attending", "ForwardPass", "Integers", "checked_ids", "rope_of_layers"]
+__all__ = ["Attending", "ByLength", "ForwardPass", "Integers", "checked_ids", "rope_of_layers"]
 
 Integers = npt.NDArray[np.integer]
+ByLength = tuple[RopeFrequencies, RopeFrequencies]  # of short texts, and of long ones
 
 
 class Attending(NamedTuple):
@@ -35,12 +36,14 @@ class Attending(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """One call of a model. The positions of its ids are (L,), or (B,L) where the sequences of a
-    cache differ in length; `offset` is the position of the first id, one for all or (B,)."""
+    cache differ in length; `offset` is the position of the first id, one for all or (B,). `long`
+    says of which sequences, or of all of them, RoPE's frequencies are those of long texts."""
 
     positions: Integers
     offset: int | Integers
     cache: KVCache | None
     observer: Observer | None
+    long: bool | npt.NDArray[np.bool_]
 
     @classmethod
     def begin(
@@ -54,7 +57,7 @@ class ForwardPass:
                     f"model: {new} ids are more than max_seq_len = {config.max_seq_len}; "
                     "shorten them, or load the model with a larger max_seq_len"
                 )
-            return cls(np.arange(new), 0, None, observer)
+            return cls(np.arange(new), 0, None, observer, are_long(config, new))
         if not isinstance(cache, KVCache):
             raise TypeError(
                 f"model: cache is {shown(cache)}, needed is a KVCache; make one with new_cache()"
@@ -75,8 +78,21 @@ class ForwardPass:
             )
         start = cache.common_length
         if start is not None:
-            return cls(np.arange(start, start + new), start, cache, observer)
-        return cls(cache.lengths[:, None] + np.arange(new), cache.lengths.copy(), cache, observer)
+            long = are_long(config, start + new)
+            return cls(np.arange(start, start + new), start, cache, observer, long)
+        starts = cache.lengths.copy()
+        long = are_long(config, starts + new)
+        return cls(starts[:, None] + np.arange(new), starts, cache, observer, long)
+
+    def by_length(self, rotated: Callable[[RopeFrequencies], Array], tables: ByLength) -> Array:
+        """rotated(table) (B,...) by the table for short texts, and for long ones by the other."""
+        if np.all(self.long):
+            return rotated(tables[1])
+        if not np.any(self.long):
+            return rotated(tables[0])
+        short, long = map(rotated, tables)
+        of_each = np.expand_dims(self.long, tuple(range(1, short.ndim)))
+        return np.where(of_each, long, short)
 
     def at(self, layer: int | None = None) -> See:
         """`see` for the names of a layer, or for those outside of layers."""
@@ -88,6 +104,11 @@ class ForwardPass:
         if self.cache is not None:
             keys, values = self.cache.write(layer, keys, values)
         yield Attending(q.swapaxes(1, 2), keys, values, self.offset, z.swapaxes(1, 2))
+
+
+def are_long(config: ModelConfig, lengths: Any) -> Any:
+    """Whether texts of these lengths are longer than RoPE's frequencies for short ones are for."""
+    return config.rope_boundary is not None and lengths > config.rope_boundary
 
 
 def checked_ids(ids: NumpyArrayLike) -> Integers:
@@ -102,12 +123,17 @@ def checked_ids(ids: NumpyArrayLike) -> Integers:
     return ids if ids.dtype.kind in "iu" else ids.astype(np.int64)
 
 
-def rope_of_layers(config: ModelConfig) -> list[RopeFrequencies | None]:
+def rope_of_layers(config: ModelConfig) -> list[ByLength | None]:
     """The frequencies of RoPE of each layer; None for one that has none."""
     size = config.head_dim if config.rotary_dim is None else config.rotary_dim
-    far = near = rope_frequencies(size, theta=config.rope_theta, scaling=config.rope_scaling)
+
+    def scaled(length: int) -> RopeFrequencies:
+        theta, scaling = config.rope_theta, config.rope_scaling
+        return rope_frequencies(size, theta=theta, scaling=scaling, length=length)
+
+    far = near = scaled(1), scaled((config.rope_boundary or 0) + 1)
     if config.local_rope_theta is not None:
-        near = rope_frequencies(size, theta=config.local_rope_theta)
+        near = (rope_frequencies(size, theta=config.local_rope_theta),) * 2
     return [
         None if not config.turns(layer) else far if config.window(layer) is None else near
         for layer in range(config.num_layers)

@@ -19,6 +19,7 @@ import numpy as np
 
 from simdformer.experts import Chosen, expert_weights, likeliest
 from simdformer.functional import (
+    RopeFrequencies,
     embedding,
     gelu,
     layer_norm,
@@ -266,17 +267,21 @@ class Transformer(Decoder):
 
     def rotated(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,H,D) -> (B,L,H,D), every head turned by its position"""
-        table = self.rope_of_layers[layer]
-        if table is None:
+        tables = self.rope_of_layers[layer]
+        if tables is None:
             return x
-        return rope(
-            x.swapaxes(1, 2),
-            layout=self.config.rope_layout,
-            positions=run.positions,
-            inv_freq=table.inv_freq,
-            attention_factor=table.attention_factor,
-            rotary_dim=self.config.rotary_dim,
-        ).swapaxes(1, 2)
+
+        def turned(table: RopeFrequencies) -> Array:
+            return rope(
+                x.swapaxes(1, 2),
+                layout=self.config.rope_layout,
+                positions=run.positions,
+                inv_freq=table.inv_freq,
+                attention_factor=table.attention_factor,
+                rotary_dim=self.config.rotary_dim,
+            ).swapaxes(1, 2)
+
+        return run.by_length(turned, tables)
 
 
 def gelu_tanh(x: Array) -> Array:

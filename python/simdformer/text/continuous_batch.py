@@ -88,6 +88,11 @@ class ContinuousBatch:
         max_batch: int,
         share_answers: bool = False,
     ) -> None:
+        if model.config.rope_boundary is not None:
+            raise ValueError(
+                "batch: the model turns short and long texts differently (longrope), so that texts "
+                "cannot share pages; generate continues them one after the other"
+            )
         self.model, self.cache = model, cache
         self.max_batch, self.share_answers = max_batch, share_answers
         self.waiting: deque[Request] = deque()

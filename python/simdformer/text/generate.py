@@ -1,7 +1,7 @@
 """The loop: read the prompts, then choose an id and read it, until every text has ended."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +13,7 @@ from simdformer.models.transformer import Transformer
 from simdformer.text.continuous_batch import PREFILL_CHUNK, ContinuousBatch, Request
 from simdformer.types import Array, DTypeLike
 
-__all__ = ["Report", "Streamer", "generate", "generate_edited"]
+__all__ = ["Report", "Streamer", "generate", "generate_one_by_one"]
 
 
 @runtime_checkable
@@ -79,16 +79,18 @@ def generate(
     report.logits = np.stack([last[id(request)] for request in requests])
 
 
-def generate_edited(
+def generate_one_by_one(
     model: Transformer,
     requests: Sequence[Request],
-    edit: Mapping[str, Edit],
+    edit: Mapping[str, Edit] | None,
     *,
     cache_dtype: DTypeLike,
     report: Report | None = None,
 ) -> None:
-    """The same, one text after the other, with activations changed on their way."""
-    report = Report() if report is None else report
+    """The same, one text after the other: with activations changed on their way, or where the
+    length of a text decides how all of it is turned. Such a text is read once more when it passes
+    RoPE's boundary, because what the cache holds of it is turned as in a short one."""
+    report, boundary = Report() if report is None else report, model.config.rope_boundary
     report.prompt_ids = sum(len(request.text.ids) for request in requests)
     rows = []
     for request in requests:
@@ -96,8 +98,7 @@ def generate_edited(
         started = time.perf_counter()
         # The last id chosen is never read, so its place is not needed.
         cache = model.new_cache(len(text.ids) + request.max_new_tokens - 1, 1, cache_dtype)
-        for start in range(0, len(text.ids), PREFILL_CHUNK):
-            ids = text.ids[start : start + PREFILL_CHUNK]
+        for ids in chunks(text.ids, boundary):
             logits = model(ids, cache, logits_to_keep=1, edit=edit)
         report.prefill_seconds += time.perf_counter() - started
 
@@ -107,8 +108,21 @@ def generate_edited(
             report.new_ids += 1
             if text.ended:
                 break
-            logits = model(text.ids[-1:], cache, logits_to_keep=1, edit=edit)
+            ids = text.ids[-1:]
+            if cache.length == boundary:
+                cache.reset()
+                ids = text.ids
+            logits = model(ids, cache, logits_to_keep=1, edit=edit)
             report.decode_ids += 1
         report.decode_seconds += time.perf_counter() - started
         rows.append(logits[-1])
     report.logits = np.stack(rows)
+
+
+def chunks(ids: Sequence[int], boundary: int | None) -> Iterator[Sequence[int]]:
+    """Of a text that is longer than RoPE's boundary the first piece is, too, so that all of them
+    are turned as in a long one."""
+    first = PREFILL_CHUNK if boundary is None or len(ids) <= boundary else boundary + 1
+    yield ids[:first]
+    for start in range(first, len(ids), PREFILL_CHUNK):
+        yield ids[start : start + PREFILL_CHUNK]

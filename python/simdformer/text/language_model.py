@@ -263,8 +263,8 @@ class LanguageModel(TokenizedModel):
             for ids, own_seed in zip(prompts.ids, seeds(seed, len(prompts.ids)), strict=True)
         ]
         try:
-            if edit:
-                generation.generate_edited(
+            if edit or self.config.rope_boundary is not None:
+                generation.generate_one_by_one(
                     self.transformer, requests, edit, cache_dtype=cache_dtype, report=report
                 )
             else:

@@ -119,6 +119,11 @@ def require_steps(config: ModelConfig) -> None:
                 f"check_trace: the model has {field.name} = {value!r}, which is not explained yet; "
                 "compare with what model.run_with_cache gives"
             )
+    if config.rope_boundary is not None:
+        raise ValueError(
+            'check_trace: the model has rope_scaling of type "longrope", which is not explained '
+            "yet; compare with what model.run_with_cache gives"
+        )
 
 
 class Waiting(Progress):
