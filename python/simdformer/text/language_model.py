@@ -13,9 +13,8 @@ from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.transformer import Transformer
 from simdformer.text import generate as generation
 from simdformer.text.batch import Batch
-from simdformer.text.chat import check_messages
 from simdformer.text.loss import token_losses
-from simdformer.text.prompts import IdsOfText, is_texts, read_prompts
+from simdformer.text.prompts import is_texts, read_prompts
 from simdformer.text.tokenized_model import Stop, TokenizedModel
 from simdformer.types import DTypeLike, NumpyArrayLike
 
@@ -330,15 +329,8 @@ class LanguageModel(TokenizedModel):
         ImportError
             The package jinja2 is missing.
         """
-        tokenizer = self._need_tokenizer("a chat")
-        if self.chat_template is None:
-            raise ValueError(
-                "chat: the checkpoint has no chat template (chat_template in tokenizer_config.json "
-                "or chat_template.jinja); use generate, or a checkpoint made for chat"
-            )
-        check_messages(messages)
-        ids = self.chat_template.ids(messages, tokenizer, template_variables or {})
-        text: Any = self.generate(IdsOfText(ids), max_new_tokens, **options)
+        ids = self.chat_ids(messages, template_variables)
+        text: Any = self.generate(ids, max_new_tokens, **options)
         return str(text)
 
 

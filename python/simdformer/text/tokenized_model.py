@@ -1,16 +1,17 @@
 """A transformer and its tokenizer: from text to ids, and to requests that generation answers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from simdformer.arguments import LARGEST, is_whole, read_several, read_whole, shown
 from simdformer.models.config import ModelConfig
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.transformer import Transformer
-from simdformer.text.chat import ChatTemplate
+from simdformer.text.chat import ChatTemplate, check_messages
 from simdformer.text.continuation import Continuation
 from simdformer.text.continuous_batch import Request
 from simdformer.text.draft import Draft, ModelDraft, PromptLookup
+from simdformer.text.prompts import IdsOfText
 from simdformer.text.sampling import Sampler
 from simdformer.text.streaming import TextStream
 from simdformer.text.tokenizer import Tokenizer
@@ -47,6 +48,20 @@ class TokenizedModel:
     @property
     def config(self) -> ModelConfig:
         return self.transformer.config
+
+    def chat_ids(
+        self, messages: Any, template_variables: Mapping[str, Any] | None = None
+    ) -> IdsOfText:
+        """A conversation as the checkpoint's template writes it, up to where the assistant begins.
+        Errors as those of `LanguageModel.chat`."""
+        tokenizer = self._need_tokenizer("a chat")
+        if self.chat_template is None:
+            raise ValueError(
+                "chat: the checkpoint has no chat template (chat_template in tokenizer_config.json "
+                "or chat_template.jinja); use generate, or a checkpoint made for chat"
+            )
+        check_messages(messages)
+        return IdsOfText(self.chat_template.ids(messages, tokenizer, template_variables or {}))
 
     def request(
         self,
