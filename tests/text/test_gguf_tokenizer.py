@@ -121,7 +121,7 @@ def test_special_and_defined_tokens(tmp_path):
     assert tokenizer.decode([259, 256, 262, 260], skip_special=True) == "hi<do>"
 
 
-PRES = ["gpt-2", "smollm", "tekken", "default", "llama3", "deepseek-r1-qwen"]
+PRES = ["gpt-2", "smollm", "tekken", "default", "llama3", "deepseek-r1-qwen", "dbrx", "gpt-4o"]
 
 
 @pytest.mark.parametrize("pre", PRES)
@@ -140,6 +140,14 @@ def test_gpt2_cuts_as_the_package_does(tmp_path):
         assert tokenizer.tokenizer.pre_tokenizer.pre_tokenize_str(text) == (
             cuts.pre_tokenize_str(text)
         )
+
+
+def test_gpt_4o_keeps_endings_and_three_digits_together(tmp_path):
+    tokenizer = sf.tokenizer.load(
+        written(tmp_path / "x.gguf", small_byte_level(pre=(STRING, "gpt-4o")))
+    )
+    cut = tokenizer.tokenizer.pre_tokenizer.pre_tokenize_str("it's camelCASE'LL 1234")
+    assert [part for part, _ in cut] == ["it's", "Ġcamel", "CASE'LL", "Ġ", "123", "4"]
 
 
 def test_tekken_cuts_between_small_and_large_letters(tmp_path):

@@ -56,14 +56,21 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 OF_LLAMA3 = Pre((tiktoken_tokenizer.SPLIT,), whole=True, bos=True)
 OF_QWEN2 = Pre((vocab_merges.QWEN2_SPLIT,), compose=True)
 PRES = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), OF_LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), OF_QWEN2),
     "tekken": Pre((TEKKEN,), whole=True, bos=True),
-    "gpt-2": Pre((GPT2,)),
-    "smollm": Pre((r"\p{N}", GPT2)),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), Pre((GPT2,))),
+    **dict.fromkeys(("smollm", "refact", "starcoder"), Pre((r"\p{N}", GPT2))),  # refact: Granite 3
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Pre((tiktoken_tokenizer.SPLIT,))),  # OLMo 2, SmolLM3
+    "gpt-4o": Pre((GPT4O,)),  # Phi-4-mini, gpt-oss
     "default": Pre((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 }
 
