@@ -87,3 +87,11 @@ def test_a_conversation_of_ours_and_theirs_ends_at_the_same_ids(theirs, tmp_path
     ours, other = sf.from_pretrained(tmp_path / "demo.gguf"), theirs(tmp_path / "demo.gguf")
     assert other.token_eos() in ours.tokenizer.eos_ids
     assert other.token_bos() == ours.tokenizer.bos_id
+
+
+def test_a_file_without_a_tokenizer_takes_ids(theirs, tmp_path):
+    quantize_checkpoint("demo", tmp_path / "ids.gguf", "f16", tokenizer=False)
+    ids = [768, 5, 9, 300]
+    found = logits_of(theirs(tmp_path / "ids.gguf"), ids)
+    needed = sf.from_pretrained(tmp_path / "ids.gguf")(ids)
+    assert np.sqrt(np.sum((found - needed) ** 2) / np.sum(needed**2)) < ERROR["f16"]

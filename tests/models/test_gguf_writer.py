@@ -150,6 +150,10 @@ def test_a_file_is_written_again_in_another_type(tmp_path):
 def test_a_model_may_be_written_without_its_tokenizer(tmp_path):
     quantize_checkpoint("demo", tmp_path / "ids.gguf", "q8_0", tokenizer=False)
     assert sf.from_pretrained(tmp_path / "ids.gguf").tokenizer is None
+    assert read_gguf(tmp_path / "ids.gguf").metadata["tokenizer.ggml.model"] == "no_vocab"
+    quantize_checkpoint(tmp_path / "ids.gguf", tmp_path / "again.gguf", "q4_0")
+    again = read_gguf(tmp_path / "again.gguf").metadata
+    assert [name for name in again if name.startswith("tokenizer.")] == ["tokenizer.ggml.model"]
 
 
 # ---- mixtures ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from simdformer.text.pretrained import find_tokenizer
 __all__ = ["Quantized", "quantize_checkpoint"]
 
 QUANTIZATION_VERSION = 2  # ggml's, of the blocks
+NO_TOKENIZER = "no_vocab"  # without which llama.cpp would ask for one
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def quantize_checkpoint(
         keys |= text_keys(checkpoint)
     if not tokenizer:
         keys = {name: value for name, value in keys.items() if not name.startswith("tokenizer.")}
+    if not any(name.startswith("tokenizer.") for name in keys):
+        keys["tokenizer.ggml.model"] = NO_TOKENIZER
     keys["general.file_type"] = MIXTURES[type].file_type
     keys["general.quantization_version"] = QUANTIZATION_VERSION
     losses, parameters = (
