@@ -11,21 +11,18 @@ SF_INLINE V first_lanes(int64_t n, V x, V other) {
   return xsimd::select(V::load_unaligned(kIndex) < V(static_cast<A>(n)), x, other);
 }
 
-// p * 2^n for 0.5 <= p <= 2 and integral n, |n| <= 252 in float32, 2044 in float64. With an n that is NaN the
-// result is p or NaN.
+// p * 2^n for 0.5 <= p <= 2 and integral n from -200 to 20, in float64 from -1900 to 100. With an n that is NaN
+// the result is p or NaN.
 template <class V>
 SF_INLINE V scale_by_power(V p, V n) {
   using A = typename V::value_type;
   using Integers = Vec<std::conditional_t<kIsFloat<V>, int32_t, int64_t>>;
-  constexpr int kMantissa = kIsFloat<V> ? 23 : 52, kBias = kIsFloat<V> ? 127 : 1023;
-  // Two factors, because 2^n alone leaves the exponent's range before the product does. Adding the shifter
-  // puts an integer into the low bits of the mantissa, here with the exponent's bias on top.
-  const V shifter(static_cast<A>(kIsFloat<V> ? 0x1.8p23 : 0x1.8p52));
-  const V biased = shifter + V(static_cast<A>(kBias));
-  const V half = mul_add(n, V(A(0.5)), shifter) - shifter;
-  const Integers low = lanes_as<Integers>(V(half + biased)) << kMantissa;
-  const Integers high = lanes_as<Integers>(V((n - half) + biased)) << kMantissa;
-  return p * lanes_as<V>(low) * lanes_as<V>(high);
+  // 2^n itself may leave the exponent's range: p is first made 2^100 or 2^900 times as large, exactly. Adding the
+  // shifter puts an integer into the low bits of the mantissa, here with the exponent's bias on top.
+  constexpr int kMantissa = kIsFloat<V> ? 23 : 52, kBias = kIsFloat<V> ? 127 + 100 : 1023 + 900;
+  const V shifter(static_cast<A>((kIsFloat<V> ? 0x1.8p23 : 0x1.8p52) + kBias));
+  const V factor = lanes_as<V>(Integers(lanes_as<Integers>(V(n + shifter)) << kMantissa));
+  return p * factor * V(static_cast<A>(kIsFloat<V> ? 0x1p-100 : 0x1p-900));
 }
 
 // No table of 16 floats fits a register: who looks up asks kLooksUp before.

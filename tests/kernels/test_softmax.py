@@ -46,6 +46,19 @@ def test_rows_sum_to_one(isa, dtype, rng):
     np.testing.assert_allclose(sf.softmax(x).astype(np.float64).sum(-1), 1, atol=allowed)
 
 
+@each("x_dtype", [np.float32, np.float64])
+def test_what_is_below_the_smallest_normal_number_is_subnormal(isa, x_dtype):
+    info = np.finfo(x_dtype)
+    lowest = np.log(info.smallest_subnormal, dtype=np.float64)
+    x = np.linspace(lowest - 3, np.log(info.tiny) + 3, 400).astype(x_dtype)
+    x[0] = 0
+    want = np.exp(x.astype(np.longdouble))
+    got = sf.softmax(x)
+    rounding = 2 * info.eps * want + 0.501 * np.longdouble(info.smallest_subnormal)
+    assert (np.abs(got.astype(np.longdouble) - want) <= rounding).all()
+    assert ((got > 0) & (got < info.tiny)).sum() > 50
+
+
 def test_a_row_of_minus_infinities_gives_nan_as_torch(isa, dtype, oracle):
     x = np.zeros((3, 19), dtype)
     x[1] = -np.inf
