@@ -47,6 +47,12 @@ SF_INLINE V product_error(V a, V b, V product) {
   return mul_add(a, b, V(V(typename V::value_type(0)) - product));
 }
 
+// a / b, one rounding
+template <class V>
+SF_INLINE V divide(V a, V b) {
+  return a / b;
+}
+
 // a > b ? a : b and a < b ? a : b, so b where one is NaN
 SF_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) { return _mm256_max_ps(a, b); }
 SF_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return _mm256_max_pd(a, b); }

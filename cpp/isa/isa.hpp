@@ -3,8 +3,8 @@
 //
 //   Vec<T>, kLanes<T>                                     a register of numbers and how many it holds
 //   kTileRows ... kWidenTwoPlanes                         how large a piece of work its registers hold
-//   mul_add neg_mul_add product_error larger smaller      arithmetic that xsimd lacks, or does otherwise
-//     where_negative scale_by_power look_up               in one of its versions from 8.1 to 14
+//   mul_add neg_mul_add product_error divide larger       arithmetic that xsimd lacks, or does otherwise
+//     smaller where_negative scale_by_power look_up       in one of its versions from 8.1 to 14
 //   first_lane first_lanes swap_lanes                     single numbers of a register
 //   zip unzip zip_lower zip_upper                         two registers mixed
 //   load_quarters add_quarters                            its 128-bit parts

@@ -52,6 +52,10 @@ SF_INLINE V product_error(V a, V b, V product) {
   return mul_add(a, b, V(V(typename V::value_type(0)) - product));
 }
 
+// a / b, one rounding (xsimd 8 refines an estimate)
+SF_INLINE Vec<float> divide(Vec<float> a, Vec<float> b) { return vdivq_f32(a, b); }
+SF_INLINE Vec<double> divide(Vec<double> a, Vec<double> b) { return vdivq_f64(a, b); }
+
 // a > b ? a : b and a < b ? a : b, so b where one is NaN
 template <class V>
 SF_INLINE V larger(V a, V b) {

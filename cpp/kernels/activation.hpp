@@ -22,7 +22,7 @@ template <class V>
 SF_INLINE V times_sigmoid(V x, V s) {
   using A = typename V::value_type;
   const V z = vec_exp(minus_abs(s));
-  return where_negative(x, V(x * z), x) / (V(A(1)) + z);
+  return divide(V(where_negative(x, V(x * z), x)), V(V(A(1)) + z));
 }
 
 // The upper tail of the normal distribution, Q(t) = 1 - Phi(t) for t >= 0, with a relative error of a few
@@ -58,7 +58,7 @@ SF_INLINE V normal_tail(V t) {
   using A = typename V::value_type;
   using Fit = NormalTail<A>;
   t = smaller(V(Fit::kEnd), t);  // NaN goes through
-  const V v = V(Fit::kPole) / (t + V(Fit::kPole));
+  const V v = divide(V(Fit::kPole), V(t + V(Fit::kPole)));
   const V w = mul_add(v, V(Fit::kStretch), V(Fit::kShift));
   V p(Fit::kP[0]);
   for (size_t i = 1; i < sizeof(Fit::kP) / sizeof(A); ++i) p = mul_add(p, w, V(Fit::kP[i]));

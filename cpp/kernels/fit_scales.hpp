@@ -23,7 +23,7 @@ SF_INLINE Lanes nearest(Lanes x) { return (x + Lanes(0x1.8p23f)) - Lanes(0x1.8p2
 
 // 1 / scale, and 0 of what is 0: all codes of such a group are 0.
 SF_INLINE Lanes inverse_of(Lanes scale) {
-  return xsimd::select(scale == Lanes(0.0f), Lanes(0.0f), Lanes(Lanes(1.0f) / scale));
+  return xsimd::select(scale == Lanes(0.0f), Lanes(0.0f), divide(Lanes(1.0f), scale));
 }
 
 SF_INLINE Lanes as_half(Lanes x) { return widen_bits(float16{}, narrow_bits(float16{}, x)); }
@@ -72,7 +72,7 @@ SF_INLINE Lanes fit_scale(const float* x) {
   const Lanes most = farthest(x, 16);
   Lanes best(0.0f), least(0.0f);
   for (int start = kFirstStart - 1; start < kLastStart; ++start) {
-    Lanes scale = most / Lanes(-(static_cast<float>(half) + 0.5f * static_cast<float>(start)));
+    Lanes scale = divide(most, Lanes(-(static_cast<float>(half) + 0.5f * static_cast<float>(start))));
     for (int turn = 0; turn < kFitTurns; ++turn) {
       const CodeSums sums = sums_of_codes<16>(x, inverse_of(scale), Lanes(0.0f), -half, half - 1);
       scale = sums.products * inverse_of(sums.squares);
@@ -127,13 +127,14 @@ SF_INLINE Line fit_line(const float* x) {
   Line best{zero, zero - lowest};
   Lanes least = error_of(best, CodeSums{zero, zero, zero}, total);  // all codes 0
   for (int start = kFirstStart; start <= kLastStart; ++start) {
-    Line line{(highest - lowest) / Lanes(static_cast<float>(top) + 0.5f * static_cast<float>(start)),
-              zero - lowest};
+    Line line{
+        divide(Lanes(highest - lowest), Lanes(static_cast<float>(top) + 0.5f * static_cast<float>(start))),
+        zero - lowest};
     for (int turn = 0; turn < kFitTurns; ++turn) {
       const CodeSums sums = sums_of_codes<32>(x, inverse_of(line.scale), line.minimum, 0, top);
       const Lanes spread = count * sums.squares - sums.codes * sums.codes;
       line.scale = (count * sums.products - sums.codes * total) * inverse_of(spread);
-      line.minimum = (line.scale * sums.codes - total) / count;
+      line.minimum = (line.scale * sums.codes - total) * Lanes(1.0f / 32.0f);
       const auto through_zero = line.minimum < zero || line.scale <= zero;
       const Lanes slope = larger(sums.products, zero) * inverse_of(sums.squares);
       line.scale = xsimd::select(through_zero, slope, line.scale);
@@ -164,7 +165,7 @@ SF_INLINE Line fit_integers(const float* x, Line factor, Line integers) {
       best.scale = xsimd::select(error < least, tried.scale, best.scale);
       best.minimum = xsimd::select(error < least, tried.minimum, best.minimum);
       least = smaller(error, least);
-      const Lanes minimum = (line.scale * sums.codes - total) / Lanes(32.0f);
+      const Lanes minimum = (line.scale * sums.codes - total) * Lanes(1.0f / 32.0f);
       tried.minimum = nearest(clip(minimum * inverse_factor, 0, 63));
     }
   }

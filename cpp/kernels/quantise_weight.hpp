@@ -44,7 +44,7 @@ struct FromLargest {
   SF_INLINE static void scales(const float* x, int64_t inputs, int64_t column, uint8_t* fields,
                                GroupFit* fits) {
     for (int64_t group = 0; group < inputs / 32; ++group, x += 32 * kPanelColumns) {
-      const Lanes scale = magnitude(farthest(x, 32)) / Lanes(127.0f);
+      const Lanes scale = divide(magnitude(farthest(x, 32)), Lanes(127.0f));
       store_half(fields, group * kPanelColumns + column, scale);
       store(fits[group].inverse + column, inverse_of(scale));
       store(fits[group].minimum + column, Lanes(0.0f));
@@ -64,7 +64,7 @@ struct AroundZero {
   SF_INLINE static void scales(const float* x, int64_t inputs, int64_t column, uint8_t* fields,
                                GroupFit* fits) {
     for (int64_t group = 0; group < inputs / 32; ++group, x += 32 * kPanelColumns) {
-      const Lanes scale = farthest(x, 32) / Lanes(-static_cast<float>(kHalf));
+      const Lanes scale = divide(farthest(x, 32), Lanes(-static_cast<float>(kHalf)));
       store_half(fields, group * kPanelColumns + column, scale);
       store(fits[group].inverse + column, inverse_of(scale));
       store(fits[group].minimum + column, Lanes(0.0f));
@@ -88,7 +88,7 @@ struct FromLeast {
         least = smaller(load(x + k * kPanelColumns), least);
         greatest = larger(load(x + k * kPanelColumns), greatest);
       }
-      const Lanes scale = (greatest - least) / Lanes(static_cast<float>(kTop));
+      const Lanes scale = divide(Lanes(greatest - least), Lanes(static_cast<float>(kTop)));
       store_half(fields, group * kPanelColumns + column, scale);
       store_half(fields, (groups + group) * kPanelColumns + column, negative(least));
       store(fits[group].inverse + column, inverse_of(scale));
@@ -156,7 +156,7 @@ struct SoughtLine {
       most = {larger(line.scale, most.scale), larger(line.minimum, most.minimum)};
     }
     const Lanes last(static_cast<float>(kLast));
-    const Line factor{as_half(most.scale / last), as_half(most.minimum / last)};
+    const Line factor{as_half(divide(most.scale, last)), as_half(divide(most.minimum, last))};
     const Line inverse{inverse_of(factor.scale), inverse_of(factor.minimum)};
     for (int g = 0; g < kGroups; ++g) {
       const Line rounded{nearest(clip(scales[g] * inverse.scale, 0, kLast)),
@@ -186,7 +186,8 @@ struct SoughtScale {
       scales[g] = fit_scale<kHalf>(x + g * 16 * kPanelColumns);
       store(found + g * kPanelColumns, scales[g]);
     }
-    const Lanes factor = as_half(farthest(found, kGroups) / Lanes(-128.0f)), inverse = inverse_of(factor);
+    const Lanes factor = as_half(divide(farthest(found, kGroups), Lanes(-128.0f))),
+                inverse = inverse_of(factor);
     for (int g = 0; g < kGroups; ++g) {
       const Lanes rounded = nearest(clip(scales[g] * inverse, -128, 127));
       scales[g] = fit_integer<kHalf>(x + g * 16 * kPanelColumns, factor, rounded);
@@ -273,7 +274,7 @@ SF_INLINE void add_losses(const float* x, const float* values, int64_t inputs, Q
     alignas(64) float most[kPanelColumns], missed[kPanelColumns], squares[kPanelColumns];
     for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>) {
       const Lanes largest = magnitude(farthest(x + column, kBlockInputs));
-      const Lanes inverse = smaller(Lanes(Lanes(1.0f) / largest), Lanes(0x1p126f));
+      const Lanes inverse = smaller(divide(Lanes(1.0f), largest), Lanes(0x1p126f));
       Lanes lost(0.0f), all(0.0f);
       for (int64_t k = 0; k < kBlockInputs; ++k) {
         const Lanes number = load(x + k * kPanelColumns + column);

@@ -19,7 +19,7 @@ struct Exponential {
   SF_INLINE Vec<A> operator()(Vec<A> x) const {
     const Vec<A> above = x - highest;
     if constexpr (divides)
-      return vec_exp(Vec<A>(above / temperature));
+      return vec_exp(divide(above, temperature));
     else
       return vec_exp(above);
   }
