@@ -131,6 +131,10 @@ def with_tokenizer(keys):
 
 ARCHITECTURES = {
     "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
 }  # others: as they are
@@ -148,7 +152,7 @@ def converted(model):
     config, tensors, arch = model.config, {}, architecture(model.config)
     kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in published(model).items():
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue
         if arch in PAIRED and (".q_proj." in name or ".k_proj." in name):
@@ -159,6 +163,11 @@ def converted(model):
             tensor = tensor + 1
         if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             tensor = tensor.T
+        if arch == "gpt-oss" and ".post_attention_layernorm." in name:
+            tensors[f"blk.{name.split('.')[2]}.post_attention_norm.weight"] = tensor
+            continue
+        if name.endswith(".shared_expert_gate.weight"):
+            tensor = tensor[0]
         tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = tensor
     rope = getattr(config, "rope_parameters", {})
     if rope.get("rope_type") == "longrope":
@@ -169,6 +178,30 @@ def converted(model):
         turned = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         plain = config.rope_parameters["rope_theta"] ** -turned
         tensors["rope_freqs.weight"] = plain / model.model.rotary_emb.inv_freq.double()
+    return tensors
+
+
+def published(model):
+    """The state dict with gate and up of the experts apart, as they are in files of GGUF."""
+    tensors, own = {}, model.config.model_type
+    for name, tensor in model.state_dict().items():
+        if name.endswith(".sinks"):
+            name += ".weight"
+        at, _, kind = name.rpartition(".")
+        end = ".bias" if kind.endswith("_bias") else ".weight"
+        kind = kind.removesuffix("_bias")
+        if not at.endswith(".experts"):
+            tensors[name] = tensor
+            continue
+        if own == "gpt_oss" and tensor.ndim == 3:
+            tensor = tensor.mT
+        if kind == "down_proj":
+            tensors[f"{at}.down_proj{end}"] = tensor
+        elif own == "gpt_oss":
+            tensors[f"{at}.gate_proj{end}"] = tensor[:, ::2]
+            tensors[f"{at}.up_proj{end}"] = tensor[:, 1::2]
+        else:
+            tensors[f"{at}.gate_proj{end}"], tensors[f"{at}.up_proj{end}"] = tensor.chunk(2, 1)
     return tensors
 
 
@@ -192,6 +225,8 @@ def describe(writer, config):
         writer.add_value_length(head_dim)
     describe_rope(writer, config)
     describe_windows(writer, config)
+    if getattr(config, "num_experts", None):
+        describe_experts(writer, config)
     own = {
         "attn_logit_softcapping": writer.add_attn_logit_softcapping,
         "final_logit_softcapping": writer.add_final_logit_softcapping,
@@ -203,6 +238,18 @@ def describe(writer, config):
     for name, add in own.items():
         if getattr(config, name, None) is not None:
             add(getattr(config, name))
+
+
+def describe_experts(writer, config):
+    kind = config.model_type
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    elif kind != "mixtral":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if kind == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
 def describe_gpt2(writer, config):
@@ -217,7 +264,7 @@ def describe_gpt2(writer, config):
 def describe_rope(writer, config):
     parts = config.rope_parameters
     rope, local = parts.get("full_attention", parts), parts.get("sliding_attention")
-    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     if config.model_type != "gemma2":
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -241,7 +288,7 @@ def describe_rope(writer, config):
 
 
 def describe_windows(writer, config):
-    if config.model_type in ("mistral", "gemma2", "gemma3_text", "olmo3", "phi3"):
+    if config.model_type in ("mistral", "gemma2", "gemma3_text", "olmo3", "phi3", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "olmo3":
         types = config.layer_types

@@ -142,6 +142,16 @@ MODELS = {
             "sliding_window": 6,
         },
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 8,
+            "sliding_window": 6,
+            "rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False, "beta_fast": 2.0},
+        },
+    ),
     "phi3": ("phi3", {}),
     "phi3-longrope": (
         "phi3",

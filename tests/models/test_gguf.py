@@ -20,8 +20,9 @@ from simdformer.quantization.types import quantization_types
 
 # What no GGUF file says: which layers of Qwen have a window, biases of the MLP of Llama, ...
 UNSAID = ("qwen2-window", "qwen3-bias-window", "smollm3-window", "gemma2-even", "llama-mlp-bias")
+UNSAID += ("qwen2-moe-window", "qwen3-moe-dense-window", "mixtral-window-all")
 READ = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "olmo3", "gemma2")
-READ += ("gemma3_text", "phi3", "gpt2")
+READ += ("gemma3_text", "phi3", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
 MODELS = [
     name for name, (kind, _) in tiny_models.MODELS.items() if kind in READ and name not in UNSAID
 ]
@@ -282,7 +283,7 @@ CHANGES = {
     "no architecture": ({"general.architecture": None}, "found general.architecture = None"),
     "a mixture of experts": (
         {"llama.expert_count": (4, 8)},
-        "found llama.expert_count = 8, which is not supported; needed is 0",
+        "found llama.expert_used_count = 0; needed is from 1 to llama.expert_count = 8",
     ),
     "heads by layer": (
         {"llama.attention.head_count_kv": (ARRAY, [1], 4)},

@@ -29,6 +29,7 @@ from simdformer.checkpoints.gguf_config import (
 )
 from simdformer.checkpoints.gguf_file import MAGIC, GGUFFile, StoredArray, read_gguf
 from simdformer.checkpoints.names import require
+from simdformer.checkpoints.stacked import split_stacked
 
 __all__ = ["END_KEYS", "GGUF", "all_tensors", "candidates", "id_of"]
 
@@ -86,7 +87,7 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
         names = architecture.names(arch)
         weights = names.under_ours(tensors)
         made = make_config(arch, first.metadata, weights, divisors)
-        weights = split_fused(weights, made)
+        weights = split_stacked(split_fused(weights, made), made)
         names.check(made, weights, path, path)
         ends = (id_of(first.metadata, name, made.vocab_size) for name in END_KEYS)
         eos_ids = tuple(dict.fromkeys(id for id in ends if id is not None))

@@ -82,6 +82,29 @@ GPT2 = {
     "output_norm.bias": "final_norm_bias",
     "output.weight": "lm_head",
 }
+EXPERTS = {  # all of a layer in one tensor
+    "blk.{}.ffn_gate_inp.weight": "layers.{}.router",
+    "blk.{}.ffn_gate_exps.weight": "layers.{}.experts.gate",
+    "blk.{}.ffn_up_exps.weight": "layers.{}.experts.up",
+    "blk.{}.ffn_down_exps.weight": "layers.{}.experts.down",
+}
+SHARED_EXPERT = {
+    "blk.{}.ffn_gate_inp_shexp.weight": "layers.{}.shared.router",
+    "blk.{}.ffn_gate_shexp.weight": "layers.{}.shared.gate",
+    "blk.{}.ffn_up_shexp.weight": "layers.{}.shared.up",
+    "blk.{}.ffn_down_shexp.weight": "layers.{}.shared.down",
+}
+GPT_OSS = {
+    "blk.{}.attn_norm.weight": "layers.{}.attn_norm",
+    "blk.{}.post_attention_norm.weight": "layers.{}.mlp_norm",
+    "blk.{}.attn_sinks.weight": "layers.{}.sinks",
+    "blk.{}.ffn_gate_inp.bias": "layers.{}.router_bias",
+    "blk.{}.ffn_gate_exps.bias": "layers.{}.experts.gate_bias",
+    "blk.{}.ffn_up_exps.bias": "layers.{}.experts.up_bias",
+    "blk.{}.ffn_down_exps.bias": "layers.{}.experts.down_bias",
+}
+COUNTS_OF_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+WIDTH_OF_EXPERTS = {"expert_feed_forward_length": "expert_intermediate_size"}
 LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
 
 
@@ -120,6 +143,12 @@ def rope_in_three_of_four(found: Found) -> dict[str, Any]:
     return {"rope_layers": tuple((layer + 1) % 4 != 0 for layer in range(found["block_count"]))}
 
 
+def as_wide_as_an_mlp(found: Found) -> dict[str, Any]:
+    """The experts of Mixtral, whose files have Llama's architecture."""
+    mixed = bool(found.get("expert_count"))
+    return {"expert_intermediate_size": found["feed_forward_length"] if mixed else 0}
+
+
 def rope_that_is_on(found: Found) -> dict[str, Any]:
     """Granite's files say with this key that there is no RoPE."""
     turns = found.get("rope.scaling.finetuned", True)
@@ -154,6 +183,8 @@ class Architecture:
     window_period
         Where no pattern says which layers have the sliding window: all but every so manieth. None:
         all have it, and no pattern can say otherwise.
+    rope_scaling
+        What a scaling has besides what the keys say.
     partial_rotary
         Whether rope.dimension_count may be less than a head.
     """
@@ -168,6 +199,7 @@ class Architecture:
     follows: Callable[[Found], dict[str, Any]] = nothing
     derived: dict[str, str] = field(default_factory=dict)
     window_period: int | None = None
+    rope_scaling: dict[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False
 
     def names(self, arch: str) -> Names:
@@ -202,9 +234,40 @@ GEMMA2 = Architecture(
     window_period=2,
 )
 ARCHITECTURES = {
-    "llama": Architecture(rope_layout="interleaved"),
+    "llama": Architecture(
+        rope_layout="interleaved",
+        tensors=LLAMA | EXPERTS,
+        numbers=COUNTS_OF_EXPERTS,
+        follows=as_wide_as_an_mlp,
+        derived={"expert_intermediate_size": "feed_forward_length"},
+    ),
     "qwen2": Architecture(rope_layout="half", always={"qkv_bias": True}),
+    "qwen2moe": Architecture(
+        rope_layout="half",
+        tensors=LLAMA | EXPERTS | SHARED_EXPERT,
+        numbers=COUNTS_OF_EXPERTS
+        | WIDTH_OF_EXPERTS
+        | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        always={"qkv_bias": True, "shared_router": True, "normalize_expert_weights": False},
+        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS, "expert_shared_feed_forward_length"),
+    ),
     "qwen3": Architecture(rope_layout="half", always={"qk_norm": True}),
+    "qwen3moe": Architecture(
+        rope_layout="half",
+        tensors=LLAMA | EXPERTS,
+        numbers=COUNTS_OF_EXPERTS | WIDTH_OF_EXPERTS,
+        always={"qk_norm": True},
+        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS),
+    ),
+    "gpt-oss": Architecture(
+        rope_layout="half",
+        tensors=OUTSIDE | ATTENTION | OUTPUTS | EXPERTS | GPT_OSS,
+        numbers=COUNTS_OF_EXPERTS | WIDTH_OF_EXPERTS,
+        always={"attention_sinks": True, "activation": "clamped_swiglu", "mlp_bias": True},
+        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS),
+        window_period=2,
+        rope_scaling={"truncate": False},
+    ),
     "granite": Architecture(
         rope_layout="interleaved",
         numbers={

@@ -26,6 +26,9 @@ DIVISORS = (FREQUENCIES, LONG, SHORT)  # of the frequencies of RoPE
 # architecture it is done.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
+    "expert_gating_func": (0, 1),  # the softmax
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_group_count": (0, 1),
     "attention.causal": (True,),
     "attention.max_alibi_bias": (0.0,),
     "attention.clamp_kqv": (0.0,),
@@ -100,7 +103,7 @@ def make_config(
     turned = rotary_dim(arch, architecture, found)
     scaling = divided(arch, found, divisors, turned or found["attention.key_length"])
     if not divisors:
-        scaling = scaling_of(arch, found)
+        scaling = scaling_of(arch, architecture, found)
         check_rope(found["rope.freq_base"], scaling)
     return names.config(
         {f"{arch}.{name}": found[name] for name in keys if name in found},
@@ -130,13 +133,15 @@ def num_tokens(metadata: Mapping[str, Any], weights: Mapping[str, Tensor]) -> in
     return 1 if embed is None else embed.shape[0]
 
 
-def scaling_of(arch: str, found: Mapping[str, Any]) -> dict[str, Any] | None:
+def scaling_of(
+    arch: str, architecture: Architecture, found: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """RoPE's scaling as Hugging Face's configs would say it."""
     at = "rope.scaling."
     kind = found.get(f"{at}type", "none")
     if kind == "none":
         return None
-    scaling = {"rope_type": kind, "factor": found.get(f"{at}factor")}
+    scaling = {"rope_type": kind, "factor": found.get(f"{at}factor")} | architecture.rope_scaling
     if kind == "yarn":
         beside = {
             "original_max_position_embeddings": found.get(f"{at}original_context_length"),

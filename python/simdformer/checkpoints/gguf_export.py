@@ -84,6 +84,8 @@ def source_of(checkpoint: Checkpoint, name: str) -> Source:
             differences[arch].append("rope_scaling")
         if config.wo_bias and "bo" not in WRITTEN[arch]:
             differences[arch].append("wo_bias")
+        if config.num_experts:  # which lie in one tensor there
+            differences[arch].append("num_experts")
         if not differences[arch]:
             general = {"general.architecture": arch, "general.type": "model", "general.name": name}
             return Source(

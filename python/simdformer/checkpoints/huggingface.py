@@ -16,6 +16,7 @@ from simdformer.checkpoints.files import read_object
 from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
 from simdformer.checkpoints.names import require
+from simdformer.checkpoints.stacked import split_stacked
 from simdformer.models.config import ModelConfig
 
 __all__ = ["CONFIG", "HUGGINGFACE", "make_checkpoint", "read_config"]
@@ -62,7 +63,8 @@ def make_checkpoint(
 ) -> Checkpoint:
     """`index` is the file that says which tensors there are."""
     with told_of(config_name):
-        architecture, scheme = architecture_of(found), huggingface_quantized.read_scheme(found)
+        architecture = architecture_of(found)
+        scheme = huggingface_quantized.read_scheme(found, architecture.quant_method)
         if scheme is not None:
             tensors = huggingface_quantized.joined(tensors, scheme)
         names = architecture.names_among(tensors)
@@ -76,7 +78,7 @@ def make_checkpoint(
         config = make_config(found, architecture, weights)
         if config.tie_embeddings and "lm_head" in weights:
             drop_tied(weights)
-    weights = split_fused(weights, config)
+    weights = split_stacked(split_fused(weights, config), config)
     names.check(config, weights, config_name, index)
     directory = path if path.is_dir() else path.parent
     return Checkpoint(path, format, config, weights, eos_ids(directory, config_name, found, config))

@@ -85,6 +85,19 @@ MINIMIND_SHARED_EXPERT = {
     "model.layers.{}.mlp.shared_experts.0.up_proj.weight": "layers.{}.shared.up",
     "model.layers.{}.mlp.shared_experts.0.down_proj.weight": "layers.{}.shared.down",
 }
+GPT_OSS = {
+    "model.layers.{}.self_attn.sinks": "layers.{}.sinks",
+    "model.layers.{}.mlp.router.weight": "layers.{}.router",
+    "model.layers.{}.mlp.router.bias": "layers.{}.router_bias",
+    "model.layers.{}.mlp.experts.gate_up_proj": "layers.{}.experts.gate_up_columns",
+    "model.layers.{}.mlp.experts.gate_up_proj_blocks": "layers.{}.experts.gate_up_blocks",
+    "model.layers.{}.mlp.experts.gate_up_proj_scales": "layers.{}.experts.gate_up_scales",
+    "model.layers.{}.mlp.experts.gate_up_proj_bias": "layers.{}.experts.gate_up_bias",
+    "model.layers.{}.mlp.experts.down_proj": "layers.{}.experts.down_columns",
+    "model.layers.{}.mlp.experts.down_proj_blocks": "layers.{}.experts.down_blocks",
+    "model.layers.{}.mlp.experts.down_proj_scales": "layers.{}.experts.down_scales",
+    "model.layers.{}.mlp.experts.down_proj_bias": "layers.{}.experts.down_bias",
+}
 LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
 GPT2 = {
     "transformer.wte.weight": "embed",
@@ -134,7 +147,7 @@ def norms_that_are_there(found: Found, tensors: Collection[str]) -> dict[str, An
 def minimind_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
     """Where it uses them. Its earlier generation calls their number n_routed_experts, may have one
     more for all tokens, and does not normalise the weight of a single one."""
-    if not found.get("use_moe"):
+    if not switched_on(found, "use_moe"):
         return {}
     earlier, one = "n_routed_experts" in found, found.get("num_experts_per_tok") == 1
     count = "n_routed_experts" if earlier else "num_experts"
@@ -160,6 +173,13 @@ def minimind(found: Found, tensors: Collection[str]) -> dict[str, Any]:
 
 def mixtral_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
     return {"expert_intermediate_size": found["intermediate_size"]}
+
+
+def gpt_oss_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
+    """Its experts. Where no RoPE is said transformers takes a scaled one, which is a guess."""
+    rope = found.get("rope_parameters") or found.get("rope_scaling")
+    require(bool(rope), "rope_scaling", rope, "an object")
+    return mixtral_experts(found, tensors)
 
 
 def layers_with_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
@@ -276,6 +296,10 @@ class Architecture:
     refused
         What the model does not do besides what no model does: the fields, with the values that ask
         for nothing.
+    knows
+        Fields that no other model does, and that `follows` looks at.
+    quant_method
+        What quantization_config says of quantised tensors that `tensors` names; None: none are.
     activation
         The field that names the activation of its MLP.
     windows(found)
@@ -309,6 +333,8 @@ class Architecture:
     follows: Callable[[Found, Collection[str]], dict[str, Any]] = nothing
     derived: dict[str, str] = field(default_factory=dict)
     refused: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    knows: tuple[str, ...] = ()
+    quant_method: str | None = None
     activation: str = "hidden_act"
     windows: Callable[[Found], list[bool]] | None = None
     window_switch: bool = False
@@ -453,7 +479,7 @@ ARCHITECTURES = {
             "expert_intermediate_size": "moe_intermediate_size",
             "normalize_expert_weights": "norm_topk_prob",
         },
-        refused={"use_moe": (True, False)},
+        knows=("use_moe",),
     ),
     "mixtral": Architecture(
         model="MixtralForCausalLM",
@@ -467,6 +493,25 @@ ARCHITECTURES = {
         derived={"expert_intermediate_size": "intermediate_size"},
         windows=all_layers,
         theta=1000000.0,
+    ),
+    "gpt_oss": Architecture(
+        model="GptOssForCausalLM",
+        tensors=OUTSIDE | ATTENTION | OUTPUTS | NORMS_BEFORE | GPT_OSS,
+        numbers={
+            "num_local_experts": "num_experts",
+            "num_experts_per_tok": "num_experts_per_tok",
+            "swiglu_alpha": "swiglu_alpha",
+            "swiglu_limit": "swiglu_limit",
+        },
+        aliases={"num_experts": "num_local_experts"},
+        always={"attention_sinks": True, "activation": "clamped_swiglu", "mlp_bias": True},
+        required=("num_local_experts", "num_experts_per_tok"),
+        unsaid={"attention_bias": True, "sliding_window": 128, "sliding_window_pattern": 2},
+        follows=gpt_oss_experts,
+        derived={"expert_intermediate_size": "intermediate_size"},
+        quant_method="mxfp4",
+        windows=all_but_every_nth,
+        theta=150000.0,
     ),
     "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": replace(

@@ -58,7 +58,7 @@ def make_config(
     if missing:
         raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
     for name, harmless in (REFUSED | architecture.refused).items():
-        if name not in architecture.numbers:
+        if name not in architecture.numbers and name not in architecture.knows:
             supported(found, name, *harmless)
     supported(found, architecture.activation, *ACTIVATIONS)
     said = {ours: found[name] for ours, name in theirs.items() if found.get(name) is not None}
@@ -81,10 +81,10 @@ def make_config(
         {},
         **said,
         rope_layout="half",
-        activation=ACTIVATIONS[found[architecture.activation]],
         sliding_window=windows_of(found, architecture, layers),
         **ropes,
-        **{"qkv_bias": bias, "wo_bias": bias}
+        **{"activation": ACTIVATIONS[found[architecture.activation]]}
+        | {"qkv_bias": bias, "wo_bias": bias}
         | architecture.always
         | architecture.follows(found, tensors),
     )

@@ -46,15 +46,17 @@ class Scheme:
     zero_offset: int
 
 
-def read_scheme(found: Mapping[str, Any]) -> Scheme | None:
-    """What a config says under quantization_config; None: nothing. CheckpointError names what is
-    not supported."""
+def read_scheme(found: Mapping[str, Any], own_method: str | None = None) -> Scheme | None:
+    """What a config says under quantization_config; None: nothing, or the method that its
+    architecture has for tensors of its own. CheckpointError names what is not supported."""
     given = found.get(CONFIG)
     if given is None:
         return None
     require(isinstance(given, Mapping), CONFIG, given, "an object")
     method = given.get("quant_method")
-    check(given, "quant_method", ("awq", "gptq"))
+    check(given, "quant_method", ("awq", "gptq", *([own_method] if own_method else [])))
+    if method == own_method:
+        return None
     check(given, "bits", (4,) if method == "awq" else (4, 8))
     check(given, "group_size", GROUPS)
     if method == "awq":

@@ -10,6 +10,7 @@ from simdformer.arguments import shown
 from simdformer.checkpoints.error import CheckpointError, file_name
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.fused import FUSED
+from simdformer.checkpoints.stacked import STACKED
 from simdformer.functional import rope_frequencies
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.models.packing import Tensor
@@ -41,8 +42,8 @@ class Names:
     """Names of a format.
 
     fields : theirs -> those of ModelConfig
-    tensors : theirs -> those of `weight_shapes`, or of FUSED; {} is the number of a layer,
-        and a second one that of an expert
+    tensors : theirs -> those of `weight_shapes`, or of FUSED and STACKED; {} is the number of a
+        layer, and a second one that of an expert
     derived : fields of ModelConfig that are none of theirs -> what they follow from
     """
 
@@ -68,6 +69,8 @@ class Names:
         for in_file, ours in self.tensors.items():
             layer, _, kind = ours.rpartition(".")
             parts = [f"{layer}.{part}" for part in FUSED.get(kind, ())]
+            if layer.endswith(".experts"):  # all of them in one tensor
+                parts = [f"{layer}.{{}}.{part}" for part in STACKED[kind][1]]
             theirs |= dict.fromkeys([ours, *parts], in_file)
         return renamed(name, theirs) or name
 

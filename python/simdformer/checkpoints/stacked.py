@@ -1,0 +1,162 @@
+"""The experts of a layer that a file keeps in one tensor: taken apart, without reading them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simdformer.checkpoints.checkpoint import StoredTensor
+from simdformer.checkpoints.error import CheckpointError
+from simdformer.checkpoints.files import InputFile
+from simdformer.models.config import ModelConfig
+from simdformer.quantization.weight import QuantizedWeight
+from simdformer.types import Array
+
+__all__ = ["STACKED", "MXFP4Tensor", "split_stacked"]
+
+MXFP4, BLOCK = "mxfp4", 32  # numbers under one scale
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP4Tensor:
+    """A matrix in the MXFP4 of gpt-oss: bytes (O, I/32, 16) of two numbers each, which follow each
+    other, and for 32 of them an exponent in `scales` (O, I/32)."""
+
+    bytes: StoredTensor
+    scales: StoredTensor
+
+    type = MXFP4
+    dtype = np.dtype(np.float32)  # of its values
+    by_rows = True
+
+    @property
+    def name(self) -> str:
+        return self.bytes.name
+
+    @property
+    def file(self) -> InputFile:
+        return self.bytes.file
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.bytes.shape[0], self.bytes.shape[1] * BLOCK
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes + self.scales.nbytes
+
+    @property
+    def packed_nbytes(self) -> int:
+        return QuantizedWeight._size_of(MXFP4, *self.shape)
+
+    def rows(self, start: int, stop: int) -> "MXFP4Tensor":
+        return MXFP4Tensor(self.bytes.rows(start, stop), self.scales.rows(start, stop))
+
+    def blocks(self) -> Array:
+        """The blocks of GGUF: a scale, and bytes with the first half of 32 numbers in their low
+        bits, the second half in the high ones."""
+        pairs = np.asarray(self.bytes)
+        numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:2], BLOCK)
+        half = numbers[..., : BLOCK // 2] | numbers[..., BLOCK // 2 :] << 4
+        whole = np.concatenate([np.asarray(self.scales)[..., None], half], axis=-1)
+        blocks: Array = whole.reshape(len(pairs), -1)
+        return blocks
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, /, *, copy: bool | None = None
+    ) -> Array:
+        if copy is False:
+            raise ValueError("a tensor in a file cannot be had without a copy")
+        values = QuantizedWeight.from_blocks(self.blocks(), MXFP4, self.shape)
+        return values.dequantize(dtype or self.dtype)
+
+
+Parts = Callable[[StoredTensor], dict[str, StoredTensor]]
+SCALES = "_scales"
+
+
+def alone(kind: str) -> Parts:
+    return lambda one: {kind: one}
+
+
+def by_turns(gate: str, up: str) -> Parts:
+    """Rows of gate and of up by turns."""
+    return lambda one: {gate: every_second(one, 0), up: every_second(one, 1)}
+
+
+def every_second(tensor: StoredTensor, first: int) -> StoredTensor:
+    """The rows first, first + 2, ..."""
+    step, *others = tensor.strides
+    return replace(
+        tensor,
+        offset=tensor.offset + first * step * tensor.dtype.itemsize,
+        shape=((tensor.shape[0] - first + 1) // 2, *tensor.shape[1:]),
+        strides=(2 * step, *others),
+    )
+
+
+# What a tensor of all experts is called here: how many axes it has, our parts of an expert, and how
+# they are had from its piece of the tensor.
+STACKED: dict[str, tuple[int, tuple[str, ...], Parts]] = {
+    "gate": (3, ("gate",), alone("gate")),
+    "up": (3, ("up",), alone("up")),
+    "down": (3, ("down",), alone("down")),
+    "gate_bias": (2, ("gate_bias",), alone("gate_bias")),
+    "up_bias": (2, ("up_bias",), alone("up_bias")),
+    "down_bias": (2, ("down_bias",), alone("down_bias")),
+    "gate_up_columns": (3, ("gate", "up"), lambda one: by_turns("gate", "up")(one.T)),
+    "gate_up_bias": (2, ("gate_bias", "up_bias"), by_turns("gate_bias", "up_bias")),
+    "gate_up_blocks": (4, ("gate", "up"), by_turns("gate", "up")),
+    "gate_up_scales": (3, (), by_turns("gate_scales", "up_scales")),
+    "down_columns": (3, ("down",), lambda one: {"down": one.T}),
+    "down_blocks": (4, ("down",), alone("down")),
+    "down_scales": (3, (), alone("down_scales")),
+}
+
+
+def split_stacked(weights: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, Any]:
+    """The weights under our names, each expert by itself."""
+    split: dict[str, Any] = {}
+    scales: dict[str, StoredTensor] = {}
+    for name, tensor in weights.items():
+        layer, _, kind = name.partition(".experts.")
+        if kind not in STACKED:
+            split[name] = tensor
+            if name.endswith(".shared.router") and len(tensor.shape) == 1:  # a vector for its row
+                split[name] = replace(tensor, shape=(1, *tensor.shape), strides=(1, 1))
+            continue
+        axes, _, parts = STACKED[kind]
+        if len(tensor.shape) != axes or tensor.shape[0] != config.num_experts:
+            raise told(
+                tensor,
+                f"shape {tensor.shape}",
+                f"{axes} axes, the first of them {config.num_experts} experts long",
+            )
+        for number in range(config.num_experts):
+            for part, one in parts(piece(tensor, number)).items():
+                held = scales if part.endswith(SCALES) else split
+                held[f"{layer}.experts.{number}.{part.removesuffix(SCALES)}"] = one
+    for name, exponents in scales.items():
+        if name in split:
+            split[name] = mxfp4(split[name], exponents)
+    return split
+
+
+def piece(tensor: StoredTensor, number: int) -> StoredTensor:
+    """One entry of the first axis."""
+    one = tensor.rows(number, number + 1)
+    return replace(one, shape=one.shape[1:], strides=one.strides[1:])
+
+
+def mxfp4(blocks: StoredTensor, scales: StoredTensor) -> MXFP4Tensor:
+    """A matrix of both, which must belong together."""
+    for tensor, shape in ((blocks, (*scales.shape, BLOCK // 2)), (scales, scales.shape)):
+        if tensor.shape != shape or tensor.dtype != np.uint8:
+            what = f"{tensor.dtype} {tensor.shape} of an expert beside scales {scales.shape}"
+            raise told(tensor, what, f"uint8 {shape}")
+    return MXFP4Tensor(blocks, scales)
+
+
+def told(tensor: StoredTensor, found: str, needed: str) -> CheckpointError:
+    return CheckpointError(found, needed, file=tensor.file.path, tensor=tensor.name)
