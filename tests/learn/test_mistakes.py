@@ -4,6 +4,8 @@ The examples are in mistake_examples_*.py, the wrong code in them written withou
 """
 
 import importlib
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,10 @@ def test_the_mistakes_that_were_made_are_named_and_no_others(name):
         assert mistakes[0].endswith(("in_float16", "in_bfloat16"))
         assert "note: right to" in repr(report)
     assert {mistake.name for mistake in report.diagnosis} == set(mistakes), repr(report)
+    lines = repr(report).splitlines()
+    assert max(map(len, lines)) <= 80, repr(report)
+    for mistake in report.diagnosis:  # in one line, then why
+        assert lines[lines.index(f"  ➤ {mistake.title}") + 1].startswith("    why: ")
 
 
 def test_every_mistake_has_an_example():
@@ -45,7 +51,54 @@ def test_the_words_of_every_mistake():
     """Half a sentence for the title, whole ones for cause and fix, and where to read on."""
     for mistake in (variation.mistake for variation in CATALOGUE):
         assert not mistake.title.endswith("."), mistake
+        assert len(mistake.title) <= 74, mistake  # a line of a report in a report on a trace
         for sentence in (mistake.cause, mistake.fix):
             assert sentence.endswith((".", "?")), mistake
             assert len(sentence) < 200, mistake
         assert mistake.step == "" or mistake.step[:2].isdigit(), mistake
+
+
+def test_every_mistake_shows_its_line():
+    """What the wrong step reads and what the right one does, taken from their source."""
+    for mistake in (variation.mistake for variation in CATALOGUE):
+        lines = mistake.difference
+        assert any(line[0] in "-+" for line in lines), mistake
+        assert not any(re.search(r"\bs\.run\b", line) for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    {
+        "attention.causal_strict": ["- visible = j < i + offset", "+ visible = j <= i + offset"],
+        "attention.no_scale": ["+ scores = scores * scale_of"],
+        "attention.key_and_value_swapped": ["- k = v", "- v = k"],
+        "attention.group_of_4": [
+            "- k_head = v_head = np.arange(num_heads) // 4",
+            "+ k_head = v_head = np.arange(num_heads) // group",
+        ],
+        "rms_norm.sum_for_mean": ["  size = mean(squares, axis)", "- size = size * h.shape[-1]"],
+        "rms_norm.eps_1e-05": ["- eps = matters(1e-05)", "  size = size + eps"],
+        "silu.relu_instead": ["- out = np.maximum(h, 0)", "+ out = h * share"],
+        "layer.wk_for_wv": [
+            "- attn_v = heads(attn_norm, 'wk', index)",
+            "+ attn_v = heads(attn_norm, 'wv', index)",
+        ],
+        "layer.gate_of_layer_0": [
+            "- mlp_gate = project(mlp_norm, 'gate', 0)",
+            "+ mlp_gate = project(mlp_norm, 'gate', index)",
+        ],
+        "swiglu.gate_and_up_swapped": ["- out = g * silu(x=u)", "+ out = act * u"],
+    }.items(),
+)
+def test_the_line_that_is_shown(name, lines):
+    found = CATALOGUE[name].mistake.difference
+    assert [line for line in found if line in lines] == lines, found
+
+
+def test_without_source_no_line_is_shown():
+    names = {}
+    exec("def wrong(s):\n    s.scores = 2 * s.scores", names)
+    mistake = replace(
+        CATALOGUE["attention.no_scale"].mistake, replaces={"attention.scale": names["wrong"]}
+    )
+    assert mistake.difference == ["+ scores = scores * scale_of"]

@@ -4,6 +4,7 @@ scores * 0.5. The lines come from the source of the function, wherever that can 
 import ast
 import difflib
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import CodeType
@@ -12,6 +13,7 @@ from typing import Any
 __all__ = ["difference", "expression", "statements"]
 
 Found = ast.FunctionDef | ast.Lambda
+CONTEXT = 4  # lines of a difference that still are read at a glance
 CASTS = ("dtype", "array", "rounded")  # of a run: s.run.dtype(x) says how exactly, not what
 
 
@@ -34,10 +36,11 @@ def expression(function: Callable[..., Any]) -> str:
 
 
 def difference(wrong: list[str], right: list[str]) -> list[str]:
-    """The lines in which they differ: those of the wrong one behind -, those of the right one
-    behind +."""
-    lines = difflib.ndiff(wrong, right)
-    return [line for line in lines if line.startswith(("- ", "+ "))]
+    """The lines of the wrong one behind -, those of the right one behind +; of a few lines also
+    what they have in common."""
+    lines = [line for line in difflib.ndiff(wrong, right) if not line.startswith("? ")]
+    changed = [line for line in lines if not line.startswith("  ")]
+    return lines if changed and len(lines) <= CONTEXT else changed
 
 
 # ---- where it stands -----------------------------------------------------------------------------
@@ -51,23 +54,30 @@ def _found(function: Any) -> Found | None:
         lines, _ = inspect.findsource(function)
     except (OSError, TypeError):
         return None
-    return _definitions("".join(lines)).get(_key(code))
+    found = _definitions("".join(lines)).get(_key(code), [])
+    return next((node for node in found if len(found) == 1 or _holds(node, code)), None)
 
 
 def _key(code: CodeType) -> tuple[int, str, tuple[str, ...]]:
     return code.co_firstlineno, code.co_name, code.co_varnames[: code.co_argcount]
 
 
+def _holds(node: Found, code: CodeType) -> bool:
+    """Whether this is the code of that lambda, where several stand in one line."""
+    ends = [end for _, _, start, end in code.co_positions() if start and end]
+    return isinstance(node, ast.Lambda) and max(ends, default=0) == node.body.end_col_offset
+
+
 @cache
-def _definitions(source: str) -> dict[tuple[int, str, tuple[str, ...]], Found]:
+def _definitions(source: str) -> dict[tuple[int, str, tuple[str, ...]], list[Found]]:
     """All functions of a file, by what their code knows of where they stand."""
-    found: dict[tuple[int, str, tuple[str, ...]], Found] = {}
+    found: dict[tuple[int, str, tuple[str, ...]], list[Found]] = defaultdict(list)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            found[first, node.name, _parameters(node)] = node
+            found[first, node.name, _parameters(node)].append(node)
         elif isinstance(node, ast.Lambda):
-            found[node.lineno, "<lambda>", _parameters(node)] = node
+            found[node.lineno, "<lambda>", _parameters(node)].append(node)
     return found
 
 
@@ -99,6 +109,11 @@ def _plain(node: ast.AST, function: Callable[..., Any]) -> ast.AST:
 class _Plain(ast.NodeTransformer):
     def __init__(self, names: Mapping[str, Any]) -> None:
         self.names = names
+        self.bound: set[str] = set()  # parameters of functions inside: s.cache is not their cache
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        self.bound |= set(_parameters(node))
+        return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> Any:
         value = self.names.get(node.id)
@@ -109,7 +124,11 @@ class _Plain(ast.NodeTransformer):
         return ast.Name(value.__name__) if isinstance(value, type) else node
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        if isinstance(node.value, ast.Name) and node.value.id == "s":
+        if (
+            isinstance(node.value, ast.Name)
+            and node.value.id == "s"
+            and node.attr not in self.bound
+        ):
             return ast.Name(node.attr)
         if node.attr == "out" and _of_run(node.value):
             return self.visit(node.value)
@@ -130,6 +149,8 @@ class _Plain(ast.NodeTransformer):
                 values = [self.visit(argument) for argument in node.args]
                 meant = dict(zip(_parameters(inlined), values, strict=True))
                 return self.visit(_Plain(meant).visit(_copy(inlined.body)))
+        if [ast.unparse(each) for each in node.args] == ["s"] and not node.keywords:
+            return self.visit(called)  # a function of the variables
         node.args = [each for each in node.args if ast.unparse(each) != "s"]
         return self.generic_visit(node)
 

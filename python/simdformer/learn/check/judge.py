@@ -130,6 +130,7 @@ class Check:
             explanations=verdict.explanations,
             remarks=verdict.remarks + remarks(self.call, self.mine, ok),
             observations=tuple(seen),
+            axes=axes,
             mine=numbers(self.mine[worst]),
             right=numbers(right[worst]),
         )

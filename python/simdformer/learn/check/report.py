@@ -1,6 +1,9 @@
 """What a check found: for the terminal, for Jupyter, and as attributes."""
 
+import re
+import textwrap
 from base64 import b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from io import BytesIO
@@ -10,7 +13,11 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 
-__all__ = ["CheckError", "Report", "Where", "card"]
+__all__ = ["WIDTH", "CheckError", "Part", "Report", "Where", "card"]
+
+WIDTH = 80  # of a terminal
+PIXELS = 96  # an inch
+CODE = {"wrong": "#d04a3f", "right": "#2e8b57", "same": "inherit"}  # readable on white and on black
 
 
 class CheckError(AssertionError):
@@ -38,6 +45,48 @@ class Where:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A line of a report, before it is broken.
+
+    indent : how far it is moved in
+    kind : "title" of a mistake; "wrong", "right" or "same", a line of code; or "", text
+    """
+
+    text: str
+    indent: int = 0
+    kind: str = ""
+
+    def lines(self, width: int) -> list[str]:
+        label = re.match(r"(note|why|fix|where|see): |[-+➤✓✗?· ] ", self.text)
+        return textwrap.wrap(
+            self.text,
+            width,
+            initial_indent=" " * self.indent,
+            subsequent_indent=" " * (self.indent + (label.end() if label else 0)),
+            break_on_hyphens=False,
+        ) or [""]
+
+    def html(self) -> str:
+        margin, text = f"margin-left:{self.indent / 2 - 1:g}em", escape(self.text)
+        if self.kind in CODE:
+            style = f"color:{CODE[self.kind]};background:none;white-space:pre-wrap"
+            text = f'<code style="{style}">{text}</code>'
+        bold = ";font-weight:600" if self.kind == "title" else ""
+        return f'<div style="{margin}{bold}">{text}</div>'
+
+
+def told(mistake: Mistake) -> Iterator[Part]:
+    """A mistake: what it is, why, what to do, and the line."""
+    yield Part(f"➤ {mistake.title}", 2, "title")
+    yield Part(f"why: {mistake.cause}", 4)
+    for line in mistake.difference:
+        yield Part(line, 4, {"-": "wrong", "+": "right"}.get(line[0], "same"))
+    yield Part(f"fix: {mistake.fix}", 4)
+    see = f"notebook {mistake.step}, " if mistake.step else ""
+    yield Part(f"see: {see}{mistake.name}", 4)
+
+
+@dataclass(frozen=True)
 class Report:
     """The answer of `simdformer.check`; it is true when the result is right.
 
@@ -50,7 +99,8 @@ class Report:
     diagnosis : the mistakes in these; empty when the array is right, or when nothing known gives it
     remarks : what is worth knowing besides
     observations : when nothing known gives the array, what can be said about it
-    shape, dtype : of the result that is off the most; expected : the shape it should have
+    shape, dtype, axes : of the result that is off the most, its last axes by name; expected : the
+        shape it should have
     mine, right : that result and the right one, float64; None when the shapes differ
     """
 
@@ -65,6 +115,7 @@ class Report:
     remarks: tuple[str, ...] = ()
     observations: tuple[str, ...] = ()
     expected: tuple[int, ...] | None = None
+    axes: tuple[str, ...] = ()
     mine: Any = field(default=None, compare=False)
     right: Any = field(default=None, compare=False)
 
@@ -83,55 +134,56 @@ class Report:
         return self
 
     def __repr__(self) -> str:
-        return "\n".join([self._head(), *self._middle(), *map("  note: {}".format, self.remarks)])
+        return "\n".join(self.lines())
+
+    def lines(self, width: int = WIDTH) -> list[str]:
+        """The report, none of its lines longer than `width`."""
+        return [line for part in self._parts() for line in part.lines(width)]
+
+    def _parts(self) -> list["Part"]:
+        notes = [Part(f"note: {remark}", 2) for remark in self.remarks]
+        return [Part(self._head()), *self._middle(), *notes]
 
     def _head(self) -> str:
         if self.ok:
-            off = f"largest error {self.max_rel:.1e} of its row" if self.max_rel else "exactly"
-            return f"✓ {self.name} {self.shape} {self.dtype}: right, {off}"
+            off = f"to {self.max_rel:.1e} of a row" if self.max_rel else "exactly"
+            return f"✓ {self.name} {self.shape} {self.dtype}: right {off}"
         if self.expected is not None:
             return f"✗ {self.name}: shape {self.shape}, needs {self.expected}"
         return f"✗ {self.name} {self.shape} {self.dtype}: wrong"
 
-    def _middle(self) -> list[str]:
-        lines = []
+    def _middle(self) -> Iterator["Part"]:
         if self.where is not None:
             place = ", ".join(map(str, self.where.worst))
             which = f" of result {self.where.result}" if self.where.result else ""
-            lines.append(
-                f"  {self.where.wrong} of {self.where.of} numbers are off, the worst at [{place}]"
-                f"{which}: {', needs '.join(told_apart(self.where.mine, self.where.right))}"
+            yield Part(
+                f"{self.where.wrong} of {self.where.of} numbers are off, the worst at [{place}]"
+                f"{which}: {', needs '.join(told_apart(self.where.mine, self.where.right))}",
+                2,
             )
-            lines.append(
-                f"  largest error {number(self.max_abs)}, "
-                f"{number(self.max_rel)} times the size of its row"
+            yield Part(
+                f"largest error {number(self.max_abs)}, "
+                f"{number(self.max_rel)} times the size of its row",
+                2,
             )
             if self.where.text:
-                lines.append(f"  where: {self.where.text}")
+                yield Part(f"where: {self.where.text}", 2)
         if len(self.explanations) > 1:
-            lines.append("  several mistakes give this array; for this call they are the same:")
+            yield Part("several mistakes give this array; for this call they are the same:", 2)
         for i, group in enumerate(self.explanations):
             if len(group) > 1:
-                lines.append("  two mistakes at once:" if i == 0 else "  or these two:")
+                yield Part("two mistakes at once:" if i == 0 else "or these two:", 2)
             for mistake in group:
-                lines += [f"  ➤ {mistake.title}  ({mistake.name})"]
-                lines += [f"    why: {mistake.cause}", f"    fix: {mistake.fix}"]
-                lines += [f"    see: notebook {mistake.step}"] if mistake.step else []
+                yield from told(mistake)
         if not (self.ok or self.explanations or self.observations or self.expected):
-            lines.append("  no known mistake gives this array; look at the steps to it one by one")
-        return lines + [f"  {text}" for text in self.observations]
+            yield Part("no known mistake gives this array; look at the steps to it one by one", 2)
+        yield from (Part(text, 2) for text in self.observations)
 
     def _repr_html_(self) -> str:
         """For Jupyter: the same, and a picture of where the error is, if there is matplotlib."""
-        head, *rest = repr(self).split("\n")
-        parts = []
-        for line in rest:
-            bold = ";font-weight:600" if line.strip().startswith("➤") else ""
-            indent = (len(line) - len(line.lstrip())) / 2 - 1
-            parts.append(
-                f'<div style="margin-left:{indent:g}em{bold}">{escape(line.strip())}</div>'
-            )
-        return card(self.ok, head, [*parts, self._picture()], ";line-height:1.5")
+        head, *rest = self._parts()
+        parts = [part.html() for part in rest]
+        return card(self.ok, head.text, [*parts, self._picture()], ";line-height:1.5")
 
     def _picture(self) -> str:
         """The error map as an <img>; nothing where there is none to show."""
@@ -143,11 +195,12 @@ class Report:
             from simdformer.learn.plots import error_map
         except ImportError:
             return ""
-        figure, file = Figure(figsize=(6.4, 2.6)), BytesIO()  # of its own: no window, no state
-        error_map(self.mine, self.right, ax=figure.subplots())
-        figure.savefig(file, format="png", dpi=72, bbox_inches="tight")
+        figure, file = Figure(figsize=(6.4, 3.0)), BytesIO()  # of its own: no window, no state
+        error_map(self.mine, self.right, axes=self.axes, ax=figure.subplots())
+        figure.savefig(file, format="png", dpi=2 * PIXELS, bbox_inches="tight")
         data = b64encode(file.getvalue()).decode("ascii")
-        return f'<img alt="where the error is" src="data:image/png;base64,{data}">'
+        style = "max-width:100%;zoom:0.5"  # as many pixels as a fine screen has
+        return f'<img alt="where the error is" style="{style}" src="data:image/png;base64,{data}">'
 
 
 def card(ok: bool, head: str, parts: list[str], style: str = "") -> str:

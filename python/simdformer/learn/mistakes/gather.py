@@ -192,7 +192,7 @@ Mistakes("causal_mask.places", see="03 exercise 3")(
 
 Mistakes("causal_mask.write", see="01 §3")(
     """
-    other_kind: it is the other kind of mask: booleans for numbers, or numbers for booleans
+    other_kind: it is the other kind of mask: booleans for numbers, or the reverse
         A boolean mask says True for `may attend`, an additive one holds 0 there and -inf else.
         > Pass dtype=np.float32 for an additive mask, dtype=bool for a boolean one.
     large_number: the additive mask holds a large finite number, not -inf

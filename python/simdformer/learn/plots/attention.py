@@ -25,7 +25,7 @@ __all__ = ["attention_heads", "attention_map", "error_map", "score_map"]
 
 SHARES, SIGNED, ERRORS = "Blues", "PuOr", "YlOrRd"  # lightness alone tells their values apart
 MOST_CELLS = 256  # of an error map, along each axis
-LEAST_DECADE = -8  # relative errors below 1e-8 look like none
+LEAST_DECADE, MOST_DECADE = -6, 2  # relative errors below 1e-6 look like none
 
 
 def attention_map(
@@ -150,23 +150,27 @@ def attention_heads(
     return array
 
 
-def error_map(mine: ArrayLike, right: ArrayLike, *, ax: "Axes | None" = None) -> "Axes":
+def error_map(
+    mine: ArrayLike, right: ArrayLike, *, axes: Sequence[str] = (), ax: "Axes | None" = None
+) -> "Axes":
     """Where an array is wrong: |mine - right| of every element, as a part of the root mean square
-    of its row (the last axis) in `right`; each colour step is a factor of ten. Blue is a NaN or
-    infinity that should not be there.
+    of its row (the last axis) in `right`, over the decades from a millionth to a hundredfold. Blue
+    is a NaN or infinity that should not be there.
 
-    Both have the same shape; leading axes stand below one another, with a line between. A cell of
-    a large array is the worst of several elements, so that none is lost. ValueError for shapes
-    that differ.
+    Both have the same shape; leading axes stand below one another, with a line between. `axes` are
+    the names of the last axes, as far as they have one: ("head", "query", "key"). A cell of a large
+    array is the worst of several elements, so that none is lost. ValueError for shapes that differ.
 
     >>> import numpy as np, simdformer as sf
     >>> right = np.ones((4, 6))
     >>> mine = right.copy(); mine[2, 3] = 1.5
     >>> ax = sf.plots.error_map(mine, right)
     >>> np.round(ax.images[0].get_array()[2, 2:5], 3).tolist()
-    [-8.0, -0.301, -8.0]
+    [-6.0, -0.301, -6.0]
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
+    from matplotlib.patches import Patch
+
     mine, right = np.asarray(mine), np.asarray(right)
     if mine.shape != right.shape or not mine.size:
         raise ValueError(
@@ -178,39 +182,44 @@ def error_map(mine: ArrayLike, right: ArrayLike, *, ax: "Axes | None" = None) ->
     per_block = mine.shape[-2] if mine.ndim > 1 else 1
     cells, row_step, column_step = worst_of_blocks(errors)
     with np.errstate(divide="ignore"):
-        decades = np.maximum(np.log10(cells), LEAST_DECADE)
+        decades = np.clip(np.log10(cells), LEAST_DECADE, MOST_DECADE)
     decades = np.where(np.isfinite(cells), decades, np.nan)
     height = float(np.clip(0.16 * len(cells) + 0.9, 2.0, 4.2))
-    with one_axes(ax, (min(WIDEST, 6.4), height)) as axes:
-        shown = axes.imshow(
+    named = [*axes[-mine.ndim :]] if axes else []
+    named = [f"axis {i}" for i in range(mine.ndim - len(named))] + named
+    with one_axes(ax, (min(WIDEST, 6.4), height)) as drawn:
+        shown = drawn.imshow(
             decades,
             cmap=colour_map(ERRORS).with_extremes(bad=COLOURS["blue"]),
             vmin=LEAST_DECADE,
-            vmax=0,
+            vmax=MOST_DECADE,
             aspect="auto",
             interpolation="nearest",
             extent=(-0.5, column_step * cells.shape[1] - 0.5, row_step * len(cells) - 0.5, -0.5),
         )
-        dress(axes, frame=False)
-        axes.set_xlim(-0.5, errors.shape[1] - 0.5)
-        axes.set_ylim(len(errors) - 0.5, -0.5)
-        token_ticks(axes, None, errors.shape[1], "x")
-        token_ticks(axes, None, len(errors), "y")
+        dress(drawn, frame=False)
+        drawn.set_xlim(-0.5, errors.shape[1] - 0.5)
+        drawn.set_ylim(len(errors) - 0.5, -0.5)
+        token_ticks(drawn, None, errors.shape[1], "x")
+        token_ticks(drawn, None, len(errors), "y")
         blocks = list(np.ndindex(leading))
         if 1 < len(blocks) <= 64:
             edges = per_block * np.arange(1, len(blocks)) - 0.5
-            axes.hlines(edges, -0.5, errors.shape[1] - 0.5, colors="#707070", linewidth=0.6)
+            drawn.hlines(edges, -0.5, errors.shape[1] - 0.5, colors="#707070", linewidth=0.6)
             names = [", ".join(map(str, block)) for block in blocks]
             every = -(-len(blocks) // 16)
             middles = per_block * (np.arange(len(blocks)) + 0.5) - 0.5
-            axes.set_yticks(middles[::every], labels=names[::every])
-        axes.set_xlabel("last axis")
-        axes.set_ylabel(rows_named(len(mine.shape)))
-        axes.set_title("error")
-        bar = colour_bar(axes, shown, "error / RMS of the row")
-        decade_ticks = list(range(LEAST_DECADE, 0, 2))
-        bar.set_ticks([*decade_ticks, 0], labels=[*(f"1e{decade}" for decade in decade_ticks), "1"])
-    return axes
+            drawn.set_yticks(middles[::every], labels=names[::every])
+        drawn.set_xlabel(named[-1] if named else "")
+        drawn.set_ylabel(", ".join(named[:-1]))
+        drawn.set_title("error")
+        bar = colour_bar(drawn, shown, "error / RMS of the row")
+        ticks = range(LEAST_DECADE, MOST_DECADE + 1)
+        bar.set_ticks(list(ticks), labels=[f"{10.0**decade:g}" for decade in ticks])
+        if np.isnan(decades).any():
+            broken = Patch(color=COLOURS["blue"], label="NaN or infinite")
+            drawn.legend(handles=[broken], loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
+    return drawn
 
 
 # ---- what they share -----------------------------------------------------------------------------
@@ -321,11 +330,3 @@ def worst_of_blocks(errors: Array) -> tuple[Array, int, int]:
     for axis, step in enumerate(steps):
         errors = np.maximum.reduceat(errors, np.arange(0, errors.shape[axis], step), axis=axis)
     return errors, steps[0], steps[1]
-
-
-def rows_named(axes: int) -> str:
-    if axes < 2:
-        return ""
-    if axes == 2:
-        return "axis 0"
-    return f"axes {', '.join(map(str, range(axes - 1)))}" if axes > 3 else "axis 0, rows of axis 1"

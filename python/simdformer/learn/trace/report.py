@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from simdformer.learn.check.report import CheckError, Report, card
+from simdformer.learn.check.report import WIDTH, CheckError, Part, Report, card
 
 __all__ = ["TraceReport"]
 
@@ -65,11 +65,18 @@ class TraceReport:
         return f"{self.first_wrong} is wrong while {' and '.join(self.after)} {verb} right"
 
     def __repr__(self) -> str:
-        lines = [f"{'✓' if self.ok else '✗'} {self.sentence}"]
-        lines += [f"  {line}" for line in self._right()]
+        return "\n".join(self.lines())
+
+    def lines(self, width: int = WIDTH) -> list[str]:
+        """The report, none of its lines longer than `width`."""
+        before = [Part(f"{'✓' if self.ok else '✗'} {self.sentence}"), *self._parts(self._right())]
+        found = [line for part in before for line in part.lines(width)]
         if self.report is not None:
-            lines += [f"  {line}" for line in repr(self.report).splitlines()]
-        return "\n".join(lines + [f"  {line}" for line in self._rest()])
+            found += [f"  {line}" for line in self.report.lines(width - 2)]
+        return found + [line for part in self._parts(self._rest()) for line in part.lines(width)]
+
+    def _parts(self, texts: list[str]) -> list[Part]:
+        return [Part(text, 2) for text in texts]
 
     def _right(self) -> list[str]:
         return [f"✓ {line}" for line in grouped(self.checked)]
