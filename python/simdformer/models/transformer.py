@@ -267,8 +267,7 @@ class Transformer(Decoder):
 
     def rotated(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,H,D) -> (B,L,H,D), every head turned by its position"""
-        tables = self.rope_of_layers[layer]
-        if tables is None:
+        if (tables := self.rope_of_layers[layer]) is None:
             return x
 
         def turned(table: RopeFrequencies) -> Array:
