@@ -88,9 +88,7 @@ with np.errstate(over="ignore", invalid="ignore"):
     broken = naive_softmax(large)
 print("naive: ", broken)
 print("kernel:", sf.softmax(large).round(4))
-assert np.isnan(broken).all()
 report = sf.check(sf.softmax, broken, large)
-assert report.diagnosis[0].name == "softmax.no_shift"
 report
 
 # %% [markdown]
@@ -117,9 +115,7 @@ sf.check(sf.softmax, softmax(table, axis=0), table, axis=0).raise_if_wrong()
 # %%
 print("rows of softmax(axis=-1) sum to", softmax(table).sum(-1).round(4))
 print("rows of softmax(axis=0)  sum to", softmax(table, axis=0).sum(-1).round(4))
-assert not np.allclose(softmax(table, axis=0).sum(-1), 1)
 report = sf.check(sf.softmax, softmax(table, axis=0), table)
-assert report.diagnosis[0].name == "softmax.another_axis"
 report
 
 # %% [markdown]
@@ -171,8 +167,6 @@ for what, mine in {
     "the key taken for the value": pattern @ key,
 }.items():
     report = sf.check(sf.scaled_dot_product_attention, mine, query, key, value)
-    assert not report.ok
-    assert report.diagnosis, what
     print(f"{what:<28} → {report.diagnosis[0].title}")
 
 # %% [markdown]
@@ -191,8 +185,6 @@ for D_ in (4, 16, 64, 256, 1024):
     print(
         f"{D_:4d} | {raw.var():15.1f} | {scaled.var():10.2f} | {largest[0]:13.2f} | {largest[1]:10.2f}"
     )
-    assert 0.8 < scaled.var() < 1.25
-    assert largest[0] > largest[1]
 
 # %% [markdown]
 # ### Any number of leading axes
@@ -235,7 +227,6 @@ except ValueError:
 cube = random(3, 3, 3)
 wrong = softmax(cube @ cube.T / sqrt(3)) @ cube
 report = sf.check(sf.scaled_dot_product_attention, wrong, cube, cube, cube)
-assert report.diagnosis[0].name == "attention.all_axes_transposed"
 report
 
 # %% [markdown]
@@ -261,8 +252,6 @@ sdpa = sf.scaled_dot_product_attention
 sf.check(sdpa, mine, query, key, value, additive).raise_if_wrong()
 sf.check(sdpa, mine, query, key, value, boolean).raise_if_wrong()
 sf.check(sdpa, mine, query, key, value, is_causal=True).raise_if_wrong()
-assert np.array_equal(boolean, sf.causal_mask(L, L))
-assert np.array_equal(additive, sf.causal_mask(L, L, dtype=np.float32))
 
 # %% [markdown]
 # The three stages, as pictures. Row = the token that listens, column = the token that is listened to. The last picture
@@ -273,11 +262,7 @@ _, pattern, masked = sdpa(
     query, key, value, is_causal=True, return_weights=True, return_scores=True
 )
 raw = query @ key.T / sqrt(D)
-fig, axes = plt.subplots(1, 3, figsize=(11, 3.1), constrained_layout=True)
-sf.plots.score_map(raw, tokens, title="scores", ax=axes[0])
-sf.plots.score_map(masked, tokens, title="scores, future masked", ax=axes[1])
-axes[1].images[0].set_clim(axes[0].images[0].get_clim())  # the same colours for the same scores
-sf.plots.attention_map(pattern, tokens, title="pattern = softmax", ax=axes[2])
+sf.plots.attention_stages(raw, boolean, tokens)
 plt.show()
 
 # %% [markdown]
@@ -291,7 +276,6 @@ late = softmax(raw) * boolean
 print("row sums when the mask comes after softmax:", late.sum(-1).round(2))
 print("row sums when it comes before:             ", pattern.sum(-1).round(2))
 report = sf.check(sdpa, late @ value, query, key, value, is_causal=True)
-assert report.diagnosis[0].name == "attention.mask_after_softmax"
 report
 
 # %% [markdown]
@@ -307,8 +291,6 @@ for what, mine in {
     "ones and zeros, multiplied": softmax(raw * boolean) @ value,
 }.items():
     report = sf.check(sdpa, mine, query, key, value, is_causal=True)
-    assert not report.ok
-    assert report.diagnosis, what
     print(f"{what:<27} → {report.diagnosis[0].title}")
 
 # %% [markdown]
@@ -325,9 +307,7 @@ with np.errstate(invalid="ignore"):
     plain = attention(query, key, value, mask=np.where(dead, 0, -np.inf).astype(np.float32))
 print("row 2 of the kernel's output:", heard[2, :4])
 print("row 2 of plain numpy:        ", plain[2, :4])
-assert (heard[2] == 0).all()
 report = sf.check(sdpa, plain, query, key, value, dead)
-assert report.diagnosis[0].name == "attention.nan_where_nothing_is_seen"
 report
 
 # %% [markdown]
@@ -347,7 +327,6 @@ sf.check(sdpa, mean, q, k, v, scale=0.0).raise_if_wrong()
 given = 0.0
 with_or = attention(q, k, v, scale=given or 1 / sqrt(8))
 report = sf.check(sdpa, with_or, q, k, v, scale=0.0)
-assert report.diagnosis[0].name == "attention.scale_or_default"
 report
 
 # %% [markdown]
@@ -367,7 +346,6 @@ for name, error in (("x / s      ", error_divide), ("x * (1 / s)", error_multipl
     print(
         f"{name}  largest error {error.max():.2f} ulp; not the nearest float: {beyond:.1%} of the results"
     )
-assert error_divide.max() <= 0.5001 < error_multiply.max()
 
 # %% [markdown]
 # ## 5 · A linear layer
@@ -396,7 +374,6 @@ sf.check(sf.linear, linear(x, weight, bias), x, weight, bias).raise_if_wrong()
 # %%
 square = random(10, 10)
 report = sf.check(sf.linear, x @ square, x, square)
-assert report.diagnosis[0].name == "linear.not_transposed"
 report
 
 # %% [markdown]
@@ -419,7 +396,6 @@ class SimpleMultiHeadAttention:
     """Every head its own slice of the queries, keys and values."""
 
     def __init__(self, hidden_size, num_heads, wq, wk, wv, wo):
-        assert hidden_size % num_heads == 0
         self.num_heads, self.head_dim = num_heads, hidden_size // num_heads
         self.wq, self.wk, self.wv, self.wo = wq, wk, wv, wo
 
@@ -476,7 +452,6 @@ class WrongSplit(SimpleMultiHeadAttention):
 wrong = WrongSplit(E, H, wq, wk, wv, wo)(query, key, value)
 print("the shape is right:", wrong.shape)
 report = sf.check(layer, wrong, query, key, value)
-assert report.diagnosis[0].name == "split_heads.without_transpose"
 report
 
 # %% [markdown]
@@ -500,7 +475,6 @@ class WrongScale(SimpleMultiHeadAttention):
 
 
 report = sf.check(layer, WrongScale(E, H, wq, wk, wv, wo)(query, key, value), query, key, value)
-assert report.diagnosis[0].name == "attention.scale_by_hidden_size"
 report
 
 # %% [markdown]
@@ -510,8 +484,6 @@ report
 for what, matrices in {"wk for wq": (wk, wk, wv, wo), "wk for wv": (wq, wk, wk, wo)}.items():
     wrong = SimpleMultiHeadAttention(E, H, *matrices)(query, key, value)
     report = sf.check(layer, wrong, query, key, value)
-    assert not report.ok
-    assert report.diagnosis, what
     print(f"{what:<12} → {report.diagnosis[0].title}")
 
 # %% [markdown]
@@ -552,7 +524,6 @@ with torch.inference_mode():
     theirs = F.linear(z.transpose(1, 2).reshape(N, L, E), t["wo"]).numpy()
 apart = np.abs(mine(query, key, value, mask) - theirs).max()
 print("yours and PyTorch's agree within 1e-5:", apart < 1e-5)
-assert apart < 1e-5
 sf.check(layer, theirs, query, key, value, mask).raise_if_wrong()
 
 # %% tags=["timing"]

@@ -130,8 +130,6 @@ inv_freq = theta ** (-np.arange(0, D, 2) / D)  # one speed a pair
 freqs_cis = np.exp(1j * np.outer(np.arange(4096), inv_freq)).astype(np.complex64)
 pos_ids = np.arange(S)
 print(f"freqs_cis {freqs_cis.shape}, of which {S} rows are used: {freqs_cis[pos_ids].shape}")
-assert np.allclose(np.abs(freqs_cis), 1)
-assert np.allclose(inv_freq, sf.rope_frequencies(D, theta=theta).inv_freq)
 
 
 def apply_rotary_emb(x, freqs):
@@ -170,7 +168,6 @@ over_heads = (few.view(np.complex64) * freqs_cis[:H]).view(np.float32)
 report = sf.check(
     sf.rope, over_heads.swapaxes(1, 2), few.swapaxes(1, 2), layout="interleaved", theta=theta
 )
-assert report.diagnosis[0].name == "rope.positions_over_heads"
 report
 
 # %% [markdown]
@@ -181,7 +178,6 @@ from_one = apply_rotary_emb(xq, freqs_cis[pos_ids + 1])
 report = sf.check(
     sf.rope, from_one.swapaxes(1, 2), xq.swapaxes(1, 2), layout="interleaved", theta=theta
 )
-assert report.diagnosis[0].name == "rope.positions_from_one"
 report
 
 # %% [markdown]
@@ -210,7 +206,6 @@ sf.check(sf.repeat_kv, values, xv, n_rep, axis=-2).raise_if_wrong()
 # %%
 tiled = np.tile(k, (1, 1, n_rep, 1))
 report = sf.check(sf.repeat_kv, tiled, k, n_rep, axis=-2)
-assert report.diagnosis[0].name == "repeat_kv.heads_tiled"
 report
 
 # %% [markdown]
@@ -241,8 +236,6 @@ attn_weights = softmax(masked)
 z = attn_weights @ values
 print(f"scores {scores.shape}   mask {mask.shape}")
 print(f"attn_weights {attn_weights.shape}   z {z.shape}")
-assert np.array_equal(mask, sf.causal_mask(S, S, dtype=np.float32))
-assert np.allclose(attn_weights.sum(-1), 1, atol=1e-6)
 
 # %% [markdown]
 # The kernel takes keys and values with `K` heads, as they are before `repeat_kv`; nothing is repeated in memory. It
@@ -274,8 +267,6 @@ for what, mine in {
     "a key taken for a value": attn_weights @ keys,
 }.items():
     report = sf.check(sf.scaled_dot_product_attention, mine, q, k, v, is_causal=True)
-    assert not report.ok
-    assert report.diagnosis, what
     print(f"{what:<30} → {report.diagnosis[0].title}")
 report
 
@@ -291,10 +282,7 @@ report
 # %%
 back = z.swapaxes(1, 2)
 print("steps in bytes: z", z.strides, "  swapped", back.strides)
-assert np.shares_memory(z, back)
-assert not back.flags.c_contiguous
 merged = back.reshape(B, S, H * D)
-assert not np.shares_memory(z, merged)
 
 output = merged @ wo.T
 print(f"z {z.shape} → {back.shape} → {merged.shape} → output {output.shape}")
@@ -325,7 +313,6 @@ def attention(x, split=split_heads, merge=merge_heads):
 
 layer = sf.nn.GroupedQueryAttention(E, H, K, wq, wk, wv, wo, rope_layout="interleaved", theta=theta)
 print(layer)
-assert np.allclose(attention(x), output, atol=1e-5)
 sf.check(layer, attention(x), x, mask="causal").raise_if_wrong()
 
 # %% [markdown]
@@ -338,13 +325,11 @@ sf.check(layer, attention(x), x, mask="causal").raise_if_wrong()
 # %%
 each_nth = attention(x, split=lambda y, heads: y.reshape(*y.shape[:-1], D, heads).swapaxes(-1, -2))
 report = sf.check(layer, each_nth, x, mask="causal")
-assert report.diagnosis[0].name == "split_heads.as_d_h"
 report
 
 # %%
 not_turned_back = attention(x, merge=lambda z: z.reshape(B, S, H * D))
 report = sf.check(layer, not_turned_back, x, mask="causal")
-assert report.diagnosis[0].name == "merge_heads.no_transpose"
 report
 
 # %% [markdown]
@@ -357,8 +342,8 @@ sf.plots.attention_heads(attn_weights[0], title="MiniMind, layer 0" if folder el
 plt.show()
 
 # %% [markdown]
-# A *trained* model is more interesting. The demonstration checkpoint reads a little puzzle. To go on after the last
-# `is`, some head has to look back at the right sentence.
+# A *trained* model is more interesting. The demonstration checkpoint reads a little puzzle. The word that goes on after the
+# last `is` stands far back in the text, and only attention can bring it from there. Which head looks at it hardest?
 
 # %%
 demo = sf.from_pretrained(sf.demo_path())
@@ -380,8 +365,22 @@ sf.plots.attention_map(patterns[at], pieces, title=f"layer {at[0]}, head {at[1]}
 plt.show()
 
 # %% [markdown]
-# That head *looks* hardest. Whether it also does the work is another question, which needs other tools: notebook 07 asks it,
-# and the answer is another head.
+# That head *looks* hardest. Does it also do the work? Spoil the text: `green` for `blue`. Then put the results of one head,
+# from the run on the right text, into the run on the spoilt one. How much of the answer comes back? 0 is nothing, 1 is all.
+
+# %%
+spoilt = puzzle.replace("blue", "green")
+back = sf.patch(demo, puzzle, spoilt, (" blue", " green"), by="head")
+most = np.unravel_index(back.argmax(), back.shape)
+print(f"layer {at[0]}, head {at[1]}, which looks hardest, brings back {back[at]:.0%}")
+print(
+    f"layer {most[0]}, head {most[1]} brings back {back[most]:.0%}; it gives {to_blue[most]:.0%} to {pieces[blue]!r}"
+)
+sf.plots.patching(back, title="how much of the answer each head brings back")
+plt.show()
+
+# %% [markdown]
+# Looking is not doing. Notebook 07 asks on: who writes, who is needed, and what the head that looks hardest is for.
 
 # %% [markdown]
 # ## Exercise 2 · Take the scale away
@@ -412,22 +411,17 @@ print("   D | entropy, scaled / raw | slope, scaled / raw")
 for width, (e1, s1), (e2, s2) in zip(widths, *measured.values(), strict=True):
     print(f"{width:4d} | {e1:10.2f} / {e2:8.2f} | {s1:10.2f} / {s2:6.2f}")
 with_scale, without = (np.array(values)[:, 0] for values in measured.values())
-assert np.ptp(with_scale) < 0.3  # the same for every D
-assert (np.diff(without) < 0).all()  # always narrower
-assert without[-1] < 0.3 < 3 < with_scale[-1]
 
 # %%
-with sf.plots.style():
-    fig, ax = plt.subplots(figsize=(6.4, 3.3), layout="constrained")
-    ax.axhline(np.log(64), color="0.5", lw=1, ls="--")
-    ax.text(4, np.log(64) + 0.08, "evenly spread: log 64")
-    ax.plot(widths, with_scale, "o-", color=sf.plots.COLOURS["blue"], label="scores / √D")
-    ax.plot(widths, without, "s-", color=sf.plots.COLOURS["orange"], label="scores as they are")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(widths, widths)
-    ax.set(xlabel="D, numbers per head", ylabel="entropy of a row", ylim=(0, 4.7))
-    ax.legend(loc="center right")
-    plt.show()
+sf.plots.lines(
+    widths,
+    {"scores / √D": with_scale, "scores as they are": without},
+    xlabel="D, numbers per head",
+    ylabel="entropy of a row",
+    level=("evenly spread: log 64", np.log(64)),
+    title="without the scale, wide heads listen to one token alone",
+)
+plt.show()
 
 # %% [markdown]
 # The same in the layer of this notebook: without the scale its heads are surer of themselves, for no reason.
@@ -437,11 +431,9 @@ no_scale = softmax(scores * sqrt(D) + mask)
 later = slice(S // 2, None)  # the first tokens have few to choose from
 sure, unsure = entropy(no_scale[..., later, :]), entropy(attn_weights[..., later, :])
 print(f"entropy with the scale {unsure:.2f}, without {sure:.2f}")
-assert sure < unsure
 report = sf.check(
     layer, (no_scale @ values).swapaxes(1, 2).reshape(B, S, H * D) @ wo.T, x, mask="causal"
 )
-assert report.diagnosis[0].name == "attention.no_scale"
 report
 
 # %% [markdown]
@@ -500,7 +492,6 @@ corner = np.repeat(v[:, :, :1], n_rep, axis=1)
 report = sf.check(
     sf.scaled_dot_product_attention, corner, last_q, k, v, is_causal=True, causal_offset=past
 )
-assert report.diagnosis[0].name == "attention.no_causal_offset"
 report
 
 # %% [markdown]
@@ -514,7 +505,6 @@ fresh = xq[:, -2:]  # the two newest tokens, at positions S-2 and S-1
 restarted = apply_rotary_emb(fresh, freqs_cis[:2]).swapaxes(1, 2)
 now = {"layout": "interleaved", "theta": theta, "offset": S - 2}
 report = sf.check(sf.rope, restarted, fresh.swapaxes(1, 2), **now)
-assert report.diagnosis[0].name == "rope.positions_restarted"
 report
 
 # %% [markdown]
@@ -531,7 +521,6 @@ with_cache = projections + 2 * lengths * H * D
 print("   n | without a cache | with a cache")
 for n, slow, fast in zip(lengths, without_cache, with_cache, strict=True):
     print(f"{n:4d} | {slow:15,} | {fast:12,}   {slow / fast:6,.0f} times less")
-assert (without_cache == lengths * with_cache).all()
 print(f"cache of a layer: 2 · K · D = {2 * K * D} numbers a token; with all heads {2 * H * D}")
 
 # %% tags=["timing"]
@@ -580,7 +569,6 @@ sf.check(sf.rope, mine, xq.swapaxes(1, 2), layout="half", theta=theta).raise_if_
 
 minimind = sf.nn.GroupedQueryAttention(E, H, K, wq, wk, wv, wo, rope_layout="half", theta=theta)
 report = sf.check(minimind, output, x, mask="causal")  # the output of the guide's class
-assert report.diagnosis[0].name == "rope.layout_swapped"
 report
 
 # %% [markdown]
@@ -642,9 +630,7 @@ print(
     f"embedding {6400 * 768:,} + layers {8 * (attention_part + mlp_part + norms_part):,} + 768 = {total:,}"
 )
 
-from simdformer.models.budget import parameter_budget
 
-assert total == 63_912_192 == sum(parameter_budget(later).values())
 sf.plots.parameter_budget({"MiniMind": later, "demonstration": demo.config})
 plt.show()
 
@@ -722,7 +708,6 @@ sf.check_trace(mine, model, ids).raise_if_wrong()
 
 # %%
 report = sf.check_trace(forward(ids, qk_norm=False), model, ids)
-assert report.ok == (not config.qk_norm)  # the first MiniMinds have no such norms
 report
 
 # %% [markdown]
@@ -744,8 +729,6 @@ before = sf.rope_frequencies(96, theta=1e6).inv_freq
 after = sf.rope_frequencies(96, theta=1e6, scaling=yarn).inv_freq
 slower = before / after
 print(f"the fastest pair keeps its speed, the slowest turns {slower[-1]:.0f} times slower")
-assert np.isclose(after[0], before[0])
-assert np.isclose(after[-1], before[-1] / 16)
 sf.plots.rope_bands(before, scaled=after, context=2048)
 plt.show()
 
@@ -825,18 +808,15 @@ else:
         for name, tensor in weights.items()
     }
     missing = qwen3.load_state_dict(theirs, strict=False)
-    assert not missing.unexpected_keys
-    assert set(missing.missing_keys) <= {"lm_head.weight"}  # the tied one
     print(f"transformers counts {qwen3.num_parameters():,} parameters")
-    assert qwen3.num_parameters() == sum(parameter_budget(config).values())
     with torch.inference_mode():
         logits = qwen3(torch.from_numpy(ids)[None]).logits[0].numpy()
-    spread = np.abs(logits).max()
     for who, own in (("your", mine["logits"]), ("the kernels'", model(ids))):
-        assert np.abs(own - logits).max() < 1e-3 * spread
+        apart = np.abs(own - logits).max() / np.abs(logits).max()
         same = (own.argmax(-1) == logits.argmax(-1)).mean()
-        print(f"{who} logits agree with those of transformers; the likeliest token in {same:.0%}")
-    assert (model(ids).argmax(-1) == logits.argmax(-1)).mean() > 0.9
+        print(
+            f"{who} logits differ from those of transformers by {apart:.0e}; same token {same:.0%}"
+        )
 
 # %% tags=["timing"]
 # The layer on your machine: 256 tokens. (The printed times are not kept in the repository.)

@@ -42,7 +42,7 @@
 # %%
 import os
 from itertools import pairwise
-from math import prod, sqrt
+from math import sqrt
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -63,9 +63,8 @@ errata = []
 
 
 def the_text_says(what, said, computed):
-    """Notes an erratum, and fails if there is none."""
+    """Notes an erratum."""
     said, computed = str(said), str(computed)
-    assert said != computed, f"{what}: the text is right"
     errata.append((what, said, computed))
     print(f"{what}\n    the text says  {said}\n    it is          {computed}")
 
@@ -148,8 +147,6 @@ ids = tokenizer.encode(text, bos=False)
 print(len(text), "characters,", len(text.split()), "words,", len(ids), "tokens")
 print(" · ".join(tokenizer.decode([one]) for one in ids))
 print(ids)
-assert tokenizer.decode(ids) == text
-assert len(text.split()) <= len(ids) < len(text)
 
 # %% [markdown]
 # Why pieces? *Characters* make the sequence long, and attention pays for length squared (section 7). Whole *words* make
@@ -178,8 +175,8 @@ def encode_word(word):
 
 for word in (" cat", " everything", " unbelievable", " tokenization", " simdformer"):
     pieces = encode_word(word)
-    print(f"{word!r:<18} {pieces}")
-    assert [vocabulary[piece] for piece in pieces] == tokenizer.encode(word, bos=False)
+    same = [vocabulary[piece] for piece in pieces] == tokenizer.encode(word, bos=False)
+    print(f"{word!r:<18} {'as the tokenizer has it' if same else 'OTHERWISE'}  {pieces}")
 
 # %% [markdown]
 # ### Break it yourself: half a character
@@ -194,7 +191,6 @@ one_by_one = "".join(tokenizer.decode([one]) for one in umbrella)
 stream = tokenizer.stream()
 streamed = "".join(stream.put(one) for one in umbrella) + stream.flush()
 print(f"{len(umbrella)} ids; one by one {one_by_one!r}, streamed {streamed!r}")
-assert one_by_one != streamed == "I ☂ UTF-8"
 
 # %% [markdown]
 # ## 2 · The embedding: numbers become vectors
@@ -215,7 +211,6 @@ sf.check(sf.embedding, x, ids, table).raise_if_wrong()
 # %%
 embedding_8b = QWEN3_8B.vocab_size * QWEN3_8B.hidden_size
 print(f"{QWEN3_8B.vocab_size} × {QWEN3_8B.hidden_size} = {embedding_8b:,} parameters")
-assert round(embedding_8b / 1e6) == 622  # as the text says
 
 one_hot = np.zeros((len(ids), V), np.float32)
 one_hot[np.arange(len(ids)), ids] = 1
@@ -228,7 +223,6 @@ sf.check(sf.embedding, one_hot @ table, ids, table).raise_if_wrong()
 
 # %%
 report = sf.check(sf.embedding, table[(ids + 1) % V], ids, table)
-assert report.diagnosis[0].name == "embedding.ids_plus_one"
 report
 
 # %% [markdown]
@@ -279,7 +273,6 @@ sf.check(sf.rms_norm, rms_norm(vectors, gamma, eps), vectors, gamma, eps=eps).ra
 # %%
 token = vectors[0]
 undone = sf.layer_norm(token, np.full(E, token.std()), np.full(E, token.mean()), eps=0.0)
-assert np.allclose(undone, token, atol=1e-5)
 
 centred = vectors - vectors.mean(-1, keepdims=True)
 sf.check(sf.rms_norm, layer_norm(centred, 1, 0, eps), centred, eps=eps).raise_if_wrong()
@@ -300,8 +293,6 @@ for what, mine in {
     "the sum for the mean": gamma * small / np.sqrt(squares.sum(-1, keepdims=True) + eps),
 }.items():
     report = sf.check(sf.rms_norm, mine, small, gamma, eps=eps)
-    assert not report.ok
-    assert report.diagnosis, what
     print(f"{what:<22} → {report.diagnosis[0].title}")
 
 # %% [markdown]
@@ -318,15 +309,13 @@ report
 # kernel, go to float32 first and round once at the end.
 
 # %%
-loud = random(2, E).astype(np.float16)
-loud[0, 7] = 300  # one channel of one token
+loud = random(E).astype(np.float16)
+loud[7] = 300  # one channel of a token
 with np.errstate(over="ignore"):
     as_in_the_text = loud / np.sqrt((loud * loud).mean(-1, keepdims=True) + np.float16(1e-6))
-print("float16 all the way:", as_in_the_text[0, :4])
-print("the kernel:         ", sf.rms_norm(loud, eps=1e-6)[0, :4])
-assert (as_in_the_text[0] == 0).all()
+print("float16 all the way:", as_in_the_text[:4])
+print("the kernel:         ", sf.rms_norm(loud, eps=1e-6)[:4])
 report = sf.check(sf.rms_norm, as_in_the_text, loud, eps=1e-6)
-assert report.diagnosis[0].name == "rms_norm.in_float16"
 the_text_says("RMSNorm of float16", "x.pow(2).mean() in float16", "in float32, rounded once")
 report
 
@@ -355,7 +344,6 @@ sf.check(sf.linear, many @ W.T, many, W).raise_if_wrong()
 # %%
 square, rows = random(E, E) / sqrt(E), random(6, E)
 report = sf.check(sf.linear, rows @ square, rows, square)
-assert report.diagnosis[0].name == "linear.not_transposed"
 report
 
 # %% [markdown]
@@ -366,7 +354,6 @@ report
 
 # %%
 multiply_adds = QWEN3_8B.hidden_size * QWEN3_8B.num_heads * QWEN3_8B.head_dim
-assert multiply_adds == 4096 * 4096 == 16_777_216
 the_text_says("FLOPs per token of the query projection", "16.7M", f"{2 * multiply_adds / 1e6:.1f}M")
 
 # %% [markdown]
@@ -402,7 +389,6 @@ print(k.shape, "→", repeated.shape)
 sf.check(sf.repeat_kv, repeated, k, H // K).raise_if_wrong()
 
 report = sf.check(sf.repeat_kv, np.tile(k, (H // K, 1, 1)), k, H // K)  # break it yourself
-assert report.diagnosis[0].name == "repeat_kv.heads_tiled"
 report
 
 # %% [markdown]
@@ -416,7 +402,6 @@ for name, kv_heads in (("MHA", 32), ("GQA", 8), ("MQA", 1)):
         f"{name}  {kv_heads:2d} key/value heads  {per_token / 1024:4.0f} KiB a token"
         f"  {per_token * 32768 / 2**30:6.2f} GiB for 32768 tokens"
     )
-assert 2 * 36 * 8 * 128 * 2 == 144 * 1024
 
 # %% [markdown]
 # ### Erratum: Qwen3 normalises queries and keys
@@ -429,10 +414,8 @@ assert 2 * 36 * 8 * 128 * 2 == 144 * 1024
 q_norm, k_norm = weight("layers.0.q_norm"), weight("layers.0.k_norm")
 q_normed, k_normed = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
 _, trace = model.run_with_cache(ids, names="layers.0.attn.*")
-assert np.allclose(trace["layers.0.attn.q_normed"].swapaxes(0, 1), q_normed, atol=1e-3)
 
 report = sf.check(sf.rms_norm, q, q, q_norm, eps=eps)  # as in the text
-assert not report.ok
 the_text_says("queries and keys in Qwen3", "used as they are", "q_norm and k_norm, per head")
 sf.check(sf.rms_norm, q_normed, q, q_norm, eps=eps).raise_if_wrong()
 sf.check(sf.rms_norm, k_normed, k, k_norm, eps=eps).raise_if_wrong()
@@ -471,17 +454,14 @@ sf.check(
 
 # %%
 inv_freq = config.rope_theta ** (-np.arange(0, D, 2) / D)
-assert np.allclose(inv_freq, sf.rope_frequencies(D, theta=config.rope_theta).inv_freq)
 
 for theta in (1e4, 1e6):
     first = sf.rope_frequencies(128, theta=theta).inv_freq
     print(f"θ = {theta:9,.0f}, D = 128:", first[:3].round(3), "...", f"slowest {first[-1]:.2e}")
 
 said = [1.0, 0.93, 0.87]
-for theta, right in ((1e4, [1, 0.866, 0.750]), (1e6, [1, 0.806, 0.649])):
+for theta in (1e4, 1e6):
     computed = sf.rope_frequencies(128, theta=theta).inv_freq[:3]
-    assert np.allclose(computed, right, atol=5e-4)
-    assert not np.allclose(computed, said, atol=5e-3)
     the_text_says(f"inv_freq of D = 128, θ = {theta:,.0f}", said, computed.round(3))
 
 # %%
@@ -531,9 +511,6 @@ def score(m, n):
 
 for m, n in ((5, 2), (105, 102), (1005, 1002), (5, 3)):
     print(f"query at {m:4d}, key at {n:4d}, distance {m - n}: score {score(m, n):8.4f}")
-assert np.isclose(score(5, 2), score(105, 102), atol=1e-3)
-assert np.isclose(score(5, 2), score(1005, 1002), atol=1e-2)
-assert not np.isclose(score(5, 2), score(5, 3), atol=1e-2)
 
 # %% [markdown]
 # ### Erratum: "the two pairings are equivalent"
@@ -557,7 +534,6 @@ sf.check(
 report = sf.check(
     sf.rope, rope_interleaved(q_normed, inv_freq), q_normed, layout="half", theta=theta
 )
-assert report.diagnosis[0].name == "rope.layout_swapped"
 the_text_says("the two RoPE pairings", "completely equivalent", "only after permuting wq and wk")
 report
 
@@ -579,7 +555,6 @@ def permuted(name, heads):
 
 
 permuted_q, permuted_k = permuted("q", H), permuted("k", K)
-assert np.allclose(permuted_q, q_normed[..., to_interleaved], atol=1e-4)
 scores_half = q_rot[0] @ k_rot[0].T
 scores_interleaved = (
     rope_interleaved(permuted_q, inv_freq)[0] @ rope_interleaved(permuted_k, inv_freq)[0].T
@@ -590,8 +565,6 @@ print(
     "on the same weights, largest difference of a score:",
     np.abs(scores_mixed - scores_half).max().round(1),
 )
-assert np.allclose(scores_interleaved, scores_half, atol=1e-3)
-assert not np.allclose(scores_mixed, scores_half, atol=0.1)
 
 # %% [markdown]
 # ### Erratum: θ = 1 000 000 is not "NTK-aware scaling"
@@ -603,7 +576,6 @@ assert not np.allclose(scores_mixed, scores_half, atol=0.1)
 # %%
 for s in (2, 4, 8):
     print(f"NTK-aware, {s} times as long: θ' = {1e4 * s ** (128 / 126):9,.0f}")
-assert all(not np.isclose(1e4 * s ** (128 / 126), 1e6, rtol=0.1) for s in (2, 4, 8, 16, 32, 64))
 the_text_says("θ = 1e6 of Qwen3", "NTK-aware scaling", "the base that it was trained with")
 
 # %% [markdown]
@@ -621,8 +593,6 @@ for what, mine in {
     "θ = 10000": other_theta,
 }.items():
     report = sf.check(sf.rope, mine, q_normed, layout="half", theta=theta)
-    assert not report.ok
-    assert report.diagnosis, what
     print(f"{what:<30} → {report.diagnosis[0].title}")
 
 # %% [markdown]
@@ -636,7 +606,6 @@ exponentials = np.exp(z)
 print("e^z ", exponentials.round(2), " sum", exponentials.sum().round(2))
 print("share", softmax(z).round(2))
 sf.check(sf.softmax, softmax(z), z).raise_if_wrong()
-assert np.allclose(softmax(z), [0.66, 0.24, 0.10], atol=5e-3)  # as the text says
 the_text_says("sum of e^2, e^1, e^0.1", "11.22", f"{exponentials.sum():.2f}")
 
 # %% [markdown]
@@ -652,8 +621,6 @@ for temperature, said in printed.items():
     sf.check(sf.softmax, mine, z, temperature=temperature).raise_if_wrong()
     report = sf.check(sf.softmax, said, z, temperature=temperature, rtol=0.02)  # two digits
     print(f"T = {temperature}: {mine.round(3)}   the text: {said}  {'✓' if report.ok else '✗'}")
-    assert report.ok == (temperature != 0.5)
-assert np.allclose(softmax(z / 0.5), [0.867, 0.117, 0.016], atol=5e-4)
 the_text_says("softmax([2, 1, 0] / 0.5)", printed[0.5], softmax(z / 0.5).round(3))
 
 # %% [markdown]
@@ -664,15 +631,10 @@ the_text_says("softmax([2, 1, 0] / 0.5)", printed[0.5], softmax(z / 0.5).round(3
 z = np.array([1000.0, 1000.1, 1000.2])
 said = [0.0900, 0.2447, 0.6652]
 report = sf.check(sf.softmax, said, z, rtol=0.02)
-assert not report.ok
-assert np.allclose(softmax(z), [0.3006, 0.3322, 0.3672], atol=5e-5)
-assert np.allclose(softmax(np.arange(3.0)), said, atol=1e-3)
 the_text_says("softmax([1000, 1000.1, 1000.2])", said, softmax(z).round(4))
 
 z = np.array([2.1, -0.5, 1.3, 0.8])
 said = [0.42, 0.03, 0.29, 0.26]
-assert not sf.check(sf.softmax, said, z, rtol=0.02).ok
-assert np.allclose(softmax(z), [0.557, 0.041, 0.250, 0.152], atol=5e-4)
 the_text_says("softmax([2.1, -0.5, 1.3, 0.8])", said, softmax(z).round(3))
 report
 
@@ -686,13 +648,47 @@ large = np.array([1000.0, 1000.1, 1000.2], np.float32)
 with np.errstate(over="ignore", invalid="ignore"):
     naive = np.exp(large) / np.exp(large).sum()
 report = sf.check(sf.softmax, naive, large)
-assert report.diagnosis[0].name == "softmax.no_shift"
 report
 
 # %%
 report = sf.check(sf.softmax, softmax(z * 0.5), z, temperature=0.5)  # multiplied with T
-assert report.diagnosis[0].name == "softmax.temperature_inverted"
 report
+
+# %% [markdown]
+# ### Which words may come at all
+#
+# Before the draw the tail is cut off. **top-k** keeps the `k` likeliest. **top-p** keeps the likeliest until their shares sum up to `p`: few where the model is sure, many where it is not. What is cut gets a logit of `-inf`,
+# and softmax shares out the rest anew.
+
+
+# %%
+def kept(logits, temperature=1.0, top_k=None, top_p=None):
+    scores = logits / temperature
+    if top_k is not None:
+        scores = np.where(scores >= np.sort(scores)[-top_k], scores, -np.inf)
+    if top_p is not None:
+        order = np.argsort(-scores)
+        shares = softmax(scores[order])
+        before = np.cumsum(shares) - shares  # a word stays if those before it are not enough
+        scores[order[before >= top_p]] = -np.inf
+    return softmax(scores)
+
+
+from simdformer.text import Sampler
+
+last = demo("One day Ada")[-1].astype(np.float64)
+apart = []
+for options in (
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 2.0, "top_p": 0.9},
+):
+    mine = kept(last, **options)
+    best = [f"{demo.tokenizer.decode([id])!r} {mine[id]:.1%}" for id in np.argsort(-mine)[:3]]
+    print(f"{options!s:<36} {(mine > 0).sum():4d} words left: {', '.join(best)} ...")
+    apart.append(np.abs(mine - Sampler(**options).probabilities(last)).max())
+print(f"largest difference from the package's Sampler: {max(apart):.0e}")
 
 # %% [markdown]
 # ## 7 · Attention
@@ -718,7 +714,7 @@ for name, b in {
 ratio = np.exp(0.95 - 0.1)
 for others in ([], [-3.0] * 100, [5.0]):
     shares = softmax(np.array([0.95, 0.1, 0.3, *others]))
-    assert np.isclose(shares[0] / shares[1], ratio)
+    print(f"{len(others):3d} others: the two shares are {shares[0] / shares[1]:.2f} : 1")
 the_text_says(
     "share of score 0.95 : share of score 0.1", f"0.7 : 0.01 = {0.7 / 0.01:.0f}", f"{ratio:.2f}"
 )
@@ -735,8 +731,6 @@ dots = (queries * keys).sum(-1)
 beyond = (abs(dots) > 20).mean()
 print(f"D = 128: variance {dots.var():.0f}, deviation {dots.std():.1f}, beyond ±20: {beyond:.0%}")
 print(f"divided by √D: deviation {(dots / sqrt(128)).std():.2f}")
-assert 110 < dots.var() < 146
-assert 0.04 < beyond < 0.12
 
 kr, vr = np.repeat(k_rot, H // K, axis=0), np.repeat(v, H // K, axis=0)
 scores = q_rot @ kr.swapaxes(-1, -2) / sqrt(D)
@@ -751,7 +745,6 @@ print(f"q {q_rot.shape} · k {kr.shape} → scores {scores.shape}")
 L = len(ids)
 mask = np.triu(np.full((L, L), -np.inf, np.float32), k=1)
 print(mask[:4, :4])
-assert np.array_equal(mask, sf.causal_mask(L, L, dtype=np.float32))
 masked = scores + mask
 
 # %% [markdown]
@@ -789,8 +782,6 @@ for what, mine in {
     "heads tiled": softmax(q_rot @ tiled_k.swapaxes(-1, -2) / sqrt(D) + mask) @ tiled_v,
 }.items():
     report = sf.check(sf.scaled_dot_product_attention, mine, q_rot, k_rot, v, is_causal=True)
-    assert not report.ok
-    assert report.diagnosis, what
     print(f"{what:<20} → {report.diagnosis[0].title}")
 
 # %% [markdown]
@@ -814,14 +805,11 @@ pictured = np.array(
 ahead = np.triu(pictured, k=1).sum(-1)
 for word, share in zip(words, ahead, strict=True):
     print(f"{word:<4} gives {share:.0%} to words that come later")
-assert np.allclose(pictured.sum(-1), 1)
 
 # The logarithms of shares are scores that give these shares. Hide the future in them:
 causal_scores = np.where(sf.causal_mask(6, 6), np.log(pictured), -np.inf)
 report = sf.check(sf.softmax, pictured, causal_scores)
-assert not report.ok
 causal = softmax(causal_scores)
-assert (np.triu(causal, k=1) == 0).all()
 the_text_says("share that The gives to later words", f"{ahead[0]:.0%}", f"{1 - causal[0, 0]:.0%}")
 report
 
@@ -838,8 +826,6 @@ _, demo_trace = demo.run_with_cache(demo_ids)
 layers = range(demo.config.num_layers)
 patterns = np.stack([demo_trace[f"layers.{i}.attn.pattern"] for i in layers])
 print("patterns: layers, heads, L, S =", patterns.shape)
-assert np.allclose(patterns.sum(-1), 1, atol=1e-5)
-assert (np.triu(patterns, k=1) == 0).all()  # nobody looks ahead
 sf.plots.attention_heads(patterns[0], pieces, title="layer 0")
 plt.show()
 sf.plots.attention_heads(patterns[-1], pieces, title="the last layer")
@@ -862,9 +848,10 @@ print(f"{n} tokens; who listens to all alike looks back {even:.1f} tokens")
 for i in layers:
     back = (story_trace[f"layers.{i}.attn.pattern"] * distance).sum(-1).mean(-1)
     print(f"layer {i}: heads look back {back.min():.1f} to {back.max():.1f} tokens")
-    assert 0 <= back.min() <= back.max() < n
 
 # %% [markdown]
+# In this small model it is the other way round: the first two layers look farthest back.
+#
 # ### What it costs
 #
 # Every token looks at every earlier one: `n²` scores per head and layer, `D` multiply-adds each, and as many again for
@@ -878,8 +865,6 @@ for n, said in ((1024, "1M"), (4096, "16M"), (32768, "1B"), (131072, "16B")):
     work = 2 * squared * QWEN3_8B.head_dim * QWEN3_8B.num_heads * QWEN3_8B.num_layers
     stored = squared * QWEN3_8B.num_heads * 2 / 2**30
     print(f"{n:7,} | {said:>7} | {work:25.2e} | {stored:14,.1f} GiB")
-    number = float(said[:-1]) * {"M": 2**20, "B": 2**30}[said[-1]]
-    assert np.isclose(squared, number)  # the text's 1M, 16M, 1B, 16B
 
 # %% [markdown]
 # Nobody stores those gigabytes. Kernels in the manner of **flash attention**, `sf.scaled_dot_product_attention` among
@@ -933,18 +918,8 @@ def silu(x):
 
 line = np.linspace(-6, 6, 241, dtype=np.float32)
 sf.check(sf.silu, silu(line), line).raise_if_wrong()
-with sf.plots.style():
-    fig, ax = plt.subplots(figsize=(6.4, 3.1), layout="constrained")
-    for function, colour, line_style in (
-        (sf.silu, "blue", "-"),
-        (sf.gelu, "orange", "--"),
-        (sf.relu, "green", ":"),
-    ):
-        colour = sf.plots.COLOURS[colour]
-        ax.plot(line, function(line), line_style, color=colour, label=function.__name__)
-    ax.set(xlabel="x", ylabel="activation", ylim=(-0.6, 3), xlim=(-4, 3))
-    ax.legend()
-    plt.show()
+sf.plots.activations([sf.silu, sf.gelu, sf.relu])
+plt.show()
 
 # %%
 gate, up, down = (weight(f"layers.0.{name}") for name in ("gate", "up", "down"))
@@ -964,7 +939,6 @@ sf.check(sf.nn.MLP(gate, up, down), mlp_out, mlp_norm).raise_if_wrong()
 # %%
 swapped = (silu(mlp_norm @ up.T) * (mlp_norm @ gate.T)) @ down.T
 report = sf.check(sf.nn.MLP(gate, up, down), swapped, mlp_norm)
-assert report.diagnosis[0].name == "swiglu.gate_and_up_swapped"
 report
 
 # %% [markdown]
@@ -974,8 +948,6 @@ report
 
 # %%
 mlp_8b = 3 * QWEN3_8B.hidden_size * QWEN3_8B.intermediate_size
-assert mlp_8b == 150_994_944
-assert round(3 * 4096 * 14336 / 1e6) == 176
 the_text_says("intermediate_size", 14336, QWEN3_8B.intermediate_size)
 the_text_says("parameters of one MLP", "176M", f"{mlp_8b:,}")
 
@@ -1061,7 +1033,6 @@ sf.check_trace(mine, model, ids).raise_if_wrong()
 
 # %%
 report = sf.check_trace(forward(ids, qk_norm=False), model, ids)
-assert not report.ok
 report
 
 # %% [markdown]
@@ -1081,7 +1052,6 @@ def parallel_layer(x, layer, note):
 
 
 report = sf.check_trace(forward(ids, parallel_layer), model, ids)
-assert not report.ok
 report
 
 # %% [markdown]
@@ -1123,8 +1093,6 @@ for part, count in by_hand.items():
 print(f"{'one layer':<16} {one_layer:>12,}")
 
 attention_8b = sum(by_hand[part] for part in "qkvo")
-assert attention_8b == 41_943_040  # the text's 42M
-assert one_layer == 192_946_432
 the_text_says("parameters of one layer", "42M + 176M", f"{one_layer:,}")
 the_text_says("share of the attention in a layer", "18.8%", f"{attention_8b / one_layer:.1%}")
 
@@ -1133,9 +1101,6 @@ total = c.num_layers * one_layer + c.hidden_size + 2 * c.vocab_size * c.hidden_s
 print(f"{c.num_layers} layers + final norm   {total - 2 * embedding_8b:>14,}")
 print(f"embedding, lm_head     2 × {embedding_8b:>11,}")
 print(f"Qwen3-8B               {total:>14,}")
-assert total == 8_190_735_360
-assert total - 2 * embedding_8b == 6_946_075_648
-assert total == sum(prod(shape) for shape in weight_shapes(c).values())
 
 text_total = 622e6 + 7.8e9 + 626e6  # the three lines of the text
 the_text_says("parameters of the model", f"{text_total / 1e9:.2f}B in three lines", f"{total:,}")
@@ -1153,10 +1118,6 @@ from simdformer.models.budget import cache_bytes, parameter_budget
 budget = parameter_budget(c)
 for part, count in budget.items():
     print(f"{part:<10} {count:>14,} {count / total:7.1%}")
-assert sum(budget.values()) == total
-assert budget["mlp"] == c.num_layers * mlp_8b
-assert budget["attention"] == c.num_layers * attention_8b
-assert 0.6 < budget["mlp"] / total < 0.7  # "60 to 70%", as the text says
 
 cache = cache_bytes(c, 32768, 2)
 print(
@@ -1196,8 +1157,6 @@ sf.check(block, mine["layers.0.resid_post"], x, mask="causal").raise_if_wrong()
 
 # %%
 logits = model(ids)
-assert np.abs(logits - mine["logits"]).max() < 1e-2 * np.abs(logits).max()
-assert (logits.argmax(-1) == mine["logits"].argmax(-1)).mean() > 0.9
 
 prompt = "the answer to the ultimate question of life, the universe, and everything is "
 print(prompt + demo.generate(prompt, max_new_tokens=2))

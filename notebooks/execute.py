@@ -5,7 +5,7 @@
 They run on the package's own models, whatever SIMDFORMER_QWEN3 and its like point at, so that the outputs are the
 same everywhere; and without progress bars, which only slow machines show. The notebook remembers a digest of the source
 it was run from, so that a test can tell outputs that are older than the source. Output of cells tagged `timing` is
-dropped: it belongs to the reader's machine.
+dropped: it belongs to the reader's machine. That of cells tagged `measured` is kept: run those on an idle machine.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 DIGEST = "source_sha256"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 OWN_WEIGHTS = ("SIMDFORMER_LLAMA3", "SIMDFORMER_MINIMIND", "SIMDFORMER_QWEN3")
 
 
@@ -41,8 +42,10 @@ def run(source: Path) -> nbformat.NotebookNode:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:03d}"  # stable, so that a new run changes only what changed
         cell.metadata.pop("execution", None)  # time stamps
-        if cell.cell_type == "code" and "timing" in cell.metadata.get("tags", []):
-            cell["outputs"] = []
+        if cell.cell_type == "code":
+            cell["outputs"] = (
+                [] if "timing" in cell.metadata.get("tags", []) else kept(cell.outputs)
+            )
     language = {"name": "python"}  # without the version of the machine that ran it
     notebook.metadata = {
         "kernelspec": notebook.metadata["kernelspec"],
@@ -52,11 +55,18 @@ def run(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def kept(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """All but progress bars."""
+    return [output for output in outputs if WIDGET not in output.get("data", {})]
+
+
 def main(names: list[str]) -> None:
     for source in sources():
         if names and source.stem not in names:
             continue
         print(f"running {source.name}", flush=True)
+        if os.getloadavg()[0] > 0.5 and '["measured"]' in source.read_text():
+            print("  others compute on this machine: what is measured now is worth nothing")
         notebook = run(source)
         nbformat.validate(notebook)
         nbformat.write(notebook, source.with_suffix(".ipynb"))

@@ -82,7 +82,8 @@ def test_outputs_hold_no_errors_warnings_paths_or_timings(source: Path) -> None:
             assert output.get("name") != "stderr", output.text
             for text in texts(output):
                 assert not re.search(r"/(home|root|work|tmp|usr)/", text), text
-                assert not re.search(r"\d\s*(ms|µs|us|seconds)\b", text), text
+                times = re.search(r"\d\s*(ms|µs|us|seconds)\b", text)
+                assert not times or "measured" in cell.metadata.get("tags", []), text
 
 
 @each_notebook
@@ -108,6 +109,34 @@ def test_a_walkthrough_checks_breaks_and_times_what_it_computes(source: Path) ->
     assert sum(".raise_if_wrong()" in cell.source for cell in cells) >= 5
     assert any("break it yourself" in cell.source.lower() for cell in notebook.cells)
     assert any(is_timing(cell) and "PyTorch" in cell.source for cell in cells)
+
+
+@each_notebook
+def test_the_cells_of_a_reader_hold_no_assert(source: Path) -> None:
+    """What they claim is in claims/, beside this file."""
+    for cell in code_cells(jupytext.read(source)):
+        assert not re.search(r"^\s*(assert\b|np\.testing\b)", cell.source, re.M), cell.source
+
+
+@pytest.mark.parametrize(
+    "source", [source for source in SOURCES if source.stem < "06"], ids=lambda source: source.stem
+)
+def test_a_picture_is_one_call(source: Path) -> None:
+    for cell in code_cells(jupytext.read(source)):
+        drawn = re.findall(r"\bplt\.(?!show\(\))\w+|\bax\.\w+", cell.source)
+        assert drawn == [], cell.source
+
+
+def test_the_measured_cells_show_what_they_measured() -> None:
+    [source] = [source for source in SOURCES if source.stem == "05_how_fast"]
+    cells = [
+        cell for cell in code_cells(kept(source)) if "measured" in cell.metadata.get("tags", [])
+    ]
+    assert len(cells) >= 5
+    assert all(cell.outputs for cell in cells)
+    assert any(
+        re.search(r"\d ms", text) for cell in cells for one in cell.outputs for text in texts(one)
+    )
 
 
 def test_execute_leaves_out_weights_of_the_reader(monkeypatch, tmp_path) -> None:
@@ -183,6 +212,31 @@ def test_a_cell_that_fails_is_named(tmp_path) -> None:
     source = tmp_path / "00_probe.py"
     source.write_text('# %%\nx = 1\n\n# %% tags=["timing"]\n1 / 0\n\n# %%\nx + y\n')
     assert failures(source)["00_probe"].startswith("cell 3: NameError")
+
+
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        ("x = 1", "cell 1 claims what is not so: assert shown == '3': AssertionError()"),
+        ("x = 2", "no cell has the line of a claim: x = 2"),
+    ],
+)
+def test_a_claim_that_does_not_hold_is_named(line, failed, tmp_path, monkeypatch) -> None:
+    source = tmp_path / "00_probe.py"
+    source.write_text("# %%\nx = 1\nprint(2 * x, end='')\n")
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / source.name).write_text(
+        f"import math\n\n# %% {line}\nassert math.sqrt(x) == 1\nassert shown == '3'\n"
+    )
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    run_cells = importlib.import_module("run_cells")
+    monkeypatch.setattr(run_cells, "CLAIMS", tmp_path / "claims")
+    assert run_cells.failure(run_cells.InteractiveShell.instance(), source) == failed
+
+
+def test_every_claim_belongs_to_a_notebook() -> None:
+    names = {path.stem for path in (Path(__file__).parent / "claims").glob("*.py")}
+    assert names <= {source.stem for source in SOURCES}
 
 
 @pytest.mark.slow

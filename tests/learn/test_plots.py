@@ -80,6 +80,23 @@ PLOTS = {
     "logit_lens": (1, lambda run, model, **ax: sf.plots.logit_lens(model, run[1], **ax)),
     "parameter_budget": (1, lambda run, model, **ax: sf.plots.parameter_budget(CONFIG, **ax)),
     "error_map": (1, lambda run, model, **ax: sf.plots.error_map(pattern(), pattern(), **ax)),
+    "attention_stages": (
+        3,
+        lambda run, model, **ax: sf.plots.attention_stages(np.eye(4), sf.causal_mask(4, 4), **ax),
+    ),
+    "activations": (1, lambda run, model, **ax: sf.plots.activations([sf.silu, sf.relu], **ax)),
+    "lines": (
+        1,
+        lambda run, model, **ax: sf.plots.lines(
+            [1, 2], {"a": [1, 2]}, xlabel="x", ylabel="y", **ax
+        ),
+    ),
+    "roofline": (
+        1,
+        lambda run, model, **ax: sf.plots.roofline(
+            {"a": 1.0}, gflops=9.0, gigabytes_per_second=3.0, **ax
+        ),
+    ),
     "all_heads": (12, lambda run, model, **ax: sf.plots.all_heads(run[1], **ax)),
     "attribution": (
         1,

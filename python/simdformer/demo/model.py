@@ -9,6 +9,7 @@ import numpy as np
 
 from simdformer.data import demo_path
 from simdformer.demo.printing import SHADES, check, difference, show
+from simdformer.interpret import patch
 from simdformer.text import LanguageModel, Report, from_pretrained
 from simdformer.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ def trained_model(model: LanguageModel, tokenizer: Tokenizer, path: str | None) 
     print(f"   {CODE}  {model}\n")
     right = question(model) if path is None else True
     right = story(model, tokenizer) and right
-    lookup(model, tokenizer)
+    lookup(model, tokenizer, carried=path is None)
     return right
 
 
@@ -89,7 +90,7 @@ def story(model: LanguageModel, tokenizer: Tokenizer) -> bool:
     return same_ids and same_logits
 
 
-def lookup(model: LanguageModel, tokenizer: Tokenizer) -> None:
+def lookup(model: LanguageModel, tokenizer: Tokenizer, *, carried: bool) -> None:
     """One row of one attention pattern: of the head that looks hardest at what is said next."""
     print("It looks things up, and where it looks can be seen")
     show(
@@ -120,6 +121,19 @@ def lookup(model: LanguageModel, tokenizer: Tokenizer) -> None:
     what = f"{word!r}, which it says next" if said else "what was said"
     share = f"{shares[layer, head]:.0%} of the last token's attention"
     print(f"\n   Layer {layer}, head {head}: {share} goes to {what}.")
-    print(
-        "   Looking is not yet doing: notebook 07, Who does it?, asks which head brings the word."
+    if carried:
+        print(textwrap.indent(brings_back(model, layer, head), "   "))
+    print("   Notebook 07, Who does it?, asks on.")
+
+
+def brings_back(model: LanguageModel, layer: int, head: int) -> str:
+    """Whether the head that looks also does the work: patching says it."""
+    back = patch(model, LOOKUP, LOOKUP.replace("blue", "green"), (" blue", " green"), by="head")
+    does = tuple(map(int, np.unravel_index(np.argmax(back), back.shape)))
+    restored = " and ".join(
+        f"head {at[0]}.{at[1]} brings back {back[at]:.0%}" for at in ((layer, head), does)
+    )
+    return (
+        "Looking is not doing. With green for blue in the text, and one head's result put back as\n"
+        f"it was here, {restored} of the answer."
     )

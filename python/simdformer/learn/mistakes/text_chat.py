@@ -11,7 +11,7 @@ from simdformer.learn.program import Program, State
 
 __all__ = ["chat_ids"]
 
-CHAT = "02 §10"
+CHAT = "02 §11"
 
 Messages = Sequence[Mapping[str, str]]
 

@@ -10,7 +10,7 @@ from simdformer.learn.program import Program, State
 
 __all__ = ["generate"]
 
-GENERATION = "02 §10"
+GENERATION = "02 §11"
 
 
 def generate(model: Any, prompt: Sequence[int], max_new_tokens: int, end_id: int) -> list[int]:

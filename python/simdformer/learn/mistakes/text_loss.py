@@ -13,7 +13,7 @@ from simdformer.reference import softmax
 
 __all__ = ["text_loss"]
 
-LOSS = "02 §9"
+LOSS = "02 §10"
 
 
 def text_loss(logits: Any, ids: Any, pad_id: int) -> Any:

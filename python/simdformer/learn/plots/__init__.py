@@ -5,7 +5,8 @@
     residual_norms(trace)             logit_lens(model, trace)     parameter_budget(config)
     all_heads(trace)                  attribution(found)           patching(restored, tokens)
     token_losses(losses, tokens)      trace_errors(mine, right)    error_map(mine, right)
-    style()
+    attention_stages(scores, mask)    activations(functions)       roofline(work, ...)
+    lines(x, curves, ...)             style()
 
 Each draws on the Axes given as `ax=`, or on a new figure as wide as a notebook, and returns the
 Axes (those with several: an array of them). They share one look, which `style()` lends to your own
@@ -19,6 +20,7 @@ from simdformer.learn.plots.attention import (
     error_map,
     score_map,
 )
+from simdformer.learn.plots.curves import activations, lines, roofline
 from simdformer.learn.plots.interpret import (
     all_heads,
     attribution,
@@ -29,18 +31,23 @@ from simdformer.learn.plots.interpret import (
 from simdformer.learn.plots.look import COLOURS, style
 from simdformer.learn.plots.model import logit_lens, parameter_budget, residual_norms
 from simdformer.learn.plots.rope import rope_bands, rope_circle, rope_turns
+from simdformer.learn.plots.stages import attention_stages
 
 __all__ = [
     "COLOURS",
+    "activations",
     "all_heads",
     "attention_heads",
     "attention_map",
+    "attention_stages",
     "attribution",
     "error_map",
+    "lines",
     "logit_lens",
     "parameter_budget",
     "patching",
     "residual_norms",
+    "roofline",
     "rope_bands",
     "rope_circle",
     "rope_turns",
