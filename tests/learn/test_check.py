@@ -298,3 +298,35 @@ def test_a_sample_is_a_part_of_the_whole(rng):
     assert some[0].size < q.size / 4
     for a, b in zip(some, part(tuple(call.right())), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+# ---- what was done to the whole array ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_is_seen_in_one_array(p, rng):
+    q, k, v = (normal(rng, 2, 3, 7, 8) for _ in range(3))
+    mine = attend(q, k, v) * (rng.random(q.shape) >= p) / np.float32(1 - p)
+    report = sf.check(attention, mine.astype(np.float32), q, k, v)
+    assert names(report) == ["array.dropout"], report
+    assert report.diagnosis[0].title == f"dropout is left on, with p = {p}"
+
+
+def test_zeros_alone_or_another_factor_are_no_dropout(rng):
+    q, k, v = (normal(rng, 2, 3, 7, 8) for _ in range(3))
+    dropped = attend(q, k, v) * (rng.random(q.shape) >= 0.3)
+    for factor in (1, 1.1, 3):
+        mine = (dropped * factor).astype(np.float32)
+        assert "array.dropout" not in names(sf.check(attention, mine, q, k, v))
+
+
+def test_a_first_sequence_only(rng):
+    q, k, v = (normal(rng, 3, 2, 7, 8) for _ in range(3))
+    right = attend(q, k, v)
+    for mine, rest in (
+        (np.concatenate([right[:1], 0 * right[1:]]), "the others are 0"),
+        (np.concatenate([right[:1]] * 3), "the others are copies of it"),
+    ):
+        report = sf.check(attention, mine, q, k, v)
+        assert names(report) == ["array.first_sequence_only"], report
+        assert report.diagnosis[0].title.endswith(rest)

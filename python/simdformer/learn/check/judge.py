@@ -25,6 +25,7 @@ from simdformer.learn.check.rounding import coarser
 from simdformer.learn.check.search import WHOLE, Explanation, Problem
 from simdformer.learn.check.shapes import changes, parts
 from simdformer.learn.check.twice import answer
+from simdformer.learn.check.whole import done_to_all
 
 __all__ = ["Check", "check"]
 
@@ -111,10 +112,12 @@ class Check:
         ok, found = verdict.ok, verdict.found
         worst = max(range(len(found)), key=lambda i: (not found[i].ok, found[i].excess), default=0)
         axes = self.axes(worst)
-        where, seen = None, []
+        where, seen, explanations = None, [], verdict.explanations
+        if not ok and not explanations and len(found) == 1:
+            explanations = done_to_all(numbers(self.mine[0]), numbers(right[0]), self.same)
         if not ok:
             where = _where(found[worst], self.mine[worst], right[worst], worst, axes)
-        if not ok and not verdict.explanations:
+        if not ok and not explanations:
             seen = self.describe(worst, right[worst])
         if not ok and len(found) > 1 and sum(not c.ok for c in found) < len(found):
             good = [str(i) for i, c in enumerate(found) if c.ok]
@@ -127,7 +130,7 @@ class Check:
             max_abs=max(c.max_abs for c in found),
             max_rel=max(float(c.relative.max(initial=0)) for c in found),
             where=where,
-            explanations=verdict.explanations,
+            explanations=explanations,
             remarks=verdict.remarks + remarks(self.call, self.mine, ok),
             observations=tuple(seen),
             axes=axes,
@@ -246,18 +249,17 @@ class Check:
         )
 
     def describe(self, i: int, right: Any) -> list[str]:
-        def same(a: Any, b: Any) -> bool:
-            if np.shape(a) != np.shape(b):
-                return False
-            if np.size(a) > WHOLE and np.ndim(a) > 1:  # most are told apart by a few rows
-                some = [
-                    x.reshape(-1, x.shape[-1])[:: x.size // x.shape[-1] // 64 + 1] for x in (a, b)
-                ]
-                if not self.compare([some[0]], [some[1]])[0].ok:
-                    return False
-            return self.compare([a], [b])[0].ok
+        return described(numbers(self.mine[i]), numbers(right), self.same, self.axes(i))
 
-        return described(numbers(self.mine[i]), numbers(right), same, self.axes(i))
+    def same(self, a: Any, b: Any) -> bool:
+        """By the measure of the check."""
+        if np.shape(a) != np.shape(b):
+            return False
+        if np.size(a) > WHOLE and np.ndim(a) > 1:  # most are told apart by a few rows
+            some = [x.reshape(-1, x.shape[-1])[:: x.size // x.shape[-1] // 64 + 1] for x in (a, b)]
+            if not self.compare([some[0]], [some[1]])[0].ok:
+                return False
+        return self.compare([a], [b])[0].ok
 
     def axes(self, i: int) -> tuple[str, ...]:
         """The names of the axes of result number i."""
