@@ -4,265 +4,49 @@ config says something else than Llama's.
 What a config leaves out is what transformers takes then.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simdformer.arguments import LARGEST, is_whole
-from simdformer.checkpoints.names import Names, require
+from simdformer.checkpoints.huggingface_names import (
+    ATTENTION,
+    EXPERTS,
+    FIELDS,
+    FUSED,
+    GATE_AND_UP,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    MINIMIND_SHARED_EXPERT,
+    MIXTRAL_EXPERTS,
+    MLP_BIASES,
+    NORMS_AFTER,
+    NORMS_AROUND,
+    NORMS_BEFORE,
+    OUTPUTS,
+    OUTSIDE,
+    SHARED_EXPERT,
+)
+from simdformer.checkpoints.huggingface_rules import (
+    Found,
+    all_but_every_nth,
+    all_layers,
+    every_other_below_max_window_layers,
+    experts_and_bias,
+    from_max_window_layers,
+    gemma_scales,
+    gpt2_sizes,
+    gpt_oss_experts,
+    layers_with_experts,
+    layers_without_rope,
+    minimind,
+    mixtral_experts,
+    nothing,
+    smollm3_rope,
+)
+from simdformer.checkpoints.names import Names
 
 __all__ = ["ARCHITECTURES", "Architecture"]
-
-Found = Mapping[str, Any]  # a config.json
-
-ATTENTION = {
-    "model.layers.{}.self_attn.q_proj.weight": "layers.{}.wq",
-    "model.layers.{}.self_attn.k_proj.weight": "layers.{}.wk",
-    "model.layers.{}.self_attn.v_proj.weight": "layers.{}.wv",
-    "model.layers.{}.self_attn.q_proj.bias": "layers.{}.bq",
-    "model.layers.{}.self_attn.k_proj.bias": "layers.{}.bk",
-    "model.layers.{}.self_attn.v_proj.bias": "layers.{}.bv",
-    "model.layers.{}.self_attn.q_norm.weight": "layers.{}.q_norm",
-    "model.layers.{}.self_attn.k_norm.weight": "layers.{}.k_norm",
-}
-GATE_AND_UP = {
-    "model.layers.{}.mlp.gate_proj.weight": "layers.{}.gate",
-    "model.layers.{}.mlp.up_proj.weight": "layers.{}.up",
-}
-OUTPUTS = {
-    "model.layers.{}.self_attn.o_proj.weight": "layers.{}.wo",
-    "model.layers.{}.self_attn.o_proj.bias": "layers.{}.bo",
-    "model.layers.{}.mlp.down_proj.weight": "layers.{}.down",
-}
-OUTSIDE = {
-    "model.embed_tokens.weight": "embed",
-    "model.norm.weight": "final_norm",
-    "lm_head.weight": "lm_head",
-}
-FUSED = {  # their rows stand below each other
-    "model.layers.{}.self_attn.qkv_proj.weight": "layers.{}.wq_wk_wv",
-    "model.layers.{}.mlp.gate_up_proj.weight": "layers.{}.gate_up",
-}
-NORMS_BEFORE = {
-    "model.layers.{}.input_layernorm.weight": "layers.{}.attn_norm",
-    "model.layers.{}.post_attention_layernorm.weight": "layers.{}.mlp_norm",
-}
-NORMS_AFTER = {
-    "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attn_out_norm",
-    "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.mlp_out_norm",
-}
-NORMS_AROUND = {
-    "model.layers.{}.input_layernorm.weight": "layers.{}.attn_norm",
-    "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attn_out_norm",
-    "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.mlp_norm",
-    "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.mlp_out_norm",
-}
-MLP_BIASES = {
-    "model.layers.{}.mlp.gate_proj.bias": "layers.{}.gate_bias",
-    "model.layers.{}.mlp.up_proj.bias": "layers.{}.up_bias",
-    "model.layers.{}.mlp.down_proj.bias": "layers.{}.down_bias",
-}
-EXPERTS = {
-    "model.layers.{}.mlp.gate.weight": "layers.{}.router",
-    "model.layers.{}.mlp.experts.{}.gate_proj.weight": "layers.{}.experts.{}.gate",
-    "model.layers.{}.mlp.experts.{}.up_proj.weight": "layers.{}.experts.{}.up",
-    "model.layers.{}.mlp.experts.{}.down_proj.weight": "layers.{}.experts.{}.down",
-}
-MIXTRAL_EXPERTS = {
-    "model.layers.{}.block_sparse_moe.gate.weight": "layers.{}.router",
-    "model.layers.{}.block_sparse_moe.experts.{}.w1.weight": "layers.{}.experts.{}.gate",
-    "model.layers.{}.block_sparse_moe.experts.{}.w3.weight": "layers.{}.experts.{}.up",
-    "model.layers.{}.block_sparse_moe.experts.{}.w2.weight": "layers.{}.experts.{}.down",
-}
-SHARED_EXPERT = {
-    "model.layers.{}.mlp.shared_expert.gate_proj.weight": "layers.{}.shared.gate",
-    "model.layers.{}.mlp.shared_expert.up_proj.weight": "layers.{}.shared.up",
-    "model.layers.{}.mlp.shared_expert.down_proj.weight": "layers.{}.shared.down",
-    "model.layers.{}.mlp.shared_expert_gate.weight": "layers.{}.shared.router",
-}
-MINIMIND_SHARED_EXPERT = {
-    "model.layers.{}.mlp.shared_experts.0.gate_proj.weight": "layers.{}.shared.gate",
-    "model.layers.{}.mlp.shared_experts.0.up_proj.weight": "layers.{}.shared.up",
-    "model.layers.{}.mlp.shared_experts.0.down_proj.weight": "layers.{}.shared.down",
-}
-GPT_OSS = {
-    "model.layers.{}.self_attn.sinks": "layers.{}.sinks",
-    "model.layers.{}.mlp.router.weight": "layers.{}.router",
-    "model.layers.{}.mlp.router.bias": "layers.{}.router_bias",
-    "model.layers.{}.mlp.experts.gate_up_proj": "layers.{}.experts.gate_up_columns",
-    "model.layers.{}.mlp.experts.gate_up_proj_blocks": "layers.{}.experts.gate_up_blocks",
-    "model.layers.{}.mlp.experts.gate_up_proj_scales": "layers.{}.experts.gate_up_scales",
-    "model.layers.{}.mlp.experts.gate_up_proj_bias": "layers.{}.experts.gate_up_bias",
-    "model.layers.{}.mlp.experts.down_proj": "layers.{}.experts.down_columns",
-    "model.layers.{}.mlp.experts.down_proj_blocks": "layers.{}.experts.down_blocks",
-    "model.layers.{}.mlp.experts.down_proj_scales": "layers.{}.experts.down_scales",
-    "model.layers.{}.mlp.experts.down_proj_bias": "layers.{}.experts.down_bias",
-}
-LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
-GPT2 = {
-    "transformer.wte.weight": "embed",
-    "transformer.wpe.weight": "pos_embed",
-    "transformer.h.{}.ln_1.weight": "layers.{}.attn_norm",
-    "transformer.h.{}.ln_1.bias": "layers.{}.attn_norm_bias",
-    "transformer.h.{}.attn.c_attn.weight": "layers.{}.wq_wk_wv",
-    "transformer.h.{}.attn.c_attn.bias": "layers.{}.bq_bk_bv",
-    "transformer.h.{}.attn.c_proj.weight": "layers.{}.wo",
-    "transformer.h.{}.attn.c_proj.bias": "layers.{}.bo",
-    "transformer.h.{}.ln_2.weight": "layers.{}.mlp_norm",
-    "transformer.h.{}.ln_2.bias": "layers.{}.mlp_norm_bias",
-    "transformer.h.{}.mlp.c_fc.weight": "layers.{}.up",
-    "transformer.h.{}.mlp.c_fc.bias": "layers.{}.up_bias",
-    "transformer.h.{}.mlp.c_proj.weight": "layers.{}.down",
-    "transformer.h.{}.mlp.c_proj.bias": "layers.{}.down_bias",
-    "transformer.ln_f.weight": "final_norm",
-    "transformer.ln_f.bias": "final_norm_bias",
-    "lm_head.weight": "lm_head",
-}
-FIELDS = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "intermediate_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_seq_len",
-    "rms_norm_eps": "norm_eps",
-    "tie_word_embeddings": "tie_embeddings",
-}
-
-
-# ---- what follows from a config ------------------------------------------------------------------
-
-
-def nothing(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    return {}
-
-
-def norms_that_are_there(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    """MiniMind has had norms of q and k for some generations, which its tensors tell."""
-    return {"qk_norm": "layers.0.q_norm" in tensors}
-
-
-def minimind_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    """Where it uses them. Its earlier generation calls their number n_routed_experts, may have one
-    more for all tokens, and does not normalise the weight of a single one."""
-    if not switched_on(found, "use_moe"):
-        return {}
-    earlier, one = "n_routed_experts" in found, found.get("num_experts_per_tok") == 1
-    count = "n_routed_experts" if earlier else "num_experts"
-    for name in (count, "num_experts_per_tok"):
-        require(is_whole(found.get(name)), name, found.get(name), "a whole number > 0")
-    shared = found.get("n_shared_experts") or 0
-    require(is_whole(shared, 0) and shared <= 1, "n_shared_experts", shared, "0 or 1")
-    scoring = found.get("scoring_func", "softmax")
-    require(scoring == "softmax", "scoring_func", scoring, "'softmax'")
-    inner = found["intermediate_size"]
-    return {
-        "num_experts": found[count],
-        "num_experts_per_tok": found["num_experts_per_tok"],
-        "expert_intermediate_size": found.get("moe_intermediate_size") or inner,
-        "normalize_expert_weights": found["norm_topk_prob"] and not (earlier and one),
-        "shared_intermediate_size": inner if shared else 0,
-    }
-
-
-def minimind(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    return norms_that_are_there(found, tensors) | minimind_experts(found, tensors)
-
-
-def mixtral_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    return {"expert_intermediate_size": found["intermediate_size"]}
-
-
-def gpt_oss_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    """Its experts. Where no RoPE is said transformers takes a scaled one, which is a guess."""
-    rope = found.get("rope_parameters") or found.get("rope_scaling")
-    require(bool(rope), "rope_scaling", rope, "an object")
-    return mixtral_experts(found, tensors)
-
-
-def layers_with_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    """Every so manieth layer, without those that mlp_only_layers counts."""
-    layers, step = found["num_hidden_layers"], found["decoder_sparse_step"]
-    plain = found.get("mlp_only_layers") or []
-    require(is_whole(step), "decoder_sparse_step", step, "a whole number > 0")
-    right = isinstance(plain, list) and all(is_whole(one, 0) for one in plain)
-    require(right, "mlp_only_layers", plain, "a list of numbers of layers")
-    mixed = tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers))
-    return {"expert_layers": None if all(mixed) else mixed}
-
-
-def experts_and_bias(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    return layers_with_experts(found, tensors) | {"qkv_bias": switched_on(found, "qkv_bias")}
-
-
-def switched_on(found: Found, name: str) -> bool:
-    value = found.get(name)
-    require(value is None or isinstance(value, bool), name, value, "true or false")
-    return bool(value)
-
-
-def gemma_scales(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    scalar, width = found["query_pre_attn_scalar"], found["hidden_size"]
-    for name, value in (("query_pre_attn_scalar", scalar), ("hidden_size", width)):
-        right = is_whole(value) and value <= LARGEST
-        require(right, name, value, "a whole number > 0 and < 2**63")
-    return {"attention_scale": scalar**-0.5, "embed_scale": width**0.5}
-
-
-def gpt2_sizes(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    inner, width = found.get("n_inner"), found["n_embd"]
-    return {"intermediate_size": 4 * width if inner is None else inner}
-
-
-def smollm3_rope(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    turns = turning_layers(found)
-    return {"rope_layers": None if all(turns) else tuple(turns)}
-
-
-def turning_layers(found: Found) -> list[bool]:
-    """Which layers have RoPE: no_rope_layers has a 1 for those that do."""
-    layers, flags = found["num_hidden_layers"], found.get("no_rope_layers")
-    if flags is None:
-        every = found["no_rope_layer_interval"]
-        require(is_whole(every), "no_rope_layer_interval", every, "a whole number > 0")
-        return [(layer + 1) % every != 0 for layer in range(layers)]
-    right = isinstance(flags, list) and len(flags) == layers and all(one in (0, 1) for one in flags)
-    require(right, "no_rope_layers", flags, f"0 or 1 for each of {layers} layers")
-    return [bool(one) for one in flags]
-
-
-# ---- which layers have a window, where no layer_types say it -------------------------------------
-
-
-def all_layers(found: Found) -> list[bool]:
-    return [True] * int(found["num_hidden_layers"])
-
-
-def from_max_window_layers(found: Found) -> list[bool]:
-    first: Any = found.get("max_window_layers")
-    require(is_whole(first, 0), "max_window_layers", first, "a whole number >= 0")
-    return [layer >= first for layer in range(found["num_hidden_layers"])]
-
-
-def every_other_below_max_window_layers(found: Found) -> list[bool]:
-    first: Any = found.get("max_window_layers")
-    require(is_whole(first, 0), "max_window_layers", first, "a whole number >= 0")
-    return [layer % 2 == 0 and layer < first for layer in range(found["num_hidden_layers"])]
-
-
-def all_but_every_nth(found: Found) -> list[bool]:
-    every = found["sliding_window_pattern"]
-    require(is_whole(every), "sliding_window_pattern", every, "a whole number > 0")
-    return [(layer + 1) % every != 0 for layer in range(found["num_hidden_layers"])]
-
-
-def layers_without_rope(found: Found) -> list[bool]:
-    return [not turns for turns in turning_layers(found)]
-
-
-# ---- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,15 +21,13 @@ from simdformer.experts import Chosen, expert_weights, likeliest
 from simdformer.functional import (
     RopeFrequencies,
     embedding,
-    gelu,
     layer_norm,
     linear,
     rms_norm,
     rope,
     scaled_dot_product_attention,
-    silu,
-    swiglu,
 )
+from simdformer.models.activations import GATED, PLAIN, clamped_swiglu, sigmoid
 from simdformer.models.batch_pass import BatchPass
 from simdformer.models.cache import KVCache
 from simdformer.models.decoder import Decoder
@@ -281,33 +279,6 @@ class Transformer(Decoder):
             ).swapaxes(1, 2)
 
         return run.by_length(turned, tables)
-
-
-def gelu_tanh(x: Array) -> Array:
-    """gelu(x), with the tanh approximation"""
-    return gelu(x, approximate="tanh")
-
-
-def geglu(gate: Array, up: Array) -> Array:
-    """gelu(gate) * up, with the tanh approximation"""
-    return gelu_tanh(gate) * up
-
-
-GATED = {"silu": swiglu, "gelu_tanh": geglu}
-PLAIN = {"silu": silu, "gelu_tanh": gelu_tanh}
-
-
-def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
-    """gate * sigmoid(alpha gate) * (up + 1), with gate at most limit and up within +- limit"""
-    dtype, wide = gate.dtype, np.promote_types(gate.dtype, np.float32)
-    gate = np.minimum(gate.astype(wide, copy=False), limit)
-    up = np.clip(up.astype(wide, copy=False), -limit, limit)
-    return swiglu(alpha * gate, (up + 1) / alpha).astype(dtype, copy=False)
-
-
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))"""
-    return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
 def scaled(x: Array, factor: float) -> Array:
