@@ -628,14 +628,52 @@ def test_what_is_no_trace_is_refused(llama):
         sf.check_trace({"embed": 1}, model, [999])
 
 
-@pytest.mark.parametrize("switches", [GEMMA, OLMO2, GPT2], ids=["gemma", "olmo2", "gpt2"])
-def test_a_model_that_cannot_be_explained_yet_is_refused(switches):
+def test_a_model_that_cannot_be_explained_yet_is_refused():
     """Its own activations are right, and nobody must be told that they are wrong."""
-    config = tiny_config(**switches)
+    config = tiny_config(**GPT2)
     model = Transformer(config, random_weights(np.random.default_rng(3), config), dtype="float32")
     _, trace = model.run_with_cache(IDS)
     with pytest.raises(ValueError, match=r"the model has .* which is not explained yet; compare"):
         sf.check_trace(trace, model, IDS)
+
+
+@pytest.fixture(scope="module", params=[GEMMA, OLMO2], ids=["gemma", "olmo2"])
+def switched(request):
+    """Models with norms behind, factors, caps, two thetas, layers and channels without RoPE."""
+    config = tiny_config(**request.param)
+    return Transformer(config, random_weights(np.random.default_rng(3), config), dtype="float32")
+
+
+def test_every_step_of_a_model_with_switches_is_what_the_model_computes(switched):
+    steps = ModelSteps(switched, np.array([IDS]))
+    for name in steps.names:
+        before = {other: x for other, x in steps.right.items() if other != name}
+        np.testing.assert_allclose(
+            steps.value(name, before), steps.right[name], rtol=1e-4, atol=1e-4, err_msg=name
+        )
+    _, trace = switched.run_with_cache(IDS)
+    assert sf.check_trace(trace, switched, IDS).ok
+    assert sf.check_trace({"logits": trace["logits"]}, switched, IDS).ok
+
+
+def test_forgotten_factors_and_caps_are_named(switched):
+    config, (_, trace) = switched.config, switched.run_with_cache(IDS)
+    forgotten = {
+        "embed": config.embed_scale,
+        "layers.1.attn.out": config.residual_scale,
+        "layers.1.mlp.out": config.residual_scale,
+        "logits": 1 / config.logit_divisor,
+    }
+    for name, factor in forgotten.items():
+        if factor != 1:
+            wrong = {**trace, name: trace[name] / np.float32(factor)}
+            report = sf.check_trace(wrong, switched, IDS)
+            assert report.first_wrong == name
+            assert "scaling.forgotten" in [mistake.name for mistake in report.diagnosis], report
+    if config.logit_softcap is not None:
+        product = trace["final_norm"] @ ModelSteps(switched, np.array([IDS])).tensors("lm_head").T
+        report = sf.check_trace({**trace, "logits": product}, switched, IDS)
+        assert [mistake.name for mistake in report.diagnosis] == ["softcapping.forgotten"], report
 
 
 # ---- how it is shown -----------------------------------------------------------------------------

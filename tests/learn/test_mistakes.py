@@ -42,7 +42,7 @@ def test_every_mistake_has_an_example():
     """Those of whole models, in layers of a model, are shown in test_check_trace; those around a
     model in test_exercises_text."""
     shown = {mistakes[0] for mistakes, _ in EXAMPLES.values()}
-    elsewhere = ("layer.", "model.", "text.")
+    elsewhere = ("layer.", "model.", "text.", "scaling.", "softcapping.")
     known = {name for name in CATALOGUE.variations if not name.startswith(elsewhere)}
     assert known - shown == set()
 

@@ -25,7 +25,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 SAMPLES = 6  # of what rounding does
 # How many times the usual distance a number may be off. Among a million numbers with normal errors
 # one is 4.9 times; the rest is for estimates made from six samples.
-TIMES = 8.0
+TIMES = 10.0
 LONG_SUM = 2.0  # times sqrt(n): a sum of n numbers, one after the other, rounds n times
 NOTICED = 0.02  # of the usual error; what is off by less is not off
 ALIKE = 0.2  # of the places that rounding one step reaches, an error has to be in so many

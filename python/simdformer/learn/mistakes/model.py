@@ -10,7 +10,9 @@ the layer before has left.
 
 from typing import Any
 
-from simdformer.learn.mistakes.activations import silu, swiglu
+import numpy as np
+
+from simdformer.learn.mistakes.activations import gelu, silu, swiglu
 from simdformer.learn.mistakes.attention import attention
 from simdformer.learn.mistakes.gather import embedding
 from simdformer.learn.mistakes.linear import linear
@@ -59,12 +61,13 @@ def variable(name: str) -> str:
 
 def layer_steps(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """The steps that a layer of such a model has, and what each is computed from."""
-    if config.qk_norm:
-        return INPUTS
+    missing = {} if config.qk_norm else {"attn_q_normed": "attn_q", "attn_k_normed": "attn_k"}
+    if config.norm_placement == "after":
+        missing |= {"attn_norm": "resid_pre", "mlp_norm": "resid_mid"}
     return {
-        name: tuple(source.replace("_normed", "") for source in sources)
+        name: tuple(missing.get(source, source) for source in sources)
         for name, sources in INPUTS.items()
-        if not name.endswith("_normed")
+        if name not in missing
     }
 
 
@@ -76,7 +79,8 @@ model = Program("model")
 @model.step
 def embed(s: State) -> None:
     """ids (B,L) -> (B,L,E)"""
-    s.embed = s.run(embedding, ids=s.ids, weight=s.tensors("embed")).out
+    rows = s.run(embedding, ids=s.ids, weight=s.tensors("embed")).out
+    s.embed = scaled(s, rows, s.config.embed_scale)
 
 
 @model.step
@@ -98,7 +102,7 @@ def final_norm(s: State) -> None:
 @model.step
 def logits(s: State) -> None:
     """(B,L,E) -> (B,L,V)"""
-    s.logits = s.run(linear, x=s.final_norm, weight=s.tensors("lm_head")).out
+    s.logits = logits_by(s, s.tensors("lm_head"))
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -107,6 +111,8 @@ def logits(s: State) -> None:
 @layer.step
 def resid_pre(s: State) -> None:
     s.resid_pre = s.run.array(s.came_in)
+    if s.config.norm_placement == "after":
+        s.attn_norm = s.resid_pre
 
 
 @layer.step
@@ -131,12 +137,12 @@ def attn_v(s: State) -> None:
 
 @layer.step
 def attn_q_normed(s: State) -> None:
-    s.attn_q_normed = norm(s, s.attn_q, s.tensors("q_norm", s.index))
+    s.attn_q_normed = norm_heads(s, s.attn_q, s.tensors("q_norm", s.index))
 
 
 @layer.step
 def attn_k_normed(s: State) -> None:
-    s.attn_k_normed = norm(s, s.attn_k, s.tensors("k_norm", s.index))
+    s.attn_k_normed = norm_heads(s, s.attn_k, s.tensors("k_norm", s.index))
 
 
 @layer.step
@@ -173,12 +179,14 @@ def attn_z(s: State) -> None:
 @layer.step
 def attn_out(s: State) -> None:
     merged = s.run(merge_heads, x=s.attn_z.swapaxes(1, 2)).out
-    s.attn_out = project(s, merged, "wo", s.index)
+    s.attn_out = added(s, project(s, merged, "wo", s.index), "attn_out_norm")
 
 
 @layer.step
 def resid_mid(s: State) -> None:
     s.resid_mid = s.run.array(s.resid_pre) + s.run.array(s.attn_out)
+    if s.config.norm_placement == "after":
+        s.mlp_norm = s.resid_mid
 
 
 # ---- mlp -----------------------------------------------------------------------------------------
@@ -201,17 +209,20 @@ def mlp_up(s: State) -> None:
 
 @layer.step
 def mlp_silu(s: State) -> None:
-    s.mlp_silu = s.run(silu, x=s.mlp_gate).out
+    s.mlp_silu = activated(s)
 
 
 @layer.step
 def mlp_act(s: State) -> None:
-    s.mlp_act = s.run(swiglu, gate=s.mlp_gate, up=s.mlp_up).out
+    if s.config.activation == "silu":
+        s.mlp_act = s.run(swiglu, gate=s.mlp_gate, up=s.mlp_up).out
+    else:
+        s.mlp_act = activated(s) * s.run.array(s.mlp_up)
 
 
 @layer.step
 def mlp_out(s: State) -> None:
-    s.mlp_out = project(s, s.mlp_act, "down", s.index)
+    s.mlp_out = added(s, project(s, s.mlp_act, "down", s.index), "mlp_out_norm")
 
 
 @layer.step
@@ -225,7 +236,55 @@ BIASES = {"wq": "bq", "wk": "bk", "wv": "bv", "wo": "bo"}
 
 
 def norm(s: State, x: Any, weight: Any) -> Any:
+    """As it is where the model has no such norm."""
+    if weight is None:
+        return s.run.array(x)
     return s.run(rms_norm, x=x, weight=weight, eps=s.config.norm_eps).out
+
+
+def norm_heads(s: State, x: Any, weight: Any) -> Any:
+    """x (B,L,H,D) -> (B,L,H,D): over as many heads at a time as the weight is long"""
+    if len(weight) == x.shape[-1]:
+        return norm(s, x, weight)
+    return norm(s, x.reshape(*x.shape[:2], -1, len(weight)), weight).reshape(x.shape)
+
+
+def added(s: State, x: Any, name: str) -> Any:
+    """What is added to the stream: behind its norm and times its factor, where a model has them."""
+    return scaled(s, norm(s, x, s.tensors(name, s.index)), s.config.residual_scale)
+
+
+def activated(s: State) -> Any:
+    """(B,L,I) -> (B,L,I)"""
+    if s.config.activation == "silu":
+        return s.run(silu, x=s.mlp_gate).out
+    return s.run(gelu, x=s.mlp_gate, approximate="tanh").out
+
+
+def logits_by(s: State, weight: Any) -> Any:
+    """(B,L,E) through weight (V,E) -> (B,L,V)"""
+    product = s.run(linear, x=s.final_norm, weight=weight).out
+    product = scaled(s, product, 1 / s.config.logit_divisor)
+    cap = s.config.logit_softcap
+    return product if cap is None else s.run(softcapping, x=product, softcap=cap).out
+
+
+# Run where a model has such a factor, such a cap: what goes wrong with it is tried there only.
+scaling, softcapping = Program("scaling"), Program("softcapping")
+
+
+def scaled(s: State, x: Any, factor: float) -> Any:
+    return x if factor == 1 else s.run(scaling, x=x, factor=factor).out
+
+
+@scaling.step
+def multiply(s: State) -> None:
+    s.out = s.run.array(s.x) * s.run.dtype(s.factor)
+
+
+@softcapping.step
+def cap(s: State) -> None:
+    s.out = s.softcap * np.tanh(s.run.array(s.x) / s.run.dtype(s.softcap))
 
 
 def project(s: State, x: Any, name: str, layer: int) -> Any:
@@ -243,11 +302,14 @@ def heads(s: State, x: Any, name: str, layer: int) -> Any:
 def turned(s: State, x: Any) -> Any:
     """RoPE: (B,L,H,D) -> (B,L,H,D)"""
     config = s.config
+    if config.rope_layers is not None and not config.rope_layers[s.index]:
+        return s.run.array(x)
+    local = config.local_rope_theta is not None and config.window(s.index) is not None
     table = s.run(
         rope_frequencies,
-        head_dim=config.head_dim,
-        theta=config.rope_theta,
-        scaling=config.rope_scaling,
+        head_dim=config.rotary_dim or config.head_dim,
+        theta=config.local_rope_theta if local else config.rope_theta,
+        scaling=None if local else config.rope_scaling,
     ).out
     only = len(x) == 1  # a batch of one is none: nothing can be mixed up between sequences
     y = s.run(
@@ -256,6 +318,7 @@ def turned(s: State, x: Any) -> Any:
         layout=config.rope_layout,
         inv_freq=table.inv_freq,
         attention_factor=table.attention_factor,
+        rotary_dim=config.rotary_dim,
     ).out.swapaxes(-3, -2)
     return y[None] if only else y
 
@@ -290,6 +353,8 @@ def attend(s: State, some: Program, **known: Any) -> Any:
             "value": s.attn_v.swapaxes(1, 2),
             "is_causal": True,
             "window": s.config.window(s.index),
+            "scale": s.config.attention_scale,
+            "softcap": s.config.attention_softcap,
         }
         | known,
     )

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from simdformer.learn.catalogue import Mistakes, first, instead, then
-from simdformer.learn.mistakes.linear import linear
-from simdformer.learn.mistakes.model import norm, turned
+from simdformer.learn.mistakes.model import logits_by, norm, turned
 from simdformer.learn.mistakes.softmax import softmax
 from simdformer.learn.mistakes.split_heads import merge_heads
 from simdformer.learn.program import STEPS, Step
@@ -159,9 +158,7 @@ Mistakes("model.logits", see=ANSWER, fix="Multiply the normed value by lm_head (
         > Leave it to what comes after the model.
     """,
     logits_of_unnormed=first(final_norm=lambda s: s.resid_post),
-    embedding_for_lm_head=instead(
-        logits=lambda s: s.run(linear, x=s.final_norm, weight=s.tensors("embed")).out
-    ),
+    embedding_for_lm_head=instead(logits=lambda s: logits_by(s, s.tensors("embed"))),
     probabilities=then(logits=lambda s: s.run(softmax, x=s.logits).out),
     log_probabilities=then(logits=lambda s: np.log(s.run(softmax, x=s.logits).out)),
 )

@@ -101,6 +101,11 @@ class ModelSteps:
                 for name, value in values.items()
                 if name.startswith(at) and name not in needed
             }
+            if self.config.norm_placement == "after":  # attention and MLP read the stream itself
+                read = {"attn_norm": "resid_pre", "mlp_norm": "resid_mid"}
+                given |= {
+                    name: given[as_it_is] for name, as_it_is in read.items() if as_it_is in given
+                }
             plan.append((index, program, start | given))
 
         whole = Program("model")
