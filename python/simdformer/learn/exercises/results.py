@@ -179,7 +179,9 @@ def explained(report: Report, which: str) -> str:
         if number:
             lines.append("or, which gives the same array here:")
         for mistake in group:
-            lines += [mistake.title, f"  why: {mistake.cause}", f"  fix: {mistake.fix}"]
+            lines += [mistake.title, f"  why: {mistake.cause}"]
+            lines += [f"  {line}" for line in mistake.difference]
+            lines += [f"  fix: {mistake.fix}"]
     if not lines:
         _, *lines = repr(report).splitlines()
         needed = (
