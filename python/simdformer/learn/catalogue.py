@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simdformer.learn.program import STEPS, Step, Value
-from simdformer.learn.source import difference, expression, statements
+from simdformer.learn.source import called, difference, expression, statements
 
 __all__ = [
     "CATALOGUE",
@@ -45,6 +45,8 @@ __all__ = [
 ]
 
 Wrong = Step | Mapping[str, Step]
+
+MOST_LINES = 12  # of a difference
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,13 @@ class Mistake:
 
     @property
     def difference(self) -> list[str]:
-        """The lines of its steps, as they are behind - and as they should be behind +."""
-        return [
-            line
-            for name, wrong in self.replaces.items()
-            for line in difference(reads(wrong), reads(STEPS[name]))
-        ]
+        """The lines of its steps, as they are behind - and as they should be behind +; of many the
+        first."""
+        lines = []
+        for name, wrong in self.replaces.items():
+            right = reads(STEPS[name])
+            lines += difference(called(reads(wrong), STEPS[name].__name__, right), right)
+        return lines if len(lines) <= MOST_LINES else [*lines[:MOST_LINES], "  ..."]
 
 
 @dataclass(frozen=True)

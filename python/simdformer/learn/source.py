@@ -10,7 +10,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-__all__ = ["difference", "expression", "statements"]
+__all__ = ["called", "difference", "expression", "statements"]
 
 Found = ast.FunctionDef | ast.Lambda
 CONTEXT = 4  # lines of a difference that still are read at a glance
@@ -33,6 +33,15 @@ def expression(function: Callable[..., Any]) -> str:
     """What a lambda gives."""
     found = _found(function)
     return ast.unparse(_plain(found.body, function)) if isinstance(found, ast.Lambda) else "..."
+
+
+def called(lines: list[str], name: str, body: list[str]) -> list[str]:
+    """Lines in which a function of that name is called, with its body in that place."""
+    return [
+        line[: -len(name)] + inner if line.strip() == name else line
+        for line in lines
+        for inner in (body if line.strip() == name else [""])
+    ]
 
 
 def difference(wrong: list[str], right: list[str]) -> list[str]:

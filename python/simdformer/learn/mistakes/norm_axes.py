@@ -17,6 +17,7 @@ from simdformer.learn.mistakes.norms import (
     rms_norm,
 )
 from simdformer.learn.program import State, Step
+from simdformer.learn.source import statements
 
 # ---- mistakes: axes ------------------------------------------------------------------------------
 
@@ -132,6 +133,11 @@ def rounding(step: Step, dtype: Any) -> Callable[[State], None]:
             if isinstance(value, np.ndarray) and value.dtype == np.dtype(s.run.dtype):
                 setattr(s, name, value.astype(dtype).astype(s.run.dtype))
 
+    first = step.__name__ == "inputs"
+    rounded.lines = [  # type: ignore[attr-defined]
+        *statements(step),
+        *([f"h = h.astype({np.dtype(dtype)})", "# and so whatever follows"] if first else []),
+    ]
     return rounded
 
 
