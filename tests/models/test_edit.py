@@ -285,7 +285,7 @@ def test_generation_takes_edits(story):
     story.generate(
         [ids, ids[:2]], max_new_tokens=2, edit={"embed": lambda x: shapes.append(x.shape)}
     )
-    assert shapes == [(1, len(ids), 128), (1, 2, 128), (2, 1, 128)]
+    assert shapes == [(len(ids), 128), (1, 128), (2, 128), (1, 128)]
     only = 300
 
     def favour(logits):

@@ -44,7 +44,7 @@ def test_the_version(command):
     [
         ("bench", "bench"),
         ("chat", "chat MODEL"),
-        ("check", "check FILE"),
+        ("check", "check FILE [NAME]"),
         ("demo", "demo [MODEL]"),
         ("info", "info [MODEL]"),
         ("learn", "learn"),

@@ -131,10 +131,22 @@ class Packing:
             running: dict[Future[None], int] = {}
             while True:
                 for nbytes, job in islice(left, 2 * threads - len(running)):
-                    running[pool.submit(job)] = nbytes
+                    running[submitted(pool, job)] = nbytes
                 if not running:
                     break
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     self.progress.advance(running.pop(future))
                     future.result()  # raises what the job raised
+
+
+def submitted(pool: ThreadPoolExecutor, job: Callable[[], None]) -> Future[None]:
+    """The job on a thread of the pool; done here and now where there can be none, as at the end of
+    a program whose daemon threads load models."""
+    try:
+        return pool.submit(job)
+    except RuntimeError:
+        done: Future[None] = Future()
+        job()
+        done.set_result(None)
+        return done

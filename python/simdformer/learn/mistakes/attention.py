@@ -121,21 +121,20 @@ def empty(s: State) -> None:
     s.weights = np.where(s.sees, s.weights, s.run.dtype(0))
 
 
-def weighted_sum(weights: Any, values: Any, visible: Any) -> Any:
-    """weights @ values, in which a hidden key has no part, not even as 0 * NaN."""
-    if np.isfinite(values).all():
-        return weights @ values
-    visible = np.broadcast_to(visible, weights.shape)
-    z = np.zeros((*weights.shape[:-1], values.shape[-1]), weights.dtype)
-    for j in range(values.shape[-2]):
-        part = weights[..., j, None] * values[..., None, j, :]
-        z = z + np.where(visible[..., j, None], part, z.dtype.type(0))
-    return z
-
-
 @attention.step
 def weigh(s: State) -> None:
-    s.z = weighted_sum(s.weights, s.v, s.visible & s.sees)
+    """A hidden key has no part, not even as 0 * NaN."""
+    if np.isfinite(s.v).all():
+        s.z = s.weights @ s.v
+        return
+    visible = np.broadcast_to(s.visible, s.scores.shape)
+    s.z = np.zeros((*s.weights.shape[:-1], s.v.shape[-1]), s.run.dtype)
+    for j in range(s.S):
+        part = s.weights[..., j, None] * s.v[..., None, j, :]
+        s.z = s.z + np.where(visible[..., j, None] & s.sees, part, s.run.dtype(0))
+
+
+weigh.lines = ["z = weights @ v  # hidden v as 0"]  # type: ignore[attr-defined]
 
 
 @attention.step
