@@ -23,11 +23,12 @@ which writes its files) and matplotlib are used when they are installed; nothing
 
 from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
+from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
 from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.quantized_models import QuantizedModelRun
-from simdformer.bench.results import Company, Measurement, Result, Results
+from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline, save_roofline
 from simdformer.bench.runner import all_cases, run, run_case, select
 from simdformer.bench.stopwatch import Stopwatch, compare
@@ -42,6 +43,8 @@ __all__ = [
     "Level",
     "Limits",
     "Linear",
+    "Loaded",
+    "Loading",
     "Machine",
     "Measurement",
     "ModelRun",

@@ -24,7 +24,8 @@ torch, onnxruntime, numpy: how many times as fast as they ours is.
 error: RMS against float64, relative; beside it that of PyTorch.
 goals: so many times the speed of the better of torch and onnxruntime, for a model of transformers
 and llama.cpp (peers), that share of the multiply-adds (FMA) or of the read bandwidth (read) of this
-machine. At most: what a kernel would reach that runs at the limit of the machine.
+machine. At most: what a kernel would reach that runs at the limit of the machine. Loading a model:
+at most so many times as long as reading its file, and so many bytes in memory as its weights have.
 """
 ON_TORCH = (TORCH, TRANSFORMERS)  # whose error stands beside ours
 Names = tuple[str, ...]
@@ -57,12 +58,16 @@ def cells(
     """
     mine = result.ours
     if mine is None:
-        return (result.case.name, "WRONG", *[""] * (4 + len(peers) + len(others)))
+        return (
+            result.case.name,
+            "skipped" if result.skipped else "WRONG",
+            *[""] * (4 + len(peers) + len(others)),
+        )
     return (
         result.case.name,
         duration(mine.best),
         "" if result.case.tiny else speed(result, mine),
-        "" if result.case.tiny else f"{result.share:.0%}",
+        "" if result.case.tiny or result.loaded else f"{result.share:.0%}",
         *(times(result.ratio(name)) for name in peers),
         f"{mine.error:.1e}",
         *(first_error(result, names) for names in others),
@@ -86,7 +91,12 @@ def goals(result: Result) -> Iterator[str]:
 
 
 def notes(result: Result) -> Iterator[str]:
-    """Contestants that have no column, and those that are missing for a reason worth saying."""
+    """Contestants that have no column, those that are missing for a reason worth saying, and what
+    a line has no column for.
+    """
+    if result.skipped:
+        yield result.skipped
+    yield from loading(result)
     for name in result.measured:
         if name not in (OURS, *PEERS):
             unit = result.case.work.counted_in
@@ -94,8 +104,19 @@ def notes(result: Result) -> Iterator[str]:
             found = f"{result.case.work.speed(theirs.best):,.1f} {unit}, error {error}"
             yield f"{times(result.ratio(name))} {name} ({found})"
     for name, why in result.missing.items():
-        if "another result" in why:
+        if "another result" in why or name == OURS:
             yield f"{name} {why}"
+
+
+def loading(result: Result) -> Iterator[str]:
+    """A line where a model was loaded."""
+    if (loaded := result.loaded) and result.ours:
+        ratio = result.ours.best / loaded.reading
+        yield (
+            f"{times(ratio)} as long as reading the file ({duration(loaded.reading)}), "
+            f"first token after {duration(loaded.first_token)}, "
+            f"{megabytes(loaded.resident)} resident beside {megabytes(loaded.weights)} of weights"
+        )
 
 
 def summary(results: Results) -> str:
@@ -141,6 +162,8 @@ def markdown(results: Results) -> str:
         others = tuple((name,) for name in MODEL_PEERS)
         theirs = tuple(f"{name}'s" for name in MODEL_PEERS)
         blocks.append(table(groups[True], MODEL_PEERS, others, theirs))
+        lines = [f"* {one.case.name}: {x}" for one in groups[True] for x in loading(one)]
+        blocks += ["\n".join(lines)] if lines else []
     if results.company:
         first, *lines = (" ".join(line.split()) for line in company(results))
         blocks.append("\n".join([first[0].upper() + first[1:], "", *(f"* {x}" for x in lines)]))
@@ -173,6 +196,14 @@ def duration(seconds: float) -> str:
         if seconds >= size * 0.9995:
             return f"{digits(seconds / size)} {unit}"
     return f"{digits(seconds / 1e-9)} ns"
+
+
+def megabytes(nbytes: float) -> str:
+    """
+    >>> megabytes(1_254e6), megabytes(math.nan)
+    ('1,254 MB', 'unknown MB')
+    """
+    return "unknown MB" if math.isnan(nbytes) else f"{nbytes / 1e6:,.0f} MB"
 
 
 def digits(number: float) -> str:

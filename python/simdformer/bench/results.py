@@ -9,7 +9,7 @@ import numpy as np
 
 from simdformer.bench.contestants import OURS
 from simdformer.bench.machine import Limits, Machine
-from simdformer.bench.work import Case, Goal
+from simdformer.bench.work import BESIDE_WEIGHTS, Case, Goal
 from simdformer.types import Array
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "SCHEMA",
     "Company",
     "GoalReached",
+    "Loaded",
     "Measurement",
     "Result",
     "Results",
@@ -57,7 +58,7 @@ class GoalReached:
 
     @property
     def met(self) -> bool:
-        if self.goal.of == "call":
+        if self.goal.at_most:
             return self.found <= self.goal.least
         return self.found >= self.goal.least
 
@@ -79,17 +80,40 @@ class GoalReached:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """What loading a model costs besides time.
+
+    reading: seconds that reading its file into new memory takes. first_token: seconds until there
+    is one, those of loading among them. resident: bytes of the process when the model is loaded,
+    NaN where the system does not tell. weights: their bytes in the file.
+    """
+
+    reading: float
+    first_token: float
+    resident: float
+    weights: int
+
+    def as_json(self) -> dict[str, Any]:
+        resident = None if math.isnan(self.resident) else self.resident
+        return {**asdict(self), "resident": resident}
+
+
+@dataclass(frozen=True)
 class Result:
-    """One case: measurements by contestant, and why others are missing."""
+    """One case: measurements by contestant, and why others are missing. `skipped`: why it could not
+    be measured at all. `loaded`: of a case that loads a model.
+    """
 
     case: Case
     limits: Limits
     measured: Mapping[str, Measurement]
     missing: Mapping[str, str] = field(default_factory=dict)
+    skipped: str = ""
+    loaded: Loaded | None = None
 
     @property
     def ours(self) -> Measurement | None:
-        """None when our result is wrong: its speed is then of no interest."""
+        """None when our result is wrong or there is none: its speed is then of no interest."""
         return self.measured.get(OURS)
 
     def ratio(self, name: str) -> float:
@@ -120,7 +144,11 @@ class Result:
                     found = self.limits.read_share(work, seconds)
                 case "call":
                     found = seconds
-            if goal.of != "call" and work.dtype == "float32" and 0 < self.share < 1:
+                case "reading" if self.loaded:
+                    found = seconds / self.loaded.reading
+                case "memory" if self.loaded:
+                    found = (self.loaded.resident - BESIDE_WEIGHTS) / self.loaded.weights
+            if not goal.at_most and work.dtype == "float32" and 0 < self.share < 1:
                 possible = found / self.share
         return GoalReached(goal, found, possible)
 
@@ -143,6 +171,8 @@ class Result:
                 for name, one in self.measured.items()
             },
             "missing": dict(self.missing),
+            "skipped": self.skipped or None,
+            "loaded": self.loaded.as_json() if self.loaded else None,
             "ratios": {name: self.ratio(name) for name in self.measured if name != OURS}
             if self.ours
             else {},
@@ -203,7 +233,7 @@ class Results:
     @property
     def right(self) -> bool:
         """Whether all our results were."""
-        return all(result.ours is not None for result in self.results)
+        return all(result.ours is not None or result.skipped for result in self.results)
 
     def as_json(self) -> dict[str, Any]:
         return {

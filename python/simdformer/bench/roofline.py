@@ -39,11 +39,15 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
     """One dot a case and contestant; the roofs are the limits of the machine.
 
     The dots of one operation stand above each other, because they do the same work. Cases that
-    only cost a call are left out.
+    only cost a call, and those that compute nothing, are left out.
     """
     if ax is None:
         ax = new_axes()
-    shown = [result for result in results.results if not result.case.tiny and result.measured]
+    shown = [
+        result
+        for result in results.results
+        if result.measured and result.case.work.flops and not result.case.tiny
+    ]
     intensities = [result.case.work.intensity for result in shown] or [1.0]
     left, right = min(intensities) / 5, max(max(intensities) * 2, ridge(results.limits) * 4)
     draw_roofs(ax, results.limits, left, right)
@@ -65,7 +69,8 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
         title=results.machine.title,
     )
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, loc="lower right", fontsize=9)
+    if ax.collections:  # any dot
+        ax.legend(frameon=False, loc="lower right", fontsize=9)
     ax.set_ylim(top=2 * results.limits.gflops)  # room for names
     write_names(ax, top_of_each_operation(shown))
     return ax

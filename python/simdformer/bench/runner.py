@@ -23,6 +23,7 @@ import simdformer as sf
 from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.contestants import Contestant, Missing, Way, torch_threads
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
+from simdformer.bench.loading import Loading, loading_cases, run_loading
 from simdformer.bench.machine import (
     LARGEST_READ,
     Limits,
@@ -81,7 +82,7 @@ def all_cases(isa: str, *, best_isa: bool = True, models: bool = False) -> list[
         name, work = operation.smallest()
         cases.append(Case(f"call/{name}", work, (SHORTEST_CALL,)))
     if models:
-        cases += [*model_cases(), *quantized_model_cases()]
+        cases += [*model_cases(), *loading_cases(), *quantized_model_cases()]
     if best_isa:
         return cases
     return [replace(case, goals=case.work.lower_goals(isa)) for case in cases]
@@ -157,6 +158,8 @@ def run(
 def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) -> Result:
     """One case. Who gives another result than float64 does not race, and is listed as missing."""
     work = case.work
+    if isinstance(work, Loading):
+        return run_loading(case, work, limits, budget)
     with torch_threads(sf.get_num_threads()):
         inputs = work.inputs(np.random.default_rng(SEED))
         expected = work.expected(inputs)

@@ -5,10 +5,11 @@ from typing import Any
 
 from simdformer.bench.contestants import TRANSFORMERS, Contestant, Missing, Way, optional, tensor
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
+from simdformer.checkpoints.names import Names
 from simdformer.models import ModelConfig
 from simdformer.types import Array
 
-__all__ = ["contestant", "load", "missing"]
+__all__ = ["contestant", "load", "missing", "names_of", "settings"]
 
 
 def missing() -> Missing | None:
@@ -18,11 +19,11 @@ def missing() -> Missing | None:
     return None
 
 
-def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
-    """Its own class for the architecture, with our tensors in it: no memory of its own."""
-    torch: Any = optional("torch")
-    library: Any = optional("transformers")
-    shape = {
+def settings(config: ModelConfig) -> dict[str, Any]:
+    """What config.json says about a model of the bench."""
+    return {
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
@@ -36,9 +37,19 @@ def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
         "rope_parameters": {"rope_type": "default", **(config.rope_scaling or {})}
         | {"rope_theta": config.rope_theta},
     }
-    make = library.Qwen3Config if config.qk_norm else library.LlamaConfig
-    theirs = make(**shape)
-    names = ARCHITECTURES[theirs.model_type].names
+
+
+def names_of(config: ModelConfig) -> Names:
+    """What its tensors are called in a checkpoint."""
+    return ARCHITECTURES[settings(config)["model_type"]].names
+
+
+def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
+    """Its own class for the architecture, with our tensors in it: no memory of its own."""
+    torch: Any = optional("torch")
+    library: Any = optional("transformers")
+    theirs = library.AutoConfig.for_model(**settings(config))
+    names = names_of(config)
     with torch.device("meta"):
         model = library.AutoModelForCausalLM.from_config(theirs, dtype=torch.bfloat16)
     tensors = {names.theirs(name): tensor(array) for name, array in weights.items()}

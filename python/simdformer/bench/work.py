@@ -34,6 +34,7 @@ from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
 __all__ = [
+    "BESIDE_WEIGHTS",
     "TOLERANCE",
     "Case",
     "Dtype",
@@ -58,6 +59,7 @@ Inputs = Mapping[str, Any]
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 SAMPLED = 16  # rows, heads or columns looked at in float64: ends, and some between
 LARGEST_NAIVE = 512 << 20  # bytes that numpy may make; a baseline need not fill the memory
+BESIDE_WEIGHTS = 100e6  # bytes of a process with a model: Python, numpy, ours
 MOST_NAIVE_FLOPS = 40e9  # a second, or several where numpy was built without a good BLAS
 
 
@@ -98,12 +100,18 @@ def spread(count: int) -> Array:
 class Goal:
     """At least `least` ... times the speed of the best of `peers`, or that share of a limit.
 
-    of "call": at most so many seconds.
+    of "call": at most so many seconds. "reading": at most so many times as long as reading the file
+    takes. "memory": at most so many times the bytes of the weights, and BESIDE_WEIGHTS more.
     """
 
     least: float
-    of: Literal["peers", "arithmetic", "read", "call"]
+    of: Literal["peers", "arithmetic", "read", "call", "reading", "memory"]
     peers: tuple[str, ...] = ()
+
+    @property
+    def at_most(self) -> bool:
+        """Whether `least` is the most."""
+        return self.of in ("call", "reading", "memory")
 
     def __str__(self) -> str:
         match self.of:
@@ -113,6 +121,10 @@ class Goal:
                 return f"{self.least:.0%} FMA"
             case "read":
                 return f"{self.least:.0%} read"
+            case "reading":
+                return f"≤ {self.least:g}× reading"
+            case "memory":
+                return f"≤ {self.least:g}× weights + {BESIDE_WEIGHTS / 1e6:g} MB"
         return f"≤ {self.least * 1e6:g} µs"
 
     def amount(self, found: float) -> str:

@@ -38,7 +38,7 @@ def add(commands: "shared.Commands") -> None:
         "--models",
         action="store_true",
         help="also whole models of random weights, about 1 billion parameters (10 GB of memory; "
-        "llama.cpp reads its copy from a file of 3 GB in the folder for temporary files)",
+        "copies for llama.cpp and for loading are files of 3 GB in the folder for temporary files)",
     )
     parser.add_argument(
         "--company",

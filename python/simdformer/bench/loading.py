@@ -1,0 +1,197 @@
+"""Loading as work: a checkpoint of random weights, read by processes that do nothing else.
+
+The file is written to the folder for temporary files, and gone afterwards. Each process imports
+this package, reads the file once into new memory, then loads the model from it and asks for the
+first token; times are those of the process, without its start. The file lies in the page cache
+meanwhile, so that it is not the disk that is measured.
+"""
+
+import errno
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import simdformer as sf
+from simdformer.bench.contestants import OURS, Contestant, Missing
+from simdformer.bench.machine import Limits
+from simdformer.bench.models import CHECKED, SEED, SHAPES, ModelRun
+from simdformer.bench.results import Loaded, Measurement, Result
+from simdformer.bench.transformers import names_of, settings
+from simdformer.bench.work import Case, Goal, Inputs, Unit, relative_error
+from simdformer.models import weight_shapes
+from simdformer.types import Array
+
+__all__ = ["Loading", "loading_cases", "run_loading", "write_checkpoint"]
+
+FEWEST_LOADS = 3
+ROOM = 1 << 20  # bytes beside the weights: header, config.json
+# Resident is what Linux counts; elsewhere it stays unknown.
+LOAD = """
+import json, sys, time
+from pathlib import Path
+import simdformer as sf
+
+wanted = json.loads(sys.argv[1])
+sf.set_isa(wanted["isa"])
+sf.set_num_threads(wanted["threads"])
+clock = time.perf_counter
+directory = Path(wanted["directory"])
+load = sf.from_pretrained  # imports
+
+start = clock()
+data = (directory / "model.safetensors").read_bytes()
+reading = clock() - start
+del data
+
+start = clock()
+model = load(directory)
+loading = clock() - start
+status = Path("/proc/self/status")
+resident = None
+if status.exists():
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    resident = int(lines["VmRSS"].split()[0]) * 1024
+
+start = clock()
+logits = model(wanted["ids"], model.new_cache(len(wanted["ids"])), 1)[-1]
+logits.argmax()
+first_token = loading + clock() - start
+print(json.dumps({
+    "reading": reading,
+    "loading": loading,
+    "first_token": first_token,
+    "resident": resident,
+    "logits": logits[wanted["rows"]].tolist(),
+}))
+"""
+
+
+def loading_cases() -> Iterator[Case]:
+    """Each shape once, in bfloat16."""
+    goals = (Goal(1.5, "reading"), Goal(1.05, "memory"))
+    for shape, config in SHAPES.items():
+        yield Case(f"{shape}/load", Loading(config=config, new=CHECKED), goals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(ModelRun):
+    """From a file to a model, and on to the token after a prompt of `new` ids."""
+
+    @property
+    def operation(self) -> str:
+        return "load a model"
+
+    @property
+    def flops(self) -> int:
+        """Nothing is computed on the way to a model; 0 keeps it off the roofline."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        """The weights, as the file has them."""
+        return 2 * sum(map(math.prod, weight_shapes(self.config).values()))
+
+    @property
+    def counted_in(self) -> Unit:
+        return "GB/s"
+
+    def speed(self, seconds: float) -> float:
+        return self.nbytes / seconds / 1e9
+
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        """Nobody: processes of their own do it, see `run_loading`."""
+        return []
+
+
+def run_loading(case: Case, work: Loading, limits: Limits, budget: float) -> Result:
+    """`work` is that of the case. As many processes as fit into `budget` seconds, three at least;
+    each time is the best of them, resident memory the most.
+    """
+    inputs = work.inputs(np.random.default_rng(SEED))
+    expected = work.expected(inputs)
+    try:
+        with tempfile.TemporaryDirectory(prefix="simdformer-bench-") as folder:
+            write_checkpoint(Path(folder), work, inputs["weights"])
+            wanted = {
+                "directory": folder,
+                "isa": sf.isa(),
+                "threads": sf.get_num_threads(),
+                "ids": work.checked_ids(inputs).tolist(),
+                "rows": work.sampled().tolist(),
+            }
+            runs = list(loads(wanted, budget))
+    except OSError as refusal:
+        return Result(case, limits, {}, skipped=f"no checkpoint could be written: {refusal}")
+    except RuntimeError as failure:
+        return Result(case, limits, {}, {OURS: f"does not load: {failure}"})
+    error = max(relative_error(np.array(run["logits"]), expected) for run in runs)
+    if not error <= work.tolerance:  # or NaN
+        why = f"gives another result, {error:.1e} away from float64"
+        return Result(case, limits, {}, {OURS: why})
+    seconds = [run["loading"] for run in runs]
+    mine = Measurement(
+        way="from_pretrained",
+        best=min(seconds),
+        median=median(seconds),
+        samples=len(runs),
+        calls_a_sample=1,
+        error=error,
+    )
+    loaded = Loaded(
+        reading=min(run["reading"] for run in runs),
+        first_token=min(run["first_token"] for run in runs),
+        resident=max(run["resident"] or math.nan for run in runs),
+        weights=work.nbytes,
+    )
+    return Result(case, limits, {OURS: mine}, loaded=loaded)
+
+
+def loads(wanted: Mapping[str, Any], budget: float) -> Iterator[dict[str, Any]]:
+    """What each process found. RuntimeError with its last words when one fails."""
+    start, done = time.perf_counter(), 0
+    while done < FEWEST_LOADS or time.perf_counter() - start < budget:
+        found = subprocess.run(
+            [sys.executable, "-c", LOAD, json.dumps(wanted)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if found.returncode:
+            last_words = found.stderr.strip().splitlines()[-1:]
+            raise RuntimeError(*last_words or [f"exit status {found.returncode}"])
+        yield json.loads(found.stdout)
+        done += 1
+
+
+def write_checkpoint(directory: Path, work: Loading, weights: Mapping[str, Array]) -> None:
+    """config.json and model.safetensors of Hugging Face. OSError where there is no room."""
+    needed, free = work.nbytes + ROOM, shutil.disk_usage(directory).free
+    if free < needed:
+        sizes = f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
+        raise OSError(errno.ENOSPC, sizes, str(directory))
+    (directory / "config.json").write_text(json.dumps(settings(work.config)))
+    names, header, position = names_of(work.config), {}, 0
+    for name, array in weights.items():
+        end = position + array.nbytes
+        header[names.theirs(name)] = {
+            "dtype": "BF16",
+            "shape": array.shape,
+            "data_offsets": [position, end],
+        }
+        position = end
+    head = json.dumps(header).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for array in weights.values():
+            file.write(array.view(np.uint8).data)
