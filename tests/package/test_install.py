@@ -194,7 +194,7 @@ def test_the_sdist_holds_what_a_build_needs_and_no_rubbish(sdist):
         *(f"python/{name}" for name in DEMO),
     }
     assert wanted - names == set()
-    assert [n for n in names if n.endswith((".so", ".o", ".pyc")) or "_cache" in n] == []
+    assert [n for n in names if n.endswith((".so", ".o", ".pyc")) or "_cache/" in n] == []
     assert {n.split("/")[0] for n in names} <= {
         *wanted,
         *("cpp", "docs", "python", "tests", "notebooks", ".clang-format", ".gitignore"),
