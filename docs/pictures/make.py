@@ -63,7 +63,7 @@ def attention(file: Path) -> None:
 def main(folder: Path) -> None:
     mpl.use("agg")
     photograph(look(), folder / "look.png", 1400, 1010)
-    photograph(check(), folder / "check.png", 900, 420)
+    photograph(check(), folder / "check.png", 640, 540)
     attention(folder / "attention.png")
 
 
