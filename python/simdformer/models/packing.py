@@ -2,9 +2,9 @@
 a time on all threads, so that what is loaded lies in memory once, and files are read as fast as
 they come."""
 
+import _thread
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -126,27 +126,60 @@ class Packing:
 
     def finish(self) -> None:
         """Fills in all matrices: as many pieces at a time as there are threads."""
-        left, threads = iter(self.jobs), get_num_threads()
-        with ThreadPoolExecutor(threads) as pool:
-            running: dict[Future[None], int] = {}
-            while True:
-                for nbytes, job in islice(left, 2 * threads - len(running)):
-                    running[submitted(pool, job)] = nbytes
-                if not running:
-                    break
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    self.progress.advance(running.pop(future))
-                    future.result()  # raises what the job raised
+        left = deque(self.jobs)
+        failed: list[BaseException] = []
+
+        def work(advance: Callable[[int], None]) -> None:
+            while left and not failed:
+                try:
+                    nbytes, job = left.popleft()
+                except IndexError:  # another thread has taken the last
+                    return
+                job()
+                advance(nbytes)
+
+        done: deque[int] = deque()  # bytes that the others have worked on
+
+        def told(nbytes: int) -> None:
+            while done:
+                self.progress.advance(done.popleft())
+            self.progress.advance(nbytes)
+
+        others = [beside(work, done.append, failed) for _ in range(get_num_threads() - 1)]
+        try:
+            work(told)
+        finally:
+            left.clear()
+            for ended in others:
+                ended.acquire()
+        told(0)
+        if failed:
+            raise failed[0]
 
 
-def submitted(pool: ThreadPoolExecutor, job: Callable[[], None]) -> Future[None]:
-    """The job on a thread of the pool; done here and now where there can be none, as at the end of
-    a program whose daemon threads load models."""
+def beside(
+    work: Callable[[Callable[[int], None]], None],
+    advance: Callable[[int], None],
+    failed: list[BaseException],
+) -> _thread.LockType:
+    """Does `work(advance)` on a thread of its own; a lock that is free when it has ended.
+
+    Not `threading` nor its executors: a Ctrl-C inside of their conditions can leave a lock behind
+    that the thread then waits for without end.
+    """
+    ended = _thread.allocate_lock()
+    ended.acquire()
+
+    def run() -> None:
+        try:
+            work(advance)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            ended.release()
+
     try:
-        return pool.submit(job)
-    except RuntimeError:
-        done: Future[None] = Future()
-        job()
-        done.set_result(None)
-        return done
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # as many as there may be, or the program is ending: the others do it all
+        ended.release()
+    return ended
