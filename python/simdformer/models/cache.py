@@ -9,7 +9,7 @@ import numpy.typing as npt
 from simdformer.arguments import as_array, read_whole, shown
 from simdformer.types import Array, DTypeLike, NumpyArrayLike
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "check_cache_dtype"]
 
 
 DTYPES = tuple(map(np.dtype, ("float64", "float32", "float16", ml_dtypes.bfloat16)))
@@ -46,14 +46,7 @@ class KVCache:
         sizes = {"num_layers": num_layers, "batch": batch, "num_kv_heads": num_kv_heads}
         sizes |= {"max_seq_len": max_seq_len, "head_dim": head_dim}
         layers, *shape = (read_whole("KVCache", name, value) for name, value in sizes.items())
-        try:
-            known = np.dtype(dtype) in DTYPES
-        except (TypeError, ValueError, SyntaxError):
-            known = False
-        if not known:
-            raise TypeError(
-                f"KVCache: dtype is {shown(dtype)}, needed is one of {', '.join(map(str, DTYPES))}"
-            )
+        check_cache_dtype("KVCache", dtype)
         needed = math.prod((layers, 2, *shape)) * np.dtype(dtype).itemsize
         if needed >= 1 << 63:
             raise ValueError(
@@ -137,3 +130,15 @@ class KVCache:
     def advance(self, new: int) -> None:
         """Counts `new` positions as filled."""
         self.lengths += new
+
+
+def check_cache_dtype(function: str, dtype: DTypeLike) -> None:
+    """TypeError for what is none of the dtypes that keys and values may have."""
+    try:
+        known = np.dtype(dtype) in DTYPES
+    except (TypeError, ValueError, SyntaxError):
+        known = False
+    if not known:
+        raise TypeError(
+            f"{function}: dtype is {shown(dtype)}, needed is one of {', '.join(map(str, DTYPES))}"
+        )

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdformer.arguments import read_whole, shown
-from simdformer.models.cache import DTYPES
+from simdformer.arguments import read_whole
+from simdformer.models.cache import check_cache_dtype
 from simdformer.types import Array, DTypeLike
 
 __all__ = ["PagedKVCache", "PagedSequence"]
@@ -74,15 +74,7 @@ class PagedKVCache:
             )
         if max_pages is not None:
             read_whole("PagedKVCache", "max_pages", max_pages)
-        try:
-            known = np.dtype(dtype) in DTYPES
-        except TypeError:
-            known = False
-        if not known:
-            raise TypeError(
-                f"PagedKVCache: dtype is {shown(dtype)}, needed is one of "
-                f"{', '.join(map(str, DTYPES))}"
-            )
+        check_cache_dtype("PagedKVCache", dtype)
         self.max_pages = max_pages
         self.data: Array = np.empty((layers, 2, 0, heads, page_size, depth), dtype)
         self._free: list[int] = []
