@@ -48,11 +48,13 @@ class BatchPass:
         self._starts, self._ends = starts, ends
 
         wanted: list[Integers] = []
+        rows = 0
         self.parts = [slice(0)] * len(pieces)
-        for at, piece, count, end in zip(order, self.pieces, counts, ends, strict=True):
-            first = sum(map(len, wanted))
-            wanted.append(np.arange(end - (count if piece.one_by_one else 1), end))
-            self.parts[at] = slice(first, first + len(wanted[-1]))
+        for at, piece, end in zip(order, self.pieces, ends, strict=True):
+            own = len(piece.ids) if piece.one_by_one else 1
+            wanted.append(np.arange(end - own, end))
+            self.parts[at] = slice(rows, rows + own)
+            rows += own
         self.answers: Integers = np.concatenate(wanted)
 
         widest = max(len(piece.sequence.pages) for piece in self.pieces)
