@@ -358,7 +358,7 @@ def test_it_races_and_its_error_is_shown(installed, shape, name):
 
 
 def test_a_wrong_order_of_rows_is_another_result(installed, monkeypatch):
-    monkeypatch.setattr(llama_cpp, "in_layout", lambda rows, *arguments: rows)
+    monkeypatch.setattr(llama_cpp, "in_layout", lambda rows, **arguments: rows)
     case = smaller(CASES["Llama-3.2-1B/decode"])
     result = run_case(case, LIMITS, 0.01, bench.Stopwatch())
     assert LLAMA_CPP not in result.measured

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.bench.contestants import LLAMA_CPP, Contestant, Missing, Way, optional
+from simdformer.checkpoints.gguf_export import in_layout
 from simdformer.functional import QuantizedWeight
 from simdformer.models import ModelConfig
 from simdformer.rope_scaling import rope_frequencies
@@ -30,7 +31,6 @@ __all__ = [
     "Context",
     "Model",
     "contestant",
-    "in_layout",
     "metadata",
     "missing",
     "tensors",
@@ -249,22 +249,9 @@ def tensors(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Array 
 def turned_rows(
     weight: Array | QuantizedWeight, config: ModelConfig, wanted: str
 ) -> Array | QuantizedWeight:
+    if config.rope_layout == wanted:
+        return weight
     if isinstance(weight, QuantizedWeight):
-        blocks = in_layout(weight.blocks(), config.head_dim, config.rope_layout, wanted)
+        blocks = in_layout(weight.blocks(), head_dim=config.head_dim, wanted=wanted)
         return QuantizedWeight.from_blocks(blocks, weight.type, weight.shape)
-    return in_layout(weight, config.head_dim, config.rope_layout, wanted)
-
-
-def in_layout(rows: Array, head_dim: int, found: str, wanted: str) -> Array:
-    """Rows (heads·D, ...) in the order in which another RoPE finds the same pairs.
-
-    >>> in_layout(np.arange(6), 6, "half", "interleaved")
-    array([0, 3, 1, 4, 2, 5])
-    >>> in_layout(np.arange(6), 6, "interleaved", "half")
-    array([0, 2, 4, 1, 3, 5])
-    """
-    if found == wanted:
-        return rows
-    pairs = (2, head_dim // 2) if found == "half" else (head_dim // 2, 2)
-    order = np.arange(len(rows)).reshape(-1, *pairs).swapaxes(1, 2).ravel()
-    return rows[order]
+    return in_layout(weight, head_dim=config.head_dim, wanted=wanted)

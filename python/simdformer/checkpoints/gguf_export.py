@@ -25,7 +25,7 @@ from simdformer.models.packing import BlockTensor, Tensor
 from simdformer.quantization.types import quantization_types
 from simdformer.types import Array
 
-__all__ = ["Losses", "Source", "new_tensors", "source_of"]
+__all__ = ["Losses", "Source", "in_layout", "new_tensors", "source_of"]
 
 # Architectures, and the biases that llama.cpp reads in their files.
 WRITTEN = {"qwen3": (), "qwen2": ("bq", "bk", "bv"), "llama": ("bq", "bk", "bv", "bo")}
@@ -194,6 +194,8 @@ def in_layout(rows: Array, *, head_dim: int, wanted: str) -> Array:
     >>> import numpy as np
     >>> in_layout(np.arange(6), head_dim=6, wanted="interleaved")
     array([0, 3, 1, 4, 2, 5])
+    >>> in_layout(np.arange(6), head_dim=6, wanted="half")
+    array([0, 2, 4, 1, 3, 5])
     """
     pairs = (2, head_dim // 2) if wanted == "interleaved" else (head_dim // 2, 2)
     order = np.arange(len(rows)).reshape(-1, *pairs).swapaxes(1, 2).ravel()
