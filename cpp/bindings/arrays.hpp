@@ -63,7 +63,7 @@ Input converted(const Arg& arg, const Input& input, DType dtype);
 // A new C-contiguous array. Sizes beyond 64 bits are a ValueError.
 py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape, View& view);
 
-// Where the result goes: a new array, or the caller's `out`.
+// Where the result goes: a new array, or the caller's `out`, an ndarray or a tensor of another library.
 class Output {
  public:
   Output(const Arg& arg, py::handle out, DType dtype, int rank, const int64_t* shape);
@@ -83,6 +83,7 @@ class Output {
  private:
   Arg arg_;
   bool given_;
+  py::object memory_;    // of a tensor of another library
   py::object stand_in_;  // with its view, and where it is copied in the end
   View from_, to_;
 };

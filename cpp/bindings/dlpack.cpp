@@ -41,6 +41,8 @@ struct ManagedTensor {  // in a capsule called "dltensor"
   void (*deleter)(ManagedTensor*);
 };
 
+enum Flags : uint64_t { kReadOnly = 1, kIsCopy = 2 };
+
 struct ManagedTensorVersioned {  // in a capsule called "dltensor_versioned"
   uint32_t major, minor;
   void* context;
@@ -126,27 +128,46 @@ void check_said_device(const Arg& arg, py::handle object) {
   check_device(arg, type);
 }
 
+// PyTorch hands out no tensor that requires a gradient. Where none is recorded its values are like any others.
+py::object without_gradient(const Arg& arg, py::handle object) {
+  const py::object tensor = py::reinterpret_borrow<py::object>(object);
+  if (!py::getattr(tensor, "requires_grad", py::none()).is(py::bool_(true))) return tensor;
+  const py::object torch = py::module_::import("sys").attr("modules").attr("get")("torch");
+  if (torch.is_none() || !py::isinstance(tensor, torch.attr("Tensor"))) return tensor;
+  if (torch.attr("is_grad_enabled")().cast<bool>())
+    refuse_buffer(arg, "requires a gradient", "a tensor that does not",
+                  "no gradient comes back from here: call it under torch.no_grad() or "
+                  "torch.inference_mode(), or pass " +
+                      name_of(arg) + ".detach()");
+  return tensor.attr("detach")();
+}
+
 py::object capsule_of(const Arg& arg, py::handle object) {
+  const py::object tensor = without_gradient(arg, object);
   try {
     try {
-      return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+      return tensor.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_TypeError))
         throw;  // an exporter older than version 1 does not know the keyword
     }
-    return object.attr("__dlpack__")();
+    return tensor.attr("__dlpack__")();
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt goes through
     refuse_export(arg, error);
   }
 }
 
-const Tensor& tensor_in(const Arg& arg, PyObject* capsule) {
+const Tensor& tensor_in(const Arg& arg, PyObject* capsule, Access access) {
   if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
     const auto* managed =
         static_cast<ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
     if (managed->major != 1)
       refuse_buffer(arg, "speaks DLPack version " + std::to_string(managed->major), "version 1 or older");
+    if (access == Access::write && (managed->flags & kReadOnly))
+      refuse_buffer(arg, "is read-only", "a writable tensor");
+    if (access == Access::write && (managed->flags & kIsCopy))
+      refuse_buffer(arg, "hands out a copy of its memory", "the memory itself");
     return managed->tensor;
   }
   if (!PyCapsule_IsValid(capsule, "dltensor"))
@@ -190,27 +211,45 @@ void read_layout(const Arg& arg, const Tensor& tensor, int64_t itemsize, View& v
 
 bool has_dlpack(py::handle object) { return py::hasattr(object, "__dlpack__"); }
 
-Input read_dlpack(const Arg& arg, py::handle object, Accept accept) {
+Input read_dlpack(const Arg& arg, py::handle object, Accept accept, Access access) {
   check_said_device(arg, object);
   Input input;
   input.owner = capsule_of(arg, object);
-  const Tensor& tensor = tensor_in(arg, input.owner.ptr());
+  const Tensor& tensor = tensor_in(arg, input.owner.ptr(), access);
   input.view.dtype = dtype_of(arg, tensor.dtype, accept);
   read_layout(arg, tensor, itemsize(input.view.dtype), input.view);
   return input;
 }
 
-py::object integers_of_dlpack(const Arg& arg, py::handle object) {
+namespace {
+
+// An ndarray over the memory that object.__dlpack__() offers, whose `number` is asked of (arg, its dtype).
+template <class Number>
+py::object array_of(const Arg& arg, py::handle object, Number number) {
   check_said_device(arg, object);
   py::object capsule = capsule_of(arg, object);
-  const Tensor& tensor = tensor_in(arg, capsule.ptr());
-  const int number = number_of_integers(arg, tensor.dtype);
+  const Tensor& tensor = tensor_in(arg, capsule.ptr(), Access::read);
+  const int type = number(arg, tensor.dtype);
   View view;
-  view.dtype = DType::f64;  // none of ours, and none is wider
+  view.dtype = DType::f64;  // for its size: no number is wider
   read_layout(arg, tensor, tensor.dtype.bits / 8, view);
-  py::object array = make_ndarray(number, view.rank, view.shape, view.strides, view.data);
+  py::object array = make_ndarray(type, view.rank, view.shape, view.strides, view.data);
   if (PyArray_SetBaseObject(as_ndarray(array), capsule.release().ptr()) < 0) throw py::error_already_set();
   return array;
+}
+
+}  // namespace
+
+py::object integers_of_dlpack(const Arg& arg, py::handle object) {
+  return array_of(arg, object, number_of_integers);
+}
+
+py::object array_of_dlpack(const Arg& arg, py::handle object) {
+  return array_of(arg, object, [](const Arg& arg, DataType dtype) {
+    const bool is_integer = dtype.code == kInt || dtype.code == kUInt;
+    return is_integer ? number_of_integers(arg, dtype)
+                      : number_of(dtype_of(arg, dtype, Accept::floats_and_bool));
+  });
 }
 
 }  // namespace simdformer

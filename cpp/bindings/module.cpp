@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   bind_quantised(module);
   bind_attention(module);
   bind_gather(module);
+  bind_interchange(module);
   bind_files(module);
   bind_limits(module);
 }

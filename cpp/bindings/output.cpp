@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "bindings/dlpack.hpp"
 #include "bindings/numpy_api.hpp"
 #include "core/copy.hpp"
 
@@ -73,21 +74,31 @@ Output::Output(const Arg& arg, py::handle out, DType dtype, int rank, const int6
     array = new_array(arg, dtype, rank, shape, view);
     return;
   }
-  if (!is_ndarray(out)) refuse_type(arg, type_of(out), "a numpy array", "leave it out to get a new one");
-  check_not_masked(arg, out);
-  PyArray_Descr* const descr = PyArray_DESCR(as_ndarray(out));
-  const std::string name = arg.name;
-  if (descr->type_num != number_of(dtype) || !PyArray_ISNBO(descr->byteorder))
-    refuse_type(arg, "has dtype " + dtype_text(descr), name_of(dtype),
-                "make it with np.empty(" + shape_text(rank, shape) +
-                    (dtype == DType::bf16 ? ", ml_dtypes." : ", np.") + name_of(dtype) + ")");
-  view_of_ndarray(arg, out, Accept::floats, view);
+  if (is_ndarray(out)) {
+    check_not_masked(arg, out);
+    PyArray_Descr* const descr = PyArray_DESCR(as_ndarray(out));
+    if (descr->type_num != number_of(dtype) || !PyArray_ISNBO(descr->byteorder))
+      refuse_type(arg, "has dtype " + dtype_text(descr), name_of(dtype),
+                  "make it with np.empty(" + shape_text(rank, shape) +
+                      (dtype == DType::bf16 ? ", ml_dtypes." : ", np.") + name_of(dtype) + ")");
+    view_of_ndarray(arg, out, Accept::floats, view);
+  } else if (has_dlpack(out)) {
+    Input tensor = read_dlpack(arg, out, Accept::floats, Access::write);
+    if (tensor.view.dtype != dtype)
+      refuse_type(arg, std::string("has dtype ") + name_of(tensor.view.dtype), name_of(dtype));
+    view = tensor.view;
+    memory_ = std::move(tensor.owner);
+  } else {
+    refuse_type(arg, type_of(out), "a numpy array or a tensor on the CPU", "leave it out to get a new one");
+  }
   if (rank != view.rank || !std::equal(shape, shape + rank, view.shape))
     refuse_value(arg, "has shape " + shape_text(view), shape_text(rank, shape));
-  if (!PyArray_ISWRITEABLE(as_ndarray(out))) refuse_value(arg, "is read-only", "a writable array");
+  if (is_ndarray(out) && !PyArray_ISWRITEABLE(as_ndarray(out)))
+    refuse_value(arg, "is read-only", "a writable array");
   if (overlaps_itself(view))
     refuse_value(arg, "has elements that lie on each other (a stride of 0, for instance)",
-                 "a place for each of them", "copy it: " + name + ".copy()");
+                 "a place for each of them",
+                 "copy it: " + name_of(arg) + (is_ndarray(out) ? ".copy()" : ".clone()"));
   array = py::reinterpret_borrow<py::object>(out);
 }
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simdformer import _core
+
 __all__ = ["LARGEST", "as_array", "is_whole", "read_several", "read_whole", "shown"]
 
 LARGEST = (1 << 63) - 1  # what the kernels count with
@@ -38,7 +40,10 @@ def read_whole(function: str, name: str, value: Any, needed: str = "a whole numb
 
 
 def as_array(function: str, name: str, value: Any) -> npt.NDArray[Any]:
-    """np.asarray, whose own complaints come under our heading."""
+    """np.asarray, whose own complaints come under our heading; a tensor of another library is
+    viewed where it lies, in bfloat16 too."""
+    if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+        return _core.array_of_tensor(value, function, name)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:

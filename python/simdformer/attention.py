@@ -7,7 +7,7 @@ sequences, H query heads, K key/value heads, L queries, S keys, D head_dim.
 from typing import Any, Literal, overload
 
 from simdformer import _core
-from simdformer.types import Array, ArrayLike, DTypeLike
+from simdformer.types import Array, ArrayLike, DTypeLike, Out
 
 __all__ = ["causal_mask", "repeat_kv", "scaled_dot_product_attention", "softmax"]
 
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(
     return_weights: Literal[False] = False,
     return_scores: Literal[False] = False,
     return_lse: Literal[False] = False,
-    out: Array | None = None,
+    out: Out | None = None,
 ) -> Array: ...
 @overload
 def scaled_dot_product_attention(
@@ -54,7 +54,7 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     return_scores: bool = False,
     return_lse: bool = False,
-    out: Array | None = None,
+    out: Out | None = None,
 ) -> Any: ...
 def scaled_dot_product_attention(
     query: ArrayLike,
@@ -75,7 +75,7 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     return_scores: bool = False,
     return_lse: bool = False,
-    out: Array | None = None,
+    out: Out | None = None,
 ) -> Any:
     """Attention: softmax(query keyᵀ scale + mask) value.
 
@@ -127,7 +127,7 @@ def scaled_dot_product_attention(
         share pages, and entries behind key_lengths[b] may be anything.
     return_weights, return_scores, return_lse : bool
         Return these as well. They are what the kernel computed, not a second computation.
-    out : (..., H, L, Dv) ndarray, optional
+    out : (..., H, L, Dv) ndarray or tensor, optional
         Takes the result. May not share memory with an input.
 
     Returns
@@ -188,7 +188,7 @@ def scaled_dot_product_attention(
 
 
 def softmax(
-    x: ArrayLike, axis: int = -1, *, temperature: float = 1.0, out: Array | None = None
+    x: ArrayLike, axis: int = -1, *, temperature: float = 1.0, out: Out | None = None
 ) -> Array:
     """exp(x/T) / sum(exp(x/T)) along one axis; T is the temperature.
 

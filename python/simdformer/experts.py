@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.arguments import is_whole, shown
+from simdformer.arguments import as_array, is_whole, shown
 from simdformer.functional import linear, softmax, swiglu
-from simdformer.interchange import as_numpy
 from simdformer.layer_checks import (
     Weight,
     check_input,
@@ -165,7 +164,7 @@ class MixtureOfExperts:
 
     def __call__(self, x: ArrayLike) -> Array:
         experts, weights = self.route(x)
-        x, chosen = np.asarray(as_numpy(x)), Chosen(experts)
+        x, chosen = as_array("MixtureOfExperts", "x", x), Chosen(experts)
         gate, up = chosen.each(
             x[..., None, :], lambda i, rows: linear(rows, [self.gate[i], self.up[i]])
         )

@@ -8,8 +8,8 @@ Names and keywords are those of torch.nn.functional where it has them. What all 
   be 16-bit; beside a 16-bit `x` they may be float32.
 - numpy arrays with any strides on the leading axes, and CPU tensors of other libraries that speak
   DLPack, are read where they lie; results are numpy arrays. Lists go through `np.asarray`.
-- `out=` takes the result: an array of its shape and dtype, which is returned. It may be the input
-  itself where the operation goes element by element or row by row.
+- `out=` takes the result: a writable array of its shape and dtype, or a tensor on the CPU, which is
+  returned. It may be the input itself where the operation goes element by element or row by row.
 - What does not fit raises TypeError (kind, dtype), ValueError (shape, value), IndexError (ids) or
   BufferError (a tensor that is not on the CPU), and the message says what to do.
 
@@ -27,7 +27,7 @@ from simdformer.quantization.types import QuantizationType, quantization_types
 from simdformer.quantization.weight import QuantizedWeight, quantize
 from simdformer.reference import RopeFrequencies
 from simdformer.rope_scaling import rope_frequencies
-from simdformer.types import Array, ArrayLike, DTypeLike, SupportsDLPack
+from simdformer.types import Array, ArrayLike, DTypeLike, Out, SupportsDLPack
 
 __all__ = [
     "PackedWeight",
@@ -65,7 +65,7 @@ def linear(
     bias: ArrayLike | None = None,
     *,
     arithmetic: Literal["int16", "float32"] = "int16",
-    out: Array | None = None,
+    out: Out | None = None,
 ) -> Array: ...
 @overload
 def linear(
@@ -74,7 +74,7 @@ def linear(
     bias: Sequence[ArrayLike | None] | None = None,
     *,
     arithmetic: Literal["int16", "float32"] = "int16",
-    out: Sequence[Array | None] | None = None,
+    out: Sequence[Out | None] | None = None,
 ) -> list[Array]: ...
 def linear(
     x: ArrayLike,
@@ -98,7 +98,7 @@ def linear(
         rounds x to 16-bit integers, with a scale for every 32 inputs: an error of 2e-5 to 5e-5 of
         the result, whose bits are the same for every number of rows and threads. "float32" takes
         it as it is: the bits are those of the packed weight.dequantize().
-    out : (..., O) ndarray, optional
+    out : (..., O) ndarray or tensor, optional
         Takes the result. May not share memory with an input.
 
     Returns
@@ -151,7 +151,7 @@ def embedding(
     weight: ArrayLike | PackedWeight | QuantizedWeight,
     *,
     dtype: DTypeLike | None = None,
-    out: Array | None = None,
+    out: Out | None = None,
 ) -> Array:
     """The rows of weight (V,E) that ids (...) name: (..., E), as `dtype` when one is given.
 
@@ -175,7 +175,7 @@ def embedding(
 
 
 def rms_norm(
-    x: ArrayLike, weight: ArrayLike | None = None, *, eps: float, out: Array | None = None
+    x: ArrayLike, weight: ArrayLike | None = None, *, eps: float, out: Out | None = None
 ) -> Array:
     """x / sqrt(mean(x²) + eps) · weight over the last axis. Zhang and Sennrich 2019.
 
@@ -198,7 +198,7 @@ def layer_norm(
     bias: ArrayLike | None = None,
     *,
     eps: float,
-    out: Array | None = None,
+    out: Out | None = None,
 ) -> Array:
     """(x - mean) / sqrt(var + eps) · weight + bias over the last axis. Ba et al. 2016.
 
@@ -228,7 +228,7 @@ def rope(
     inv_freq: ArrayLike | None = None,
     attention_factor: float = 1.0,
     rotary_dim: int | None = None,
-    out: Array | None = None,
+    out: Out | None = None,
 ) -> Array:
     """Rotary position embedding: pair i of position p is turned by p · theta^(-2i/D).
 
@@ -272,7 +272,7 @@ def rope(
 # ---- activations ---------------------------------------------------------------------------------
 
 
-def silu(x: ArrayLike, *, out: Array | None = None) -> Array:
+def silu(x: ArrayLike, *, out: Out | None = None) -> Array:
     """x · sigmoid(x) = x / (1 + exp(-x)), also called swish. TypeError: not a float dtype.
 
     >>> import simdformer as sf
@@ -283,7 +283,7 @@ def silu(x: ArrayLike, *, out: Array | None = None) -> Array:
 
 
 def gelu(
-    x: ArrayLike, *, approximate: Literal["none", "tanh"] = "none", out: Array | None = None
+    x: ArrayLike, *, approximate: Literal["none", "tanh"] = "none", out: Out | None = None
 ) -> Array:
     """x · Φ(x), Φ the normal distribution, or its tanh approximation. Hendrycks and Gimpel 2016.
 
@@ -296,7 +296,7 @@ def gelu(
     return _core.gelu(x, approximate, out)
 
 
-def relu(x: ArrayLike, *, out: Array | None = None) -> Array:
+def relu(x: ArrayLike, *, out: Out | None = None) -> Array:
     """max(x, 0); NaN stays NaN. TypeError: not a float dtype.
 
     >>> import simdformer as sf
@@ -306,7 +306,7 @@ def relu(x: ArrayLike, *, out: Array | None = None) -> Array:
     return _core.relu(x, out)
 
 
-def swiglu(gate: ArrayLike, up: ArrayLike, *, out: Array | None = None) -> Array:
+def swiglu(gate: ArrayLike, up: ArrayLike, *, out: Out | None = None) -> Array:
     """silu(gate) · up, the inside of a Llama MLP: down(swiglu(gate(x), up(x))). Shazeer 2020.
 
     gate and up have the same shape and dtype; out may be either of them.

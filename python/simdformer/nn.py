@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from simdformer.arguments import as_array
 from simdformer.experts import MixtureOfExperts
 from simdformer.functional import (
     embedding,
@@ -24,7 +25,6 @@ from simdformer.functional import (
     scaled_dot_product_attention,
     swiglu,
 )
-from simdformer.interchange import as_numpy
 from simdformer.layer_checks import (
     Mask,
     Weight,
@@ -302,7 +302,7 @@ class TransformerBlock:
     def __call__(
         self, x: ArrayLike, mask: Mask = None, positions: ArrayLike | None = None
     ) -> Array:
-        x = np.asarray(as_numpy(x))
+        x = as_array("TransformerBlock", "x", x)
         h = x + self._attend(self.attn_norm(x), mask, positions)
         return np.asarray(h + self.mlp(self.mlp_norm(h)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
-__all__ = ["Alias", "Array", "ArrayLike", "DTypeLike", "NumpyArrayLike", "SupportsDLPack"]
+__all__ = ["Alias", "Array", "ArrayLike", "DTypeLike", "NumpyArrayLike", "Out", "SupportsDLPack"]
 
 
 class SupportsDLPack(Protocol):
@@ -56,10 +56,12 @@ def value_of(annotation: Any) -> Any:
 if TYPE_CHECKING:
     Array = npt.NDArray[Any]
     ArrayLike = npt.ArrayLike | SupportsDLPack
+    Out = npt.NDArray[Any] | SupportsDLPack
     NumpyArrayLike = npt.ArrayLike
     DTypeLike = npt.DTypeLike
 else:
     Array = Alias("Array", npt.NDArray[Any])
     ArrayLike = Alias("ArrayLike", npt.ArrayLike | SupportsDLPack)
+    Out = Alias("Out", npt.NDArray[Any] | SupportsDLPack)
     NumpyArrayLike = Alias("ArrayLike", npt.ArrayLike)
     DTypeLike = Alias("DTypeLike", npt.DTypeLike)

@@ -10,9 +10,12 @@ import torch
 import simdformer as sf
 from conftest import bfloat16, normal, same_bits, to_torch
 from operations import OPERATIONS, ROW_WISE, ROWS, WIDTH, traced_peak
+from simdformer.arguments import as_array
 
 # numpy 2.0 exports as before versions; since 2.1 it knows the keyword.
 VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+TORCH_DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 class Exporter:
@@ -70,9 +73,7 @@ def test_dlpack_memory_is_given_back(rng):
     assert released
 
 
-@pytest.mark.parametrize(
-    "torch_dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-)
+@pytest.mark.parametrize("torch_dtype", TORCH_DTYPES)
 def test_torch_tensors_bfloat16_included_are_read_where_they_lie(torch_dtype):
     torch.manual_seed(0)
     tensor = torch.randn(4, 6, 16).to(torch_dtype)
@@ -319,9 +320,103 @@ def test_what_is_no_integer_to_a_tensor(dtype, found):
 
 def test_the_cause_of_a_refused_export_is_kept():
     with pytest.raises(BufferError, match=r"x\.detach\(\)") as caught:
-        sf.silu(torch.zeros(3, requires_grad=True))
-    assert isinstance(caught.value.__cause__, BufferError)
-    assert "tensor.detach()" in str(caught.value.__cause__)
+        sf.silu(torch.zeros(3, device="meta"))
+    assert "Unknown device type meta" in str(caught.value.__cause__)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_parameter_is_taken_where_no_gradient_is_recorded(without, rng):
+    x, array = normal(rng, 3, 8), normal(rng, 5, 8)
+    weight = torch.nn.Parameter(to_torch(array))
+    with pytest.raises(BufferError, match=r"linear: weight requires a gradient, .* no gradient"):
+        sf.linear(x, weight)
+    with without():
+        assert same_bits(sf.linear(x, weight), sf.linear(x, array))
+        assert same_bits(sf.pack(weight).unpack(), array)
+        assert (sf.quantize(torch.ones(2, 32, requires_grad=True), "q8_0").codes == 127).all()
+        assert sf.relu(x[:, :5], out=(out := torch.nn.Parameter(torch.zeros(3, 5)))) is out
+        assert same_bits(out.detach().numpy(), np.maximum(x[:, :5], 0))
+
+
+def test_what_another_library_calls_requires_grad_is_none_of_ours():
+    class Tracked(Exporter):
+        requires_grad = True
+
+    assert same_bits(sf.relu(Tracked(np.ones(3))), np.ones(3))
+
+
+# ---- out -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_result_is_written_into_a_tensor(name, dtype):
+    torch.manual_seed(1)
+    x = torch.randn(ROWS, WIDTH).to(dtype)
+    call = OPERATIONS[name] if name != "linear" else lambda x, **out: sf.linear(x, x, **out)
+    want = call(x)
+    rows, width = want.shape
+    for shape_of_memory, part in (
+        ((rows, width), np.s_[:, :]),
+        ((rows, width + 3), np.s_[:, 2:-1]),
+        ((rows, 3 * width), np.s_[:, ::3]),
+        ((2 * rows, width), np.s_[1::2, :]),
+    ):
+        memory = torch.full(shape_of_memory, 77, dtype=dtype)
+        out = memory[part]
+        assert call(x, out=out) is out
+        assert same_bits(as_array("test", "out", out), want)
+        untouched = torch.ones(shape_of_memory, dtype=torch.bool)
+        untouched[part] = False
+        assert (memory[untouched] == 77).all()
+    across = torch.empty(width, rows, dtype=dtype).T
+    assert call(x, out=across) is across
+    assert same_bits(as_array("test", "out", across), want)
+
+
+def test_a_tensor_may_be_written_over_exactly_and_not_in_part():
+    for name, function in ROW_WISE.items():
+        memory = torch.randn(ROWS + 1, WIDTH)
+        x = memory[:ROWS]
+        want = function(x)
+        before = memory.clone()
+        with pytest.raises(ValueError, match="out shares memory with"):
+            function(x, out=memory[1:])
+        assert torch.equal(memory, before), name
+        with pytest.raises(ValueError, match="out shares memory with"):
+            function(x.numpy(), out=memory[1:])
+        assert function(x, out=x) is x
+        assert same_bits(x.numpy(), want), name
+
+
+def test_memory_that_may_not_be_written():
+    memory = np.zeros(8, np.float32)
+    for flags, found in ((1, "is read-only, needs a writable tensor"), (2, "hands out a copy")):
+        tensor = Handmade(memory, (8,), version=1)
+        tensor.managed.flags = flags
+        assert same_bits(sf.relu(tensor), memory)
+        with pytest.raises(BufferError, match=f"relu: out {found}"):
+            sf.relu(np.ones(8, np.float32), out=tensor)
+    assert not memory.any()
+    for version in (None, 1):
+        tensor = Handmade(memory, (8,), version=version)
+        assert sf.relu(np.full(8, 3, np.float32), out=tensor) is tensor
+        assert (memory == 3).all()
+
+
+def test_tensors_for_the_outputs_of_several_weights(rng):
+    x, weights = normal(rng, 3, 8), [normal(rng, n, 8) for n in (4, 5)]
+    wide = torch.zeros(3, 9)
+    outs = [wide[:, :4], wide[:, 4:]]
+    got = sf.linear(x, weights, out=outs)
+    assert got[0] is outs[0]
+    assert got[1] is outs[1]
+    assert same_bits(wide.numpy(), np.concatenate(sf.linear(x, weights), axis=1))
+    with pytest.raises(ValueError, match=r"linear: out\[1\] shares memory with out\[0\]"):
+        sf.linear(x, [weights[0]] * 2, out=[outs[0], outs[0]])
 
 
 def test_an_interrupt_inside_an_export_goes_through():

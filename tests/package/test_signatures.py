@@ -70,7 +70,7 @@ def test_help_shows_types_by_their_names():
         "rope(x: ArrayLike, *, layout: Literal['half', 'interleaved'], "
         "positions: ArrayLike | None = None, "
     )
-    assert first.endswith(", out: Array | None = None) -> Array")
+    assert first.endswith(", out: Out | None = None) -> Array")
     text = pydoc.render_doc(sf.nn, renderer=pydoc.plaintext)
     assert "MLP(gate: ArrayLike | PackedWeight | QuantizedWeight, " in text
     assert "from_pretrained(path: str" in pydoc.render_doc(sf, renderer=pydoc.plaintext)
@@ -83,7 +83,7 @@ def test_jupyter_shows_the_same():
     found = inspector.info(sf.rms_norm, "rms_norm")["definition"]
     assert " ".join(found.split()) == (
         "rms_norm( x: ArrayLike, weight: ArrayLike | None = None, *, "
-        "eps: float, out: Array | None = None, ) -> Array"
+        "eps: float, out: Out | None = None, ) -> Array"
     )
 
 

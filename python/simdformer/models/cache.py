@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import as_array, read_whole, shown
-from simdformer.types import Array, DTypeLike, NumpyArrayLike
+from simdformer.types import Array, ArrayLike, DTypeLike, NumpyArrayLike
 
 __all__ = ["KVCache", "check_cache_dtype"]
 
@@ -109,12 +109,13 @@ class KVCache:
                 "new_cache(max_seq_len)"
             )
 
-    def write(self, layer: int, key: Array, value: Array) -> tuple[Array, Array]:
+    def write(self, layer: int, key: ArrayLike, value: ArrayLike) -> tuple[Array, Array]:
         """Puts key and value (B,K,T,D) of one layer behind what is filled.
 
         Gives views (B,K,length + T,D) of everything. The new positions count only after
         `advance`, when all layers are written.
         """
+        key, value = as_array("KVCache", "key", key), as_array("KVCache", "value", value)
         new = key.shape[2]
         start = self.common_length
         if start is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from simdformer.arguments import read_whole, shown
+from simdformer.functional import QuantizedWeight
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
@@ -17,8 +18,8 @@ from simdformer.models.observer import Edit, Observer
 from simdformer.models.packing import AnyTensor
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.trace import Trace
-from simdformer.models.weights import Weights, check_dtypes, check_weights
-from simdformer.types import Array, DTypeLike, NumpyArrayLike
+from simdformer.models.weights import Weights, arrays_of, check_dtypes, check_weights
+from simdformer.types import Array, ArrayLike, DTypeLike, NumpyArrayLike
 
 __all__ = ["Decoder"]
 
@@ -29,14 +30,15 @@ class Decoder(ABC):
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, AnyTensor],
+        weights: Mapping[str, ArrayLike | QuantizedWeight],
         *,
         dtype: DTypeLike | None = None,
         activations: DTypeLike = "float32",
         arithmetic: Literal["int16", "float32"] = "int16",
     ) -> None:
-        check_weights(config, weights)
-        self._prepare(config, weights, dtype, activations, arithmetic)
+        tensors = arrays_of(weights)
+        check_weights(config, tensors)
+        self._prepare(config, tensors, dtype, activations, arithmetic)
 
     @classmethod
     def of_fitting(

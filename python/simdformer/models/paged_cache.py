@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdformer.arguments import read_whole
+from simdformer.arguments import as_array, read_whole
 from simdformer.models.cache import check_cache_dtype
-from simdformer.types import Array, DTypeLike
+from simdformer.types import Array, ArrayLike, DTypeLike
 
 __all__ = ["PagedKVCache", "PagedSequence"]
 
@@ -119,7 +119,7 @@ class PagedKVCache:
     def open(self, ids: Sequence[int] = ()) -> "PagedSequence":
         """A sequence for a text that begins with these ids. Its `length` says how many of them need
         not be read: what other texts have left here, in whole pages, and at most all but two."""
-        sequence = PagedSequence(self)
+        sequence, ids = PagedSequence(self), listed(ids)
         size, parent = self.page_size, 0
         for start in range(0, (len(ids) - 2) // size * size, size):
             prefix = Prefix(parent, tuple(ids[start : start + size]))
@@ -201,7 +201,8 @@ class PagedKVCache:
 class PagedSequence:
     """One text in a `PagedKVCache`: its ids, and the pages that hold their keys and values.
 
-    `reserve(n)` before n positions are written, `advance(ids)` when they are.
+    `reserve(n)` before n positions are written, into `pages` or with `write`; `advance(ids)` when
+    they are.
     """
 
     def __init__(self, cache: PagedKVCache) -> None:
@@ -239,10 +240,20 @@ class PagedSequence:
             self.cache.give_back(shared)
         self.pages += taken
 
+    def write(self, layer: int, key: ArrayLike, value: ArrayLike) -> None:
+        """Puts key and value (K,T,D) of one layer behind what is filled, into reserved pages. The
+        new positions count only after `advance`, when all layers are written."""
+        key, value = as_array("PagedKVCache", "key", key), as_array("PagedKVCache", "value", value)
+        positions = np.arange(self.length, self.length + key.shape[1])
+        pages, slots = np.divmod(positions, self.cache.page_size)
+        pages = np.array(self.pages)[pages]
+        self.cache.key_pages(layer)[pages, :, slots] = key.swapaxes(0, 1)
+        self.cache.value_pages(layer)[pages, :, slots] = value.swapaxes(0, 1)
+
     def advance(self, ids: Sequence[int], *, shared: bool = True) -> None:
         """Counts the positions of these ids as written. Pages that become full may be found by
         later texts, unless any of their ids came with `shared=False`."""
-        size = self.cache.page_size
+        size, ids = self.cache.page_size, listed(ids)
         if shared and self._sharable == self.length:
             self._sharable += len(ids)
         self.ids += ids
@@ -284,3 +295,8 @@ class PagedSequence:
     def close(self) -> None:
         """Gives all pages back."""
         self.truncate(0)
+
+
+def listed(ids: Sequence[int]) -> Sequence[int]:
+    """ids as numbers that equal each other: elements of a tensor are tensors."""
+    return as_array("PagedKVCache", "ids", ids).tolist() if hasattr(ids, "__dlpack__") else ids

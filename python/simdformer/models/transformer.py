@@ -53,9 +53,9 @@ class Transformer(Decoder):
     Parameters
     ----------
     config : ModelConfig
-    weights : dict of arrays or QuantizedWeights
+    weights : dict of arrays, tensors on the CPU or QuantizedWeights
         Under the names and in the shapes of `weight_shapes(config)`. They are packed, so that
-        neither the arrays nor the file behind them are needed afterwards.
+        neither they nor the file behind them are needed afterwards.
     dtype : dtype, optional
         What the weights are converted to, quantised ones too; None: as they are.
     activations : dtype
@@ -69,6 +69,8 @@ class Transformer(Decoder):
         The weights do not fit the config.
     TypeError
         The kernels do not take weights of such a dtype beside such activations.
+    BufferError
+        A tensor is not on the CPU, or requires a gradient while PyTorch records them.
 
     >>> import numpy as np
     >>> from simdformer.models import ModelConfig, Transformer, weight_shapes

@@ -9,15 +9,18 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from simdformer.arguments import as_array, shown
+from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
-from simdformer.models.packing import AnyTensor, Matrix, Packing, Quantized, kind_of
+from simdformer.models.packing import AnyTensor, Matrix, Packing, Quantized, Tensor, kind_of
 from simdformer.models.progress import Progress
-from simdformer.types import Array, DTypeLike
+from simdformer.types import Array, ArrayLike, DTypeLike
 
 __all__ = [
     "LayerWeights",
     "Misfit",
     "Weights",
+    "arrays_of",
     "check_dtypes",
     "check_weights",
     "listed",
@@ -267,6 +270,17 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(map(size, axes)) for name, axes in weight_axes(config).items()}
 
 
+def arrays_of(tensors: Mapping[str, ArrayLike | QuantizedWeight]) -> dict[str, AnyTensor]:
+    """Tensors of other libraries as arrays over their memory, lists as arrays, what lies in a file
+    or is quantised as it is. BufferError for a tensor that is not on the CPU."""
+
+    def array(name: str, tensor: Any) -> AnyTensor:
+        stored = isinstance(tensor, Tensor | QuantizedWeight) and not hasattr(tensor, "__dlpack__")
+        return tensor if stored else as_array("model", name, tensor)
+
+    return {name: array(name, tensor) for name, tensor in tensors.items()}
+
+
 def check_dtypes(
     tensors: Mapping[str, AnyTensor], dtype: DTypeLike | None, activations: np.dtype[Any]
 ) -> None:
@@ -356,5 +370,13 @@ def check_weights(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> None
             f"model: weights are {len(tensors)} tensors, needed are several for each of "
             f"{config.num_layers} layers{experts}"
         )
-    if found := misfits(config, tensors):
-        raise ValueError(f"model: the weights do not fit the config: {listed(found)}")
+    if not (found := misfits(config, tensors)):
+        return
+    names = weight_shapes(config)
+    if tensors and not names.keys() & tensors.keys():
+        raise ValueError(
+            f"model: weights are called {shown(next(iter(tensors)))} ..., needed are the names of "
+            f"weight_shapes(config): {', '.join(list(names)[:LISTED])} ...; those of a checkpoint "
+            "are read by from_pretrained"
+        )
+    raise ValueError(f"model: the weights do not fit the config: {listed(found)}")

@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from simdformer import _core
 from simdformer.arguments import as_array, is_whole, shown
-from simdformer.interchange import as_numpy
 from simdformer.quantization.types import QuantizationType, quantization_types
 from simdformer.types import Array, ArrayLike, DTypeLike
 
@@ -81,7 +80,7 @@ class QuantizedWeight(_core.QuantizedPanels):
         if isinstance(blocks, bytes | bytearray | memoryview):
             data = np.frombuffer(blocks, np.uint8)
         else:
-            data = as_array(name, "blocks", as_numpy(blocks))
+            data = as_array(name, "blocks", blocks)
         if data.dtype != np.uint8:
             raise TypeError(f"{name}: blocks has dtype {data.dtype}, needs bytes (uint8)")
         row = inputs // kind.block * kind.nbytes
@@ -276,7 +275,7 @@ def quantize(weight: ArrayLike, type: str) -> QuantizedWeight:
             f"quantize: type is {kind.name!r}, which is only read; needs one of "
             + ", ".join(writable)
         )
-    matrix = as_array("quantize", "weight", as_numpy(weight))
+    matrix = as_array("quantize", "weight", weight)
     check_float("quantize", "weight has dtype", matrix.dtype)
     if matrix.ndim != 2:
         raise ValueError(
@@ -324,7 +323,7 @@ def check_float(function: str, found: str, dtype: np.dtype[Any]) -> None:
 
 
 def read_integers(function: str, name: str, value: Any, most: int) -> npt.NDArray[Any]:
-    array = as_array(function, name, as_numpy(value))
+    array = as_array(function, name, value)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{function}: {name} has dtype {array.dtype}, needs integers")
     if array.size and (array.min() < 0 or array.max() > most):
@@ -336,7 +335,7 @@ def read_integers(function: str, name: str, value: Any, most: int) -> npt.NDArra
 
 
 def read_floats(function: str, name: str, value: Any) -> npt.NDArray[np.float32]:
-    array = as_array(function, name, as_numpy(value))
+    array = as_array(function, name, value)
     check_float(function, f"{name} has dtype", array.dtype)
     with np.errstate(over="ignore"):
         floats = array.astype(np.float32)

@@ -36,6 +36,8 @@ def read_prompts(
     def checked(ids: Any) -> list[int]:
         return checked_prompt(function, name, ids)
 
+    if hasattr(prompt, "__dlpack__"):
+        prompt = as_array(function, name, prompt)
     if isinstance(prompt, str):
         return Prompts([checked(encode(prompt))], is_text=True, is_list=False)
     if is_texts(prompt):

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer import functional, nn, reference
-from simdformer.interchange import as_numpy
+from simdformer import arguments, functional, nn, reference
 from simdformer.learn import mistakes
 from simdformer.learn.check.compare import float_dtypes
 from simdformer.learn.program import OPERATIONS, Program
@@ -152,7 +151,9 @@ def as_array(x: Any) -> Any:
         return layer
     if isinstance(x, list | tuple) and any(hasattr(item, "__dlpack__") for item in x):
         return type(x)(map(as_array, x)) if type(x) in (list, tuple) else x
-    return as_numpy(x.detach() if hasattr(x, "__dlpack__") and hasattr(x, "detach") else x)
+    if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
+        return x
+    return arguments.as_array("check", "a tensor", x.detach() if hasattr(x, "detach") else x)
 
 
 def _in_dtype(x: Any, dtype: Any) -> Any:
