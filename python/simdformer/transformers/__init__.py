@@ -1,0 +1,119 @@
+"""Attention of transformers' models by our kernels.
+
+    import simdformer.transformers
+
+    simdformer.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="simdformer")
+
+Every model that takes its attention from transformers' AttentionInterface can be had so: prompts
+and single tokens, dynamic and static caches, padding on either side, sliding windows, soft caps,
+sinks, position biases, encoders; float32, float16 and bfloat16. Queries, keys and values are read
+where they lie, no key is repeated for grouped heads, and causal masks, windows and the padding of a
+batch are rules instead of matrices of (L,S). `simdformer.torch.accelerate` takes the rest of a
+model too.
+
+It computes forwards only, on the CPU: gradients and dropout are errors.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from simdformer.attention import scaled_dot_product_attention
+from simdformer.torch.memory import array_of, refuse_gradients, tensor_of
+from simdformer.transformers.visible_keys import Rule, VisibleKeys, visible_keys
+from simdformer.types import Array
+
+__all__ = ["register"]
+__dir__ = __all__.copy  # what dir() and completion show
+
+NAME = "simdformer"
+
+
+def register() -> None:
+    """Makes `attn_implementation="simdformer"` known to transformers; once or often.
+
+    It is for `from_pretrained`, `from_config` and `model.set_attn_implementation`. Results are
+    those of "eager" and "sdpa" but for rounding: 16-bit numbers are computed in float32 and rounded
+    once, at the store. A query that sees no key, padding for instance, gives 0.
+
+    What a call of such a model raises: RuntimeError, "no gradient", where autograd records (use
+    torch.no_grad() or torch.inference_mode()). ValueError: dropout in training (use model.eval()).
+    TypeError: tensors that are not on the CPU.
+    """
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, visible_keys)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    output_attentions: bool = False,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """query (B,H,L,D), key (B,K,S,D), value (B,K,S,Dv) -> (B,L,H,Dv), and the weights (B,H,L,S)
+    where output_attentions asks for them. s_aux (H,) are sinks, position_bias is added to scores.
+
+    Without a mask it is causal where the module is (or is_causal says so), first position on first
+    position, and a single query sees everything; that is how transformers calls `sdpa`.
+    """
+    refuse_gradients("simdformer attention", query, key, value, s_aux, position_bias)
+    if dropout > 0:
+        raise ValueError(
+            f"simdformer attention: dropout is {dropout}, but the kernels have none; "
+            "call model.eval()"
+        )
+    batch, heads, queries, _ = query.shape
+    if isinstance(attention_mask, VisibleKeys) and attention_mask.rule is not None:
+        rule, attention_mask = attention_mask.rule, None
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = bool(causal) and attention_mask is None and queries > 1
+        rule = Rule(is_causal=causal, causal_offset=0 if causal else None)
+    out = query.new_empty(batch, queries, heads, value.shape[-1])
+    found: Any = scaled_dot_product_attention(
+        array_of(query),
+        array_of(key),
+        array_of(value),
+        combined(rule.padding, attention_mask, position_bias),
+        is_causal=rule.is_causal,
+        causal_offset=rule.causal_offset,
+        window=rule.window,
+        key_lengths=rule.key_lengths,
+        scale=scaling,
+        softcap=softcap,
+        sinks=None if s_aux is None else array_of(s_aux.detach()),
+        return_weights=output_attentions,
+        out=array_of(out.transpose(1, 2)),
+    )
+    weights = tensor_of(found[1]) if output_attentions else None
+    return out, weights
+
+
+def combined(
+    padding: Array | None, mask: torch.Tensor | None, bias: torch.Tensor | None
+) -> Array | None:
+    """One mask of up to three: keys that are text, keys that may be seen (or what is added to their
+    scores), and what a model adds for the distance.
+    """
+    if isinstance(mask, VisibleKeys):
+        mask = mask.matrix()
+    if bias is None:
+        return padding if mask is None else array_of(mask.detach())
+    if padding is not None:
+        mask = torch.from_numpy(padding)
+    if mask is None:
+        return array_of(bias.detach())
+    if mask.dtype is torch.bool:
+        return array_of(torch.where(mask, bias.detach(), -torch.inf))
+    return array_of((mask + bias).detach())
