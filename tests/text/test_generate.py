@@ -354,6 +354,21 @@ def test_the_chain_is_that_of_transformers(temperature, penalty):
         assert all(expected[sampler(LOGITS, so_far)] > 0 for _ in range(50)), how
 
 
+@pytest.mark.parametrize("size", [3, 1000, 150_000])
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.999])
+def test_top_p_takes_the_first_of_equals(size, top_p):
+    """Many of these logits are equal, so that the last place is one that several could have."""
+    logits = np.random.default_rng(size).integers(-4, 5, size).astype(np.float32)
+    found = Sampler(temperature=0.7, top_p=top_p).probabilities(logits)
+    alone = np.exp(logits.astype(np.float64) / 0.7)
+    alone /= alone.sum()
+    order = np.argsort(-alone, kind="stable")
+    kept = order[np.cumsum(alone[order]) - alone[order] < top_p - 1e-12]
+    expected = np.zeros(size)
+    expected[kept] = alone[kept] / alone[kept].sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_draws_follow_the_distribution():
     sampler = Sampler(temperature=1.0, seed=1)
     probabilities = sampler.probabilities(LOGITS[:5])

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import LARGEST, is_whole, shown
-from simdformer.reference import softmax
-from simdformer.types import NumpyArrayLike
+from simdformer.types import Array, NumpyArrayLike
 
 __all__ = ["Sampler"]
 
@@ -72,52 +71,74 @@ class Sampler:
 
     def __call__(self, logits: NumpyArrayLike, so_far: Sequence[int] = ()) -> int:
         """The next id after logits (V,); repetition_penalty needs the ids of the text so far."""
-        scores = self._penalized(np.asarray(logits, np.float64), so_far)
+        scores = self._penalized(np.asarray(logits), so_far)
         if self.temperature == 0:
             return int(np.argmax(scores))
-        probabilities = self._distribution(scores)
+        ids, probabilities = self._likely(scores)
         # Inverse transform: the first id at which the cumulated probability passes a uniform one.
-        cumulated = np.cumsum(probabilities)
-        return int(np.searchsorted(cumulated, self.random.random() * cumulated[-1], side="right"))
+        cumulated = np.cumsum(probabilities, out=probabilities)
+        drawn = np.searchsorted(cumulated, self.random.random() * cumulated[-1], side="right")
+        return int(ids[drawn])
 
     def probabilities(
         self, logits: NumpyArrayLike, so_far: Sequence[int] = ()
     ) -> npt.NDArray[np.float64]:
         """The distribution (V,) from which the next id is drawn."""
-        scores = self._penalized(np.asarray(logits, np.float64), so_far)
+        scores = self._penalized(np.asarray(logits), so_far)
+        found = np.zeros(len(scores))
         if self.temperature == 0:
-            return np.where(np.arange(len(scores)) == np.argmax(scores), 1.0, 0.0)
-        return self._distribution(scores)
+            found[np.argmax(scores)] = 1
+        else:
+            ids, probabilities = self._likely(scores)
+            found[ids] = probabilities
+        return found
 
-    def _penalized(
-        self, logits: npt.NDArray[np.float64], so_far: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
+    def _penalized(self, logits: Array, so_far: Sequence[int]) -> Array:
         if self.repetition_penalty == 1.0 or not so_far:
             return logits
         seen = np.unique(np.asarray(so_far))
-        penalized = logits.copy()
-        penalty = self.repetition_penalty
-        penalized[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        penalized = logits.astype(np.float64)
+        found, penalty = penalized[seen], self.repetition_penalty
+        penalized[seen] = np.where(found > 0, found / penalty, found * penalty)
         return penalized
 
-    def _distribution(self, logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        # In float64: 150,000 probabilities summed up in float32 would shift the last ids.
-        # The highest becomes 0, so that no temperature, however low, makes it infinite.
-        with np.errstate(over="ignore"):
-            logits = (logits - logits.max()) / self.temperature
+    def _likely(self, logits: Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+        """The ids that may be drawn, ascending, and their probabilities, which add up to 1. What a
+        step has cut off the next does not see: with 150,000 ids that is where time goes."""
+        ids = np.arange(len(logits))
         if self.top_k is not None and self.top_k < len(logits):
-            least = np.partition(logits, -self.top_k)[-self.top_k]
-            logits = np.where(logits >= least, logits, -np.inf)
+            ids = np.flatnonzero(logits >= np.partition(logits, -self.top_k)[-self.top_k])
+            logits = logits[ids]
+        # In float64: 150,000 probabilities summed up in float32 would shift the last ids.
+        probabilities = logits.astype(np.float64)
+        # The highest becomes 0, so that no temperature, however low, makes it infinite.
+        probabilities -= probabilities.max()
+        with np.errstate(over="ignore"):
+            probabilities /= self.temperature
+        np.exp(probabilities, out=probabilities)
+        probabilities /= probabilities.sum()
         if self.top_p is not None and self.top_p < 1:
-            order = np.argsort(-logits, kind="stable")
-            before = np.cumsum(softmax(logits[order])) - softmax(logits[order])
-            # What comes before these is enough already.
-            logits[order[before >= self.top_p]] = -np.inf
-        probabilities = softmax(logits)
+            kept = likeliest(probabilities, self.top_p)
+            ids, probabilities = ids[kept], probabilities[kept] / probabilities[kept].sum()
         if self.min_p is not None:
-            likely = probabilities >= self.min_p * probabilities.max()
-            probabilities = softmax(np.where(likely, logits, -np.inf))
-        return probabilities
+            kept = np.flatnonzero(probabilities >= self.min_p * probabilities.max())
+            ids, probabilities = ids[kept], probabilities[kept] / probabilities[kept].sum()
+        return ids, probabilities
+
+
+def likeliest(probabilities: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.intp]:
+    """Where the likeliest are that are needed to sum up to `share`; of equals the first.
+
+    >>> likeliest(np.array([0.1, 0.4, 0.1, 0.4]), 0.85)
+    array([0, 1, 3])
+    """
+    descending = np.sort(probabilities)[::-1]
+    count = int(np.searchsorted(np.cumsum(descending), share)) + 1
+    least = descending[min(count, len(descending)) - 1]
+    kept = np.flatnonzero(probabilities >= least)
+    equals = kept[probabilities[kept] == least]
+    too_many = max(len(kept) - count, 0)
+    return np.setdiff1d(kept, equals[len(equals) - too_many :], assume_unique=True)
 
 
 def is_number(value: Any) -> bool:
