@@ -128,7 +128,7 @@ def test_the_command_prints_a_table_and_writes_json(run, monkeypatch, tmp_path):
     assert "GFLOPS in float32 multiply-adds" in out
     assert re.search(r"^rms_norm/1x1024 .* GB/s +\d+% .*× +.*e-0", out, re.M)
     assert re.search(r"^call/rms_norm +\S+ [nµm]s .*≤ 1.5 µs$", out, re.M)
-    assert re.search(r"^\d of 2 goals are met$", out, re.M)
+    assert re.search(r"^\d of 3 goals are met$", out, re.M)
 
     found = json.loads(file.read_text())
     assert found["schema"] == 1
@@ -147,8 +147,7 @@ def test_the_command_prints_a_table_and_writes_json(run, monkeypatch, tmp_path):
         assert 0 < mine["best"] <= mine["median"]
         assert mine["samples"] >= 3
         assert mine["error"] < 1e-6
-        (goal,) = case["goals"]
-        assert goal["met"] in (True, False)
+        assert {goal["met"] for goal in case["goals"]} <= {True, False}
 
 
 def test_every_result_is_json():
@@ -168,7 +167,7 @@ def test_the_list_names_cases_and_goals(run):
     status, out, _ = run("--list")
     assert status == 0
     names = [line.split()[0] for line in out.splitlines()]
-    assert names == [case.name for case in bench.all_cases(sf.isa())]
+    assert names == [case.name for case in bench.all_cases()]
     assert "Llama" not in out
     assert "Llama-3.2-1B/decode" in run("--list", "--models")[1]
     assert run("--list", "--only", "decode/*/s512")[1].count("\n") == 2

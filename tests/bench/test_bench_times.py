@@ -12,7 +12,7 @@ import torch
 import simdformer as sf
 from bench_cases import LIMITS, MACHINE, FakeTime, a_result
 from simdformer import bench
-from simdformer.bench import Goal, machine, report, runner, stopwatch
+from simdformer.bench import Goal, machine, report, runner, stopwatch, work
 from simdformer.bench.contestants import Contestant, Way
 
 # ---- the stopwatch, with a clock that tells what we want -----------------------------------------
@@ -170,6 +170,25 @@ def test_a_goal_without_its_peer_is_unknown():
     assert not reached.known
     assert reached.as_json()["met"] is None
     assert all(not goal.known for goal in a_result([Goal(1.0, "call")], torch=1.0).goals)
+
+
+def test_either_of_two_goals_will_do():
+    either = Goal(2.0, "peers", ("torch",)) | Goal(0.2, "arithmetic")  # a quarter is reached
+    for ours, met in ((20e-6, True), (200e-6, False)):
+        (reached,) = a_result([either], mine=ours, torch=30e-6).goals
+        assert (reached.known, reached.met) == (True, met)
+        assert reached.as_json()["otherwise"]["found"] == pytest.approx(5e-6 / ours)
+    (alone,) = a_result([either], mine=20e-6).goals  # nobody to compare with
+    assert (alone.known, alone.met, alone.as_json()["found"]) == (True, True, None)
+    (fast,) = a_result([either], mine=200e-6, torch=1.0).goals
+    assert fast.met
+    assert list(report.goals(a_result([either], mine=1e-3))) == ["✗ 2× torch or 20% FMA"]
+
+
+def test_what_is_over_soon_need_not_be_at_the_limit():
+    goals = (work.NOT_BEHIND, work.AT_THE_LIMIT)
+    for seconds, count in ((0.9e-3, 1), (1.1e-3, 2)):
+        assert len(a_result(goals, mine=seconds, torch=1.0).goals) == count
 
 
 def test_a_goal_that_the_machine_forbids_says_what_it_allows():

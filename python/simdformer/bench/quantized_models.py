@@ -27,7 +27,8 @@ def quantized_model_cases() -> Iterator[Case]:
             prompt = QuantizedModelRun(config=SHAPES[shape], new=512, type=type)
             yield Case(f"{shape}/{type}/prefill", prompt, (times(1.2, LLAMA_CPP),))
             step = QuantizedModelRun(config=SHAPES[shape], new=1, in_cache=64, type=type)
-            yield Case(f"{shape}/{type}/decode", step, (Goal(0.85, "read"), times(1.3, LLAMA_CPP)))
+            faster = times(1.3, LLAMA_CPP) | Goal(0.85, "read")
+            yield Case(f"{shape}/{type}/decode", step, (times(1.0, LLAMA_CPP), faster))
 
 
 @dataclass(frozen=True, kw_only=True)

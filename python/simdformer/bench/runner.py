@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
@@ -36,7 +35,7 @@ from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.quantized_models import quantized_model_cases
 from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
-from simdformer.bench.work import Case, Goal, Operation, relative_error
+from simdformer.bench.work import NOT_BEHIND, Case, Goal, Operation, relative_error
 from simdformer.types import Array
 
 __all__ = [
@@ -73,19 +72,15 @@ while time.monotonic() < end and os.getppid() == parent:
 # ---- the cases -----------------------------------------------------------------------------------
 
 
-def all_cases(isa: str, *, best_isa: bool = True, models: bool = False) -> list[Case]:
-    """Every case. The goals are for the best instruction set of a machine; a lower one, asked for
-    by name, should be near its own limit and never slower than numpy.
-    """
-    cases = [case for operation in OPERATIONS for case in operation.cases(isa)]
+def all_cases(*, models: bool = False) -> list[Case]:
+    """Every case, those of whole models only when asked for."""
+    cases = [case for operation in OPERATIONS for case in operation.cases()]
     for operation in OPERATIONS:
         name, work = operation.smallest()
-        cases.append(Case(f"call/{name}", work, (SHORTEST_CALL,)))
+        cases.append(Case(f"call/{name}", work, (NOT_BEHIND, SHORTEST_CALL)))
     if models:
         cases += [*model_cases(), *loading_cases(), *quantized_model_cases()]
-    if best_isa:
-        return cases
-    return [replace(case, goals=case.work.lower_goals(isa)) for case in cases]
+    return cases
 
 
 def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
@@ -93,7 +88,7 @@ def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
 
     Without patterns all. ValueError for a pattern that matches nothing.
 
-    >>> [case.name for case in select(all_cases("avx2"), ["softmax", "rms_norm/1x*"])]
+    >>> [case.name for case in select(all_cases(), ["softmax", "rms_norm/1x*"])]
     ['rms_norm/1x1024', 'softmax/128x4096', 'softmax/4096x4096']
     """
     cases, patterns = list(cases), list(patterns)

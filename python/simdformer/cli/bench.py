@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import simdformer as sf
 from simdformer.cli import _shared as shared
 
 if TYPE_CHECKING:
@@ -60,10 +59,7 @@ def run(options: argparse.Namespace) -> int:
     from simdformer import bench
     from simdformer.bench import report
 
-    cases = bench.select(
-        bench.all_cases(sf.isa(), best_isa=sf.isa() == sf.isas()[-1], models=options.models),
-        options.only,
-    )
+    cases = bench.select(bench.all_cases(models=options.models), options.only)
     if options.list:
         print("\n".join(listed(case) for case in cases))
         return 0
