@@ -295,12 +295,16 @@ def describe_windows(writer, config):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
 
 
+EXACT = ("position_embd.weight", "ffn_gate_inp.weight", ".bias")  # how names end
+
+
 def write_model(path, model, dtype=torch.float32, **options):
-    """A transformers model; vectors stay in float32, as in published files."""
+    """A transformers model; vectors and some others stay in float32, as in published files."""
     writer = gguf.GGUFWriter(path, architecture(model.config), **options)
     describe(writer, model.config)
     for name, tensor in converted(model).items():
-        tensor = tensor.contiguous().to(torch.float32 if tensor.ndim == 1 else dtype)
+        exact = tensor.ndim == 1 or name.endswith(EXACT)
+        tensor = tensor.contiguous().to(torch.float32 if exact else dtype)
         if tensor.dtype == torch.bfloat16:
             raw = tensor.view(torch.uint8).numpy()
             writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)

@@ -24,13 +24,23 @@ from simdformer.text import tokenizer as tokenizers
 from simdformer.text.gguf_vocabulary import vocabulary_keys
 from simdformer.text.quantizing import quantize_checkpoint
 
-# Windows by layer and biases of the MLP, of which no file of these architectures speaks; and a
-# window as long as the longest text.
-OTHERS = ("qwen2-window", "qwen3-bias-window", "llama-mlp-bias", "mistral-no-window")
-KINDS = ("llama", "mistral", "qwen2", "qwen3")
-MODELS = [
-    name for name, (kind, _) in tiny_models.MODELS.items() if kind in KINDS and name not in OTHERS
-]
+# What no file can hold: the closest architecture, and a field that keeps the model from being it.
+NOT_HELD = {
+    "qwen2-window": ("qwen2", "sliding_window = (None, 5, 5)"),
+    "qwen3-bias-window": ("llama", "qk_norm = True"),
+    "llama-mlp-bias": ("llama", "mlp_bias = True"),
+    "smollm3-window": ("llama", "rope_layers = (True, False, True)"),
+    "gemma2-even": ("gemma2", "attention_softcap = None"),
+    "qwen2-moe-window": ("qwen2moe", "expert_layers = (False, True, False)"),
+    "qwen3-moe-dense-window": ("qwen3moe", "expert_layers = (True, False, True)"),
+}
+# What no key says, and llama.cpp knows of the architecture.
+FIXED = {
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+    "gemma2": {"query_pre_attn_scalar": 12},
+    "gemma3": {"query_pre_attn_scalar": 12},
+}
+MODELS = [name for name in tiny_models.MODELS if name not in NOT_HELD]
 IDS = np.random.default_rng(11).integers(0, 96, (2, 40))
 TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
 OTHER_TEXTS = (
@@ -89,7 +99,7 @@ def test_errors_are_those_of_the_tensors(tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tensors_and_keys_are_those_of_the_converter(name, tmp_path):
-    model = tiny_models.rounded(tiny_models.make(name), torch.float16)
+    model = tiny_models.rounded(tiny_models.make(name, **FIXED.get(name, {})), torch.float16)
     model.save_pretrained(tmp_path / "folder")
     gguf_files.write_model(tmp_path / "theirs.gguf", model, torch.float16)
     quantize_checkpoint(tmp_path / "folder", tmp_path / "ours.gguf", "f16")
@@ -103,9 +113,11 @@ def test_tensors_and_keys_are_those_of_the_converter(name, tmp_path):
         else:
             np.testing.assert_array_equal(found[tensor].data, needed[tensor].data)
     for key, field in theirs.fields.items():
-        if not key.startswith("GGUF."):
+        value = field.contents()
+        nothing = key.startswith("GGUF.") or (key.endswith(".sliding_window") and value == 0)
+        if not nothing:
             assert ours.fields[key].types == field.types, key
-            found_value, value = ours.fields[key].contents(), field.contents()
+            found_value = ours.fields[key].contents()
             if isinstance(value, float):
                 assert found_value == pytest.approx(value, rel=1e-6), key
             elif key not in ("general.name",):
@@ -115,13 +127,35 @@ def test_tensors_and_keys_are_those_of_the_converter(name, tmp_path):
     assert np.abs(logits - needed).max() <= 1e-5 * np.abs(needed).max()
 
 
-def test_a_model_that_no_file_can_hold_is_refused_before_work_starts(tmp_path):
-    tiny_models.make("olmo2").save_pretrained(tmp_path / "folder")
+def check_refused(model, closest, field, tmp_path):
+    model.save_pretrained(tmp_path / "folder")
     with pytest.raises(CheckpointError) as caught:
         quantize_checkpoint(tmp_path / "folder", tmp_path / "out.gguf", "q8_0")
-    assert str(caught.value).startswith(f"{tmp_path / 'folder'}: found a model with ")
-    assert "norm_placement = 'after'" in str(caught.value)
+    assert caught.value.file == str(tmp_path / "folder")
+    assert caught.value.found.startswith("a model with ")
+    assert field in caught.value.found
+    assert caught.value.needed.endswith(f"the closest, of {closest}, cannot")
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("name", NOT_HELD)
+def test_a_model_that_no_file_can_hold_is_refused_before_work_starts(name, tmp_path):
+    check_refused(tiny_models.make(name), *NOT_HELD[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("olmo2", {"tie_word_embeddings": True}, "tie_embeddings = True"),
+        ("gemma2", {"tie_word_embeddings": False} | FIXED["gemma2"], "tie_embeddings = False"),
+        ("gpt-oss", {"swiglu_limit": 6.0}, "swiglu_limit = 6.0"),
+    ],
+)
+def test_what_llama_cpp_takes_for_granted_is_checked(name, changes, field, tmp_path):
+    check_refused(tiny_models.make(name, **changes), name, field, tmp_path)
+
+
+def test_a_type_or_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(ValueError, match="type is 'q3_x', needed is one of f16, bf16, q8_0"):
         quantize_checkpoint("demo", tmp_path / "out.gguf", "q3_x")
     with pytest.raises(FileNotFoundError):
@@ -179,6 +213,25 @@ def test_half_of_the_layers_get_more_bits(mixture):
     assert layers_with("q5_k", "q4_k_s", "attn_v") == [0, 1, 2, 3]
     assert layers_with("q5_k", "q4_k_s", "ffn_down") == [0, 1, 2, 3]
     assert layers_with("q6_k", mixture, "ffn_down_exps") == more
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture", "experts", "type"),
+    [
+        ("attn_q", "mxfp4", 0, "mxfp4"),
+        ("attn_q", "mxfp4", 4, "q8_0"),
+        ("ffn_down_shexp", "mxfp4", 4, "q8_0"),
+        ("ffn_up_exps", "mxfp4", 4, "mxfp4"),
+        ("attn_k", "q4_k_m", 4, "q4_k"),
+        ("attn_k", "q4_k_m", 8, "q8_0"),
+        ("attn_v", "q4_0", 8, "q8_0"),
+        ("attn_v", "f16", 8, "f16"),
+    ],
+)
+def test_what_stands_beside_experts_has_more_bits(name, mixture, experts, type):
+    tensor = f"blk.9.{name}.weight"
+    made = type_of(MIXTURES[mixture], tensor, (64, 512), layers=32, experts=experts, is_last=False)
+    assert made == type
 
 
 @pytest.mark.parametrize(
@@ -317,7 +370,7 @@ def test_ctrl_c_leaves_no_file(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return sf.quantize(values, type)
 
-    monkeypatch.setattr("simdformer.checkpoints.gguf_export.quantize", interrupted)
+    monkeypatch.setattr("simdformer.checkpoints.gguf_encode.quantize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint("demo", tmp_path / "out.gguf", "q8_0")
     assert os.listdir(tmp_path) == []
@@ -341,7 +394,7 @@ def test_a_disk_without_room_is_told_before_and_while_writing(tmp_path, monkeypa
     def full(values, type):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("simdformer.checkpoints.gguf_export.quantize", full)
+    monkeypatch.setattr("simdformer.checkpoints.gguf_encode.quantize", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         quantize_checkpoint("demo", out, "q8_0")
     assert caught.value.filename == str(out)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
-from simdformer.checkpoints.gguf_export import keys_of
+from simdformer.checkpoints.gguf_keys import keys_of
 from simdformer.checkpoints.gguf_writer import NewTensor, write_gguf
 from simdformer.models import ModelConfig, weight_shapes
 from subprocesses import run_python

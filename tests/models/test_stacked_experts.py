@@ -15,6 +15,7 @@ from simdformer import cli
 from simdformer.checkpoints import CheckpointError, read_checkpoint
 from simdformer.checkpoints.stacked import MXFP4Tensor
 from simdformer.models.config import FieldError
+from simdformer.text.quantizing import quantize_checkpoint
 from test_experts import IDS, make
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}  # whole blocks of 32
@@ -226,7 +227,7 @@ def test_info_of_a_file_with_experts(tmp_path, capsys):
     assert "shared_router      True\n" in shown
 
 
-def test_quantize_keeps_experts_of_gguf_and_refuses_others(tmp_path, capsys):
+def test_quantize_keeps_experts_of_gguf(tmp_path):
     model, out = tiny_models.make("mixtral", **WIDE), tmp_path / "out.gguf"
     gguf_files.write_model(tmp_path / "in.gguf", model)
     order = ["quantize", str(tmp_path / "in.gguf"), str(out), "--type", "q8_0"]
@@ -237,10 +238,38 @@ def test_quantize_keeps_experts_of_gguf_and_refuses_others(tmp_path, capsys):
     for expert, few in zip(one.experts, two.experts, strict=True):
         assert few.down.type == "q8_0"
         agree(few.down.dequantize(), expert.down.unpack(), 0.01)
-    model.save_pretrained(tmp_path / "theirs")
-    order[1:3] = [str(tmp_path / "theirs"), str(tmp_path / "other.gguf")]
-    assert cli.main(order) == 2
-    assert "found a model with num_experts = 5; needed is one that" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("type", ["mxfp4", "q4_k_m", "bf16"])
+def test_experts_in_mxfp4_stay_so_in_files_of_every_type(few_bits, type):
+    folder, _ = few_bits
+    out = folder / "few" / "out.gguf"
+    out.parent.mkdir()
+    quantize_checkpoint(folder, out, type)
+    before, after = (read_checkpoint(path).weights for path in (folder, out))
+    of_experts = [name for name in before if ".experts." in name and "_bias" not in name]
+    assert len(of_experts) == 3 * 5 * 3
+    for name in of_experts:
+        assert after[name].type == "mxfp4"
+        np.testing.assert_array_equal(after[name].blocks(), before[name].blocks())
+    beside = {"mxfp4": "q8_0", "q4_k_m": "q5_0", "bf16": np.dtype(ml_dtypes.bfloat16)}[type]
+    assert getattr(after["layers.0.wq"], "type", after["layers.0.wq"].dtype) == beside
+    assert after["layers.0.router"].dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"])
+def test_experts_of_hugging_face_are_quantised_each_by_itself(name, tmp_path):
+    widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    tiny_models.make(name, **WIDE | widths).save_pretrained(tmp_path / "folder")
+    quantize_checkpoint(tmp_path / "folder", tmp_path / "out.gguf", "q8_0")
+    before, after = (read_checkpoint(tmp_path / at).weights for at in ("folder", "out.gguf"))
+    assert before.keys() == after.keys()
+    for kind in ("gate", "up", "down"):
+        tensor = f"layers.2.experts.4.{kind}"
+        few = sf.quantize(np.asarray(before[tensor], np.float32), "q8_0")
+        np.testing.assert_array_equal(after[tensor].blocks(), few.blocks())
+    router = "layers.2.router"
+    np.testing.assert_array_equal(np.asarray(after[router]), np.asarray(before[router], np.float32))
 
 
 # ---- what gpt-oss does otherwise -----------------------------------------------------------------

@@ -7,15 +7,22 @@ from typing import Any
 import numpy as np
 
 from simdformer.arguments import LARGEST, is_whole, shown
-from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
 from simdformer.checkpoints.gguf_file import StoredArray
 from simdformer.checkpoints.names import check_rope, require
 from simdformer.models.config import ModelConfig, by_layer
-from simdformer.models.packing import Tensor
+from simdformer.models.packing import AnyTensor, Tensor
 
-__all__ = ["DIVISORS", "FREQUENCIES", "TOKENS", "architecture_of", "make_config"]
+__all__ = [
+    "DIVISORS",
+    "FREQUENCIES",
+    "LONG",
+    "SHORT",
+    "TOKENS",
+    "architecture_of",
+    "make_config",
+]
 
 OPTIONAL = ("num_kv_heads", "head_dim", "rope_theta", "vocab_size")  # of the sizes
 COUNTS = ("block_count", "attention.head_count", "embedding_length", "attention.key_length")
@@ -61,8 +68,8 @@ def architecture_of(metadata: Mapping[str, Any]) -> tuple[str, Architecture]:
 def make_config(
     arch: str,
     metadata: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    divisors: Mapping[str, StoredTensor],
+    weights: Mapping[str, AnyTensor],
+    divisors: Mapping[str, Tensor],
 ) -> ModelConfig:
     """The config of a model with such tensors (our names), and those of DIVISORS that there are.
     CheckpointError names a key that is missing, makes no sense, or asks for what is not there."""
@@ -125,7 +132,7 @@ def shortest(value: Any) -> Any:
     return value
 
 
-def num_tokens(metadata: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
+def num_tokens(metadata: Mapping[str, Any], weights: Mapping[str, AnyTensor]) -> int:
     """Of the tokenizer; where there is none, of the embedding."""
     tokens, embed = metadata.get(TOKENS), weights.get("embed")
     if isinstance(tokens, StoredArray):
@@ -160,7 +167,7 @@ def scaling_of(
 
 
 def divided(
-    arch: str, found: Mapping[str, Any], divisors: Mapping[str, StoredTensor], size: Any
+    arch: str, found: Mapping[str, Any], divisors: Mapping[str, Tensor], size: Any
 ) -> dict[str, Any] | None:
     """The scaling that the tensors of divisors stand for, of `size` elements of a head."""
     if not divisors:
@@ -197,8 +204,8 @@ def divided(
     return scaling
 
 
-def values_of(arch: str, name: str, divisors: StoredTensor, size: Any) -> tuple[float, ...]:
-    right = divisors.shape[-1:] == divisors.shape and 2 * len(divisors) == size
+def values_of(arch: str, name: str, divisors: Tensor, size: Any) -> tuple[float, ...]:
+    right = len(divisors.shape) == 1 and 2 * divisors.shape[0] == size
     if not right or divisors.dtype != np.float32:
         raise CheckpointError(
             f"shape {divisors.shape}, {divisors.dtype}",
@@ -237,7 +244,9 @@ def windows_of(
             f"{arch}.{at}_pattern, which is not supported", "a window for all layers"
         )
     if isinstance(pattern, StoredArray):
-        slides = pattern.numbers().tolist()
+        pattern = pattern.numbers()
+    if isinstance(pattern, np.ndarray):
+        slides = pattern.tolist()
         right = len(slides) == layers and all(one in (0, 1) for one in slides)
         require(right, f"{arch}.{at}_pattern", slides, f"true or false for each of {layers} layers")
     else:

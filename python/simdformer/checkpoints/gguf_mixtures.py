@@ -1,7 +1,7 @@
 """Which type each tensor of a GGUF file gets: the mixtures that llama.cpp's files are known by.
 
 A mixture has one type for most matrices and more bits for those that errors hurt most: the last
-matrix, and in half of the layers attn_v and ffn_down.
+matrix, in half of the layers attn_v and ffn_down, and the small ones beside eight experts.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,12 +44,14 @@ class Mixture:
     most : the type of most matrices
     last : that of the last matrix, be it the embedding or not
     better : kind of tensor -> (its type, in which layers)
+    beside_experts : that of what are no experts, where there are some; None: no other
     """
 
     file_type: int
     most: str
     last: str
     better: Mapping[str, tuple[str, SomeLayers]] = field(default_factory=dict)
+    beside_experts: str | None = None
 
 
 MIXTURES = {
@@ -67,15 +69,24 @@ MIXTURES = {
     ),
     "q4_1": Mixture(3, "q4_1", "q6_k"),
     "q4_0": Mixture(2, "q4_0", "q6_k"),
-    "mxfp4": Mixture(38, "mxfp4", "q8_0"),
+    "mxfp4": Mixture(38, "mxfp4", "q8_0", beside_experts="q8_0"),
 }
+# Beside as many experts as Mixtral's these are a small part of all weights.
+EIGHT = 8
+BESIDE_EIGHT = {"attn_k": "q8_0", "attn_v": "q8_0"}
 EXACT = ("position_embd", "ffn_gate_inp")  # positions, and what chooses experts
 # For rows that blocks of 256 do not divide; and where those of 32 do not either, f16.
 FALLBACK = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}
 
 
 def type_of(
-    mixture: Mixture, name: str, shape: tuple[int, ...], *, layers: int, is_last: bool
+    mixture: Mixture,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    layers: int,
+    experts: int = 0,
+    is_last: bool,
 ) -> str:
     """The type of one tensor: "blk.3.attn_v.weight" (O, I) -> "q6_k". Vectors, positions, and what
     chooses experts, stay float32; the experts' matrices are as those of an MLP.
@@ -86,14 +97,19 @@ def type_of(
     'q5_0'
     """
     part = name.split(".")
-    kind = part[-2].removesuffix("_exps") if len(part) > 1 else name
+    tensor = part[-2] if len(part) > 1 else name
+    kind = tensor.removesuffix("_exps")
     is_matrix = len(shape) > 1 and part[-1] == "weight" and not kind.endswith("_norm")
     if not is_matrix or kind.startswith(EXACT):
         return "f32"
     type = mixture.last if is_last else mixture.most
+    if experts and mixture.beside_experts and kind == tensor:
+        type = mixture.beside_experts
     if kind in mixture.better and part[0] == "blk":
         better, there = mixture.better[kind]
         type = better if there(int(part[1]), layers) else type
+    if experts == EIGHT and type in quantization_types():
+        type = BESIDE_EIGHT.get(kind, type)
     return fitting(type, shape[-1])
 
 

@@ -30,7 +30,7 @@ from simdformer.types import Array
 __all__ = ["NewTensor", "write_gguf"]
 
 VERSION, ALIGNMENT = 3, 32
-KINDS = {dtype: kind for kind, dtype in SCALARS.items() if kind != BOOL}
+KINDS = {dtype: kind for kind, dtype in SCALARS.items() if kind != BOOL} | {np.dtype(bool): BOOL}
 NUMBERS = {name: number for number, name in QUANTIZED.items()}
 NUMBERS |= dict(zip(("f32", "f16", "bf16"), FLOATS, strict=True))
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from simdformer.checkpoints.checkpoint import Checkpoint
 from simdformer.checkpoints.formats import read_checkpoint
-from simdformer.checkpoints.gguf_export import Losses, new_tensors, source_of
+from simdformer.checkpoints.gguf_encode import Losses, in_mixture
+from simdformer.checkpoints.gguf_export import source_of
 from simdformer.checkpoints.gguf_mixtures import MIXTURES
 from simdformer.checkpoints.gguf_writer import write_gguf
 from simdformer.checkpoints.locate import locate
@@ -53,15 +54,15 @@ def quantize_checkpoint(
     Parameters
     ----------
     path, format, config
-        The checkpoint, as for `from_pretrained`. Llama, Qwen2, Qwen3 and their like in any format,
-        or any GGUF file that can be read.
+        The checkpoint, as for `from_pretrained`, of any architecture that GGUF files have.
     out : path
         The file that is written, under another name until it is whole.
     type : str
         q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, mxfp4, bf16 or f16. The
         last matrix has more bits than its type says, and in ..._m and ..._s some others: the
         mixtures of llama.cpp. Where rows are not divided by blocks of 256 it is q8_0 for q6_k, q5_1
-        for q5_k, q5_0 for q4_k.
+        for q5_k, q5_0 for q4_k. Beside experts mxfp4 means q8_0 for all else, and experts that are
+        in mxfp4 already stay so in every type.
     tokenizer : bool
         Whether it is written too; a file without one takes and gives ids.
 
@@ -97,7 +98,7 @@ def quantize_checkpoint(
     )
     total = sum(tensor.nbytes for tensor in source.tensors.values())
     with Progress("quantising", total) as progress:
-        new = new_tensors(source, type, losses, progress.advance)
+        new = in_mixture(source, type, losses, progress.advance)
         nbytes = write_gguf(target, keys, new)
     found = {kind: (tuple(types), losses.error(kind)) for kind, types in losses.types.items()}
     return Quantized(target, nbytes, parameters, found)
