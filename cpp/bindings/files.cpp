@@ -1,5 +1,5 @@
-// OpenFile: the descriptor of a file, closed as its object goes, without a step in Python. Between two such
-// steps Python runs handlers of signals, and a Ctrl-C that a finalizer is given is lost.
+// OpenFile: the descriptor of a file, closed as its object goes, without a step in Python: between two such
+// steps Python runs handlers of signals, and a Ctrl-C that a finalizer is given is lost. And many small reads.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -31,6 +31,28 @@ class OpenFile {
 
   int descriptor() const { return descriptor_; }
 
+  // Fills the rows of memory (count, length), contiguous bytes, one every `step` bytes from `start` on; how
+  // many bytes there were before the file ended.
+  py::ssize_t read_pieces(const py::buffer& memory, off_t start, off_t step) const {
+    const py::buffer_info rows = memory.request(/*writable=*/true);
+    auto* to = static_cast<unsigned char*>(rows.ptr);
+    const py::ssize_t length = rows.shape.at(1), size = rows.size;
+    py::ssize_t done = 0;
+    ssize_t got = 1;
+    {
+      const py::gil_scoped_release nogil;
+      while (done < size && (got > 0 || (got < 0 && errno == EINTR))) {
+        const py::ssize_t inside = done % length;
+        got = pread(descriptor_, to + done, static_cast<size_t>(length - inside),
+                    start + done / length * step + inside);
+        if (got > 0) done += got;
+      }
+    }
+    if (got >= 0) return done;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw py::error_already_set();
+  }
+
  private:
   int descriptor_ = -1;
 };
@@ -40,6 +62,7 @@ class OpenFile {
 void bind_files(py::module_& module) {
   py::class_<OpenFile>(module, "OpenFile")
       .def(py::init<py::object>())
+      .def("read_pieces", &OpenFile::read_pieces, py::arg("memory"), py::arg("start"), py::arg("step"))
       .def_property_readonly("descriptor", &OpenFile::descriptor);
 }
 

@@ -48,18 +48,24 @@ class Chosen:
     """The experts ids (..., k) that tokens go through, no token twice through one.
 
     Each expert is called once, on all its tokens. What a token gets does not depend on the others.
+    `held`: only these experts are here, and are called by their place among them; what the others
+    would make is 0.
     """
 
-    def __init__(self, ids: Array) -> None:
+    def __init__(self, ids: Array, held: range | None = None) -> None:
         self.shape, self.tokens = ids.shape, math.prod(ids.shape[:-1])
         order = np.argsort(ids, axis=None, kind="stable")
         experts, starts = np.unique(ids.ravel()[order], return_index=True)
         parts = np.split(order, starts[1:])
-        # Where there are no tokens expert 0 is asked all the same, for the shape of nothing.
+        first = 0 if held is None else held.start
         self.places: list[tuple[int, Array, Array]] = [  # expert, tokens, places among their k
-            (expert, *np.divmod(part, self.shape[-1]))
-            for expert, part in zip(experts.tolist() or [0], parts, strict=True)
+            (expert - first, *np.divmod(part, self.shape[-1]))
+            for expert, part in zip(experts.tolist(), parts, strict=False)
+            if held is None or expert in held
         ]
+        if not self.places:  # an expert is asked all the same, for the shape of nothing
+            self.places = [(0, *np.divmod(order[:0], self.shape[-1]))]
+        self.complete = sum(len(rows) for _, rows, _ in self.places) == len(order)
 
     def each(self, x: Array, step: Step) -> list[Array]:
         """What step(expert, rows (n, I)), arrays (n, O), makes of the rows of x (..., k, I), or of
@@ -70,7 +76,8 @@ class Chosen:
             parts = step(expert, x[rows, 0 if shared else places])
             if not results:
                 shape = self.tokens, self.shape[-1]
-                results = [np.empty((*shape, part.shape[-1]), part.dtype) for part in parts]
+                new = np.empty if self.complete else np.zeros
+                results = [new((*shape, part.shape[-1]), part.dtype) for part in parts]
             for result, part in zip(results, parts, strict=True):
                 result[rows, places] = part
         return [result.reshape(*self.shape, result.shape[-1]) for result in results]

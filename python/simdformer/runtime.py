@@ -27,6 +27,8 @@ __all__ = [
 ]
 __dir__ = __all__.copy  # what dir() and completion show
 
+DEFAULT_SOURCE = "the CPUs that the process may use"
+
 # Every name that a build for some machine may hold.
 _ISA_NAMES = (
     *("baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
@@ -274,6 +276,11 @@ def show_config(mode: str = "stdout") -> dict[str, dict[str, Any]] | None:
     return None
 
 
+def threads_are_told() -> bool:
+    """Whether somebody has said how many threads compute: the environment, or the program."""
+    return _threads_source != DEFAULT_SOURCE or get_num_threads() != _threads_at_import
+
+
 # ---- at import -----------------------------------------------------------------------------------
 
 
@@ -296,7 +303,7 @@ def _threads_from_environment() -> tuple[int, str]:
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isascii() and first.isdecimal() and _bounded(first) >= 1:
         return min(_bounded(first), _core.MAX_THREADS), "OMP_NUM_THREADS"
-    return _core.default_num_threads(), "the CPUs that the process may use"
+    return _core.default_num_threads(), DEFAULT_SOURCE
 
 
 def _bounded(digits: str) -> int:

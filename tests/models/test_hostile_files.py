@@ -73,10 +73,11 @@ def test_a_disk_that_fails_names_the_file(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b"data")
     file = InputFile(tmp_path / "x")
 
-    def broken(*_):
-        raise OSError(5, "Input/output error")
+    class Broken:
+        def read_pieces(self, *_):
+            raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "preadv", broken)
+    monkeypatch.setattr(file, "_open", Broken())
     with pytest.raises(OSError, match=r"Input/output error: .*/x'"):
         file.read(0, 4)
 

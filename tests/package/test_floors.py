@@ -17,7 +17,7 @@ MODULES = {
 }
 EXTENSION = "simdformer._core"
 # Of two floors that import each other one would not be above the other.
-FLOORS = ("models", "checkpoints", "text", "learn", "bench", "cli")
+FLOORS = ("models", "checkpoints", "parallel", "text", "learn", "bench", "cli")
 
 
 def statements(tree, everywhere):

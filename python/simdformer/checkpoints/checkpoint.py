@@ -161,6 +161,12 @@ class StoredTensor:
         shape = (stop - start, *self.shape[1:])
         return replace(self, offset=offset, shape=shape)
 
+    def columns(self, start: int, stop: int) -> "StoredTensor":
+        """The part [start:stop] along the second axis."""
+        rows, _, *others = self.shape
+        offset = self.offset + start * self.strides[1] * self.dtype.itemsize
+        return replace(self, offset=offset, shape=(rows, stop - start, *others))
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -172,7 +178,15 @@ class StoredTensor:
     ) -> Array:
         if copy is False:
             raise ValueError("a tensor in a file cannot be had without a copy")
-        memory = self.file.read_array(self.offset, self.span)
+        if self.size == 0 or not self.shape:
+            memory = self.file.read_array(self.offset, self.nbytes)
+            return np.ndarray(self.shape, self.dtype, buffer=memory).astype(dtype or self.dtype)
+        # Along the slowest axis there may be gaps: of a part, or of every second row.
+        slowest = self.strides.index(max(self.strides))
         strides = [stride * self.dtype.itemsize for stride in self.strides]
+        each = replace(self, shape=(*self.shape[:slowest], 1, *self.shape[slowest + 1 :]))
+        memory, strides[slowest] = self.file.read_pieces(
+            self.offset, each.span, strides[slowest], self.shape[slowest]
+        )
         array: Array = np.ndarray(self.shape, self.dtype, buffer=memory, strides=strides)
         return array.astype(dtype or self.dtype, copy=False)

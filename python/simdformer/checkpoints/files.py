@@ -18,6 +18,7 @@ from simdformer.checkpoints.error import CheckpointError, told_of
 __all__ = ["InputFile", "parse_object", "read_file", "read_object"]
 
 MAX_JSON = 16 << 20  # bytes; the index of the largest published checkpoint has about 1 MB
+GAP = 512  # bytes: as many take longer to read than another read takes to begin
 MAX_DIGITS = 30  # of a number in JSON: sizes have 64 bits, so 20 of them
 KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
@@ -48,21 +49,33 @@ class InputFile:
         """The same as an array of `count` bytes. CheckpointError when the file has become
         shorter."""
         memory = np.empty(count, np.uint8)
-        done = 0
-        while done < count:  # a call reads 2 GB at most
-            try:
-                got = os.preadv(self._open.descriptor, [memory[done:].data], start + done)
-            except OSError as error:  # of a disk that fails; the system does not say which file
-                raise OSError(error.errno, error.strerror, self.path) from None
-            if got == 0:
-                size = os.fstat(self._open.descriptor).st_size
-                raise CheckpointError(
-                    f"only {size} of its {self.size} bytes while it was read",
-                    file=self.path,
-                    advice="something else writes to it, try again",
-                )
-            done += got
+        self._fill(memory[None], start, 0)
         return memory
+
+    def read_pieces(
+        self, start: int, length: int, step: int, count: int
+    ) -> tuple[npt.NDArray[np.uint8], int]:
+        """`count` pieces of `length` bytes that begin every `step` bytes, and how many bytes apart
+        they begin in the array: what lies between them is not read where it is much."""
+        if length > 0 and step - length < GAP:
+            return self.read_array(start, (count - 1) * step + length), step
+        memory = np.empty((count, length), np.uint8)
+        self._fill(memory, start, step)
+        return memory, length
+
+    def _fill(self, memory: npt.NDArray[np.uint8], start: int, step: int) -> None:
+        """The rows of memory, one every `step` bytes."""
+        try:
+            got = self._open.read_pieces(memory, start, step)
+        except OSError as error:  # of a disk that fails; the system does not say which file
+            raise OSError(error.errno, error.strerror, self.path) from None
+        if got < memory.size:
+            size = os.fstat(self._open.descriptor).st_size
+            raise CheckpointError(
+                f"only {size} of its {self.size} bytes while it was read",
+                file=self.path,
+                advice="something else writes to it, try again",
+            )
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:

@@ -195,18 +195,32 @@ class GroupedTensor:
         """The part [start:stop] along the first axis."""
         return replace(self, start=self.start + start, stop=self.start + min(stop, len(self)))
 
+    def columns(self, start: int, stop: int) -> "GroupedTensor":
+        """The part [start:stop] along the second axis: whole groups."""
+        per_row = 1 if self.scheme.method == "awq" else WORD // self.scheme.bits
+        groups = start // self.scheme.group, stop // self.scheme.group
+        return replace(
+            self,
+            qweight=self.qweight.rows(start // per_row, stop // per_row),
+            qzeros=self.qzeros.rows(*groups),
+            scales=self.scales.rows(*groups),
+        )
+
     def quantized(self) -> QuantizedWeight:
         """The same values as a QuantizedWeight."""
-        scheme, part = self.scheme, slice(self.start, self.stop)
-        bits, words = scheme.bits, np.asarray(self.qweight)
-        zeros = np.asarray(self.qzeros)
+        scheme, bits = self.scheme, self.scheme.bits
+        start, stop, _ = slice(self.start, self.stop).indices(self.scales.shape[1])
+        words = start // (WORD // bits), -(-stop // (WORD // bits))  # that hold these outputs
+        outputs = words[0] * WORD // bits, words[1] * WORD // bits
+        part = slice(start - outputs[0], stop - outputs[0])
+        zeros = np.asarray(self.qzeros.columns(*words))
         if scheme.method == "awq":
-            codes = along_outputs(words, bits, AWQ_ORDER)
+            codes = along_outputs(np.asarray(self.qweight.columns(*words)), bits, AWQ_ORDER)
             zeros = along_outputs(zeros, bits, AWQ_ORDER)
         else:
-            codes = along_outputs(words.T, bits).T
+            codes = along_outputs(np.asarray(self.qweight.columns(*outputs)).T, bits).T
             zeros = along_outputs(zeros, bits)
-        scales = np.asarray(self.scales, np.float32)
+        scales = np.asarray(self.scales.columns(*outputs), np.float32)
         return QuantizedWeight.from_groups(
             codes.T[part],
             scales.T[part],

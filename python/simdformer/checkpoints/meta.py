@@ -12,7 +12,7 @@ of Llama 3.1 and of Llama 3.2 by 8, and so does this reader; Hugging Face's conf
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,9 @@ NAMES = Names(
 JOIN_AXIS = {"wq": 0, "wk": 0, "wv": 0, "gate": 0, "up": 0, "lm_head": 0, "wo": 1, "down": 1}
 
 
+Cut = Callable[[StoredTensor, int, int], StoredTensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """One tensor in several shards, joined when `np.asarray` asks for it, and not kept."""
@@ -121,13 +124,21 @@ class Joined:
 
     def rows(self, start: int, stop: int) -> "Joined":
         """The part [start:stop] along the first axis."""
-        if self.axis != 0:
-            return Joined([part.rows(start, stop) for part in self.parts], self.axis)
-        found, first = [], 0  # the row of all that is the part's first
+        return self._piece(0, StoredTensor.rows, start, stop)
+
+    def columns(self, start: int, stop: int) -> "Joined":
+        """The part [start:stop] along the second axis."""
+        return self._piece(1, StoredTensor.columns, start, stop)
+
+    def _piece(self, axis: int, cut: Cut, start: int, stop: int) -> "Joined":
+        if self.axis != axis:
+            return Joined([cut(part, start, stop) for part in self.parts], self.axis)
+        found, first = [], 0  # the place in all that is the part's first
         for part in self.parts:
-            if start < first + len(part) and first < stop:
-                found.append(part.rows(max(start - first, 0), stop - first))
-            first += len(part)
+            length = part.shape[axis]
+            if start < first + length and first < stop:
+                found.append(cut(part, max(start - first, 0), min(stop - first, length)))
+            first += length
         return Joined(found, self.axis)
 
     def __array__(

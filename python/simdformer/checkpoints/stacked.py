@@ -53,6 +53,11 @@ class MXFP4Tensor:
     def rows(self, start: int, stop: int) -> "MXFP4Tensor":
         return MXFP4Tensor(self.bytes.rows(start, stop), self.scales.rows(start, stop))
 
+    def columns(self, start: int, stop: int) -> "MXFP4Tensor":
+        """The part [start:stop] along the second axis: whole blocks."""
+        first, last = start // BLOCK, stop // BLOCK
+        return MXFP4Tensor(self.bytes.columns(first, last), self.scales.columns(first, last))
+
     def blocks(self) -> Array:
         """The blocks of GGUF: a scale, and bytes with the first half of 32 numbers in their low
         bits, the second half in the high ones."""

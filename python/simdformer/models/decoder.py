@@ -12,11 +12,13 @@ import numpy as np
 from simdformer.arguments import read_whole, shown
 from simdformer.functional import QuantizedWeight
 from simdformer.models.cache import KVCache
+from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.observer import Edit, Observer
 from simdformer.models.packing import AnyTensor
 from simdformer.models.paged_cache import PagedKVCache
+from simdformer.models.ranks import Ranks, config_of, deal, tensors_of
 from simdformer.models.trace import Trace
 from simdformer.models.weights import Weights, arrays_of, check_dtypes, check_weights
 from simdformer.types import Array, ArrayLike, DTypeLike, NumpyArrayLike
@@ -35,10 +37,11 @@ class Decoder(ABC):
         dtype: DTypeLike | None = None,
         activations: DTypeLike = "float32",
         arithmetic: Literal["int16", "float32"] = "int16",
+        communicator: Communicator | None = None,
     ) -> None:
         tensors = arrays_of(weights)
         check_weights(config, tensors)
-        self._prepare(config, tensors, dtype, activations, arithmetic)
+        self._prepare(config, tensors, dtype, activations, arithmetic, communicator)
 
     @classmethod
     def of_fitting(
@@ -49,10 +52,11 @@ class Decoder(ABC):
         dtype: DTypeLike | None = None,
         activations: DTypeLike = "float32",
         arithmetic: Literal["int16", "float32"] = "int16",
+        communicator: Communicator | None = None,
     ) -> Self:
         """The same of weights that are known to fit the config, as those of a Checkpoint are."""
         model = object.__new__(cls)
-        model._prepare(config, weights, dtype, activations, arithmetic)
+        model._prepare(config, weights, dtype, activations, arithmetic, communicator)
         return model
 
     def _prepare(
@@ -62,6 +66,7 @@ class Decoder(ABC):
         dtype: DTypeLike | None,
         activations: DTypeLike,
         arithmetic: Literal["int16", "float32"],
+        communicator: Communicator | None,
     ) -> None:
         if arithmetic not in ("int16", "float32"):
             raise ValueError(
@@ -70,7 +75,14 @@ class Decoder(ABC):
         self.config, self.arithmetic = config, arithmetic
         self.activations: np.dtype[Any] = np.dtype(activations)
         check_dtypes(weights, dtype, self.activations)
-        self.weights = Weights.prepare(config, weights, dtype)
+        communicator = communicator or Communicator()
+        self.ranks = Ranks(communicator, deal(config, weights, communicator.size))
+        self.own = config  # with the numbers of heads that this rank holds
+        if communicator.size > 1:
+            part = self.ranks.own
+            weights = tensors_of(part, config, weights, is_first=communicator.rank == 0)
+            self.own = config_of(part, config)
+        self.weights = Weights.prepare(config, weights, dtype, self.ranks.own.experts)
         self.rope_of_layers = rope_of_layers(config)
 
     def __call__(
@@ -98,7 +110,9 @@ class Decoder(ABC):
         ids = checked_ids(ids)
         if logits_to_keep is not None:
             read_whole("model", "logits_to_keep", logits_to_keep, "None (all) or n >= 1")
-        observer = Observer(self.config, (), edit, batched=ids.ndim == 2) if edit else None
+        observer = None
+        if edit:
+            observer = Observer(self.ranks, self.config, (), edit, batched=ids.ndim == 2)
         logits = self.forward(np.atleast_2d(ids), cache, logits_to_keep, observer)
         return logits if ids.ndim == 2 else logits[0]
 
@@ -137,7 +151,7 @@ class Decoder(ABC):
         `edit` as in `__call__`; the trace holds the activations as they were used, after it.
         """
         ids = checked_ids(ids)
-        observer = Observer(self.config, names, edit, batched=ids.ndim == 2)
+        observer = Observer(self.ranks, self.config, names, edit, batched=ids.ndim == 2)
         logits = self.forward(np.atleast_2d(ids), None, None, observer)
         trace = Trace(observer.activations, ids=ids, model=self.config.summary)
         return logits if ids.ndim == 2 else logits[0], trace
@@ -148,7 +162,7 @@ class Decoder(ABC):
         """An empty cache for this model, for `max_seq_len` positions (None: the config's)."""
         return KVCache(
             num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
+            num_kv_heads=self.own.num_kv_heads,
             head_dim=self.config.head_dim,
             max_seq_len=self.config.max_seq_len if max_seq_len is None else max_seq_len,
             batch=batch,
@@ -164,7 +178,7 @@ class Decoder(ABC):
         """
         cache = PagedKVCache(
             num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
+            num_kv_heads=self.own.num_kv_heads,
             head_dim=self.config.head_dim,
             page_size=page_size,
             dtype=dtype,
@@ -176,13 +190,13 @@ class Decoder(ABC):
                     f"new_paged_cache: memory is {memory} bytes, needed are {cache.page_bytes} for "
                     f"one page of {page_size} positions, and that for 32 ids of every text"
                 )
-            cache.max_pages = memory // cache.page_bytes
+            cache.max_pages = self.ranks.communicator.least(memory // cache.page_bytes)
         return cache
 
     def check_paged_cache(self, cache: PagedKVCache) -> None:
         """ValueError when the cache belongs to another model."""
         layers, _, _, kv_heads, _, head_dim = cache.data.shape
-        config = self.config
+        config = self.own
         found, needed = (
             (layers, kv_heads, head_dim),
             (config.num_layers, config.num_kv_heads, config.head_dim),

@@ -13,6 +13,7 @@ import numpy as np
 from simdformer.arguments import as_array, read_several, shown
 from simdformer.functional import softmax
 from simdformer.models.config import ModelConfig
+from simdformer.models.ranks import Ranks, Split
 from simdformer.models.trace import matching_names
 from simdformer.reference import float64, repeat_kv, weighted_sum
 from simdformer.types import Array
@@ -65,6 +66,18 @@ LAYER_NAMES = (
     "resid_post",
 )
 ON_REQUEST = ("attn.result", "final_norm_scale")  # computed for nothing but a trace
+# Of a model that several ranks hold each sees a part of these: along an axis, or what it adds to
+# their sum. What is the work of experts is 0 where another rank holds them.
+SPLIT: dict[str, tuple[Split, int]] = {
+    **dict.fromkeys(("attn.q", "attn.q_normed", "attn.q_rot"), ("heads", 2)),
+    **dict.fromkeys(("attn.k", "attn.k_normed", "attn.k_rot", "attn.v"), ("kv_heads", 2)),
+    **dict.fromkeys(("attn.z", "attn.result"), ("heads", 2)),
+    **dict.fromkeys(("attn.scores", "attn.pattern"), ("heads", 1)),
+    **dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), ("inner", -1)),
+    **dict.fromkeys(("mlp.shared.gate", "mlp.shared.up", "mlp.shared.act"), ("shared_inner", -1)),
+}
+BY_EXPERT = {"mlp.gate", "mlp.up", "mlp.act", "mlp.expert_out"}
+ADDED = {"mlp.shared.out"}
 OF_THE_SHARED = {name for name in LAYER_NAMES if name.startswith("mlp.shared.")}
 OF_EXPERTS = OF_THE_SHARED | {
     "mlp.router",
@@ -111,7 +124,8 @@ def meant_names(config: ModelConfig, glob: str, who: str) -> list[str]:
 
 
 class Observer:
-    """Sees the activations (B, ...) of a forward pass one after the other.
+    """Sees the activations (B, ...) of a forward pass one after the other; of a model that several
+    ranks hold, whole ones.
 
     names : globs, or None for all
         What to keep in `activations`, as float32, or ids as they are.
@@ -125,13 +139,14 @@ class Observer:
 
     def __init__(
         self,
+        ranks: Ranks,
         config: ModelConfig,
         names: str | Iterable[str] | None,
         edit: Mapping[str, Edit] | None,
         *,
         batched: bool,
     ) -> None:
-        self._config = config
+        self._ranks, self._config = ranks, config
         self._batched = batched
         self._edits: dict[str, list[Callable[[Array], Array | None]]] = {}
         self._kept: dict[str, Array] = {}
@@ -154,15 +169,43 @@ class Observer:
         return name in self._wanted or name in self._edits
 
     def see(self, name: str, value: Array) -> Array:
-        if name in self._edits:
-            value = self._edited(name, value)
+        if not self.wants(name):
+            return value
+        seen, changed = self._joined(name, value), None
+        if name in self._edits:  # by rank 0
+            changed = self._ranks.communicator.first(lambda: self._edited(name, seen))
+        seen = seen if changed is None else changed
         if name in self._wanted:
-            kind = np.float32 if value.dtype.kind != "i" else value.dtype
-            self._kept[name] = np.array(self._inside(value), kind)
-        return value
+            kind = np.float32 if seen.dtype.kind != "i" else seen.dtype
+            self._kept[name] = np.array(self._inside(seen), kind)
+        return value if changed is None else self._own(name, changed)
 
-    def _edited(self, name: str, value: Array) -> Array:
-        """The value itself when nothing has changed, so that nothing need be computed anew."""
+    def _joined(self, name: str, value: Array) -> Array:
+        """The whole of what each rank has its part of."""
+        layer, kind = self._kind(name)
+        if kind in ADDED or (kind in BY_EXPERT and self._config.has_experts(layer)):
+            return self._ranks.sum(value)
+        return self._ranks.joined(value, *SPLIT[kind]) if kind in SPLIT else value
+
+    def _own(self, name: str, whole: Array) -> Array:
+        """What of a whole one is this rank's."""
+        layer, kind = self._kind(name)
+        if kind in ADDED:
+            return whole if self._ranks.communicator.rank == 0 else np.zeros_like(whole)
+        if kind in SPLIT and not (kind in BY_EXPERT and self._config.has_experts(layer)):
+            return self._ranks.part(whole, *SPLIT[kind])
+        return whole
+
+    @staticmethod
+    def _kind(name: str) -> tuple[int, str]:
+        """Its layer (-1: none), and the name that it has in each."""
+        if not name.startswith("layers."):
+            return -1, name
+        _, layer, kind = name.split(".", 2)
+        return int(layer), kind
+
+    def _edited(self, name: str, value: Array) -> Array | None:
+        """None when nothing has changed, so that nothing need be computed anew."""
         as_is = value.dtype == np.float64 or value.dtype.kind == "i"
         now = np.array(self._inside(value), value.dtype if as_is else np.float32)
         for function in self._edits[name]:
@@ -181,7 +224,7 @@ class Observer:
             now = given
         changed = now.astype(value.dtype)
         if changed.tobytes() == self._inside(value).tobytes():
-            return value
+            return None
         return changed if self._batched else changed[None]
 
     def _inside(self, value: Array) -> Array:

@@ -11,10 +11,11 @@ import numpy as np
 
 from simdformer.functional import PackedWeight, QuantizedWeight
 from simdformer.models.progress import Progress
+from simdformer.quantization.types import quantization_types
 from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
-__all__ = ["AnyTensor", "Matrix", "Packing", "Quantized", "Tensor", "kind_of"]
+__all__ = ["AnyTensor", "Matrix", "Packing", "Quantized", "Tensor", "block_of", "cut", "kind_of"]
 
 Matrix = PackedWeight | QuantizedWeight
 PANEL = 16  # rows that are packed together
@@ -36,11 +37,13 @@ class Tensor(Protocol):
 
 @runtime_checkable
 class FileTensor(Tensor, Protocol):
-    """A tensor in a file, of which some rows can be read when they lie together (`by_rows`)."""
+    """A tensor in a file, of which rows or columns alone can be read; rows one behind the other
+    where they lie so (`by_rows`)."""
 
     @property
     def by_rows(self) -> bool: ...
     def rows(self, start: int, stop: int, /) -> Tensor: ...
+    def columns(self, start: int, stop: int, /) -> Tensor: ...
 
 
 @runtime_checkable
@@ -73,6 +76,49 @@ AnyTensor = Tensor | QuantizedWeight
 def kind_of(tensor: AnyTensor) -> str:
     """What its numbers are: "float32", or "q4_k" where they are quantised."""
     return tensor.type if isinstance(tensor, Quantized) else str(tensor.dtype)
+
+
+def block_of(tensor: AnyTensor) -> int:
+    """How many inputs of a matrix stay together when it is cut: of a quantised one a block."""
+    if not isinstance(tensor, Quantized):
+        return 1
+    if kind := quantization_types().get(tensor.type):
+        return kind.block
+    return int(tensor.type.rpartition("_g")[2])  # of groups: int4_g128
+
+
+def cut(tensor: Any, axis: int, part: range) -> Any:
+    """The part of a tensor along its first or second axis; nothing is read yet."""
+    if len(part) == tensor.shape[axis]:
+        return tensor
+    if isinstance(tensor, QuantizedWeight):
+        return cut_weight(tensor, axis, part)
+    if isinstance(tensor, FileTensor):
+        return (tensor.columns if axis else tensor.rows)(part.start, part.stop)
+    return tensor[:, part.start : part.stop] if axis else tensor[part.start : part.stop]
+
+
+def cut_weight(weight: QuantizedWeight, axis: int, part: range) -> QuantizedWeight:
+    """Whole rows, or whole blocks of each row."""
+
+    def piece(x: Array) -> Array:
+        """Of (O, n), whose columns stand for the inputs in equal shares."""
+        if axis == 0:
+            return x[part.start : part.stop]
+        share = part.start * x.shape[1], part.stop * x.shape[1]
+        return x[:, share[0] // weight.shape[1] : share[1] // weight.shape[1]]
+
+    if (kind := quantization_types().get(weight.type)) is None:
+        minimums = weight.minimums
+        return QuantizedWeight.from_groups(
+            piece(weight.codes),
+            piece(weight.scales),
+            minimums=None if minimums is None else piece(minimums),
+        )
+    blocks = piece(weight.blocks())
+    return QuantizedWeight.from_blocks(
+        blocks, kind.name, (len(blocks), len(part) if axis else weight.shape[1])
+    )
 
 
 class Packing:
@@ -111,9 +157,9 @@ class Packing:
     def fill(self, tensor: Any, put: Callable[[int, Any], None]) -> None:
         """Notes that put(first, some rows from there on) is to be called until all are there."""
         count, _ = tensor.shape
-        row_bytes = max(tensor.nbytes // count, 1)
+        row_bytes = max(tensor.nbytes // max(count, 1), 1)
         in_file = isinstance(tensor, FileTensor)
-        step = count
+        step = max(count, 1)
         if not in_file or tensor.by_rows:
             step = max(PIECE_BYTES // row_bytes // PANEL, 1) * PANEL
         for first in range(0, count, step):

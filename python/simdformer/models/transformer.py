@@ -41,6 +41,7 @@ from simdformer.models.observer import (
     see_scale,
     unseen,
 )
+from simdformer.models.ranks import Split
 from simdformer.models.weights import ExpertWeights, MLPWeights
 from simdformer.types import Array
 
@@ -62,6 +63,9 @@ class Transformer(Decoder):
         Of the arithmetic between the kernels; float32 beside weights of 16 bits is the usual.
     arithmetic : "int16" or "float32"
         How activations meet quantised weights, see `linear`.
+    communicator : Communicator, optional
+        Of the processes that hold the model together, each a part: `simdformer.parallel` has one.
+        Every one of them is given the whole weights, calls the same methods, and gets the same.
 
     Raises
     ------
@@ -98,7 +102,7 @@ class Transformer(Decoder):
         observer: Observer | None,
     ) -> Array:
         """ids (B,L) -> logits (B,L,V)"""
-        run = ForwardPass.begin(self.config, ids, cache, observer)
+        run = ForwardPass.begin(self.own, ids, cache, observer)
         x = self.residual(ids, run)
         if cache is not None:
             cache.advance(ids.shape[1])
@@ -115,7 +119,7 @@ class Transformer(Decoder):
     def residual(self, ids: Array, run: ForwardPass | BatchPass) -> Array:
         """ids (B,L) -> x (B,L,E), the residual stream behind the last layer"""
         see = run.at()
-        x = embedding(ids, self.weights.embed, dtype=self.activations)
+        x = self.ranks.embedding(ids, self.weights.embed, self.activations)
         x = see("embed", scaled(x, self.config.embed_scale))
         if self.weights.pos_embed is not None:
             where = np.broadcast_to(run.positions, ids.shape)
@@ -133,6 +137,7 @@ class Transformer(Decoder):
         if see.wants("final_norm_scale"):
             normed = see_scale(see, x, normed, bias, self.config)
         logits = self.linear(see("final_norm", normed), self.weights.lm_head)
+        logits = self.ranks.joined(logits, "vocabulary", axis=-1)
         logits = scaled(logits.astype(np.float32, copy=False), 1 / self.config.logit_divisor)
         return softcapped(logits, self.config.logit_softcap)
 
@@ -159,14 +164,14 @@ class Transformer(Decoder):
 
     def attention(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,E) -> (B,L,E): the new positions attend to what the cache holds and themselves"""
-        weights, config, see = self.weights.layers[layer], self.config, run.at(layer)
+        weights, config, see = self.weights.layers[layer], self.own, run.at(layer)
         batch, new, _ = x.shape
         q, k, v = self.linear(x, weights.wq_wk_wv, weights.qkv_bias)
         q = see("attn.q", q.reshape(batch, new, config.num_heads, config.head_dim))
         k = see("attn.k", k.reshape(batch, new, config.num_kv_heads, config.head_dim))
         v = see("attn.v", v.reshape(batch, new, config.num_kv_heads, config.head_dim))
-        q = see("attn.q_normed", self.norm_heads(q, weights.q_norm))
-        k = see("attn.k_normed", self.norm_heads(k, weights.k_norm))
+        q = see("attn.q_normed", self.norm_heads(q, weights.q_norm, "heads"))
+        k = see("attn.k_normed", self.norm_heads(k, weights.k_norm, "kv_heads"))
         q = see("attn.q_rot", self.rotated(layer, q, run))
         k = see("attn.k_rot", self.rotated(layer, k, run))
 
@@ -197,14 +202,14 @@ class Transformer(Decoder):
         out: Array = self.linear(merged, weights.wo, weights.wo_bias)
         if see.wants("attn.result"):
             out = see_results(see, z, out, lambda alone: self.linear(alone, weights.wo))
-        return out
+        return self.ranks.sum(out)
 
     def mlp(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,E) -> (B,L,E): one MLP, or a mixture of experts"""
         weights, see = self.weights.layers[layer].mlp, run.at(layer)
         if isinstance(weights, ExpertWeights):
-            return self.mixture(weights, x, see)
-        return self.feed_forward(weights, x, see, "mlp")
+            return self.ranks.sum(self.mixture(weights, x, see))
+        return self.ranks.sum(self.feed_forward(weights, x, see, "mlp"))
 
     def feed_forward(self, weights: MLPWeights, x: Array, see: See, name: str) -> Array:
         """x (B,L,E) -> (B,L,E): down(activation(gate x) * up x), or down(activation(up x))"""
@@ -232,7 +237,8 @@ class Transformer(Decoder):
         logits = see("mlp.router", self.linear(x, weights.router, weights.router_bias))
         ids = see_experts(see, likeliest(logits, config.num_experts_per_tok), config.num_experts)
         shares = expert_weights(logits, ids, normalize=config.normalize_expert_weights)
-        shares, chosen = see("mlp.expert_weights", shares), Chosen(ids)  # (B,L,k)
+        shares = see("mlp.expert_weights", shares)  # (B,L,k)
+        chosen = Chosen(ids, self.ranks.own.experts)
 
         def gate_and_up(expert: int, rows: Array) -> Any:
             one = weights.experts[expert]
@@ -257,13 +263,13 @@ class Transformer(Decoder):
         """x (...,I) weight (O,I) -> (...,O), by the arithmetic that was asked for"""
         return linear(x, weight, bias, arithmetic=self.arithmetic)
 
-    def norm_heads(self, x: Array, weight: Array | None) -> Array:
-        """x (B,L,H,D) -> (B,L,H,D): over as many heads at a time as the weight is long"""
-        if weight is None:
-            return x
-        width = x.shape[2] * x.shape[3]
-        rows = x.reshape(*x.shape[:2], width // len(weight), len(weight))
-        return self.norm(rows, weight).reshape(x.shape)
+    def norm_heads(self, x: Array, weight: Array | None, split: Split) -> Array:
+        """x (B,L,H,D) -> (B,L,H,D): over each head, or over all of a position as one vector"""
+        if weight is None or self.config.qk_norm_over == "head":
+            return self.norm(x, weight)
+        every = self.ranks.joined(x, split, axis=2)
+        normed = self.norm(every.reshape(*every.shape[:2], len(weight)), weight)
+        return self.ranks.part(normed.reshape(every.shape), split, axis=2)
 
     def rotated(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,H,D) -> (B,L,H,D), every head turned by its position"""

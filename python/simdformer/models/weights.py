@@ -57,8 +57,8 @@ class MLPWeights:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A layer's experts, their router (X, E) with its bias (X,), and the MLP that stands beside
-    them with its router (1, E); None for what the model has not."""
+    """A layer's experts (those that this rank holds), their router (X, E) with its bias (X,), and
+    the MLP that stands beside them with its router (1, E); None for what the model has not."""
 
     router: Matrix
     router_bias: Array | None
@@ -104,10 +104,14 @@ class Weights:
 
     @classmethod
     def prepare(
-        cls, config: ModelConfig, tensors: Mapping[str, AnyTensor], dtype: DTypeLike | None
+        cls,
+        config: ModelConfig,
+        tensors: Mapping[str, AnyTensor],
+        dtype: DTypeLike | None,
+        own_experts: range | None = None,
     ) -> "Weights":
-        """Packs tensors that fit the config; `dtype` is what they are converted to, quantised ones
-        too (None: they stay as they are).
+        """Packs tensors that fit the config, or parts of them; `dtype` is what they are converted
+        to, quantised ones too (None: they stay as they are). `own_experts`: which of all.
 
         A few rows at a time, so that not much more memory is needed than the result takes."""
         kind = None if dtype is None else np.dtype(dtype)
@@ -133,6 +137,7 @@ class Weights:
         def array_if_any(name: str) -> Array | None:
             return array(name) if name in tensors else None
 
+        held = range(config.num_experts) if own_experts is None else own_experts
         two = ("gate", "up") if config.gated_mlp else ("up",)
 
         def mlp(at: str) -> MLPWeights:
@@ -149,7 +154,7 @@ class Weights:
             return ExpertWeights(
                 router=matrix(at + "router"),
                 router_bias=array_if_any(at + "router_bias"),
-                experts=[mlp(f"{at}experts.{number}.") for number in range(config.num_experts)],
+                experts=[mlp(f"{at}experts.{number}.") for number in held],
                 shared=mlp(at + "shared.") if config.shared_intermediate_size else None,
                 shared_router=matrix(at + "shared.router") if config.shared_router else None,
             )

@@ -7,10 +7,11 @@ kernels see to that, and what a prompt is cut into here are pieces of two ids or
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simdformer.models.batch_pass import BatchPass, Piece
+from simdformer.models.communicator import Communicator
 from simdformer.models.paged_cache import PagedKVCache, PagedSequence
 from simdformer.models.transformer import Transformer
 from simdformer.text.continuation import Continuation
@@ -28,19 +29,21 @@ PREFILL_CHUNK = 512
 @dataclass(eq=False)
 class Request:
     """A text that wants up to `max_new_tokens` more ids, chosen by a sampler of its own. What a
-    draft proposes is read together with the last id, and kept as far as the sampler agrees."""
+    draft proposes is read together with the last id, and kept as far as the sampler agrees. Where
+    several ranks hold the model, rank 0 chooses."""
 
     text: Continuation
     sampler: Sampler
     max_new_tokens: int
     draft: Draft | None = None
+    ranks: Communicator = field(default_factory=Communicator)
     sequence: PagedSequence | None = None
     chosen: int = 0
     proposed: Sequence[int] = ()
 
     def put(self, logits: Array) -> None:
         """Chooses the next id by logits (V,); the text has ended after the last."""
-        self.text.put(self.sampler(logits, self.text.ids))
+        self.text.put(self.ranks.first(lambda: self.sampler(logits, self.text.ids)))
         self.chosen += 1
         if self.chosen == self.max_new_tokens:
             self.text.finish()
@@ -48,7 +51,8 @@ class Request:
     def propose(self) -> None:
         """Asks the draft for ids; the last of all is never read."""
         room = self.max_new_tokens - self.chosen - 1
-        self.proposed = self.draft.propose(self.text.ids)[:room] if self.draft and room else ()
+        proposed = self.draft.propose(self.text.ids)[:room] if self.draft and room else ()
+        self.proposed = self.ranks.first(lambda: proposed) if self.draft else ()
 
     def answer(self, logits: Array) -> int:
         """Chooses by logits (rows,V) behind the last id and behind each proposed one, up to the

@@ -242,6 +242,7 @@ class LanguageModel(TokenizedModel):
                 f"generate: streamer is {shown(streamer)}, needed is a function of a piece, or an "
                 "object with put(piece) and end()"
             )
+        show = show if self.transformer.ranks.communicator.rank == 0 else None
         read_whole("generate", "max_batch", max_batch)
         new = self.check_room(max(map(len, prompts.ids)), max_new_tokens)
         requests = [

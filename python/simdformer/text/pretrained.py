@@ -11,6 +11,7 @@ from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.formats import read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.models.transformer import Transformer
+from simdformer.parallel.mpi import communicator_of
 from simdformer.text import tokenizer as tokenizers
 from simdformer.text.chat import find_template
 from simdformer.text.language_model import LanguageModel
@@ -30,6 +31,7 @@ def from_pretrained(
     format: str | None = None,
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     arithmetic: Literal["int16", "float32"] = "int16",
+    comm: Any = None,
 ) -> LanguageModel:
     """Loads a language model: `model(ids)` gives logits, `model.generate(prompt)` text.
 
@@ -58,6 +60,10 @@ def from_pretrained(
     arithmetic : {"int16", "float32"}
         Beside weights of few bits: activations rounded to 16-bit integers, which is fast and loses
         2e-5 to 5e-5, or as they are. See `linear`.
+    comm : mpi4py.MPI.Comm or Communicator, optional
+        The processes (ranks) that hold the model together: each of them calls this, reads only its
+        part of the weights, and then calls the same methods of the model in the same order. All get
+        the same results; rank 0 alone samples and streams. See docs/scaling.md.
 
     Returns
     -------
@@ -71,6 +77,8 @@ def from_pretrained(
         There is no such format, or `max_seq_len` is no number > 0 that a computer can count to.
     CheckpointError
         A file is damaged, of another format, or does not fit the model. (It is a ValueError.)
+    RankError
+        Something failed on some of several ranks. (It is a ValueError.)
 
     >>> import simdformer as sf
     >>> model = sf.from_pretrained(sf.demo_path())
@@ -80,35 +88,38 @@ def from_pretrained(
     """
     if max_seq_len is not None:
         max_seq_len = read_whole("from_pretrained", "max_seq_len", max_seq_len)
-    checkpoint = read_checkpoint(locate(path), format, config)
-    model = checkpoint.config
-    if max_seq_len is not None:
-        if model.positions == "learned" and max_seq_len > model.max_seq_len:
-            raise ValueError(
-                f"from_pretrained: max_seq_len is {max_seq_len}, needed is at most "
-                f"{model.max_seq_len}, the positions that the model has learned"
-            )
-        model = dataclasses.replace(model, max_seq_len=max_seq_len)
-    missing = None
-    if tokenizer is None:
-        try:
-            tokenizer = find_tokenizer(checkpoint)
-        except ImportError as error:  # ids need no tokenizer
-            missing = error
-    elif isinstance(tokenizer, str | os.PathLike):
-        tokenizer = load_tokenizer(tokenizer, checkpoint)
-    return LanguageModel(
-        Transformer.of_fitting(
-            model,
-            checkpoint.weights,
-            dtype=dtype,
-            activations=activations,
-            arithmetic=arithmetic,
-        ),
-        tokenizer if missing is None else missing,
-        eos_ids=checkpoint.eos_ids,
-        chat_template=find_template(checkpoint, tokenizer),
-    )
+    communicator = communicator_of(comm)
+    with communicator.together():
+        checkpoint = read_checkpoint(locate(path), format, config)
+        model = checkpoint.config
+        if max_seq_len is not None:
+            if model.positions == "learned" and max_seq_len > model.max_seq_len:
+                raise ValueError(
+                    f"from_pretrained: max_seq_len is {max_seq_len}, needed is at most "
+                    f"{model.max_seq_len}, the positions that the model has learned"
+                )
+            model = dataclasses.replace(model, max_seq_len=max_seq_len)
+        missing = None
+        if tokenizer is None:
+            try:
+                tokenizer = find_tokenizer(checkpoint)
+            except ImportError as error:  # ids need no tokenizer
+                missing = error
+        elif isinstance(tokenizer, str | os.PathLike):
+            tokenizer = load_tokenizer(tokenizer, checkpoint)
+        return LanguageModel(
+            Transformer.of_fitting(
+                model,
+                checkpoint.weights,
+                dtype=dtype,
+                activations=activations,
+                arithmetic=arithmetic,
+                communicator=communicator,
+            ),
+            tokenizer if missing is None else missing,
+            eos_ids=checkpoint.eos_ids,
+            chat_template=find_template(checkpoint, tokenizer),
+        )
 
 
 def find_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:

@@ -61,7 +61,9 @@ class TokenizedModel:
                 "or chat_template.jinja); use generate, or a checkpoint made for chat"
             )
         check_messages(messages)
-        return IdsOfText(self.chat_template.ids(messages, tokenizer, template_variables or {}))
+        template, variables = self.chat_template, template_variables or {}
+        ranks = self.transformer.ranks.communicator
+        return IdsOfText(ranks.first(lambda: template.ids(messages, tokenizer, variables)))
 
     def request(
         self,
@@ -85,7 +87,11 @@ class TokenizedModel:
             show_ids=not is_text,
         )
         return Request(
-            text, Sampler(**sampling), max_new_tokens, self._draft(draft, len(ids) + max_new_tokens)
+            text,
+            Sampler(**sampling),
+            max_new_tokens,
+            self._draft(draft, len(ids) + max_new_tokens),
+            self.transformer.ranks.communicator,
         )
 
     def _draft(

@@ -1,0 +1,47 @@
+"""Who computes a model together: here one process alone."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+from simdformer.types import Array
+
+__all__ = ["Communicator", "RankError"]
+
+T = TypeVar("T")
+
+
+class RankError(ValueError):
+    """What failed on some ranks and not on all, raised on all of them."""
+
+
+class Communicator:
+    """The processes, called ranks, that compute a model together, and what they tell each other.
+
+    This one is a process alone, to whom nobody has anything to say: what comes goes back at once.
+    `simdformer.parallel` has the one that talks over MPI. Every rank calls the same methods in the
+    same order.
+    """
+
+    rank, size = 0, 1
+
+    def sum(self, x: Array) -> Array:
+        """The sum over the arrays of all ranks, which have one shape, added in the order of ranks
+        in float32 at least: on every rank the same bits."""
+        return x
+
+    def gather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+        """The arrays of all ranks, whose shapes everyone knows, in their order."""
+        return [x]
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes of it; the others take that. An error is raised on all of them."""
+        return make()
+
+    def least(self, number: int) -> int:
+        """The least of the numbers of all ranks."""
+        return number
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is done inside is done on all ranks, or there is an error on all of them."""
+        return nullcontext()

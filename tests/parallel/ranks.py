@@ -1,0 +1,61 @@
+"""Programs on several ranks, started as people start them: with mpiexec."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from subprocesses import environment
+
+HERE = Path(__file__).parent
+HANG = 300  # seconds; a busy machine is none
+# On a machine with two cores several ranks wait for each other's turns: one thread each.
+QUIET = {
+    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+    "SIMDFORMER_NUM_THREADS": "1",
+}
+
+
+def mpiexec(size, *arguments):
+    """The command that starts so many ranks of a Python program."""
+    starter = Path(sys.executable).with_name("mpiexec")
+    return [str(starter), "-n", str(size), sys.executable, *map(str, arguments)]
+
+
+def start(size, *arguments, **variables):
+    return subprocess.Popen(
+        mpiexec(size, *arguments),
+        env=environment(**QUIET | variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    """Its exit status, stdout and stderr."""
+    try:
+        out, err = process.communicate(timeout=HANG)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"it hangs\n{out}\n{err}") from None
+    return process.returncode, out, err
+
+
+def run(size, *arguments, **variables):
+    return finish(start(size, *arguments, **variables))
+
+
+def program(size, name, *arguments, **variables):
+    """What a program beside this file prints. It has to end well and say nothing on stderr."""
+    status, out, err = run(size, HERE / name, *arguments, **variables)
+    assert (status, err) == (0, ""), f"exit status {status}\n{out}\n{err}"
+    return out
+
+
+def cli(size, *arguments, **variables):
+    """Exit status, stdout and stderr of a command of ours."""
+    return run(size, "-m", "simdformer", *arguments, **variables)

@@ -1,0 +1,66 @@
+"""Models in parts, on two to four ranks, beside the same model alone."""
+
+import pytest
+import transformers
+
+import ranks
+import tiny_models
+from same_as_alone import MODELS
+from simdformer.text.quantizing import quantize_checkpoint
+
+pytestmark = pytest.mark.xdist_group("ranks")  # one mpiexec at a time
+
+
+FEW = ["keys and values repeated", "olmo2", "experts with biases"]
+
+
+@pytest.mark.parametrize(
+    ("size", "models"),
+    [(2, list(MODELS)), (4, FEW), pytest.param(3, list(MODELS), marks=pytest.mark.slow)],
+)
+def test_logits_activations_and_edits_are_those_of_the_model_alone(size, models):
+    assert ranks.program(size, "same_as_alone.py", *models).splitlines() == models
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+# Rows of 16 KB, so that a part of one is worth a read of its own.
+WIDE = {
+    "vocab_size": 128,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """wide("safetensors"): a checkpoint of 30 MB, or what it is in few bits."""
+    folder = tmp_path_factory.mktemp("wide")
+    config = transformers.AutoConfig.for_model("llama", **WIDE)
+    model = tiny_models.randomise(transformers.AutoModelForCausalLM.from_config(config))
+    model.save_pretrained(folder / "safetensors")
+
+    def make(kind):
+        path = folder / kind
+        if not path.exists():
+            quantize_checkpoint(folder / "safetensors", path, kind, tokenizer=False)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(("kind", "size"), [("safetensors", 2), ("q4_k_m", 4)])
+def test_every_rank_reads_its_part_of_a_file(wide, kind, size):
+    arithmetic = "float32"  # the other rounds activations, which differ in their last bits
+    whole, *read = map(
+        int, ranks.program(size, "reads_its_part.py", wide(kind), arithmetic).split()
+    )
+    assert len(read) == size
+    assert max(read) < whole / size + 250_000  # norms and headers are for all
+    assert sum(read) > 0.99 * whole
