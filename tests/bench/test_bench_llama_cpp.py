@@ -21,7 +21,7 @@ from simdformer import bench
 from simdformer.bench import llama_cpp, models, report
 from simdformer.bench.contestants import LLAMA_CPP, OURS, Missing
 from simdformer.bench.runner import run_case
-from simdformer.rope_scaling import rope_frequencies
+from simdformer.checkpoints import gguf_export, read_checkpoint
 
 each_shape = pytest.mark.parametrize("shape", bench.SHAPES)
 
@@ -40,112 +40,60 @@ def small(shape):
 # ---- the file ------------------------------------------------------------------------------------
 
 
-def ours_again(config, tensors):
-    """The names that our model knows them by."""
-    names = {theirs: name for name, theirs in llama_cpp.NAMES.items()}
-    found = {}
-    for name, array in tensors.items():
-        parts = name.removesuffix(".weight").split(".")
-        layer = f"layers.{parts[1]}." if parts[0] == "blk" else ""
-        found[layer + names[parts[-1]]] = array
-    return found
+def written(config, weights, tmp_path):
+    """The checkpoint that the file holds."""
+    path = tmp_path / "model.gguf"
+    llama_cpp.write_model(path, config, weights)
+    return read_checkpoint(path)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @each_shape
-def test_the_tensors_are_the_same_model_in_the_other_layout(shape, layout, rng):
-    """Of one layout or the other, what llama.cpp gets is our model when RoPE turns its pairs."""
+def test_the_file_is_the_same_model_in_the_layout_of_llama_cpp(shape, layout, rng, tmp_path):
+    """What llama.cpp gets is our model when RoPE turns its pairs, and only then."""
     config, weights = small(shape)
     config = replace(config, rope_layout=layout)
-    tensors = dict(llama_cpp.tensors(config, weights))
-    tensors.pop("rope_freqs.weight", None)
-    theirs = replace(
-        config, rope_layout={"Qwen3-0.6B": "half", "Llama-3.2-1B": "interleaved"}[shape]
-    )
+    found = written(config, weights, tmp_path)
+    theirs = {"Qwen3-0.6B": "half", "Llama-3.2-1B": "interleaved"}[shape]
+    assert found.config.rope_layout == theirs
     ids = rng.integers(config.vocab_size, size=12)
-    wide = [
-        {name: array.astype(np.float64) for name, array in some.items()}
-        for some in (weights, ours_again(config, tensors))
-    ]
-    expected = sf.models.Transformer(config, wide[0], activations="float64")(ids)
-    got = sf.models.Transformer(theirs, wide[1], activations="float64")(ids)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-    if theirs != config:  # and only then
-        wrong = sf.models.Transformer(theirs, wide[0], activations="float64")(ids)
+    given, got = (
+        {name: np.asarray(array, np.float64) for name, array in some.items()}
+        for some in (weights, found.weights)
+    )
+    expected = sf.models.Transformer(config, given, activations="float64")(ids)
+    logits = sf.models.Transformer(found.config, got, activations="float64")(ids)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    if theirs != layout:
+        wrong = sf.models.Transformer(found.config, given, activations="float64")(ids)
         assert bench.relative_error(wrong, expected) > 0.1
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @each_shape
-def test_each_tensor_is_there_once_and_as_it_was(shape):
-    config, weights = small(shape)
-    tensors = dict(llama_cpp.tensors(config, weights))
-    factors = tensors.pop("rope_freqs.weight", None)
-    assert (factors is not None) == (config.rope_scaling is not None)
-    again = ours_again(config, tensors)
+def test_each_tensor_is_there_once_and_bit_for_bit(shape, tied, tmp_path):
+    config, _ = small(shape)
+    config = replace(config, tie_embeddings=tied)
+    weights = bench.random_weights(config)
+    again = written(config, weights, tmp_path).weights
     assert again.keys() == weights.keys()
     for name, array in weights.items():
-        got = again[name]
+        got = np.asarray(again[name])
         assert got.dtype.name == ("float32" if array.ndim == 1 else "bfloat16")
-        if name.endswith(("wq", "wk")) and config.rope_layout != "interleaved":
+        if name.endswith(("wq", "wk")) and shape == "Llama-3.2-1B":  # the order of rows
             got, array = np.sort(got.view(np.uint16), 0), np.sort(array.view(np.uint16), 0)
         assert (got == array).all()
-    assert {"token_embd.weight", "blk.1.attn_output.weight", "output_norm.weight"} <= tensors.keys()
-    assert "output.weight" not in tensors  # the embedding is
 
 
-def test_an_embedding_that_is_not_tied_has_a_last_matrix_beside_it():
-    config, _ = small("Llama-3.2-1B")
-    config = replace(config, tie_embeddings=False)
-    tensors = dict(llama_cpp.tensors(config, bench.random_weights(config)))
-    assert tensors["output.weight"].shape == (config.vocab_size, config.hidden_size)
-
-
-def test_frequencies_are_divided_by_what_the_file_says():
+def test_frequencies_are_divided_by_what_the_file_says(tmp_path):
     config, weights = small("Llama-3.2-1B")
-    factors = dict(llama_cpp.tensors(config, weights))["rope_freqs.weight"]
-    plain = rope_frequencies(config.head_dim, theta=config.rope_theta).inv_freq
-    scaled, attention_factor = rope_frequencies(
-        config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
-    )
-    assert (factors.dtype, attention_factor) == (np.float32, 1)
-    np.testing.assert_allclose(plain / factors, scaled, rtol=1e-6)
-    assert factors.max() == config.rope_scaling["factor"]
-    assert factors.min() == 1
-
-
-def test_metadata():
-    found = llama_cpp.metadata(bench.SHAPES["Llama-3.2-1B"])
-    assert found["llama.attention.head_count"] == 32
-    assert found["llama.attention.head_count_kv"] == 8
-    assert found["llama.attention.key_length"] == 64
-    assert found["llama.rope.freq_base"] == 500000.0
-    assert found["llama.attention.layer_norm_rms_epsilon"] == 1e-5
-    assert found["llama.vocab_size"] == 128256
-    assert found["tokenizer.ggml.model"] == "no_vocab"
-    qwen = llama_cpp.metadata(bench.SHAPES["Qwen3-0.6B"])
-    assert qwen["qwen3.block_count"] == 28
-    assert {type(value) for value in qwen.values()} == {int, float, str}
-
-
-@each_shape
-def test_the_file_reads_back_bit_for_bit(shape, tmp_path):
-    gguf = pytest.importorskip("gguf", reason="the package gguf writes and reads the file")
-    config, weights = small(shape)
-    path = tmp_path / "model.gguf"
-    llama_cpp.write_gguf(gguf, path, config, weights)
-    reader = gguf.GGUFReader(path)
-    for name, value in llama_cpp.metadata(config).items():
-        got = reader.get_field(name).contents()
-        assert got == (pytest.approx(value, rel=1e-7) if isinstance(value, float) else value)
-    kind = "qwen3" if config.qk_norm else "llama"
-    assert reader.get_field("general.architecture").contents() == kind
-    expected = dict(llama_cpp.tensors(config, weights))
-    assert [tensor.name for tensor in reader.tensors] == list(expected)
-    for tensor in reader.tensors:
-        array = expected[tensor.name]
-        assert tensor.tensor_type.name == ("F32" if array.ndim == 1 else "BF16")
-        assert tuple(tensor.shape) == array.shape[::-1]
-        assert tensor.data.tobytes() == array.tobytes()
+    scaling = written(config, weights, tmp_path).config.rope_scaling
+    options = {"theta": config.rope_theta}
+    found = sf.rope_frequencies(config.head_dim, scaling=scaling, **options)
+    needed = sf.rope_frequencies(config.head_dim, scaling=config.rope_scaling, **options)
+    np.testing.assert_allclose(found.inv_freq, needed.inv_freq, rtol=1e-6)
+    assert found.attention_factor == needed.attention_factor == 1
+    assert (min(scaling["divisors"]), max(scaling["divisors"])) == (1, 32)
 
 
 # ---- how it is asked, with a library that only remembers -----------------------------------------
@@ -209,10 +157,9 @@ def fake(monkeypatch):
 
     def install(**options):
         library = FakeLibrary(**options)
-        modules = {"llama_cpp": library, "gguf": "gguf"}
-        monkeypatch.setattr(llama_cpp, "optional", modules.get)
+        monkeypatch.setattr(llama_cpp, "optional", {"llama_cpp": library}.get)
         monkeypatch.setattr(
-            llama_cpp, "write_gguf", lambda gguf, path, *arguments: path.write_text("a model")
+            llama_cpp, "write_model", lambda path, *arguments: path.write_text("a model")
         )
         return library
 
@@ -276,7 +223,7 @@ def test_what_llama_cpp_refuses_is_a_reason_to_be_missing(fake, monkeypatch, rng
         assert one == Missing(LLAMA_CPP, f"could not be given the model: {message}")
         models.forget_models()
     fake()
-    monkeypatch.setattr(llama_cpp, "write_gguf", no_room)
+    monkeypatch.setattr(llama_cpp, "write_model", no_room)
     one = models.with_llama_cpp(work, inputs)
     assert one.why.endswith("No space left on device")
     result = replace(a_result(mine=1.0), missing={LLAMA_CPP: one.why})
@@ -301,7 +248,7 @@ def test_why_it_is_missing(fake, monkeypatch):
     absent = [
         (old, "llama-cpp-python 0.2.90 is installed, needed is 0.3.36 or later"),
         (broken, "llama-cpp-python is installed, but does not load: Failed to load shared library"),
-        (not_there, "llama-cpp-python or gguf is not installed"),
+        (not_there, "llama-cpp-python is not installed"),
     ]
     for found, why in absent:
         assert found.why == why
@@ -358,7 +305,7 @@ def test_it_races_and_its_error_is_shown(installed, shape, name):
 
 
 def test_a_wrong_order_of_rows_is_another_result(installed, monkeypatch):
-    monkeypatch.setattr(llama_cpp, "in_layout", lambda rows, **arguments: rows)
+    monkeypatch.setattr(gguf_export, "in_layout", lambda rows, **arguments: rows)
     case = smaller(CASES["Llama-3.2-1B/decode"])
     result = run_case(case, LIMITS, 0.01, bench.Stopwatch())
     assert LLAMA_CPP not in result.measured

@@ -4,6 +4,7 @@ them, and without a trace where something goes wrong."""
 import errno
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import gguf
@@ -23,6 +24,7 @@ from simdformer.quantization.types import quantization_types
 from simdformer.text import tokenizer as tokenizers
 from simdformer.text.gguf_vocabulary import vocabulary_keys
 from simdformer.text.quantizing import quantize_checkpoint
+from subprocesses import run_python
 
 # What no file can hold: the closest architecture, and a field that keeps the model from being it.
 NOT_HELD = {
@@ -373,6 +375,37 @@ def test_ctrl_c_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("simdformer.checkpoints.gguf_encode.quantize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint("demo", tmp_path / "out.gguf", "q8_0")
+    assert os.listdir(tmp_path) == []
+
+
+ASKED_TO_END = """
+    import os
+    import signal
+    from simdformer import cli
+    from simdformer.checkpoints import gguf_encode
+
+    quantize, calls = gguf_encode.quantize, []
+
+    def interrupted(values, type):
+        calls.append(type)
+        if len(calls) == 5:
+            assert [name.endswith(".part") for name in os.listdir({folder!r})] == [True]
+            os.kill(os.getpid(), signal.{name})
+        return quantize(values, type)
+
+    gguf_encode.quantize = interrupted
+    try:
+        cli.main(["quantize", "demo", {out!r}])
+    except SystemExit as ended:
+        print(ended.code, len(calls), signal.getsignal(signal.{name}) is signal.SIG_DFL)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_process_that_is_asked_to_end_leaves_no_file(name, tmp_path):
+    out = str(tmp_path / "out.gguf")
+    printed = run_python(ASKED_TO_END.format(folder=str(tmp_path), out=out, name=name))
+    assert printed.split() == [str(128 + getattr(signal, name)), "5", "True"]
     assert os.listdir(tmp_path) == []
 
 

@@ -17,8 +17,8 @@ weights; of several ways to do the work the fastest counts. They take turns, and
 samples is compared. What each gives is compared with float64 before; who computes something else
 does not race. The limits of the machine are measured too, with kernels that do nothing else.
 
-PyTorch, onnxruntime (with onnx, which makes its models), transformers, llama-cpp-python (with gguf,
-which writes its files) and matplotlib are used when they are installed; nothing here needs them.
+PyTorch, onnxruntime (with onnx, which makes its models), transformers, llama-cpp-python and
+matplotlib are used when they are installed; nothing here needs them.
 """
 
 from simdformer.bench.attention import Attention, RoPE

@@ -4,61 +4,32 @@ It gets the same weights in a file of its own format, GGUF, which it reads into 
 file is gone before anything is timed. Products are of bfloat16: llama.cpp rounds activations to the
 dtype of the weights. Its cache is float16, its fastest; with numbers of this size that is three
 bits more exact than bfloat16. Ids go in without a vocabulary, logits come out for the last one.
-
-llama.cpp has a graph for each architecture. That of "llama" lets RoPE turn neighbours (2i, 2i+1),
-that of "qwen3" the halves (i, i + D/2). Queries and keys meet only in q·k, so that a checkpoint of
-the other kind becomes the same model when the rows of each head change places.
 """
 
 import ctypes
 import logging
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simdformer.bench.contestants import LLAMA_CPP, Contestant, Missing, Way, optional
-from simdformer.checkpoints.gguf_export import in_layout
+from simdformer.checkpoints.gguf_encode import as_they_are
+from simdformer.checkpoints.gguf_export import of_model
+from simdformer.checkpoints.gguf_writer import write_gguf
 from simdformer.functional import QuantizedWeight
 from simdformer.models import ModelConfig
-from simdformer.rope_scaling import rope_frequencies
 from simdformer.types import Array
 
-__all__ = [
-    "Context",
-    "Model",
-    "contestant",
-    "metadata",
-    "missing",
-    "tensors",
-    "write_gguf",
-]
+__all__ = ["Context", "Model", "contestant", "missing", "write_model"]
 
 Weights = Mapping[str, Array | QuantizedWeight]
 
 FLOAT16 = 1  # ggml's number for it
 EVERYTHING = -1  # until the end, as a position
-LAYOUTS = {"llama": "interleaved", "qwen3": "half"}  # of RoPE in llama.cpp's graphs
-TURNED = ("wq", "wk", "q_norm", "k_norm")  # what RoPE turns, and what scales it before
-NAMES = {
-    "embed": "token_embd",
-    "attn_norm": "attn_norm",
-    "wq": "attn_q",
-    "wk": "attn_k",
-    "wv": "attn_v",
-    "wo": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-    "final_norm": "output_norm",
-    "lm_head": "output",
-}
 
 
 def missing() -> Missing | None:
@@ -67,8 +38,8 @@ def missing() -> Missing | None:
         library: Any = optional("llama_cpp")
     except (OSError, RuntimeError) as error:  # built for another machine
         return Missing(LLAMA_CPP, f"llama-cpp-python is installed, but does not load: {error}")
-    if library is None or optional("gguf") is None:
-        return Missing(LLAMA_CPP, "llama-cpp-python or gguf is not installed")
+    if library is None:
+        return Missing(LLAMA_CPP, "llama-cpp-python is not installed")
     if not hasattr(library, "LLAMA_LOAD_MODE_NONE"):
         found = f"llama-cpp-python {library.__version__} is installed"
         return Missing(LLAMA_CPP, f"{found}, needed is 0.3.36 or later")
@@ -97,8 +68,14 @@ class Model:
         """That of a file which is made for it, and gone when it is read."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_gguf(optional("gguf"), path, config, weights)
+            write_model(path, config, weights)
             return cls(path, config.vocab_size)
+
+
+def write_model(path: Path, config: ModelConfig, weights: Weights) -> None:
+    """The file of a model: matrices as they are, and no vocabulary, because ids go in."""
+    source = of_model(config, weights, path.stem)
+    write_gguf(path, {**source.keys, "tokenizer.ggml.model": "no_vocab"}, as_they_are(source))
 
 
 class Context:
@@ -170,88 +147,3 @@ def contestant(
     return Contestant(
         LLAMA_CPP, (way("flash attention", flash=True), way("attention", flash=False))
     )
-
-
-# ---- its file ------------------------------------------------------------------------------------
-
-
-def write_gguf(library: Any, path: Path, config: ModelConfig, weights: Weights) -> None:
-    """The file of a model without biases and windows; `library` is the package gguf."""
-    writer = library.GGUFWriter(path, architecture(config))
-    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
-    for key, value in metadata(config).items():
-        add[type(value)](key, value)
-    for name, array in tensors(config, weights):
-        if isinstance(array, QuantizedWeight):
-            kind = library.GGMLQuantizationType[array.type.upper()]
-            writer.add_tensor(name, array.blocks(), raw_dtype=kind)
-        elif array.dtype.name == "bfloat16":  # its bytes as they are
-            kind = library.GGMLQuantizationType.BF16
-            writer.add_tensor(name, array.view(np.uint8), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, array)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
-
-
-def architecture(config: ModelConfig) -> str:
-    """What llama.cpp calls it."""
-    return "qwen3" if config.qk_norm else "llama"
-
-
-def metadata(config: ModelConfig) -> dict[str, str | int | float]:
-    """What llama.cpp must know besides the tensors. There is no vocabulary: ids go in."""
-    sizes: dict[str, int | float] = {
-        "context_length": config.max_seq_len,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.rope_theta),
-        "vocab_size": config.vocab_size,
-    }
-    kind = architecture(config)
-    return {f"{kind}.{name}": value for name, value in sizes.items()} | {
-        "tokenizer.ggml.model": "no_vocab"
-    }
-
-
-def tensors(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Array | QuantizedWeight]]:
-    """The tensors under llama.cpp's names. Matrices stay as they are but for the order of rows;
-    vectors must be float32.
-    """
-    wanted = LAYOUTS[architecture(config)]
-    for name, array in weights.items():
-        layer, _, last = name.removeprefix("layers.").rpartition(".")
-        theirs = f"blk.{layer}.{NAMES[last]}" if layer else NAMES[last]
-        if last in TURNED:
-            array = turned_rows(array, config, wanted)
-        if isinstance(array, np.ndarray) and array.ndim == 1:
-            array = array.astype(np.float32)
-        yield f"{theirs}.weight", array
-    if config.rope_scaling:  # what each frequency is divided by
-        plain = rope_frequencies(config.head_dim, theta=config.rope_theta)
-        scaled = rope_frequencies(
-            config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
-        )
-        yield "rope_freqs.weight", (plain.inv_freq / scaled.inv_freq).astype(np.float32)
-
-
-def turned_rows(
-    weight: Array | QuantizedWeight, config: ModelConfig, wanted: str
-) -> Array | QuantizedWeight:
-    if config.rope_layout == wanted:
-        return weight
-    if isinstance(weight, QuantizedWeight):
-        blocks = in_layout(weight.blocks(), head_dim=config.head_dim, wanted=wanted)
-        return QuantizedWeight.from_blocks(blocks, weight.type, weight.shape)
-    return in_layout(weight, head_dim=config.head_dim, wanted=wanted)

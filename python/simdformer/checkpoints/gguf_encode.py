@@ -13,7 +13,7 @@ from simdformer.checkpoints.gguf_file import FLOATS
 from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of
 from simdformer.checkpoints.gguf_writer import NewTensor
 from simdformer.functional import quantize
-from simdformer.models.packing import AnyTensor, Quantized, kind_of
+from simdformer.models.packing import AnyTensor, BlockTensor, kind_of
 from simdformer.quantization.types import quantization_types
 from simdformer.quantization.weight import QuantizedWeight
 from simdformer.types import Array
@@ -22,7 +22,7 @@ __all__ = ["Losses", "as_they_are", "in_mixture"]
 
 AT_ONCE = 1 << 22  # numbers that are in memory as floats
 FLOAT_TYPES = dict(zip(("f32", "f16", "bf16"), FLOATS.values(), strict=True))
-TYPE_OF_FLOATS = {dtype: name for name, dtype in FLOAT_TYPES.items()}
+TYPES = {str(dtype): name for name, dtype in FLOAT_TYPES.items()}  # of numbers that are no blocks
 MXFP4 = "mxfp4"
 
 
@@ -81,25 +81,28 @@ def as_they_are(source: Source) -> list[NewTensor]:
 
 
 def own_type(tensor: AnyTensor) -> str:
-    return tensor.type if isinstance(tensor, Quantized) else TYPE_OF_FLOATS[tensor.dtype]
+    """What it is in a file: "bf16", "q4_k"."""
+    return TYPES.get(kind_of(tensor), kind_of(tensor))
 
 
 def pieces_of(
     name: str, tensor: Joined, type: str, losses: Losses, advance: Callable[[int], None]
 ) -> Iterator[Array]:
-    """The bytes of a tensor in a type, some rows at a time. Blocks of that type stay as they
-    are."""
+    """The bytes of a tensor in a type, some rows at a time. What is of that type stays as it is."""
     for part in tensor.parts:
         for rows in some_rows(part):
-            if kind_of(rows) == type:
-                yield rows.blocks()
+            missed = size = 0.0
+            if own_type(rows) == type:
+                in_blocks = isinstance(rows, BlockTensor | QuantizedWeight)
+                yield rows.blocks() if in_blocks else np.asarray(rows)
             else:
                 values = values_of(rows)
                 blocks, error = encoded(values, type)
-                if len(tensor.shape) > 1:
-                    size = float(np.vdot(values, values))
-                    losses.add(name, type, error * error * size, size)
+                size = float(np.vdot(values, values))
+                missed = error * error * size
                 yield blocks
+            if len(tensor.shape) > 1:
+                losses.add(name, type, missed, size)
             advance(rows.nbytes)
 
 

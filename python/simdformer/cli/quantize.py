@@ -1,7 +1,11 @@
 """`simdformer quantize`: a model as a GGUF file in few bits."""
 
 import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from simdformer.checkpoints.gguf_mixtures import MIXTURES
 from simdformer.cli import _output as output
@@ -40,16 +44,39 @@ def run(options: argparse.Namespace) -> int:
 
     if options.out.exists() and not options.force:
         raise FileExistsError(f"{options.out} exists; --force replaces it")
-    made = quantize_checkpoint(
-        options.model,
-        options.out,
-        options.type,
-        tokenizer=not options.no_tokenizer,
-        format=options.format,
-    )
+    with ended_by_signals():
+        made = quantize_checkpoint(
+            options.model,
+            options.out,
+            options.type,
+            tokenizer=not options.no_tokenizer,
+            format=options.format,
+        )
     print(f"{'tensors':<14} {'types':<14} error")
     for kind, (types, error) in made.losses.items():
         print(f"{kind:<14} {', '.join(types):<14} {error:.2%}")
     size = output.memory(made.nbytes)
     print(f"{made.path}: {size}, {made.bits_per_parameter:.3g} bits a parameter")
     return 0
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """What asks a process to end does it as Ctrl-C does: no part of a file is left behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the tidying up
+        raise SystemExit(128 + number)
+
+    asked = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL  # nohup's stays as it is
+    ]
+    for number in asked:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in asked:
+            signal.signal(number, signal.SIG_DFL)
