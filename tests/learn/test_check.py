@@ -293,7 +293,7 @@ def test_a_sample_is_a_part_of_the_whole(rng):
     q, k = normal(rng, 3, 4, 90, 8), normal(rng, 3, 2, 70, 8)
     options = {"is_causal": True, "causal_offset": np.array([0, 5, 9]), "return_lse": True}
     call = bind(attention, (q, k, k, normal(rng, 90, 70)), options)
-    fewer, part = call.program.thinned(call.variables, 3000)
+    fewer, part = call.program.thin(call.variables, 3000)
     some = Run(np.float64)(call.program, **fewer).out
     assert some[0].size < q.size / 4
     for a, b in zip(some, part(tuple(call.right())), strict=True):

@@ -252,12 +252,12 @@ def test_the_programs_of_attention_layers(batch, mask, rng):
 def assert_sample_is_a_part(limit, op, *args, **kwargs):
     """What is computed for a part of a large call is that part of the whole result."""
     call = bind(op, args, kwargs)
-    fewer, part = call.program.thinned(call.variables, limit)
+    fewer, part = call.program.thin(call.variables, limit)
     want = part(Run(np.float64)(call.program, **call.variables).out)
     got = Run(np.float64)(call.program, **fewer).out
     assert 0 < want.size < call.results[0].size
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13 * np.abs(want).max())
-    assert call.program.thinned(call.variables, 10**9) is None
+    assert call.program.thin(call.variables, 10**9) is None
 
 
 @pytest.mark.parametrize("limit", [1, 300, 2000])

@@ -8,7 +8,7 @@ import pytest
 import simdformer as sf
 from conftest import normal
 from simdformer import nn, reference
-from simdformer.learn.catalogue import CATALOGUE, Mistakes, instead
+from simdformer.learn.catalogue import CATALOGUE, mistakes
 from simdformer.learn.check.operation import checkable
 from test_check import attend, attention, names
 
@@ -249,11 +249,14 @@ def test_html_without_matplotlib(rng, monkeypatch):
 
 def test_a_mistake_of_ones_own(rng):
     """As docs/check.md shows."""
+    own = """
+        softmax.shift (01 §1) > Subtract the maximum.
 
-    in_shift = Mistakes("softmax.shift", fix="Subtract the maximum.", see="01 §1")
-    words = "minimum_subtracted: the minimum is subtracted\n    min for max.\n"
-    wrong = instead(scores=lambda s: s.scores - s.scores.min(axis=s.along, keepdims=True))
-    in_shift(words, minimum_subtracted=wrong)
+        minimum_subtracted: the minimum is subtracted
+            min for max.
+            | scores = scores - scores.min(axis=along, keepdims=True)
+        """
+    mistakes(own)
     try:
         x = normal(rng, 3, 4, scale=60)
         with np.errstate(all="ignore"):
@@ -261,8 +264,6 @@ def test_a_mistake_of_ones_own(rng):
             report = sf.check("softmax", e / e.sum(-1, keepdims=True), x)
         assert "softmax.minimum_subtracted" in names(report)
         with pytest.raises(ValueError, match=r"is called softmax\.minimum_subtracted already"):
-            in_shift(words, minimum_subtracted=wrong)
-        with pytest.raises(ValueError, match="no words for another"):
-            in_shift("", another=wrong)
+            mistakes(own)
     finally:
         del CATALOGUE.variations["softmax.minimum_subtracted"]

@@ -5,7 +5,6 @@ The examples are in mistake_examples_*.py, the wrong code in them written withou
 
 import importlib
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 import simdformer as sf
 from simdformer.learn import check  # noqa: F401  fills the catalogue
-from simdformer.learn.catalogue import CATALOGUE
+from simdformer.learn.catalogue import CATALOGUE, mistakes
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("mistake_examples_*.py"))
 EXAMPLES = {
@@ -71,7 +70,7 @@ def test_every_mistake_shows_its_line():
     {
         "attention.causal_strict": ["- visible = j < i + offset", "+ visible = j <= i + offset"],
         "attention.no_scale": ["+ scores = scores * scale_of"],
-        "attention.key_and_value_swapped": ["- k = v", "- v = k"],
+        "attention.key_and_value_swapped": ["- k, v = v, k"],
         "attention.group_of_4": [
             "- k_head = v_head = np.arange(num_heads) // 4",
             "+ k_head = v_head = np.arange(num_heads) // group",
@@ -95,10 +94,15 @@ def test_the_line_that_is_shown(name, lines):
     assert [line for line in found if line in lines] == lines, found
 
 
-def test_without_source_no_line_is_shown():
-    names = {}
-    exec("def wrong(s):\n    s.scores = 2 * s.scores", names)
-    mistake = replace(
-        CATALOGUE["attention.no_scale"].mistake, replaces={"attention.scale": names["wrong"]}
-    )
-    assert mistake.difference == ["+ scores = scores * scale_of"]
+def test_what_is_no_mistake_is_refused():
+    """A line that is neither words nor code, a step that no program has, code that is none."""
+    text = "attention.scale (01 §2)\n\n{}: the scores are not scaled\n    Why.\n    | {}\n"
+    for wrong, error, said in (
+        (text.format("no scale", "pass"), ValueError, "neither a mistake nor the head of some"),
+        (text.format("no_scale", "pass"), ValueError, "a mistake is called attention.no_scale"),
+        (text.format("x", "pass").replace(".scale", ".skale"), KeyError, "attention.skale"),
+        (text.format("x", "scores ="), SyntaxError, "invalid syntax"),
+    ):
+        with pytest.raises(error, match=said):
+            mistakes(wrong)
+    assert "attention.x" not in CATALOGUE.variations

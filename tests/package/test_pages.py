@@ -82,7 +82,7 @@ def test_the_diagnosis_reads_as_printed() -> None:
 
 def test_the_mistake_of_ones_own_is_found() -> None:
     names: dict[str, Any] = {}
-    run(block_with("import Mistakes", "docs/check.md"), names)
+    run(block_with("import mistakes", "docs/check.md"), names)
     try:
         x = np.random.default_rng(0).standard_normal((3, 4), np.float32) * 60
         with np.errstate(all="ignore"):

@@ -1,102 +1,48 @@
 '''Mistakes: steps of a program done otherwise, with words for them.
 
-A mistake is a step done otherwise: something is assigned before it, after it, or instead of it. It
-says in words what went wrong and why; what to do, and where to read about it, is said once for all
-mistakes of a step:
+A mistake says in words what went wrong and why, and in lines of code what is done; what to do, and
+where to read about it, is said once for all mistakes of a step:
 
-    Mistakes("attention.scale", see="01 §2", fix="Divide the scores by sqrt(head_dim), once.")(
+    mistakes(
         """
+        attention.scale (01 §2) > Divide the scores by sqrt(head_dim), once.
+
         no_scale: the scores are not scaled
             query @ keyᵀ grows with head_dim; the softmax is too sharp.
-        scale_twice: the scores are scaled twice
+            | pass
+        scale_twice (rare): the scores are scaled twice
             The query was scaled already, in the line before.
-        """,
-        no_scale=skip,
-        scale_twice=then(scores=lambda s: s.scores * s.scale),
+            > Divide the query, or the scores.
+            | ...; scores = scores * scale
+        mask_after_softmax (01 §3): the mask comes after the softmax
+            The softmax has already given shares to the hidden keys.
+            hide | pass
+            weigh | weights = np.where(visible, weights, 0); ...
+        """
     )
-
     no_scale = CATALOGUE["attention.no_scale"]
     Run(np.float32, no_scale.replaces)(attention, query=q, key=k, value=v).out
 
-What needs more lines is a function like the steps. What shows in several steps has a wrong one for
-each of them: mask_after_softmax={"hide": skip, "weigh": first(weights=lambda s: ...)}.
+The lines behind | take the place of the step's own, for which ... stands (see lines.py); those of
+another step have its name in front. A line with the full name of a step, with the notebook and
+section that explain it and with what to do, is the head of the mistakes below it. Where several
+programs share a step it has several names, and where each mistake says whose lines it changes, that
+of a program. In parentheses behind a mistake's name: that it is rarely made, and the section where
+it is another one. `as above` is the cause of the mistake before.
 '''
 
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from simdformer.learn.program import STEPS, Step, Value
-from simdformer.learn.source import called, difference, expression, statements
+from simdformer.learn.lines import Lines, difference, named
+from simdformer.learn.program import STEPS, Step
 
-__all__ = [
-    "CATALOGUE",
-    "Change",
-    "Mistake",
-    "Mistakes",
-    "Variation",
-    "first",
-    "instead",
-    "reads",
-    "skip",
-    "then",
-]
-
-Wrong = Step | Mapping[str, Step]
+__all__ = ["CATALOGUE", "Mistake", "Variation", "mistakes", "wrong_steps"]
 
 MOST_LINES = 12  # of a difference
-
-
-@dataclass(frozen=True)
-class Change:
-    """A step done otherwise: what is assigned before it, whether it is done, what is assigned after
-    it. All values of one `first` or `then` are computed before any of them is assigned."""
-
-    first: Mapping[str, Value]
-    done: bool
-    then: Mapping[str, Value]
-    step: Step | None = None  # the right one; a `Mistakes` puts it there
-
-    def __call__(self, s: Any) -> None:
-        vars(s).update({name: value(s) for name, value in self.first.items()})
-        if self.done:
-            assert self.step is not None
-            self.step(s)
-        vars(s).update({name: value(s) for name, value in self.then.items()})
-
-    @property
-    def lines(self) -> list[str]:
-        """What it reads."""
-        before, after = (
-            [f"{name} = {expression(value)}" for name, value in values.items()]
-            for values in (self.first, self.then)
-        )
-        return [*before, *(reads(self.step) if self.done else []), *after]
-
-
-skip = Change({}, False, {})  # the step is left out
-
-
-def instead(**values: Value) -> Change:
-    """These variables get other values, and nothing else is done."""
-    return Change({}, False, values)
-
-
-def first(**values: Value) -> Change:
-    """These variables are changed before the step."""
-    return Change(values, True, {})
-
-
-def then(**values: Value) -> Change:
-    """These variables are changed after the step."""
-    return Change({}, True, values)
-
-
-def reads(step: Any) -> list[str]:
-    """The lines of a step, right or wrong; see `source`."""
-    return step.lines if hasattr(step, "lines") else statements(step)
 
 
 @dataclass(frozen=True)
@@ -120,13 +66,18 @@ class Mistake:
 
     @property
     def difference(self) -> list[str]:
-        """The lines of its steps, as they are behind - and as they should be behind +; of many the
-        first."""
-        lines = []
+        """The lines of its steps, as they are behind - and as they should be behind +; each once,
+        and of many the first."""
+        lines: list[str] = []
         for name, wrong in self.replaces.items():
-            right = reads(STEPS[name])
-            lines += difference(called(reads(wrong), STEPS[name].__name__, right), right)
+            found = difference(reads(wrong), STEPS[name].read)
+            lines += [line for line in found if line not in lines]
         return lines if len(lines) <= MOST_LINES else [*lines[:MOST_LINES], "  ..."]
+
+
+def reads(step: Step) -> list[str]:
+    """The lines of a step, where it is known by its lines."""
+    return step.read if isinstance(step, Lines) else []
 
 
 @dataclass(frozen=True)
@@ -179,68 +130,66 @@ class Catalogue:
 CATALOGUE = Catalogue()
 
 
-class Mistakes:
-    """What goes wrong in a step; a call puts some mistakes into the catalogue.
+def mistakes(text: str, *, calls: tuple[Any, ...] = ()) -> None:
+    """Puts mistakes into the catalogue.
 
-    step : its full name, such as "attention.scale"; several where programs share it, and each gets
-        the mistakes; or the name of the program, where each mistake says which steps it replaces
-    fix, see : as `Mistake` has them, where a mistake does not bring its own; `see` may be one for
-        each step
+    text : heads and mistakes, as above
+    calls : the functions and programs that their lines call, beside those that the steps call
     """
-
-    def __init__(self, *step: str, fix: str = "", see: str | tuple[str, ...] = "") -> None:
-        self.step, self.fix = step, fix
-        self.see = (see,) * len(step) if isinstance(see, str) else see
-
-    def __call__(self, words: str, **wrong: Wrong) -> None:
-        """`words` has a paragraph for each mistake; `wrong`, under the same names, what is done: a
-        wrong step, or several by their names.
-
-            name (rare, 01 §4): title
-                cause, or `as above`
-                > fix
-
-        The parenthesis, with what is in it, and the fix may be missing. A long title stands in a
-        line of its own below the name.
-        """
-        cause = ""
-        for match in PARAGRAPH.finditer(textwrap.dedent(words)):
-            name, notes = (
-                match["name"],
-                [note for note in (match["notes"] or "").split(", ") if note],
+    steps, fix, cause = [], "", ""
+    text = textwrap.dedent(text) + "\n"
+    if lost := PARAGRAPH.sub("", text).strip():
+        raise ValueError(f"neither a mistake nor the head of some: {lost}")
+    for found in PARAGRAPH.finditer(text):
+        words, code = _parted(found["lines"])
+        before, _, own = " ".join(words).partition("> ")
+        if found["steps"]:
+            steps = re.findall(r"([\w.]+) \((.+?)\)", found["steps"])
+            fix = " ".join([found["fix"] or "", *words]).strip()
+            continue
+        title = found["title"] or words[0]
+        before = before.removeprefix("" if found["title"] else title).strip()
+        cause = cause if before == "as above" else before
+        notes = [note for note in (found["notes"] or "").split(", ") if note]
+        for step, usual in steps:
+            program, _, its = step.partition(".")
+            full = {f"{program}.{one or its}": lines for one, lines in code.items()}
+            see = next((note for note in notes if note != "rare"), usual)
+            name = f"{program}.{found['name']}"
+            CATALOGUE.add(
+                Variation(
+                    Mistake(name, title, cause, own or fix, see, wrong_steps(full, calls)),
+                    "rare" in notes,
+                )
             )
-            lines = [line.strip() for line in match["lines"].splitlines()]
-            title = match["title"] or lines.pop(0)
-            before, _, fix = " ".join(lines).partition("> ")
-            cause = cause if before.strip() == "as above" else before.strip()
-            see = next((note for note in notes if note != "rare"), "")
-            self.add(name, wrong.pop(name), title, cause, fix, see=see, rare="rare" in notes)
-        if wrong:
-            raise ValueError(f"no words for {', '.join(wrong)}")
 
-    def add(
-        self,
-        name: str,
-        wrong: Wrong,
-        title: str,
-        cause: str,
-        fix: str = "",
-        *,
-        see: str = "",
-        rare: bool = False,
-    ) -> None:
-        """One mistake, where many are alike and their words are made."""
-        for full, usual in zip(self.step, self.see, strict=True):
-            program, _, own = full.partition(".")
-            steps = wrong if isinstance(wrong, Mapping) else {own: wrong}
-            replaces = {f"{program}.{step}": done for step, done in steps.items()}
-            for step, done in replaces.items():
-                if isinstance(done, Change):
-                    replaces[step] = replace(done, step=STEPS[step])
-            words = title, cause, fix or self.fix, see or usual
-            CATALOGUE.add(Variation(Mistake(f"{program}.{name}", *words, replaces), rare))
+
+def wrong_steps(lines: Mapping[str, str], calls: tuple[Any, ...] = ()) -> dict[str, Lines]:
+    """Wrong steps by the full names of the right ones, of lines by these names."""
+    return {
+        full: Lines(text, {**STEPS[full].names, **named(calls)}, right=STEPS[full])
+        for full, text in lines.items()
+    }
+
+
+def _parted(lines: str) -> tuple[list[str], dict[str, str]]:
+    """Words, a line each; and lines of code by the names of their steps, "" the step's own."""
+    words: list[str] = []
+    code: dict[str, str] = {}
+    for line in lines.splitlines():
+        found = CODE.match(line)
+        if found is None:
+            words.append(line.strip())
+        else:
+            step = found["step"] or ""
+            code[step] = code.get(step, "") + found["line"] + "\n"
+    return words, code
 
 
 PARAGRAPH = re.compile(
-    r"^(?P<name>\w+)(?: \((?P<notes>.+?)\))?:(?: (?P<title>.+))?\n(?P<lines>(?:[ ]+.+\n)+)", re.M
+    r"^(?:(?P<name>[\w.-]+)(?: \((?P<notes>.*?)\))?:(?: (?P<title>.+))?"
+    r"|(?P<steps>[\w.]+ \(.+?\)(?:, [\w.]+ \(.+?\))*)(?: > (?P<fix>.+))?)\n"
+    r"(?P<lines>(?:[ ]+.+\n)*)",
+    re.M,
 )
+CODE = re.compile(r"^ +(?:(?P<step>\w+) )?\| (?P<line>.*)$")

@@ -1,34 +1,44 @@
 """Computations cut into named steps, so that any step can be done wrong (see catalogue.py).
 
-A program is a list of steps, each a small function on the variables of one run. The variables that
-it starts from are the arguments of the operation that it spells out, by the names of that
-operation's signature; of a layer, the layer's attributes too (`s.wq`). The result is `s.out`, a
-tuple or list where the operation gives one:
+A program is a text of steps, each a few lines on the variables of one run (see lines.py). The
+variables that it starts from are the arguments of the operation that it spells out, by the names of
+that operation's signature; of a layer, the layer's attributes too. The result is `out`, a tuple or
+list where the operation gives one:
 
-    attention = Program("attention", of=scaled_dot_product_attention)
-
-    @attention.step
-    def scale(s: State) -> None:
-        s.scores = s.scores * s.scale
-
+    softmax = Program(
+        "softmax",
+        '''
+        shift: scores = array(x) - array(x).max(axis=axis, keepdims=True)
+        temper if temperature != 1: scores = scores / real(temperature)
+        divide:
+            exponentials = np.exp(scores)
+            out = exponentials / exponentials.sum(axis=axis, keepdims=True)
+        ''',
+        of=functional.softmax,
+    )
     run = Run(np.float64)
-    run(attention, query=q, key=k, value=v).out       # as it should be
+    run(softmax, x=scores).out       # as it should be
 
-A step binds new arrays to names; it never writes into an array, for what an earlier run has
-computed is used again by later ones.
+A step with a condition is left out where it does not hold: what goes wrong in it is tried only
+where it is done. A step binds new arrays to names; it never writes into an array of before, for
+what an earlier run has computed is used again by later ones.
 
-Programs run one another (`s.run(rope, x=s.q, ...)`), and replaced steps are replaced at every
-depth: what can go wrong in RoPE can go wrong in the RoPE of an attention layer. Mistakes in
-different steps combine.
+Programs run one another (`run(rope, x=q, ...)`), and replaced steps are replaced at every depth:
+what can go wrong in RoPE can go wrong in the RoPE of an attention layer. Mistakes in different
+steps combine.
 """
 
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
+
+from simdformer.learn.lines import Lines, named
 
 __all__ = ["OPERATIONS", "STEPS", "Program", "Run", "State", "Step", "Tape", "Value"]
 
@@ -41,18 +51,27 @@ Thin = Callable[[dict[str, Any], int], tuple[dict[str, Any], Callable[[Any], Any
 class Program:
     """Steps in order; each reads and writes the variables of a `State`.
 
+    text : the steps
+    calls : the functions and programs that they call
     of : the function or the class of layers that the program spells out; `check` then finds it
     axes : what the axes of the result are called, as far as they have a name, the last one last
     tables : the variables that are computed in float32 at least, whatever dtype a model has
+    thin : how a large problem is sampled. It takes the variables of a run, and about how many
+        numbers one array may hold; it gives the variables of a smaller problem, whose result is a
+        part of the result of the whole one, and a function that takes this part out of a result.
+        None: it is small enough
     """
 
     def __init__(
         self,
         name: str,
+        text: str = "",
         *,
+        calls: tuple[Any, ...] = (),
         of: Callable[..., Any] | None = None,
         axes: tuple[str, ...] = (),
         tables: Set[str] = frozenset(),
+        thin: Thin | None = None,
     ) -> None:
         self.name = name
         self.of = of
@@ -60,8 +79,16 @@ class Program:
         self.tables = tables
         self.steps: dict[str, Step] = {}
         self.conditions: dict[str, Value] = {}
-        self.thinned: Thin | None = None
+        self.thin = thin
         self.defaults: dict[str, Any] = {}
+        names = named(calls)
+        for step in STEP.finditer(textwrap.dedent(text) + "\n"):
+            full = f"{name}.{step['name']}"
+            if full in STEPS:
+                raise ValueError(f"{full} is a step already")
+            self.steps[full] = STEPS[full] = Lines(step["line"] or step["lines"], names)
+            if step["condition"]:
+                self.conditions[full] = Lines(step["condition"], names).value
         if of is not None:
             OPERATIONS[of] = self
             called = of.__call__ if isinstance(of, type) else of
@@ -71,39 +98,15 @@ class Program:
                 if parameter.default is not parameter.empty
             }
 
-    def step(self, function: Step) -> Step:
-        """Decorator: the function is the next step, under its own name."""
-        name = f"{self.name}.{function.__name__}"
-        if name in self.steps:
-            raise ValueError(f"{name} is a step already")
-        self.steps[name] = STEPS[name] = function
-        return function
-
-    def step_if(self, condition: Value) -> Callable[[Step], Step]:
-        """Decorator: a step that is left out unless condition(s). What goes wrong in it is tried
-        only where it is done."""
-
-        def decorate(function: Step) -> Step:
-            self.conditions[f"{self.name}.{function.__name__}"] = condition
-            return self.step(function)
-
-        return decorate
-
-    def thin(self, function: Thin) -> Thin:
-        """Decorator: how a large problem is sampled.
-
-        The function takes the variables of a run, and about how many numbers one array may hold. It
-        gives the variables of a smaller problem, whose result is a part of the result of the whole
-        one, and a function that takes this part out of a result. None: it is small enough.
-        """
-        self.thinned = function
-        return function
-
     def __repr__(self) -> str:
         return f"Program({self.name!r}, {len(self.steps)} steps)"
 
 
-STEPS: dict[str, Step] = {}  # all right steps, by full name
+STEP = re.compile(
+    r"^(?P<name>\w+)(?: if (?P<condition>.+?))?:(?: (?P<line>\S.*)|\n(?P<lines>(?:[ ]+.+\n|\n)+))",
+    re.M,
+)
+STEPS: dict[str, Lines] = {}  # all right steps, by full name
 OPERATIONS: dict[Callable[..., Any], Program] = {}  # functions and layer classes, their programs
 
 

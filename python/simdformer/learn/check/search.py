@@ -53,7 +53,7 @@ class Problem:
 
     def sampled(self, limit: int) -> "Problem":
         """The same for some of the rows, where arrays would be larger than the limit."""
-        thin = self.program.thinned
+        thin = self.program.thin
         fewer = None if thin is None else thin(self.variables, limit)
         if fewer is None:
             return self

@@ -13,142 +13,6 @@ import numpy as np
 from simdformer.functional import scaled_dot_product_attention
 from simdformer.learn.program import Program, State
 
-attention = Program(
-    "attention", of=scaled_dot_product_attention, axes=("head", "position", "channel")
-)
-
-
-@attention.step
-def inputs(s: State) -> None:
-    s.q, s.k, s.v = s.run.array(s.query), s.run.array(s.key), s.run.array(s.value)
-    s.no_heads, s.axis = s.q.ndim == 2, -1
-    if s.no_heads:
-        s.q, s.k, s.v = s.q[None], s.k[None], s.v[None]
-    s.num_heads, s.head_dim = s.q.shape[-3], s.q.shape[-1]
-    s.num_kv_heads = s.k.shape[-3]
-    s.group = s.num_heads // max(s.num_kv_heads, 1)
-    s.L, s.S = s.q.shape[-2], s.k.shape[-2]
-
-
-@attention.step
-def positions(s: State) -> None:
-    """i (L,1) and j (S,): where queries and keys stand. A sample has some of the queries only."""
-    rows = vars(s).get("rows")
-    s.L = s.L if rows is None else s.length
-    s.i = np.arange(s.L)[:, None] if rows is None else rows[:, None]
-    s.j = np.arange(s.S)
-    s.offset = 0 if s.causal_offset is None else per_sequence(s, s.causal_offset)
-
-
-@attention.step
-def share(s: State) -> None:
-    """Which key/value head each query head reads."""
-    s.k_head = s.v_head = np.arange(s.num_heads) // s.group
-
-
-@attention.step
-def repeat(s: State) -> None:
-    s.k, s.v = s.k[..., s.k_head, :, :], s.v[..., s.v_head, :, :]
-
-
-@attention.step
-def dot(s: State) -> None:
-    s.scores = s.q @ s.k.swapaxes(-1, -2)
-
-
-@attention.step
-def scale(s: State) -> None:
-    s.scores = s.scores * s.run.dtype(scale_of(s))
-
-
-@attention.step_if(lambda s: s.softcap is not None)
-def cap(s: State) -> None:
-    s.scores = s.softcap * np.tanh(s.scores / s.softcap)
-
-
-@attention.step
-def nothing_hidden(s: State) -> None:
-    s.visible = np.full((len(s.i), s.S), True)
-
-
-@attention.step_if(lambda s: s.is_causal)
-def causal(s: State) -> None:
-    s.visible = s.j <= s.i + s.offset
-
-
-@attention.step_if(lambda s: s.window is not None)
-def window(s: State) -> None:
-    s.visible = s.visible & (s.j > s.i + s.offset - s.window)
-
-
-@attention.step_if(lambda s: s.key_lengths is not None)
-def lengths(s: State) -> None:
-    s.visible = s.visible & (s.j < per_sequence(s, s.key_lengths))
-
-
-@attention.step_if(lambda s: s.attn_mask is not None)
-def mask(s: State) -> None:
-    if np.asarray(s.attn_mask).dtype == bool:
-        s.visible = s.visible & np.asarray(s.attn_mask)
-    else:
-        s.scores = s.scores + s.run.array(s.attn_mask)
-
-
-@attention.step
-def hide(s: State) -> None:
-    s.scores = np.where(s.visible, s.scores, s.run.dtype(-np.inf))
-
-
-@attention.step
-def no_sink(s: State) -> None:
-    s.sink = s.run.array(-np.inf).reshape(1, 1, 1)
-
-
-@attention.step_if(lambda s: s.sinks is not None)
-def sink(s: State) -> None:
-    s.sink = s.run.array(s.sinks).reshape(-1, 1, 1)
-
-
-@attention.step
-def softmax(s: State) -> None:
-    over(s, s.axis)
-
-
-@attention.step
-def empty(s: State) -> None:
-    """A query that sees nothing has nothing to say."""
-    s.sees = (s.scores != -np.inf).any(axis=-1, keepdims=True)
-    s.weights = np.where(s.sees, s.weights, s.run.dtype(0))
-
-
-@attention.step
-def weigh(s: State) -> None:
-    """A hidden key has no part, not even as 0 * NaN."""
-    if np.isfinite(s.v).all():
-        s.z = s.weights @ s.v
-        return
-    visible = np.broadcast_to(s.visible, s.scores.shape)
-    s.z = np.zeros((*s.weights.shape[:-1], s.v.shape[-1]), s.run.dtype)
-    for j in range(s.S):
-        part = s.weights[..., j, None] * s.v[..., None, j, :]
-        s.z = s.z + np.where(visible[..., j, None] & s.sees, part, s.run.dtype(0))
-
-
-weigh.lines = ["z = weights @ v  # hidden v as 0"]  # type: ignore[attr-defined]
-
-
-@attention.step
-def results(s: State) -> None:
-    found = [s.z]
-    if s.return_weights:
-        found.append(s.weights)
-    if s.return_scores:
-        found.append(s.scores)
-    if s.return_lse:
-        found.append(s.lse)
-    found = [result[0] for result in found] if s.no_heads else found
-    s.out = found[0] if len(found) == 1 else tuple(found)
-
 
 def per_sequence(s: State, numbers: Any) -> Any:
     """One number, or one for each entry of the first axis of (...,H,L,S)."""
@@ -163,19 +27,31 @@ def scale_of(s: State) -> float:
     return default_scale(s) if s.scale is None else float(s.scale)
 
 
-def over(s: State, axis: Any) -> None:
-    """Softmax along an axis, its highest score subtracted, the sink among its scores."""
+def is_boolean(mask: Any) -> bool:
+    return bool(np.asarray(mask).dtype == bool)
+
+
+def product_of_seen(s: State, weights: Any, v: Any) -> Any:
+    """weights @ v, where a hidden key has no part, not even as 0 * NaN."""
+    visible = np.broadcast_to(s.visible, s.scores.shape)
+    z = np.zeros((*weights.shape[:-1], v.shape[-1]), s.run.dtype)
+    for j in range(s.S):
+        part = weights[..., j, None] * v[..., None, j, :]
+        z = z + np.where(visible[..., j, None] & s.sees, part, s.run.dtype(0))
+    return z
+
+
+def over(s: State, axis: Any) -> tuple[Any, Any]:
+    """Softmax along an axis, its highest score subtracted, the sink among its scores; and the
+    logarithm of the sum."""
     highest = np.max(s.scores, axis=axis, keepdims=True, initial=-np.inf)
     highest = np.maximum(highest, s.sink)
-    exponentials = np.exp(s.scores - np.where(highest == -np.inf, 0, highest))
-    total = exponentials.sum(axis=axis, keepdims=True) + np.exp(
-        s.sink - np.where(highest == -np.inf, 0, highest)
-    )
-    s.weights = exponentials / total
-    s.lse = (np.where(highest == -np.inf, 0, highest) + np.log(total))[..., 0]
+    highest = np.where(highest == -np.inf, 0, highest)
+    exponentials = np.exp(s.scores - highest)
+    total = exponentials.sum(axis=axis, keepdims=True) + np.exp(s.sink - highest)
+    return exponentials / total, (highest + np.log(total))[..., 0]
 
 
-@attention.thin
 def some_queries(
     variables: dict[str, Any], limit: int
 ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
@@ -213,3 +89,56 @@ def some_queries(
         return tuple(take(x, -1 if i == lse else -2) for i, x in enumerate(out))
 
     return fewer, part
+
+
+attention = Program(
+    "attention",
+    """
+    inputs:
+        q, k, v = array(query), array(key), array(value)
+        no_heads, axis = q.ndim == 2, -1
+        if no_heads:
+            q, k, v = q[None], k[None], v[None]
+        num_heads, num_kv_heads, head_dim = q.shape[-3], k.shape[-3], q.shape[-1]
+        group = num_heads // max(num_kv_heads, 1)
+        L, S = q.shape[-2], k.shape[-2]
+    positions:
+        # i (L,1) and j (S,): where queries and keys stand; a sample has some of the queries only
+        rows = vars(s).get("rows")
+        i, j = (np.arange(L) if rows is None else rows)[:, None], np.arange(S)
+        L = L if rows is None else length
+        offset = 0 if causal_offset is None else per_sequence(s, causal_offset)
+    share: k_head = v_head = np.arange(num_heads) // group
+    repeat: k, v = k[..., k_head, :, :], v[..., v_head, :, :]
+    dot: scores = q @ k.swapaxes(-1, -2)
+    scale: scores = scores * real(scale_of(s))
+    cap if softcap is not None: scores = softcap * np.tanh(scores / softcap)
+    nothing_hidden: visible = np.full((len(i), S), True)
+    causal if is_causal: visible = j <= i + offset
+    window if window is not None: visible = visible & (j > i + offset - window)
+    lengths if key_lengths is not None: visible = visible & (j < per_sequence(s, key_lengths))
+    mask if attn_mask is not None:
+        if is_boolean(attn_mask):
+            visible = visible & np.asarray(attn_mask)
+        else:
+            scores = scores + array(attn_mask)
+    hide: scores = np.where(visible, scores, real(-np.inf))
+    no_sink: sink = array(-np.inf).reshape(1, 1, 1)
+    sink if sinks is not None: sink = array(sinks).reshape(-1, 1, 1)
+    softmax: weights, lse = over(s, axis)
+    empty:
+        # A query that sees nothing has nothing to say.
+        sees = (scores != -np.inf).any(axis=-1, keepdims=True)
+        weights = np.where(sees, weights, real(0))
+    weigh if np.isfinite(v).all(): z = weights @ v
+    weigh_seen if not np.isfinite(v).all(): z = product_of_seen(s, weights, v)
+    results:
+        found = [z, *[weights] * return_weights, *[scores] * return_scores, *[lse] * return_lse]
+        found = [result[0] for result in found] if no_heads else found
+        out = found[0] if len(found) == 1 else tuple(found)
+    """,
+    calls=(is_boolean, per_sequence, scale_of, product_of_seen, over),
+    of=scaled_dot_product_attention,
+    axes=("head", "position", "channel"),
+    thin=some_queries,
+)

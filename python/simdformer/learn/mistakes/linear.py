@@ -6,39 +6,13 @@ from typing import Any
 import numpy as np
 
 from simdformer import functional
-from simdformer.learn.catalogue import Mistakes, first, instead, skip
+from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.sampling import rows_of
-from simdformer.learn.program import Program, State
+from simdformer.learn.program import Program
 
-linear = Program("linear", of=functional.linear, axes=("position", "output"))
-
-
-@linear.step
-def inputs(s: State) -> None:
-    s.h = s.run.array(s.x)
-    s.many = isinstance(s.weight, list | tuple) and np.ndim(s.weight[0]) != 1
-    weights = s.weight if s.many else [s.weight]
-    biases = [None] * len(weights) if s.bias is None else s.bias if s.many else [s.bias]
-    s.weights = [s.run.array(w) for w in weights]
-    s.biases = [s.run.array(0 if b is None else b) for b in biases]
+SQUARE = "x @ W runs without a word when W is square, but the rows of W are the outputs."
 
 
-@linear.step
-def multiply(s: State) -> None:
-    s.products = [s.h @ w.T for w in s.weights]
-
-
-@linear.step_if(lambda s: s.bias is not None)
-def add_bias(s: State) -> None:
-    s.products = [y + b for y, b in zip(s.products, s.biases, strict=True)]
-
-
-@linear.step
-def results(s: State) -> None:
-    s.out = s.products if s.many else s.products[0]
-
-
-@linear.thin
 def some_rows(
     variables: dict[str, Any], limit: int
 ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
@@ -56,63 +30,67 @@ def some_rows(
     return variables | {"x": x[index]}, part
 
 
-# ---- mistakes ------------------------------------------------------------------------------------
-
-
-def reshaped(s: State) -> None:
-    turned = [w.T if w.shape[0] == w.shape[1] else w.reshape(w.shape[::-1]) for w in s.weights]
-    s.products = [s.h @ w for w in turned]
-
-
-Mistakes(
-    "linear.multiply", see="01 §5", fix="Write x @ W.T: weights are stored as (outputs, inputs)."
-)(
+linear = Program(
+    "linear",
     """
+    inputs:
+        h = array(x)
+        many = isinstance(weight, list | tuple) and np.ndim(weight[0]) != 1
+        weights = [array(w) for w in (weight if many else [weight])]
+        biases = [None] * len(weights) if bias is None else bias if many else [bias]
+        biases = [array(0 if b is None else b) for b in biases]
+    multiply: products = [h @ w.T for w in weights]
+    add_bias if bias is not None: products = [y + b for y, b in zip(products, biases, strict=True)]
+    results: out = products if many else products[0]
+    """,
+    of=functional.linear,
+    axes=("position", "output"),
+    thin=some_rows,
+)
+
+
+mistakes(
+    f"""
+    linear.multiply (01 §5) > Write x @ W.T: weights are stored as (outputs, inputs).
+
     not_transposed: the weight is not transposed
-        x @ W runs without a word when W is square, but the rows of W are the outputs.
+        {SQUARE}
+        | products = [h @ w for w in weights]
     reshaped (rare): the weight is read as (inputs, outputs) by reshape
         reshape gives the shape that x @ W needs, but leaves every number where it was.
+        | turned = [w.T if w.shape[0] == w.shape[1] else w.reshape(w.shape[::-1]) for w in weights]
+        | products = [h @ w for w in turned]
     first_weight_for_all (rare): the first weight of the list is used for all
         A name in a loop, or a copied line, that was not changed.
         > Use a weight of its own for each result.
-    """,
-    not_transposed=instead(products=lambda s: [s.h @ w for w in s.weights]),
-    reshaped=reshaped,
-    first_weight_for_all=instead(products=lambda s: [s.h @ s.weights[0].T for _ in s.weights]),
-)
+        | products = [h @ weights[0].T for _ in weights]
 
-Mistakes("linear.add_bias", see="01 §5", fix="Add the bias once: x @ W.T + b.")(
-    """
+    linear.add_bias (01 §5) > Add the bias once: x @ W.T + b.
+
     no_bias: the bias is forgotten
         The layer has a bias, and the result is the product alone.
+        | pass
     bias_twice: the bias is added twice
         The product has it already, from another place in the code.
+        | biases = [b + b for b in biases]; ...
     bias_subtracted (rare): the bias is subtracted
         A sign.
+        | biases = [-b for b in biases]; ...
     bias_down_the_rows (rare): the bias runs down the rows instead of along them
         b[:, None] adds bias number i to token i, which fits when there are as many of both.
         > Add b itself: broadcasting lines it up with the last axis.
+        | biases = [np.atleast_1d(b)[:, None] for b in biases]; ...
     bias_before_product: the bias is added to the input
         (x + b) @ W.T fits when inputs and outputs are as many.
         > Multiply first, then add: x @ W.T + b.
-    """,
-    no_bias=skip,
-    bias_twice=first(biases=lambda s: [b + b for b in s.biases]),
-    bias_subtracted=first(biases=lambda s: [-b for b in s.biases]),
-    bias_down_the_rows=first(biases=lambda s: [np.atleast_1d(b)[:, None] for b in s.biases]),
-    bias_before_product={
-        "multiply": instead(
-            products=lambda s: [(s.h + b) @ w.T for w, b in zip(s.weights, s.biases, strict=True)]
-        ),
-        "add_bias": skip,
-    },
-)
+        multiply | products = [(h + b) @ w.T for w, b in zip(weights, biases, strict=True)]
+        | pass
 
-Mistakes("linear.results", see="01 §5")(
-    """
+    linear.results (01 §5)
+
     order_reversed (rare): the weights of the list are mixed up
         Each result belongs to the weight at the same place of the list.
         > Keep weights and results in one order, such as q, k, v.
-    """,
-    order_reversed=first(products=lambda s: s.products[::-1]),
+        | products = products[::-1]; ...
+    """
 )

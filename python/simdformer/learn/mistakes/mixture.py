@@ -9,45 +9,12 @@ from typing import Any
 import numpy as np
 
 from simdformer import nn
-from simdformer.learn.catalogue import Mistakes, instead, skip
-from simdformer.learn.mistakes.activations import MLP
+from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.block import run_layer
 from simdformer.learn.mistakes.linear import linear
 from simdformer.learn.mistakes.mlp import mlp
 from simdformer.learn.mistakes.softmax import softmax
 from simdformer.learn.program import Program, State
-
-mixture = Program("mixture", of=nn.MixtureOfExperts, axes=("position", "channel"))
-
-
-@mixture.step
-def route(s: State) -> None:
-    s.logits = s.run(linear, x=s.x, weight=s.router, bias=s.router_bias).out
-
-
-@mixture.step
-def choose(s: State) -> None:
-    s.ids = largest(s.logits, s.num_experts_per_tok)
-
-
-@mixture.step
-def weigh(s: State) -> None:
-    s.weights = over_chosen(s) if s.normalize else over_all(s)
-
-
-@mixture.step
-def ask_experts(s: State) -> None:
-    s.outs = outs_of(s, s.run.array(s.x))
-
-
-@mixture.step
-def combine(s: State) -> None:
-    s.out = (s.weights[..., None] * s.outs).sum(axis=-2)
-
-
-@mixture.step_if(lambda s: s.shared is not None)
-def add_shared(s: State) -> None:
-    s.out = s.out + run_layer(s, s.shared, s.x)
 
 
 def largest(logits: Any, count: int) -> Any:
@@ -74,76 +41,73 @@ def outs_of(s: State, x: Any) -> Any:
     return outs
 
 
-Mistakes("mixture.choose", see=MLP, fix="Take argsort(-logits)[..., :k], or the last k entries.")(
+mixture = Program(
+    "mixture",
     """
+    route: logits = run(linear, x=x, weight=router, bias=router_bias).out
+    choose: ids = largest(logits, num_experts_per_tok)
+    weigh: weights = over_chosen(s) if normalize else over_all(s)
+    ask_experts: outs = outs_of(s, array(x))
+    combine: out = (weights[..., None] * outs).sum(axis=-2)
+    add_shared if shared is not None: out = out + run_layer(s, shared, x)
+    """,
+    calls=(largest, linear, outs_of, over_all, over_chosen, run_layer),
+    of=nn.MixtureOfExperts,
+    axes=("position", "channel"),
+)
+
+mistakes(
+    """
+    mixture.choose (02 §7) > Take argsort(-logits)[..., :k], or the last k entries.
+
     smallest_chosen: the experts with the smallest logits are asked
         argsort sorts upwards: its first entries are the smallest.
+        | ids = largest(-logits, num_experts_per_tok)
     one_chosen: only the likeliest expert is asked
         An argmax gives one expert; this layer asks num_experts_per_tok of them.
         > Take the num_experts_per_tok largest logits, as torch.topk does.
+        | ids = largest(logits, 1)
     all_chosen: all experts are asked
         The softmax over all logits is used without choosing: a dense mixture.
         > Keep the num_experts_per_tok largest logits, and leave the other experts out.
-    """,
-    smallest_chosen=instead(ids=lambda s: largest(-s.logits, s.num_experts_per_tok)),
-    one_chosen=instead(ids=lambda s: largest(s.logits, 1)),
-    all_chosen=instead(ids=lambda s: largest(s.logits, s.logits.shape[-1])),
-)
+        | ids = largest(logits, logits.shape[-1])
 
-Mistakes(
-    "mixture.weigh",
-    see=MLP,
-    fix="Apply the softmax over the experts: over the chosen logits where normalize is true, else "
-    "over all of them, and then choose.",
-)(
-    """
+    mixture.weigh (02 §7) > Apply the softmax over the experts: over the chosen logits where
+        normalize is true, else over all of them, and then choose.
+
     normalised_otherwise:
         the weights sum to one over all experts, or over the chosen ones
         Mixtral and gpt-oss divide by the sum over the chosen experts; Qwen2-MoE keeps the softmax
         over all. A config says it as norm_topk_prob.
+        | weights = over_all(s) if normalize else over_chosen(s)
     logits_as_weights: the logits of the router are used as weights, without a softmax
         What topk gives is used as it is.
         > Apply the softmax to the logits before they multiply what the experts write.
+        | weights = np.take_along_axis(logits, ids, axis=-1)
     sigmoid_as_weights: a sigmoid of the logits weighs the experts, not a softmax
         DeepSeek-V3 and Llama 4 score experts so; Mixtral, Qwen and gpt-oss do not.
         > Apply the softmax over the experts.
-    """,
-    normalised_otherwise=instead(weights=lambda s: over_all(s) if s.normalize else over_chosen(s)),
-    logits_as_weights=instead(weights=lambda s: np.take_along_axis(s.logits, s.ids, axis=-1)),
-    sigmoid_as_weights=instead(
-        weights=lambda s: 1 / (1 + np.exp(-np.take_along_axis(s.logits, s.ids, axis=-1)))
-    ),
-)
+        | weights = 1 / (1 + np.exp(-np.take_along_axis(logits, ids, axis=-1)))
 
-Mistakes(
-    "mixture.combine",
-    see=MLP,
-    fix="Multiply what each expert writes with its weight before the sum.",
-)(
-    """
+    mixture.combine (02 §7) > Multiply what each expert writes with its weight before the sum.
+
     weights_forgotten: what the experts write is added up without their weights
         The router decides who is asked, and what it thinks of them is then not used.
+        | out = outs.sum(axis=-2)
     mean_of_experts: the mean over the chosen experts is taken, without their weights
         The outputs are stacked and averaged.
         > Multiply what each expert writes with its weight, and add up.
+        | out = outs.mean(axis=-2)
     inputs_weighed: the weights multiply what the experts read, not what they write
         An expert is no linear function: silu(w·x) is not w·silu(x), though Llama 4 does it so.
         > Give x to the experts as it is, and weigh what comes out.
-    """,
-    weights_forgotten=instead(out=lambda s: s.outs.sum(axis=-2)),
-    mean_of_experts=instead(out=lambda s: s.outs.mean(axis=-2)),
-    inputs_weighed={
-        "ask_experts": instead(
-            outs=lambda s: outs_of(s, s.weights[..., None] * s.run.array(s.x)[..., None, :])
-        ),
-        "combine": instead(out=lambda s: s.outs.sum(axis=-2)),
-    },
-)
+        ask_experts | outs = outs_of(s, weights[..., None] * array(x)[..., None, :])
+        | out = outs.sum(axis=-2)
 
-Mistakes("mixture.add_shared", see=MLP, fix="Add shared(x) to the sum over the experts.")(
-    """
+    mixture.add_shared (02 §7) > Add shared(x) to the sum over the experts.
+
     shared_forgotten: the shared expert is forgotten
         The MLP beside the experts, which every token goes through, is left out.
+        | pass
     """,
-    shared_forgotten=skip,
 )

@@ -10,36 +10,13 @@ from typing import Any
 import numpy as np
 
 from simdformer import nn
-from simdformer.learn.catalogue import Change, Mistakes, instead, then
-from simdformer.learn.mistakes.activations import MLP, swiglu
-from simdformer.learn.mistakes.linear import linear
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes.activations import swiglu
+from simdformer.learn.mistakes.linear import SQUARE, linear
 from simdformer.learn.mistakes.sampling import rows_of
-from simdformer.learn.program import Program, State
-
-mlp = Program("mlp", of=nn.MLP, axes=("position", "channel"))
+from simdformer.learn.program import Program
 
 
-@mlp.step
-def project_gate(s: State) -> None:
-    s.g = s.run(linear, x=s.x, weight=s.gate).out
-
-
-@mlp.step
-def project_up(s: State) -> None:
-    s.u = s.run(linear, x=s.x, weight=s.up).out
-
-
-@mlp.step
-def activate(s: State) -> None:
-    s.act = s.run(swiglu, gate=s.g, up=s.u).out
-
-
-@mlp.step
-def project_down(s: State) -> None:
-    s.out = s.run(linear, x=s.act, weight=s.down).out
-
-
-@mlp.thin
 def some_rows(
     variables: dict[str, Any], limit: int
 ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
@@ -55,34 +32,42 @@ def some_rows(
     return fewer, lambda out: out[index][..., channels]
 
 
-def not_transposed(name: str, result: str, source: str) -> Change:
-    return instead(
-        **{
-            result: lambda s: (
-                s.run(linear, x=getattr(s, source), weight=s.run.array(getattr(s, name)).T).out
-            )
-        }
-    )
-
+mlp = Program(
+    "mlp",
+    """
+    project_gate: g = run(linear, x=x, weight=gate).out
+    project_up: u = run(linear, x=x, weight=up).out
+    activate: act = run(swiglu, gate=g, up=u).out
+    project_down: out = run(linear, x=act, weight=down).out
+    """,
+    calls=(linear, swiglu),
+    of=nn.MLP,
+    axes=("position", "channel"),
+    thin=some_rows,
+)
 
 for name, result, source in (("gate", "g", "x"), ("up", "u", "x"), ("down", "out", "act")):
-    Mistakes(f"mlp.project_{name}", see=MLP).add(
-        f"{name}_not_transposed",
-        not_transposed(name, result, source),
-        f"{name} is not transposed",
-        "x @ W runs without a word when W is square, but the rows of W are the outputs.",
-        f"Write x @ {name}.T.",
+    mistakes(
+        f"""
+        mlp.project_{name} (02 §7) > Write x @ {name}.T.
+
+        {name}_not_transposed: {name} is not transposed
+            {SQUARE}
+            | {result} = run(linear, x={source}, weight=array({name}).T).out
+        """
     )
 
-Mistakes("mlp.project_down", see=MLP)(
+mistakes(
     """
+    mlp.project_down (02 §7)
+
     down_forgotten: down is forgotten
         The product of gate and up is returned as it is.
         > End with (silu(gate) * up) @ down.T.
+        | out = act
     residual_added: x is added to the result: that is the block's task
         The residual belongs around the layer: h + mlp(norm(h)).
         > Return the product with down alone, and add h where the layer is called.
-    """,
-    down_forgotten=instead(out=lambda s: s.act),
-    residual_added=then(out=lambda s: s.out + s.run.array(s.x)),
+        | ...; out = out + array(x)
+    """
 )

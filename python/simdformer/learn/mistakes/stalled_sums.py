@@ -4,18 +4,11 @@ Beside a sum of 256, a bfloat16 has no number between 256 and 258, and adding 1 
 float16 the same happens at 2048. numpy and PyTorch add in 32 bits; a loop of one's own does not.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from simdformer.learn.catalogue import Mistakes
-from simdformer.learn.mistakes.norms import NORM
-from simdformer.learn.program import State
-
-CAUSE = "Once it is a few hundred times as large as what is added, adding changes nothing."
-FIX = "Add in float32, and round the sum."
+from simdformer.learn.catalogue import mistakes
 
 
 def one_by_one(x: Any, dtype: Any, axis: Any = -1) -> Any:
@@ -26,25 +19,22 @@ def one_by_one(x: Any, dtype: Any, axis: Any = -1) -> Any:
     return np.take(added, [-1], axis=axis).astype(x.dtype)
 
 
-def stalled_average(dtype: Any) -> Callable[[State], None]:
-    def wrong(s: State) -> None:
-        s.size = one_by_one(s.squares, dtype) / s.run.dtype(s.squares.shape[-1])
-
-    return wrong
-
-
-def stalled_total(dtype: Any) -> Callable[[State], None]:
-    def wrong(s: State) -> None:
-        s.total = one_by_one(s.exponentials, dtype, s.along)
-
-    return wrong
-
-
-for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
-    title = f"the sum stalls: it is made in {name}, one number after the other"
-    for step, wrong, see in (
-        ("rms_norm.average", stalled_average(dtype), NORM["rms_norm"]),
-        ("layer_norm.average", stalled_average(dtype), NORM["layer_norm"]),
-        ("softmax.add_up", stalled_total(dtype), "01 §1"),
+for few in ("float16", "bfloat16"):
+    for steps, line in (
+        (
+            "rms_norm.average (02 §4), layer_norm.average (04 §3)",
+            f"size = one_by_one(squares, {few}) / real(squares.shape[-1])",
+        ),
+        ("softmax.add_up (01 §1)", f"total = one_by_one(exponentials, {few}, along)"),
     ):
-        Mistakes(step, see=see).add(f"sum_stalls_in_{name}", wrong, title, CAUSE, FIX, rare=True)
+        mistakes(
+            f"""
+            {steps} > Add in float32, and round the sum.
+
+            sum_stalls_in_{few} (rare):
+                the sum stalls: it is made in {few}, one number after the other
+                Once it is a few hundred times as large as what is added, adding changes nothing.
+                | {line}
+            """,
+            calls=(one_by_one,),
+        )

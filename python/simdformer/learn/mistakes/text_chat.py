@@ -6,14 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistakes, instead
-from simdformer.learn.program import Program, State
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.program import Program
 
 __all__ = ["chat_ids"]
-
-CHAT = "02 §11"
-
 Messages = Sequence[Mapping[str, str]]
+
+
+def header(
+    role: str, encode: Callable[[str], list[int]], special: Mapping[str, int], ends: str = "\n\n"
+) -> list[int]:
+    start, end = special["<|start_header_id|>"], special["<|end_header_id|>"]
+    return [start, *encode(role), end, *encode(ends)]
+
+
+def said(
+    message: Mapping[str, str], encode: Callable[[str], list[int]], special: Mapping[str, int]
+) -> list[int]:
+    text = encode(message["content"].strip())
+    return [*header(message["role"], encode, special), *text, special["<|eot_id|>"]]
 
 
 def chat_ids(
@@ -27,166 +38,87 @@ def chat_ids(
     ]
 
 
-def header(role: str, encode: Callable[[str], list[int]], special: Mapping[str, int]) -> list[int]:
-    start, end = special["<|start_header_id|>"], special["<|end_header_id|>"]
-    return [start, *encode(role), end, *encode("\n\n")]
-
-
-def said(
-    message: Mapping[str, str], encode: Callable[[str], list[int]], special: Mapping[str, int]
-) -> list[int]:
-    text = encode(message["content"].strip())
-    return [*header(message["role"], encode, special), *text, special["<|eot_id|>"]]
-
-
-chat = Program("text", of=chat_ids, axes=("token",))
-
-
-@chat.step
-def chat_start(s: State) -> None:
-    s.parts = [[s.special["<|begin_of_text|>"]]]
-
-
-@chat.step
-def chat_header(s: State) -> None:
-    s.header = header
-
-
-@chat.step
-def chat_content(s: State) -> None:
-    s.content = lambda message: s.encode(message["content"].strip())
-
-
-@chat.step
-def chat_turns(s: State) -> None:
-    for message in s.messages:
-        head = s.header(message["role"], s.encode, s.special)
-        s.parts = [*s.parts, [*head, *s.content(message), s.special["<|eot_id|>"]]]
-
-
-@chat.step
-def chat_answer(s: State) -> None:
-    s.out = joined([*s.parts, s.header("assistant", s.encode, s.special)])
-
-
 def joined(parts: list[list[int]]) -> Any:
     return np.array([id for part in parts for id in part])
 
 
-Mistakes("text.chat_start", see=CHAT, fix="Put special['<|begin_of_text|>'] in front, once.")(
+chat = Program(
+    "text",
     """
-    chat_without_bos: begin_of_text is missing
-        Every text that the model has read began with it.
-    chat_two_bos: begin_of_text comes twice
-        The tokenizer puts one in front, and so does the format.
+    chat_start: parts = [[special["<|begin_of_text|>"]]]
+    chat_header: head_of = header
+    chat_content: content = lambda message: encode(message["content"].strip())
+    chat_turns:
+        for message in messages:
+            head = head_of(message["role"], encode, special)
+            parts = [*parts, [*head, *content(message), special["<|eot_id|>"]]]
+    chat_answer: out = joined([*parts, head_of("assistant", encode, special)])
     """,
-    chat_without_bos=instead(parts=lambda s: []),
-    chat_two_bos=instead(parts=lambda s: [2 * [s.special["<|begin_of_text|>"]]]),
+    calls=(header, joined),
+    of=chat_ids,
+    axes=("token",),
 )
 
-
-def chat_no_line_ends(s: State) -> None:
-    end = len(s.encode("\n\n"))
-    s.header = lambda role, encode, special: header(role, encode, special)[:-end]
-
-
-def chat_one_line_end(s: State) -> None:
-    def one(role: str, encode: Any, special: Any) -> list[int]:
-        start, end = special["<|start_header_id|>"], special["<|end_header_id|>"]
-        return [start, *encode(role), end, *encode("\n")]
-
-    s.header = one
-
-
-def chat_one_role(s: State) -> None:
-    role = s.messages[0]["role"]
-    s.header = lambda _, encode, special: header(role, encode, special)
-
-
-Mistakes("text.chat_header", see=CHAT, fix='Put encode("\\n\\n") behind <|end_header_id|>.')(
+mistakes(
     """
+    text.chat_start (02 §11) > Put special['<|begin_of_text|>'] in front, once.
+
+    chat_without_bos: begin_of_text is missing
+        Every text that the model has read began with it.
+        | parts = []
+    chat_two_bos: begin_of_text comes twice
+        The tokenizer puts one in front, and so does the format.
+        | parts = [2 * [special["<|begin_of_text|>"]]]
+
+    text.chat_header (02 §11) > Put encode("\\n\\n") behind <|end_header_id|>.
+
     chat_no_line_ends: the two line ends behind the header are missing
         They belong to the format: the answer begins behind them.
+        | head_of = lambda role, encode, special: header(role, encode, special, "")
     chat_one_line_end: there is one line end behind the header, not two
         "\\n" for "\\n\\n".
+        | head_of = lambda role, encode, special: header(role, encode, special, "\\n")
     chat_one_role: all headers say the same role
         The role is written into the code, or taken from the first message.
         > Take the role of each message.
-    """,
-    chat_no_line_ends=chat_no_line_ends,
-    chat_one_line_end=chat_one_line_end,
-    chat_one_role=chat_one_role,
-)
+        | head_of = lambda role, encode, special: header(messages[0]["role"], encode, special)
 
-Mistakes("text.chat_content", see=CHAT, fix='Encode message["content"].strip().')(
-    """
+    text.chat_content (02 §11) > Encode message["content"].strip().
+
     chat_not_stripped: white space around a message is kept
         The format strips it: the model was trained without.
-    """,
-    chat_not_stripped=instead(content=lambda s: lambda message: s.encode(message["content"])),
-)
+        | content = lambda message: encode(message["content"])
 
+    text.chat_turns (02 §11) > Put special['<|eot_id|>'] behind every message.
 
-def chat_without_eot(s: State) -> None:
-    for message in s.messages:
-        s.parts = [*s.parts, s.header(message["role"], s.encode, s.special), s.content(message)]
-
-
-def chat_end_of_text(s: State) -> None:
-    for message in s.messages:
-        head = s.header(message["role"], s.encode, s.special)
-        s.parts = [*s.parts, [*head, *s.content(message), s.special["<|end_of_text|>"]]]
-
-
-def chat_spelled_out_chat_start(s: State) -> None:
-    s.special = {name: name for name in s.special}
-    s.parts = [s.encode("<|begin_of_text|>")]
-
-
-def chat_spelled_out_chat_turns(s: State) -> None:
-    for message in s.messages:
-        head = s.header(message["role"], s.encode, s.special)
-        s.parts = [*s.parts, [*head, *s.content(message), *s.encode("<|eot_id|>")]]
-
-
-Mistakes("text.chat_turns", see=CHAT, fix="Put special['<|eot_id|>'] behind every message.")(
-    """
     chat_without_eot: eot_id is missing: messages do not end
         The model cannot tell where one speaker stops.
+        | for message in messages:
+        |     parts = [*parts, head_of(message["role"], encode, special), content(message)]
     chat_end_of_text: messages end with end_of_text, not with eot_id
         end_of_text ends a document, eot_id a turn of a conversation.
+        | for message in messages:
+        |     head = head_of(message["role"], encode, special)
+        |     parts = [*parts, [*head, *content(message), special["<|end_of_text|>"]]]
     chat_spelled_out: special tokens are spelled out as text
         encode("<|eot_id|>") gives the ids of ten characters; strangers could write them, too.
         > Take the id of a special token from special["<|eot_id|>"].
-    """,
-    chat_without_eot=chat_without_eot,
-    chat_end_of_text=chat_end_of_text,
-    chat_spelled_out={
-        "chat_start": chat_spelled_out_chat_start,
-        "chat_header": instead(
-            header=lambda s: (
-                lambda role, encode, _: encode(f"<|start_header_id|>{role}<|end_header_id|>\n\n")
-            )
-        ),
-        "chat_turns": chat_spelled_out_chat_turns,
-    },
-)
+        chat_start | special = {name: name for name in special}
+        chat_start | parts = [encode("<|begin_of_text|>")]
+        chat_header | head_of = lambda role, encode, special: encode(
+        chat_header |     f"<|start_header_id|>{role}<|end_header_id|>\\n\\n"
+        chat_header | )
+        | for message in messages:
+        |     head = head_of(message["role"], encode, special)
+        |     parts = [*parts, [*head, *content(message), *encode("<|eot_id|>")]]
 
+    text.chat_answer (02 §11) > End with the header of "assistant" and its two line ends.
 
-def chat_closed_answer(s: State) -> None:
-    end = [s.special["<|eot_id|>"]]
-    s.out = joined([*s.parts, s.header("assistant", s.encode, s.special), end])
-
-
-Mistakes(
-    "text.chat_answer", see=CHAT, fix='End with the header of "assistant" and its two line ends.'
-)(
-    """
     chat_without_answer: the header of the answer is missing
         The model would first have to guess who speaks next.
+        | out = joined(parts)
     chat_closed_answer: the answer is closed before it has begun: eot_id stands behind its header
         The header of the answer was made like a message, with an empty text.
+        | out = joined([*parts, head_of("assistant", encode, special), [special["<|eot_id|>"]]])
     """,
-    chat_without_answer=instead(out=lambda s: joined(s.parts)),
-    chat_closed_answer=chat_closed_answer,
 )

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistakes, instead
+from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program, State
 from simdformer.reference import softmax
 
 __all__ = ["text_loss"]
-
-LOSS = "02 §10"
 
 
 def text_loss(logits: Any, ids: Any, pad_id: int) -> Any:
@@ -23,104 +21,77 @@ def text_loss(logits: Any, ids: Any, pad_id: int) -> Any:
     return -logs[ids[1:] != pad_id].mean()
 
 
-loss = Program("text", of=text_loss)
-
-
-@loss.step
-def loss_logarithms(s: State) -> None:
-    scores = s.run.array(s.logits)
-    scores = scores - scores.max(-1, keepdims=True)
-    s.logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-
-
-@loss.step
-def loss_next(s: State) -> None:
-    s.logs, s.next = s.logs[:-1], s.ids[1:]
-
-
-@loss.step
-def loss_counted(s: State) -> None:
-    s.counted = s.next != s.pad_id
-
-
-@loss.step
-def loss_mean(s: State) -> None:
-    s.out = -picked(s).mean()
-
-
 def picked(s: State) -> Any:
     """The logarithms of the shares of the tokens that came."""
     return s.logs[np.arange(len(s.next)), s.next][s.counted]
 
 
-def loss_overflows(s: State) -> None:
-    e = np.exp(s.run.array(s.logits))
-    s.logs = np.log(e / e.sum(-1, keepdims=True))
-
-
-Mistakes(
-    "text.loss_logarithms",
-    see=LOSS,
-    fix="Subtract the maximum of each row before exp, or take a ready log_softmax.",
-)(
+loss = Program(
+    "text",
     """
+    loss_logarithms:
+        scores = array(logits)
+        scores = scores - scores.max(-1, keepdims=True)
+        logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    loss_next: logs, next = logs[:-1], ids[1:]
+    loss_counted: counted = next != pad_id
+    loss_mean: out = -picked(s).mean()
+    """,
+    calls=(picked,),
+    of=text_loss,
+)
+
+mistakes(
+    """
+    text.loss_logarithms (02 §10) > Subtract the maximum of each row before exp, or take a ready
+        log_softmax.
+
     loss_overflows: exp overflows: the softmax is not shifted
         Logits of a hundred are usual, and float32's exp ends at 88.
+        | e = np.exp(array(logits)); logs = np.log(e / e.sum(-1, keepdims=True))
     loss_of_logits: the logits themselves are taken for logarithms of probabilities
         The log of softmax is missing: logits are no logarithms of shares.
         > Subtract the logarithm of the sum of exp(logits) from each row.
-    """,
-    loss_overflows=loss_overflows,
-    loss_of_logits=instead(logs=lambda s: s.run.array(s.logits)),
-)
+        | logs = array(logits)
 
+    text.loss_next (02 §10) > Compare logits[:-1] with ids[1:].
 
-def loss_shifted_back(s: State) -> None:
-    s.logs, s.next = s.logs[1:], s.ids[:-1]
-
-
-Mistakes("text.loss_next", see=LOSS, fix="Compare logits[:-1] with ids[1:].")(
-    """
     loss_not_shifted: each row is compared with its own token, not with the next one
         The shift is missing: row i foretells ids[i + 1].
+        | next = ids
     loss_shifted_back: the shift goes the wrong way: each row is compared with the token before
         logits[1:] and ids[:-1] are paired.
-    """,
-    loss_not_shifted=instead(next=lambda s: s.ids),
-    loss_shifted_back=loss_shifted_back,
-)
+        | logs, next = logs[1:], ids[:-1]
 
-Mistakes("text.loss_counted", see=LOSS, fix="Leave out the places whose next token is pad_id.")(
-    """
+    text.loss_counted (02 §10) > Leave out the places whose next token is pad_id.
+
     loss_of_padding: padding counts as text
         A model need not foretell padding; with it the loss depends on how long others are.
-    """,
-    loss_of_padding=instead(counted=lambda s: s.next >= 0),
-)
+        | counted = next >= 0
 
-Mistakes("text.loss_mean", see=LOSS, fix="Divide by the number of tokens that count.")(
-    """
+    text.loss_mean (02 §10) > Divide by the number of tokens that count.
+
     loss_summed: the loss is a sum, not a mean
         Longer texts get a higher loss.
+        | out = -picked(s).sum()
     loss_over_length: the sum is divided by the length of the text
         The first token and padding are foretold by nobody, and still counted.
+        | out = -picked(s).sum() / len(ids)
     loss_negative: the loss has the wrong sign
         Logarithms of probabilities are below 0, and a loss is their negative.
         > Put a minus in front.
+        | out = picked(s).mean()
     loss_as_perplexity: this is the perplexity: exp of the loss
         The perplexity is made of the loss, and asked for is the loss.
         > Leave the exp away.
+        | out = np.exp(-picked(s).mean())
     loss_in_bits: the loss is in bits, not in nats
         np.log2 in place of np.log.
         > Take the natural logarithm.
+        | out = -picked(s).mean() / np.log(2)
     loss_of_the_mean: the mean is taken before the logarithm
         -log of the mean probability is less than the mean of -log.
         > Take the logarithm of each probability, then the mean.
+        | out = -np.log(np.exp(picked(s)).mean())
     """,
-    loss_summed=instead(out=lambda s: -picked(s).sum()),
-    loss_over_length=instead(out=lambda s: -picked(s).sum() / len(s.ids)),
-    loss_negative=instead(out=lambda s: picked(s).mean()),
-    loss_as_perplexity=instead(out=lambda s: np.exp(-picked(s).mean())),
-    loss_in_bits=instead(out=lambda s: -picked(s).mean() / np.log(2)),
-    loss_of_the_mean=instead(out=lambda s: -np.log(np.exp(picked(s)).mean())),
 )

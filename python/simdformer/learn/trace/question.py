@@ -1,18 +1,19 @@
 """One activation of a trace as a question for `check`, with the mistakes of whole models."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, wrong_steps
 from simdformer.learn.check.compare import TOLERANCE
 from simdformer.learn.check.evidence import Evidence, Verdict
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.operation import Asked
 from simdformer.learn.check.rounding import F32
 from simdformer.learn.check.search import Explanation, Problem, evaluate
-from simdformer.learn.mistakes.model_weights import STEPS, Using, called
+from simdformer.learn.mistakes.model_weights import STEPS, called, of_layer
 from simdformer.learn.program import Run, Step
 
 __all__ = ["Activation", "Glance", "Thorough"]
@@ -76,14 +77,14 @@ class Thorough(Check):
             for index in range(1, self.num_layers):
                 if index == self.layer:
                     continue
-                step: dict[str, Step] = {f"layer.{STEPS[weight]}": Using(STEPS[weight], at=index)}
+                step = wrong_steps({f"layer.{STEPS[weight]}": of_layer(weight, index)})
                 out = evaluate(Run(dtype, step), problem)
                 if out is not None and self.compare(mine, out)[0].ok:
                     found.append((wrong_layer(weight, index, step),))
         return tuple(found)
 
 
-def wrong_layer(weight: str, index: int, step: dict[str, Step]) -> Mistake:
+def wrong_layer(weight: str, index: int, step: Mapping[str, Step]) -> Mistake:
     return Mistake(
         f"layer.{weight}_of_layer_{index}",
         f"this is what layer {index}'s {called(weight)} gives",
