@@ -169,7 +169,7 @@ class Trace(Mapping[str, Array]):
         return self._with(inside)
 
     def _with(self, activations: Mapping[str, Array]) -> "Trace":
-        return Trace(activations, ids=self.ids, tokens=self.tokens, model=self.model)
+        return type(self)(activations, ids=self.ids, tokens=self.tokens, model=self.model)
 
     # ---- files -----------------------------------------------------------------------------------
 

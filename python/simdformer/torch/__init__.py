@@ -1,1 +1,83 @@
-"""Kernels on the tensors of PyTorch."""
+"""The functions, layers and models of simdformer on PyTorch's tensors.
+
+    import simdformer.torch as sft
+
+    y = sft.rms_norm(x, weight, eps=1e-6)                 functions, as in simdformer.functional
+    mlp = sft.nn.MLP(gate, up, down)                      layers, as modules of PyTorch
+    model = sft.from_pretrained("Qwen/Qwen3-0.6B")        models: ids in, logits out
+    torch.ops.simdformer.rms_norm(x, weight, eps=1e-6)    operators, for graphs
+
+Tensors lie on the CPU and are read there, in float32, float64, float16 and bfloat16, contiguous or
+not; results are tensors of the first argument's dtype. Nothing is copied on the way in or out.
+torch.compile and torch.export hold the functions as operators and their graphs stay whole; packed
+weights, layers and models break them.
+
+There is no gradient: with one wanted, calling is a RuntimeError; torch.no_grad(),
+torch.inference_mode() or .detach() is what to do.
+"""
+
+from importlib.util import find_spec
+
+from simdformer.functional import (
+    PackedWeight,
+    QuantizationType,
+    QuantizedWeight,
+    RopeFrequencies,
+    pack,
+    quantization_types,
+    quantize,
+)
+
+if find_spec("torch") is None:
+    raise ImportError(
+        "simdformer.torch: PyTorch is missing, needed is torch 2.4 or later; pip install torch"
+    )
+
+from simdformer.torch import nn
+from simdformer.torch.functional import (
+    causal_mask,
+    embedding,
+    gelu,
+    layer_norm,
+    linear,
+    relu,
+    repeat_kv,
+    rms_norm,
+    rope,
+    rope_frequencies,
+    scaled_dot_product_attention,
+    silu,
+    softmax,
+    swiglu,
+)
+from simdformer.torch.models import LanguageModel, Trace, Transformer, from_pretrained
+
+__all__ = [
+    "LanguageModel",
+    "PackedWeight",
+    "QuantizationType",
+    "QuantizedWeight",
+    "RopeFrequencies",
+    "Trace",
+    "Transformer",
+    "causal_mask",
+    "embedding",
+    "from_pretrained",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "nn",
+    "pack",
+    "quantization_types",
+    "quantize",
+    "relu",
+    "repeat_kv",
+    "rms_norm",
+    "rope",
+    "rope_frequencies",
+    "scaled_dot_product_attention",
+    "silu",
+    "softmax",
+    "swiglu",
+]
+__dir__ = __all__.copy  # what dir() and completion show

@@ -40,7 +40,7 @@ def register() -> None:
 
     What a call of such a model raises: RuntimeError, "no gradient", where autograd records (use
     torch.no_grad() or torch.inference_mode()). ValueError: dropout in training (use model.eval()).
-    TypeError: tensors that are not on the CPU.
+    BufferError: tensors that are not on the CPU.
     """
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, visible_keys)

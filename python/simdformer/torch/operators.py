@@ -1,0 +1,195 @@
+"""The operations as operators of PyTorch, `torch.ops.simdformer.*`: graphs of torch.compile and
+torch.export hold them whole, and know shape and dtype of their results without computing.
+
+`OPERATORS` lists them. The schema of each has the arguments of the function of its name, but for
+`out`, tensors first; an overload (".list", ".parts") gives several tensors. What a schema cannot
+hold, packed and quantised weights, is no operator's: calls with those break a graph in two.
+
+There is no gradient: where one is wanted, calling is an error.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simdformer import functional
+from simdformer.torch.memory import no_gradient
+from simdformer.torch.wrapping import on_tensors
+
+__all__ = ["OPERATORS", "traced"]
+
+ROPE = (
+    "(Tensor x, Tensor? positions=None, Tensor? inv_freq=None, *, str layout, SymInt offset=0, "
+    "float? theta=None, float attention_factor=1.0, int? rotary_dim=None"
+)
+ATTENTION = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
+    "Tensor? causal_offset=None, Tensor? key_lengths=None, Tensor? sinks=None, "
+    "Tensor? block_table=None, *, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
+    "bool enable_gqa=True, SymInt? window=None, float? softcap=None"
+)
+
+PARTS = "bool return_weights=False, bool return_scores=False, bool return_lse=False"
+
+# ---- the results, by shape and dtype alone -------------------------------------------------------
+
+
+def like_first(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def like_linear(x: Tensor, weight: Tensor, bias: Any = None, **kwargs: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def like_linears(x: Tensor, weight: list[Tensor], bias: Any = None, **kwargs: Any) -> list[Tensor]:
+    return [like_linear(x, one) for one in weight]
+
+
+def like_embedding(ids: Tensor, weight: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype)
+
+
+def like_repeat_kv(x: Tensor, n: int, *, axis: int = -3) -> Tensor:
+    shape = list(x.shape)
+    shape[axis] *= n
+    return x.new_empty(shape)
+
+
+def like_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+def like_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *args: Any,
+    block_table: Tensor | None = None,
+    return_weights: bool = False,
+    return_scores: bool = False,
+    return_lse: bool = False,
+    **kwargs: Any,
+) -> list[Tensor]:
+    keys = key.shape[-2] * (1 if block_table is None else block_table.shape[-1])
+    scores = query.new_empty((*query.shape[:-1], keys))
+    lse_dtype = torch.promote_types(query.dtype, torch.float32)
+    parts = [like_attention(query, key, value)]
+    parts += [torch.empty_like(scores)] * return_weights
+    parts += [torch.empty_like(scores)] * return_scores
+    return parts + [query.new_empty(query.shape[:-1], dtype=lse_dtype)] * return_lse
+
+
+# ---- the operators -------------------------------------------------------------------------------
+
+# Name -> the schema, and the shape of what it gives.
+OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "silu": ("(Tensor x) -> Tensor", like_first),
+    "relu": ("(Tensor x) -> Tensor", like_first),
+    "gelu": ('(Tensor x, *, str approximate="none") -> Tensor', like_first),
+    "swiglu": ("(Tensor gate, Tensor up) -> Tensor", like_first),
+    "softmax": ("(Tensor x, int axis=-1, *, float temperature=1.0) -> Tensor", like_first),
+    "rms_norm": ("(Tensor x, Tensor? weight=None, *, float eps) -> Tensor", like_first),
+    "layer_norm": (
+        "(Tensor x, Tensor? weight=None, Tensor? bias=None, *, float eps) -> Tensor",
+        like_first,
+    ),
+    "rope": (f"{ROPE}) -> Tensor", like_first),
+    "linear": (
+        '(Tensor x, Tensor weight, Tensor? bias=None, *, str arithmetic="int16") -> Tensor',
+        like_linear,
+    ),
+    "linear.list": (
+        '(Tensor x, Tensor[] weight, Tensor?[]? bias=None, *, str arithmetic="int16") -> Tensor[]',
+        like_linears,
+    ),
+    "embedding": (
+        "(Tensor ids, Tensor weight, *, ScalarType? dtype=None) -> Tensor",
+        like_embedding,
+    ),
+    "repeat_kv": ("(Tensor x, SymInt n, *, int axis=-3) -> Tensor", like_repeat_kv),
+    "scaled_dot_product_attention": (f"{ATTENTION}) -> Tensor", like_attention),
+    "scaled_dot_product_attention.parts": (f"{ATTENTION}, {PARTS}) -> Tensor[]", like_parts),
+}
+
+library: Any = torch.library.Library("simdformer", "DEF")  # type: ignore[no-untyped-call]
+
+
+def register(name: str, schema: str, shaped: Callable[..., Any]) -> None:
+    """Makes torch.ops.simdformer.<name> known."""
+    base, _, overload = name.partition(".")
+    on_the_cpu = on_tensors(getattr(functional, base))
+    library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    operator = getattr(getattr(torch.ops.simdformer, base), overload or "default")
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        results: Any = on_the_cpu(**dict(zip(names, args, strict=False)), **kwargs)
+        return list(results) if schema.endswith("[]") else results
+
+    def refuse(ctx: Any, **kwargs: Any) -> None:
+        raise no_gradient(base)
+
+    library.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"simdformer::{name}", shaped, lib=library)
+    torch.library.register_autograd(f"simdformer::{name}", never, setup_context=refuse, lib=library)
+
+
+def never(*args: Any) -> None:
+    """The way back, which `refuse` has closed."""
+    raise AssertionError("a gradient of an operator that refuses to have one")
+
+
+for _name, _definition in OPERATORS.items():
+    register(_name, *_definition)
+
+
+# ---- the functions, while a graph is made --------------------------------------------------------
+
+COUNTS = ("positions", "causal_offset", "key_lengths", "block_table")  # may be numbers or lists
+
+
+def traced(name: str) -> Callable[..., Any] | None:
+    """What calls the operator of a function with the function's arguments, for `on_tensors`; None
+    where there is no such operator."""
+    if name not in OPERATORS:
+        return None
+    operator = getattr(torch.ops.simdformer, name)
+
+    def call(out: Any = None, **given: Any) -> Any:
+        named = {
+            name: count_of(value) if name in COUNTS else value
+            for name, value in given.items()
+            if not (name.startswith("return_") and value is False)
+        }
+        results = operator(**named)
+        if any(name.startswith("return_") for name in named):
+            results = tuple(results)
+        return results if out is None else copied(results, out)
+
+    return call
+
+
+def count_of(value: Any) -> Any:
+    """A tensor of one number, or of several; one that changes from call to call makes no graph of
+    its own."""
+    if value is None or isinstance(value, Tensor):
+        return value
+    if isinstance(value, int):
+        return torch.full((), value, dtype=torch.int64)
+    return torch.as_tensor(value)
+
+
+def copied(results: Any, out: Any) -> Any:
+    """Results written into out: a tensor, or one for each of a list or None; a tuple has its own
+    result first."""
+    if isinstance(results, tuple):
+        return (out.copy_(results[0]), *results[1:])
+    if isinstance(results, list):
+        return [
+            result if one is None else one.copy_(result)
+            for result, one in zip(results, out, strict=True)
+        ]
+    return out.copy_(results)

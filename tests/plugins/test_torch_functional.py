@@ -1,0 +1,356 @@
+"""`simdformer.torch`: functions of tensors give what those of arrays give, on the same memory."""
+
+import inspect
+import pydoc
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import simdformer as sf
+import simdformer.torch as sft
+from conftest import same_bits
+from simdformer.arguments import as_array
+from simdformer.torch.memory import array_of, tensor_of
+from simdformer.torch.wrapping import on_tensors
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# Of results of about 1, against PyTorch, which rounds on the way where we do not.
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+FUNCTIONS = [name for name in sft.__all__ if inspect.isfunction(getattr(sft, name))]
+
+IDS = torch.tensor([[2, 0], [1, 1]])
+
+
+def heads(x):
+    """(2,6,8) -> (2,2,6,4)"""
+    return x.reshape(2, 6, 2, 4).transpose(1, 2)
+
+
+# Each on a tensor x (2,6,8) and a weight (8,8), by our names; and PyTorch's own answer.
+CALLS = {
+    "silu": (lambda f, x, w: f.silu(x), lambda x, w: F.silu(x)),
+    "relu": (lambda f, x, w: f.relu(x), lambda x, w: F.relu(x)),
+    "gelu": (
+        lambda f, x, w: f.gelu(x, approximate="tanh"),
+        lambda x, w: F.gelu(x, approximate="tanh"),
+    ),
+    "swiglu": (lambda f, x, w: f.swiglu(x, x), lambda x, w: F.silu(x) * x),
+    "softmax": (lambda f, x, w: f.softmax(x, 1), lambda x, w: F.softmax(x, 1)),
+    "rms_norm": (
+        lambda f, x, w: f.rms_norm(x, w[0], eps=1e-5),
+        lambda x, w: F.rms_norm(x, (8,), w[0], 1e-5),
+    ),
+    "layer_norm": (
+        lambda f, x, w: f.layer_norm(x, w[0], w[1], eps=1e-5),
+        lambda x, w: F.layer_norm(x, (8,), w[0], w[1], 1e-5),
+    ),
+    "linear": (lambda f, x, w: f.linear(x, w, w[0]), lambda x, w: F.linear(x, w, w[0])),
+    "embedding": (lambda f, x, w: f.embedding(IDS, w), lambda x, w: F.embedding(IDS, w)),
+    "repeat_kv": (
+        lambda f, x, w: f.repeat_kv(x, 3, axis=1),
+        lambda x, w: x.repeat_interleave(3, 1),
+    ),
+    "scaled_dot_product_attention": (
+        lambda f, x, w: f.scaled_dot_product_attention(*[heads(x)] * 3, is_causal=True),
+        lambda x, w: F.scaled_dot_product_attention(*[heads(x)] * 3, is_causal=True),
+    ),
+    "rope": (lambda f, x, w: f.rope(x, layout="half", positions=torch.arange(6)), None),
+}
+
+
+@pytest.fixture
+def operands():
+    torch.manual_seed(2)
+    return torch.randn(2, 6, 8), torch.randn(8, 8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_the_answer_is_that_on_arrays_and_that_of_pytorch(name, dtype, operands):
+    x, w = (operand.to(dtype) for operand in operands)
+    ours, theirs = CALLS[name]
+    got = ours(sft, x, w)
+    assert isinstance(got, torch.Tensor)
+    assert got.dtype is dtype
+    assert same_bits(as_array("test", "got", got), ours(sf, x, w))
+    if theirs is not None:
+        torch.testing.assert_close(got, theirs(x, w), rtol=0, atol=TOLERANCE[dtype] * 4)
+
+
+def test_every_function_is_among_the_calls():
+    assert set(FUNCTIONS) - set(CALLS) == {
+        "causal_mask",
+        "from_pretrained",
+        "pack",
+        "quantization_types",
+        "quantize",
+        "rope_frequencies",
+    }
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool, torch.int64, torch.uint8], ids=str)
+def test_nothing_is_copied_on_the_way_in_or_out(dtype):
+    seen = []
+
+    def looked_at(x):
+        seen.append(x)
+        return x
+
+    whole = torch.arange(60).reshape(3, 4, 5).to(dtype)
+    for tensor in (whole, whole.transpose(0, 2), whole[1:, ::2, 1:], whole[0, 0, 0], whole[:, :0]):
+        got = on_tensors(looked_at)(tensor)
+        assert isinstance(seen[-1], np.ndarray)
+        assert got.dtype is dtype
+        assert torch.equal(got, tensor)
+        assert got.stride() == tensor.stride() or not tensor.numel()
+        assert got.data_ptr() == tensor.data_ptr() or not tensor.numel()
+        if dtype.is_floating_point and tensor.numel():
+            assert seen[-1].ctypes.data == tensor.data_ptr()
+
+
+def test_results_outlive_what_they_were_made_of(operands):
+    got = sft.relu(operands[0].clone())
+    keep = sft.rms_norm(got, eps=1e-5)
+    want = keep.clone()
+    del got
+    torch.randn(10_000)
+    assert torch.equal(keep, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_every_layout_are_read_where_they_lie(dtype, operands):
+    x = torch.randn(4, 12, 16).to(dtype)
+    for part in (x.transpose(0, 1), x[::2, 1:], x[..., ::2], x[:1].expand(3, 12, 16), x[0, 0]):
+        assert torch.equal(sft.silu(part), sft.silu(part.clone()))
+    imaginary = torch.complex(x[..., :8].float(), x[..., 8:].float()).conj().imag
+    assert imaginary.is_neg()  # its memory has the other sign
+    assert torch.equal(sft.relu(imaginary), sft.relu(imaginary.clone()))
+
+
+# ---- out -----------------------------------------------------------------------------------------
+
+
+def test_out_comes_back(operands):
+    x, w = operands
+    out = torch.empty(2, 8, 6).transpose(1, 2)
+    assert sft.linear(x, w, out=out) is out
+    assert torch.equal(out, sft.linear(x, w))
+    assert sft.silu(out, out=out) is out
+    for brings in ("return_weights", "return_lse"):
+        out = torch.empty(2, 2, 6, 4)
+        got = sft.scaled_dot_product_attention(*[heads(x)] * 3, out=out, **{brings: True})
+        assert type(got) is tuple
+        assert got[0] is out
+        assert isinstance(got[1], torch.Tensor)
+    outs = [torch.empty(2, 6, 8), None]
+    got = sft.linear(x, [w, w[:3]], out=outs)
+    assert got[0] is outs[0]
+    assert torch.equal(got[1], sft.linear(x, w[:3]))
+    array = np.empty((2, 6, 8), np.float32)
+    assert sft.relu(x, out=array) is array
+    with pytest.raises(ValueError, match="softmax: out shares memory with x"):
+        sft.softmax(x[0], out=torch.as_strided(x, (6, 8), (8, 1), 1))
+    with pytest.raises(TypeError, match="relu: out has dtype bfloat16, needs float32"):
+        sft.relu(x, out=torch.empty(2, 6, 8, dtype=torch.bfloat16))
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "embedding"])
+def test_where_a_gradient_is_wanted_there_is_an_error(name, operands):
+    x, w = operands
+    call, _ = CALLS[name]
+    want = call(sft, x, w)
+    wanting = x.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match=rf"^{name}: no gradient: .*torch\.no_grad\(\)"):
+        call(sft, wanting, w)
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            got = call(sft, wanting, w)
+        assert torch.equal(got, want)
+        assert not got.requires_grad
+
+
+def test_a_parameter_anywhere_is_an_error_too(operands):
+    x, w = operands
+    parameter = torch.nn.Parameter(w)
+    for call in (
+        lambda: sft.linear(x, parameter),
+        lambda: sft.linear(x, [w, parameter]),
+        lambda: sft.linear(x, w, bias=torch.nn.Parameter(w[0])),
+        lambda: sft.embedding(IDS, parameter),
+        lambda: sft.rms_norm(x, torch.nn.Parameter(w[0]), eps=1e-5),
+        lambda: sft.relu(x, out=torch.nn.Parameter(x)),
+    ):
+        with pytest.raises(RuntimeError, match="no gradient"):
+            call()
+        with torch.no_grad():
+            call()
+
+
+def test_inference_tensors_are_tensors(operands):
+    with torch.inference_mode():
+        x = operands[0].clone()
+        y = sft.relu(x)
+    assert torch.equal(sft.relu(x), y)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error", "message"),
+    [
+        (torch.zeros(3, device="meta"), BufferError, "rms_norm: x does not hand out its memory"),
+        (torch.eye(3).to_sparse(), BufferError, "rms_norm: x does not hand out its memory"),
+        (torch.zeros(3, dtype=torch.int32), TypeError, "rms_norm: x has dtype int32, needs"),
+        (torch.zeros(3, dtype=torch.float8_e5m2), TypeError, "rms_norm: x has DLPack type code"),
+        (torch.zeros(3, dtype=torch.complex64), TypeError, "rms_norm: x has dtype complex64"),
+    ],
+    ids=["meta", "sparse", "int", "float8", "complex"],
+)
+def test_what_no_kernel_takes_is_refused_by_name(tensor, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        sft.rms_norm(tensor, eps=1e-5)
+    with pytest.raises(error, match=r"linear: weight\[1\] "):
+        sft.linear(torch.zeros(3), [torch.zeros(2, 3), tensor])
+
+
+def test_wrong_calls_are_refused_as_those_of_arrays():
+    x = torch.zeros(2, 4)
+    for call, error in (
+        (lambda f: f.rms_norm(x), TypeError),
+        (lambda f: f.relu(x, x, x), TypeError),
+        (lambda f: f.relu(x, colour="red"), TypeError),
+        (lambda f: f.rope(x, layout="both"), ValueError),
+        (lambda f: f.linear(x, x[:, :3]), ValueError),
+        (lambda f: f.embedding(torch.tensor([7]), x), IndexError),
+        (lambda f: f.causal_mask(2, 3), ValueError),
+        (lambda f: f.embedding([1], x, dtype=torch.int8), TypeError),
+    ):
+        with pytest.raises(error) as ours:
+            call(sft)
+        if "int8" not in str(ours.value):
+            with pytest.raises(error) as theirs:
+                call(sf)
+            assert str(ours.value) == str(theirs.value)
+
+
+# ---- what is no tensor ---------------------------------------------------------------------------
+
+
+def test_dtypes_of_pytorch(operands):
+    weight = operands[1].to(torch.bfloat16)
+    assert sft.embedding(IDS, weight, dtype=torch.float16).dtype is torch.float16
+    assert sft.embedding(IDS, weight, dtype="float32").dtype is torch.float32
+    mask = sft.causal_mask(2, 4, offset=2, dtype=torch.bfloat16)
+    assert mask.dtype is torch.bfloat16
+    assert torch.equal(mask == 0, torch.ones(2, 4).tril(2).bool())
+    assert sft.causal_mask(3, 3).dtype is torch.bool
+
+
+def test_frequencies_are_tensors(operands):
+    table = sft.rope_frequencies(8, theta=1e4)
+    assert isinstance(table, sft.RopeFrequencies)
+    assert isinstance(table.inv_freq, torch.Tensor)
+    got = sft.rope(operands[0], layout="half", inv_freq=table.inv_freq)
+    assert torch.equal(got, sft.rope(operands[0], layout="half"))
+
+
+def test_packed_and_quantised_weights(operands):
+    x = torch.randn(3, 32)
+    weight = torch.randn(5, 32)
+    packed, few = sft.pack(weight), sft.quantize(weight, "q8_0")
+    assert same_bits(sft.linear(x, packed).numpy(), sf.linear(x, packed))
+    for one, two in zip(sft.linear(x, [packed, few]), (packed, few), strict=True):
+        assert torch.equal(one, sft.linear(x, two))
+    assert torch.equal(sft.embedding(IDS, few), tensor_of(few.dequantize())[IDS])
+
+
+def test_lists_and_arrays_are_taken(operands):
+    assert torch.equal(sft.relu([-1.0, 2.0]), torch.tensor([0.0, 2.0], dtype=torch.float64))
+    assert torch.equal(sft.relu(operands[0].numpy()), sft.relu(operands[0]))
+
+
+# ---- threads, help, imports ----------------------------------------------------------------------
+
+
+def test_threads_at_once_give_the_same():
+    torch.manual_seed(3)
+    x, w = torch.randn(64, 256), torch.randn(256, 256)
+    want = sft.linear(x, w)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: sft.linear(x, w), range(40)):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if hasattr(sf, name)])
+def test_signatures_are_those_of_arrays_with_tensors_in_them(name):
+    ours = inspect.signature(getattr(sft, name))
+    theirs = inspect.signature(getattr(sf, name))
+    assert list(ours.parameters) == list(theirs.parameters)
+    for one, other in zip(ours.parameters.values(), theirs.parameters.values(), strict=True):
+        assert (one.kind, one.default) == (other.kind, other.default)
+    if name not in ("pack", "quantize", "quantization_types"):  # which give what they gave
+        assert "Array" not in str(ours)
+
+
+def test_help_reads_well():
+    text = pydoc.render_doc(sft.rms_norm, renderer=pydoc.plaintext)
+    assert (
+        "rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float, "
+        "out: Tensor | None = None) -> Tensor" in text
+    )
+    assert "`simdformer.rms_norm` on tensors" in text
+    assert "eps has no default" in text
+    assert ">>>" not in text
+    assert "Examples" not in sft.scaled_dot_product_attention.__doc__
+    assert dir(sft) == sorted(sft.__all__)
+    for name in FUNCTIONS:
+        assert getattr(sft, name).__module__.startswith("simdformer")
+
+
+def test_pickles_are_by_name():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(sft.rms_norm)) is sft.rms_norm
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_nobody_needs_torch_who_does_not_ask_for_it():
+    done = run(
+        "import sys; sys.modules['torch'] = None\n"
+        "import simdformer, simdformer.nn, simdformer.models\n"
+        "import simdformer.torch"
+    )
+    assert done.stderr.strip().splitlines()[-1] == (
+        "ImportError: simdformer.torch: PyTorch is missing, needed is torch 2.4 or later; "
+        "pip install torch"
+    )
+
+
+def test_torch_compile_is_not_loaded_for_who_does_not_compile():
+    """It takes seconds."""
+    done = run(
+        "import sys, torch\nimport simdformer.torch as sft\nsft.relu(torch.zeros(3))\n"
+        "assert 'torch._dynamo' not in sys.modules, 'loaded'"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_of_a_tensor_and_of_an_array(operands):
+    for dtype in DTYPES:
+        tensor = operands[0].to(dtype)
+        again = tensor_of(array_of(tensor))
+        assert again.data_ptr() == tensor.data_ptr()
+        assert again.dtype is dtype

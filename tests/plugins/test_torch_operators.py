@@ -1,0 +1,210 @@
+"""`torch.ops.simdformer`: what torch.compile and torch.export see of us."""
+
+import inspect
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import simdformer as sf
+import simdformer.torch as sft
+from simdformer.torch.operators import OPERATORS
+
+operators = torch.ops.simdformer
+BACKENDS = ["eager", "aot_eager"]
+X, W = torch.randn(2, 6, 8), torch.randn(8, 8)
+Q, KV = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+
+# Calls of each operator, with the options that models use.
+CALLS = {
+    "silu": [((X,), {})],
+    "relu": [((X,), {})],
+    "gelu": [((X,), {}), ((X,), {"approximate": "tanh"})],
+    "swiglu": [((X, X + 1), {})],
+    "softmax": [((X,), {}), ((X, 1), {"temperature": 0.5})],
+    "rms_norm": [((X, W[0]), {"eps": 1e-5}), ((X.mT,), {"eps": 1e-5})],
+    "layer_norm": [((X, W[0], W[1]), {"eps": 1e-5}), ((X,), {"eps": 1e-5})],
+    "rope": [
+        ((X,), {"layout": "half", "offset": 3}),
+        ((X, torch.arange(12).reshape(2, 6)), {"layout": "interleaved", "rotary_dim": 4}),
+        ((X, None, torch.ones(4)), {"layout": "half", "attention_factor": 1.5}),
+    ],
+    "linear": [((X, W), {}), ((X.bfloat16(), W[:3].bfloat16(), W[0, :3]), {})],
+    "linear.list": [((X, [W, W[:3]]), {}), ((X, [W, W[:3]], [None, W[0, :3]]), {})],
+    "embedding": [
+        ((torch.tensor([[1, 2]]), W), {}),
+        ((torch.tensor([3]), W), {"dtype": torch.bfloat16}),
+    ],
+    "repeat_kv": [((KV, 2), {}), ((KV, 3), {"axis": 0})],
+    "scaled_dot_product_attention": [
+        ((Q, KV, KV[..., :3]), {}),
+        ((Q, Q, Q), {"is_causal": True, "window": 2, "softcap": 5.0, "scale": 0.3}),
+        ((Q, KV, KV, torch.ones(5, 7).bool()), {"sinks": torch.ones(4)}),
+        (
+            (Q, KV, KV),
+            {
+                "is_causal": True,
+                "causal_offset": torch.tensor([2, 1]),
+                "key_lengths": torch.tensor([7, 6]),
+            },
+        ),
+        (
+            (Q, torch.randn(3, 2, 16, 8), torch.randn(3, 2, 16, 8)),
+            {"block_table": torch.tensor([[0, 2], [1, 2]]), "key_lengths": torch.tensor([20, 9])},
+        ),
+    ],
+    "scaled_dot_product_attention.parts": [
+        ((Q.bfloat16(), KV.bfloat16(), KV.bfloat16()), {"return_lse": True}),
+        ((Q, Q, Q), {"is_causal": True, "return_weights": True, "return_scores": True}),
+    ],
+}
+
+
+def operator_of(name):
+    base, _, overload = name.partition(".")
+    return getattr(getattr(operators, base), overload or "default")
+
+
+def test_every_operator_has_the_arguments_of_its_function():
+    assert set(OPERATORS) == set(CALLS)
+    for name in OPERATORS:
+        base = name.partition(".")[0]
+        theirs = set(inspect.signature(getattr(sf, base)).parameters)
+        ours = {argument.name for argument in operator_of(name)._schema.arguments}
+        without = {"out"}
+        if name == "scaled_dot_product_attention":  # of the overload ".parts"
+            without |= {"return_weights", "return_scores", "return_lse"}
+        assert ours == theirs - without, name
+        for argument in operator_of(name)._schema.arguments:
+            if argument.has_default_value():
+                default = inspect.signature(getattr(sf, base)).parameters[argument.name].default
+                assert argument.default_value == default, (name, argument.name)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_pytorch_finds_nothing_wrong_with_an_operator(name):
+    for args, kwargs in CALLS[name]:
+        torch.library.opcheck(operator_of(name), args, kwargs)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_operator_gives_what_its_function_gives(name):
+    arguments = [argument.name for argument in operator_of(name)._schema.arguments]
+    for args, kwargs in CALLS[name]:
+        got = operator_of(name)(*args, **kwargs)
+        named = dict(zip(arguments, args, strict=False)) | kwargs
+        want = getattr(sft, name.partition(".")[0])(**named)
+        several = isinstance(got, list)
+        for one, other in zip(got, want, strict=True) if several else [(got, want)]:
+            assert torch.equal(one, other)
+            assert one.dtype is other.dtype
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "embedding"])
+def test_an_operator_refuses_a_gradient(name):
+    args, kwargs = CALLS[name][0]
+    wanting = (args[0].clone().requires_grad_(), *args[1:])
+    with pytest.raises(RuntimeError, match=f"^{name.partition('.')[0]}: no gradient"):
+        operator_of(name)(*wanting, **kwargs)
+    with torch.no_grad():
+        got = operator_of(name)(*wanting, **kwargs)
+    assert not any(one.requires_grad for one in (got if isinstance(got, list) else [got]))
+
+
+# ---- torch.compile -------------------------------------------------------------------------------
+
+
+def block(x, weights, offset, lengths):
+    """(2,T,8): a layer of a transformer, with everything that it is made of."""
+    normed = sft.rms_norm(x, weights[0][0], eps=1e-5)
+    q, k, v = sft.linear(normed, weights[:3], [None, weights[0][1], None])
+    q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in (q, k, v))
+    q, k = (sft.rope(one, layout="half", offset=offset) for one in (q, k))
+    z = sft.scaled_dot_product_attention(
+        q, k, v, is_causal=True, causal_offset=offset, key_lengths=lengths
+    )
+    _, lse = sft.scaled_dot_product_attention(q, k, v, return_lse=True)
+    x = x + sft.linear(z.transpose(1, 2).flatten(-2), weights[3])
+    normed = sft.layer_norm(x, eps=1e-5)
+    gate = sft.linear(normed, weights[4], out=torch.empty_like(x))
+    return sft.swiglu(gate, sft.gelu(normed)) + sft.softmax(x) * lse.mean(), gate
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
+def test_a_graph_stays_whole(backend):
+    weights = list(torch.randn(5, 8, 8))
+    compiled = torch.compile(block, fullgraph=True, backend=backend)
+    for steps, (length, offset) in enumerate([(6, 0), (6, 2), (7, 3), (9, 4), (11, 5), (20, 6)]):
+        x, lengths = torch.randn(2, length, 8), torch.tensor([length, length - 2])
+        for got, want in zip(
+            compiled(x, weights, offset, lengths), block(x, weights, offset, lengths), strict=True
+        ):
+            assert torch.equal(got, want)
+            assert got.stride() == want.stride()
+        if steps == 3:
+            graphs = counters["stats"]["unique_graphs"]
+    assert counters["stats"]["unique_graphs"] == graphs  # lengths and offsets are symbols by then
+
+
+def test_an_exported_program_holds_operators():
+    class Model(torch.nn.Module):
+        def forward(self, ids, weight):
+            x = sft.embedding(ids, weight)
+            return sft.linear(sft.rms_norm(x, eps=1e-6), weight)
+
+    ids = torch.tensor([3, 1])
+    program = torch.export.export(Model(), (ids, W))
+    assert torch.equal(program.module()(ids, W), Model()(ids, W))
+    called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert called == [
+        "simdformer.embedding.default",
+        "simdformer.rms_norm.default",
+        "simdformer.linear.default",
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_gradient_is_an_error_and_no_constant(backend):
+    layer = torch.nn.Linear(8, 8)
+
+    def step(x):
+        return sft.linear(x, layer.weight)
+
+    with pytest.raises(Exception, match="linear: no gradient"):
+        torch.compile(step, backend=backend, fullgraph=True)(X)
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        assert torch.equal(torch.compile(step, backend=backend, fullgraph=True)(X), step(X))
+
+
+def test_what_is_no_operator_breaks_the_graph_and_is_right():
+    packed, few = sft.pack(W), sft.quantize(torch.randn(3, 32), "q8_0")
+    norm = sft.nn.RMSNorm(W[0], 1e-5)
+    out = torch.empty(2, 6, 8)
+
+    def step(x):
+        y = sft.linear(x * 2, [packed, packed])[1] + sft.causal_mask(
+            6, 8, offset=1, dtype=x.dtype
+        ).clamp(-1)
+        sft.linear(y + 1, packed, out=out)
+        return norm(y - 1), sft.linear(torch.cat([y] * 4, -1) / 2, few)
+
+    want, want_out = step(X), out.clone()
+    compiled = torch.compile(step, backend="eager")
+    for _ in range(3):
+        out.zero_()
+        assert all(map(torch.equal, compiled(X), want))
+        assert torch.equal(out, want_out)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="packed weights, are no operators"):
+        torch.compile(lambda x: sft.linear(x, packed), backend="eager", fullgraph=True)(X)
+
+
+def test_wrong_calls_are_named_in_a_graph_too():
+    with pytest.raises(Exception, match="rms_norm: weight has shape"):
+        torch.compile(lambda x: sft.rms_norm(x, W[0, :3], eps=0.0), backend="eager")(X)
