@@ -4,8 +4,7 @@
 X experts, k of them a token, E hidden_size.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from simdformer.types import Array, ArrayLike
 
 __all__ = ["Chosen", "MixtureOfExperts", "expert_weights", "likeliest"]
 
-Step = Callable[[int, Array], Sequence[Array]]
+Step = Callable[[list[int], Array], Sequence[Array]]
 
 
 def likeliest(logits: Array, count: int) -> Array:
@@ -47,49 +46,64 @@ def expert_weights(logits: Array, ids: Array, *, normalize: bool) -> Array:
 class Chosen:
     """The experts ids (..., k) that tokens go through, no token twice through one.
 
-    Each expert is called once, on all its tokens. What a token gets does not depend on the others.
-    `held`: only these experts are here, and are called by their place among them; what the others
-    would make is 0.
+    Each expert is called once, on all its tokens; those of a single token, where they read the
+    same, all at once. What a token gets does not depend on the others. `held`: only these experts
+    are here, and are called by their place among them; what the others would make is 0.
     """
 
     def __init__(self, ids: Array, held: range | None = None) -> None:
-        self.shape, self.tokens = ids.shape, math.prod(ids.shape[:-1])
-        order = np.argsort(ids, axis=None, kind="stable")
-        experts, starts = np.unique(ids.ravel()[order], return_index=True)
-        parts = np.split(order, starts[1:])
+        self.shape = ids.shape
+        self.ids = ids.reshape(-1, ids.shape[-1])
         first = 0 if held is None else held.start
-        self.places: list[tuple[int, Array, Array]] = [  # expert, tokens, places among their k
-            (expert - first, *np.divmod(part, self.shape[-1]))
-            for expert, part in zip(experts.tolist(), parts, strict=False)
+        self.places: list[tuple[int, Any, Any]] = [  # expert, tokens, places among their k
+            (expert - first, tokens, places)
+            for expert, tokens, places in self.by_expert()
             if held is None or expert in held
         ]
+        self.complete = held is None
         if not self.places:  # an expert is asked all the same, for the shape of nothing
-            self.places = [(0, *np.divmod(order[:0], self.shape[-1]))]
-        self.complete = sum(len(rows) for _, rows, _ in self.places) == len(order)
+            nobody = np.arange(0)
+            self.places = [(0, nobody, nobody)]
+
+    def by_expert(self) -> Iterator[tuple[int, Any, Any]]:
+        """Each expert that is asked, its tokens, and which of their k it is."""
+        if len(self.ids) == 1:
+            for place in np.argsort(self.ids[0]).tolist():
+                yield int(self.ids[0, place]), slice(1), place
+            return
+        order = np.argsort(self.ids, axis=None, kind="stable")
+        experts, starts = np.unique(self.ids.ravel()[order], return_index=True)
+        for expert, part in zip(experts.tolist(), np.split(order, starts[1:]), strict=False):
+            yield expert, *np.divmod(part, self.shape[-1])
 
     def each(self, x: Array, step: Step) -> list[Array]:
-        """What step(expert, rows (n, I)), arrays (n, O), makes of the rows of x (..., k, I), or of
-        x (..., 1, I), which all experts of a token read: arrays (..., k, O)."""
-        x, shared = x.reshape(self.tokens, *x.shape[-2:]), x.shape[-2] == 1
+        """What step(experts, rows (n, I)), as many arrays (n, O) for each of the experts, makes of
+        the rows of x (..., k, I), or of x (..., 1, I), which all experts of a token read: arrays
+        (..., k, O)."""
+        x, shared = x.reshape(len(self.ids), *x.shape[-2:]), x.shape[-2] == 1
+        at_once = shared and len(self.ids) == 1
         results: list[Array] = []
-        for expert, rows, places in self.places:
-            parts = step(expert, x[rows, 0 if shared else places])
+        for asked in [self.places] if at_once else [[one] for one in self.places]:
+            experts, tokens, places = zip(*asked, strict=True)
+            found = step(list(experts), x[tokens[0], 0 if shared else places[0]])
+            count = len(found) // len(asked)
             if not results:
-                shape = self.tokens, self.shape[-1]
                 new = np.empty if self.complete else np.zeros
-                results = [new((*shape, part.shape[-1]), part.dtype) for part in parts]
-            for result, part in zip(results, parts, strict=True):
-                result[rows, places] = part
+                shape = self.ids.shape
+                results = [new((*shape, one.shape[-1]), one.dtype) for one in found[:count]]
+            for number, one in enumerate(found):
+                of_expert, which = divmod(number, count)
+                results[which][tokens[of_expert], places[of_expert]] = one
         return [result.reshape(*self.shape, result.shape[-1]) for result in results]
 
     def total(self, x: Array, weights: Array) -> Array:
         """x (..., k, E), weights (..., k) -> (..., E): their weighted sum in float32 at least, for
         each token from its first expert to its last."""
-        x = x.reshape(self.tokens, *x.shape[-2:])
-        weights = weights.reshape(self.tokens, self.shape[-1])
-        total = np.zeros((self.tokens, x.shape[-1]), np.promote_types(x.dtype, np.float32))
-        for _, rows, places in self.places:
-            total[rows] += weights[rows, places][:, None] * x[rows, places]
+        x = x.reshape(*self.ids.shape, x.shape[-1])
+        weights = weights.reshape(self.ids.shape)
+        total = np.zeros((len(x), x.shape[-1]), np.promote_types(x.dtype, np.float32))
+        for _, tokens, places in self.places:
+            total[tokens] += weights[tokens, places][:, None] * x[tokens, places]
         return total.reshape(*self.shape[:-1], x.shape[-1]).astype(x.dtype, copy=False)
 
 
@@ -173,10 +187,15 @@ class MixtureOfExperts:
         experts, weights = self.route(x)
         x, chosen = as_array("MixtureOfExperts", "x", x), Chosen(experts)
         gate, up = chosen.each(
-            x[..., None, :], lambda i, rows: linear(rows, [self.gate[i], self.up[i]])
+            x[..., None, :],
+            lambda experts, rows: linear(
+                rows, [one[i] for i in experts for one in (self.gate, self.up)]
+            ),
         )
         act = swiglu(gate, up, out=gate)
-        (out,) = chosen.each(act, lambda i, rows: [linear(rows, self.down[i])])
+        (out,) = chosen.each(
+            act, lambda experts, rows: linear(rows, [self.down[i] for i in experts])
+        )
         total = chosen.total(out, weights)
         return total if self.shared is None else np.asarray(total + self.shared(x))
 

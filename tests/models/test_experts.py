@@ -14,9 +14,10 @@ from checkpoints import random_weights, tiny_config
 from conftest import same_bits
 from simdformer import cli
 from simdformer.checkpoints import CheckpointError, read_checkpoint
-from simdformer.models import ModelConfig, Trace, Transformer, trace_names
+from simdformer.models import ModelConfig, Trace, Transformer, trace_names, transformer
 from simdformer.models.budget import active_parameters, decode_bytes, parameter_budget
 from simdformer.models.config import FieldError
+from simdformer.models.observer import unseen
 
 IDS = np.array([7, 0, 299, 12, 12, 45, 101, 250, 3, 77, 5, 64, 128])
 SHARED = {"shared_intermediate_size": 12, "shared_router": True}
@@ -45,6 +46,26 @@ def mlp(x, w, at):
 
 
 # ---- one layer -----------------------------------------------------------------------------------
+
+
+def test_the_experts_of_a_single_token_are_called_at_once(monkeypatch, rng):
+    """gate and up of all of them in one call, and the bits are those of a token among others."""
+    model, _ = make(shared_intermediate_size=0, shared_router=False)
+    weights, x = model.weights.layers[0].mlp, rng.standard_normal((1, 9, model.config.hidden_size))
+    x = x.astype(np.float32)
+    together, calls = model.mixture(weights, x, unseen), []
+
+    def counted(x, weight, *arguments, **options):
+        calls.append(len(weight) if isinstance(weight, list) else 1)
+        return linear(x, weight, *arguments, **options)
+
+    linear = transformer.linear
+    monkeypatch.setattr(transformer, "linear", counted)
+    for at in range(9):
+        assert same_bits(
+            model.mixture(weights, x[:, at : at + 1], unseen), together[:, at : at + 1]
+        )
+    assert calls == 9 * [1, 6, 1, 1, 1]  # the router, gate and up of three experts, their downs
 
 
 def test_a_layer_with_experts_is_the_formula():

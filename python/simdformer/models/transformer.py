@@ -240,13 +240,11 @@ class Transformer(Decoder):
         shares = see("mlp.expert_weights", shares)  # (B,L,k)
         chosen = Chosen(ids, self.ranks.own.experts)
 
-        def gate_and_up(expert: int, rows: Array) -> Any:
-            one = weights.experts[expert]
-            return self.linear(rows, one.gate_up, one.gate_up_bias)
+        def gate_and_up(experts: list[int], rows: Array) -> Any:
+            return self.linear(rows, *weights.gate_up(experts))
 
-        def down(expert: int, rows: Array) -> Any:
-            one = weights.experts[expert]
-            return [self.linear(rows, one.down, one.down_bias)]
+        def down(experts: list[int], rows: Array) -> Any:
+            return self.linear(rows, *weights.down(experts))
 
         inner = chosen.each(x[..., None, :], gate_and_up)  # (B,L,k,I)
         (out,) = chosen.each(self.activated(inner, see, "mlp"), down)

@@ -66,6 +66,19 @@ class ExpertWeights:
     shared: MLPWeights | None
     shared_router: Matrix | None
 
+    def gate_up(self, experts: list[int]) -> tuple[list[Matrix], list[Array] | None]:
+        """Those of some experts, one behind the other, and their biases."""
+        some = [self.experts[expert] for expert in experts]
+        matrices = [matrix for one in some for matrix in one.gate_up]
+        if not any(one.gate_up_bias for one in some):
+            return matrices, None
+        return matrices, [bias for one in some for bias in one.gate_up_bias or ()]
+
+    def down(self, experts: list[int]) -> tuple[list[Matrix], list[Array | None]]:
+        """The same for what leads back."""
+        some = [self.experts[expert] for expert in experts]
+        return [one.down for one in some], [one.down_bias for one in some]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
