@@ -6,6 +6,7 @@
     mlp = sft.nn.MLP(gate, up, down)                      layers, as modules of PyTorch
     model = sft.from_pretrained("Qwen/Qwen3-0.6B")        models: ids in, logits out
     torch.ops.simdformer.rms_norm(x, weight, eps=1e-6)    operators, for graphs
+    sft.accelerate(model), sft.restore(model)             a model of PyTorch, on our kernels
 
 Tensors lie on the CPU and are read there, in float32, float64, float16 and bfloat16, contiguous or
 not; results are tensors of the first argument's dtype. Nothing is copied on the way in or out.
@@ -34,6 +35,7 @@ if find_spec("torch") is None:
     )
 
 from simdformer.torch import nn
+from simdformer.torch.accelerate import Acceleration, accelerate, restore
 from simdformer.torch.functional import (
     causal_mask,
     embedding,
@@ -53,6 +55,7 @@ from simdformer.torch.functional import (
 from simdformer.torch.models import LanguageModel, Trace, Transformer, from_pretrained
 
 __all__ = [
+    "Acceleration",
     "LanguageModel",
     "PackedWeight",
     "QuantizationType",
@@ -60,6 +63,7 @@ __all__ = [
     "RopeFrequencies",
     "Trace",
     "Transformer",
+    "accelerate",
     "causal_mask",
     "embedding",
     "from_pretrained",
@@ -72,6 +76,7 @@ __all__ = [
     "quantize",
     "relu",
     "repeat_kv",
+    "restore",
     "rms_norm",
     "rope",
     "rope_frequencies",

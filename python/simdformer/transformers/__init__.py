@@ -68,23 +68,59 @@ def attention(
     position, and a single query sees everything; that is how transformers calls `sdpa`.
     """
     refuse_gradients("simdformer attention", query, key, value, s_aux, position_bias)
+    batch, heads, queries, _ = query.shape
+    out = query.new_empty(batch, queries, heads, value.shape[-1])
+    weights = attend(
+        module,
+        array_of(query),
+        array_of(key),
+        array_of(value),
+        attention_mask,
+        out=array_of(out),
+        dropout=dropout,
+        scaling=scaling,
+        is_causal=is_causal,
+        softcap=softcap,
+        sinks=None if s_aux is None else array_of(s_aux.detach()),
+        position_bias=position_bias,
+        output_attentions=output_attentions,
+    )
+    return out, weights
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Array,
+    key: Array,
+    value: Array,
+    attention_mask: torch.Tensor | None,
+    *,
+    out: Array,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    position_bias: torch.Tensor | None = None,
+    output_attentions: bool = False,
+    **others: Any,
+) -> torch.Tensor | None:
+    """`attention` on arrays, into out (B,L,H,Dv): the weights, where they are asked for."""
     if dropout > 0:
         raise ValueError(
             f"simdformer attention: dropout is {dropout}, but the kernels have none; "
             "call model.eval()"
         )
-    batch, heads, queries, _ = query.shape
     if isinstance(attention_mask, VisibleKeys) and attention_mask.rule is not None:
         rule, attention_mask = attention_mask.rule, None
     else:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal = bool(causal) and attention_mask is None and queries > 1
+        causal = bool(causal) and attention_mask is None and query.shape[2] > 1
         rule = Rule(is_causal=causal, causal_offset=0 if causal else None)
-    out = query.new_empty(batch, queries, heads, value.shape[-1])
     found: Any = scaled_dot_product_attention(
-        array_of(query),
-        array_of(key),
-        array_of(value),
+        query,
+        key,
+        value,
         combined(rule.padding, attention_mask, position_bias),
         is_causal=rule.is_causal,
         causal_offset=rule.causal_offset,
@@ -92,12 +128,11 @@ def attention(
         key_lengths=rule.key_lengths,
         scale=scaling,
         softcap=softcap,
-        sinks=None if s_aux is None else array_of(s_aux.detach()),
+        sinks=sinks,
         return_weights=output_attentions,
-        out=array_of(out.transpose(1, 2)),
+        out=out.swapaxes(1, 2),
     )
-    weights = tensor_of(found[1]) if output_attentions else None
-    return out, weights
+    return tensor_of(found[1]) if output_attentions else None
 
 
 def combined(

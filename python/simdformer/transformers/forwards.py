@@ -1,0 +1,148 @@
+"""What `accelerate` gives to the attention and the layers of transformers' Llama and its kin.
+
+Letters in shapes: B sequences, L positions, H query heads, K key/value heads, D head_dim, E
+hidden_size.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from simdformer.functional import linear, rope
+from simdformer.torch.forwards import Forward, ours
+from simdformer.torch.memory import array_of, tensor_of
+from simdformer.transformers import attend
+from simdformer.transformers.growing_cache import with_new
+from simdformer.types import Array
+
+__all__ = ["Attention", "Layer", "Rotary", "Turn"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The angles of a call, for all layers; taken apart it is (cos, sin), as it is to others."""
+
+    positions: Array  # (L,) or (B,L)
+    inv_freq: Array
+    factor: float
+    cos_sin: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.cos_sin())
+
+    def __call__(self, x: Array) -> Array:
+        """x (B,heads,L,D) -> the same, turned"""
+        return rope(
+            x,
+            layout="half",
+            positions=self.positions,
+            inv_freq=self.inv_freq,
+            attention_factor=self.factor,
+        )
+
+
+class Rotary(Forward):
+    """x, position_ids (1,L) or (B,L) -> the `Turn` of this call"""
+
+    def compute(self, x: torch.Tensor, position_ids: torch.Tensor) -> Turn:
+        rotary = self.module
+        if "dynamic" in rotary.rope_type or rotary.rope_type == "longrope":
+            self.as_written(x, position_ids)  # the frequencies depend on the length
+        positions = position_ids.numpy()
+        return Turn(
+            positions[0] if len(positions) == 1 else positions,
+            array_of(rotary.inv_freq.float()),
+            float(rotary.attention_scaling),
+            lambda: self.as_written(x, position_ids),
+        )
+
+
+class Attention(Forward):
+    """x (B,L,E) -> (B,L,E), as LlamaAttention and its kin: q, k and v in one pass over x; norms of
+    heads where there are some; RoPE; the cache of transformers; attention; the last projection.
+    """
+
+    def __init__(self, module: Any) -> None:
+        projections = (module.q_proj, module.k_proj, module.v_proj)
+        norms = (module.q_norm, module.k_norm) if hasattr(module, "q_norm") else ()
+        super().__init__(module, (*projections, *norms, module.o_proj))
+        self.qkv = [ours(part).weight for part in projections]
+        self.bias = [ours(part).bias for part in projections]
+        self.norms, self.out = [ours(norm) for norm in norms], ours(module.o_proj)
+
+    def compute(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        out, pattern = self.on_array(
+            array_of(hidden_states), position_embeddings, attention_mask, past_key_values, **options
+        )
+        return tensor_of(out), pattern
+
+    def on_array(
+        self, x: Array, turn: Turn, mask: Any, cache: Any, **options: Any
+    ) -> tuple[Array, torch.Tensor | None]:
+        module = self.module
+        batch, length, _ = x.shape
+        q, k, v = (
+            projected.reshape(batch, length, -1, module.head_dim)
+            for projected in linear(x, self.qkv, self.bias)
+        )
+        if self.norms:
+            q, k = (norm.on_array(x) for norm, x in zip(self.norms, (q, k), strict=True))
+        q, k, v = turn(q.swapaxes(1, 2)), turn(k.swapaxes(1, 2)), v.swapaxes(1, 2)
+        if cache is not None:
+            k, v = with_new(cache, k, v, module.layer_idx)
+        z: Array = np.empty((batch, length, q.shape[1], v.shape[-1]), q.dtype)
+        pattern = attend(
+            module,
+            q,
+            k,
+            v,
+            mask,
+            out=z,
+            dropout=module.attention_dropout if module.training else 0.0,
+            scaling=module.scaling,
+            **options,
+        )
+        return self.out.on_array(z.reshape(batch, length, -1)), pattern
+
+
+class Layer(Forward):
+    """x (B,L,E) -> (B,L,E): x + attention(norm(x)), and on that x + mlp(norm(x))"""
+
+    def __init__(self, module: Any) -> None:
+        steps = (
+            module.input_layernorm,
+            module.self_attn,
+            module.post_attention_layernorm,
+            module.mlp,
+        )
+        super().__init__(module, (*steps, *ours(module.self_attn).parts, *ours(module.mlp).parts))
+        self.attn_norm, self.attention, self.mlp_norm, self.mlp = map(ours, steps)
+
+    def compute(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = None,
+        position_embeddings: Any = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        x = hidden_states
+        normed = self.attn_norm.on_array(array_of(x))
+        out, _ = self.attention.on_array(
+            normed, position_embeddings, attention_mask, past_key_values, **options
+        )
+        x = x + tensor_of(out)
+        normed = self.mlp_norm.on_array(array_of(x))
+        return x + tensor_of(self.mlp.on_array(normed))
