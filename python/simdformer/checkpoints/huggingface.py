@@ -19,7 +19,7 @@ from simdformer.checkpoints.names import require
 from simdformer.checkpoints.stacked import split_stacked
 from simdformer.models.config import ModelConfig
 
-__all__ = ["CONFIG", "HUGGINGFACE", "make_checkpoint", "read_config"]
+__all__ = ["CONFIG", "HUGGINGFACE", "config_alone", "make_checkpoint", "read_config"]
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -51,6 +51,16 @@ def read_config(directory: Path, config: ConfigSource) -> tuple[str, Mapping[str
         return f"{directory}: config", config
     file = Path(config) if config is not None else directory / CONFIG
     return str(file), read_object(file)
+
+
+def config_alone(file: Path) -> tuple[ModelConfig, str | None]:
+    """What a config.json says without any weights, and the dtype that it has them in, where it is
+    one of ours."""
+    found = read_object(file)
+    with told_of(str(file)):
+        config = make_config(found, architecture_of(found), None)
+    dtype = found.get("dtype", found.get("torch_dtype"))
+    return config, dtype if dtype in ("float32", "float16", "bfloat16") else None
 
 
 def make_checkpoint(

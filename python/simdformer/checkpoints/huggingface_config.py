@@ -39,16 +39,17 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
 }
+MOST_LAYERS = 10_000  # of a config that no tensors stand behind
 LAYER_TYPES = ("full_attention", "sliding_attention")
 UNSCALED, LONGROPE = "default", "longrope"
 NO_ROPE = {"rope_theta": 10000.0}  # a config has one even where nothing is turned
 
 
 def make_config(
-    found: Mapping[str, Any], architecture: Architecture, tensors: Collection[str]
+    found: Mapping[str, Any], architecture: Architecture, tensors: Collection[str] | None
 ) -> ModelConfig:
-    """The config of a model with such tensors (our names). CheckpointError names a field that is
-    missing, makes no sense, or asks for what is not there."""
+    """The config of a model with such tensors (our names; None: nobody has them at hand).
+    CheckpointError names a field that is missing, makes no sense, or asks for what is not there."""
     found = architecture.unsaid | one_name_each(found, architecture)
     names = architecture.names
     theirs = {ours: name for name, ours in names.fields.items()}
@@ -63,9 +64,11 @@ def make_config(
     supported(found, architecture.activation, *ACTIVATIONS)
     said = {ours: found[name] for ours, name in theirs.items() if found.get(name) is not None}
     layers, heads, width = (said[name] for name in ("num_layers", "num_heads", "hidden_size"))
-    enough = f"a whole number that the {len(tensors)} tensors are enough for"
-    right = is_whole(layers) and layers <= len(tensors)
-    require(right, theirs["num_layers"], layers, enough)
+    most, enough = MOST_LAYERS, f"a whole number up to {MOST_LAYERS}"
+    if tensors is not None:
+        most = len(tensors)
+        enough = f"a whole number that the {most} tensors are enough for"
+    require(is_whole(layers) and layers <= most, theirs["num_layers"], layers, enough)
     said.setdefault("num_kv_heads", heads)
     if "head_dim" not in said:
         divides = is_whole(heads) and is_whole(width) and width % heads == 0
@@ -74,7 +77,7 @@ def make_config(
         require(divides, theirs["num_heads"], heads, needed)
         said["head_dim"] = width // heads
     # Where nothing is said the tensors say it: an embedding that stands alone is tied.
-    said.setdefault("tie_embeddings", "lm_head" not in tensors)
+    said.setdefault("tie_embeddings", tensors is not None and "lm_head" not in tensors)
     bias = flag(found, "attention_bias")
     ropes = ropes_of(found, architecture, said["head_dim"]) if architecture.rope else NO_ROPE
     return names.config(
@@ -86,7 +89,7 @@ def make_config(
         **{"activation": ACTIVATIONS[found[architecture.activation]]}
         | {"qkv_bias": bias, "wo_bias": bias}
         | architecture.always
-        | architecture.follows(found, tensors),
+        | architecture.follows(found, tensors or ()),
     )
 
 

@@ -8,7 +8,7 @@ and biases that come behind a sum are everywhere, but only rank 0 adds the biase
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 from simdformer.functional import embedding
 from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
-from simdformer.models.packing import AnyTensor, Matrix, block_of, cut
+from simdformer.models.packing import AnyTensor, Matrix, cut
 from simdformer.models.weights import (
     HEADS,
     INNER,
@@ -124,8 +124,9 @@ class Ranks:
 # ---- dealing -------------------------------------------------------------------------------------
 
 
-def deal(config: ModelConfig, tensors: Mapping[str, AnyTensor], size: int) -> list[Part]:
-    """The parts of `size` ranks, as even as may be. Quantised matrices are cut between blocks.
+def deal(config: ModelConfig, block: Callable[[str], int], size: int) -> list[Part]:
+    """The parts of `size` ranks, as even as may be. Quantised matrices are cut between blocks:
+    `block(name)` says how many inputs of a matrix stay together, see `block_of`.
 
     ValueError: there are not as many heads or experts.
     """
@@ -134,7 +135,7 @@ def deal(config: ModelConfig, tensors: Mapping[str, AnyTensor], size: int) -> li
     blocks: dict[str, int] = {}
     for name, axes in weight_axes(config).items():
         if len(axes) == 2:
-            blocks[axes[1]] = math.lcm(blocks.get(axes[1], 1), block_of(tensors[name]))
+            blocks[axes[1]] = math.lcm(blocks.get(axes[1], 1), block(name))
     heads = deal_heads(config, size, blocks[Q_WIDTH])
     if config.num_experts and size > config.num_experts:
         raise ValueError(
