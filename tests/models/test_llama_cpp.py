@@ -4,6 +4,8 @@ and logits that are a hundred times as near to float64.
 llama-cpp-python is compiled for each machine, and rarely there.
 """
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -61,14 +63,19 @@ def blocks_like(values, name, rng):
     return blocks.reshape(len(values), -1)
 
 
-@pytest.fixture(params=quantization_types())
+FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.fixture(params=(*FLOATS, *quantization_types()))
 def both(request, rng, tmp_path):
     """The file of a small Qwen3 whose matrices are of one type, and transformers' model of its
     values in float64."""
-    kind, model = (
-        gguf.GGMLQuantizationType[request.param.upper()],
-        tiny_models.make("qwen3", **WIDE),
-    )
+    model = tiny_models.make("qwen3", **WIDE)
+    if request.param in FLOATS:
+        dtype, path = FLOATS[request.param], tmp_path / "model.gguf"
+        gguf_files.write_model(path, tiny_models.rounded(model, dtype), dtype)
+        return path, model.double()
+    kind = gguf.GGMLQuantizationType[request.param.upper()]
     path, state = tmp_path / "model.gguf", model.state_dict()
     writer = gguf.GGUFWriter(path, "qwen3")
     gguf_files.describe(writer, model.config)
@@ -97,15 +104,27 @@ def relative_error(found, exact):
     return np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2))
 
 
-def test_the_error_is_at_most_a_hundredth_of_that_of_llama_cpp(both):
+def in_the_table(type):
+    """What docs/benchmarks.md says: our error and llama.cpp's."""
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    _, _, section = page.partition("## Quantised models: errors")
+    rows = (line.strip("| ").split(" | ") for line in section.splitlines())
+    return next([float(cell) for cell in row[1:3]] for row in rows if row[0] == type)
+
+
+def test_the_error_is_at_most_a_hundredth_of_that_of_llama_cpp(both, request):
     path, exact = both
     needed = tiny_models.logits(exact, IDS)[0]
     context = llama_cpp.Context(llama_cpp.Model(path, 96), len(IDS), 2)
     theirs = np.stack([context.logits(IDS[at : at + 1], at) for at in range(len(IDS))])
     ours = sf.from_pretrained(path)(IDS)
-    other = relative_error(theirs, needed)
-    assert relative_error(ours, needed) < other / 100
+    mine, other = relative_error(ours, needed), relative_error(theirs, needed)
+    assert mine < other / 100
     assert other < 0.05
+    type = request.node.callspec.params["both"]
+    print(f"| {type} | {mine:.1e} | {other:.1e} | {other / mine:.0f} |")
+    for found, written in zip((mine, other), in_the_table(type), strict=True):
+        assert written / 2 < found < 2 * written
 
 
 def test_greedy_ids_are_those_of_llama_cpp(both, rng):
