@@ -30,7 +30,7 @@ __all__ = ["MPICommunicator", "communicator_of"]
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 
-SMALL = 1 << 16  # bytes: of fewer, all parts go to all ranks at once, which is one exchange less
+SMALL = 1 << 16  # bytes that a rank may send beyond what is needed, where it saves an exchange
 LETTER = 1024  # bytes that are sent without asking how many there are
 SPIN = 2e-3  # seconds that a rank with a core of its own waits without sleeping
 NAP = 2e-5
@@ -77,7 +77,7 @@ class MPICommunicator(Communicator):
 
     def sum(self, x: Array) -> Array:
         flat = np.ascontiguousarray(x).reshape(-1)
-        if flat.nbytes <= SMALL or self.size == 2:
+        if in_one_exchange(flat.nbytes, self.size):
             parts = self._gathered(flat, [flat.nbytes] * self.size)
             return in_order(parts, x.dtype).reshape(x.shape)
         # Every rank adds up one piece of all of them, and gives it to the others.
@@ -197,6 +197,12 @@ class MPICommunicator(Communicator):
             if self._crowded or waited > SPIN:
                 time.sleep(NAP)
         return True
+
+
+def in_one_exchange(nbytes: int, ranks: int) -> bool:
+    """Whether a sum of so many bytes is made by sending all parts to all ranks, each of which adds
+    them up, and not by adding up a piece each."""
+    return (ranks - 2) * nbytes <= SMALL
 
 
 def in_order(parts: Sequence[Bytes], dtype: np.dtype[Any]) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from simdformer.models.config import ModelConfig
 from simdformer.models.ranks import EXPERT, Part, deal
 from simdformer.models.weights import weight_axes, weight_shapes
-from simdformer.parallel.mpi import SMALL
+from simdformer.parallel.mpi import in_one_exchange
 from simdformer.quantization.types import quantization_types
 
 __all__ = ["Link", "Load", "Prediction", "Rates", "predict", "sizes_of"]
@@ -240,7 +240,7 @@ def exchanges(config: ModelConfig, ranks: int, ids: int) -> list[Exchange]:
     nbytes = ids * config.hidden_size * FLOAT
     sums = 1 + 2 * config.num_layers
     others = ranks - 1
-    if nbytes <= SMALL or ranks == 2:  # all parts to all ranks
+    if in_one_exchange(nbytes, ranks):  # all parts to all ranks
         of_sums = Exchange(sums, rounds, others * nbytes)
     else:  # a piece of the sum each, and the pieces to all
         of_sums = Exchange(sums, 2 * rounds, 2 * others * nbytes / ranks)
