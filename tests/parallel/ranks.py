@@ -10,10 +10,8 @@ from subprocesses import environment
 HERE = Path(__file__).parent
 HANG = 300  # seconds; a busy machine is none
 # On a machine with two cores several ranks wait for each other's turns: one thread each.
-QUIET = {
-    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
-    "SIMDFORMER_NUM_THREADS": "1",
-}
+PATHS = os.pathsep.join([str(HERE.parent), str(HERE)])
+QUIET = {"PYTHONPATH": PATHS, "SIMDFORMER_NUM_THREADS": "1"}
 
 
 def mpiexec(size, *arguments):
@@ -23,8 +21,12 @@ def mpiexec(size, *arguments):
 
 
 def start(size, *arguments, **variables):
+    return process_of(mpiexec(size, *arguments), variables)
+
+
+def process_of(command, variables):
     return subprocess.Popen(
-        mpiexec(size, *arguments),
+        command,
         env=environment(**QUIET | variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -47,6 +49,11 @@ def finish(process):
 
 def run(size, *arguments, **variables):
     return finish(start(size, *arguments, **variables))
+
+
+def alone(*arguments, **variables):
+    """The same without mpiexec."""
+    return finish(process_of([sys.executable, *arguments], variables))
 
 
 def program(size, name, *arguments, **variables):

@@ -2,10 +2,12 @@
 must be the same. Prints a line for each that is."""
 
 import sys
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
 
+import simdformer as sf
 from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from simdformer.models import Transformer, trace_names
 from simdformer.parallel import communicator_of
@@ -32,7 +34,10 @@ MODELS = {
     "gpt2": GPT2,
     "experts": EXPERTS | SHARED | {"expert_layers": (True, False, True)},
     "experts with biases": EXPERTS | GPT_OSS,
+    "few bits": {"num_heads": 16, "intermediate_size": 160},
+    "experts in few bits": EXPERTS | {"expert_intermediate_size": 32, "num_heads": 16} | GPT_OSS,
 }
+TYPES = {"few bits": "q8_0", "experts in few bits": "mxfp4"}
 
 
 def close(found, needed, tolerance=1e-5):
@@ -46,11 +51,16 @@ def close(found, needed, tolerance=1e-5):
     assert error < tolerance, error
 
 
-def both(name, communicator, **options):
+def both(name, communicator):
     config = tiny_config(**MODELS[name])
     weights = random_weights(np.random.default_rng(5), config)
-    alone = Transformer(config, weights, **options)
-    return alone, Transformer(config, weights, communicator=communicator, **options)
+    if type := TYPES.get(name):
+        for tensor, weight in weights.items():
+            if weight.ndim == 2 and "router" not in tensor:
+                weights[tensor] = sf.quantize(weight, type)
+    # The other arithmetic rounds activations, which differ in their last bits.
+    made = partial(Transformer, config, weights, arithmetic="float32")
+    return made(), made(communicator=communicator)
 
 
 def logits(alone, parts):

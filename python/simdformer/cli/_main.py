@@ -11,6 +11,8 @@ from pathlib import Path
 import simdformer as sf
 from simdformer.cli._output import describe
 from simdformer.cli._shared import Parser, add_machine
+from simdformer.models.communicator import Communicator
+from simdformer.parallel.world import started, world
 
 __all__ = ["main"]
 
@@ -27,22 +29,42 @@ first steps:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and gives its exit status."""
     prepare_streams()
+    ranks = Communicator()
     try:
-        status = run(arguments)
+        if started() > 1:
+            ranks = world()
+        if ranks.rank > 0:
+            be_silent()
+        status = run(arguments, ranks)
         sys.stdout.flush()  # what cannot be written is told here, and not after the end
     except BrokenPipeError:  # `simdformer run ... | head`
-        status = 0
+        status = failed(ranks, None, 0)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
-        status = 130
+        status = failed(ranks, "", 130)
     except (OSError, ValueError, TypeError, LookupError, MemoryError, ImportError) as error:
-        print(f"simdformer: error: {describe(error)}", file=sys.stderr)
-        status = 2
+        status = failed(ranks, f"simdformer: error: {describe(error)}", 2)
     discard_unwritten()
     return status
 
 
-def run(arguments: Sequence[str] | None) -> int:
+def failed(ranks: Communicator, message: str | None, status: int) -> int:
+    """Says why, if there is something to say: rank 0 where all ranks fail, else the one that does,
+    which then ends the others."""
+    if not ranks.all_fail():
+        if message is not None:
+            ranks.complain(message or "interrupted")
+        ranks.end(status)
+    if message is not None and ranks.rank == 0:
+        print(message, file=sys.stderr)
+    return status
+
+
+def be_silent() -> None:
+    """Rank 0 speaks for all."""
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def run(arguments: Sequence[str] | None, ranks: Communicator) -> int:
     top = parser()
     options, unknown = top.parse_known_args(arguments)
     if unknown:
@@ -51,6 +73,12 @@ def run(arguments: Sequence[str] | None) -> int:
     if "command" not in options:
         top.print_help()
         return 0
+    if ranks.size > 1 and not options.over_ranks:
+        raise ValueError(
+            f"simdformer {options.name} works alone, found {ranks.size} ranks of mpiexec; over "
+            "ranks there are run, chat, generate, eval and bench"
+        )
+    options.ranks = ranks
     if options.threads is not None:
         sf.set_num_threads(options.threads)
     if options.isa is not None:

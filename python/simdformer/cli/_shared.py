@@ -9,6 +9,7 @@ from simdformer import _core
 from simdformer.checkpoints import FORMATS
 from simdformer.cli import _values as values
 from simdformer.cli._output import describe
+from simdformer.models.communicator import Communicator
 
 if TYPE_CHECKING:
     from simdformer.text import LanguageModel
@@ -51,9 +52,11 @@ def command(
     description: str,
     arguments: str = "",
     epilog: str | None = None,
+    over_ranks: bool = False,
 ) -> Parser:
     """A command of that name. `run` gives the exit status; `arguments` are those without dashes,
-    as the first line of the help shows them."""
+    as the first line of the help shows them; `over_ranks` says whether mpiexec may start it on
+    several, which then are in `options.ranks`."""
     parser = commands.add_parser(
         name,
         help=help,
@@ -61,7 +64,7 @@ def command(
         epilog=epilog,
         usage=f"simdformer {name} {arguments} [options]".replace("  ", " "),
     )
-    parser.set_defaults(command=run, parser=parser)
+    parser.set_defaults(command=run, parser=parser, name=name, over_ranks=over_ranks)
     return parser
 
 
@@ -106,6 +109,11 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 def prompt_of(options: argparse.Namespace) -> str:
     """The PROMPT, or what standard input holds."""
+    text: str = options.ranks.first(lambda: read_prompt(options))
+    return text
+
+
+def read_prompt(options: argparse.Namespace) -> str:
     if options.prompt not in (None, "-"):
         return readable(options.prompt)
     if sys.stdin is None or (options.prompt is None and sys.stdin.isatty()):
@@ -168,8 +176,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load(options: argparse.Namespace) -> "LanguageModel":
-    """The model that `add_model` and `add_model_options` asked for."""
+def load(options: argparse.Namespace, ranks: Communicator | None = None) -> "LanguageModel":
+    """The model that `add_model` and `add_model_options` asked for, held by all ranks together, or
+    by these."""
     from simdformer.text import from_pretrained
 
     return from_pretrained(
@@ -178,6 +187,7 @@ def load(options: argparse.Namespace) -> "LanguageModel":
         max_seq_len=options.max_seq_len,
         tokenizer=options.tokenizer,
         format=options.format,
+        comm=ranks or options.ranks,
     )
 
 

@@ -32,6 +32,7 @@ def add(commands: "shared.Commands") -> None:
         "checkpoint's own chat template gives it. Ctrl-C stops an answer, "
         f"{RESET} forgets what was said, {EXIT} or Ctrl-D ends.",
         epilog='example: simdformer chat Qwen/Qwen3-0.6B --system "Answer in one sentence."',
+        over_ranks=True,
     )
     shared.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
@@ -60,7 +61,7 @@ def converse(model: LanguageModel, options: argparse.Namespace) -> None:
     beginning = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(beginning)
     cache = model.new_paged_cache()  # what was said is not read again
-    while (line := next_line()) is not None:
+    while (line := options.ranks.first(next_line)) is not None:
         if line.startswith("/"):
             command = line.strip()
             if command == EXIT:
@@ -115,7 +116,9 @@ def answer(
 ) -> str:
     """Writes what the model says as it comes; after Ctrl-C it is what had come."""
     streamer = Kept()
-    with contextlib.suppress(KeyboardInterrupt):
+    # Of several ranks one cannot stop while the others go on: there Ctrl-C ends the conversation.
+    stops = (KeyboardInterrupt,) if options.ranks.size == 1 else ()
+    with contextlib.suppress(*stops):
         model.chat(
             messages,
             options.max_new_tokens,

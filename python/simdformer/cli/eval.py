@@ -18,6 +18,7 @@ def add(commands: "shared.Commands") -> None:
         description="Reads FILE in windows that overlap, and prints the perplexity (exp of the "
         "mean loss in nats) with its standard error. Every token is counted once.",
         epilog="example: simdformer eval demo story.txt --stride 64",
+        over_ranks=True,
     )
     shared.add_model(parser)
     parser.add_argument("file", metavar="FILE", type=values.existing, help="text in UTF-8")
@@ -39,7 +40,7 @@ def add(commands: "shared.Commands") -> None:
 def run(options: argparse.Namespace) -> int:
     from simdformer.text.loss import perplexity
 
-    text = options.file.read_text(encoding="utf-8")
+    text = options.ranks.first(lambda: options.file.read_text(encoding="utf-8"))
     model = shared.load(options)
     tokenizer = shared.tokenizer_of(model, options)
     ids = tokenizer.encode(text)

@@ -1,6 +1,7 @@
 """`simdformer generate`: continue every prompt of a file."""
 
 import argparse
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
+from simdformer.models.communicator import Communicator
+from simdformer.parallel.dealing import Dealer
+from simdformer.parallel.world import EXTRA
 
 if TYPE_CHECKING:
     from simdformer.text import LanguageModel
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 DEFAULT_NEW_TOKENS = 256
+SECONDS_BETWEEN_LINES = 10
 
 
 def add(commands: "shared.Commands") -> None:
@@ -30,8 +35,11 @@ def add(commands: "shared.Commands") -> None:
         '{"messages": [{"role": "user", "content": "..."}]}, with an "id" or without (then it is '
         'the number of the line). ANSWERS gets {"id", "text", "new_tokens"} a line, each as soon '
         "as it is whole. A run that was ended goes on where it stopped: no answer is lost, none "
-        "is written twice. What a prompt gets does not depend on the others.",
-        epilog="example: simdformer generate demo prompts.jsonl --out answers.jsonl",
+        "is written twice. What a prompt gets does not depend on the others. Under mpiexec every "
+        "rank has the model and takes prompts.",
+        epilog="examples: simdformer generate demo prompts.jsonl --out answers.jsonl; mpiexec -n 4 "
+        "simdformer generate demo prompts.jsonl --out answers.jsonl --tensor-parallel 2",
+        over_ranks=True,
     )
     shared.add_model(parser)
     parser.add_argument("prompts", metavar="PROMPTS", type=values.existing, help="JSON lines")
@@ -58,6 +66,13 @@ def add(commands: "shared.Commands") -> None:
         metavar="GB",
         help="what the KV cache may take (default: what it needs)",
     )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=values.whole(),
+        default=1,
+        metavar="N",
+        help="so many ranks of mpiexec hold a model together (default: 1)",
+    )
     shared.add_model_options(parser)
     shared.add_sampling(parser)
 
@@ -65,46 +80,102 @@ def add(commands: "shared.Commands") -> None:
 def run(options: argparse.Namespace) -> int:
     from simdformer.text.prompt_file import AnswerFile, read_prompt_file
 
-    prompts = read_prompt_file(options.prompts)
-    with AnswerFile(options.out) as answers:
-        left = [prompt for prompt in prompts if prompt.id not in answers]
-        if had := len(prompts) - len(left):
-            print(f"{had:,} of {len(prompts):,} answers are there already", file=sys.stderr)
+    group = group_of(options)
+    with contextlib.ExitStack() as opened:
+        answers = AnswerFile(options.out)
+
+        def unanswered() -> "tuple[int, list[FilePrompt]]":
+            prompts = read_prompt_file(options.prompts)
+            opened.enter_context(answers)
+            return len(prompts), [prompt for prompt in prompts if prompt.id not in answers]
+
+        count, left = options.ranks.first(unanswered)
+        if had := count - len(left):
+            print(f"{had:,} of {count:,} answers are there already", file=sys.stderr)
         if left:
-            answer(options, left, answers)
+            answer(options, group, left, answers)
     return 0
 
 
-def answer(options: argparse.Namespace, prompts: "list[FilePrompt]", answers: "AnswerFile") -> None:
-    """Continues prompts, and writes what has ended."""
-    from simdformer.models.progress import Progress
+def group_of(options: argparse.Namespace) -> Communicator:
+    """The ranks that hold a model together, of which this is one."""
+    size, ranks = options.tensor_parallel, options.ranks
+    if ranks.size % size:
+        start = f"mpiexec -n {size} simdformer generate ..."
+        raise ValueError(
+            f"--tensor-parallel is {size}, needed is a divisor of the {ranks.size} ranks that "
+            f"mpiexec has started ({start}; {EXTRA} brings it)"
+        )
+    group: Communicator = ranks.group(size)
+    return group
 
-    model = shared.load(options)
+
+def answer(
+    options: argparse.Namespace,
+    group: Communicator,
+    prompts: "list[FilePrompt]",
+    answers: "AnswerFile",
+) -> None:
+    """Continues prompts, and writes what has ended."""
+    model = shared.load(options, group)
     shared.tokenizer_of(model, options)
-    waiting = [
-        (prompt, *ids_of(options, model, prompt)) for prompt in prompts
-    ]  # all are read before the work begins: a bad one ends it here
+    with options.ranks.together():  # all are read before the work begins: a bad one ends it here
+        waiting = [(prompt, *ids_of(options, model, prompt)) for prompt in prompts]
     memory = None if options.cache_memory is None else int(options.cache_memory * 1e9)
     batch = model.batch(max_batch=options.max_batch, cache_memory=memory)
-    running: dict[int, tuple[FilePrompt, list[str]]] = {}
-    started, total = time.perf_counter(), 0
-    waiting.reverse()
-    with Progress("prompts", len(prompts), "") as progress:
-        while waiting or batch.unfinished:
-            while waiting and batch.unfinished < 2 * options.max_batch:
-                prompt, ids, new = waiting.pop()
-                number = batch.add(ids, new, **shared.sampling_of(options))
-                running[number] = prompt, []
+    running: dict[int, tuple[int, list[str]]] = {}
+    with Tally(len(prompts), options.ranks.size > 1) as tally:
+
+        def write(number: int, said: list[str]) -> None:
+            answers.write(waiting[number][0].id, "".join(said), len(said))
+            tally.add(len(said))
+
+        dealer = Dealer(
+            options.ranks, group, len(waiting), ahead=2 * options.max_batch, write=write
+        )
+        while (numbers := dealer.take(idle=not batch.unfinished)) is not None:
+            for number in numbers:
+                _, ids, new = waiting[number]
+                running[batch.add(ids, new, **shared.sampling_of(options))] = number, []
             for update in batch.step():
-                prompt, said = running[update.id]
+                number, said = running[update.id]
                 said.append(update.new)
                 if update.ended:
                     del running[update.id]
-                    answers.write(prompt.id, "".join(said), len(said))
-                    total += len(said)
-                    progress.advance(1)
-    seconds = time.perf_counter() - started
-    print(f"{output.count(len(prompts), 'prompt')}, {output.rate(total, seconds)}", file=sys.stderr)
+                    dealer.done(number, said)
+    options.ranks.first(lambda: None)  # all stay until the last answer is written
+    print(f"{output.count(len(prompts), 'prompt')}, {tally.rate}", file=sys.stderr)
+
+
+class Tally:
+    """How many prompts have their answers, and how many tokens a second all ranks give: as a
+    progress bar, or, where mpiexec stands between us and the terminal, a line now and then."""
+
+    def __init__(self, total: int, in_lines: bool) -> None:
+        from simdformer.models.progress import Progress
+
+        self.total, self.in_lines = total, in_lines
+        self.done = self.tokens = 0
+        self.started = self.told = time.perf_counter()
+        self.bar = Progress("prompts", total, "")
+
+    def add(self, tokens: int) -> None:
+        """One more, with so many tokens."""
+        self.done, self.tokens = self.done + 1, self.tokens + tokens
+        self.bar.advance(1, self.rate)
+        if self.in_lines and time.perf_counter() - self.told > SECONDS_BETWEEN_LINES:
+            self.told = time.perf_counter()
+            print(f"{self.done:,} of {self.total:,} prompts, {self.rate}", file=sys.stderr)
+
+    @property
+    def rate(self) -> str:
+        return output.rate(self.tokens, time.perf_counter() - self.started)
+
+    def __enter__(self) -> "Tally":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
 
 
 def ids_of(

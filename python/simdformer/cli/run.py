@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 
 import simdformer as sf
 from simdformer.cli import _output as output
@@ -12,6 +13,7 @@ from simdformer.text import LanguageModel, Report
 __all__ = ["add"]
 
 DEFAULT_NEW_TOKENS = 256
+FORWARDED = 0.1  # seconds: mpiexec passes on what comes to stdout and stderr in any order
 FLOAT32 = 4  # bytes of a number in the KV cache
 MOST_READ = 256 << 20  # bytes: more than the caches of most machines
 
@@ -26,7 +28,9 @@ def add(commands: "shared.Commands") -> None:
         description="Writes PROMPT and its continuation to stdout as it comes. Then, to stderr: "
         "tokens a second; bytes read a second to choose tokens, beside what this machine reads; a "
         "hash of the last logits.",
-        epilog='example: simdformer run demo "Once upon a time" --temperature 0.8 --seed 1',
+        epilog='example: simdformer run demo "Once upon a time" --temperature 0.8 --seed 1; on two '
+        'ranks: mpiexec -n 2 simdformer run demo "Once upon a time"',
+        over_ranks=True,
     )
     shared.add_model(parser)
     shared.add_prompt(parser)
@@ -52,22 +56,28 @@ def run(options: argparse.Namespace) -> int:
         **shared.sampling_of(options),
     )
     output.write("\n")
+    if options.ranks.size > 1:
+        time.sleep(FORWARDED)
     print(
         f"prefill {output.rate(report.prompt_ids, report.prefill_seconds)}, "
         f"decode {output.rate(report.decode_ids, report.decode_seconds)}"
         f"{bandwidth(model, report)}, "
         f"last logits {output.hash_of(report.logits)}, {sf.isa()}, "
-        f"{output.count(sf.get_num_threads(), 'thread')}",
+        f"{over_ranks(options)}{output.count(sf.get_num_threads(), 'thread')}",
         file=sys.stderr,
     )
     return 0
+
+
+def over_ranks(options: argparse.Namespace) -> str:
+    return f"{options.ranks.size} ranks of " if options.ranks.size > 1 else ""
 
 
 def bandwidth(model: LanguageModel, report: Report) -> str:
     """Bytes read a second to choose tokens, beside what this machine reads of so many at a time."""
     from simdformer.bench.machine import read_rate  # the other commands start without it
 
-    if not report.decode_ids:
+    if not report.decode_ids or model.transformer.ranks.size > 1:
         return ""
     middle = report.prompt_ids + report.decode_ids // 2  # as good as the mean: it grows evenly
     each = decode_bytes(model.config, model.transformer.weights, middle, FLOAT32)

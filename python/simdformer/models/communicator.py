@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from simdformer.types import Array
 
@@ -25,6 +25,10 @@ class Communicator:
 
     rank, size = 0, 1
 
+    def group(self, size: int) -> "Communicator":
+        """That of `size` successive ranks, of which this is one."""
+        return self
+
     def sum(self, x: Array) -> Array:
         """The sum over the arrays of all ranks, which have one shape, added in the order of ranks
         in float32 at least: on every rank the same bits."""
@@ -45,3 +49,14 @@ class Communicator:
     def together(self) -> AbstractContextManager[None]:
         """What is done inside is done on all ranks, or there is an error on all of them."""
         return nullcontext()
+
+    def all_fail(self) -> bool:
+        """For a rank that fails: whether all others do, too. If not they are to be ended."""
+        return True
+
+    def complain(self, message: str) -> None:
+        """Says on stderr what has failed on this rank."""
+
+    def end(self, status: int) -> NoReturn:
+        """Ends all ranks at once."""
+        raise SystemExit(status)

@@ -91,6 +91,8 @@ def cut(tensor: Any, axis: int, part: range) -> Any:
     """The part of a tensor along its first or second axis; nothing is read yet."""
     if len(part) == tensor.shape[axis]:
         return tensor
+    if not part:
+        return np.empty([0 if at == axis else n for at, n in enumerate(tensor.shape)], tensor.dtype)
     if isinstance(tensor, QuantizedWeight):
         return cut_weight(tensor, axis, part)
     if isinstance(tensor, FileTensor):

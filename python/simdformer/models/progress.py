@@ -20,10 +20,12 @@ class Progress:
         self.bar: Any = None
         self.may_draw = True
 
-    def advance(self, count: int) -> None:
-        """`count` more are being worked on."""
+    def advance(self, count: int, note: str = "") -> None:
+        """`count` more are being worked on; the bar ends in the note."""
         self.done += count
         if self.bar is not None:
+            if note:
+                self.bar.set_postfix_str(note, refresh=False)
             self.bar.update(count)
         elif self.may_draw and time.monotonic() - self.start > QUIET_SECONDS:
             self.may_draw = False
@@ -55,5 +57,9 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the bar away."""
         if self.bar is not None:
             self.bar.close()

@@ -82,6 +82,11 @@ class Ranks:
     def size(self) -> int:
         return self.communicator.size
 
+    @property
+    def experts(self) -> range | None:
+        """Those that are here; None: all."""
+        return self.own.experts if self.size > 1 else None
+
     def sum(self, x: Array) -> Array:
         """The sum over what all ranks computed: see `Communicator.sum`."""
         return self.communicator.sum(x)

@@ -238,7 +238,7 @@ class Transformer(Decoder):
         ids = see_experts(see, likeliest(logits, config.num_experts_per_tok), config.num_experts)
         shares = expert_weights(logits, ids, normalize=config.normalize_expert_weights)
         shares = see("mlp.expert_weights", shares)  # (B,L,k)
-        chosen = Chosen(ids, self.ranks.own.experts)
+        chosen = Chosen(ids, self.ranks.experts)
 
         def gate_and_up(experts: list[int], rows: Array) -> Any:
             return self.linear(rows, *weights.gate_up(experts))

@@ -9,6 +9,7 @@ mpi4py is imported where ranks are asked for, and not before.
 """
 
 from simdformer.parallel.mpi import MPICommunicator, communicator_of
+from simdformer.parallel.world import world
 
-__all__ = ["MPICommunicator", "communicator_of"]
+__all__ = ["MPICommunicator", "communicator_of", "world"]
 __dir__ = __all__.copy  # what dir() and completion show

@@ -34,6 +34,7 @@ SMALL = 1 << 16  # bytes that a rank may send beyond what is needed, where it sa
 LETTER = 1024  # bytes that are sent without asking how many there are
 SPIN = 2e-3  # seconds that a rank with a core of its own waits without sleeping
 NAP = 2e-5
+FAILED, INTERRUPTED = 1, 130
 LAST_WORDS = 0.1  # seconds until what was said last has left this process
 # Seconds that a rank which fails waits for all others to fail too, because then it is one error for
 # all; the longer, the higher its number, so that of several only one speaks.
@@ -63,13 +64,16 @@ class MPICommunicator(Communicator):
     """
 
     def __init__(self, comm: Any, *, crowded: bool | None = None) -> None:
+        from mpi4py import MPI
+
+        self._status = MPI.Status
+        self._sent: list[Any] = []
         self._comm, self._alarm = comm.Dup(), comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self._crowded = share_machine(comm) if crowded is None else crowded
         end_all_on_errors(self)
 
     def group(self, size: int) -> Communicator:
-        """That of `size` successive ranks, of which this is one."""
         comm = self._comm.Split(self.rank // size, self.rank)
         return MPICommunicator(comm, crowded=self._crowded) if comm.size > 1 else Communicator()
 
@@ -125,7 +129,8 @@ class MPICommunicator(Communicator):
             error = failure
         failed = self._failed(error)
         if failed is None:
-            self.end(error)
+            self.complain(str(error))
+            self.end(FAILED)
         if not any(failed):
             return
         told = self._alarm.allgather(None if error is None else safe(error))
@@ -134,20 +139,39 @@ class MPICommunicator(Communicator):
         rank = failed.index(True)
         raise RankError(f"rank {rank} of {self.size}: {told[rank]}") from error
 
+    # ---- from one to another ---------------------------------------------------------------------
+
+    def send(self, rank: int, message: Any) -> None:
+        """Does not wait until it has come."""
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.isend(message, rank))
+
+    def received(self) -> Iterator[tuple[int, Any]]:
+        """What has come by now, and from whom."""
+        self._sent = [request for request in self._sent if not request.Test()]
+        status = self._status()
+        while self._comm.iprobe(status=status):
+            sender = status.Get_source()
+            yield sender, self._comm.recv(source=sender)
+
     # ---- when something goes wrong ---------------------------------------------------------------
 
     def all_fail(self) -> bool:
-        """For a rank that fails: whether all others do, too."""
         failed = self._failed(KeyboardInterrupt())
         return failed is not None and all(failed)
 
-    def end(self, error: BaseException | None) -> NoReturn:
-        """Ends all ranks."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+    def end(self, status: int) -> NoReturn:
+        for stream in (sys.stdout, sys.__stderr__):
+            if stream is not None:
+                stream.flush()
         time.sleep(LAST_WORDS)
-        self._comm.Abort(130 if isinstance(error, KeyboardInterrupt) else 2)
-        raise SystemExit(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI would say that it was asked to do so
+        self._comm.Abort(status)
+        raise SystemExit(status)
+
+    def complain(self, message: str) -> None:
+        # Also where a rank is silent.
+        print(f"rank {self.rank} of {self.size}: {message}", file=sys.__stderr__)
 
     def _failed(self, error: BaseException | None) -> list[bool] | None:
         """Which ranks have failed, once all are here; None where they are not within the time that
@@ -196,6 +220,8 @@ class MPICommunicator(Communicator):
                 return False
             if self._crowded or waited > SPIN:
                 time.sleep(NAP)
+            else:
+                os.sched_yield()
         return True
 
 
@@ -243,14 +269,12 @@ def end_all_on_errors(communicator: MPICommunicator) -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        together = communicator.all_fail()
-        if not together or communicator.rank == 0:
-            lines = traceback.format_exception(kind, error, trace)
-            if not together:
-                lines.insert(0, f"rank {communicator.rank} of {communicator.size}:\n")
-            sys.stderr.write("".join(lines))
-        if not together:
-            communicator.end(error)
+        text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+        if not communicator.all_fail():
+            communicator.complain(text)
+            communicator.end(INTERRUPTED if kind is KeyboardInterrupt else FAILED)
+        if communicator.rank == 0:
+            print(text, file=sys.stderr)
 
     hook.ends_all_ranks = True  # type: ignore[attr-defined]
     sys.excepthook = hook

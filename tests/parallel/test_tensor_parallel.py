@@ -11,7 +11,7 @@ from simdformer.text.quantizing import quantize_checkpoint
 pytestmark = pytest.mark.xdist_group("ranks")  # one mpiexec at a time
 
 
-FEW = ["keys and values repeated", "olmo2", "experts with biases"]
+FEW = ["keys and values repeated", "olmo2", "experts in few bits"]
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,10 @@ def test_every_rank_reads_its_part_of_a_file(wide, kind, size):
     assert len(read) == size
     assert max(read) < whole / size + 250_000  # norms and headers are for all
     assert sum(read) > 0.99 * whole
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def test_texts_are_those_of_the_model_alone():
+    assert ranks.program(2, "texts.py") == "the same\n"
