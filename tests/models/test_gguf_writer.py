@@ -2,6 +2,7 @@
 them, and without a trace where something goes wrong."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -344,6 +345,37 @@ def typed(value):
     if isinstance(value, list):
         return value, kinds.ARRAY, kinds.STRING
     return value, kinds.UINT32 if type(value) is int else kinds.get_type(value)
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+def test_gemmas_like_put_no_space_in_front(spaced, tmp_path):
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "a", "n", "▁a", "▁an", "an"]
+    merges = [("a", "n"), ("▁", "an"), ("▁", "a")]
+    state = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        "model": {
+            "type": "BPE",
+            "vocab": {piece: id for id, piece in enumerate(pieces)},
+            "merges": merges,
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+            "fuse_unk": True,
+        },
+    }
+    if spaced:
+        steps = [{"type": "Prepend", "prepend": "▁"}, state["normalizer"]]
+        state["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    original = tokenizers.load(tmp_path)
+    assert original.encode("an an") == [263 if spaced else 264, 263]
+    keys = vocabulary_keys(original, 265, (), tmp_path)
+    assert keys.get("tokenizer.ggml.add_space_prefix", True) == spaced
 
 
 def test_a_tokenizer_that_cuts_otherwise_is_refused(shared, tmp_path):

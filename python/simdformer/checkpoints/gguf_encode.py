@@ -101,7 +101,7 @@ def pieces_of(
                 size = float(np.vdot(values, values))
                 missed = error * error * size
                 yield blocks
-            if len(tensor.shape) > 1:
+            if len(tensor.shape) > 1 and not name.endswith(".bias"):
                 losses.add(name, type, missed, size)
             advance(rows.nbytes)
 
