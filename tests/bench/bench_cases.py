@@ -8,7 +8,7 @@ from simdformer import bench
 from simdformer.bench import stopwatch
 from simdformer.bench.contestants import OURS, Contestant, Way
 
-CASES = {case.name: case for case in bench.all_cases(models=True)}
+CASES = {case.name: case for case in bench.all_cases(models=True, transformers=True)}
 LIMITS = bench.Limits(
     400.0,
     (

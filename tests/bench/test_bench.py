@@ -267,7 +267,7 @@ def test_patterns():
     assert "linear/float32/m16" not in names
     with pytest.raises(ValueError, match="no case is called 'rms_norm/1x1025'; near is rms_norm/1"):
         bench.select(cases, ["rms_norm/1x1025"])
-    with pytest.raises(ValueError, match="see --list, with --models too"):
+    with pytest.raises(ValueError, match="see --list, with --models and --transformers too"):
         bench.select(cases, ["zzzzz"])
 
 

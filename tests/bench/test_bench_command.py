@@ -87,6 +87,18 @@ def test_models_have_a_table_with_their_own_peers():
     assert cells["speed"] == "1.00 tok/s"
 
 
+def test_models_inside_transformers_have_a_table_of_their_own():
+    work = CASES["Qwen3-0.6B/transformers/decode"].work
+    best = {"mine": 1.0, "eager": 3.0, "sdpa": 2.75, "our attention": 2.5}
+    step = a_result(name="Qwen3-0.6B/transformers/decode", work=work, **best)
+    (table,) = report.markdown(bench.Results(MACHINE, LIMITS, [step])).split("\n\n")[2:]
+    titles, _, row = ([cell.strip() for cell in line.split("|")] for line in table.split("\n")[:3])
+    cells = dict(zip(titles, row, strict=True))
+    assert [cells[f"× {name}"] for name in list(best)[1:]] == ["3.00×", "2.75×", "2.50×"]
+    assert cells["sdpa's"] == "1.0e-07"
+    assert "2.75× sdpa (0.4 tok/s, error 1.0e-07)" in report.line(step)
+
+
 def test_company_is_in_both_reports():
     quick, slow = np.full(200, 1e-4), np.full(200, 2e-3)
     results = bench.Results(MACHINE, LIMITS, [a_result(mine=1.0)])
@@ -170,6 +182,7 @@ def test_the_list_names_cases_and_goals(run):
     assert names == [case.name for case in bench.all_cases()]
     assert "Llama" not in out
     assert "Llama-3.2-1B/decode" in run("--list", "--models")[1]
+    assert "Llama-3.2-1B/transformers/decode" in run("--list", "--transformers")[1]
     assert run("--list", "--only", "decode/*/s512")[1].count("\n") == 2
 
 

@@ -26,6 +26,7 @@ from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
+from simdformer.bench.plugins import PluginRun
 from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.quantized_models import QuantizedModelRun
 from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
@@ -49,6 +50,7 @@ __all__ = [
     "Measurement",
     "ModelRun",
     "Operation",
+    "PluginRun",
     "QuantizedLinear",
     "QuantizedModelRun",
     "RMSNorm",

@@ -14,11 +14,14 @@ import numpy as np
 from simdformer.types import Array
 
 __all__ = [
+    "EAGER",
     "LLAMA_CPP",
     "MICROSOFT",
     "NUMPY",
     "ONNXRUNTIME",
     "OURS",
+    "REGISTERED",
+    "SDPA",
     "TORCH",
     "TRANSFORMERS",
     "Contestant",
@@ -38,6 +41,10 @@ ONNXRUNTIME = "onnxruntime"
 NUMPY = "numpy"
 TRANSFORMERS = "transformers"
 LLAMA_CPP = "llama.cpp"
+# A model of transformers with its attention computed by PyTorch, in two ways, or by ours.
+EAGER = "eager"
+SDPA = "sdpa"
+REGISTERED = "our attention"
 
 MICROSOFT = "com.microsoft"  # the domain of onnxruntime's fused operators
 OPSETS = (("", 23), (MICROSOFT, 1))

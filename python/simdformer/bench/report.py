@@ -4,20 +4,25 @@ import math
 from collections.abc import Iterator
 
 from simdformer.bench.contestants import (
+    EAGER,
     LLAMA_CPP,
     NUMPY,
     ONNXRUNTIME,
     OURS,
+    REGISTERED,
+    SDPA,
     TORCH,
     TRANSFORMERS,
 )
 from simdformer.bench.models import ModelRun
+from simdformer.bench.plugins import PluginRun
 from simdformer.bench.results import MOST_MEAN, MOST_P99, Measurement, Result, Results
 
 __all__ = ["header", "line", "markdown", "notes", "summary"]
 
 PEERS = (TORCH, ONNXRUNTIME, NUMPY)
 MODEL_PEERS = (TRANSFORMERS, LLAMA_CPP)
+PLUGIN_PEERS = (EAGER, SDPA, REGISTERED)
 LEGEND = """\
 time: the best sample of ours. share: of the limit that is nearer, arithmetic or reading.
 torch, onnxruntime, numpy: how many times as fast as they ours is.
@@ -153,21 +158,26 @@ def company(results: Results) -> Iterator[str]:
 def markdown(results: Results) -> str:
     """Tables for a README: machine, limits, a row a case; models beside peers of their own."""
     blocks = [str(results.machine), f"Limits: {results.limits}."]
-    groups: dict[bool, list[Result]] = {False: [], True: []}
+    groups: dict[Names, list[Result]] = {PEERS: [], MODEL_PEERS: [], PLUGIN_PEERS: []}
     for result in results.results:
-        groups[isinstance(result.case.work, ModelRun)].append(result)
-    if groups[False]:
-        blocks.append(table(groups[False], PEERS, (ON_TORCH,), ("PyTorch's",)))
-    if groups[True]:
-        others = tuple((name,) for name in MODEL_PEERS)
-        theirs = tuple(f"{name}'s" for name in MODEL_PEERS)
-        blocks.append(table(groups[True], MODEL_PEERS, others, theirs))
-        lines = [f"* {one.case.name}: {x}" for one in groups[True] for x in loading(one)]
+        groups[peers_of(result)].append(result)
+    for peers, group in groups.items():
+        each = (ON_TORCH,) if peers is PEERS else tuple((name,) for name in peers)
+        errors = ("PyTorch's",) if peers is PEERS else tuple(f"{name}'s" for name in peers)
+        blocks += [table(group, peers, each, errors)] if group else []
+        lines = [f"* {one.case.name}: {x}" for one in group for x in loading(one)]
         blocks += ["\n".join(lines)] if lines else []
     if results.company:
         first, *lines = (" ".join(line.split()) for line in company(results))
         blocks.append("\n".join([first[0].upper() + first[1:], "", *(f"* {x}" for x in lines)]))
     return "\n\n".join(blocks) + "\n"
+
+
+def peers_of(result: Result) -> Names:
+    """Whom its table has columns for."""
+    if isinstance(result.case.work, PluginRun):
+        return PLUGIN_PEERS
+    return MODEL_PEERS if isinstance(result.case.work, ModelRun) else PEERS
 
 
 def table(

@@ -31,6 +31,7 @@ from simdformer.bench.machine import (
     this_machine,
 )
 from simdformer.bench.models import forget_models, model_cases
+from simdformer.bench.plugins import plugin_cases
 from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.quantized_models import quantized_model_cases
 from simdformer.bench.results import Company, Measurement, Result, Results
@@ -72,14 +73,16 @@ while time.monotonic() < end and os.getppid() == parent:
 # ---- the cases -----------------------------------------------------------------------------------
 
 
-def all_cases(*, models: bool = False) -> list[Case]:
-    """Every case, those of whole models only when asked for."""
+def all_cases(*, models: bool = False, transformers: bool = False) -> list[Case]:
+    """Every case; those of whole models, and of plug-ins in transformers', only when asked for."""
     cases = [case for operation in OPERATIONS for case in operation.cases()]
     for operation in OPERATIONS:
         name, work = operation.smallest()
         cases.append(Case(f"call/{name}", work, (NOT_BEHIND, SHORTEST_CALL)))
     if models:
         cases += [*model_cases(), *loading_cases(), *quantized_model_cases()]
+    if transformers:
+        cases += plugin_cases()
     return cases
 
 
@@ -104,7 +107,11 @@ def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
         if not found:
             names = [case.name for case in cases]
             near = get_close_matches(pattern, names, n=3, cutoff=0.4)
-            hint = f"near is {', '.join(near)}" if near else "see --list, with --models too"
+            hint = (
+                f"near is {', '.join(near)}"
+                if near
+                else "see --list, with --models and --transformers too"
+            )
             raise ValueError(f"bench: no case is called {pattern!r}; {hint}")
         chosen |= found
     return [case for case in cases if case.name in chosen]

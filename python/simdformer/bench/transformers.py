@@ -11,6 +11,8 @@ from simdformer.types import Array
 
 __all__ = ["contestant", "load", "missing", "names_of", "settings"]
 
+MORE = 32  # steps of decoding
+
 
 def missing() -> Missing | None:
     """Why transformers cannot take part; None when it can."""
@@ -62,7 +64,8 @@ def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
 
 def contestant(model: Any, ids: Array, in_cache: int, checked_ids: Array) -> Contestant:
     """All of `ids` behind the first `in_cache` at once; what is compared are the logits after
-    `checked_ids`.
+    `checked_ids`. A step of decoding leaves what it adds, as `generate` does, and every MORE steps
+    the cache is what it was.
     """
     torch: Any = optional("torch")
     library: Any = optional("transformers")
@@ -77,9 +80,9 @@ def contestant(model: Any, ids: Array, in_cache: int, checked_ids: Array) -> Con
             step(all_ids[:, :in_cache], kept)
 
     def decode() -> Any:
-        logits = step(all_ids[:, in_cache:], kept)
-        kept.crop(in_cache - len(ids))  # what a step added
-        return logits
+        if (added := kept.get_seq_length() - in_cache) >= MORE * (len(ids) - in_cache):
+            kept.crop(-added)
+        return step(all_ids[:, in_cache:], kept)
 
     def prefill() -> Any:
         return step(all_ids, library.DynamicCache())

@@ -40,6 +40,12 @@ def add(commands: "shared.Commands") -> None:
         "copies for llama.cpp and for loading are files of 3 GB in the folder for temporary files)",
     )
     parser.add_argument(
+        "--transformers",
+        action="store_true",
+        help="also what our attention and `accelerate` bring to such models inside transformers "
+        "(6 GB of memory)",
+    )
+    parser.add_argument(
         "--company",
         action="store_true",
         help="also a short call while another process keeps a CPU busy",
@@ -59,7 +65,9 @@ def run(options: argparse.Namespace) -> int:
     from simdformer import bench
     from simdformer.bench import report
 
-    cases = bench.select(bench.all_cases(models=options.models), options.only)
+    cases = bench.select(
+        bench.all_cases(models=options.models, transformers=options.transformers), options.only
+    )
     if options.list:
         print("\n".join(listed(case) for case in cases))
         return 0
