@@ -1,5 +1,5 @@
 // The functions of the module, one file a family: rows.cpp, rope.cpp, linear.cpp, quantised.cpp,
-// attention.cpp, gather.cpp, interchange.cpp, files.cpp, limits.cpp.
+// attention*.cpp, gather.cpp, interchange.cpp, files.cpp, limits.cpp.
 // Arguments are positional and in the order of functional.py, which holds names, defaults and documentation.
 #pragma once
 

@@ -35,7 +35,6 @@ void parallel_with_scratch(int64_t count, int64_t grain, int64_t bytes, const Bo
 
 // The keys that some query of the call may see.
 KeyRange seen_keys(const Attention& call, int64_t sequences, int64_t queries, int64_t keys) {
-  if (!call.is_causal && call.key_lengths == nullptr) return {0, keys};
   KeyRange seen{keys, 0};
   for (int64_t b = 0; b < sequences; ++b) {
     const VisibleKeys visible = visible_keys(call, b, queries, keys);

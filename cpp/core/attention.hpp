@@ -7,13 +7,17 @@
 
 namespace simdformer {
 
+constexpr int64_t kUnbounded = INT64_MAX;
+
 // One call. Letters: H query heads, K key/value heads (H % K == 0), L queries, S keys, D and Dv head sizes;
 // "..." are the leading axes, the same in all arrays (zero strides where one is broadcast). A sequence is one
 // index of them.
 //
-// Query i of sequence b sees key j < key_lengths[b] when causal_offset - window < j - i <= causal_offset
-// (is_causal). The order is scale, softcap, mask, softmax. What is not seen is never looked at: NaN there
-// does no harm. A query that sees nothing, or only what the mask sets to -inf, gives 0.
+// Query i of sequence b stands at the position p = i + causal_offset of the keys, and sees key j when
+// key_starts[b] <= j < key_lengths[b], p - left <= j <= p + right, and j and p lie in one chunk; chunks are
+// counted from key_starts[b]. Causality is right = 0. The order is scale, softcap, mask, softmax. What is not
+// seen is never looked at: NaN there does no harm. A query that sees nothing, or only what the mask sets to
+// -inf, gives 0.
 struct Attention {
   View query;  // (..., H, L, D), rank >= 3
   View key;    // (..., K, S, D): 16-bit or float32 beside any of these; float64 beside float64
@@ -29,11 +33,12 @@ struct Attention {
 
   const View* mask = nullptr;  // (..., H, L, S): boolean (true = seen) or added to the scores; any strides
 
-  bool is_causal = false;
   const int64_t* causal_offsets = nullptr;  // one a sequence; else causal_offset holds for all
   int64_t causal_offset = 0;
-  int64_t window = 0;                    // 0 = none
-  const int64_t* key_lengths = nullptr;  // one a sequence
+  int64_t left = kUnbounded, right = kUnbounded;  // >= 0
+  int64_t chunk = 0;                              // 0 = none; at most 2^62, with offsets within 2^61
+  const int64_t* key_starts = nullptr;            // one a sequence, and so key_lengths
+  const int64_t* key_lengths = nullptr;
 
   double scale = 1;
   double softcap = 0;           // 0 = none, else scores become softcap * tanh(scores / softcap)

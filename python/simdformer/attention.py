@@ -24,8 +24,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = True,
     causal_offset: int | ArrayLike | None = None,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
+    key_starts: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
+    cu_seqlens: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
     block_table: ArrayLike | None = None,
@@ -46,8 +50,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = True,
     causal_offset: int | ArrayLike | None = None,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
+    key_starts: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
+    cu_seqlens: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
     block_table: ArrayLike | None = None,
@@ -67,8 +75,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = True,
     causal_offset: int | ArrayLike | None = None,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
+    key_starts: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
+    cu_seqlens: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
     block_table: ArrayLike | None = None,
@@ -90,7 +102,7 @@ def scaled_dot_product_attention(
         L queries of H heads. `(L, D)` and `(H, L, D)` work too; `...` are any batch axes.
     key : (..., K, S, D)
         S keys of K heads. H must be a multiple of K: query head h reads key/value head h // (H/K).
-        Batch axes are those of the query, or 1.
+        Batch axes are those of the query, or 1 on either side, as numpy broadcasts.
     value : (..., K, S, Dv)
         Dv may differ from D. The dtype is the key's; beside a float32 query they may be 16-bit, a
         cache for instance, and beside a 16-bit query float32.
@@ -106,16 +118,30 @@ def scaled_dot_product_attention(
     enable_gqa : bool
         False insists on H == K.
     causal_offset : int or (B,) integers, optional
-        Where query 0 stands among the keys; for each entry of the first axis if (B,). May be
-        negative. With L == S it is 0 unless you say otherwise. With L != S you have to say it,
-        because two conventions exist: `0` lines up the first positions (torch), `S - L` the last
-        ones, which is what decoding with a cache needs (MLX, flash-attn).
-    window : int, optional
-        Sliding window: also j > i + causal_offset - window, so `window` keys are seen, the query's
-        own position included. Needs is_causal.
-    key_lengths : (B,) integers, optional
-        Of sequence b only the first key_lengths[b] keys count: the padding of a batch, the unused
-        end of a cache. What lies there may be anything, NaN too.
+        Query i stands at the position p = i + causal_offset of the keys; one for each entry of the
+        first axis if (B,), and of each segment if (N,) beside cu_seqlens. May be negative. Where
+        there are as many keys as queries it is 0 unless you say otherwise. Where not, is_causal,
+        window and chunk need it, because two conventions exist: `0` lines up the first positions
+        (torch), `S - L` the last ones, which is what decoding with a cache needs (MLX, flash-attn).
+    window : int or (int, int), optional
+        Sliding window: also |j - p| < window. With is_causal that leaves `window` keys, the query's
+        own position included. A pair (left, right) is flash-attn's window_size: p - left <= j <=
+        p + right, None for no bound.
+    chunk : int, optional
+        Also j and p in one chunk of so many positions, as in Llama 4's local layers.
+    key_starts, key_lengths : int or (B,) integers, optional
+        Of sequence b only the keys key_starts[b] <= j < key_lengths[b] count: a batch padded on the
+        left or on the right, the unused end of a cache. What lies elsewhere may be anything, NaN
+        too. Positions stay those of the array, so that padding on the left changes no offset;
+        chunks are counted from key_starts[b], where the text begins.
+    segment_ids : (B, L) integers, or a tuple (B, L), (B, S), optional
+        Packed sequences: a query sees keys with its own id, and the others cost nothing. The
+        positions of an id lie side by side. Each segment is attended to as it would be alone, bit
+        by bit: positions, causality, windows and chunks are counted from where it begins.
+    cu_seqlens : (N + 1,) integers, or a tuple of two, optional
+        The same for one sequence, by cumulative lengths: segment n has the positions from
+        cu_seqlens[n] to cu_seqlens[n+1]. (flash-attn's cu_seqlens_q and cu_seqlens_k; its offset is
+        `np.diff(cu_seqlens_k) - np.diff(cu_seqlens_q)`.)
     softcap : float, optional
         Scores become softcap * tanh(scores / softcap), as in Gemma 2.
     sinks : (H,), optional
@@ -141,17 +167,18 @@ def scaled_dot_product_attention(
     TypeError
         A dtype that does not fit: integers, float64 beside float32, float16 beside bfloat16.
     ValueError
-        Shapes that do not fit; is_causal with L != S and no causal_offset; causal_offset or window
-        without is_causal; a scale that is not finite; a softcap or window <= 0; a dropout_p > 0; a
-        page that does not exist.
+        Shapes that do not fit; is_causal, window or chunk with L != S and no causal_offset, which
+        without them has no meaning; a scale that is not finite; a softcap, window or chunk <= 0; a
+        dropout_p > 0; a page that does not exist; ids of a segment that lie apart; segments beside
+        a block_table.
     BufferError
         A tensor that is not on the CPU.
 
     Notes
     -----
     A query that sees no key gives 0 (weights 0, lse -inf), where torch gives NaN. A hidden key has
-    no influence at all, even if it is NaN; that holds for bool masks, causality, window and
-    key_lengths, while an additive mask is plain arithmetic. NaN that is looked at stays NaN. Unlike
+    no influence at all, even if it is NaN; that holds for bool masks and everything that goes by
+    positions, while an additive mask is plain arithmetic. NaN that is looked at stays NaN. Unlike
     torch's, `enable_gqa` is on by default. bfloat16 queries and keys are multiplied by the CPU's
     own dot product where it has one (AVX512-BF16), which takes subnormal numbers for zero.
 
@@ -182,8 +209,8 @@ def scaled_dot_product_attention(
     """
     return _core.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset,
-        window, key_lengths, softcap, sinks, block_table, return_weights, return_scores,
-        return_lse, out,
+        window, chunk, key_starts, key_lengths, segment_ids, cu_seqlens, softcap, sinks,
+        block_table, return_weights, return_scores, return_lse, out,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ else:  # in short, for help()
     Array = ArrayLike = np.ndarray
     DTypeLike = np.dtype
 Layout = Literal["half", "interleaved"]
+Window = int | tuple[int | None, int | None] | None
 
 __all__ = [
     "RopeFrequencies",
@@ -67,8 +68,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = True,
     causal_offset: int | ArrayLike | None = None,
-    window: int | None = None,
+    window: Window = None,
+    chunk: int | None = None,
+    key_starts: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
+    cu_seqlens: ArrayLike | None = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
     block_table: ArrayLike | None = None,
@@ -80,9 +85,9 @@ def scaled_dot_product_attention(
 
     query (...,H,L,D), key (...,K,S,D), value (...,K,S,Dv) -> (...,H,L,Dv), followed on request by
     weights and scores (...,H,L,S) and lse (...,H,L). Query head h reads key/value head h // (H/K):
-    grouped-query attention, arXiv:2305.13245. The order is scale, softcap, mask, softmax. A query
-    that sees no key gives 0. With a block_table (B,N) key and value are pools (P,K,page,D) of
-    pages: paged attention, arXiv:2309.06180.
+    grouped-query attention, arXiv:2305.13245. The order is scale, softcap, mask, softmax; which
+    keys a query sees is said at `visible_keys`, and one that sees none gives 0. With a block_table
+    (B,N) key and value are pools (P,K,page,D) of pages: paged attention, arXiv:2309.06180.
     """
     if block_table is not None:
         key, value = pages_in_order(key, block_table), pages_in_order(value, block_table)
@@ -101,7 +106,11 @@ def scaled_dot_product_attention(
     scores = q @ np.swapaxes(k, -1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if softcap is not None:  # Gemma 2, arXiv:2408.00118
         scores = softcap * np.tanh(scores / softcap)
-    visible = visible_keys(scores.shape, is_causal, causal_offset, window, key_lengths)
+    visible = visible_keys(
+        scores.shape, is_causal=is_causal, causal_offset=causal_offset, window=window, chunk=chunk,
+        key_starts=key_starts, key_lengths=key_lengths, segment_ids=segment_ids,
+        cu_seqlens=cu_seqlens,
+    )  # fmt: skip
     if attn_mask is not None and np.asarray(attn_mask).dtype == bool:
         visible = visible & np.asarray(attn_mask)
     elif attn_mask is not None:
@@ -140,36 +149,121 @@ def pages_in_order(pool: ArrayLike, block_table: ArrayLike) -> Array:
     return pages.reshape(*pages.shape[:-3], -1, pages.shape[-1])
 
 
-def visible_keys(
-    shape: tuple[int, ...],
-    is_causal: bool,
-    causal_offset: int | ArrayLike | None,
-    window: int | None,
-    key_lengths: ArrayLike | None,
-) -> npt.NDArray[np.bool_]:
-    """Which scores (...,H,L,S) are looked at, as far as positions decide.
+def sides(window: Window, is_causal: bool) -> tuple[int | None, int | None]:
+    """How far a query sees to the left and to the right; None: without bound."""
+    if window is None:
+        left, right = None, None
+    elif isinstance(window, tuple | list):
+        left, right = window
+    else:
+        left = right = window - 1
+    return left, 0 if is_causal else right
 
-    i + offset - window < j <= i + offset, and j < key_lengths. Offset and lengths are one number,
-    or one for each entry of the first axis.
+
+class Places(NamedTuple):
+    """Where queries and keys stand; arrays broadcast to (...,H,L,S).
+
+    position : of each query, among the keys
+    first : the key from which positions of its text are counted
+    own : whether a key belongs to the query's text
     """
-    i, j = np.arange(shape[-2])[:, None], np.arange(shape[-1])
 
-    def per_sequence(numbers: int | ArrayLike) -> npt.NDArray[Any]:
-        return np.reshape(numbers, np.shape(numbers) + (1,) * (len(shape) - np.ndim(numbers)))
+    position: npt.NDArray[Any]
+    first: npt.NDArray[Any]
+    own: npt.NDArray[np.bool_]
 
-    visible = np.ones(shape, dtype=bool)
-    if is_causal:
-        if causal_offset is None and shape[-2] != shape[-1]:
+
+def places(
+    shape: tuple[int, ...],
+    *,
+    counts: bool = True,
+    causal_offset: int | ArrayLike | None = None,
+    segment_ids: Any = None,
+    cu_seqlens: Any = None,
+) -> Places:
+    """Of scores (...,H,L,S). Query i stands at key i + causal_offset; of packed sequences both are
+    counted from the beginning of the query's segment. Whether positions `counts`: then an offset
+    has to be given where a text has not as many keys as queries."""
+    i, offset = np.arange(shape[-2])[:, None], per_sequence(causal_offset, shape)
+    if segment_ids is None and cu_seqlens is None:
+        if counts and causal_offset is None and shape[-2] != shape[-1]:
             raise ValueError(
                 "scaled_dot_product_attention: is_causal with L != S needs a causal_offset"
             )
-        last = i + per_sequence(0 if causal_offset is None else causal_offset)
-        visible &= j <= last
-        if window is not None:
-            visible &= j > last - window
+        return Places(i + offset, np.zeros_like(i), np.ones(shape[-2:], bool))
+
+    if cu_seqlens is not None:
+        lengths, of_keys = (np.diff(ends) for ends in pair(cu_seqlens))
+        segment_ids = tuple(np.repeat(np.arange(len(n)), n) for n in (lengths, of_keys))
+        if causal_offset is not None and np.ndim(causal_offset) > 0:  # one a segment
+            offset = np.repeat(np.asarray(causal_offset), lengths)[:, None]
+    queries, keys = (np.asarray(ids)[..., None, :] for ids in pair(segment_ids))
+    own = queries[..., :, None] == keys[..., None, :]
+    siblings = queries[..., :, None] == queries[..., None, :]
+    unlike = own.any(-1) & (siblings.sum(-1) != own.sum(-1))
+    if counts and causal_offset is None and unlike.any():
+        raise ValueError(
+            "scaled_dot_product_attention: a segment with L != S needs a causal_offset"
+        )
+    first = first_true(own)
+    return Places(i - first_true(siblings) + first + offset, first, own)
+
+
+def visible_keys(
+    shape: tuple[int, ...],
+    *,
+    is_causal: bool = False,
+    causal_offset: int | ArrayLike | None = None,
+    window: Window = None,
+    chunk: int | None = None,
+    key_starts: int | ArrayLike | None = None,
+    key_lengths: int | ArrayLike | None = None,
+    segment_ids: Any = None,
+    cu_seqlens: Any = None,
+) -> npt.NDArray[np.bool_]:
+    """Which scores (...,H,L,S) are looked at.
+
+    A query at position p sees key j of its own segment when key_starts <= j < key_lengths,
+    p - left <= j <= p + right, and j lies in the chunk of p. Starts, lengths and offsets are one
+    number, or one for each entry of the first axis; of cumulative lengths one for each segment.
+    """
+    left, right = sides(window, is_causal)
+    counts = (left, right, chunk) != (None, None, None)
+    at = places(
+        shape,
+        counts=counts,
+        causal_offset=causal_offset if counts else 0,
+        segment_ids=segment_ids,
+        cu_seqlens=cu_seqlens,
+    )
+    j, start = np.arange(shape[-1]), per_sequence(key_starts, shape)
+    visible = at.own & (j >= start)
+    if left is not None:
+        visible = visible & (j >= at.position - left)
+    if right is not None:
+        visible = visible & (j <= at.position + right)
+    if chunk is not None:
+        origin = np.maximum(at.first, start)
+        visible = visible & ((j - origin) // chunk == (at.position - origin) // chunk)
     if key_lengths is not None:
-        visible &= j < per_sequence(key_lengths)
-    return visible
+        visible = visible & (j < per_sequence(key_lengths, shape))
+    return np.broadcast_to(visible, shape)
+
+
+def per_sequence(numbers: int | ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """One number (None: 0), or one for each entry of the first axes of (...,H,L,S)."""
+    numbers = 0 if numbers is None else numbers
+    return np.reshape(numbers, np.shape(numbers) + (1,) * (len(shape) - np.ndim(numbers)))
+
+
+def pair(both: Any) -> tuple[Any, Any]:
+    """For queries and keys: a tuple of two, or one array that holds for both."""
+    return both if isinstance(both, tuple) and len(both) == 2 else (both, both)
+
+
+def first_true(x: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """(...,1): where each row is True first, 0 where it never is."""
+    return x.argmax(-1)[..., None] if x.shape[-1] else np.zeros((*x.shape[:-1], 1), int)
 
 
 def weighted_sum(weights: Array, value: Array, visible: npt.NDArray[np.bool_]) -> Array:

@@ -20,8 +20,8 @@ enum class Mask { none, boolean, additive };
 // One problem: (B, H, L, D) queries beside (B, K, S, D) keys and (B, K, S, Dv) values.
 struct Problem {
   std::size_t B, H, K, L, S, D, Dv;
-  bool is_causal = false, has_offsets = false, has_lengths = false, has_sinks = false;
-  int64_t causal_offset = 0, window = 0;
+  bool has_offsets = false, has_starts = false, has_lengths = false, has_sinks = false;
+  int64_t causal_offset = 0, left = kUnbounded, right = kUnbounded, chunk = 0;
   double softcap = 0;
   Mask mask = Mask::none;
 
@@ -33,10 +33,15 @@ struct Problem {
     const auto keys = static_cast<int64_t>(S);
     return has_lengths ? std::max<int64_t>(0, b == 0 ? keys - keys / 3 : keys / 4) : keys;
   }
+  int64_t start(std::size_t b) const { return has_starts ? static_cast<int64_t>(S / (b + 5)) : 0; }
+  int64_t chunk_of(std::size_t b, __int128 position) const {
+    const __int128 before = position - start(b);
+    return chunk == 0 ? 0 : static_cast<int64_t>((before - (before < 0 ? chunk - 1 : 0)) / chunk);
+  }
   bool sees(std::size_t b, std::size_t i, std::size_t j) const {
-    const __int128 distance = static_cast<__int128>(j) - static_cast<__int128>(i) - offset(b);  // of any size
-    return static_cast<int64_t>(j) < length(b) &&
-           (!is_causal || (distance <= 0 && (window == 0 || distance > -window)));
+    const __int128 key = static_cast<__int128>(j), position = static_cast<__int128>(i) + offset(b);
+    return key >= start(b) && key < length(b) && (left == kUnbounded || key >= position - left) &&
+           (right == kUnbounded || key <= position + right) && chunk_of(b, key) == chunk_of(b, position);
   }
 };
 
@@ -54,25 +59,33 @@ struct Variation {
 };
 const Variation kVariations[] = {
     {"plain", [](Problem&) {}},
-    {"causal", [](Problem& p) { p.is_causal = true; }},
+    {"causal", [](Problem& p) { p.right = 0; }},
     {"causal, bottom right",
      [](Problem& p) {
-       p.is_causal = true;
+       p.right = 0;
        p.causal_offset = static_cast<int64_t>(p.S) - static_cast<int64_t>(p.L);
      }},
     {"causal, by sequence",
      [](Problem& p) {
-       p.is_causal = p.has_offsets = true;
+       p.right = 0;
+       p.has_offsets = true;
        p.causal_offset = 1;
      }},
     {"window",
      [](Problem& p) {
-       p.is_causal = true;
-       p.window = 9;
+       p.left = 8, p.right = 0;
        p.causal_offset = static_cast<int64_t>(p.S / 2);
      }},
-    {"far offset", [](Problem& p) { p.is_causal = true, p.causal_offset = INT64_MAX, p.window = INT64_MAX; }},
-    {"nothing seen", [](Problem& p) { p.is_causal = true, p.causal_offset = INT64_MIN / 2; }},
+    {"window of two sides",
+     [](Problem& p) {
+       p.left = 3, p.right = 40;
+       p.causal_offset = static_cast<int64_t>(p.S / 3);
+     }},
+    {"chunks", [](Problem& p) { p.chunk = 33, p.right = 0, p.has_starts = p.has_offsets = true; }},
+    {"far offset", [](Problem& p) { p.right = 0, p.causal_offset = INT64_MAX, p.left = INT64_MAX - 1; }},
+    {"far sides", [](Problem& p) { p.causal_offset = INT64_MIN / 2, p.right = INT64_MAX - 1; }},
+    {"nothing seen", [](Problem& p) { p.right = 0, p.causal_offset = INT64_MIN / 2; }},
+    {"starts", [](Problem& p) { p.has_starts = p.has_lengths = true; }},
     {"lengths", [](Problem& p) { p.has_lengths = true; }},
     {"boolean mask", [](Problem& p) { p.mask = Mask::boolean; }},
     {"additive mask", [](Problem& p) { p.mask = Mask::additive; }},
@@ -80,9 +93,9 @@ const Variation kVariations[] = {
     {"sinks", [](Problem& p) { p.has_sinks = true; }},
     {"all",
      [](Problem& p) {
-       p.is_causal = p.has_lengths = p.has_offsets = p.has_sinks = true;
+       p.has_starts = p.has_lengths = p.has_offsets = p.has_sinks = true;
        p.causal_offset = static_cast<int64_t>(p.S / 2) + 1;
-       p.window = 20;
+       p.left = 19, p.right = 3, p.chunk = 50;
        p.softcap = 2;
        p.mask = Mask::additive;
      }},
@@ -104,7 +117,9 @@ struct Inputs {
 Inputs inputs_of(const Problem& p, const Mixture& mixture) {
   Values key = normal({p.B, p.K, p.S, p.D}, 2), value = normal({p.B, p.K, p.S, p.Dv}, 3);
   for (std::size_t b = 0; b < p.B; ++b)
-    for (auto j = static_cast<std::size_t>(p.length(b)); j < p.S; ++j) {
+    for (std::size_t j = 0; j < p.S; ++j) {
+      const auto position = static_cast<int64_t>(j);
+      if (position >= p.start(b) && position < p.length(b)) continue;
       xt::view(key, b, xt::all(), j) = std::nan("");
       if (p.Dv > 0) xt::view(value, b, xt::all(), j) = std::nan("");  // xtensor counts back from null else
     }
@@ -165,7 +180,7 @@ Answer answer_of(const Problem& p, const Inputs& inputs, double scale) {
 struct Call {
   Attention attention;
   View mask, weights, scores, lse;
-  std::vector<int64_t> offsets, lengths;
+  std::vector<int64_t> offsets, starts, lengths;
 };
 
 void run(const Problem& p, const Inputs& inputs, double scale, const Array& out,
@@ -187,13 +202,14 @@ void run(const Problem& p, const Inputs& inputs, double scale, const Array& out,
   if (p.mask != Mask::none) call.mask = &c.mask;
   for (std::size_t b = 0; b < p.B; ++b) {
     c.offsets.push_back(p.offset(b));
+    c.starts.push_back(p.start(b));
     c.lengths.push_back(p.length(b));
   }
-  call.is_causal = p.is_causal;
   call.causal_offset = p.causal_offset;
   if (p.has_offsets) call.causal_offsets = c.offsets.data();
+  if (p.has_starts) call.key_starts = c.starts.data();
   if (p.has_lengths) call.key_lengths = c.lengths.data();
-  call.window = p.window;
+  call.left = p.left, call.right = p.right, call.chunk = p.chunk;
   call.scale = scale;
   call.softcap = p.softcap;
   if (p.has_sinks) call.sinks = inputs.sinks.data();

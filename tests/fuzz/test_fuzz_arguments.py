@@ -124,13 +124,19 @@ def scaled_dot_product_attention(draw, dtype):
     }
     if draw(st.booleans()):
         call |= {"is_causal": True, "causal_offset": draw(st.integers(-5, 5))}
-        call["window"] = draw(st.none() | st.integers(1, 5))
+        call["window"] = draw(st.none() | st.integers(1, 5) | st.just((2, None)))
+        call["chunk"] = draw(st.none() | st.integers(1, 5))
     if draw(st.booleans()):
         call["attn_mask"] = draw(
             good_array((batch, 1, queries, keys), draw(st.sampled_from([dtype, bool])))
         )
     if draw(st.booleans()):
-        call["key_lengths"] = draw(st.lists(st.integers(0, keys), min_size=batch, max_size=batch))
+        number = st.lists(st.integers(0, keys), min_size=batch, max_size=batch)
+        call |= {"key_starts": draw(number), "key_lengths": draw(number)}
+    if draw(st.booleans()):
+        call["segment_ids"] = tuple(
+            np.arange(n) // draw(st.integers(1, 5)) for n in (queries, keys)
+        )
     if draw(st.booleans()):
         call |= {"softcap": draw(st.floats(1, 50)), "scale": draw(st.floats(-1, 1))}
     if draw(st.booleans()):

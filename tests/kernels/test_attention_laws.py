@@ -211,13 +211,21 @@ def test_shapes_and_options_drawn_at_random(data):
     )
     kwargs = {}
     if draw(st.booleans(), "causal"):
-        kwargs.update(is_causal=True, causal_offset=draw(st.integers(-5, 75), "offset"))
+        kwargs["is_causal"] = True
+    if draw(st.booleans(), "windowed"):
+        side = st.none() | st.integers(0, 40)
+        kwargs["window"] = draw(st.integers(1, 40) | st.tuples(side, side), "window")
+    if draw(st.booleans(), "in chunks"):
+        kwargs["chunk"] = draw(st.integers(1, 40), "chunk")
+    if kwargs.keys() & {"is_causal", "chunk"} or kwargs.get("window", (None,) * 2) != (None, None):
+        kwargs["causal_offset"] = draw(st.integers(-5, 75), "offset")
         if len(lead) == 1 and draw(st.booleans(), "an offset a sequence"):
             kwargs["causal_offset"] = rng.integers(-5, 75, lead)
-        if draw(st.booleans(), "windowed"):
-            kwargs["window"] = draw(st.integers(1, 40), "window")
-    if len(lead) == 1 and draw(st.booleans(), "ragged"):
-        kwargs["key_lengths"] = rng.integers(0, S + 1, lead)
+    for name in ("key_starts", "key_lengths"):
+        if len(lead) == 1 and draw(st.booleans(), name):
+            kwargs[name] = rng.integers(0, S + 1, lead)
+    if draw(st.booleans(), "packed"):
+        kwargs["segment_ids"] = tuple(np.sort(rng.integers(0, 4, (*lead, n))) for n in (L, S))
     kind = draw(st.sampled_from([None, "bool", "additive"]), "mask")
     mask = None
     if kind is not None:
@@ -233,6 +241,8 @@ def test_shapes_and_options_drawn_at_random(data):
         kwargs["sinks"] = normal(rng, K * group, dtype=dtype)
     if draw(st.booleans(), "scaled"):
         kwargs["scale"] = draw(st.sampled_from([0.0, 0.1, -0.3]))
+    if lead and draw(st.booleans(), "one query for all"):
+        q = q[:1]
     q, k, v = (relaid(rng, x, draw(st.sampled_from(LAYOUTS))) for x in (q, k, v))
     for name in sf.isas():
         with sf.use_isa(name):

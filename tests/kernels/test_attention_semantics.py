@@ -60,8 +60,13 @@ HIDING = {
     "bool": lambda L: {"attn_mask": np.arange(12) < 7},
     "causality": lambda L: {"is_causal": True, "causal_offset": 7 - L},
     "window": lambda L: {"is_causal": True, "causal_offset": 11, "window": 5},
+    "window ahead": lambda L: {"causal_offset": 3 - L, "window": (None, 3)},
+    "chunk": lambda L: {"is_causal": True, "causal_offset": 11, "chunk": 7, "key_lengths": [11]},
+    "key_starts": lambda L: {"key_starts": [7]},
     "key_lengths": lambda L: {"key_lengths": [7]},
+    "segment_ids": lambda L: {"segment_ids": (np.zeros(L, int), np.arange(12) // 7)},
 }
+OLD = ("window", "chunk", "key_starts")  # these hide the first keys, the others the last
 
 
 @each("how", HIDING)
@@ -70,7 +75,7 @@ HIDING = {
 def test_a_hidden_key_does_not_leak_even_if_it_is_nan(isa, dtype, how, poison, L, rng):
     """A cache may hold garbage past its end."""
     q, k, v = problem(rng, lead=(1,), H=4, K=2, L=L, S=12, D=16, dtype=dtype)
-    hidden = np.arange(12) < 7 if how == "window" else np.arange(12) >= 7
+    hidden = np.arange(12) < 7 if how in OLD else np.arange(12) >= 7
     want = attention(q, k, v, **HIDING[how](L), **EXTRAS)
     for poisoned in ((k,), (v,), (k, v)):
         dirty = {id(x): x.copy() for x in (k, v)}
@@ -257,10 +262,10 @@ def test_is_causal_with_unequal_lengths_needs_an_offset_and_says_which_there_are
         reference.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@each("kwargs", [{"causal_offset": 2}, {"window": 2}])
-def test_causal_offset_and_window_need_is_causal(kwargs, rng):
-    with pytest.raises(ValueError, match="is_causal"):
-        attention(*problem(rng), **kwargs)
+@each("kwargs", [{}, {"key_lengths": 2}, {"window": (None, None)}, {"key_starts": 1}])
+def test_an_offset_needs_something_that_counts_positions(kwargs, rng):
+    with pytest.raises(ValueError, match="needs is_causal=True, a window or a chunk"):
+        attention(*problem(rng), causal_offset=2, **kwargs)
 
 
 def test_enable_gqa_false_needs_equal_heads(rng):

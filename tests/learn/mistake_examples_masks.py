@@ -110,6 +110,48 @@ causal("attention.no_window", lambda q, k, v: attend(q, k, v, SEEN), window=3)
 causal("attention.window_too_wide", lambda q, k, v: attend(q, k, v, SEEN & (A - Z <= 3)), window=3)
 causal("attention.window_too_narrow", lambda q, k, v: attend(q, k, v, SEEN & (A - Z < 2)), window=3)
 causal("attention.window_both_ways", lambda q, k, v: attend(q, k, v, abs(A - Z) < 3), window=3)
+BACK = SEEN & (A - Z < 3)
+wrong("attention.window_to_the_left", lambda q, k, v: attend(q, k, v, BACK), window=3)
+wrong("attention.window_to_the_left", lambda q, k, v: attend(q, k, v, BACK), window=(2, 1))
+wrong("attention.window_too_wide", lambda q, k, v: attend(q, k, v, abs(A - Z) <= 3), window=3)
+wrong("attention.no_window", lambda q, k, v: softmax(scores_of(q, k)) @ v, window=(2, 3))
+
+causal("attention.no_chunk", lambda q, k, v: attend(q, k, v, SEEN), chunk=3)
+causal("attention.chunk_as_window", lambda q, k, v: attend(q, k, v, BACK), chunk=3)
+
+STARTS = np.array([4, 1])
+BEGIN = STARTS[:, None, None, None]
+left = {"key_starts": STARTS}
+causal(
+    "attention.chunk_from_the_first_key",
+    lambda q, k, v: attend(q, k, v, SEEN & (A // 3 == Z // 3) & (Z >= BEGIN)),
+    chunk=3,
+    **left,
+)
+causal("attention.no_key_starts", lambda q, k, v: attend(q, k, v, SEEN), **left)
+wrong(
+    "attention.one_key_of_left_padding",
+    lambda q, k, v: attend(q, k, v, np.broadcast_to(Z >= BEGIN - 1, (B, 1, L, L))),
+    **left,
+)
+wrong(
+    "attention.padding_on_the_right",
+    lambda q, k, v: attend(q, k, v, np.broadcast_to(Z < L - BEGIN, (B, 1, L, L))),
+    **left,
+)
+causal(
+    "attention.no_segments",
+    lambda q, k, v: attend(q, k, v, SEEN),
+    segment_ids=np.array([0, 0, 0, 1, 1, 2, 2]),
+)
+TEXTS = np.repeat([0, 1], [2, 5])[:, None], np.repeat([0, 1], [4, 6])  # of queries, of keys
+wrong(
+    "attention.positions_of_the_row",
+    lambda q, k, v: attend(q, k, v, (TEXTS[0] == TEXTS[1]) & (J <= I)),
+    **cached,
+    segment_ids=(TEXTS[0][:, 0], TEXTS[1]),
+    causal_offset=1,
+)
 
 LENGTHS = np.array([4, 6])
 padded = {"key_lengths": LENGTHS}

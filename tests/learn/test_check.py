@@ -170,13 +170,22 @@ def test_the_program_of_attention_is_the_reference(data):
     k, v = normal(rng, *lead, kv, keys, 4), normal(rng, *lead, kv, keys, 3)
     options = {"return_weights": True, "return_scores": True, "return_lse": True}
     if data.draw(st.booleans()):
-        options |= {"is_causal": True, "causal_offset": data.draw(st.integers(-2, 6))}
-        options |= data.draw(st.sampled_from([{}, {"window": 2}]))
+        kinds = [{"is_causal": True}, {"window": 2}, {"window": (None, 1)}, {"chunk": 2}]
+        options |= data.draw(st.sampled_from([{}, {"is_causal": True}]))
+        options |= data.draw(st.sampled_from(kinds))
+        options["causal_offset"] = data.draw(st.integers(-2, 6))
     options |= data.draw(st.sampled_from([{}, {"scale": 0.0}, {"scale": 0.7}, {"softcap": 0.5}]))
     if data.draw(st.booleans()):
         options["sinks"] = normal(rng, kv * group)
-    if lead and data.draw(st.booleans()):
-        options["key_lengths"] = rng.integers(0, keys + 1, 2)
+    for name in ("key_starts", "key_lengths"):
+        if lead and data.draw(st.booleans()):
+            options[name] = rng.integers(0, keys + 1, 2)
+    if data.draw(st.booleans()):
+        sizes = (*lead, length), (*lead, keys)
+        options["segment_ids"] = tuple(np.sort(rng.integers(0, 3, size)) for size in sizes)
+    elif not lead and "causal_offset" in options:
+        options["cu_seqlens"] = [0, 1, length], [0, 0, keys]
+        options["causal_offset"] = np.array([options["causal_offset"], 1])
     masks = [None, rng.random((length, keys)) < 0.5, normal(rng, kv * group, length, keys)]
     same(attention, q, k, v, masks[data.draw(st.integers(0, 2))], **options)
 
@@ -197,6 +206,13 @@ def test_the_other_programs_are_the_reference(rng):
     same("repeat_kv", x, 2, axis=0)
     same("causal_mask", 4, 6, offset=-1)
     same("causal_mask", 4, 4, dtype=np.float32)
+
+
+def test_the_program_of_attention_reads_pages_and_a_query_for_all(rng):
+    pools = normal(rng, 5, 2, 4, 6), normal(rng, 5, 2, 4, 3)
+    q, table = normal(rng, 2, 4, 3, 6), np.array([[4, 0], [1, 3]])
+    same(attention, q, *pools, block_table=table, key_lengths=[5, 8])
+    same(attention, q[:1], normal(rng, 2, 2, 7, 6), normal(rng, 2, 2, 7, 6), key_starts=[0, 4])
 
 
 @pytest.mark.parametrize("op", ["attention", "layer"])
@@ -292,10 +308,17 @@ def test_large_arrays_are_sampled(rng):
 def test_a_sample_is_a_part_of_the_whole(rng):
     q, k = normal(rng, 3, 4, 90, 8), normal(rng, 3, 2, 70, 8)
     options = {"is_causal": True, "causal_offset": np.array([0, 5, 9]), "return_lse": True}
-    call = bind(attention, (q, k, k, normal(rng, 90, 70)), options)
+    ids = np.sort(rng.integers(0, 5, (3, 90))), np.sort(rng.integers(0, 5, (3, 70)))
+    packed = {"segment_ids": ids, "key_starts": np.array([0, 9, 2]), "chunk": 20}
+    for more in ({}, packed):
+        sampled(bind(attention, (q, k, k, normal(rng, 90, 70)), options | more), q.size)
+
+
+def sampled(call, size):
     fewer, part = call.program.thin(call.variables, 3000)
-    some = Run(np.float64)(call.program, **fewer).out
-    assert some[0].size < q.size / 4
+    with np.errstate(all="ignore"):
+        some = Run(np.float64)(call.program, **fewer).out
+    assert some[0].size < size / 4
     for a, b in zip(some, part(tuple(call.right())), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 

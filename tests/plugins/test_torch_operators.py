@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 import simdformer as sf
 import simdformer.torch as sft
-from simdformer.torch.operators import OPERATORS
+from simdformer.torch.operators import OPERATORS, PAIRS
 
 operators = torch.ops.simdformer
 BACKENDS = ["eager", "aot_eager"]
@@ -38,7 +38,7 @@ CALLS = {
     "repeat_kv": [((KV, 2), {}), ((KV, 3), {"axis": 0})],
     "scaled_dot_product_attention": [
         ((Q, KV, KV[..., :3]), {}),
-        ((Q, Q, Q), {"is_causal": True, "window": 2, "softcap": 5.0, "scale": 0.3}),
+        ((Q, Q, Q), {"is_causal": True, "window": [1, 0], "softcap": 5.0, "scale": 0.3}),
         ((Q, KV, KV, torch.ones(5, 7).bool()), {"sinks": torch.ones(4)}),
         (
             (Q, KV, KV),
@@ -47,6 +47,15 @@ CALLS = {
                 "causal_offset": torch.tensor([2, 1]),
                 "key_lengths": torch.tensor([7, 6]),
             },
+        ),
+        ((Q[:1], KV, KV), {"window": [1, 2], "chunk": 3, "causal_offset": torch.tensor(2)}),
+        (
+            (Q[:1], Q, Q),
+            {"segment_ids": [torch.tensor([0, 0, 1, 1, 1])], "key_starts": torch.tensor([0, 2])},
+        ),
+        (
+            (Q[0], KV[0], KV[0]),
+            {"cu_seqlens": [torch.tensor([0, 2, 5]), torch.tensor([0, 4, 7])]},
         ),
         (
             (Q, torch.randn(3, 2, 16, 8), torch.randn(3, 2, 16, 8)),
@@ -93,6 +102,8 @@ def test_an_operator_gives_what_its_function_gives(name):
     for args, kwargs in CALLS[name]:
         got = operator_of(name)(*args, **kwargs)
         named = dict(zip(arguments, args, strict=False)) | kwargs
+        for pair in PAIRS & named.keys():
+            named[pair] = tuple(named[pair]) if len(named[pair]) == 2 else named[pair][0]
         want = getattr(sft, name.partition(".")[0])(**named)
         several = isinstance(got, list)
         for one, other in zip(got, want, strict=True) if several else [(got, want)]:

@@ -18,7 +18,7 @@ from simdformer import functional
 from simdformer.torch.memory import no_gradient
 from simdformer.torch.wrapping import on_tensors
 
-__all__ = ["OPERATORS", "traced"]
+__all__ = ["OPERATORS", "PAIRS", "traced"]
 
 ROPE = (
     "(Tensor x, Tensor? positions=None, Tensor? inv_freq=None, *, str layout, SymInt offset=0, "
@@ -26,9 +26,10 @@ ROPE = (
 )
 ATTENTION = (
     "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
-    "Tensor? causal_offset=None, Tensor? key_lengths=None, Tensor? sinks=None, "
+    "Tensor? causal_offset=None, Tensor? key_starts=None, Tensor? key_lengths=None, "
+    "Tensor[]? segment_ids=None, Tensor[]? cu_seqlens=None, Tensor? sinks=None, "
     "Tensor? block_table=None, *, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
-    "bool enable_gqa=True, SymInt? window=None, float? softcap=None"
+    "bool enable_gqa=True, SymInt[]? window=None, SymInt? chunk=None, float? softcap=None"
 )
 
 PARTS = "bool return_weights=False, bool return_scores=False, bool return_lse=False"
@@ -58,8 +59,27 @@ def like_repeat_kv(x: Tensor, n: int, *, axis: int = -3) -> Tensor:
     return x.new_empty(shape)
 
 
-def like_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+def rows_of(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> list[int]:
+    """The leading axes that all have together, heads and queries."""
+    table = table_of(args)
+    beside = (key.shape[:-3], value.shape[:-3]) if table is None else (table.shape[:-1],)
+    leading = torch.broadcast_shapes(query.shape[:-3], *beside)  # type: ignore[no-untyped-call]
+    return [*leading, *query.shape[-3:-1]]
+
+
+def table_of(args: tuple[Any, ...]) -> Tensor | None:
+    """The block_table, which is the last of the tensors that follow the value."""
+    return args[7] if len(args) > 7 else None
+
+
+def like_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    return query.new_empty((*rows_of(query, key, value, *args), value.shape[-1]))
 
 
 def like_parts(
@@ -67,22 +87,25 @@ def like_parts(
     key: Tensor,
     value: Tensor,
     *args: Any,
-    block_table: Tensor | None = None,
     return_weights: bool = False,
     return_scores: bool = False,
     return_lse: bool = False,
     **kwargs: Any,
 ) -> list[Tensor]:
-    keys = key.shape[-2] * (1 if block_table is None else block_table.shape[-1])
-    scores = query.new_empty((*query.shape[:-1], keys))
+    table = table_of(args)
+    keys = key.shape[-2] * (1 if table is None else table.shape[-1])
+    rows = rows_of(query, key, value, *args)
+    scores = query.new_empty((*rows, keys))
     lse_dtype = torch.promote_types(query.dtype, torch.float32)
-    parts = [like_attention(query, key, value)]
+    parts = [like_attention(query, key, value, *args)]
     parts += [torch.empty_like(scores)] * return_weights
     parts += [torch.empty_like(scores)] * return_scores
-    return parts + [query.new_empty(query.shape[:-1], dtype=lse_dtype)] * return_lse
+    return parts + [query.new_empty(rows, dtype=lse_dtype)] * return_lse
 
 
 # ---- the operators -------------------------------------------------------------------------------
+
+PAIRS = {"segment_ids", "cu_seqlens"}
 
 # Name -> the schema, and the shape of what it gives.
 OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -126,7 +149,11 @@ def register(name: str, schema: str, shaped: Callable[..., Any]) -> None:
     names = [argument.name for argument in operator._schema.arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        results: Any = on_the_cpu(**dict(zip(names, args, strict=False)), **kwargs)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        for name in PAIRS & given.keys():  # of queries and keys, or one for both
+            both = given[name]
+            given[name] = both if both is None else tuple(both) if len(both) == 2 else both[0]
+        results: Any = on_the_cpu(**given)
         return list(results) if schema.endswith("[]") else results
 
     def refuse(ctx: Any, **kwargs: Any) -> None:
@@ -148,7 +175,10 @@ for _name, _definition in OPERATORS.items():
 
 # ---- the functions, while a graph is made --------------------------------------------------------
 
-COUNTS = ("positions", "causal_offset", "key_lengths", "block_table")  # may be numbers or lists
+UNBOUNDED = 2**61  # more than any side of a window
+
+# May be numbers or lists.
+COUNTS = ("positions", "causal_offset", "key_starts", "key_lengths", "block_table")
 
 
 def traced(name: str) -> Callable[..., Any] | None:
@@ -160,7 +190,7 @@ def traced(name: str) -> Callable[..., Any] | None:
 
     def call(out: Any = None, **given: Any) -> Any:
         named = {
-            name: count_of(value) if name in COUNTS else value
+            name: converted(name, value)
             for name, value in given.items()
             if not (name.startswith("return_") and value is False)
         }
@@ -172,10 +202,25 @@ def traced(name: str) -> Callable[..., Any] | None:
     return call
 
 
+def converted(name: str, value: Any) -> Any:
+    """An argument as schemas have it."""
+    if value is None:
+        return None
+    if name in COUNTS:
+        return count_of(value)
+    if name in PAIRS:
+        both = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+        return [torch.as_tensor(one) for one in both]
+    if name == "window":
+        sides = value if isinstance(value, tuple | list) else (value - 1, value - 1)
+        return [UNBOUNDED if side is None else side for side in sides]
+    return value
+
+
 def count_of(value: Any) -> Any:
     """A tensor of one number, or of several; one that changes from call to call makes no graph of
     its own."""
-    if value is None or isinstance(value, Tensor):
+    if isinstance(value, Tensor):
         return value
     if isinstance(value, int):
         return torch.full((), value, dtype=torch.int64)

@@ -35,7 +35,8 @@ def on_arrays(value: Any, function: str, name: str) -> Any:
     if isinstance(value, Tensor):
         return array_of(value, function, name)
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
-        return [on_arrays(item, function, f"{name}[{at}]") for at, item in enumerate(value)]
+        each = (on_arrays(item, function, f"{name}[{at}]") for at, item in enumerate(value))
+        return tuple(each) if isinstance(value, tuple) else list(each)
     return dtype_of(value) if isinstance(value, torch.dtype) else value
 
 

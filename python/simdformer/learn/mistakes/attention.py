@@ -12,11 +12,41 @@ import numpy as np
 
 from simdformer.functional import scaled_dot_product_attention
 from simdformer.learn.program import Program, State
+from simdformer.reference import pages_in_order, pair, places
 
 
 def per_sequence(s: State, numbers: Any) -> Any:
     """One number, or one for each entry of the first axis of (...,H,L,S)."""
     return np.reshape(numbers, np.shape(numbers) + (1,) * (s.q.ndim - np.ndim(numbers)))
+
+
+def with_pages(s: State) -> tuple[Any, Any]:
+    """Keys and values one behind the other, where they lie in pages."""
+    if s.block_table is None:
+        return s.key, s.value
+    return pages_in_order(s.key, s.block_table), pages_in_order(s.value, s.block_table)
+
+
+def packed_places(s: State) -> tuple[Any, Any, Any]:
+    """Of packed sequences: where each query stands among the keys, counted from its own place in
+    the row; where its text begins; and which keys are those of its text."""
+    at = places(
+        (*(1,) * (s.q.ndim - 2), s.L, s.S),
+        counts=False,
+        causal_offset=s.causal_offset,
+        segment_ids=s.segment_ids,
+        cu_seqlens=s.cu_seqlens,
+    )
+    position, first, own = (np.take(x, s.i[:, 0], -2) for x in at)
+    return position - s.i, np.maximum(first, s.start), own
+
+
+def reach(s: State) -> tuple[float, float]:
+    """How far the window of a query goes to the left and, where causality does not end it, to the
+    right."""
+    sides = s.window if isinstance(s.window, tuple | list) else (s.window - 1, s.window - 1)
+    left, right = (np.inf if side is None else side for side in sides)
+    return left, np.inf if s.is_causal else right
 
 
 def default_scale(s: State) -> float:
@@ -73,12 +103,16 @@ def some_queries(
         return x if x.shape[axis] != L else np.take(x, rows, axis)
 
     fewer = dict(variables, query=take(query), rows=rows, length=L)
-    for name in ("key", "value"):
+    for name in ("key", "value") if variables["block_table"] is None else ("block_table",):
         x = np.asarray(variables[name])
         fewer[name] = x[:sequences] if query.ndim > 3 and len(x) > 1 else x
-    for name in ("causal_offset", "key_lengths"):
-        if np.ndim(variables[name]) == 1 and query.ndim > 3:
+    for name in ("causal_offset", "key_starts", "key_lengths"):
+        if np.ndim(variables[name]) == 1 and query.ndim > 3 and variables["cu_seqlens"] is None:
             fewer[name] = np.asarray(variables[name])[:sequences]
+    if variables["segment_ids"] is not None:
+        fewer["segment_ids"] = tuple(
+            ids[:sequences] if np.ndim(ids) > 1 else ids for ids in pair(variables["segment_ids"])
+        )
     if variables["attn_mask"] is not None and np.ndim(variables["attn_mask"]) > 1:
         fewer["attn_mask"] = take(np.asarray(variables["attn_mask"]))
 
@@ -95,6 +129,7 @@ attention = Program(
     "attention",
     """
     inputs:
+        key, value = with_pages(s)
         q, k, v = array(query), array(key), array(value)
         no_heads, axis = q.ndim == 2, -1
         if no_heads:
@@ -103,11 +138,15 @@ attention = Program(
         group = num_heads // max(num_kv_heads, 1)
         L, S = q.shape[-2], k.shape[-2]
     positions:
-        # i (L,1) and j (S,): where queries and keys stand; a sample has some of the queries only
+        # i (L,1) and j (S,): query i stands at key i + offset; a sample has some queries only
         rows = vars(s).get("rows")
         i, j = (np.arange(L) if rows is None else rows)[:, None], np.arange(S)
         L = L if rows is None else length
+        start = 0 if key_starts is None else per_sequence(s, key_starts)
         offset = 0 if causal_offset is None else per_sequence(s, causal_offset)
+    packed if segment_ids is not None or cu_seqlens is not None:
+        # Positions are counted from where a text begins.
+        offset, start, own = packed_places(s)
     share: k_head = v_head = np.arange(num_heads) // group
     repeat: k, v = k[..., k_head, :, :], v[..., v_head, :, :]
     dot: scores = q @ k.swapaxes(-1, -2)
@@ -115,7 +154,14 @@ attention = Program(
     cap if softcap is not None: scores = softcap * np.tanh(scores / softcap)
     nothing_hidden: visible = np.full((len(i), S), True)
     causal if is_causal: visible = j <= i + offset
-    window if window is not None: visible = visible & (j > i + offset - window)
+    window if window is not None:
+        left, right = reach(s)
+        visible = visible & (j >= i + offset - left) & (j <= i + offset + right)
+    chunk if chunk is not None:
+        # Chunks are counted from where a text begins.
+        visible = visible & ((j - start) // chunk == (i + offset - start) // chunk)
+    starts if key_starts is not None: visible = visible & (j >= per_sequence(s, key_starts))
+    segments if segment_ids is not None or cu_seqlens is not None: visible = visible & own
     lengths if key_lengths is not None: visible = visible & (j < per_sequence(s, key_lengths))
     mask if attn_mask is not None:
         if is_boolean(attn_mask):
@@ -137,7 +183,16 @@ attention = Program(
         found = [result[0] for result in found] if no_heads else found
         out = found[0] if len(found) == 1 else tuple(found)
     """,
-    calls=(is_boolean, per_sequence, scale_of, product_of_seen, over),
+    calls=(
+        is_boolean,
+        over,
+        packed_places,
+        per_sequence,
+        product_of_seen,
+        reach,
+        scale_of,
+        with_pages,
+    ),
     of=scaled_dot_product_attention,
     axes=("head", "position", "channel"),
     thin=some_queries,

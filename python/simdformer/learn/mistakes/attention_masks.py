@@ -1,8 +1,20 @@
 """What goes wrong where attention hides keys: masks that are given, how keys are hidden, causality,
 windows, padding."""
 
+from typing import Any
+
+import numpy as np
+
 from simdformer.learn.catalogue import mistakes
-from simdformer.learn.mistakes.attention import scale_of
+from simdformer.learn.mistakes.attention import reach, scale_of
+
+
+def wider(window: Any, by: int) -> Any:
+    """A window with so many keys more on each of its sides."""
+    if np.ndim(window) == 0:
+        return window + by
+    return tuple(None if side is None else side + by for side in window)
+
 
 mistakes(
     """
@@ -185,14 +197,56 @@ mistakes(
         | pass
     window_too_wide: the window is one key too wide
         The token itself counts: `window` keys are seen, i - window is not one of them.
-        | window = window + 1; ...
+        | window = wider(window, 1); ...
     window_too_narrow: the window is one key too narrow
         The token itself is not counted twice: `window` keys are seen with it.
-        | window = window - 1; ...
+        | window = wider(window, -1); ...
     window_both_ways: the window looks both ways
         |i - j| < window without the causal mask shows the future too.
         > Combine both: j <= i and j > i - window.
-        | visible = np.abs(j - i - offset) < window
+        | unless(not is_causal or np.ndim(window) > 0); visible = np.abs(j - i - offset) < window
+    window_to_the_left: the window looks back only
+        Without is_causal a window has a right side too.
+        > Show the keys |i - j| < window, or i - left <= j <= i + right.
+        | unless(is_causal); visible = visible & (j >= i + offset - reach(s)[0]) & (j <= i + offset)
+
+    attention.chunk (01 §3) > Show the keys of the query's own chunk: j // c == i // c.
+
+    no_chunk: the chunks are forgotten
+        Every earlier token is seen, those of other chunks too.
+        | pass
+    chunk_as_window: a sliding window in place of chunks
+        The last `chunk` keys are seen, wherever a chunk begins.
+        | visible = visible & (j > i + offset - chunk)
+    chunk_from_the_first_key: the chunks are counted from the padding
+        A text that is padded on the left begins behind it, and so does its first chunk.
+        > Count positions from key_starts[b].
+        | start = 0; ...
+
+    attention.starts (01 §3) > Of sequence b, hide the keys j < key_starts[b].
+
+    no_key_starts: the padding on the left is not hidden: key_starts is forgotten
+        The shorter sequences of the batch attend to what only fills them up.
+        | pass
+    one_key_of_left_padding: one key of the padding is seen
+        j >= start - 1 in place of j >= start: the last key of the padding stands at start - 1.
+        | visible = visible & (j >= per_sequence(s, key_starts) - 1)
+    padding_on_the_right: the padding is hidden at the wrong end
+        The sequences are filled up on the left, and the mask hides keys on the right.
+        | visible = visible & (j < S - per_sequence(s, key_starts))
+
+    attention.segments (01 §3) > Hide the keys of other texts.
+
+    no_segments: texts that are packed together see each other
+        The mask knows where a token stands, not which text it belongs to.
+        | pass
+
+    attention.packed (01 §3) > Count positions from where a text begins.
+
+    positions_of_the_row: in packed sequences positions are counted through
+        Where earlier texts have more keys than queries, a query's place in the row is not its place
+        in the text.
+        | ...; offset = 0
 
     attention.lengths (01 §3) > Of sequence b, hide the keys j >= key_lengths[b].
 
@@ -209,5 +263,5 @@ mistakes(
         An index 0 on the batch axis.
         | visible = visible & (j < np.ravel(key_lengths)[0])
     """,
-    calls=(scale_of,),
+    calls=(reach, scale_of, wider),
 )
