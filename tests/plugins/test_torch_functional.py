@@ -84,6 +84,7 @@ def test_the_answer_is_that_on_arrays_and_that_of_pytorch(name, dtype, operands)
 
 
 def test_every_function_is_among_the_calls():
+    assert set(sf.functional.__all__) <= set(sft.__all__)
     assert set(FUNCTIONS) - set(CALLS) == {
         "accelerate",
         "restore",
@@ -336,8 +337,7 @@ def test_nobody_needs_torch_who_does_not_ask_for_it():
         "import simdformer.torch"
     )
     assert done.stderr.strip().splitlines()[-1] == (
-        "ImportError: simdformer.torch: PyTorch is missing, needed is torch 2.4 or later; "
-        "pip install torch"
+        "ImportError: simdformer.torch: the package torch is missing; pip install torch"
     )
 
 

@@ -9,6 +9,7 @@ import simdformer as sf
 from checkpoints import random_weights, tiny_config
 from conftest import same_bits, to_torch
 from simdformer.models import KVCache, PagedKVCache, Transformer
+from simdformer.text import Sampler
 
 IDS = [3, 1, 4, 1, 5]
 KINDS = {
@@ -103,6 +104,14 @@ def test_keys_and_values_are_tensors(dtype, rng):
     )
     want = sf.scaled_dot_product_attention(query, key[0].repeat(1, 4, 1), value[0].repeat(1, 4, 1))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_logits_are_tensors():
+    logits = torch.randn(20).bfloat16()
+    for options in ({}, {"temperature": 0.7, "seed": 1}):
+        want = Sampler(**options)(logits.double().numpy())
+        assert Sampler(**options)(logits) == want
+    assert same_bits(Sampler().probabilities(logits), np.eye(20)[int(logits.argmax())])
 
 
 def test_prompts_are_tensors():

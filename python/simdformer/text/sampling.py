@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.arguments import LARGEST, is_whole, shown
-from simdformer.types import Array, NumpyArrayLike
+from simdformer.arguments import LARGEST, as_array, is_whole, shown
+from simdformer.types import Array, ArrayLike
 
 __all__ = ["Sampler"]
 
@@ -69,9 +69,9 @@ class Sampler:
                 raise ValueError(f"sampling: {name} is {found}, needed is {needed}")
         object.__setattr__(self, "random", np.random.default_rng(self.seed))
 
-    def __call__(self, logits: NumpyArrayLike, so_far: Sequence[int] = ()) -> int:
+    def __call__(self, logits: ArrayLike, so_far: Sequence[int] = ()) -> int:
         """The next id after logits (V,); repetition_penalty needs the ids of the text so far."""
-        scores = self._penalized(np.asarray(logits), so_far)
+        scores = self._penalized(as_array("sampling", "logits", logits), so_far)
         if self.temperature == 0:
             return int(np.argmax(scores))
         ids, probabilities = self._likely(scores)
@@ -81,10 +81,10 @@ class Sampler:
         return int(ids[drawn])
 
     def probabilities(
-        self, logits: NumpyArrayLike, so_far: Sequence[int] = ()
+        self, logits: ArrayLike, so_far: Sequence[int] = ()
     ) -> npt.NDArray[np.float64]:
         """The distribution (V,) from which the next id is drawn."""
-        scores = self._penalized(np.asarray(logits), so_far)
+        scores = self._penalized(as_array("sampling", "logits", logits), so_far)
         found = np.zeros(len(scores))
         if self.temperature == 0:
             found[np.argmax(scores)] = 1

@@ -30,9 +30,7 @@ from simdformer.functional import (
 )
 
 if find_spec("torch") is None:
-    raise ImportError(
-        "simdformer.torch: PyTorch is missing, needed is torch 2.4 or later; pip install torch"
-    )
+    raise ImportError("simdformer.torch: the package torch is missing; pip install torch")
 
 from simdformer.torch import nn
 from simdformer.torch.accelerate import Acceleration, accelerate, restore
