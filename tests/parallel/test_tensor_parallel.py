@@ -1,13 +1,20 @@
 """Models in parts, on two to four ranks, beside the same model alone."""
 
+import os
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 import transformers
 
 import ranks
 import tiny_models
+from ranks import HERE
 from same_as_alone import MODELS
 from simdformer.text.quantizing import quantize_checkpoint
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("ranks")  # one mpiexec at a time
 
 
@@ -71,3 +78,29 @@ def test_every_rank_reads_its_part_of_a_file(wide, kind, size):
 
 def test_texts_are_those_of_the_model_alone():
     assert ranks.program(2, "texts.py") == "the same\n"
+
+
+def test_the_line_in_the_readme_gives_the_same_text(command):
+    (line,) = re.findall(r"`mpiexec -n (\d) simdformer (.*?)`", (ROOT / "README.md").read_text())
+    size, arguments = int(line[0]), shlex.split(line[1])
+    status, out, err = ranks.cli(size, *arguments)
+    assert (status, out) == (0, command(*arguments)[1])
+    assert f"{size} ranks of 1 thread" in err
+
+
+def test_the_program_in_the_docs_runs(tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/scaling.md").read_text(), re.S)
+    program = program.replace("path,", "sf.demo_path(),").replace("8)", "8, max_new_tokens=9)")
+    program += "assert len(set(MPI.COMM_WORLD.allgather(text))) == 1\n"
+    program += "assert trace['pattern', 2].shape[0] == model.config.num_heads\n"
+    (tmp_path / "program.py").write_text(program)
+    assert ranks.run(2, tmp_path / "program.py") == (0, "", "")
+
+
+def test_threads_share_a_machine_unless_somebody_says_how_many():
+    program = HERE / "threads.py"
+    both = 2 * len(os.sched_getaffinity(0))
+    told = ranks.run(2, program, SIMDFORMER_NUM_THREADS="3")[1]
+    assert told.split() == ["3", "3"]
+    free = ranks.run(2, program, SIMDFORMER_NUM_THREADS="")[1].split()
+    assert 2 <= sum(map(int, free)) <= max(both // 2, 2)

@@ -3,6 +3,7 @@
 from itertools import count
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 import simdformer as sf
@@ -52,6 +53,13 @@ def main():
     assert numbers[0] == numbers[1]
     while batches[1].unfinished:
         assert batches[0].step() == batches[1].step()
+
+    for needs_all in (
+        lambda: sf.attribute(model, "Tom has", " a"),
+        lambda: sf.check_trace({"embed": np.zeros((1, 64), np.float32)}, model, [1]),
+    ):
+        with pytest.raises(ValueError, match=f"found a model that {comm.size} ranks hold together"):
+            needs_all()
     if comm.rank == 0:
         print("the same")
 

@@ -183,6 +183,7 @@ def shares_of(
 ) -> dict[str, Array]:
     """What each part writes into the logit of its target at each of n positions: heads
     (layers,H,n), mlps and biases (layers,n), the others (n,)."""
+    transformer.require_whole("attribute")
     at, layers = list(positions), range(transformer.config.num_layers)
     rows = rows_of_last_matrix(transformer, list(targets), against)  # (n,E)
     weight = np.asarray(transformer.weights.final_norm, np.float64)

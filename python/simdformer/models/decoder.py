@@ -157,6 +157,14 @@ class Decoder(ABC):
         trace = Trace(observer.activations, ids=ids, model=self.config.summary)
         return logits if ids.ndim == 2 else logits[0], trace
 
+    def require_whole(self, function: str) -> None:
+        """ValueError where others hold the weights with this process, which has its part alone."""
+        if self.ranks.size > 1:
+            raise ValueError(
+                f"{function}: found a model that {self.ranks.size} ranks hold together, needed is "
+                "one with all of its weights here; load it without comm"
+            )
+
     def new_cache(
         self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
     ) -> KVCache:

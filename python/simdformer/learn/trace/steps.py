@@ -36,6 +36,7 @@ class ModelSteps:
     """
 
     def __init__(self, transformer: Transformer, ids: np.ndarray[Any, Any]) -> None:
+        transformer.require_whole("check_trace")
         self.config = transformer.config
         self.ids = ids
         self.tensors = Tensors(transformer.config, transformer.weights)
