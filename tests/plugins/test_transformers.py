@@ -304,6 +304,19 @@ def test_nothing_is_copied(dtype, ours, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("name", ["llama2", "mistral"])
+def test_a_graph_stays_whole(name):
+    """With padding and without, since masks are other things then."""
+    model = made(name)
+    model.set_attn_implementation("simdformer")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for mask in (None, LEFT):
+            expected = texts(model(IDS, attention_mask=mask, use_cache=False).logits, mask)
+            got = texts(compiled(IDS, attention_mask=mask, use_cache=False).logits, mask)
+            assert distance(got, expected) < ROUNDING
+
+
 def test_gradients_are_refused():
     model = made("llama2")
     model.set_attn_implementation("simdformer")

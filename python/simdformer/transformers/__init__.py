@@ -21,6 +21,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from simdformer.attention import scaled_dot_product_attention
+from simdformer.torch import functional as on_tensors
 from simdformer.torch.memory import array_of, refuse_gradients, tensor_of
 from simdformer.transformers.visible_keys import Rule, VisibleKeys, visible_keys
 from simdformer.types import Array
@@ -68,6 +69,22 @@ def attention(
     position, and a single query sees everything; that is how transformers calls `sdpa`.
     """
     refuse_gradients("simdformer attention", query, key, value, s_aux, position_bias)
+    if torch.compiler.is_compiling() and dropout == 0:  # an operator: the graph stays whole
+        rule = unmasked(module, is_causal, attention_mask, query.shape[2])
+        z = on_tensors.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            combined(None, attention_mask, position_bias),
+            is_causal=rule.is_causal,
+            causal_offset=rule.causal_offset,
+            scale=scaling,
+            softcap=softcap,
+            sinks=s_aux,
+            return_weights=output_attentions,
+        )
+        z, pattern = z if output_attentions else (z, None)
+        return z.transpose(1, 2).contiguous(), pattern
     batch, heads, queries, _ = query.shape
     out = query.new_empty(batch, queries, heads, value.shape[-1])
     weights = attend(
@@ -114,14 +131,13 @@ def attend(
     if isinstance(attention_mask, VisibleKeys) and attention_mask.rule is not None:
         rule, attention_mask = attention_mask.rule, None
     else:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-        rule = Rule(is_causal=causal, causal_offset=0 if causal else None)
+        rule = unmasked(module, is_causal, attention_mask, query.shape[2])
+    mask = combined(rule.padding, attention_mask, position_bias)
     found: Any = scaled_dot_product_attention(
         query,
         key,
         value,
-        combined(rule.padding, attention_mask, position_bias),
+        None if mask is None else array_of(mask),
         is_causal=rule.is_causal,
         causal_offset=rule.causal_offset,
         window=rule.window,
@@ -135,20 +151,28 @@ def attend(
     return tensor_of(found[1]) if output_attentions else None
 
 
+def unmasked(
+    module: torch.nn.Module, is_causal: bool | None, mask: torch.Tensor | None, queries: int
+) -> Rule:
+    """What a call means whose mask is no rule."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(causal) and mask is None and queries > 1
+    return Rule(is_causal=causal, causal_offset=0 if causal else None)
+
+
 def combined(
     padding: Array | None, mask: torch.Tensor | None, bias: torch.Tensor | None
-) -> Array | None:
+) -> torch.Tensor | None:
     """One mask of up to three: keys that are text, keys that may be seen (or what is added to their
     scores), and what a model adds for the distance.
     """
-    if isinstance(mask, VisibleKeys):
-        mask = mask.matrix()
-    if bias is None:
-        return padding if mask is None else array_of(mask.detach())
     if padding is not None:
         mask = torch.from_numpy(padding)
-    if mask is None:
-        return array_of(bias.detach())
+    elif isinstance(mask, VisibleKeys):
+        mask = mask.matrix()
+    if mask is None or bias is None:
+        found = bias if mask is None else mask
+        return None if found is None else found.detach()
     if mask.dtype is torch.bool:
-        return array_of(torch.where(mask, bias.detach(), -torch.inf))
-    return array_of((mask + bias).detach())
+        return torch.where(mask, bias.detach(), -torch.inf)
+    return (mask + bias).detach()

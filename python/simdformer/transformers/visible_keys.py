@@ -113,8 +113,8 @@ def visible_keys(
         assert mask is not None  # what it gives where it may skip nothing
         return mask
 
-    kind = kind_of(mask_function, local_size)
-    if kind is None or torch.compiler.is_compiling():
+    kind = None if torch.compiler.is_compiling() else kind_of(mask_function, local_size)
+    if kind is None:
         return dense(
             allow_is_causal_skip=allow_is_causal_skip,
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
