@@ -2,8 +2,10 @@
 torch.export hold them whole, and know shape and dtype of their results without computing.
 
 `OPERATORS` lists them. The schema of each has the arguments of the function of its name, but for
-`out`, tensors first; an overload (".list", ".parts") gives several tensors. What a schema cannot
-hold, packed and quantised weights, is no operator's: calls with those break a graph in two.
+`out`, tensors first. What may be one thing or two (window, segment_ids, cu_seqlens) is a list, and
+lengths and offsets are tensors of one number or of several; an overload (".list", ".parts") gives
+several tensors. What a schema cannot hold, packed and quantised weights, is no operator's: calls
+with those break a graph in two.
 
 There is no gradient: where one is wanted, calling is an error.
 """
@@ -29,83 +31,82 @@ ATTENTION = (
     "Tensor? causal_offset=None, Tensor? key_starts=None, Tensor? key_lengths=None, "
     "Tensor[]? segment_ids=None, Tensor[]? cu_seqlens=None, Tensor? sinks=None, "
     "Tensor? block_table=None, *, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
-    "bool enable_gqa=True, SymInt[]? window=None, SymInt? chunk=None, float? softcap=None"
+    "bool enable_gqa=True, SymInt?[]? window=None, SymInt? chunk=None, float? softcap=None"
 )
-
 PARTS = "bool return_weights=False, bool return_scores=False, bool return_lse=False"
+
+# Of these the functions take one number too, or a list;
+COUNTS = ("positions", "causal_offset", "key_starts", "key_lengths", "block_table")
+# and of these one, or one for queries and one for keys (left and right).
+PAIRS = ("window", "segment_ids", "cu_seqlens")
 
 # ---- the results, by shape and dtype alone -------------------------------------------------------
 
 
-def like_first(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def like_first(**given: Any) -> Any:
+    x = next(iter(given.values()))
     return x.new_empty(x.shape)
 
 
-def like_linear(x: Tensor, weight: Tensor, bias: Any = None, **kwargs: Any) -> Tensor:
+def like_linear(x: Tensor, weight: Tensor, **others: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def like_linears(x: Tensor, weight: list[Tensor], bias: Any = None, **kwargs: Any) -> list[Tensor]:
+def like_linears(x: Tensor, weight: list[Tensor], **others: Any) -> list[Tensor]:
     return [like_linear(x, one) for one in weight]
 
 
-def like_embedding(ids: Tensor, weight: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+def like_embedding(ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype)
 
 
-def like_repeat_kv(x: Tensor, n: int, *, axis: int = -3) -> Tensor:
+def like_repeat_kv(x: Tensor, n: int, axis: int = -3) -> Tensor:
     shape = list(x.shape)
     shape[axis] *= n
     return x.new_empty(shape)
-
-
-def rows_of(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> list[int]:
-    """The leading axes that all have together, heads and queries."""
-    table = table_of(args)
-    beside = (key.shape[:-3], value.shape[:-3]) if table is None else (table.shape[:-1],)
-    leading = torch.broadcast_shapes(query.shape[:-3], *beside)  # type: ignore[no-untyped-call]
-    return [*leading, *query.shape[-3:-1]]
-
-
-def table_of(args: tuple[Any, ...]) -> Tensor | None:
-    """The block_table, which is the last of the tensors that follow the value."""
-    return args[7] if len(args) > 7 else None
 
 
 def like_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *args: Any,
-    **kwargs: Any,
+    block_table: Tensor | None = None,
+    **others: Any,
 ) -> Tensor:
-    return query.new_empty((*rows_of(query, key, value, *args), value.shape[-1]))
+    return query.new_empty((*axes_of_rows(query, key, value, block_table), value.shape[-1]))
+
+
+def axes_of_rows(
+    query: Tensor, key: Tensor, value: Tensor, block_table: Tensor | None
+) -> tuple[int, ...]:
+    """(..., H, L), whose leading axes are those of all together; pools of pages have none."""
+    beside = [key.shape[:-3], value.shape[:-3]]
+    if block_table is not None:
+        beside = [block_table.shape[:-1]]
+    broadcast: Any = torch.broadcast_shapes
+    return (*broadcast(query.shape[:-3], *beside), *query.shape[-3:-1])
 
 
 def like_parts(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *args: Any,
+    block_table: Tensor | None = None,
     return_weights: bool = False,
     return_scores: bool = False,
     return_lse: bool = False,
-    **kwargs: Any,
+    **others: Any,
 ) -> list[Tensor]:
-    table = table_of(args)
-    keys = key.shape[-2] * (1 if table is None else table.shape[-1])
-    rows = rows_of(query, key, value, *args)
-    scores = query.new_empty((*rows, keys))
-    lse_dtype = torch.promote_types(query.dtype, torch.float32)
-    parts = [like_attention(query, key, value, *args)]
-    parts += [torch.empty_like(scores)] * return_weights
-    parts += [torch.empty_like(scores)] * return_scores
-    return parts + [query.new_empty(rows, dtype=lse_dtype)] * return_lse
+    keys = key.shape[-2] * (1 if block_table is None else block_table.shape[-1])
+    rows = axes_of_rows(query, key, value, block_table)
+    parts = [query.new_empty((*rows, value.shape[-1]))]
+    for wanted in (return_weights, return_scores):
+        parts += [query.new_empty((*rows, keys))] * wanted
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return parts + [query.new_empty(rows, dtype=wide)] * return_lse
 
 
 # ---- the operators -------------------------------------------------------------------------------
-
-PAIRS = {"segment_ids", "cu_seqlens"}
 
 # Name -> the schema, and the shape of what it gives.
 OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -148,19 +149,22 @@ def register(name: str, schema: str, shaped: Callable[..., Any]) -> None:
     operator = getattr(getattr(torch.ops.simdformer, base), overload or "default")
     names = [argument.name for argument in operator._schema.arguments]
 
+    def shape(*args: Any, **kwargs: Any) -> Any:
+        return shaped(**dict(zip(names, args, strict=False)), **kwargs)
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        for name in PAIRS & given.keys():  # of queries and keys, or one for both
-            both = given[name]
-            given[name] = both if both is None else tuple(both) if len(both) == 2 else both[0]
-        results: Any = on_the_cpu(**given)
+        named = dict(zip(names, args, strict=False)) | kwargs
+        for pair in PAIRS:
+            if named.get(pair) is not None:
+                named[pair] = tuple(named[pair]) if len(named[pair]) > 1 else named[pair][0]
+        results: Any = on_the_cpu(**named)
         return list(results) if schema.endswith("[]") else results
 
     def refuse(ctx: Any, **kwargs: Any) -> None:
         raise no_gradient(base)
 
     library.impl(name, kernel, "CPU")
-    torch.library.register_fake(f"simdformer::{name}", shaped, lib=library)
+    torch.library.register_fake(f"simdformer::{name}", shape, lib=library)
     torch.library.register_autograd(f"simdformer::{name}", never, setup_context=refuse, lib=library)
 
 
@@ -175,11 +179,6 @@ for _name, _definition in OPERATORS.items():
 
 # ---- the functions, while a graph is made --------------------------------------------------------
 
-UNBOUNDED = 2**61  # more than any side of a window
-
-# May be numbers or lists.
-COUNTS = ("positions", "causal_offset", "key_starts", "key_lengths", "block_table")
-
 
 def traced(name: str) -> Callable[..., Any] | None:
     """What calls the operator of a function with the function's arguments, for `on_tensors`; None
@@ -190,9 +189,9 @@ def traced(name: str) -> Callable[..., Any] | None:
 
     def call(out: Any = None, **given: Any) -> Any:
         named = {
-            name: converted(name, value)
+            name: of_a_schema(name, value)
             for name, value in given.items()
-            if not (name.startswith("return_") and value is False)
+            if not (value is None or (name.startswith("return_") and value is False))
         }
         results = operator(**named)
         if any(name.startswith("return_") for name in named):
@@ -202,26 +201,20 @@ def traced(name: str) -> Callable[..., Any] | None:
     return call
 
 
-def converted(name: str, value: Any) -> Any:
-    """An argument as schemas have it."""
-    if value is None:
-        return None
+def of_a_schema(name: str, value: Any) -> Any:
+    """An argument of a function as its operator takes it."""
     if name in COUNTS:
         return count_of(value)
-    if name in PAIRS:
-        both = value if isinstance(value, tuple) and len(value) == 2 else (value,)
-        return [torch.as_tensor(one) for one in both]
+    if name not in PAIRS:
+        return value
     if name == "window":
-        sides = value if isinstance(value, tuple | list) else (value - 1, value - 1)
-        return [UNBOUNDED if side is None else side for side in sides]
-    return value
+        return [value] if isinstance(value, int) else list(value)
+    return [count_of(one) for one in (value if isinstance(value, tuple) else (value,))]
 
 
 def count_of(value: Any) -> Any:
     """A tensor of one number, or of several; one that changes from call to call makes no graph of
     its own."""
-    if isinstance(value, Tensor):
-        return value
     if isinstance(value, int):
         return torch.full((), value, dtype=torch.int64)
     return torch.as_tensor(value)
