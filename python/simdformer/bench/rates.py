@@ -5,95 +5,119 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 import simdformer as sf
 from simdformer.bench.machine import free_memory, this_machine
 from simdformer.bench.models import random_weights
+from simdformer.bench.quantized_models import quantized_weights
 from simdformer.bench.stopwatch import compare
-from simdformer.bench.work import numpy_dtype, random_array
 from simdformer.models import ModelConfig, Transformer
-from simdformer.parallel.plan import Rates
+from simdformer.models.budget import decode_bytes
+from simdformer.parallel.plan import Rates, operations_of
 
 __all__ = ["measure_rates"]
 
-INPUTS = 2048  # of the matrix that decode is measured on
-SQUARE = 4096  # outputs and inputs of the one that a prompt is measured on
-PROMPT = 256  # rows
-REPEATED = 256  # rows of numbers that a matrix repeats: speed does not depend on what they say
+# Sizes that every memory has room for; wider models are not read at another rate.
+WIDEST, INNER, FEW_HEADS, VOCABULARY = 4096, 14336, 32, 512
+SMALL, SMALL_LAYERS = 256, 8
+PROMPT, BEHIND = 256, 32  # ids that are read at once, and those that a token stands behind
 LARGEST = 1 << 30  # bytes
-LAYERS = 8
+SIMILAR = "q4_k"  # of the types that are read but not written
 
 
-def measure_rates(config: ModelConfig, type: str, budget: float = 2.0) -> Rates:
-    """Within about `budget` seconds, on the threads in use: matrices of `type` (a dtype's name or a
-    quantised type's) far larger than the caches read by `linear` once a token, such a matrix
-    multiplied with the rows of a prompt, and small layers built as `config` says, whose time is
-    that of calls alone."""
-    seed = np.random.default_rng(0)
-    caches = this_machine().l2 + this_machine().l3
-    nbytes = min(max(4 * caches, LARGEST // 8), LARGEST, free_memory() // 4)
-    rows = max(1, int(nbytes / (INPUTS * bits_of(type) / 8)))
-    large, square = matrix(seed, rows, INPUTS, type), matrix(seed, SQUARE, SQUARE, type)
-    one, many = (random_array(seed, shape, "float32") for shape in ((1, INPUTS), (PROMPT, SQUARE)))
-    share = budget / 3
-    decode = best(lambda: sf.linear(one, large), share)
-    prompt = best(lambda: sf.linear(many, square), share)
-    return Rates(
-        read=large.nbytes / decode,
-        operations=2 * PROMPT * SQUARE**2 / prompt,
-        layer=time_of_calls(config, share),
-        threads=sf.get_num_threads(),
+def measure_rates(config: ModelConfig, type: str, budget: float = 3.0) -> Rates:
+    """Within about `budget` seconds, and those that it takes to make weights: a token and a prompt
+    go through some layers as wide as the model's, whose random weights in `type` (a dtype's name or
+    a quantised type's) are larger than the caches; and a token goes through very small layers,
+    whose time is that of calls alone."""
+    machine = this_machine()
+    heads = min(config.num_heads, FEW_HEADS)
+    wide = sample(
+        config,
+        hidden_size=min(config.hidden_size, WIDEST),
+        num_heads=heads,
+        num_kv_heads=max(1, heads * config.num_kv_heads // config.num_heads),
+        intermediate_size=min(inner_width(config), INNER),
     )
-
-
-def bits_of(type: str) -> float:
-    """Of a weight."""
-    types = sf.quantization_types()
-    return types[type].bits_per_weight if type in types else 8 * numpy_dtype(type).itemsize
-
-
-def matrix(rng: np.random.Generator, rows: int, columns: int, type: str) -> Any:
-    """(rows, columns), packed."""
-    few = random_array(rng, (min(rows, REPEATED), columns), "float32", columns**-0.5)
-    if type in sf.quantization_types():
-        blocks = sf.quantize(few, type).blocks()
-        blocks = np.resize(blocks, (rows, blocks.shape[1]))
-        return sf.QuantizedWeight.from_blocks(blocks, type, (rows, columns))
-    return sf.pack(np.resize(few.astype(numpy_dtype(type)), (rows, columns)))
+    enough = min(4 * (machine.l2 * machine.threads + machine.l3), LARGEST, free_memory() // 4)
+    model = made(wide, type)
+    one = decode_bytes(wide, model.weights, BEHIND, 4)
+    wide = replace(wide, num_layers=max(2, -(-enough // one)))
+    model = made(wide, type)
+    share = budget / 3
+    calls = time_of_calls(config, share)
+    token = time_of(model, 1, share) - wide.num_layers * calls
+    prompt = time_of(model, PROMPT, share)
+    return Rates(
+        read=decode_bytes(wide, model.weights, BEHIND, 4) / max(token, 1e-9),
+        operations=operations_of(wide, PROMPT) / prompt,
+        layer=calls,
+        threads=machine.threads,
+    )
 
 
 def time_of_calls(config: ModelConfig, budget: float) -> float:
     """Seconds a layer of one token when there is next to nothing to compute."""
-    experts = min(config.num_experts, 2 * config.num_experts_per_tok)
-    small = replace(
+    few = 2 * config.num_experts_per_tok
+    small = sample(
         config,
-        hidden_size=256,
+        hidden_size=SMALL,
         num_heads=2,
         num_kv_heads=1,
         head_dim=128,
-        num_layers=LAYERS,
-        intermediate_size=256,
-        vocab_size=256,
-        max_seq_len=64,
-        num_experts=experts,
-        expert_intermediate_size=256 if experts else 0,
-        shared_intermediate_size=256 if config.shared_intermediate_size else 0,
-        sliding_window=None,
-        rope_layers=None,
-        expert_layers=None,
-        rope_scaling=None,
-        rotary_dim=None,
+        intermediate_size=SMALL,
+        num_layers=SMALL_LAYERS,
+        num_experts=min(config.num_experts, few),
+        num_experts_per_tok=config.num_experts_per_tok,
+        expert_intermediate_size=SMALL if few else 0,
     )
-    model = Transformer(small, random_weights(small), dtype="float32")
-    cache = model.new_cache(8)
+    return time_of(made(small, "float32"), 1, budget) / SMALL_LAYERS
+
+
+def sample(config: ModelConfig, **sizes: Any) -> ModelConfig:
+    """A model like it in these sizes: every layer is like any other, and without experts where the
+    sizes name none."""
+    without = {"num_experts": 0, "num_experts_per_tok": 0, "expert_intermediate_size": 0}
+    alike: dict[str, Any] = {
+        "num_layers": 1,
+        "vocab_size": VOCABULARY,
+        "max_seq_len": PROMPT + BEHIND,
+        "tie_embeddings": True,
+        "rope_scaling": None,
+        "rotary_dim": None,
+        "sliding_window": None,
+        "rope_layers": None,
+        "expert_layers": None,
+        "shared_intermediate_size": 0,
+        "shared_router": False,
+    }
+    return replace(config, **alike | without | sizes)
+
+
+def inner_width(config: ModelConfig) -> int:
+    """Of the MLP, or of all experts together that a token goes through."""
+    if config.num_experts:
+        return config.num_experts_per_tok * config.expert_intermediate_size
+    return config.intermediate_size
+
+
+def made(config: ModelConfig, type: str) -> Transformer:
+    """Of random weights."""
+    if kind := sf.quantization_types().get(type):
+        weights = quantized_weights(config, type if kind.writable else SIMILAR)
+        return Transformer(config, weights)
+    return Transformer(config, random_weights(config), dtype=type)
+
+
+def time_of(model: Transformer, ids: int, budget: float) -> float:
+    """Seconds of a forward pass over new ids behind others."""
+    cache = model.new_cache()
+    model([1] * BEHIND, cache)
 
     def step() -> None:
-        cache.reset()
-        model([1], cache)
+        cache.truncate(BEHIND)
+        model([1] * ids, cache, logits_to_keep=1)
 
-    step()
-    return best(step, budget) / LAYERS
+    return best(step, budget)
 
 
 def best(call: Callable[[], object], budget: float) -> float:

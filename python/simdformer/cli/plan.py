@@ -39,6 +39,7 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "plan",
         run,
+        over_ranks=True,
         arguments="MODEL",
         help="memory and tokens a second of a model on several machines, before there are any",
         description="Measures this machine for some seconds and predicts from the shapes of MODEL "
@@ -51,7 +52,12 @@ def add(commands: "shared.Commands") -> None:
     shared.add_model(parser)
     shared.add_format(parser)
     parser.add_argument(
-        "--ranks", type=values.whole(1, 4096), default=8, metavar="N", help="up to N (default: 8)"
+        "--ranks",
+        dest="most",
+        type=values.whole(1, 4096),
+        default=8,
+        metavar="N",
+        help="up to N (default: 8)",
     )
     parser.add_argument(
         "--ranks-per-machine",
@@ -63,16 +69,14 @@ def add(commands: "shared.Commands") -> None:
     parser.add_argument(
         "--link",
         type=amount(BYTES_A_SECOND, "a rate such as 10Gb/s or 1.2GB/s"),
-        default=10e9 / 8,
         metavar="RATE",
-        help="between two machines (default: 10Gb/s)",
+        help="between two ranks (default: 10Gb/s; under mpiexec what its ranks measure)",
     )
     parser.add_argument(
         "--latency",
         type=amount(SECONDS, "a time such as 20us or 0.1ms"),
-        default=20e-6,
         metavar="TIME",
-        help="of the shortest message (default: 20us)",
+        help="of the shortest message (default: 20us; under mpiexec what its ranks measure)",
     )
     parser.add_argument(
         "--type",
@@ -105,26 +109,34 @@ def amount(units: Mapping[str, float], needed: str) -> Callable[[str], float]:
 
 def run(options: argparse.Namespace) -> int:
     from simdformer.bench.rates import measure_rates
+    from simdformer.parallel.link import measure_link
     from simdformer.parallel.plan import Link, Load, predict, sizes_of
 
+    usual = Link(10e9 / 8, 20e-6) if options.ranks.size == 1 else measure_link(options.ranks)
+    link = Link(options.link or usual.bandwidth, options.latency or usual.latency)
+    if options.ranks.rank > 0:
+        return 0  # the others have told what the link does
     config, types = model_of(options)
     sizes = sizes_of(config, types)
     by_type: dict[str, float] = {}
     for name, size in sizes.items():
         by_type[types[name]] = by_type.get(types[name], 0.0) + size
     most = max(by_type, key=by_type.__getitem__)
-    rates = measure_rates(config, most)
-    link = Link(options.link, options.latency)
+    # the ranks of a machine divide its cores; here one speaks for all of it
+    alone = options.ranks.size == 1
+    with sf.num_threads(sf.get_num_threads() if alone else len(os.sched_getaffinity(0))):
+        rates = measure_rates(config, most)
     load = Load(context=options.context, prompt=options.prompt)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     print(
         f"{config.summary}, {output.memory(int(sum(sizes.values())))} of weights, most of them "
         f"{most}\n"
-        f"a machine like this one: {output.memory(memory)}, {sf.get_num_threads()} threads, "
+        f"a machine like this one: {output.memory(memory)}, {rates.threads} threads, "
         f"{rates.read / 1e9:.1f} GB/s of {most},\n"
         f"  {rates.operations / 1e9:.0f} GFLOPS with a prompt, {rates.layer * 1e6:.0f} us a layer "
         "besides\n"
-        f"KV cache: {load.context} positions; prompt: {load.prompt} ids\n"
+        f"link: {link.bandwidth * 8e-9:.3g} Gb/s, {link.latency * 1e6:.3g} us; KV cache: "
+        f"{load.context} positions; prompt: {load.prompt} ids\n"
     )
     print(HEAD)
     ranks, told = 1, 0.0
@@ -140,9 +152,9 @@ def run(options: argparse.Namespace) -> int:
         on_one = min(ranks, options.ranks_per_machine)
         print(line(found, load.prompt, fits=on_one * found.memory < memory))
         told = max(told, found.memory if on_one * found.memory >= memory else 0.0)
-        if ranks == options.ranks:
+        if ranks == options.most:
             break
-        ranks = min(2 * ranks, options.ranks)
+        ranks = min(2 * ranks, options.most)
     if told:
         print("* more memory than this machine has")
     return 0

@@ -17,7 +17,7 @@ from simdformer.models.weights import weight_axes, weight_shapes
 from simdformer.parallel.mpi import in_one_exchange
 from simdformer.quantization.types import quantization_types
 
-__all__ = ["Link", "Load", "Prediction", "Rates", "predict", "sizes_of"]
+__all__ = ["Link", "Load", "Prediction", "Rates", "operations_of", "predict", "sizes_of"]
 
 FLOAT = 4  # bytes of an activation, which is what ranks send each other, and of a cached number
 DRAWS = 2000  # choices of experts, for the rank that most of them fall to
@@ -145,6 +145,12 @@ def bits_of(type: str) -> float:
 def block_of(type: str) -> int:
     kind = quantization_types().get(type)
     return kind.block if kind else 1
+
+
+def operations_of(config: ModelConfig, prompt: int) -> float:
+    """Multiplications and additions of one process that reads so many ids."""
+    sizes = dict.fromkeys(weight_shapes(config), 0.0)
+    return Bill.of(config, sizes, Part.whole(config), Load(prompt=prompt), 1).operations
 
 
 @dataclass(frozen=True)
