@@ -164,6 +164,7 @@ View gathered_view(const Attention& call, const View& pool, int64_t sequences) {
 }
 
 void gather(const Attention& call, const View& pool, const View& view) {
+  if (pool.shape[0] == 0) return;  // no page is looked at
   const int64_t heads = pool.shape[1], page = pool.shape[2], keys = view.shape[2], row = view.strides[2];
   parallel_for(view.shape[0] * heads, grain_of(cost::byte * static_cast<double>(2 * view.strides[1])),
                [&](int64_t begin, int64_t end) {

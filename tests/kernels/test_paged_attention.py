@@ -137,3 +137,19 @@ def test_what_is_no_table_of_pages_is_refused(message, rng):
     with pytest.raises((ValueError, TypeError)) as refused:
         attention(**call)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("page", [16, 5])
+def test_a_pool_without_pages_is_not_looked_at(page, rng):
+    query = rng.standard_normal((2, 3, 4, 8), dtype=np.float32)
+    pool = np.empty((0, 3, page, 8), np.float32)
+    z = sf.scaled_dot_product_attention(
+        query,
+        pool,
+        pool,
+        is_causal=True,
+        causal_offset=0,
+        key_lengths=[0, 0],
+        block_table=np.zeros((2, 4), np.int64),
+    )
+    assert (z == 0).all()
