@@ -29,6 +29,41 @@ def test_run_writes_the_text_and_then_speed_and_hash(command, tiny):
     )
 
 
+REPEATING = "Tom has a red car. Mia has a blue car. Tom has a red car. Mia has"
+
+
+@pytest.mark.parametrize("draft", ["prompt", "demo"])
+def test_a_draft_is_counted_and_changes_no_text(command, draft):
+    run = ("run", "demo", REPEATING, "--max-new-tokens", 40)
+    _, text, plain = command(*run)
+    status, drafted, err = command(*run, "--draft", draft)
+    assert (status, drafted) == (0, text)
+    assert "drafted" not in plain
+    accepted, proposed = map(
+        int, re.search(r", (\d+) of (\d+) drafted tokens accepted,", err).groups()
+    )
+    assert 5 < accepted <= proposed
+    assert re.search("logits [0-9a-f]+", err)[0] == re.search("logits [0-9a-f]+", plain)[0]
+
+
+def test_what_is_drafted_is_read_once(command, monkeypatch):
+    """Bytes read a second are those of the steps, not of the tokens that came."""
+    reports = []
+
+    def generate(self, prompt, report, draft, **options):
+        report.prompt_ids, report.decode_ids, report.decode_seconds = 10, 100, 1.0
+        report.drafted, report.accepted = reports.pop()
+        return "text"
+
+    monkeypatch.setattr("simdformer.text.LanguageModel.generate", generate)
+    rates = []
+    for counts in ((0, 0), (90, 75)):
+        reports.append(counts)
+        err = command("run", "demo", "a")[2]
+        rates.append(float(re.search(r"\((\d+\.\d) of", err)[1]))
+    assert rates[1] == pytest.approx(rates[0] / 4, abs=0.05)
+
+
 def test_the_hash_tells_runs_apart(command, tiny):
     def hash_of(*arguments):
         return re.search("logits ([0-9a-f]+)", command("run", tiny, *arguments)[2])[1]
@@ -50,9 +85,8 @@ def test_options_reach_the_model(command, tiny, monkeypatch):
 
     monkeypatch.setattr("simdformer.text.LanguageModel.generate", generate)
     options = "--temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2"
-    options += (
-        f" --seed 4 --stop a --stop b --max-seq-len 40 --threads 1 --isa {sf.isas()[0].upper()}"
-    )
+    options += " --draft prompt --seed 4 --stop a --stop b --max-seq-len 40 --threads 1"
+    options += f" --isa {sf.isas()[0].upper()}"
     status, out, _ = command("run", tiny / "model.bin", "abc", *options.split())
     assert (status, out) == (0, "abctext\n")
     del seen["streamer"], seen["report"]
@@ -63,6 +97,7 @@ def test_options_reach_the_model(command, tiny, monkeypatch):
         "top_p": 0.9,
         "min_p": 0.1,
         "repetition_penalty": 1.2,
+        "draft": "prompt",
         "seed": 4,
         "stop": ["a", "b"],
         "max_seq_len": 40,
@@ -102,6 +137,14 @@ def test_the_story_comes_out(command, shared):
         (
             ["run", "{tiny}/model.bin", "\udcff"],
             "character 1 of what was given cannot be read",
+        ),
+        (
+            ["run", "{tiny}/model.bin", "a", "--draft", "demo"],
+            "--draft: demo has a vocabulary of 1024, needed is that of {tiny}/model.bin, 300",
+        ),
+        (
+            ["run", "demo", "a", "--draft", "{tiny}/nowhere"],
+            "{tiny}/nowhere: No such file or direc",
         ),
         (["info", "{tiny}/nowhere"], "{tiny}/nowhere: No such file or directory"),
         (["demo", "{tiny}/nowhere"], "{tiny}/nowhere: No such file or directory"),

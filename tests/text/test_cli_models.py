@@ -131,6 +131,15 @@ def test_a_chat_with_a_model(command, monkeypatch):
     assert command("chat", sf.demo_path(), "--max-new-tokens", 5) == (0, expected + "\n", "")
 
 
+def test_a_chat_with_a_draft(command, monkeypatch):
+    said = []
+    for draft in ([], ["--draft", "demo"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+        said.append(command("chat", "demo", "--max-new-tokens", 20, *draft))
+    assert said[0][:2] == said[1][:2]
+    assert re.fullmatch(r"\d+ of \d+ drafted tokens accepted\n", said[1][2])
+
+
 EVIL = "a\x1b]0;title\x07\x9b2Jb\tc\r\n"
 HARMLESS = "a\ufffd]0;title\ufffd\ufffd2Jb\tc\ufffd\n"
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,20 @@ def test_every_prompt_gets_what_it_gets_alone(command, files):
     before = out.read_bytes()
     assert command(*arguments)[2] == "6 of 6 answers are there already\n"
     assert out.read_bytes() == before
+
+
+def test_a_draft_is_counted_and_changes_no_answer(command, files):
+    prompts, out = files
+    prompts.write_text(
+        json.dumps("Tom has a red car. Mia has a blue car. Tom has a red car. Mia has") + "\n"
+    )
+    arguments = ["generate", "demo", prompts, "--max-new-tokens", 30, "--out"]
+    assert "drafted" not in command(*arguments, out)[2]
+    drafted = out.with_name("drafted.jsonl")
+    assert re.search(
+        r", \d+ of \d+ drafted tokens accep", command(*arguments, drafted, "--draft", "prompt")[2]
+    )
+    assert answers_of(drafted) == answers_of(out)
 
 
 def test_lines_of_three_kinds(command, files):

@@ -22,6 +22,8 @@ matplotlib are used when they are installed; nothing here needs them.
 """
 
 from simdformer.bench.attention import Attention, RoPE
+from simdformer.bench.batches import BatchRun
+from simdformer.bench.drafts import DraftRun
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
@@ -30,16 +32,19 @@ from simdformer.bench.plugins import PluginRun
 from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.quantized_models import QuantizedModelRun
 from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
-from simdformer.bench.roofline import plot_roofline, save_roofline
+from simdformer.bench.roofline import plot_roofline
 from simdformer.bench.runner import all_cases, run, run_case, select
 from simdformer.bench.stopwatch import Stopwatch, compare
+from simdformer.bench.throughput import plot_throughput, save_plot
 from simdformer.bench.work import Case, Goal, Operation, Work, relative_error
 
 __all__ = [
     "SHAPES",
     "Attention",
+    "BatchRun",
     "Case",
     "Company",
+    "DraftRun",
     "Goal",
     "Level",
     "Limits",
@@ -65,11 +70,12 @@ __all__ = [
     "compare",
     "measure_limits",
     "plot_roofline",
+    "plot_throughput",
     "random_weights",
     "relative_error",
     "run",
     "run_case",
-    "save_roofline",
+    "save_plot",
     "select",
     "this_machine",
 ]

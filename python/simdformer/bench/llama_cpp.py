@@ -24,12 +24,13 @@ from simdformer.functional import QuantizedWeight
 from simdformer.models import ModelConfig
 from simdformer.types import Array
 
-__all__ = ["Context", "Model", "contestant", "missing", "write_model"]
+__all__ = ["Context", "Model", "contestant", "contestant_of_many", "missing", "write_model"]
 
 Weights = Mapping[str, Array | QuantizedWeight]
 
 FLOAT16 = 1  # ggml's number for it
 EVERYTHING = -1  # until the end, as a position
+EVERY_TEXT = -1  # as the number of a sequence
 
 
 def missing() -> Missing | None:
@@ -79,12 +80,16 @@ def write_model(path: Path, config: ModelConfig, weights: Weights) -> None:
 
 
 class Context:
-    """A sequence: a cache for `room` ids and what llama.cpp computes with."""
+    """`texts` sequences: a cache for `room` ids of each, and what llama.cpp computes with."""
 
-    def __init__(self, model: Model, room: int, threads: int, *, flash: bool = True) -> None:
+    def __init__(
+        self, model: Model, room: int, threads: int, *, flash: bool = True, texts: int = 1
+    ) -> None:
         library = model.library
         options = library.llama_context_default_params()
-        options.n_ctx = options.n_batch = options.n_ubatch = room  # a prompt goes through at once
+        options.n_ctx, options.n_seq_max = room * texts, texts
+        options.kv_unified = False  # each text has cells of its own, which is faster
+        options.n_batch = options.n_ubatch = max(room, texts)  # a prompt goes through at once
         options.n_threads = options.n_threads_batch = threads
         options.type_k = options.type_v = FLOAT16
         options.flash_attn_type = (
@@ -92,12 +97,13 @@ class Context:
             if flash
             else library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        options.n_outputs_max = 1
+        options.n_outputs_max = texts
         options.offload_kqv = options.op_offload = False
         handle = library.llama_init_from_model(model.handle, options)
         if not handle:
             raise RuntimeError(f"llama.cpp has no memory for {room} ids")
         self.model, self.handle = model, handle  # the model lives as long as its contexts
+        self.texts = texts
         self.memory = library.llama_get_memory(handle)
         weakref.finalize(self, library.llama_free, handle)
 
@@ -121,8 +127,42 @@ class Context:
 
     def logits(self, ids: Array, after: int = 0) -> Array:
         """What `step` gives, as an array (V,)."""
-        pointer = self.step(ids, after)()
+        return self.array(self.step(ids, after)())
+
+    def array(self, pointer: Any) -> Array:
+        """The logits (V,) that a call has left, until the next one."""
         return np.ctypeslib.as_array(pointer, (self.model.vocab_size,)).copy()
+
+    def copy(self) -> None:
+        """What the first text holds for the others, in cells of their own."""
+        library = self.model.library
+        size = library.llama_state_seq_get_size(self.handle, 0)
+        state = (ctypes.c_uint8 * size)()
+        library.llama_state_seq_get_data(self.handle, state, size, 0)
+        for text in range(1, self.texts):
+            if library.llama_state_seq_set_data(self.handle, state, size, text) != size:
+                raise RuntimeError(f"llama.cpp does not copy a text of {size} bytes")
+
+    def step_of_all(self, ids: Array, after: int) -> Callable[[], Any]:
+        """A call that puts one id behind the first `after` of each text.
+
+        It gives a pointer to the logits of the last text.
+        """
+        library = self.model.library
+        batch = library.llama_batch_init(self.texts, 0, 1)
+        weakref.finalize(self, library.llama_batch_free, batch)
+        batch.n_tokens = self.texts
+        for text, id in enumerate(ids):
+            batch.token[text], batch.pos[text], batch.logits[text] = int(id), after, 1
+            batch.n_seq_id[text], batch.seq_id[text][0] = 1, text
+
+        def call() -> Any:
+            library.llama_memory_seq_rm(self.memory, EVERY_TEXT, after, EVERYTHING)
+            if library.llama_decode(self.handle, batch) != 0:
+                raise RuntimeError(f"llama.cpp does not take {self.texts} texts")
+            return library.llama_get_logits_ith(self.handle, self.texts - 1)
+
+        return call
 
 
 def contestant(
@@ -147,3 +187,24 @@ def contestant(
     return Contestant(
         LLAMA_CPP, (way("flash attention", flash=True), way("attention", flash=False))
     )
+
+
+def contestant_of_many(
+    model: Model, beginning: Array, next_ids: Array, checked_ids: Array, threads: int
+) -> Contestant:
+    """An id for each of many texts that begin alike; what is compared are the logits of the last
+    text after `checked_ids`.
+    """
+
+    def step(ids: Array, next_ids: Array) -> tuple[Context, Callable[[], Any]]:
+        context = Context(model, len(ids) + 1, threads, texts=len(next_ids))
+        context.logits(ids)
+        context.copy()
+        return context, context.step_of_all(next_ids, len(ids))
+
+    def checked(_: Any) -> Array:
+        context, call = step(checked_ids[:-1], np.repeat(checked_ids[-1:], len(next_ids)))
+        return context.array(call())
+
+    # Without flash attention it is slower with one text and with 64.
+    return Contestant(LLAMA_CPP, (Way("flash attention", step(beginning, next_ids)[1], checked),))

@@ -1,7 +1,6 @@
 """The roofline: how much arithmetic an operation has for each byte, against how fast it is."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from simdformer.bench.results import Result, Results
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_roofline", "save_roofline"]
+__all__ = ["new_axes", "plot_roofline"]
 
 # Okabe and Ito's colours, which all eyes tell apart; a shape a contestant for print in grey.
 STYLES: dict[str, dict[str, Any]] = {
@@ -24,17 +23,6 @@ STYLES: dict[str, dict[str, Any]] = {
 FONT = 8  # points
 
 
-def save_roofline(results: Results, file: Path) -> None:
-    """Draws and saves it, in the format that the name of the file ends in.
-
-    ImportError: matplotlib is not installed.
-    """
-    ax = new_axes()
-    plot_roofline(results, ax)
-    figure: Any = ax.figure
-    figure.savefig(file, dpi=160)
-
-
 def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
     """One dot a case and contestant; the roofs are the limits of the machine.
 
@@ -42,7 +30,7 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
     only cost a call, and those that compute nothing, are left out.
     """
     if ax is None:
-        ax = new_axes()
+        (ax,) = new_axes(1)
     shown = [
         result
         for result in results.results
@@ -76,14 +64,16 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-def new_axes() -> "Axes":
+def new_axes(count: int) -> "list[Axes]":
+    """So many beside each other. ImportError: matplotlib is not installed."""
     figures = optional("matplotlib.figure")
     if figures is None:
         raise ImportError(
             "bench: matplotlib is not installed, which draws the plot; pip install matplotlib"
         )
-    axes: Axes = figures.Figure(figsize=(8, 5), layout="constrained").subplots()
-    return axes
+    figure = figures.Figure(figsize=(3 + 5 * count, 5), layout="constrained")
+    widths = [8, *[5] * (count - 1)]
+    return list(figure.subplots(1, count, squeeze=False, width_ratios=widths)[0])
 
 
 def ridge(limits: Limits) -> float:

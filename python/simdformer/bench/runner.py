@@ -20,7 +20,9 @@ import numpy as np
 
 import simdformer as sf
 from simdformer.bench.attention import Attention, RoPE
+from simdformer.bench.batches import batch_cases
 from simdformer.bench.contestants import Contestant, Missing, Way, torch_threads
+from simdformer.bench.drafts import draft_cases
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading, loading_cases, run_loading
 from simdformer.bench.machine import (
@@ -80,7 +82,8 @@ def all_cases(*, models: bool = False, transformers: bool = False) -> list[Case]
         name, work = operation.smallest()
         cases.append(Case(f"call/{name}", work, (NOT_BEHIND, SHORTEST_CALL)))
     if models:
-        cases += [*model_cases(), *loading_cases(), *quantized_model_cases()]
+        cases += [*model_cases(), *batch_cases(), *draft_cases(), *loading_cases()]
+        cases += quantized_model_cases()
     if transformers:
         cases += plugin_cases()
     return cases

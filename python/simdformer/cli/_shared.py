@@ -12,13 +12,14 @@ from simdformer.cli._output import describe
 from simdformer.models.communicator import Communicator
 
 if TYPE_CHECKING:
-    from simdformer.text import LanguageModel
+    from simdformer.text import Batch, LanguageModel, Report
     from simdformer.text.tokenizer import Tokenizer
 
     Commands = argparse._SubParsersAction["Parser"]
 
 __all__ = [
     "Parser",
+    "add_draft",
     "add_format",
     "add_machine",
     "add_model",
@@ -27,6 +28,8 @@ __all__ = [
     "add_prompt",
     "add_sampling",
     "command",
+    "draft_of",
+    "drafted",
     "load",
     "prompt_of",
     "readable",
@@ -245,6 +248,42 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end before this text; may be repeated",
     )
+
+
+def add_draft(parser: argparse.ArgumentParser) -> None:
+    """The option --draft."""
+    parser.add_argument(
+        "--draft",
+        type=values.text,
+        metavar="prompt|MODEL",
+        help="who guesses the next tokens, which are then read together: what followed the same "
+        "tokens before (prompt), or a smaller model of the same vocabulary; the text is the same, "
+        "one that repeats itself comes faster",
+    )
+
+
+def draft_of(options: argparse.Namespace, model: "LanguageModel") -> "LanguageModel | str | None":
+    """What `add_draft` asked for. ValueError: the model has another vocabulary."""
+    name: str | None = options.draft
+    if name is None or name == "prompt":
+        return name
+    from simdformer.text import from_pretrained
+
+    draft = from_pretrained(name)
+    found, needed = draft.config.vocab_size, model.config.vocab_size
+    if found != needed:
+        raise ValueError(
+            f"--draft: {name} has a vocabulary of {found}, needed is that of "
+            f"{options.model}, {needed}"
+        )
+    return draft
+
+
+def drafted(counts: "Report | Batch") -> str:
+    """What drafts were worth, for a line of statistics; "" where nothing was drafted."""
+    if not counts.drafted:
+        return ""
+    return f", {counts.accepted:,} of {counts.drafted:,} drafted tokens accepted"
 
 
 def sampling_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -57,7 +57,10 @@ def add(commands: "shared.Commands") -> None:
     output.add_argument("--markdown", action="store_true", help="the table as Markdown")
     output.add_argument("--json", type=Path, metavar="FILE", help="every number, to a file")
     output.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="the roofline (needs matplotlib)"
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="the roofline, and tokens a second against texts at once (needs matplotlib)",
     )
 
 
@@ -84,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         text = json.dumps(results.as_json(), indent=1, allow_nan=False)
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.plot:
-        bench.save_roofline(results, options.plot)
+        bench.save_plot(results, options.plot)
     if results.interrupted:
         return 130
     return 0 if results.right else 1
@@ -102,4 +105,4 @@ def check_files(options: argparse.Namespace) -> None:
         with file.open("a"):  # creates it, and leaves what is in it alone for now
             pass
     if options.plot:
-        new_axes()
+        new_axes(1)

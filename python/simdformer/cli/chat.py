@@ -7,8 +7,7 @@ from typing import Any
 
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
-from simdformer.models import PagedKVCache
-from simdformer.text import LanguageModel
+from simdformer.text import LanguageModel, Report
 
 __all__ = ["add"]
 
@@ -37,6 +36,7 @@ def add(commands: "shared.Commands") -> None:
     shared.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
     shared.add_new_tokens(parser, "an answer", "what the model has room for")
+    shared.add_draft(parser)
     shared.add_model_options(parser)
     shared.add_sampling(parser)
 
@@ -53,14 +53,17 @@ def run(options: argparse.Namespace) -> int:
         )
     if sys.stdin.isatty():
         print(f"Write a line, {options.model} answers. {HELP} tells more.", file=sys.stderr)
-    converse(model, options)
+    converse(model, options, draft=shared.draft_of(options, model))
     return 0
 
 
-def converse(model: LanguageModel, options: argparse.Namespace) -> None:
+def converse(
+    model: LanguageModel, options: argparse.Namespace, draft: LanguageModel | str | None
+) -> None:
     beginning = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(beginning)
     cache = model.new_paged_cache()  # what was said is not read again
+    how = {"cache": cache, "draft": draft, **shared.sampling_of(options)}
     while (line := options.ranks.first(next_line)) is not None:
         if line.startswith("/"):
             command = line.strip()
@@ -74,7 +77,7 @@ def converse(model: LanguageModel, options: argparse.Namespace) -> None:
             said = {"role": "user", "content": line.strip()}
             try:
                 shared.readable(line)
-                text = answer(model, [*messages, said], cache, options)
+                text = answer(model, [*messages, said], options, how)
             except ValueError as error:  # too long, or the template minds; nothing was said
                 print(f"{output.describe(error)}; {RESET} begins anew", file=sys.stderr)
             else:
@@ -111,21 +114,18 @@ def next_line() -> str | None:
 def answer(
     model: LanguageModel,
     messages: list[dict[str, str]],
-    cache: PagedKVCache,
     options: argparse.Namespace,
+    how: dict[str, Any],
 ) -> str:
-    """Writes what the model says as it comes; after Ctrl-C it is what had come."""
-    streamer = Kept()
+    """Writes what the model says as it comes; after Ctrl-C it is what had come. `how` are options
+    of `generate`."""
+    streamer, report = Kept(), Report()
     # Of several ranks one cannot stop while the others go on: there Ctrl-C ends the conversation.
     stops = (KeyboardInterrupt,) if options.ranks.size == 1 else ()
     with contextlib.suppress(*stops):
-        model.chat(
-            messages,
-            options.max_new_tokens,
-            streamer=streamer,
-            cache=cache,
-            **shared.sampling_of(options),
-        )
+        model.chat(messages, options.max_new_tokens, streamer=streamer, report=report, **how)
+    if worth := shared.drafted(report):
+        print(worth.removeprefix(", "), file=sys.stderr)
     return streamer.text
 
 

@@ -73,6 +73,7 @@ def add(commands: "shared.Commands") -> None:
         metavar="N",
         help="so many ranks of mpiexec hold a model together (default: 1)",
     )
+    shared.add_draft(parser)
     shared.add_model_options(parser)
     shared.add_sampling(parser)
 
@@ -119,6 +120,7 @@ def answer(
     """Continues prompts, and writes what has ended."""
     model = shared.load(options, group)
     shared.tokenizer_of(model, options)
+    how = {"draft": shared.draft_of(options, model), **shared.sampling_of(options)}
     with options.ranks.together():  # all are read before the work begins: a bad one ends it here
         waiting = [(prompt, *ids_of(options, model, prompt)) for prompt in prompts]
     memory = None if options.cache_memory is None else int(options.cache_memory * 1e9)
@@ -126,9 +128,10 @@ def answer(
     running: dict[int, tuple[int, list[str]]] = {}
     with Tally(len(prompts), options.ranks.size > 1) as tally:
 
-        def write(number: int, said: list[str]) -> None:
-            answers.write(waiting[number][0].id, "".join(said), len(said))
-            tally.add(len(said))
+        def write(number: int, said: tuple[str, int]) -> None:
+            text, tokens = said
+            answers.write(waiting[number][0].id, text, tokens)
+            tally.add(tokens)
 
         dealer = Dealer(
             options.ranks, group, len(waiting), ahead=2 * options.max_batch, write=write
@@ -136,15 +139,16 @@ def answer(
         while (numbers := dealer.take(idle=not batch.unfinished)) is not None:
             for number in numbers:
                 _, ids, new = waiting[number]
-                running[batch.add(ids, new, **shared.sampling_of(options))] = number, []
+                running[batch.add(ids, new, **how)] = number, []
             for update in batch.step():
                 number, said = running[update.id]
                 said.append(update.new)
                 if update.ended:
                     del running[update.id]
-                    dealer.done(number, said)
+                    dealer.done(number, ("".join(said), update.chosen))
     options.ranks.first(lambda: None)  # all stay until the last answer is written
-    print(f"{output.count(len(prompts), 'prompt')}, {tally.rate}", file=sys.stderr)
+    worth = shared.drafted(batch) if options.ranks.size == 1 else ""  # others know of theirs
+    print(f"{output.count(len(prompts), 'prompt')}, {tally.rate}{worth}", file=sys.stderr)
 
 
 class Tally:

@@ -37,6 +37,7 @@ def add(commands: "shared.Commands") -> None:
     shared.add_new_tokens(
         parser, "the continuation", f"{DEFAULT_NEW_TOKENS}, or what the model has room for"
     )
+    shared.add_draft(parser)
     shared.add_model_options(parser)
     shared.add_sampling(parser)
 
@@ -46,13 +47,14 @@ def run(options: argparse.Namespace) -> int:
     model = shared.load(options)
     prompt_ids = len(shared.tokenizer_of(model, options).encode(prompt))
     wanted = new_tokens(prompt_ids, options.max_new_tokens, model.config.max_seq_len)
-    report = Report()
+    report, draft = Report(), shared.draft_of(options, model)
     output.write(prompt)
     model.generate(
         prompt,
         max_new_tokens=wanted,
         streamer=output.write,
         report=report,
+        draft=draft,
         **shared.sampling_of(options),
     )
     output.write("\n")
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     print(
         f"prefill {output.rate(report.prompt_ids, report.prefill_seconds)}, "
         f"decode {output.rate(report.decode_ids, report.decode_seconds)}"
-        f"{bandwidth(model, report)}, "
+        f"{bandwidth(model, report)}{shared.drafted(report)}, "
         f"last logits {output.hash_of(report.logits)}, {sf.isa()}, "
         f"{over_ranks(options)}{output.count(sf.get_num_threads(), 'thread')}",
         file=sys.stderr,
@@ -81,7 +83,8 @@ def bandwidth(model: LanguageModel, report: Report) -> str:
         return ""
     middle = report.prompt_ids + report.decode_ids // 2  # as good as the mean: it grows evenly
     each = decode_bytes(model.config, model.transformer.weights, middle, FLOAT32)
-    found = each * report.decode_ids / report.decode_seconds
+    steps = report.decode_ids - report.accepted  # what was drafted is read together
+    found = each * steps / report.decode_seconds
     possible = read_rate(min(each, MOST_READ))
     return f" ({found / 1e9:.1f} of {possible / 1e9:.1f} GB/s)"
 

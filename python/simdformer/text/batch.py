@@ -13,11 +13,12 @@ __all__ = ["Batch", "Update"]
 
 class Update(NamedTuple):
     """What a step gave one text: `id` as `add` named it, the new text (new ids for a prompt of
-    ids), and whether that was the last."""
+    ids), whether that was the last, and how many ids were chosen for it until now."""
 
     id: int
     new: Any
     ended: bool
+    chosen: int
 
 
 class Batch:
@@ -53,6 +54,7 @@ class Batch:
         self._requests: dict[int, Request] = {}
         self._said: dict[int, list[Any]] = {}
         self._added = 0
+        self.drafted = self.accepted = 0  # ids that drafts proposed, and those that were as chosen
 
     def __repr__(self) -> str:
         running, waiting = len(self._batch.running), len(self._batch.waiting)
@@ -66,8 +68,8 @@ class Batch:
     def add(
         self, prompt: NumpyArrayLike, max_new_tokens: int | None = None, **sampling: Any
     ) -> int:
-        """A prompt, text or ids, with `max_new_tokens`, `stop` and what samples (temperature,
-        top_k, top_p, min_p, repetition_penalty, seed) as in `generate`; its number.
+        """A prompt, text or ids, with `max_new_tokens`, `stop`, `draft` and what samples
+        (temperature, top_k, top_p, min_p, repetition_penalty, seed) as in `generate`; its number.
 
         ValueError, TypeError: as `generate`.
         """
@@ -89,7 +91,10 @@ class Batch:
         """One more id for every text that has been read, and what is new: text for a prompt of
         text ("" while a character is incomplete), ids for one of ids. [] when all have ended."""
         if self._batch.unfinished:
-            got = {id(request) for request, _ in self._batch.step().logits}
+            step = self._batch.step()
+            self.drafted += step.drafted
+            self.accepted += step.accepted
+            got = {id(request) for request, _ in step.logits}
             return [
                 self._update(number)
                 for number, request in list(self._requests.items())
@@ -113,4 +118,4 @@ class Batch:
         said.clear()
         if request.text.ended:
             del self._requests[number], self._said[number]
-        return Update(number, new, request.text.ended)
+        return Update(number, new, request.text.ended, request.chosen)

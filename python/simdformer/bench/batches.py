@@ -1,0 +1,148 @@
+"""Many texts at once as work: one more id for each of them, chosen from logits, in one step.
+
+A text has keys and values of its own, in pages (llama.cpp: in cells of its own), though all of them
+begin alike. Beside several texts stand the same texts one by one.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from simdformer.bench import llama_cpp
+from simdformer.bench.contestants import LLAMA_CPP, OURS, Contestant, Missing, Way
+from simdformer.bench.models import SHAPES, ModelRun, made, random_weights
+from simdformer.bench.work import Case, Dtype, Inputs, numpy_dtype, times
+from simdformer.models import PagedKVCache, Transformer
+from simdformer.models.batch_pass import BatchPass, Piece
+from simdformer.models.budget import cache_bytes
+from simdformer.models.paged_cache import PagedSequence
+from simdformer.runtime import get_num_threads
+from simdformer.text.sampling import Sampler
+from simdformer.types import Array
+
+__all__ = ["ONE_BY_ONE", "BatchRun", "batch_cases"]
+
+SHAPE = "Qwen3-0.6B"
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+MANY = COUNTS[-1]
+ONE_BY_ONE = "one by one"  # ours
+
+
+def batch_cases() -> Iterator[Case]:
+    """From one text to many, in two arithmetics."""
+    arithmetics: tuple[Dtype, ...] = ("float32", "bfloat16")
+    for dtype in arithmetics:
+        for texts in COUNTS:
+            work = BatchRun(config=SHAPES[SHAPE], in_cache=64, texts=texts, dtype=dtype)
+            many = (times(1.2, LLAMA_CPP), times(8.0, ONE_BY_ONE))
+            goals = many if texts == MANY else (times(1.0, LLAMA_CPP),)
+            yield Case(f"{SHAPE}/batch/{dtype}/{texts}", work, goals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun(ModelRun):
+    """A step of `texts` texts, behind `in_cache` ids each."""
+
+    new: int = 1
+    texts: int
+
+    @property
+    def operation(self) -> str:
+        return "decode many texts"
+
+    @property
+    def flops(self) -> int:
+        return self.texts * super().flops
+
+    @property
+    def nbytes(self) -> int:
+        """Every weight once, and the cache of each text."""
+        each = cache_bytes(self.config, self.in_cache + 1, numpy_dtype(self.cache_dtype).itemsize)
+        return super().nbytes + (self.texts - 1) * each
+
+    def speed(self, seconds: float) -> float:
+        return self.texts / seconds
+
+    def inputs(self, rng: np.random.Generator) -> Inputs:
+        """config, weights, ids (in_cache + texts,): how all begin, and what each reads next."""
+        ids = rng.integers(self.config.vocab_size, size=self.in_cache + self.texts)
+        return {"config": self.config, "weights": random_weights(self.config), "ids": ids}
+
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        return [*ours(self, inputs), with_llama_cpp(self, inputs)]
+
+    def smaller(self) -> Self:
+        return replace(super().smaller(), texts=min(self.texts, 3))
+
+
+def ours(work: BatchRun, inputs: Inputs) -> Iterator[Contestant]:
+    config, weights = work.config, inputs["weights"]
+    packed: Transformer = made(OURS, work.model, lambda: Transformer(config, weights))
+    model = copy(packed)  # another arithmetic on the same packed weights
+    model.activations = numpy_dtype(work.dtype)
+    beginning, next_ids = np.split(inputs["ids"], [work.in_cache])
+    cache = model.new_paged_cache(dtype=work.cache_dtype)
+    texts = begun(model, cache, beginning, work.texts)
+    together = step(model, texts, next_ids)
+
+    def checked(_: Array) -> Array:
+        few = work.checked_ids(inputs)
+        short = begun(model, model.new_paged_cache(dtype=work.cache_dtype), few[:-1], work.texts)
+        return step(model, short, np.repeat(few[-1:], work.texts))()
+
+    yield Contestant(OURS, (Way(f"activations {work.dtype}", together, checked),))
+    if work.texts > 1:
+        ids = np.split(next_ids, work.texts)
+        alone = [step(model, [text], id) for text, id in zip(texts, ids, strict=True)]
+        way = Way("a step for each", lambda: [one() for one in alone][-1], checked)
+        yield Contestant(ONE_BY_ONE, (way,), peer=False)
+
+
+def begun(model: Transformer, cache: PagedKVCache, ids: Array, count: int) -> list[PagedSequence]:
+    """Texts that all have read these ids. One has; the others get copies of its pages."""
+    texts = [cache.open() for _ in range(count)]
+    first, *others = texts
+    model.forward_batch(BatchPass(cache, [Piece(first, ids.tolist(), shared=False)]))
+    for text in others:
+        text.reserve(len(ids))
+        cache.data[:, :, text.pages] = cache.data[:, :, first.pages]
+        text.advance(ids.tolist(), shared=False)
+    return texts
+
+
+def step(model: Transformer, texts: list[PagedSequence], ids: Array) -> Callable[[], Array]:
+    """A call that reads one id of each text, chooses the next one and forgets both; it gives the
+    logits of the last text."""
+    cache, sampler = texts[0].cache, Sampler()
+    pieces = [
+        Piece(text, [int(id)], shared=False, one_by_one=True)
+        for text, id in zip(texts, ids, strict=True)
+    ]
+
+    def call() -> Array:
+        answers = model.forward_batch(BatchPass(cache, pieces))
+        for logits in answers:
+            sampler(logits[-1])
+        for text in texts:
+            text.truncate(text.length - 1)
+        last: Array = answers[-1][-1]
+        return last
+
+    return call
+
+
+def with_llama_cpp(work: BatchRun, inputs: Inputs) -> Contestant | Missing:
+    """Its step ends with logits, and nothing is chosen from them."""
+    if missing := llama_cpp.missing():
+        return missing
+    config, weights = work.config, inputs["weights"]
+    beginning, next_ids = np.split(inputs["ids"], [work.in_cache])
+    few, threads = work.checked_ids(inputs), get_num_threads()
+    try:
+        model = made(LLAMA_CPP, work.model, lambda: llama_cpp.Model.of(config, weights))
+        return llama_cpp.contestant_of_many(model, beginning, next_ids, few, threads)
+    except (OSError, RuntimeError) as error:  # no room for its file, or a library that is too new
+        return Missing(LLAMA_CPP, f"could not be given the model: {error}")

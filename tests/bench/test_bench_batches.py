@@ -1,0 +1,118 @@
+"""Many texts at once, and a text with a draft: what is counted, who does it, what is drawn."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench_cases import CASES, LIMITS, MACHINE, hurry, measured, smaller
+from simdformer import bench, models
+from simdformer.bench import batches, drafts
+from simdformer.bench.contestants import LLAMA_CPP, OURS
+from simdformer.bench.runner import run_case
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    hurry(monkeypatch)
+
+
+BATCH = smaller(CASES["Qwen3-0.6B/batch/float32/64"]).work
+DRAFT = smaller(CASES["Qwen3-0.6B/draft"]).work
+
+
+def test_what_many_texts_take_is_counted():
+    one = CASES["Qwen3-0.6B/batch/float32/1"].work
+    step = CASES["Qwen3-0.6B/decode"].work
+    assert (one.flops, one.nbytes, one.speed(0.5)) == (step.flops, step.nbytes, step.speed(0.5))
+    many = CASES["Qwen3-0.6B/batch/float32/64"].work
+    assert (many.flops, many.speed(0.5)) == (64 * one.flops, 64 * one.speed(0.5))
+    cache = 28 * 2 * 8 * 128 * 65 * 2  # layers, keys and values, heads, depth, ids, bytes
+    assert many.nbytes - one.nbytes == 63 * cache
+    draft = CASES["Qwen3-0.6B/draft"].work
+    assert draft.nbytes == draft.new * (step.nbytes - cache)
+
+
+def test_each_text_has_pages_of_its_own_and_stays_where_it_is(rng):
+    inputs = BATCH.inputs(rng)
+    model = models.Transformer(BATCH.config, inputs["weights"])
+    cache = model.new_paged_cache(dtype="bfloat16")
+    beginning, ids = np.split(inputs["ids"], [BATCH.in_cache])
+    texts = batches.begun(model, cache, beginning, 3)
+    call = batches.step(model, texts, ids)
+    first, second = call(), call()
+    assert np.array_equal(first, second)
+    assert [text.length for text in texts] == [BATCH.in_cache] * 3
+    pages = [page for text in texts for page in text.pages]
+    assert len(set(pages)) == len(pages) >= 3
+    alone = model.new_cache(dtype="bfloat16")
+    model(beginning, alone)
+    assert np.array_equal(first, model(ids[-1:], alone)[-1])
+
+
+def test_the_answer_is_the_prompt_with_changes(rng):
+    work = replace(DRAFT, in_cache=20, new=36)
+    prompt, answer = np.split(work.inputs(rng)["ids"], [20])
+    differs = np.flatnonzero(answer != np.resize(prompt, 36))
+    assert set(differs) <= {11, 23, 35}
+    assert len(differs) > 0
+
+
+def test_a_draft_reads_the_answer_in_fewer_steps(rng, monkeypatch):
+    work = replace(DRAFT, in_cache=20, new=36)
+    inputs = work.inputs(rng)
+    model = models.Transformer(work.config, inputs["weights"])
+    steps = []
+    forward = model.forward_batch
+    monkeypatch.setattr(model, "forward_batch", lambda run: steps.append(run) or forward(run))
+    counts, logits = [], []
+    for drafted in (False, True):
+        cache = model.new_paged_cache(dtype="float32")
+        logits.append(drafts.said(model, cache, inputs["ids"], 20, drafted=drafted))
+        counts.append(len(steps))
+        steps.clear()
+    assert counts[0] == 36
+    assert counts[1] < 18
+    assert np.array_equal(*logits)
+
+
+def test_a_draft_races_with_none():
+    result = run_case(smaller(CASES["Qwen3-0.6B/draft"]), LIMITS, 0.01, bench.Stopwatch())
+    assert result.measured.keys() == {OURS, drafts.WITHOUT_DRAFT}
+    (goal,) = result.goals
+    assert goal.known
+    assert str(goal.goal) == "1.8× without a draft"
+
+
+def results_of(*found):
+    """(case, seconds of ours, of llama.cpp) each."""
+    results = bench.Results(MACHINE, LIMITS)
+    for name, mine, theirs in found:
+        best = {OURS: measured(mine), LLAMA_CPP: measured(theirs)}
+        results.results.append(bench.Result(CASES[f"Qwen3-0.6B/{name}"], LIMITS, best))
+    return results
+
+
+def test_throughput_is_drawn_against_the_number_of_texts(tmp_path):
+    pytest.importorskip("matplotlib")
+    results = results_of(
+        ("batch/float32/8", 0.2, 0.4),
+        ("batch/float32/1", 0.1, 0.2),
+        ("batch/bfloat16/1", 0.05, 0.1),
+        ("decode", 1.0, 1.0),
+    )
+    ax = bench.plot_throughput(results)
+    lines = {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines
+    }
+    assert lines == {
+        "simdformer, bfloat16": ([1], [20]),
+        "simdformer, float32": ([1, 8], [10, 40]),
+        "llama.cpp, bfloat16": ([1, 8], [10, 20]),
+        "in proportion": ([1, 8], [20, 160]),
+    }
+    pictures = [tmp_path / "both.png", tmp_path / "roofline.png"]
+    bench.save_plot(results, pictures[0])
+    bench.save_plot(results_of(("decode", 1.0, 1.0)), pictures[1])
+    both, roofline = (int.from_bytes(file.read_bytes()[16:20], "big") for file in pictures)
+    assert both > 1.5 * roofline  # pixels from left to right
