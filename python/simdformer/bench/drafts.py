@@ -22,7 +22,7 @@ from simdformer.text.continuous_batch import Request
 from simdformer.text.draft import PromptLookup
 from simdformer.text.generate import Report, generate
 from simdformer.text.sampling import Sampler
-from simdformer.types import Array, NumpyArrayLike
+from simdformer.types import Array, ArrayLike
 
 __all__ = ["WITHOUT_DRAFT", "DraftRun", "draft_cases"]
 
@@ -104,7 +104,7 @@ class Dictation(Sampler):
 
     ids: Array
 
-    def __call__(self, logits: NumpyArrayLike, so_far: Sequence[int] = ()) -> int:
+    def __call__(self, logits: ArrayLike, so_far: Sequence[int] = ()) -> int:
         super().__call__(logits)
         return int(self.ids[len(so_far)])
 

@@ -188,9 +188,14 @@ class ModelRun(Work):
         return ids
 
     def expected(self, inputs: Inputs) -> Array:
-        """Some of the last logits after the first few ids."""
+        """Some of the last logits after the first few ids; those of cases of one model are kept."""
         ids = self.checked_ids(inputs)
-        return reference_logits(self.config, inputs["weights"], ids, self.sampled())
+
+        def logits() -> Array:
+            return reference_logits(self.config, inputs["weights"], ids, self.sampled())
+
+        found: Array = made("expected", (self.model, tuple(ids)), logits)
+        return found
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
         return [ours(self, inputs), with_transformers(self, inputs), with_llama_cpp(self, inputs)]

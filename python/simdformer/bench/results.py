@@ -163,7 +163,7 @@ class Result:
     def goals(self) -> list[GoalReached]:
         """Of what is over in less than LONG nobody asks that it be AT_THE_LIMIT."""
         short = self.ours is not None and self.ours.best < LONG
-        asked = (goal for goal in self.case.goals if not (short and goal is AT_THE_LIMIT))
+        asked = (goal for goal in self.case.goals if not (short and goal == AT_THE_LIMIT))
         return [self.reached(goal) for goal in asked]
 
     def as_json(self) -> dict[str, Any]:
