@@ -74,38 +74,38 @@ def wrong_block(name):
     return register
 
 
-@wrong_block("residual_of_attention_forgotten")
+@wrong_block("no_residual_around_attention")
 def _(p, x):
     h = p.attention(p.attn_norm(x))
     return h + p.mlp(p.mlp_norm(h))
 
 
-@wrong_block("residual_of_mlp_forgotten")
+@wrong_block("no_residual_around_mlp")
 def _(p, x):
     h = x + p.attention(p.attn_norm(x))
     return p.mlp(p.mlp_norm(h))
 
 
-@wrong_block("residuals_forgotten")
+@wrong_block("no_residuals")
 def _(p, x):
     return p.mlp(p.mlp_norm(p.attention(p.attn_norm(x))))
 
 
-@wrong_block("residual_of_attention_normed")
+@wrong_block("residual_of_normed_around_attention")
 def _(p, x):
     x = p.attn_norm(x)
     x = x + p.attention(x)
     return x + p.mlp(p.mlp_norm(x))
 
 
-@wrong_block("residual_of_mlp_normed")
+@wrong_block("residual_of_normed_around_mlp")
 def _(p, x):
     h = x + p.attention(p.attn_norm(x))
     h = p.mlp_norm(h)
     return h + p.mlp(h)
 
 
-@wrong_block("residuals_normed")
+@wrong_block("residuals_of_normed")
 def _(p, x):
     x = p.attn_norm(x)
     x = x + p.attention(x)
@@ -113,25 +113,25 @@ def _(p, x):
     return x + p.mlp(x)
 
 
-@wrong_block("residual_of_mlp_is_x")
+@wrong_block("residual_of_input_around_mlp")
 def _(p, x):
     h = x + p.attention(p.attn_norm(x))
     return x + p.mlp(p.mlp_norm(h))
 
 
-@wrong_block("residual_twice")
+@wrong_block("input_added_twice")
 def _(p, x):
     h = x + p.attention(p.attn_norm(x))
     return x + h + p.mlp(p.mlp_norm(h))
 
 
-@wrong_block("attn_norm_missing")
+@wrong_block("no_attn_norm")
 def _(p, x):
     h = x + p.attention(x)
     return h + p.mlp(p.mlp_norm(h))
 
 
-@wrong_block("mlp_norm_missing")
+@wrong_block("no_mlp_norm")
 def _(p, x):
     h = x + p.attention(p.attn_norm(x))
     return h + p.mlp(h)
@@ -149,7 +149,7 @@ def _(p, x):
     return h + p.mlp(p.attn_norm(h))
 
 
-@wrong_block("mlp_norm_of_x")
+@wrong_block("mlp_norm_of_input")
 def _(p, x):
     h = x + p.attention(p.attn_norm(x))
     return h + p.mlp(p.mlp_norm(x))
@@ -179,12 +179,12 @@ def _(p, x):
     return h + p.mlp_norm(p.mlp(h))
 
 
-@wrong_block("attention_left_out")
+@wrong_block("attention_not_added")
 def _(p, x):
     return x + p.mlp(p.mlp_norm(x))
 
 
-@wrong_block("mlp_left_out")
+@wrong_block("mlp_not_added")
 def _(p, x):
     return x + p.attention(p.attn_norm(x))
 

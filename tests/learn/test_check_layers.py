@@ -136,7 +136,7 @@ def test_layers_made_of_tensors(dtype, rng):
     h = t + parts.attention(parts.attn_norm(t))
     assert check(block, h + parts.mlp(parts.attn_norm(h)), x, mask="causal").ok
     report = check(block, h + parts.mlp(h), x, mask="causal")
-    assert [mistake.name for mistake in report.diagnosis] == ["block.mlp_norm_missing"]
+    assert [mistake.name for mistake in report.diagnosis] == ["block.no_mlp_norm"]
 
 
 # ---- the programs --------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ def test_wrong_shapes_are_diagnosed_first(rng):
         (z[0], "shape.one_of_many"),
         (z.mean(1), "shape.averaged"),
         (z[None], "shape.axis_of_one"),
+        (z[:1], "shape.one_of_many"),
+        (z.sum(-1, keepdims=True), "shape.averaged"),
     ):
         report = sf.check(attention, mine, q, k, v)
         assert names(report) == [name], repr(report)

@@ -637,7 +637,10 @@ def test_a_model_that_cannot_be_explained_yet_is_refused():
         sf.check_trace(trace, model, IDS)
 
 
-@pytest.fixture(scope="module", params=[GEMMA, OLMO2], ids=["gemma", "olmo2"])
+SINKS = {"attention_sinks": True}
+
+
+@pytest.fixture(scope="module", params=[GEMMA, OLMO2, SINKS], ids=["gemma", "olmo2", "sinks"])
 def switched(request):
     """Models with norms behind, factors, caps, two thetas, layers and channels without RoPE."""
     config = tiny_config(**request.param)
@@ -654,6 +657,17 @@ def test_every_step_of_a_model_with_switches_is_what_the_model_computes(switched
     _, trace = switched.run_with_cache(IDS)
     assert sf.check_trace(trace, switched, IDS).ok
     assert sf.check_trace({"logits": trace["logits"]}, switched, IDS).ok
+
+
+def test_forgotten_sinks_are_named():
+    config = tiny_config(**SINKS)
+    model = Transformer(config, random_weights(np.random.default_rng(3), config), dtype="float32")
+    _, trace = model.run_with_cache(IDS)
+    name = "layers.1.attn.pattern"
+    pattern = softmax(trace["layers.1.attn.scores"])
+    report = sf.check_trace({**trace, name: pattern}, model, IDS)
+    assert report.first_wrong == name
+    assert [mistake.name for mistake in report.diagnosis] == ["attention.no_sinks"], report
 
 
 def test_forgotten_factors_and_caps_are_named(switched):

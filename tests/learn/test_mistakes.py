@@ -76,7 +76,7 @@ def test_every_mistake_shows_its_line():
             "+ k_head = v_head = np.arange(num_heads) // group",
         ],
         "rms_norm.sum_for_mean": ["  size = mean(squares, axis)", "- size = size * h.shape[-1]"],
-        "rms_norm.eps_1e-05": ["- eps = matters(1e-05)", "  size = size + eps"],
+        "rms_norm.eps_1e-05": ["- eps = 1e-05", "  size = size + eps"],
         "silu.relu_instead": ["- out = np.maximum(h, 0)", "+ out = h * share"],
         "layer.wk_for_wv": [
             "- attn_v = heads(attn_norm, 'wk', index)",

@@ -27,8 +27,9 @@ The lines behind | take the place of the step's own, for which ... stands (see l
 another step have its name in front. A line with the full name of a step, with the notebook and
 section that explain it and with what to do, is the head of the mistakes below it. Where several
 programs share a step it has several names, and where each mistake says whose lines it changes, that
-of a program. In parentheses behind a mistake's name: that it is rarely made, and the section where
-it is another one. `as above` is the cause of the mistake before.
+of a program. In parentheses behind a mistake's name: that it is rarely made; that another one alone
+is named where both give an array (unless no_eps); the section, where it is another one. `as above`
+is the cause of the mistake before.
 '''
 
 import re
@@ -85,10 +86,12 @@ class Variation:
     """A mistake that can be made, by doing the steps that it replaces otherwise.
 
     rare : seldom made, so that in looking for two mistakes at once the others are tried first
+    unless : the name of another mistake, which is named alone where both give the array
     """
 
     mistake: Mistake
     rare: bool = False
+    unless: str = ""
 
     @property
     def replaces(self) -> Mapping[str, Step]:
@@ -154,12 +157,14 @@ def mistakes(text: str, *, calls: tuple[Any, ...] = ()) -> None:
         for step, usual in steps:
             program, _, its = step.partition(".")
             full = {f"{program}.{one or its}": lines for one, lines in code.items()}
-            see = next((note for note in notes if note != "rare"), usual)
+            other = [note[7:] for note in notes if note.startswith("unless ")]
+            see = next((note for note in notes if note[:1].isdigit()), usual)
             name = f"{program}.{found['name']}"
             CATALOGUE.add(
                 Variation(
                     Mistake(name, title, cause, own or fix, see, wrong_steps(full, calls)),
                     "rare" in notes,
+                    f"{program}.{other[0]}" if other else "",
                 )
             )
 

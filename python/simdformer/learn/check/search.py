@@ -228,7 +228,8 @@ class Search:
                 if 0 < one.distance < NEAR
                 and self.fits(problem, one.variation.replaces, dtype, self.coarsest)
             ]
-        return tuple((variation.mistake,) for variation in found)
+        names = {variation.mistake.name for variation in found}
+        return tuple((one.mistake,) for one in found if one.unless not in names)
 
     def pairs(self) -> tuple[Explanation, ...]:
         """Two mistakes at once, those that are made often first. The second is made on what is

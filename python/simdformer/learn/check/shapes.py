@@ -103,26 +103,36 @@ def _reshaped(mine: Any, shape: tuple[int, ...]) -> Mistake:
 
 
 def parts(mine: Any, right: Any, same: Any) -> Iterator[Mistake]:
-    """What is known when `mine` is a part of the right answer."""
-    for axis in range(right.ndim):
-        if mine.shape != right.shape[:axis] + right.shape[axis + 1 :]:
+    """What is known when `mine` is a part of the right answer, with or without the axis."""
+    for axis, length in enumerate(right.shape):
+        some = np.expand_dims(mine, axis) if mine.ndim + 1 == right.ndim else mine
+        if some.ndim != right.ndim or _without(axis, some.shape) != _without(axis, right.shape):
             continue
-        for index in (0, right.shape[axis] - 1):
-            if right.shape[axis] and same(mine, np.take(right, index, axis)):
-                which = "first" if index == 0 else "last"
+        count = some.shape[axis]
+        of_a_batch = axis == 0 and right.ndim > 2  # some positions are another mistake
+        if not 0 < count < length or (count > 1 and not of_a_batch):
+            continue
+        for which, first in (("first", 0), ("last", length - count)):
+            if same(some, np.take(right, range(first, first + count), axis)):
+                entries = "entry" if count == 1 else f"{count} entries"
+                are = "is" if count == 1 else "are"
                 yield Mistake(
                     "shape.one_of_many",
-                    f"only the {which} entry of axis {axis} is there, of {right.shape[axis]}",
+                    f"only the {which} {entries} of axis {axis} {are} there, of {length}",
                     "An index on an axis that should stay: of sequences, heads, or positions.",
                     "Compute all entries of that axis.",
                     "01 §2",
                 )
         for name, over in (("mean", np.mean), ("sum", np.sum)):
-            if same(mine, over(right, axis=axis)):
+            if count == 1 and same(some, over(right, axis=axis, keepdims=True)):
                 yield Mistake(
                     "shape.averaged",
-                    f"axis {axis} is gone: it is the {name} over it",
+                    f"this is the {name} over axis {axis}",
                     f"{name}() over an axis that should stay.",
                     "Leave that axis alone.",
                     "01 §2",
                 )
+
+
+def _without(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]

@@ -9,15 +9,8 @@ import numpy as np
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.operation import as_array
 
-__all__ = ["answer"]
+__all__ = ["answer", "difference"]
 
-TWO_ANSWERS = Mistake(
-    "call.two_answers",
-    "the function gives two answers for one call",
-    "Dropout is left on, something is drawn at random or kept between calls, or np.empty is read.",
-    "Switch dropout off (model.eval()), and compute from the arguments alone.",
-    "",
-)
 CHANGED = Mistake(
     "call.argument_changed",
     "the function changes its arguments",
@@ -33,20 +26,41 @@ def answer(
     """What the function gives for these arguments, and what is wrong with how it does it."""
     given = [copy.deepcopy((args, dict(kwargs))) for _ in range(2)]
     first, second = (function(*args, **kwargs) for args, kwargs in given)
-    found = [] if same(first, second) else [TWO_ANSWERS]
-    if not same(given[0], (args, dict(kwargs))):
+    other = difference(first, second)
+    found = [two_answers(other)] if other else []
+    if difference(given[0], (args, dict(kwargs))):
         found.append(CHANGED)
     return first, tuple(found)
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two arrays, or lists or dicts of them, hold the same numbers; other things count as
+def two_answers(difference: str) -> Mistake:
+    return Mistake(
+        "call.two_answers",
+        "the function gives two answers for one call",
+        f"{difference}: dropout is left on, something is drawn at random or kept between calls, or "
+        "np.empty is read.",
+        "Switch dropout off (model.eval()), and compute from the arguments alone.",
+        "",
+    )
+
+
+def difference(a: Any, b: Any) -> str:
+    """The first one between two arrays, or lists or dicts of them, in words; other things count as
     the same."""
     if isinstance(a, Mapping):
-        return all(same(a[name], b[name]) for name in a)
+        return next(filter(None, (difference(a[name], b[name]) for name in a)), "")
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
+        if len(a) != len(b):
+            return f"{len(a)} arrays, then {len(b)}"
+        return next(filter(None, map(difference, a, b)), "")
     a, b = as_array(a), as_array(b)
     if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
-        return True
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+        return ""
+    if a.shape != b.shape:
+        return f"shape {a.shape}, then {b.shape}"
+    differs = (a != b) & ((a == a) | (b == b))
+    if not differs.any():
+        return ""
+    at = np.unravel_index(np.argmax(differs), a.shape)
+    place = f" at {list(map(int, at))}" if at else ""
+    return f"{float(a[at]):.4g}, then {float(b[at]):.4g}{place}"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
+from simdformer.learn.check.twice import difference
 from simdformer.types import Array
 
 __all__ = ["UNWRITTEN", "Attempt", "attempt", "kinds_of_arrays", "where"]
@@ -76,15 +77,7 @@ def two_answers(one: Attempt, other: Attempt) -> Attempt | None:
     """A complaint where two calls with the same arguments gave different results."""
     if other.complaint:
         return Attempt(complaint=f"the second time it is called, it {other.complaint}")
-    for before, after in zip(one.results, other.results, strict=True):
-        if before.shape != after.shape:
-            found = f"shape {before.shape}, then {after.shape}"
-        elif not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
-            at = np.unravel_index(np.argmax(before != after), before.shape)
-            place = f" at {list(map(int, at))}" if at else ""
-            found = f"{before[at]:.4g}, then {after[at]:.4g}{place}"
-        else:
-            continue
+    if found := difference(one.results, other.results):
         return Attempt(
             complaint=f"gives two answers for one call: {found}. Is dropout on, is something drawn "
             "at random, is np.empty not filled, or is something kept from the call before?"

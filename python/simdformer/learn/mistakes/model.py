@@ -41,6 +41,14 @@ def norm(s: State, x: Any, weight: Any) -> Any:
     return s.run(rms_norm, x=x, weight=weight, eps=s.config.norm_eps).out
 
 
+def normed_first(s: State, x: Any) -> Any:
+    return norm(s, x, s.tensors("attn_norm", s.index))
+
+
+def normed_second(s: State, x: Any) -> Any:
+    return norm(s, x, s.tensors("mlp_norm", s.index))
+
+
 def norm_heads(s: State, x: Any, weight: Any) -> Any:
     """x (B,L,H,D) -> (B,L,H,D): over as many heads at a time as the weight is long"""
     if len(weight) == x.shape[-1]:
@@ -64,16 +72,21 @@ def activated(s: State) -> Any:
     return s.run(gelu, x=s.mlp_gate, approximate="tanh").out
 
 
-def project(s: State, x: Any, name: str, layer: int) -> Any:
+def as_it_is(weight: Any) -> Any:
+    return weight
+
+
+def project(s: State, x: Any, name: str, layer: int, change: Any = as_it_is) -> Any:
     """x (B,L,I) through a weight of a layer -> (B,L,O)"""
     bias = s.tensors(BIASES[name], layer) if name in BIASES else None
-    return s.run(linear, x=x, weight=s.tensors(name, layer), bias=bias).out
+    return s.run(linear, x=x, weight=change(s.tensors(name, layer)), bias=bias).out
 
 
-def heads(s: State, x: Any, name: str, layer: int) -> Any:
+def heads(s: State, x: Any, name: str, layer: int, change: Any = as_it_is) -> Any:
     """x (B,L,E) through wq, wk or wv -> (B,L,H,D)"""
     count = s.config.num_heads if name == "wq" else s.config.num_kv_heads
-    return s.run(split_heads, x=project(s, x, name, layer), num_heads=count).out.swapaxes(1, 2)
+    projected = project(s, x, name, layer, change)
+    return s.run(split_heads, x=projected, num_heads=count).out.swapaxes(1, 2)
 
 
 def turned(s: State, x: Any) -> Any:
@@ -123,6 +136,7 @@ def attend(s: State, first: str, last: str, **known: Any) -> Any:
         "window": s.config.window(s.index),
         "scale": s.config.attention_scale,
         "softcap": s.config.attention_softcap,
+        "sinks": s.tensors("sinks", s.index),
     }
     found = s.run(part(first, last), **vars(s).get("attending", {}) | given | known)
     s.attending = {name: value for name, value in vars(found).items() if name != "run"}
@@ -180,7 +194,20 @@ layer = Program(
     mlp_out: mlp_out = added(s, project(s, mlp_act, "down", index), "mlp_out_norm")
     resid_post: resid_post = array(resid_mid) + array(mlp_out)
     """,
-    calls=(norm, norm_heads, project, heads, turned, attend, merge_heads, added, activated, swiglu),
+    calls=(
+        normed_first,
+        normed_second,
+        norm,
+        norm_heads,
+        project,
+        heads,
+        turned,
+        attend,
+        merge_heads,
+        added,
+        activated,
+        swiglu,
+    ),
 )
 
 # What each step of a layer is computed from.
@@ -238,7 +265,7 @@ model = Program(
         embed = scaled(s, rows, config.embed_scale)
     layers:
         # those that are asked for: plan has a program and known variables for each
-        x = embed
+        x = vars(s).get("stream", embed)
         for index, program, known in plan:
             given = {"came_in": x, "embed": embed, "config": config, "tensors": tensors}
             layer = run(program, **given | known, index=index)

@@ -1,9 +1,18 @@
 """Whole models: what goes wrong between the parts of attention, after the last layer, and with
 factors that some models have."""
 
+from typing import Any
+
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes import model  # noqa: F401  its steps
 from simdformer.learn.mistakes.softmax import softmax
+from simdformer.learn.program import State
+
+
+def unturned(s: State, name: str) -> Any:
+    """q or k as it goes into RoPE."""
+    return getattr(s, f"attn_{name}_normed" if s.config.qk_norm else f"attn_{name}")
+
 
 for q, whose in (("q", "query's"), ("k", "keys'")):
     mistakes(
@@ -26,6 +35,13 @@ for q, whose in (("q", "query's"), ("k", "keys'")):
 
 mistakes(
     """
+    layer (04 §4) > Apply q_norm and k_norm to each head of q and k, then RoPE.
+
+    no_qk_norms: the norms of the heads of q and k are forgotten
+        Qwen3 normalises each head of q and k before RoPE; Llama and Qwen2 do not.
+        attn_q_normed | attn_q_normed = array(attn_q)
+        attn_k_normed | attn_k_normed = array(attn_k)
+
     layer.attn_v (02 §5)
 
     v_turned: v is turned by RoPE
@@ -37,13 +53,13 @@ mistakes(
 
     scores_of_unturned: the scores are those of q and k before RoPE
         The turned array has a name of its own, and the old one was used.
-        | attn_q_rot = attn_q; attn_k_rot = attn_k; ...
+        | attn_q_rot, attn_k_rot = unturned(s, "q"), unturned(s, "k"); ...
     scores_of_unturned_queries: the queries in the scores are those before RoPE
         as above
-        | attn_q_rot = attn_q; ...
+        | attn_q_rot = unturned(s, "q"); ...
     scores_of_unturned_keys: the keys in the scores are those before RoPE
         as above
-        | attn_k_rot = attn_k; ...
+        | attn_k_rot = unturned(s, "k"); ...
 
     layer.attn_z (02 §6)
 
@@ -112,5 +128,5 @@ mistakes(
         Gemma 2 bends large logits: cap * tanh(logits / cap).
         | out = array(x)
     """,
-    calls=(softmax,),
+    calls=(softmax, unturned),
 )

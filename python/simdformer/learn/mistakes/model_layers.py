@@ -6,49 +6,21 @@ from simdformer.learn.mistakes.activations import silu
 
 mistakes(
     """
-    layer.resid_mid (02 §8) > Write x = x + attention(norm(x)).
+    layer.resid_mid (02 §8)
 
-    no_residual_around_attention: the residual is forgotten: this is the output of attention alone
-        x = attention(norm(x)) replaces the stream instead of adding to it.
-        | resid_mid = array(attn_out)
-    residual_of_normed_around_attention:
-        the output of attention is added to the normed value, not to the stream
-        The name of the input was given to its norm: x = norm(x); x = x + attention(x).
-        > Keep the stream as it was before the norm, and add to that.
-        | resid_mid = array(attn_norm) + array(attn_out)
     residual_of_embedding_around_attention:
         the output of attention is added to the embeddings, not to the stream
         The line was written for the first layer, whose input is the embedding.
         > Add to what the layer before has left.
         | resid_mid = array(embed) + array(attn_out)
-    attention_not_added: attention is left out: this is the input of the layer
-        The result of attention is computed and never added.
-        | resid_mid = array(resid_pre)
 
-    layer.resid_post (02 §8) > Write h = x + attention(norm(x)), then h + mlp(norm(h)).
+    layer.resid_post (02 §8)
 
-    no_residual_around_mlp: the residual is forgotten: this is the output of the MLP alone
-        h = mlp(norm(h)) replaces the stream instead of adding to it.
-        | resid_post = array(mlp_out)
-    residual_of_normed_around_mlp:
-        the output of the MLP is added to the normed value, not to the stream
-        The name of the input was given to its norm: h = norm(h); h = h + mlp(h).
-        > Keep the stream as it was before the norm, and add to that.
-        | resid_post = array(mlp_norm) + array(mlp_out)
-    residual_of_input_around_mlp:
-        the output of the MLP is added to the layer's input: attention is lost
-        The second residual starts from x again, not from h = x + attention.
-        | resid_post = array(resid_pre) + array(mlp_out)
     residual_of_embedding_around_mlp:
         the output of the MLP is added to the embeddings instead of the stream
-        The line was written for the first layer, whose input is the embedding.
+        as above
+        > Write h = x + attention(norm(x)), then h + mlp(norm(h)).
         | resid_post = array(embed) + array(mlp_out)
-    mlp_not_added: the MLP is left out: this is the stream after attention
-        The result of the MLP is computed and never added.
-        | resid_post = array(resid_mid)
-    input_added_twice: the layer's input is added twice
-        h has the input in it already: x + h + mlp(norm(h)) counts it once more.
-        | ...; resid_post = resid_post + array(resid_pre)
 
     layer.resid_pre (02 §8)
 
@@ -59,27 +31,9 @@ mistakes(
 
     layer.attn_norm (02 §4) > Normalise what the layer before left.
 
-    no_attn_norm: the norm before attention is forgotten
-        Attention reads the stream itself.
-        > Llama normalises before each part: attention(norm(x)).
-        | attn_norm = array(resid_pre)
     norm_of_embedding: this is the norm of the embeddings, not of this layer's input
         The line was written for the first layer, whose input is the embedding.
         | attn_norm = norm(s, embed, tensors("attn_norm", index))
-
-    layer.mlp_norm (02 §4) > Normalise h = x + attention(norm(x)).
-
-    no_mlp_norm: the norm before the MLP is forgotten
-        The MLP reads the stream itself.
-        > Llama normalises before each part: mlp(norm(h)).
-        | mlp_norm = array(resid_mid)
-    mlp_norm_of_input: the norm before the MLP is that of the layer's input: attention is lost
-        It normalises x, not h = x + attention(norm(x)); so it is in models whose attention and MLP
-        stand side by side (GPT-J, Falcon).
-        | mlp_norm = norm(s, resid_pre, tensors("mlp_norm", index))
-    mlp_norm_of_attention: the norm before the MLP is that of attention's output, no residual added
-        It normalises what attention gave, not the stream that it was added to.
-        | mlp_norm = norm(s, attn_out, tensors("mlp_norm", index))
 
     layer (02 §4) > Project the normed value.
 

@@ -10,6 +10,7 @@ import re
 from simdformer.learn import program
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes import model  # noqa: F401  its steps
+from simdformer.learn.mistakes.linear import SQUARE
 
 __all__ = ["STEPS", "called", "of_layer"]
 
@@ -71,6 +72,19 @@ for name, (title, *weights) in STUCK.items():
             The line was written for the first layer and moved into the loop as it was: its index
             is still 0.
             {lines}
+        """
+    )
+
+# ---- a weight that is not transposed -------------------------------------------------------------
+
+for weight in (*QKV, "wo"):
+    mistakes(
+        f"""
+        layer (02 §8) > Write x @ {weight}.T.
+
+        {weight}_not_transposed: {called(weight)} is not transposed
+            {SQUARE}
+            {STEPS[weight]} | {line_of(weight).replace("index)", "index, np.transpose)")}
         """
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from simdformer import functional
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.sampling import some_rows
-from simdformer.learn.program import Program, State
+from simdformer.learn.program import Program
 
 
 def mean(x: Any, axis: Any = -1) -> Any:
@@ -51,14 +51,6 @@ layer_norm = Program(
 )
 
 
-def matters(s: State, eps: float) -> float:
-    """This eps, if it makes a difference to any row, compared with none at all."""
-    visible = {8: 1e-9, 4: 1e-4}.get(s.size.itemsize, 5e-3)
-    if not (eps > visible * s.size).any():
-        raise ValueError("then it is as good as missing")
-    return eps
-
-
 mistakes(
     """
     rms_norm.add_eps (02 §4), layer_norm.add_eps (04 §3) > Add eps to the mean of the squares,
@@ -72,12 +64,12 @@ mistakes(
         sqrt(mean) + eps instead of sqrt(mean + eps).
         | pass
         root | ...; size = size + real(eps)
-    eps_as_a_bound (rare): eps is a lower bound instead of a summand
+    eps_as_a_bound (rare, unless no_eps): eps is a lower bound instead of a summand
         max(mean, eps) changes only the smallest rows; the formula adds eps to every one.
-        | unless(not (size < eps).any()); size = np.maximum(size, real(eps))
-    eps_squared (rare): eps is squared
+        | size = np.maximum(size, real(eps))
+    eps_squared (rare, unless no_eps): eps is squared
         eps ** 2 under the root is the eps of a formula that adds it outside.
-        | eps = matters(s, eps**2); ...
+        | eps = eps**2; ...
 
     rms_norm.average (02 §4), layer_norm.average (04 §3) > Take the mean over the last axis: divide
         by n.
@@ -141,7 +133,6 @@ mistakes(
         x / std(x): both the spread and what is divided by it belong to x - mean.
         divide | out = array(x) / size
     """,
-    calls=(matters, mean),
 )
 
 for eps in ("1e-03", "1e-04", "1e-05", "1e-06", "1.19e-07", "1e-08", "1e-12"):
@@ -150,11 +141,10 @@ for eps in ("1e-03", "1e-04", "1e-05", "1e-06", "1.19e-07", "1e-08", "1e-12"):
         rms_norm.add_eps (02 §4), layer_norm.add_eps (04 §3) > Hand over the eps that the
             checkpoint's config gives as norm_eps or rms_norm_eps.
 
-        eps_{eps} ({"" if eps in ("1e-05", "1e-06") else "rare"}):
+        eps_{eps} (unless no_eps{"" if eps in ("1e-05", "1e-06") else ", rare"}):
             eps is {eps} instead of the one that is asked for
             Libraries have their own defaults (PyTorch: 1e-5 in LayerNorm, 1.19e-7 in RMSNorm), and
             so do models (Llama 2 and 3: 1e-5; Qwen: 1e-6).
-            | eps = matters(s, {2.0**-23 if eps == "1.19e-07" else float(eps)}); ...
+            | eps = {2.0**-23 if eps == "1.19e-07" else float(eps)}; ...
         """,
-        calls=(matters,),
     )

@@ -51,8 +51,9 @@ def in_few_bits(x: Array, name: str) -> Array:
 
 
 def hidden(array: Array, right: Array) -> Array:
-    """Scores that a mask of -1e9, or of the lowest float, has hidden, as -inf: their share is 0."""
+    """Scores that a mask of -1e9, or of the lowest float, has hidden, as -inf: their share is 0. So
+    are those that should not be hidden, unless they are right to be that low."""
     if array.shape != right.shape or array.dtype not in TOLERANCE or not np.isneginf(right).any():
         return array
-    low = np.isneginf(right) & (array.astype(np.float64) <= LOW)
+    low = (array.astype(np.float64) <= LOW) & ((right > LOW / 2) | np.isneginf(right))
     return np.where(low, np.asarray(-np.inf, array.dtype), array)

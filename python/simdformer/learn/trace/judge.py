@@ -1,12 +1,13 @@
 """`simdformer.check_trace`: where does a learner's transformer go wrong first, and why?"""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
+from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import TOLERANCE, compare, numbers
 from simdformer.learn.check.report import Report
 from simdformer.learn.check.rounding import F32
@@ -34,7 +35,20 @@ WITHOUT_STEPS = (
     "gated_mlp",
     "mlp_bias",
     "num_experts",
-    "attention_sinks",
+)
+NO_BOS = Mistake(
+    "model.without_bos",
+    "the first id is left out: this is right for the ids after it",
+    "The tokenizer was called without special tokens, so that the sequence is one shorter.",
+    "Put the bos first: encode(text, bos=True), or add_special_tokens=True.",
+    "02 §1",
+)
+TWO_BOS = Mistake(
+    "model.two_bos",
+    "the first id is there twice: this is right for one more of it",
+    "The tokenizer puts a bos in front, and so did somebody before it.",
+    "Put the bos first, once.",
+    "02 §1",
 )
 WAYS = 4  # of understanding an array, which are looked at thoroughly
 
@@ -75,7 +89,7 @@ def check_trace(
         mine is no dict; ids are no integers.
     ValueError
         No name in mine is known; a model with what is not explained yet (LayerNorm and learned
-        positions, experts, sinks).
+        positions, experts).
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -137,6 +151,7 @@ class Examination:
         self, transformer: Transformer, ids: np.ndarray[Any, Any], aliases: Mapping[Any, Any]
     ) -> None:
         self.batched = ids.ndim == 2
+        self.transformer = transformer
         self.steps = ModelSteps(transformer, np.atleast_2d(ids))
         self.config = transformer.config
         self.aliases = aliases
@@ -269,7 +284,7 @@ class Examination:
                 begun=waiting.go_on,
                 weights=self.steps.weights(name, self.known),
                 layer=layer_of(name),
-                num_layers=self.config.num_layers,
+                streams=self.streams(),
             ).report()
         if report.ok:
             return report
@@ -282,6 +297,12 @@ class Examination:
         )
         return replace(report, observations=(*report.observations, given_up))
 
+    def streams(self) -> dict[int, Any]:
+        """What each layer leaves, -1 is the embedding."""
+        values = {**self.steps.right, **self.known}
+        after = {i: values[f"layers.{i}.resid_post"] for i in range(self.config.num_layers)}
+        return {-1: values["embed"], **after}
+
     def misshapen(self, entry: Entry) -> Report:
         return Report(
             False,
@@ -290,5 +311,20 @@ class Examination:
             str(entry.array.dtype),
             np.nan,
             np.nan,
+            explanations=tuple((mistake,) for mistake in self.of_other_ids(entry)),
             expected=needed_shape(entry.place, self.config, self.steps.ids, self.batched),
         )
+
+    def of_other_ids(self, entry: Entry) -> Iterator[Mistake]:
+        """The first id is missing, or there twice: then everything has another length."""
+        ids = self.steps.ids
+        for mistake, others in (
+            (NO_BOS, ids[:, 1:]),
+            (TWO_BOS, np.concatenate([ids[:, :1], ids], 1)),
+        ):
+            found = views(entry.array.shape, entry.place, self.config, others)
+            if others.shape[1] and entry.array.dtype in TOLERANCE and (view := next(found, None)):
+                right = ModelSteps(self.transformer, others).right[entry.place.name]
+                rtol = max(TOLERANCE[entry.array.dtype], TOLERANCE[F32])
+                if compare(entry.array, view.take(right), rtol, entry.array.dtype).ok:
+                    yield mistake

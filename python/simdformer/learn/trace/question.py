@@ -1,7 +1,7 @@
 """One activation of a trace as a question for `check`, with the mistakes of whole models."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,46 +51,81 @@ class Glance(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Thorough(Check):
-    """Looks for weights of other layers too.
+    """Looks for weights of other layers too, and for layers that are left out.
 
     weights : the names of those that take part
     layer : the one that the activation belongs to, if it does
-    num_layers : how many there are
+    streams : what each layer leaves, that of number -1 is the embedding
     """
 
     weights: list[str]
     layer: int | None
-    num_layers: int
+    streams: Mapping[int, Any]
 
     def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
+        problem = evidence.problem
         return (
             evidence.search.singles()
-            or self.of_other_layers(evidence.problem)
+            or tuple(self.of_other_layers(problem))
+            or tuple(self.of_layers_left_out(problem))
             or evidence.constants(self.coarsest)
         )
 
-    def of_other_layers(self, problem: Problem) -> tuple[Explanation, ...]:
-        """Weights of another layer than the first, which is in the catalogue."""
-        mine, found = problem.mine, []
+    def gives(self, problem: Problem, steps: Mapping[str, Step]) -> bool:
+        mine = problem.mine
         dtype = mine[0].dtype if mine[0].dtype in TOLERANCE else F32
-        for weight in self.weights:
-            for index in range(1, self.num_layers):
-                if index == self.layer:
-                    continue
-                step = wrong_steps({f"layer.{STEPS[weight]}": of_layer(weight, index)})
-                out = evaluate(Run(dtype, step), problem)
-                if out is not None and self.compare(mine, out)[0].ok:
-                    found.append((wrong_layer(weight, index, step),))
-        return tuple(found)
+        out = evaluate(Run(dtype, steps), problem)
+        return out is not None and self.compare(mine, out)[0].ok
+
+    def of_other_layers(self, problem: Problem) -> Iterator[Explanation]:
+        """One weight of another layer than the first, which is in the catalogue; or all of them."""
+        sets = [[weight] for weight in self.weights] + [self.weights] * (len(self.weights) > 1)
+        for weights in sets:
+            for index in range(len(weights) == 1, len(self.streams) - 1):
+                lines = {f"layer.{STEPS[one]}": of_layer(one, index) for one in weights}
+                steps = wrong_steps(lines)
+                if index != self.layer and self.gives(problem, steps):
+                    yield (wrong_layer(weights, index, steps),)
+
+    def of_layers_left_out(self, problem: Problem) -> Iterator[Explanation]:
+        """The loop ends early, begins late, or leaves some out."""
+        plan = [
+            (index, program, dict(known)) for index, program, known in problem.variables["plan"]
+        ]
+        for _, _, known in plan:
+            known.pop("came_in", None)
+        first = plan[0][0] if plan else len(self.streams) - 1
+        tried = [(i + 1, first - 1, i, plan) for i in range(-1, first - 1)]
+        for n, (index, _, _) in enumerate(plan):
+            tried.append((index, index, first - 1, [*plan[:n], *plan[n + 1 :]]))
+        for begin, end, before, rest in tried:
+            stream = self.streams[before]
+            variables = problem.variables | {"plan": rest, "stream": stream, "resid_post": stream}
+            if end != self.layer and self.gives(replace(problem, variables=variables), {}):
+                yield (left_out(begin, end),)
 
 
-def wrong_layer(weight: str, index: int, step: Mapping[str, Step]) -> Mistake:
+def wrong_layer(weights: list[str], index: int, steps: Mapping[str, Step]) -> Mistake:
+    name, title = f"{weights[0]}_of_layer_{index}", f"layer {index}'s {called(weights[0])} gives"
+    if len(weights) > 1:
+        name, title = f"layer_{index}_instead", f"layer {index} gives: all weights are its own"
     return Mistake(
-        f"layer.{weight}_of_layer_{index}",
-        f"this is what layer {index}'s {called(weight)} gives",
+        f"layer.{name}",
+        f"this is what {title}",
         "The weights of the layers have the same names but for the number, and the wrong number "
         "was taken.",
         "Take the index of the layer that is being computed.",
         "02 §8",
-        step,
+        steps,
+    )
+
+
+def left_out(first: int, last: int) -> Mistake:
+    layers = f"layer {first} is" if first == last else f"layers {first} to {last} are"
+    return Mistake(
+        "layer.left_out",
+        f"{layers} left out",
+        "The loop over the layers begins late, ends early, or steps over one.",
+        "Go through all layers, in range(num_layers), and let each read what the one before left.",
+        "02 §8",
     )
