@@ -111,6 +111,9 @@ def test_throughput_is_drawn_against_the_number_of_texts(tmp_path):
         "llama.cpp, bfloat16": ([1, 8], [10, 20]),
         "in proportion": ([1, 8], [20, 160]),
     }
+    bottom, top = ax.get_ylim()
+    assert 5 < bottom < 10  # all of it is in sight, and no more
+    assert 40 < top < 160
     pictures = [tmp_path / "both.png", tmp_path / "roofline.png"]
     bench.save_plot(results, pictures[0])
     bench.save_plot(results_of(("decode", 1.0, 1.0)), pictures[1])

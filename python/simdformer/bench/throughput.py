@@ -40,6 +40,10 @@ def plot_throughput(results: Results, ax: "Axes | None" = None) -> "Axes":
     """A line for each contestant and arithmetic; grey: twice as many texts, twice as many ids."""
     if ax is None:
         (ax,) = new_axes(1)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set(xlabel="texts at once", ylabel="tokens a second", title=results.machine.title)
     found = curves(results)
     for (name, dtype), points in found.items():
         texts, speeds = zip(*sorted(points.items()), strict=True)
@@ -51,10 +55,6 @@ def plot_throughput(results: Results, ax: "Axes | None" = None) -> "Axes":
         ax.plot(counts, ideal, color="0.6", lw=1, ls=":", label="in proportion", zorder=1)
         ax.set_ylim(top=1.3 * max(max(points.values()) for points in found.values()))
         ax.legend(frameon=False, loc="lower right", fontsize=9)
-    ax.set(
-        xscale="log", yscale="log", xlabel="texts at once", ylabel="tokens a second",
-        title=results.machine.title,
-    )  # fmt: skip
     ax.set_xticks(counts, labels=map(str, counts))
     ax.minorticks_off()
     ax.spines[["top", "right"]].set_visible(False)
