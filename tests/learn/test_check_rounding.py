@@ -1,5 +1,7 @@
 """Rounding explains what it can do and nothing more; constants are found with their values."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -215,6 +217,7 @@ def test_a_function_is_called_twice(rng):
     assert not report.ok
     assert first(report).name == "call.two_answers"
     assert "Dropout is left on" in repr(report)
+    assert re.search(r"read: .+, then .+ at \[\d, \d\]\.", first(report).cause)
 
     def in_place(x, weight, eps):
         x /= np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps))

@@ -45,7 +45,7 @@ def made():
 MODEL, WEIGHTS = made()
 
 
-def run(*slips, ids=IDS):
+def run(*slips, ids=IDS, theta=1e6, eps=1e-6, head_dim=8):
     """The activations of a model with slips in it, under the names of Hugging Face and Meta."""
     seen, layers = {}, list(range(CONFIG.num_layers))
     w = WEIGHTS
@@ -59,7 +59,10 @@ def run(*slips, ids=IDS):
     if "the last layer is left out" in slips:
         layers = [0, 1]
 
-    def norm(x, weight, eps=1e-5 if "eps of llama" in slips else 1e-6):
+    eps = 1e-5 if "eps of llama" in slips else eps
+    theta = 1e4 if "theta of llama 2" in slips else theta
+
+    def norm(x, weight):
         if "norm in float16" in slips:
             x, weight = x.half(), weight.half()
             return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight).float()
@@ -70,7 +73,6 @@ def run(*slips, ids=IDS):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
     def rotate(x):
-        theta = 1e4 if "theta of llama 2" in slips else 1e6
         freqs = theta ** -(torch.arange(0, 8, 2).double() / 8)
         first = 1 if "positions from 1" in slips else 0
         angle = torch.outer(torch.arange(first, first + x.shape[-2]).double(), freqs)
@@ -106,7 +108,7 @@ def run(*slips, ids=IDS):
         key, value = many(k, *times), many(v, *times)
         scores = q @ key.transpose(-2, -1)
         if "no scale" not in slips:
-            scores = scores / math.sqrt(32 if "scale of the hidden size" in slips else 8)
+            scores = scores / math.sqrt(32 if "scale of the hidden size" in slips else head_dim)
         hidden = 2 if "mask off by one" in slips else 0 if "diagonal hidden" in slips else 1
         if "no mask" not in slips:
             low = torch.full_like(scores[0], torch.finfo(torch.float32).min)
@@ -219,6 +221,21 @@ def test_what_cannot_be_named_still_has_its_layer():
     report = sf.check_trace(hidden_states(run("dropout left on")), MODEL, IDS)
     assert report.first_wrong == "layers.0.resid_post"
     assert sf.check_trace(hidden_states(run("positions from 1")), MODEL, IDS).ok
+
+
+@pytest.mark.parametrize("kept", [dict, hidden_states], ids=["all", "hidden states"])
+@pytest.mark.parametrize(
+    ("constant", "title"),
+    [
+        ({"theta": 7e4}, "theta is 70,000, needs 1,000,000"),
+        ({"eps": 3e-4}, "eps is 0.0003, needs 1e-06"),
+        ({"head_dim": 50}, "the scores are divided by sqrt(50), needs 0.353553"),
+    ],
+    ids=str,
+)
+def test_a_wrong_constant_is_fitted(constant, title, kept):
+    report = sf.check_trace(kept(run(**constant)), MODEL, IDS)
+    assert title in [mistake.title for mistake in report.diagnosis], report
 
 
 def test_an_overflow_has_its_place():

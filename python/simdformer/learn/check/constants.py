@@ -88,8 +88,9 @@ class Fit:
     def rounded_to(self) -> np.dtype[Any] | None:
         """The dtype whose number nearest to the right value this is."""
         for dtype in (F32, F16, BF16):
-            few = float(np.asarray(self.right).astype(dtype))
-            if few != self.right and self.is_near(few):
+            with np.errstate(over="ignore"):
+                few = float(np.asarray(self.right).astype(dtype))
+            if np.isfinite(few) and few != self.right and self.is_near(few):
                 return dtype
         return None
 

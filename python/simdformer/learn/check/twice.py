@@ -37,8 +37,8 @@ def two_answers(difference: str) -> Mistake:
     return Mistake(
         "call.two_answers",
         "the function gives two answers for one call",
-        f"{difference}: dropout is left on, something is drawn at random or kept between calls, or "
-        "np.empty is read.",
+        "Dropout is left on, something is drawn at random or kept between calls, or np.empty is "
+        f"read: {difference}.",
         "Switch dropout off (model.eval()), and compute from the arguments alone.",
         "",
     )
