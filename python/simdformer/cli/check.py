@@ -29,7 +29,7 @@ def add(commands: "shared.Commands") -> None:
         "file", metavar="FILE", type=Path, help="a Python file, as `simdformer learn` writes it"
     )
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="the one function to look at (default: all)"
+        "function", metavar="NAME", nargs="?", help="the one function to look at (default: all)"
     )
     parser.add_argument(
         "--hint",
@@ -54,14 +54,14 @@ def run(options: argparse.Namespace) -> int:
     from simdformer.learn.exercises.results import folded
 
     asked = "--hint" if options.hint else "--solution" if options.solution else ""
-    if asked and options.name is None:
+    if asked and options.function is None:
         raise ValueError(
             f"{asked}: of which function? simdformer check {options.file} NAME {asked}"
         )
     if asked:
-        name = exercises.known(options.name)
+        name = exercises.known(options.function)
         return hint(options.file, name, options.hint) if options.hint else solution(name)
-    names = None if options.name is None else [options.name]
+    names = None if options.function is None else [options.function]
     width = max(map(len, names or exercises.EXERCISES))
 
     def show(outcome: "Outcome") -> None:
