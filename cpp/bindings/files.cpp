@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "bindings/operations.hpp"
+#include "bindings/runtime.hpp"
 
 namespace simdformer {
 
@@ -40,7 +41,7 @@ class OpenFile {
     py::ssize_t done = 0;
     ssize_t got = 1;
     {
-      const py::gil_scoped_release nogil;
+      const NoGil nogil;
       while (done < size && (got > 0 || (got < 0 && errno == EINTR))) {
         const py::ssize_t inside = done % length;
         got = pread(descriptor_, to + done, static_cast<size_t>(length - inside),
