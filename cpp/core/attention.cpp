@@ -56,10 +56,12 @@ void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRan
   const double width = static_cast<double>(args.depth + args.value_depth);
   const double keys =
       static_cast<double>(std::min(kDecodeChunk, std::max<int64_t>(seen.end - args.first_key, 4)));
-  // A key costs at least its way from memory, as much as eight rows cost.
-  const int64_t grain = grain_of_terms(static_cast<double>(std::max<int64_t>(rows, 8)) * width * keys);
-  const int64_t scratch = bytes_of(decode_scratch(args), size);
   const double key_bytes = width * static_cast<double>(itemsize(args.call->key.dtype));
+  // A key costs at least its way from memory, in long rows, which is half of what cost::byte says.
+  const double key_cost =
+      std::max(2 * static_cast<double>(rows) * width * cost::product, key_bytes * cost::byte / 2);
+  const int64_t grain = fine_grain_of(key_cost * keys, heads * args.chunks);
+  const int64_t scratch = bytes_of(decode_scratch(args), size);
   args.far = static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes >= kFarBytes;
   if (args.chunks == 1) {
     args.first_head = 0;

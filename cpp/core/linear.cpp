@@ -11,9 +11,14 @@
 namespace simdformer {
 namespace {
 
-// Items of a matrix product to a chunk: its multiplications, or the memory that they wait for.
+// A matrix product: its multiplications, or the memory that they wait for.
+double cost_of_product(double products, double bytes) {
+  return std::max(products * cost::product, bytes * cost::byte);
+}
+
+// Items of a matrix product to a chunk.
 int64_t grain_of_product(double products_per_item, double bytes_per_item) {
-  return grain_of(std::max(products_per_item * cost::product, bytes_per_item * cost::byte));
+  return grain_of(cost_of_product(products_per_item, bytes_per_item));
 }
 
 }  // namespace
@@ -30,7 +35,7 @@ PackedWeight::PackedWeight(int64_t rows, int64_t cols, DType dtype)
   if (rows_ == 0 || cols_ == 0) return;
   bytes_of(cols_ + 1, kPanelColumns, itemsize(dtype_));
   nbytes_ = bytes_of(ceil_div(rows_, kPanelColumns), panel_elements(cols_, dtype_) * itemsize(dtype_));
-  memory_ = allocate(nbytes_);
+  memory_ = allocate_weight(nbytes_);
 }
 
 void PackedWeight::fill(int64_t first, const View& rows) {
@@ -133,6 +138,13 @@ LinearWeight weight_of(const LinearOperand& operand, int64_t first_slice) {
   return w;
 }
 
+// As it lies in memory, in whole slices.
+double bytes_of_weight(const LinearWeight& w, int64_t depth) {
+  const auto columns = static_cast<double>(ceil_div(w.columns, kSliceColumns) * kSliceColumns);
+  if (w.format == nullptr) return columns * static_cast<double>(depth * itemsize(w.dtype));
+  return columns / kPanelColumns * static_cast<double>(panel_bytes(*w.format, depth));
+}
+
 // Rows of x that are taken at a time: they stay within ~32 MB of scratch, and a work item within ~30 ms.
 int64_t block_rows(int64_t rows, int64_t depth) {
   constexpr int64_t kFewest = 24, kMost = 528, kElements = int64_t{8} << 20;
@@ -153,11 +165,12 @@ void linear(const View& x, const LinearOperand* operands, int count, Arithmetic 
   const Rows source = rows_of(x);
   std::vector<LinearWeight> weights;
   weights.reserve(static_cast<std::size_t>(count));
-  int64_t slices = 0, weight_size = 1;
+  int64_t slices = 0;
+  double weight_bytes = 0;
   for (int i = 0; i < count; ++i) {
     weights.push_back(weight_of(operands[i], slices));
     slices += ceil_div(weights.back().columns, kSliceColumns);
-    if (weights.back().format == nullptr) weight_size = std::max(weight_size, itemsize(weights.back().dtype));
+    weight_bytes += bytes_of_weight(weights.back(), source.length);
   }
   if (source.count == 0 || slices == 0) return;
 
@@ -205,9 +218,9 @@ void linear(const View& x, const LinearOperand* operands, int count, Arithmetic 
     args.chunk_rows = ceil_div(args.rows, args.chunks);
     args.chunks = ceil_div(args.rows, args.chunk_rows);
     const double terms = static_cast<double>(depth + 16) * kSliceColumns;
-    parallel_for(slices * args.chunks,
-                 grain_of_product(terms * static_cast<double>(args.chunk_rows),
-                                  terms * static_cast<double>(weight_size)),
+    const double each = cost_of_product(terms * static_cast<double>(args.chunk_rows),
+                                        weight_bytes / static_cast<double>(slices));
+    parallel_for(slices * args.chunks, fine_grain_of(each, slices * args.chunks),
                  [&](int64_t begin, int64_t end) {
                    const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
                    table.linear(args, scratch.as<void>(), begin, end);

@@ -37,7 +37,7 @@ class PackedWeight {
  private:
   int64_t rows_ = 0, cols_ = 0, nbytes_ = 0;
   DType dtype_ = DType::f32;
-  Memory memory_;
+  WeightMemory memory_;
 };
 
 // One weight of a call: plain, packed or quantised, with its bias and its result.

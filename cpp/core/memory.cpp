@@ -1,5 +1,8 @@
 #include "core/memory.hpp"
 
+#include <pthread.h>
+
+#include <mutex>
 #include <new>
 
 #if defined(__linux__)
@@ -7,13 +10,43 @@
 #endif
 
 namespace simdformer {
+namespace {
+
+constexpr int64_t kCacheLine = 64, kPage = 4096, kHugePage = int64_t{2} << 20;
+constexpr int64_t kHuge = 2 * kHugePage;       // from here on memory has huge pages of its own
+constexpr int64_t kBlock = int64_t{64} << 20;  // what smaller weights share
+constexpr int64_t kSmall = int64_t{64} << 10;  // below this they do not pay
+
+int64_t round_up(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+std::mutex block_mutex;
+// That the next small weight goes into; it goes with the last one. The pointer stays: daemon threads may load a
+// model while the process exits.
+std::weak_ptr<char>& block = *new std::weak_ptr<char>;
+int64_t block_used = 0;
+
+// A fork while another thread holds the mutex would leave the child without it.
+[[maybe_unused]] const int registered =
+    pthread_atfork([] { block_mutex.lock(); }, [] { block_mutex.unlock(); }, [] { block_mutex.unlock(); });
+
+#if defined(__linux__)
+// The whole pages among these bytes, back to the system.
+void give_back(char* memory, int64_t bytes) {
+  const auto address = reinterpret_cast<intptr_t>(memory);
+  const int64_t first = round_up(address, kPage), end = (address + bytes) / kPage * kPage;
+  if (first < end) madvise(memory + (first - address), static_cast<std::size_t>(end - first), MADV_DONTNEED);
+}
+#else
+void give_back(char*, int64_t) {}
+#endif
+
+}  // namespace
 
 Memory allocate(int64_t bytes) {
-  constexpr int64_t kCacheLine = 64, kHugePage = int64_t{2} << 20;
-  const bool huge = bytes >= 2 * kHugePage;
+  const bool huge = bytes >= kHuge;
   const int64_t alignment = huge ? kHugePage : kCacheLine;
   if (bytes < 0 || bytes > INT64_MAX - alignment) throw std::bad_alloc();
-  const auto rounded = static_cast<std::size_t>((bytes + alignment - 1) / alignment * alignment);
+  const auto rounded = static_cast<std::size_t>(round_up(bytes, alignment));
   Memory memory(static_cast<char*>(std::aligned_alloc(static_cast<std::size_t>(alignment), rounded)));
   if (memory == nullptr) throw std::bad_alloc();
 #if defined(__linux__)
@@ -21,6 +54,20 @@ Memory allocate(int64_t bytes) {
   if (huge) madvise(memory.get(), rounded, MADV_HUGEPAGE);
 #endif
   return memory;
+}
+
+WeightMemory allocate_weight(int64_t bytes) {
+  if (SF_ASAN || bytes < kSmall || bytes >= kHuge) return allocate(bytes);
+  const std::lock_guard<std::mutex> lock(block_mutex);
+  std::shared_ptr<char> shared = block.lock();
+  if (shared == nullptr || bytes > kBlock - block_used) {
+    shared = allocate(kBlock);
+    block = shared;
+    block_used = 0;
+  }
+  char* const memory = shared.get() + block_used;
+  block_used += round_up(bytes, kCacheLine);
+  return WeightMemory(memory, [shared, bytes](char* own) { give_back(own, bytes); });
 }
 
 }  // namespace simdformer

@@ -5,6 +5,15 @@
 #include <cstdlib>
 #include <memory>
 
+// What watches over single allocations, and must see each by itself.
+#if defined(__has_feature)
+#define SF_ASAN __has_feature(address_sanitizer)
+#elif defined(__SANITIZE_ADDRESS__)
+#define SF_ASAN 1
+#else
+#define SF_ASAN 0
+#endif
+
 namespace simdformer {
 
 struct FreeMemory {
@@ -14,5 +23,10 @@ using Memory = std::unique_ptr<char, FreeMemory>;
 
 // At least `bytes` of it. Throws std::bad_alloc.
 Memory allocate(int64_t bytes);
+
+// The same for a weight. The small ones lie side by side in blocks of huge pages: read once a token they would
+// need a new page of the small kind every 64 cache lines. A weight gives back its own pages.
+using WeightMemory = std::shared_ptr<char>;
+WeightMemory allocate_weight(int64_t bytes);
 
 }  // namespace simdformer

@@ -79,7 +79,7 @@ int64_t QuantisedWeight::size_of(const QuantisedFormat& format, int64_t rows, in
 void QuantisedWeight::allocate_panels() {
   nbytes_ = size_of(format_, rows_, cols_);
   if (nbytes_ == 0) return;
-  memory_ = allocate(nbytes_);
+  memory_ = allocate_weight(nbytes_);
   const int64_t used = ceil_div(rows_, kPanelColumns) * panel_bytes(format_, cols_);
   std::memset(memory_.get() + used, 0, static_cast<size_t>(nbytes_ - used));
 }

@@ -71,7 +71,7 @@ class QuantisedWeight {
   QuantisedFormat format_;
   int64_t rows_ = 0, cols_ = 0, nbytes_ = 0;
   QuantisingLoss loss_{0, 0, 0};
-  Memory memory_;
+  WeightMemory memory_;
 };
 
 }  // namespace simdformer

@@ -4,13 +4,6 @@
 #include "core/memory.hpp"
 #include "core/parallel.hpp"
 
-#if defined(__has_feature)
-#define SF_ASAN __has_feature(address_sanitizer)
-#elif defined(__SANITIZE_ADDRESS__)
-#define SF_ASAN 1
-#else
-#define SF_ASAN 0
-#endif
 #if SF_ASAN
 #include <sanitizer/asan_interface.h>
 #endif

@@ -23,6 +23,13 @@ inline int64_t grain_of(double nanoseconds_per_item) {
   return std::max<int64_t>(1, static_cast<int64_t>(kChunk / std::max(nanoseconds_per_item, cost::element)));
 }
 
+// The same for long loops at whose end no thread should wait for another's chunk: a quarter of it, but all in
+// one where that wakes nobody.
+inline int64_t fine_grain_of(double nanoseconds_per_item, int64_t items) {
+  const int64_t grain = grain_of(nanoseconds_per_item);
+  return items <= grain ? grain : std::max<int64_t>(1, grain / 4);
+}
+
 // The same for rows of `length` elements.
 inline int64_t grain_of_rows(int64_t length) { return grain_of(cost::element * static_cast<double>(length)); }
 

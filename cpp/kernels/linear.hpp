@@ -173,6 +173,15 @@ SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* 
   } while (begin < args.depth);
 }
 
+// The four panels of a quantised weight that come after those of an item: mostly the next work of the thread.
+SF_INLINE const uint8_t* next_slice(const LinearItem& item, int64_t panel_stride) {
+  const LinearWeight *w = &item.w, *end = item.args.weights + item.args.count;
+  int64_t column = item.column + kSliceColumns;
+  if (column >= w->columns) ++w, column = 0;
+  if (w == end || w->format != item.w.format) w = &item.w, column = item.column;  // there is none
+  return reinterpret_cast<const uint8_t*>(w->weight) + column / kPanelColumns * panel_stride;
+}
+
 // A quantised weight: by x as integers, or by x as float32 and the very values that the weight holds.
 inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratch) noexcept {
   const LinearArgs& args = item.args;
@@ -182,7 +191,7 @@ inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratc
       reinterpret_cast<const uint8_t*>(item.w.weight) + item.column / kPanelColumns * stride;
   if (args.x_blocks != nullptr) {
     const ActivationBlock* x = args.x_blocks + item.row * (args.depth / kBlockInputs);
-    return multiply_quantised(format, {panels, stride, args.depth}, x, item.rows, tile,
+    return multiply_quantised(format, {panels, next_slice(item, stride), args.depth}, x, item.rows, tile,
                               reinterpret_cast<uint8_t*>(scratch));
   }
   static_assert(kDepthBlock == kSpanInputs && kDepthBlock * kSliceColumns * 4 >= kWidenedBytes);

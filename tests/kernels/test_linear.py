@@ -1,6 +1,7 @@
 """linear with plain and packed weights, lists of weights, bias and mixed dtypes."""
 
 import pickle
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +25,7 @@ from conftest import (
 )
 from simdformer import reference
 from simdformer.reference import float64
+from subprocesses import run_python
 
 # Around 16 rows, up to which a plain weight is not repacked, panels of 16 columns, 256 inputs.
 ROWS = [0, 1, 2, 5, 15, 16, 17, 24, 64]
@@ -336,3 +338,39 @@ def test_every_small_shape(isa, form, rng):
                 for rows in range(1, 28):
                     got = sf.linear(x[:rows], w)
                     assert_close(got, want[:rows, :outer], "linear", scale=size[:rows, :outer])
+
+
+# ---- where packed weights lie --------------------------------------------------------------------
+
+
+def test_weights_that_share_a_block_of_memory_come_and_go_one_by_one(rng):
+    """Some are dropped, and others made, between those that stay."""
+    plain = [normal(rng, 16 * size, 300, dtype="float32") for size in range(4, 40, 3)]
+    kept = {}
+    for turn in range(300):
+        at = int(rng.integers(len(plain)))
+        kept.pop(int(rng.integers(len(plain))), None)
+        kept[at] = sf.pack(plain[at])
+        if turn % 50 == 0:
+            assert all(same_bits(weight.unpack(), plain[at]) for at, weight in kept.items())
+    assert all(same_bits(weight.unpack(), plain[at]) for at, weight in kept.items())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_weight_that_is_dropped_gives_its_memory_back_beside_others_that_stay():
+    code = """
+    import gc
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    plain = np.ones((512, 512), np.float32)  # 1 MB
+    before = resident()
+    kept = [sf.pack(plain) for _ in range(100)]
+    full = resident() - before
+    del kept[:50], kept[1:]  # one stays, in the middle
+    gc.collect()
+    print(full > 90e6, resident() - before < 12e6)
+    """
+    assert run_python(code) == "True True"
