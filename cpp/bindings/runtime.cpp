@@ -76,6 +76,8 @@ void bind_runtime(py::module_& module) {
   module.def("set_isa", &set_isa);
   module.def("get_num_threads", &num_threads);
   module.def("set_num_threads", &set_num_threads);
+  module.def("stay_awake", &stay_awake);
+  module.def("may_sleep", &may_sleep);
   module.def("default_num_threads", &default_num_threads);
   module.def("cgroup_cpus", &cgroup_cpus);
   module.def("build_info", &build_info);

@@ -1,6 +1,7 @@
 #include "core/parallel.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <atomic>
@@ -32,6 +33,10 @@ using Clock = std::chrono::steady_clock;
 // workers awake; spinning for good would ruin the latency of everybody as soon as another process wants the
 // core.
 constexpr auto kSpin = std::chrono::microseconds(30);
+// How long a worker does after stay_awake(). It yields meanwhile; where that takes so long that another thread
+// has run, there is no CPU to spare, and it sleeps.
+constexpr auto kAwake = std::chrono::microseconds(300);
+constexpr auto kShortYield = std::chrono::microseconds(20);
 // Asking for Ctrl-C takes the GIL, for which another Python thread may make us wait 5 ms.
 constexpr auto kAskInterval = std::chrono::milliseconds(50);
 constexpr auto kPause = std::chrono::milliseconds(500);
@@ -44,6 +49,15 @@ inline void relax() {
     asm volatile("yield");
 #endif
   }
+}
+
+std::atomic<int> awake{0};  // stay_awake() without their may_sleep()
+
+// Lets others run; whether none did.
+bool yield() {
+  const Clock::time_point before = Clock::now();
+  sched_yield();
+  return Clock::now() - before < kShortYield;
 }
 
 // A counter that threads can sleep on until it moves.
@@ -258,11 +272,12 @@ class Pool {
         take_chunks(lane, [] { return false; });
         leave_seat();
       }
-      const Clock::time_point spin_until = Clock::now() + kSpin;
+      const Clock::time_point begin = Clock::now();
       while (bell_.count() == rung) {
-        if (!spare() && Clock::now() < spin_until) {
+        const Clock::duration waited = Clock::now() - begin;
+        if (!spare() && waited < kSpin) {
           relax();
-        } else {
+        } else if (spare() || waited > kAwake || awake.load(std::memory_order_relaxed) == 0 || !yield()) {
           bell_.sleep(rung);
         }
       }
@@ -321,6 +336,7 @@ std::atomic<int> thread_setting{0};
 void start_afresh() {
   pool = nullptr;
   pool_busy.store(false);
+  awake.store(0);
   forks.fetch_add(1);
 }
 
@@ -367,6 +383,14 @@ int num_threads() noexcept {
 }
 
 void set_num_threads(int n) noexcept { thread_setting.store(n < 1 ? 1 : n > kMaxThreads ? kMaxThreads : n); }
+
+void stay_awake() noexcept { awake.fetch_add(1); }
+
+void may_sleep() noexcept {
+  int scopes = awake.load();  // none in the child of a fork
+  while (scopes > 0 && !awake.compare_exchange_weak(scopes, scopes - 1)) {
+  }
+}
 
 void set_interrupt_hook(bool (*hook)()) noexcept { interrupt_hook.store(hook); }
 

@@ -24,6 +24,11 @@ int default_num_threads() noexcept;    // min(affinity mask, cgroup quota), befo
 // /proc and /sys, for tests.
 int cgroup_cpus(const std::string& root = "");
 
+// Calls follow each other, as those of a model's forward pass do: until as many may_sleep() workers wait for
+// the next loop a while longer, and give their CPU to whoever wants it.
+void stay_awake() noexcept;
+void may_sleep() noexcept;
+
 // Asked before and between chunks on the calling thread, every 50 ms at most; true = give up.
 void set_interrupt_hook(bool (*hook)()) noexcept;
 

@@ -51,6 +51,19 @@ TEST(no_index_means_no_call) {
   parallel_for(-5, 1, [](int64_t, int64_t) { throw std::logic_error("called"); });
 }
 
+TEST(loops_are_whole_while_workers_are_kept_awake_or_not) {
+  const Threads setting(4);
+  may_sleep();  // without a stay_awake(): nothing
+  for (int round = 0; round < 200; ++round) {
+    if (round % 4 == 0) stay_awake();
+    std::atomic<int> visited{0};
+    parallel_for(64, 1, [&](int64_t begin, int64_t end) { visited += static_cast<int>(end - begin); });
+    CHECK_EQUAL(visited.load(), 64);
+    if (round % 4 == 2) may_sleep();
+    if (round % 50 == 0) nap(1);  // longer than they wait
+  }
+}
+
 TEST(a_grain_below_1_counts_as_1) {
   for (const int64_t grain : {int64_t{0}, int64_t{-3}, INT64_MIN}) {
     std::atomic<int> calls{0};

@@ -323,6 +323,23 @@ def test_an_idle_pool_takes_no_cpu_time():
 
 
 @linux
+def test_workers_that_are_kept_awake_wait_for_a_moment_only():
+    code = """
+    from simdformer import _core
+    from simdformer.runtime import awake
+    _core.may_sleep()  # without a stay_awake(): nothing
+    with awake:
+        call()
+        before = time.process_time()
+        time.sleep(0.5)
+        spent = time.process_time() - before
+    call()
+    print(workers(), spent < 0.1)
+    """
+    assert run_python(code, SIMDFORMER_NUM_THREADS="4") == "3 True"
+
+
+@linux
 def test_workers_leave_signals_to_pythons_threads():
     code = """
     call()

@@ -43,6 +43,7 @@ from simdformer.models.observer import (
 )
 from simdformer.models.ranks import Split
 from simdformer.models.weights import ExpertWeights, MLPWeights
+from simdformer.runtime import awake
 from simdformer.types import Array
 
 __all__ = ["Transformer"]
@@ -94,6 +95,7 @@ class Transformer(Decoder):
     (2, 4, 4)
     """
 
+    @awake
     def forward(
         self,
         ids: Array,
@@ -109,6 +111,7 @@ class Transformer(Decoder):
         kept = x if logits_to_keep is None else x[:, -logits_to_keep:]
         return run.at()("logits", self.unembed(kept, run.at()))
 
+    @awake
     def forward_batch(self, run: BatchPass) -> list[Array]:
         """The new ids of several sequences -> the logits (rows,V) that each piece of them wants"""
         x = self.residual(run.ids, run)
