@@ -64,6 +64,16 @@ def test_what_is_drafted_is_read_once(command, monkeypatch):
     assert rates[1] == pytest.approx(rates[0] / 4, abs=0.05)
 
 
+def test_run_profile_adds_a_table_of_operations(command, tiny):
+    plain = command("run", tiny, "abc", "--max-new-tokens", 9)
+    status, out, err = command("run", tiny, "abc", "--max-new-tokens", 9, "--profile")
+    assert (status, out) == plain[:2]
+    speed, _, table = err.partition("\n")
+    assert speed.startswith("prefill 3 tokens")
+    for name in ("prompt, 3 ids", "decode, ", "lm_head", "attention, cache", "all", "of the limit"):
+        assert re.search(rf"^ *{name}", table, re.M), name
+
+
 def test_the_hash_tells_runs_apart(command, tiny):
     def hash_of(*arguments):
         return re.search("logits ([0-9a-f]+)", command("run", tiny, *arguments)[2])[1]

@@ -29,6 +29,7 @@ from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
 from simdformer.bench.plugins import PluginRun
+from simdformer.bench.profile import Phase, Profile, Spent, profile
 from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.quantized_models import QuantizedModelRun
 from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
@@ -55,7 +56,9 @@ __all__ = [
     "Measurement",
     "ModelRun",
     "Operation",
+    "Phase",
     "PluginRun",
+    "Profile",
     "QuantizedLinear",
     "QuantizedModelRun",
     "RMSNorm",
@@ -63,6 +66,7 @@ __all__ = [
     "Results",
     "RoPE",
     "Softmax",
+    "Spent",
     "Stopwatch",
     "SwiGLU",
     "Work",
@@ -71,6 +75,7 @@ __all__ = [
     "measure_limits",
     "plot_roofline",
     "plot_throughput",
+    "profile",
     "random_weights",
     "relative_error",
     "run",

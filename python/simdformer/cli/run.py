@@ -38,6 +38,11 @@ def add(commands: "shared.Commands") -> None:
         parser, "the continuation", f"{DEFAULT_NEW_TOKENS}, or what the model has room for"
     )
     shared.add_draft(parser)
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="then, to stderr, what each operation took, beside what this machine could do",
+    )
     shared.add_model_options(parser)
     shared.add_sampling(parser)
 
@@ -48,15 +53,21 @@ def run(options: argparse.Namespace) -> int:
     prompt_ids = len(shared.tokenizer_of(model, options).encode(prompt))
     wanted = new_tokens(prompt_ids, options.max_new_tokens, model.config.max_seq_len)
     report, draft = Report(), shared.draft_of(options, model)
-    output.write(prompt)
-    model.generate(
-        prompt,
-        max_new_tokens=wanted,
-        streamer=output.write,
-        report=report,
-        draft=draft,
+    choices = {
+        "max_new_tokens": wanted,
+        "streamer": output.write,
+        "report": report,
+        "draft": draft,
         **shared.sampling_of(options),
-    )
+    }
+    output.write(prompt)
+    profile = None
+    if options.profile:
+        from simdformer import bench  # the other commands start without it
+
+        profile = bench.profile(model, prompt, **choices)
+    else:
+        model.generate(prompt, **choices)
     output.write("\n")
     if options.ranks.size > 1:
         time.sleep(FORWARDED)
@@ -68,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
         f"{over_ranks(options)}{output.count(sf.get_num_threads(), 'thread')}",
         file=sys.stderr,
     )
+    if profile is not None:
+        print(f"\n{profile}", file=sys.stderr)
     return 0
 
 
