@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+import ranks
 import simdformer as sf
 import tiny_models
 from checkpoints import GEMMA, GPT2, random_weights, tiny_config
@@ -214,3 +215,20 @@ def test_what_makes_no_sense_is_refused_before_anything_is_measured(command, opt
     assert status == 2
     assert value in err
     assert needed in err
+
+
+def test_ranks_are_measured_beside_the_plan():
+    first, token, prompt = ranks.program(2, "measured.py").splitlines()
+    assert first == "tiny in bfloat16 on 2 ranks"
+    line = r" ms, +[\d.]+ tok/s; planned [\d.]+ ms, of it \d+% link"
+    assert re.fullmatch(r"  one more token +[\d.]+" + line, token)
+    assert re.fullmatch(r"  a prompt +[\d.]+" + line, prompt)
+
+
+def test_only_models_are_measured_over_ranks():
+    status, _, err = ranks.cli(2, "bench", "--only", "softmax")
+    assert status == 2
+    assert (
+        err
+        == "simdformer: error: --only names no model, needed is one of Qwen3-0.6B, Llama-3.2-1B\n"
+    )

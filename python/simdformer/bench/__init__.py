@@ -32,6 +32,7 @@ from simdformer.bench.plugins import PluginRun
 from simdformer.bench.profile import Phase, Profile, Spent, profile
 from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.quantized_models import QuantizedModelRun
+from simdformer.bench.ranks import OverRanks, measure_over_ranks
 from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline
 from simdformer.bench.runner import all_cases, run, run_case, select
@@ -56,6 +57,7 @@ __all__ = [
     "Measurement",
     "ModelRun",
     "Operation",
+    "OverRanks",
     "Phase",
     "PluginRun",
     "Profile",
@@ -73,6 +75,7 @@ __all__ = [
     "all_cases",
     "compare",
     "measure_limits",
+    "measure_over_ranks",
     "plot_roofline",
     "plot_throughput",
     "profile",

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,14 @@ def add(commands: "shared.Commands") -> None:
         commands,
         "bench",
         run,
+        over_ranks=True,
         help="how fast the kernels are, beside PyTorch, onnxruntime and the machine's limits",
         description="Measures each operation beside PyTorch, onnxruntime and numpy, by turns, on "
         "the same numbers and threads (models beside transformers and llama.cpp); and what this "
         "machine could do at most. A full run takes some minutes and wants an idle machine; Ctrl-C "
-        "ends it with what was measured until then. Exit status 1 when a result of ours is wrong.",
+        "ends it with what was measured until then. Exit status 1 when a result of ours is wrong. "
+        "Under mpiexec: models of random weights on all ranks together, beside what `simdformer "
+        "plan` predicts; of the options --only counts there.",
         epilog="example: simdformer bench --only decode --only 'linear/*/m1' --json times.json",
     )
     parser.add_argument(
@@ -68,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
     from simdformer import bench
     from simdformer.bench import report
 
+    if options.ranks.size > 1:
+        for shape in shapes_of(options.only):
+            print(bench.measure_over_ranks(options.ranks, shape), flush=True)
+        return 0
     cases = bench.select(
         bench.all_cases(models=options.models, transformers=options.transformers), options.only
     )
@@ -91,6 +99,17 @@ def run(options: argparse.Namespace) -> int:
     if results.interrupted:
         return 130
     return 0 if results.right else 1
+
+
+def shapes_of(patterns: list[str]) -> list[str]:
+    """Of models; without patterns the smallest."""
+    from simdformer.bench import SHAPES
+
+    known = list(SHAPES)
+    found = [name for name in known if any(fnmatch(name, pattern) for pattern in patterns)]
+    if patterns and not found:
+        raise ValueError(f"--only names no model, needed is one of {', '.join(known)}")
+    return found or known[:1]
 
 
 def listed(case: "Case") -> str:

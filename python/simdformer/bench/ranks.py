@@ -1,0 +1,97 @@
+"""A model of random weights on the ranks that mpiexec has started, beside what was planned."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+import simdformer as sf
+from simdformer.bench.models import SHAPES, random_weights
+from simdformer.bench.rates import measure_rates
+from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.models.communicator import Communicator
+from simdformer.parallel.link import measure_link
+from simdformer.parallel.plan import Load, Prediction, predict
+
+__all__ = ["OverRanks", "measure_over_ranks"]
+
+PROMPT, BEHIND = 512, 64  # ids that are read at once, and those that a token stands behind
+TOKENS, PROMPTS = 20, 4  # how many; the fastest counts, and all ranks have to agree on the number
+
+
+@dataclass(frozen=True)
+class OverRanks:
+    """Seconds of one more token behind 64 others and of a prompt of 512 on all ranks together, and
+    what was planned; None on ranks other than the first."""
+
+    shape: str
+    ranks: int
+    token: float
+    prompt: float
+    planned: Prediction | None
+
+    def __str__(self) -> str:
+        """Three lines."""
+        text = f"{self.shape} in bfloat16 on {self.ranks} ranks"
+        if self.planned is None:
+            return text
+        pairs = (
+            ("one more token", 1, self.token, self.planned.token, self.planned.token_link),
+            ("a prompt", PROMPT, self.prompt, self.planned.prompt, self.planned.prompt_link),
+        )
+        for name, ids, seconds, planned, link in pairs:
+            text += (
+                f"\n  {name:<14} {1e3 * seconds:8.1f} ms, {ids / seconds:7.1f} tok/s; "
+                f"planned {1e3 * planned:.1f} ms, of it {link / planned:.0%} link"
+            )
+        return text
+
+
+def measure_over_ranks(
+    ranks: Communicator, shape: str, config: ModelConfig | None = None
+) -> OverRanks:
+    """On every rank: a shape of SHAPES, or another config under that name."""
+    config = config or SHAPES[shape]
+    beside, link = on_one_machine(ranks), measure_link(ranks)
+    model = Transformer(config, random_weights(config), communicator=ranks)
+    ids = np.arange(BEHIND + PROMPT) % config.vocab_size
+    cache = model.new_cache(BEHIND + PROMPT, dtype="bfloat16")
+
+    def prompt() -> None:
+        cache.reset()
+        model(ids[:PROMPT], cache, 1)
+
+    def token() -> None:
+        cache.truncate(BEHIND)
+        model(ids[:1], cache, 1)
+
+    read = best(prompt, PROMPTS)
+    written = best(token, TOKENS)
+    planned = None
+    if ranks.rank == 0:
+        with sf.num_threads(len(os.sched_getaffinity(0))):  # of which ranks have a share each
+            rates = measure_rates(config, "bfloat16")
+        types = dict.fromkeys(weight_shapes(config), "bfloat16")
+        load = Load(context=BEHIND, prompt=PROMPT, cache_itemsize=2)
+        planned = predict(config, types, rates, link, load, ranks.size, per_machine=beside)
+    return OverRanks(shape, ranks.size, written, read, planned)
+
+
+def on_one_machine(ranks: Communicator) -> int:
+    """How many ranks run on the machine of the first."""
+    name = np.array([crc32(os.uname().nodename.encode())])
+    names = ranks.gather(name, [name.shape] * ranks.size)
+    return sum(int(one[0] == names[0][0]) for one in names)
+
+
+def best(call: Callable[[], object], times: int) -> float:
+    """Seconds of the fastest of so many calls, the first of which does not count."""
+    samples = []
+    for _ in range(times + 1):
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    return min(samples[1:])
