@@ -20,9 +20,12 @@ constexpr int64_t kSmall = int64_t{64} << 10;  // below this they do not pay
 int64_t round_up(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 std::mutex block_mutex;
-// That the next small weight goes into; it goes with the last one. The pointer stays: daemon threads may load a
-// model while the process exits.
-std::weak_ptr<char>& block = *new std::weak_ptr<char>;
+// What the next small weight goes into; it goes with the last one.
+union Block {
+  std::weak_ptr<char> last;
+  constexpr Block() : last() {}
+  ~Block() {}  // it stays: daemon threads may load a model while the process exits
+} block;
 int64_t block_used = 0;
 
 // A fork while another thread holds the mutex would leave the child without it.
@@ -59,10 +62,10 @@ Memory allocate(int64_t bytes) {
 WeightMemory allocate_weight(int64_t bytes) {
   if (SF_ASAN || bytes < kSmall || bytes >= kHuge) return allocate(bytes);
   const std::lock_guard<std::mutex> lock(block_mutex);
-  std::shared_ptr<char> shared = block.lock();
+  std::shared_ptr<char> shared = block.last.lock();
   if (shared == nullptr || bytes > kBlock - block_used) {
     shared = allocate(kBlock);
-    block = shared;
+    block.last = shared;
     block_used = 0;
   }
   char* const memory = shared.get() + block_used;
