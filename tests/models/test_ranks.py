@@ -14,7 +14,7 @@ from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.gguf_file import of_blocks
 from simdformer.checkpoints.stacked import MXFP4Tensor, every_second
-from simdformer.models.packing import Quantized, block_of, cut
+from simdformer.models.packing import Quantized, block_of, cut, kind_of
 from simdformer.models.ranks import deal, tensors_of
 from simdformer.models.weights import weight_axes
 from simdformer.text.quantizing import quantize_checkpoint
@@ -30,7 +30,7 @@ def dealt(size, types=lambda name: None, **changes):
     for name, weight in weights.items():
         if (type := types(name)) and weight.ndim == 2:
             weights[name] = sf.quantize(weight, type)
-    return config, weights, deal(config, lambda name: block_of(weights[name]), size)
+    return config, weights, deal(config, lambda name: block_of(kind_of(weights[name])), size)
 
 
 # ---- who holds what ------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def checkpoint(folder, kind):
 def test_the_parts_of_a_checkpoint_are_the_whole(tmp_path, kind):
     found = read_checkpoint(checkpoint(tmp_path, kind))
     config = found.config
-    parts = deal(config, lambda name: block_of(found.weights[name]), 2)
+    parts = deal(config, lambda name: block_of(kind_of(found.weights[name])), 2)
     every = [
         tensors_of(part, config, found.weights, is_first=rank == 0)
         for rank, part in enumerate(parts)

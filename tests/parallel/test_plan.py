@@ -18,7 +18,7 @@ from simdformer.checkpoints.planned import planned_types
 from simdformer.models import Transformer
 from simdformer.models.budget import decode_bytes, weight_bytes
 from simdformer.models.communicator import Communicator
-from simdformer.models.packing import kind_of
+from simdformer.models.packing import block_of, kind_of
 from simdformer.models.ranks import deal
 from simdformer.parallel.plan import (
     Bill,
@@ -70,7 +70,7 @@ def test_alone_a_rank_holds_and_reads_what_a_model_does(name):
 def bill_of(config, ranks, rank=0, load=None):
     part = deal(config, lambda name: 1, ranks)[rank]
     sizes = sizes_of(config, floats(config))
-    return Bill.of(config, sizes, part, load or Load(context=20), ranks)
+    return Bill.of(config, sizes, part, load or Load(context=20), config.num_experts_per_tok)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -101,8 +101,8 @@ def test_the_rank_that_most_of_a_choice_falls_to(experts, chosen, ranks):
         max(sum(expert in own for expert in choice) for own in owners)
         for choice in combinations(range(experts), chosen)
     ]
-    assert busiest(config, ranks) == pytest.approx(np.mean(loads), rel=0.05)
-    assert busiest(config, 1) == chosen
+    assert busiest(owners, chosen) == pytest.approx(np.mean(loads), rel=0.05)
+    assert busiest([range(experts)], chosen) == chosen
 
 
 @pytest.mark.parametrize(("length", "window"), [(7, None), (7, 3), (3, 9), (1, 1)])
@@ -157,6 +157,18 @@ def test_ranks_of_one_machine_share_it():
     )
     calls = config.num_layers * RATES.layer
     assert shared.token - calls == pytest.approx(2 * (apart.token - calls), rel=1e-6)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_groups_of_few_bits_count_as_what_they_take(group):
+    codes = np.zeros((4, 256), np.uint8)
+    scales = np.ones((4, 256 // group), np.float32)
+    weight = sf.QuantizedWeight.from_groups(codes, scales, minimums=scales)
+    config = config_of("llama")
+    sizes = sizes_of(config, dict.fromkeys(floats(config), weight.type))
+    embed = config.vocab_size * config.hidden_size
+    assert sizes["embed"] == embed * weight.bits_per_weight / 8
+    assert block_of(weight.type) == group
 
 
 # ---- of models that nobody has written -----------------------------------------------------------

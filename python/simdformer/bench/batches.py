@@ -5,7 +5,6 @@ begin alike. Beside several texts stand the same texts one by one.
 """
 
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from simdformer.bench import llama_cpp
 from simdformer.bench.contestants import LLAMA_CPP, OURS, Contestant, Missing, Way
-from simdformer.bench.models import SHAPES, ModelRun, made, random_weights
+from simdformer.bench.models import SHAPES, ModelRun, made, our_model, random_weights
 from simdformer.bench.work import Case, Dtype, Inputs, numpy_dtype, times
 from simdformer.models import PagedKVCache, Transformer
 from simdformer.models.batch_pass import BatchPass, Piece
@@ -79,10 +78,7 @@ class BatchRun(ModelRun):
 
 
 def ours(work: BatchRun, inputs: Inputs) -> Iterator[Contestant]:
-    config, weights = work.config, inputs["weights"]
-    packed: Transformer = made(OURS, work.model, lambda: Transformer(config, weights))
-    model = copy(packed)  # another arithmetic on the same packed weights
-    model.activations = numpy_dtype(work.dtype)
+    model = our_model(work, inputs)
     beginning, next_ids = np.split(inputs["ids"], [work.in_cache])
     cache = model.new_paged_cache(dtype=work.cache_dtype)
     texts = begun(model, cache, beginning, work.texts)

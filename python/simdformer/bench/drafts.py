@@ -7,15 +7,14 @@ given; the draft knows the ids that were read and nothing else.
 """
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from simdformer.bench.contestants import OURS, Contestant, Missing, Way
-from simdformer.bench.models import SHAPES, ModelRun, made, random_weights
-from simdformer.bench.work import Case, Inputs, numpy_dtype, times
+from simdformer.bench.models import SHAPES, ModelRun, our_model, random_weights
+from simdformer.bench.work import Case, Inputs, times
 from simdformer.models import PagedKVCache, Transformer
 from simdformer.text.continuation import Continuation
 from simdformer.text.continuous_batch import Request
@@ -69,10 +68,7 @@ class DraftRun(ModelRun):
         return {"config": self.config, "weights": random_weights(self.config), "ids": ids}
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        config, weights = self.config, inputs["weights"]
-        packed: Transformer = made(OURS, self.model, lambda: Transformer(config, weights))
-        model = copy(packed)
-        model.activations = numpy_dtype(self.dtype)
+        model = our_model(self, inputs)
         return [
             Contestant(OURS, (self.way(model, inputs, 'draft="prompt"', drafted=True),)),
             Contestant(

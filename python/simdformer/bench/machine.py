@@ -30,6 +30,7 @@ __all__ = [
     "Level",
     "Limits",
     "Machine",
+    "best_time",
     "free_memory",
     "measure_limits",
     "read_memory",
@@ -280,7 +281,10 @@ def multiply_adds(budget: float, stopwatch: Stopwatch) -> float:
     return operations / best_time(way.call, budget, stopwatch) / 1e9
 
 
-def best_time(call: Callable[[], object], budget: float, stopwatch: Stopwatch | None) -> float:
+def best_time(
+    call: Callable[[], object], budget: float, stopwatch: Stopwatch | None = None
+) -> float:
+    """Seconds of a call."""
     return compare({"limit": call}, budget, stopwatch)["limit"]
 
 

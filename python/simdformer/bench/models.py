@@ -47,6 +47,7 @@ __all__ = [
     "forget_models",
     "made",
     "model_cases",
+    "our_model",
     "random_weights",
     "reference_logits",
 ]
@@ -288,11 +289,17 @@ def made(by: str, model: Any, make: Callable[[], Any]) -> Any:
     return _made[by][1]
 
 
-def ours(work: ModelRun, inputs: Inputs) -> Contestant:
+def our_model(work: ModelRun, inputs: Inputs) -> Transformer:
+    """Its arithmetic on the packed weights that all work with this model shares."""
     config, weights = work.config, inputs["weights"]
     packed: Transformer = made(OURS, work.model, lambda: Transformer(config, weights))
-    model = copy(packed)  # another arithmetic on the same packed weights
+    model = copy(packed)
     model.activations = numpy_dtype(work.dtype)
+    return model
+
+
+def ours(work: ModelRun, inputs: Inputs) -> Contestant:
+    model = our_model(work, inputs)
     ids, first = inputs["ids"], work.in_cache
     cache = model.new_cache(first + work.new, dtype=work.cache_dtype)
     if first:

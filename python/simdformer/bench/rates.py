@@ -1,18 +1,18 @@
 """What this machine does in the work of a whole model, measured in a few seconds: the figures that
 `simdformer.parallel.plan` predicts from."""
 
-from collections.abc import Callable
+import math
 from dataclasses import replace
 from typing import Any
 
 import simdformer as sf
-from simdformer.bench.machine import free_memory, this_machine
+from simdformer.bench.machine import best_time, free_memory, this_machine
 from simdformer.bench.models import random_weights
 from simdformer.bench.quantized_models import quantized_weights
-from simdformer.bench.stopwatch import compare
-from simdformer.models import ModelConfig, Transformer
+from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.models.budget import decode_bytes
-from simdformer.parallel.plan import Rates, operations_of
+from simdformer.models.packing import block_of
+from simdformer.parallel.plan import Rates, operations_of, sizes_of
 
 __all__ = ["measure_rates"]
 
@@ -21,7 +21,7 @@ WIDEST, INNER, FEW_HEADS, VOCABULARY = 4096, 14336, 32, 512
 SMALL, SMALL_LAYERS = 256, 8
 PROMPT, BEHIND = 256, 32  # ids that are read at once, and those that a token stands behind
 LARGEST = 1 << 30  # bytes
-SIMILAR = "q4_k"  # of the types that are read but not written
+SIMILAR = "q4_0"  # to the types that are read but not written
 
 
 def measure_rates(config: ModelConfig, type: str, budget: float = 3.0) -> Rates:
@@ -39,9 +39,8 @@ def measure_rates(config: ModelConfig, type: str, budget: float = 3.0) -> Rates:
         intermediate_size=min(inner_width(config), INNER),
     )
     enough = min(4 * (machine.l2 * machine.threads + machine.l3), LARGEST, free_memory() // 4)
-    model = made(wide, type)
-    one = decode_bytes(wide, model.weights, BEHIND, 4)
-    wide = replace(wide, num_layers=max(2, -(-enough // one)))
+    one = sum(sizes_of(wide, dict.fromkeys(weight_shapes(wide), type)).values())
+    wide = replace(wide, num_layers=max(2, math.ceil(enough / one)))
     model = made(wide, type)
     share = budget / 3
     calls = time_of_calls(config, share)
@@ -102,9 +101,10 @@ def inner_width(config: ModelConfig) -> int:
 
 def made(config: ModelConfig, type: str) -> Transformer:
     """Of random weights."""
-    if kind := sf.quantization_types().get(type):
-        weights = quantized_weights(config, type if kind.writable else SIMILAR)
-        return Transformer(config, weights)
+    if block_of(type) > 1:
+        kind = sf.quantization_types().get(type)
+        written = kind is not None and kind.writable
+        return Transformer(config, quantized_weights(config, type if written else SIMILAR))
     return Transformer(config, random_weights(config), dtype=type)
 
 
@@ -117,8 +117,4 @@ def time_of(model: Transformer, ids: int, budget: float) -> float:
         cache.truncate(BEHIND)
         model([1] * ids, cache, logits_to_keep=1)
 
-    return best(step, budget)
-
-
-def best(call: Callable[[], object], budget: float) -> float:
-    return compare({"one": call}, budget)["one"]
+    return best_time(step, budget)

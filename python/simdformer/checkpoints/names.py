@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -65,6 +66,11 @@ class Names:
 
     def theirs(self, name: str) -> str:
         """The name that a tensor of ours has in a file."""
+        return renamed(name, self._in_file) or name
+
+    @cached_property
+    def _in_file(self) -> dict[str, str]:
+        """Ours -> theirs, of parts too."""
         theirs: dict[str, str] = {}
         for in_file, ours in self.tensors.items():
             layer, _, kind = ours.rpartition(".")
@@ -72,7 +78,7 @@ class Names:
             if layer.endswith(".experts"):  # all of them in one tensor
                 parts = [f"{layer}.{{}}.{part}" for part in STACKED[kind][1]]
             theirs |= dict.fromkeys([ours, *parts], in_file)
-        return renamed(name, theirs) or name
+        return theirs
 
     def under_ours(self, tensors: Mapping[str, T]) -> dict[str, T]:
         """Tensors under our names; those that the format does not know in quotes, so that they are

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
 
 __all__ = [
+    "DTYPES",
     "Parser",
     "add_draft",
     "add_format",
@@ -36,6 +37,9 @@ __all__ = [
     "sampling_of",
     "tokenizer_of",
 ]
+
+
+DTYPES = ("float32", "float16", "bfloat16")  # of weights
 
 
 class Parser(argparse.ArgumentParser):
@@ -174,7 +178,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--dtype",
-        choices=("float32", "float16", "bfloat16"),
+        choices=DTYPES,
         help="of the weights (default: the file's)",
     )
 

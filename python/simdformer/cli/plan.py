@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-DTYPES = ("float32", "float16", "bfloat16")
 AMOUNT = re.compile(r"([0-9.]+)\s*([A-Za-z/]+)")
 BYTES_A_SECOND = {
     f"{prefix}{unit}/s": 10**power / bits
@@ -80,7 +79,7 @@ def add(commands: "shared.Commands") -> None:
     )
     parser.add_argument(
         "--type",
-        choices=(*DTYPES, *(name for name in MIXTURES if name not in ("f16", "bf16"))),
+        choices=(*shared.DTYPES, *(name for name in MIXTURES if name not in ("f16", "bf16"))),
         help="of the weights (default: as MODEL has them)",
     )
     parser.add_argument(

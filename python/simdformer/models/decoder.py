@@ -16,7 +16,7 @@ from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.observer import Edit, Observer
-from simdformer.models.packing import AnyTensor, block_of
+from simdformer.models.packing import AnyTensor, block_of, kind_of
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.ranks import Ranks, config_of, deal, tensors_of
 from simdformer.models.trace import Trace
@@ -76,7 +76,7 @@ class Decoder(ABC):
         self.activations: np.dtype[Any] = np.dtype(activations)
         check_dtypes(weights, dtype, self.activations)
         communicator = communicator or Communicator()
-        parts = deal(config, lambda name: block_of(weights[name]), communicator.size)
+        parts = deal(config, lambda name: block_of(kind_of(weights[name])), communicator.size)
         self.ranks = Ranks(communicator, parts)
         self.own = config  # with the numbers of heads that this rank holds
         if communicator.size > 1:

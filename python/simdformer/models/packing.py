@@ -3,6 +3,7 @@ a time on all threads, so that what is loaded lies in memory once, and files are
 they come."""
 
 import _thread
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -73,18 +74,30 @@ Quantized = QuantizedWeight | BlockTensor | GroupTensor
 AnyTensor = Tensor | QuantizedWeight
 
 
+GROUPS = re.compile(r"int(\d)_g(\d+)")  # a kind of quantised weights that is no type of GGUF's
+
+
 def kind_of(tensor: AnyTensor) -> str:
     """What its numbers are: "float32", or "q4_k" where they are quantised."""
     return tensor.type if isinstance(tensor, Quantized) else str(tensor.dtype)
 
 
-def block_of(tensor: AnyTensor) -> int:
-    """How many inputs of a matrix stay together when it is cut: of a quantised one a block."""
-    if not isinstance(tensor, Quantized):
-        return 1
-    if kind := quantization_types().get(tensor.type):
-        return kind.block
-    return int(tensor.type.rpartition("_g")[2])  # of groups: int4_g128
+def block_of(kind: str) -> int:
+    """How many inputs of a matrix of this kind stay together when it is cut: of a quantised one a
+    block."""
+    if known := quantization_types().get(kind):
+        return known.block
+    groups = GROUPS.fullmatch(kind)
+    return int(groups[2]) if groups else 1
+
+
+def bits_of(kind: str) -> float:
+    """Of a number of this kind; groups have scales and minimums, as those of AWQ and GPTQ."""
+    if known := quantization_types().get(kind):
+        return known.bits_per_weight
+    if groups := GROUPS.fullmatch(kind):
+        return int(groups[1]) + 64 / int(groups[2])
+    return 8.0 * np.dtype(kind).itemsize
 
 
 def cut(tensor: Any, axis: int, part: range) -> Any:

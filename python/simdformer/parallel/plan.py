@@ -5,17 +5,16 @@ Nothing is run: a plan for 64 machines is made on a laptop.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from simdformer.models.config import ModelConfig
+from simdformer.models.packing import bits_of, block_of
 from simdformer.models.ranks import EXPERT, Part, deal
 from simdformer.models.weights import weight_axes, weight_shapes
 from simdformer.parallel.mpi import in_one_exchange
-from simdformer.quantization.types import quantization_types
 
 __all__ = ["Link", "Load", "Prediction", "Rates", "operations_of", "predict", "sizes_of"]
 
@@ -107,7 +106,8 @@ def predict(
     """
     parts = deal(config, lambda name: block_of(types[name]), ranks)
     sizes = sizes_of(config, types)
-    bills = [Bill.of(config, sizes, part, load, ranks) for part in parts]
+    chosen = busiest([part.experts for part in parts], config.num_experts_per_tok)
+    bills = [Bill.of(config, sizes, part, load, chosen) for part in parts]
     together = min(ranks, per_machine)
     calls = config.num_layers * rates.layer * max(1.0, together / rates.threads)
     token = max(bill.read for bill in bills) * together / rates.read + calls
@@ -136,21 +136,10 @@ def sizes_of(config: ModelConfig, types: Mapping[str, str]) -> dict[str, float]:
     }
 
 
-def bits_of(type: str) -> float:
-    """Of a number of a dtype or quantised type."""
-    kind = quantization_types().get(type)
-    return kind.bits_per_weight if kind else 16.0 if type in ("bfloat16", "float16") else 32.0
-
-
-def block_of(type: str) -> int:
-    kind = quantization_types().get(type)
-    return kind.block if kind else 1
-
-
 def operations_of(config: ModelConfig, prompt: int) -> float:
     """Multiplications and additions of one process that reads so many ids."""
     sizes = dict.fromkeys(weight_shapes(config), 0.0)
-    return Bill.of(config, sizes, Part.whole(config), Load(prompt=prompt), 1).operations
+    return Bill.of(config, sizes, Part.whole(config), Load(prompt=prompt), 0.0).operations
 
 
 @dataclass(frozen=True)
@@ -165,8 +154,14 @@ class Bill:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, sizes: Mapping[str, float], part: Part, load: Load, ranks: int
+        cls,
+        config: ModelConfig,
+        sizes: Mapping[str, float],
+        part: Part,
+        load: Load,
+        chosen: float,
     ) -> "Bill":
+        """`chosen`: how many experts of a layer are read for a token."""
         shapes = weight_shapes(config)
         held = read = operations = 0.0
         for name, axes in weight_axes(config).items():
@@ -177,12 +172,10 @@ class Bill:
                 share *= 1.0 if own is None else len(own) / length
             if not expert or int(expert[1]) in part.experts:
                 held += share * sizes[name]
-            of_all = not expert or int(expert[1]) == 0
-            if not of_all:
+            if expert and int(expert[1]) > 0:
                 continue  # they are alike: the first one stands for those that are chosen
-            chosen = busiest(config, ranks) if expert else 1.0
             if name != "pos_embed" and (name != "embed" or config.tie_embeddings):
-                read += chosen * share * sizes[name]
+                read += (chosen if expert else 1.0) * share * sizes[name]
             if len(axes) == 2 and name not in ("embed", "lm_head", "pos_embed"):
                 # over many ids the choice of experts evens out
                 evenly = config.num_experts_per_tok / config.num_experts if expert else 1.0
@@ -200,15 +193,14 @@ class Bill:
         return cls(held, cache, read, operations)
 
 
-@cache
-def busiest(config: ModelConfig, ranks: int) -> float:
-    """How many experts of a layer the rank reads that most of a token's choice falls to, on average
-    when every choice is as likely as any other."""
-    owner = np.arange(config.num_experts) * ranks // config.num_experts
+def busiest(experts: Sequence[range], chosen: int) -> float:
+    """How many of a layer's experts, dealt so to ranks, that rank reads which most of a token's
+    choice falls to, on average when every choice is as likely as any other."""
+    owner = np.repeat(np.arange(len(experts)), [len(own) for own in experts])
+    if not len(owner):
+        return 0.0
     rng = np.random.default_rng(0)
-    choices = (
-        rng.permutation(config.num_experts)[: config.num_experts_per_tok] for _ in range(DRAWS)
-    )
+    choices = (rng.permutation(len(owner))[:chosen] for _ in range(DRAWS))
     return float(np.mean([np.bincount(owner[choice]).max() for choice in choices]))
 
 
@@ -223,7 +215,7 @@ def visible_pairs(length: int, window: int | None) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """`count` times all ranks send `sent` bytes each, in `rounds` messages one after the other."""
+    """`count` times all ranks send `bytes` each, in `rounds` messages one after the other."""
 
     count: int
     rounds: int
