@@ -212,7 +212,7 @@ void attention(const Attention& call) {
   args.value_depth = call.value.shape[call.value.rank - 1];
   int64_t sequences = 1;
   for (int axis = 0; axis < rank - 3; ++axis) sequences *= call.query.shape[axis];
-  const int64_t heads = sequences * args.kv_heads;
+  const int64_t heads = args.heads = sequences * args.kv_heads;
   if (heads == 0 || call.query.shape[rank - 3] == 0 || args.queries == 0) return;
   args.group = call.query.shape[rank - 3] / args.kv_heads;
   if (paged && call.pages > 1 && call.key.shape[2] % kPanelColumns != 0)

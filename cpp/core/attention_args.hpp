@@ -12,14 +12,14 @@ constexpr int64_t kKeyBlock = 256;     // prefill: keys whose scores are held at
 constexpr int64_t kStripRows = 24;     // rows that pass through scores, softmax and sum together
 constexpr int64_t kDecodeRows = 16;    // a head of at most so many rows reads its keys in place: decode
 constexpr int64_t kDecodeChunk = 512;  // keys of a work item there
-constexpr int64_t kDecodeBlock = 64;   // keys whose scores are held at a time there
-// Keys and values of so many bytes come from memory, and are asked for a block ahead (measured: a quarter
-// faster, where asking costs a tenth when they are in a cache).
-constexpr int64_t kFarBytes = int64_t{32} << 20;
+constexpr int64_t kDecodeBlock = 256;  // keys whose scores are held at a time there
+// Keys and values of so many bytes do not stay in the second cache, and are asked for ahead.
+constexpr int64_t kFarBytes = int64_t{1} << 20;
 
 struct AttentionArgs {
   const Attention* call;
   int64_t kv_heads, group;
+  int64_t heads;               // of all sequences
   int64_t queries, keys;       // L, S
   int64_t depth, value_depth;  // D, Dv
   // Queries and keys are bfloat16 and multiplied as such; `scale` is for the scores then.
@@ -37,7 +37,7 @@ struct AttentionArgs {
   // Decode, few rows: work item = (head, chunk of keys).
   int64_t chunks;
   void* partials;  // one Sums for each item, or null: there is one chunk, which finishes
-  bool far;        // keys and values are larger than the caches
+  bool far;        // keys and values do not stay near
 };
 
 SF_INLINE int64_t strip_queries(const AttentionArgs& args) {

@@ -17,32 +17,46 @@ namespace simdformer::SF_ISA {
 constexpr int kSharingKeys = 4;
 constexpr int kValueVectors = 4;
 
-// Some keys or values: `count` rows of `columns` numbers.
+// Some keys or values: `count` rows of `columns` numbers. Pointers up to `known` are there to be asked for.
 struct Positions {
   const char* const* rows;
-  int64_t count, columns, row_bytes;
+  int64_t count, known, columns, row_bytes;
+  int64_t ahead;  // so many rows are asked for before they are read; 0: all lie near
 
   SF_INLINE const char* row(int64_t j) const { return rows[j]; }
-  SF_INLINE Positions from(int64_t j) const { return {rows + j, count - j, columns, row_bytes}; }
+  SF_INLINE Positions from(int64_t j, int64_t most) const {
+    return {rows + j, min_of(count - j, most), known - j, columns, row_bytes, ahead};
+  }
 
-  // Asks for row j, or the last where it does not exist, to be in the second cache soon.
+  // Asks for what comes `ahead` rows after row j, in the order of memory: so the CPU's own prefetcher follows.
   SF_INLINE void prefetch(int64_t j) const {
-    const char* p = row(min_of(j, count - 1));
-    for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
+    if (ahead == 0 || j + ahead >= known) return;
+    const char* p = row(j + ahead);
+    for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(p + b);
   }
 };
 
-// Where the rows [first, first + kDecodeBlock) of a head lie, as far as they come before `end`.
-struct RowPointers {
-  const char* rows[kDecodeBlock];
-  int64_t count = 0;
+// Bytes that are asked for before they are read. Measured from memory and from the third cache: 2 to 8 KB are
+// alike, the second cache as their goal is slower, and so are longer bursts.
+constexpr int64_t kAheadBytes = 4096;
+constexpr int64_t kMostRowsAhead = 32;
 
-  SF_INLINE void find(const Rows& all, int64_t first, int64_t end) {
-    count = clamp_to(end - first, 0, kDecodeBlock);
-    for (int64_t j = 0; j < count; ++j) rows[j] = all.row(first + j);
+// Where rows of a head lie: those of a block, and behind them those that a thread will most likely read next.
+struct RowPointers {
+  const char* rows[kDecodeBlock + kMostRowsAhead];
+  int64_t count, known;
+
+  // The block begins at row `first`; of this head it ends at `end` at the latest. The head has rows up to `seen`.
+  SF_INLINE void find(const Rows& all, int64_t first, int64_t end, int64_t seen, int64_t ahead) {
+    count = min_of(end - first, kDecodeBlock);
+    known = 0;
+    append(all, first, min_of(seen, first + count + ahead));
   }
-  SF_INLINE Positions positions(int64_t columns, int64_t size) const {
-    return {rows, count, columns, columns * size};
+  SF_INLINE void append(const Rows& all, int64_t first, int64_t end) {
+    for (int64_t j = first; j < end; ++j) rows[known++] = all.row(j);
+  }
+  SF_INLINE Positions positions(int64_t columns, int64_t size, int64_t ahead) const {
+    return {rows, count, known, columns, columns * size, ahead};
   }
 };
 
@@ -115,16 +129,14 @@ SF_INLINE void score_rows(int64_t rows, Matrix<RowOf<T>> q, const ElementOf<T>* 
   if constexpr (MR > 1) score_rows<T, MR / 2>(rows, q, keys, depth, scores);
 }
 
-// Scores of all rows with the keys, and of no meaning up to the next multiple of four. The values of these
-// keys are asked for meanwhile, when they are far away.
+// Scores of all rows with the keys, and of no meaning up to the next multiple of four.
 template <class T>
-void score_keys(int64_t rows, Matrix<RowOf<T>> q, const Positions& keys, const Positions& values, bool far,
-                Tile<SumOf<T>> scores) noexcept {
+void score_keys(int64_t rows, Matrix<RowOf<T>> q, const Positions& keys, Tile<SumOf<T>> scores) noexcept {
   for (int64_t j = 0; j < keys.count; j += kSharingKeys) {
     const ElementOf<T>* tile[kSharingKeys];
     for (int64_t n = 0; n < kSharingKeys; ++n) {
       tile[n] = reinterpret_cast<const ElementOf<T>*>(keys.row(min_of(j + n, keys.count - 1)));
-      if (far) values.prefetch(j + n);
+      keys.prefetch(j + n);
     }
     score_rows<T>(rows, q, tile, keys.columns, scores.from(0, j));
   }
@@ -142,6 +154,7 @@ SF_INLINE void sum_tile(Matrix<Acc<T>> p, const Positions& values, int64_t colum
   SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int v = 0; v < NV; ++v) sum[r][v] = V(Acc<T>(0));
   for (int64_t j = 0; j < values.count; ++j) {
     const T* row = reinterpret_cast<const T*>(values.row(j)) + column;
+    values.prefetch(j);
     V x[NV];
     SF_UNROLL for (int v = 0; v < NV; ++v) {
       if constexpr (kPart)
@@ -160,23 +173,21 @@ SF_INLINE void sum_tile(Matrix<Acc<T>> p, const Positions& values, int64_t colum
   }
 }
 
+// Only the first of the tiles asks for what comes.
 template <class T, int NV, bool kPart, int MR = kDotRows>
-SF_INLINE void sum_rows(int64_t rows, Matrix<Acc<T>> p, const Positions& values, int64_t column,
+SF_INLINE void sum_rows(int64_t rows, Matrix<Acc<T>> p, Positions& values, int64_t column,
                         Sums<Acc<T>> sums) {
-  for (; rows >= MR; rows -= MR, p = p.from(MR), sums = sums.at(MR))
+  for (; rows >= MR; rows -= MR, p = p.from(MR), sums = sums.at(MR), values.ahead = 0)
     sum_tile<T, MR, NV, kPart>(p, values, column, sums);
   if constexpr (MR > 1) sum_rows<T, NV, kPart, MR / 2>(rows, p, values, column, sums);
 }
 
-// out += p v. The keys after these, if there are any, are asked for meanwhile, when they are far away.
+// out += p v
 template <class T>
-void add_values(int64_t rows, Matrix<Acc<T>> p, const Positions& values, const Positions& next, bool far,
-                const Sums<Acc<T>>& sums) noexcept {
+void add_values(int64_t rows, Matrix<Acc<T>> p, const Positions& values, const Sums<Acc<T>>& sums) noexcept {
   constexpr int64_t W = kLanes<Acc<T>>, kStep = 32;
   for (int64_t first = 0; first < values.count; first += kStep) {
-    Positions some = values.from(first);
-    some.count = min_of(some.count, kStep);
-    for (int64_t j = first; far && next.count > 0 && j < first + some.count; ++j) next.prefetch(j);
+    Positions some = values.from(first, kStep);
     const Matrix<Acc<T>> weights = p.from(0, first);
     int64_t c = 0;
     for (; c + kValueVectors * W <= values.columns; c += kValueVectors * W)
@@ -211,43 +222,57 @@ SF_INLINE bool hides_keys(const AttentionArgs& args, const Head& head, const Str
 
 // ---- chunks -----------------------------------------------------------------------------------------------
 
+// What a thread most likely reads after the keys of a chunk: `end` is that of this head, then comes another.
+struct Following {
+  int64_t end;
+  Rows keys, values;
+  int64_t first, count;  // rows of the other head, none after the last one
+};
+
+SF_INLINE Following following(const AttentionArgs& args, const Head& head, int64_t index, int64_t ahead) {
+  Following next{head.visible.end(args.queries - 1), {}, {}, 0, 0};
+  if (ahead == 0 || index + 1 >= args.heads) return next;
+  const Head other = head_of(args, index + 1);
+  next.keys = other.keys, next.values = other.values;
+  next.first = other.visible.begin(0);
+  next.count = min_of(ahead, other.visible.end(args.queries - 1) - next.first);
+  return next;
+}
+
 // All rows of a head against the keys [begin, end).
 template <class T>
 void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, int64_t end,
-                  const Sums<Acc<T>>& sums, Acc<T>* scratch) noexcept {
+                  const Following& next, int64_t ahead, const Sums<Acc<T>>& sums, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
   const int64_t rows = args.queries * args.group, size = sizeof(T);
   const int64_t q_pitch = pitch_of(args.depth), pitch = pitch_of(kDecodeBlock);
   A *q = scratch, *scores = q + rows * q_pitch, *stage = scores + rows * pitch, *copy = stage + kDecodeBlock;
   prepare_queries(args, head, 0, args.queries, q, q_pitch);
-  RowPointers key_rows[2], value_rows;
-  key_rows[0].find(head.keys, begin, end);
-  for (int64_t first = begin, turn = 0; first < end; first += kDecodeBlock, turn ^= 1) {
-    value_rows.find(head.values, first, end);
-    key_rows[turn ^ 1].find(head.keys, first + kDecodeBlock, end);
-    const int64_t count = value_rows.count;
-    const Positions keys = key_rows[turn].positions(args.depth, size);
-    const Positions next = key_rows[turn ^ 1].positions(args.depth, size);
-    const Positions values = value_rows.positions(args.value_depth, size);
+  RowPointers key_rows, value_rows;
+  for (int64_t first = begin; first < end; first += kDecodeBlock) {
+    key_rows.find(head.keys, first, end, next.end, ahead);
+    value_rows.find(head.values, first, end, next.end, ahead);
+    const int64_t count = key_rows.count, missing = min_of(count + ahead - key_rows.known, next.count);
+    key_rows.append(next.keys, next.first, next.first + missing);
+    value_rows.append(next.values, next.first, next.first + missing);
+    const Positions keys = key_rows.positions(args.depth, size, ahead);
+    const Positions values = value_rows.positions(args.value_depth, size, ahead);
     const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
     const Tile<A> tile{scores, pitch, false};
     bool paired = false;
     if constexpr (kBf16Pairs && std::is_same_v<T, bfloat16>) {
       paired = args.pairs;
-      if (paired)
-        score_keys<Pairs>(rows, {reinterpret_cast<const bfloat16*>(q), 2 * q_pitch}, keys, values, args.far,
-                          tile);
+      if (paired) score_keys<Pairs>(rows, {reinterpret_cast<const bfloat16*>(q), 2 * q_pitch}, keys, tile);
     }
-    if (!paired) score_keys<T>(rows, {q, q_pitch}, keys, values, args.far, tile);
+    if (!paired) score_keys<T>(rows, {q, q_pitch}, keys, tile);
     softmax_strip(args, head, strip, stage);
     if (hides_keys(args, head, strip) && copy_finite<T>(values, copy, sums.pitch)) {
       const int64_t bytes = sums.pitch * static_cast<int64_t>(sizeof(A));
-      value_rows.find({reinterpret_cast<const char*>(copy), bytes, nullptr, 0, 0}, 0, count);
-      add_values<A>(rows, {scores, pitch}, value_rows.positions(args.value_depth, sizeof(A)), next, args.far,
-                    sums);
+      value_rows.find({reinterpret_cast<const char*>(copy), bytes, nullptr, 0, 0}, 0, count, count, 0);
+      add_values<A>(rows, {scores, pitch}, value_rows.positions(args.value_depth, sizeof(A), 0), sums);
       add_non_finite<T>(args, head, strip);
     } else {
-      add_values<T>(rows, {scores, pitch}, values, next, args.far, sums);
+      add_values<T>(rows, {scores, pitch}, values, sums);
     }
   }
 }
@@ -256,8 +281,11 @@ template <class T>
 void attend_chunks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
   const int64_t rows = args.queries * args.group, size = sums_size(args, rows);
+  const int64_t key_bytes = max_of(args.depth, args.value_depth) * static_cast<int64_t>(sizeof(T));
+  const int64_t ahead = args.far ? clamp_to(kAheadBytes / key_bytes, kSharingKeys, kMostRowsAhead) : 0;
   for (int64_t item = begin; item < end; ++item) {
-    const Head head = head_of(args, args.first_head + item / args.chunks);
+    const int64_t index = args.first_head + item / args.chunks;
+    const Head head = head_of(args, index);
     const int64_t first = args.first_key + item % args.chunks * kDecodeChunk;
     const int64_t last = min_of(first + kDecodeChunk, args.last_key);
     const int64_t first_seen = clamp_to(head.visible.begin(0), first, last);
@@ -267,7 +295,7 @@ void attend_chunks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, in
     clear(sums, rows);
     hide_scores<A>(args, head, 0, args.queries, {first, last});
     if (first_seen < last_seen)
-      attend_chunk<T>(args, head, first_seen, last_seen, sums,
+      attend_chunk<T>(args, head, first_seen, last_seen, following(args, head, index, ahead), ahead, sums,
                       scratch + (args.partials != nullptr ? 0 : size));
     if (args.partials == nullptr) finish_rows(args, head, 0, args.queries, sums);
   }
