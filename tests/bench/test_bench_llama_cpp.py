@@ -214,7 +214,7 @@ def test_what_llama_cpp_refuses_is_a_reason_to_be_missing(fake, monkeypatch, rng
     work = CASES["Qwen3-0.6B/decode"].work.smaller()
     inputs = work.inputs(rng)
     for options, message in [
-        ({"model": None}, "llama.cpp does not take the file that was made for it"),
+        ({"model": None}, "llama.cpp does not take model.gguf"),
         ({"context": None}, "llama.cpp has no memory for 21 ids"),
         ({"status": 1}, "llama.cpp does not take 20 ids"),
     ]:

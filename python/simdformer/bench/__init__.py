@@ -23,6 +23,7 @@ matplotlib are used when they are installed; nothing here needs them.
 
 from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.batches import BatchRun
+from simdformer.bench.checkpoints import CheckpointRun, checkpoint_cases
 from simdformer.bench.drafts import DraftRun
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading
@@ -45,6 +46,7 @@ __all__ = [
     "Attention",
     "BatchRun",
     "Case",
+    "CheckpointRun",
     "Company",
     "DraftRun",
     "Goal",
@@ -73,6 +75,7 @@ __all__ = [
     "SwiGLU",
     "Work",
     "all_cases",
+    "checkpoint_cases",
     "compare",
     "measure_limits",
     "measure_over_ranks",

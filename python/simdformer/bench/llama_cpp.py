@@ -60,7 +60,7 @@ class Model:
         options.n_gpu_layers = 0
         handle = library.llama_model_load_from_file(bytes(path), options)
         if not handle:
-            raise RuntimeError("llama.cpp does not take the file that was made for it")
+            raise RuntimeError(f"llama.cpp does not take {path.name}")
         self.library, self.handle, self.vocab_size = library, handle, vocab_size
         weakref.finalize(self, library.llama_model_free, handle)
 

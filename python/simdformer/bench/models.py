@@ -299,7 +299,10 @@ def our_model(work: ModelRun, inputs: Inputs) -> Transformer:
 
 
 def ours(work: ModelRun, inputs: Inputs) -> Contestant:
-    model = our_model(work, inputs)
+    return contestant(our_model(work, inputs), work, inputs)
+
+
+def contestant(model: Transformer, work: ModelRun, inputs: Inputs) -> Contestant:
     ids, first = inputs["ids"], work.in_cache
     cache = model.new_cache(first + work.new, dtype=work.cache_dtype)
     if first:

@@ -9,7 +9,7 @@ from simdformer.checkpoints.names import Names
 from simdformer.models import ModelConfig
 from simdformer.types import Array
 
-__all__ = ["contestant", "load", "missing", "names_of", "settings"]
+__all__ = ["contestant", "load", "missing", "names_of", "open_model", "settings"]
 
 MORE = 32  # steps of decoding
 
@@ -60,6 +60,13 @@ def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
     rotary = model.model.rotary_emb  # its frequencies are computed, not loaded
     model.model.rotary_emb = type(rotary)(theirs)
     return model.eval()
+
+
+def open_model(path: str) -> Any:
+    """Its own class for a directory of Hugging Face's, with the weights in bfloat16."""
+    torch: Any = optional("torch")
+    library: Any = optional("transformers")
+    return library.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
 
 
 def contestant(model: Any, ids: Array, in_cache: int, checked_ids: Array) -> Contestant:

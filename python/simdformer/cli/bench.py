@@ -44,6 +44,12 @@ def add(commands: "shared.Commands") -> None:
         "copies for llama.cpp and for loading are files of 3 GB in the folder for temporary files)",
     )
     parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="instead of all that a checkpoint of yours: a GGUF file beside llama.cpp, a directory "
+        "of Hugging Face's beside transformers, with the errors of both against float64",
+    )
+    parser.add_argument(
         "--transformers",
         action="store_true",
         help="also what our attention and `accelerate` bring to such models inside transformers "
@@ -76,9 +82,11 @@ def run(options: argparse.Namespace) -> int:
         for shape in shapes_of(options.only):
             print(bench.measure_over_ranks(options.ranks, shape), flush=True)
         return 0
-    cases = bench.select(
-        bench.all_cases(models=options.models, transformers=options.transformers), options.only
-    )
+    if options.model is None:
+        cases = bench.all_cases(models=options.models, transformers=options.transformers)
+    else:
+        cases = bench.checkpoint_cases(options.model)
+    cases = bench.select(cases, options.only)
     if options.list:
         print("\n".join(listed(case) for case in cases))
         return 0

@@ -1,0 +1,136 @@
+"""A checkpoint of yours as work: how fast it reads and writes here, beside whoever opens it too.
+
+llama.cpp reads the same GGUF file, transformers the same directory in bfloat16. Errors are those of
+the logits after a few ids, against the same weights in float64: see `Exact`.
+"""
+
+import os
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from simdformer.bench import llama_cpp, transformers
+from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contestant, Missing
+from simdformer.bench.exact import Exact
+from simdformer.bench.models import ModelRun, contestant, made
+from simdformer.bench.work import AT_THE_LIMIT, Case, Dtype, Goal, Inputs, numpy_dtype, times
+from simdformer.checkpoints import read_checkpoint
+from simdformer.checkpoints.locate import locate
+from simdformer.models import Transformer
+from simdformer.models.budget import active_parameters, decode_bytes, parameter_budget
+from simdformer.models.packing import Quantized
+from simdformer.runtime import get_num_threads
+from simdformer.types import Array
+
+__all__ = ["CheckpointRun", "checkpoint_cases"]
+
+PROMPT, IN_CACHE = 512, 64  # ids, or as many as the model takes
+
+
+def checkpoint_cases(path: str | os.PathLike[str], format: str | None = None) -> list[Case]:
+    """A prompt and a step of decoding of a model of yours; `path` and `format` are those of
+    `from_pretrained`. Floats of 16 bits read the prompt in bfloat16 too.
+
+    FileNotFoundError, CheckpointError: as `from_pretrained` has them.
+    """
+    checkpoint = read_checkpoint(locate(path), format)
+    config, held = checkpoint.config, checkpoint.weights["layers.0.wo"]
+    sizes: dict[str, Any] = {"config": config, "path": str(checkpoint.path)}
+    sizes["format"] = checkpoint.format.name
+    prompt = min(PROMPT, config.max_seq_len)
+    step = CheckpointRun(new=1, in_cache=min(IN_CACHE, config.max_seq_len - 1), **sizes)
+    name, arithmetics = checkpoint.path.name, list[Dtype](["float32"])
+    reading: tuple[Goal, ...]
+    reading = writing = (times(1.0, TRANSFORMERS, LLAMA_CPP), AT_THE_LIMIT)
+    if isinstance(held, Quantized):
+        reading = (times(1.2, LLAMA_CPP),)
+        writing = (times(1.0, LLAMA_CPP), times(1.3, LLAMA_CPP) | Goal(0.85, "read"))
+    elif held.dtype.itemsize == 2:
+        arithmetics.append("bfloat16")
+    prompts = [CheckpointRun(new=prompt, dtype=dtype, **sizes) for dtype in arithmetics]
+    cases = [Case(f"{name}/prefill/{work.dtype}", work, reading) for work in prompts]
+    cases.append(Case(f"{name}/decode", step, writing))
+    return cases
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRun(ModelRun):
+    """`new` ids through the model at `path`, whose `config` is known already."""
+
+    path: str
+    format: str
+    cache_dtype: ClassVar[Dtype] = "float32"
+
+    @property
+    def model(self) -> Any:
+        return self.path, self.format
+
+    @property
+    def loaded(self) -> Transformer:
+        def load() -> Transformer:
+            checkpoint = read_checkpoint(Path(self.path), self.format)
+            return Transformer.of_fitting(checkpoint.config, checkpoint.weights)
+
+        model: Transformer = made(OURS, self.model, load)
+        return model
+
+    @property
+    def matrices(self) -> int:
+        """Of experts as many as an id goes through."""
+        budget = parameter_budget(self.config)
+        return active_parameters(self.config) - budget["embedding"] - budget["lm_head"]
+
+    @property
+    def nbytes(self) -> int:
+        """What a step of decoding reads. Of a mixture's experts a prompt reads more."""
+        return decode_bytes(self.config, self.loaded.weights, self.in_cache + self.new, 4)
+
+    def inputs(self, rng: np.random.Generator) -> Inputs:
+        """ids (in_cache + new,)"""
+        return {"ids": rng.integers(self.config.vocab_size, size=self.in_cache + self.new)}
+
+    def expected(self, inputs: Inputs) -> Array:
+        ids = self.checked_ids(inputs)
+        found: Array = made(
+            "expected",
+            (self.model, tuple(ids)),
+            lambda: Exact(self.loaded)(ids, None, 1)[0, self.sampled()],
+        )
+        return found
+
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        model = copy(self.loaded)
+        model.activations = numpy_dtype(self.dtype)
+        return [contestant(model, self, inputs), self.transformers(inputs), self.llama_cpp(inputs)]
+
+    def transformers(self, inputs: Inputs) -> Contestant | Missing:
+        if missing := transformers.missing():
+            return missing
+        if not Path(self.path).is_dir():
+            return Missing(TRANSFORMERS, "opens directories")
+        try:
+            model = made(TRANSFORMERS, self.model, lambda: transformers.open_model(self.path))
+            ids, checked = inputs["ids"], self.checked_ids(inputs)
+            return transformers.contestant(model, ids, self.in_cache, checked)
+        except Exception as error:  # packages that this checkpoint takes, an architecture, memory
+            return Missing(TRANSFORMERS, f"could not be given the model: {error}")
+
+    def llama_cpp(self, inputs: Inputs) -> Contestant | Missing:
+        if missing := llama_cpp.missing():
+            return missing
+        if Path(self.path).is_dir():
+            return Missing(LLAMA_CPP, "opens files")
+        path, vocabulary = Path(self.path), self.config.vocab_size
+        try:
+            model = made(LLAMA_CPP, self.model, lambda: llama_cpp.Model(path, vocabulary))
+            ids, checked = inputs["ids"], self.checked_ids(inputs)
+            return llama_cpp.contestant(model, ids, self.in_cache, checked, get_num_threads())
+        except RuntimeError as error:
+            return Missing(LLAMA_CPP, f"could not be given the model: {error}")
+
+    def smaller(self) -> Self:
+        """A model is as large as it is."""
+        return self
