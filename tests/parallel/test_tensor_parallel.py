@@ -23,7 +23,11 @@ FEW = ["keys and values repeated", "olmo2", "experts in few bits"]
 
 @pytest.mark.parametrize(
     ("size", "models"),
-    [(2, list(MODELS)), (4, FEW), pytest.param(3, list(MODELS), marks=pytest.mark.slow)],
+    [
+        (2, FEW),
+        *(pytest.param(size, list(MODELS), marks=pytest.mark.slow) for size in (2, 3)),
+        pytest.param(4, FEW, marks=pytest.mark.slow),
+    ],
 )
 def test_logits_activations_and_edits_are_those_of_the_model_alone(size, models):
     assert ranks.program(size, "same_as_alone.py", *models).splitlines() == models

@@ -304,7 +304,7 @@ def test_nothing_is_copied(dtype, ours, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", ["llama2", "mistral"])
+@pytest.mark.parametrize("name", ["llama2", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_a_graph_stays_whole(name):
     """With padding and without, since masks are other things then."""
     model = made(name)
