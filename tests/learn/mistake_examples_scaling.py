@@ -69,3 +69,21 @@ def yarn(truncate=True):
 
 scaled("rope_scaling.attention_factor_forgotten", yarn, YARN)
 scaled("rope_scaling.yarn_not_truncated", lambda: yarn(False), YARN, yarn_factor)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 32.0,
+    "short_factor": np.linspace(1, 3, 64).tolist(),
+    "long_factor": np.linspace(1, 60, 64).tolist(),
+    "original_max_position_embeddings": 4096,
+}
+longrope_factor = np.sqrt(1 + np.log(32) / np.log(4096))
+FACTORS = {4096: LONGROPE["short_factor"], 4097: LONGROPE["long_factor"]}
+
+
+@example("rope_scaling.factors_of_the_other_length")
+def _(rng):
+    mine = LONG / np.array(FACTORS[4096]), longrope_factor
+    given = {"theta": 500_000.0, "scaling": LONGROPE, "length": 4097}
+    return mine, sf.rope_frequencies, (128,), given

@@ -28,8 +28,8 @@ another step have its name in front. A line with the full name of a step, with t
 section that explain it and with what to do, is the head of the mistakes below it. Where several
 programs share a step it has several names, and where each mistake says whose lines it changes, that
 of a program. In parentheses behind a mistake's name: that it is rarely made; that another one alone
-is named where both give an array (unless no_eps); the section, where it is another one. `as above`
-is the cause of the mistake before.
+is named where both give an array (unless no_eps, unless linear.no_bias); the section, where it is
+another one. `as above` is the cause of the mistake before.
 '''
 
 import re
@@ -164,7 +164,7 @@ def mistakes(text: str, *, calls: tuple[Any, ...] = ()) -> None:
                 Variation(
                     Mistake(name, title, cause, own or fix, see, wrong_steps(full, calls)),
                     "rare" in notes,
-                    f"{program}.{other[0]}" if other else "",
+                    next((full_name(one, program) for one in other), ""),
                 )
             )
 
@@ -175,6 +175,11 @@ def wrong_steps(lines: Mapping[str, str], calls: tuple[Any, ...] = ()) -> dict[s
         full: Lines(text, {**STEPS[full].names, **named(calls)}, right=STEPS[full])
         for full, text in lines.items()
     }
+
+
+def full_name(name: str, program: str) -> str:
+    """That of a mistake, which may leave out its program."""
+    return name if "." in name else f"{program}.{name}"
 
 
 def _parted(lines: str) -> tuple[list[str], dict[str, str]]:

@@ -10,7 +10,10 @@ from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.sampling import rows_of
 from simdformer.learn.program import Program
 
-SQUARE = "x @ W runs without a word when W is square, but the rows of W are the outputs."
+SQUARE = (
+    "x @ W runs without a word when W is square, but the rows of W are the outputs. In GPT-2's own "
+    "files (Conv1D) they are the columns: there x @ W is right."
+)
 
 
 def some_rows(

@@ -4,18 +4,20 @@ model_layers.py and model_weights.py.
 The meaning is that of `simdformer.models.Transformer`. The variables of a layer are called as in a
 trace, with _ for the dot: attn_norm, attn_q ... resid_post. All have a batch axis in front:
 attn_q (B,L,H,D), attn_scores (B,H,L,S), mlp_gate (B,L,I), the others (B,L,E). Besides, there
-are `config`, `index`, `tensors(name, layer)`, which gives the weights, `embed`, and `came_in`: what
-the layer before has left.
+are `config`, `index`, `tensors(name, layer)`, which gives the weights, `embed`, with which the
+stream begins, and `came_in`: what the layer before has left.
 """
 
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from simdformer.learn.mistakes.activations import gelu, silu, swiglu
 from simdformer.learn.mistakes.attention import attention
 from simdformer.learn.mistakes.gather import embedding
 from simdformer.learn.mistakes.linear import linear
-from simdformer.learn.mistakes.norms import rms_norm
+from simdformer.learn.mistakes.norms import layer_norm, rms_norm
 from simdformer.learn.mistakes.rope import rope
 from simdformer.learn.mistakes.rope_frequencies import rope_frequencies
 from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
@@ -28,32 +30,36 @@ __all__ = ["INPUTS", "layer", "layer_steps", "model", "variable"]
 # ---- parts ---------------------------------------------------------------------------------------
 
 BIASES = {"wq": "bq", "wk": "bk", "wv": "bv", "wo": "bo"}
+BIASES |= {name: f"{name}_bias" for name in ("gate", "up", "down")}
 
 # Run where a model has such a factor, such a cap: what goes wrong with it is tried there only.
 scaling = Program("scaling", "multiply: out = array(x) * real(factor)")
 softcapping = Program("softcapping", "cap: out = softcap * np.tanh(array(x) / real(softcap))")
 
 
-def norm(s: State, x: Any, weight: Any) -> Any:
+def norm(s: State, x: Any, name: str, layer: int | None = None) -> Any:
     """As it is where the model has no such norm."""
+    weight = s.tensors(name, layer)
     if weight is None:
         return s.run.array(x)
-    return s.run(rms_norm, x=x, weight=weight, eps=s.config.norm_eps).out
+    given = {"x": x, "weight": weight, "eps": s.config.norm_eps}
+    if s.config.norm == "layer_norm":
+        return s.run(layer_norm, **given, bias=s.tensors(f"{name}_bias", layer)).out
+    return s.run(rms_norm, **given).out
 
 
 def normed_first(s: State, x: Any) -> Any:
-    return norm(s, x, s.tensors("attn_norm", s.index))
+    return norm(s, x, "attn_norm", s.index)
 
 
 def normed_second(s: State, x: Any) -> Any:
-    return norm(s, x, s.tensors("mlp_norm", s.index))
+    return norm(s, x, "mlp_norm", s.index)
 
 
-def norm_heads(s: State, x: Any, weight: Any) -> Any:
+def norm_heads(s: State, x: Any, name: str, layer: int) -> Any:
     """x (B,L,H,D) -> (B,L,H,D): over as many heads at a time as the weight is long"""
-    if len(weight) == x.shape[-1]:
-        return norm(s, x, weight)
-    return norm(s, x.reshape(*x.shape[:2], -1, len(weight)), weight).reshape(x.shape)
+    each = (-1, len(s.tensors(name, layer)))
+    return norm(s, x.reshape(*x.shape[:2], *each), name, layer).reshape(x.shape)
 
 
 def scaled(s: State, x: Any, factor: float) -> Any:
@@ -62,37 +68,48 @@ def scaled(s: State, x: Any, factor: float) -> Any:
 
 def added(s: State, x: Any, name: str) -> Any:
     """What is added to the stream: behind its norm and times its factor, where a model has them."""
-    return scaled(s, norm(s, x, s.tensors(name, s.index)), s.config.residual_scale)
+    return scaled(s, norm(s, x, name, s.index), s.config.residual_scale)
 
 
-def activated(s: State) -> Any:
-    """(B,L,I) -> (B,L,I)"""
+def bent(s: State, x: Any) -> Any:
+    """(B,L,I) -> (B,L,I), by silu or gelu"""
     if s.config.activation == "silu":
-        return s.run(silu, x=s.mlp_gate).out
-    return s.run(gelu, x=s.mlp_gate, approximate="tanh").out
+        return s.run(silu, x=x).out
+    return s.run(gelu, x=x, approximate="tanh").out
+
+
+def activated(s: State, gate: Any, up: Any) -> Any:
+    """(B,L,I) twice -> (B,L,I); gate is None where the model has none"""
+    if gate is None:
+        return bent(s, up)
+    if s.config.activation == "silu":
+        return s.run(swiglu, gate=gate, up=up).out
+    return bent(s, gate) * s.run.array(up)
 
 
 def as_it_is(weight: Any) -> Any:
     return weight
 
 
-def project(s: State, x: Any, name: str, layer: int, change: Any = as_it_is) -> Any:
+def project(
+    s: State, x: Any, name: str, layer: int, change: Any = as_it_is, *, biased: bool = True
+) -> Any:
     """x (B,L,I) through a weight of a layer -> (B,L,O)"""
-    bias = s.tensors(BIASES[name], layer) if name in BIASES else None
+    bias = s.tensors(BIASES[name], layer) if biased else None
     return s.run(linear, x=x, weight=change(s.tensors(name, layer)), bias=bias).out
 
 
-def heads(s: State, x: Any, name: str, layer: int, change: Any = as_it_is) -> Any:
+def heads(s: State, x: Any, name: str, layer: int, *change: Any, **changes: Any) -> Any:
     """x (B,L,E) through wq, wk or wv -> (B,L,H,D)"""
     count = s.config.num_heads if name == "wq" else s.config.num_kv_heads
-    projected = project(s, x, name, layer, change)
+    projected = project(s, x, name, layer, *change, **changes)
     return s.run(split_heads, x=projected, num_heads=count).out.swapaxes(1, 2)
 
 
 def turned(s: State, x: Any) -> Any:
     """RoPE: (B,L,H,D) -> (B,L,H,D)"""
     config = s.config
-    if config.rope_layers is not None and not config.rope_layers[s.index]:
+    if not config.turns(s.index):
         return s.run.array(x)
     local = config.local_rope_theta is not None and config.window(s.index) is not None
     table = s.run(
@@ -100,6 +117,7 @@ def turned(s: State, x: Any) -> Any:
         head_dim=config.rotary_dim or config.head_dim,
         theta=config.local_rope_theta if local else config.rope_theta,
         scaling=None if local else config.rope_scaling,
+        length=x.shape[1],
     ).out
     only = len(x) == 1  # a batch of one is none: nothing can be mixed up between sequences
     y = s.run(
@@ -143,6 +161,12 @@ def attend(s: State, first: str, last: str, **known: Any) -> Any:
     return found
 
 
+def places(s: State, positions: Any) -> Any:
+    """What the model has learned of positions (L,), or (B,L) -> (B,L,E)"""
+    table = s.run.array(s.tensors("pos_embed"))
+    return table[np.broadcast_to(positions, s.ids.shape)]
+
+
 def logits_by(s: State, weight: Any) -> Any:
     """(B,L,E) through weight (V,E) -> (B,L,V)"""
     product = s.run(linear, x=s.final_norm, weight=weight).out
@@ -160,12 +184,12 @@ layer = Program(
         resid_pre = array(came_in)
         if config.norm_placement == "after":
             attn_norm = resid_pre
-    attn_norm: attn_norm = norm(s, resid_pre, tensors("attn_norm", index))
+    attn_norm: attn_norm = norm(s, resid_pre, "attn_norm", index)
     attn_q: attn_q = heads(s, attn_norm, "wq", index)
     attn_k: attn_k = heads(s, attn_norm, "wk", index)
     attn_v: attn_v = heads(s, attn_norm, "wv", index)
-    attn_q_normed: attn_q_normed = norm_heads(s, attn_q, tensors("q_norm", index))
-    attn_k_normed: attn_k_normed = norm_heads(s, attn_k, tensors("k_norm", index))
+    attn_q_normed: attn_q_normed = norm_heads(s, attn_q, "q_norm", index)
+    attn_k_normed: attn_k_normed = norm_heads(s, attn_k, "k_norm", index)
     attn_q_rot: attn_q_rot = turned(s, attn_q_normed if config.qk_norm else attn_q)
     attn_k_rot: attn_k_rot = turned(s, attn_k_normed if config.qk_norm else attn_k)
     attn_scores_unmasked: attn_scores_unmasked = attend(s, "dot", "cap").scores
@@ -182,15 +206,11 @@ layer = Program(
         resid_mid = array(resid_pre) + array(attn_out)
         if config.norm_placement == "after":
             mlp_norm = resid_mid
-    mlp_norm: mlp_norm = norm(s, resid_mid, tensors("mlp_norm", index))
+    mlp_norm: mlp_norm = norm(s, resid_mid, "mlp_norm", index)
     mlp_gate: mlp_gate = project(s, mlp_norm, "gate", index)
     mlp_up: mlp_up = project(s, mlp_norm, "up", index)
-    mlp_silu: mlp_silu = activated(s)
-    mlp_act:
-        if config.activation == "silu":
-            mlp_act = run(swiglu, gate=mlp_gate, up=mlp_up).out
-        else:
-            mlp_act = activated(s) * array(mlp_up)
+    mlp_silu: mlp_silu = bent(s, mlp_gate)
+    mlp_act: mlp_act = activated(s, mlp_gate, mlp_up)
     mlp_out: mlp_out = added(s, project(s, mlp_act, "down", index), "mlp_out_norm")
     resid_post: resid_post = array(resid_mid) + array(mlp_out)
     """,
@@ -205,8 +225,8 @@ layer = Program(
         attend,
         merge_heads,
         added,
+        bent,
         activated,
-        swiglu,
     ),
 )
 
@@ -247,8 +267,10 @@ def layer_steps(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     missing = {} if config.qk_norm else {"attn_q_normed": "attn_q", "attn_k_normed": "attn_k"}
     if config.norm_placement == "after":
         missing |= {"attn_norm": "resid_pre", "mlp_norm": "resid_mid"}
+    if not config.gated_mlp:
+        missing |= {"mlp_silu": "", "mlp_gate": ""}
     return {
-        name: tuple(missing.get(source, source) for source in sources)
+        name: tuple(missing.get(source, source) for source in sources if missing.get(source) != "")
         for name, sources in INPUTS.items()
         if name not in missing
     }
@@ -263,16 +285,20 @@ model = Program(
         # ids (B,L) -> (B,L,E)
         rows = run(embedding, ids=ids, weight=tensors("embed")).out
         embed = scaled(s, rows, config.embed_scale)
+    pos_embed: pos_embed = places(s, np.arange(ids.shape[1]))  # (B,L) -> (B,L,E)
+    stream if config.positions == "learned": stream = array(embed) + array(pos_embed)
     layers:
         # those that are asked for: plan has a program and known variables for each
-        x = vars(s).get("stream", embed)
+        start = vars(s).get("stream", embed)
+        x = vars(s).get("begin", start)
         for index, program, known in plan:
-            given = {"came_in": x, "embed": embed, "config": config, "tensors": tensors}
+            given = {"came_in": x, "embed": start, "config": config, "tensors": tensors}
+            given["mlp_gate"] = None  # where there is none
             layer = run(program, **given | known, index=index)
             x = getattr(layer, "resid_post", None)
         resid_post = x
-    final_norm: final_norm = norm(s, resid_post, tensors("final_norm"))
+    final_norm: final_norm = norm(s, resid_post, "final_norm")
     logits: logits = logits_by(s, tensors("lm_head"))  # (B,L,E) -> (B,L,V)
     """,
-    calls=(embedding, scaled, norm, logits_by),
+    calls=(embedding, scaled, norm, logits_by, places),
 )

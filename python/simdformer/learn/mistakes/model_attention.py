@@ -29,7 +29,7 @@ for q, whose in (("q", "query's"), ("k", "keys'")):
         {q}_normed_after_rope: {q} is normalised after RoPE instead of before
             The two lines are in the wrong order. The weight of the norm then meets other channels.
             attn_{q}_normed | ...
-            attn_{q}_rot | attn_{q}_rot = norm(s, turned(s, attn_{q}), tensors("{q}_norm", index))
+            attn_{q}_rot | attn_{q}_rot = norm(s, turned(s, attn_{q}), "{q}_norm", index)
         """
     )
 
@@ -75,6 +75,32 @@ mistakes(
         > Multiply the merged heads by wo.
         | attn_out = run(merge_heads, x=attn_z.swapaxes(1, 2)).out
 
+    model.embed (02 §3)
+
+    centred: each row has lost its mean
+        TransformerLens folds norms into matrices and centres all that is written to the stream,
+        unless it is told not to.
+        > Load it with HookedTransformer.from_pretrained_no_processing.
+        | ...; embed = embed - embed.mean(axis=-1, keepdims=True)
+
+    model.stream (02 §3) > Write x = wte[ids] + wpe[np.arange(L)].
+
+    no_positions: the positions are forgotten: the stream begins with the embedding alone
+        Where nothing turns queries and keys, a vector that is learned for each position is added.
+        | stream = array(embed)
+
+    model.pos_embed (02 §3) > Take the rows 0 to L - 1 of wpe, as np.arange(L) gives them.
+
+    positions_from_one: the positions count from 1
+        The first token stands at 0; an offset for padding or for a bos does not belong here.
+        | pos_embed = places(s, np.arange(1, 1 + ids.shape[1]))
+    positions_of_ids: the rows are those of the ids instead of the positions
+        Two tables are looked up one after the other, and the index of the first line was copied.
+        | pos_embed = places(s, ids)
+    one_position: every token has the vector of position 0
+        A row was taken where a slice was meant: wpe[0] is added to all of them.
+        | pos_embed = places(s, np.zeros_like(ids))
+
     model.final_norm (02 §9) > Write rms_norm(x, norm.weight) once, after the loop.
 
     no_final_norm: the final norm is forgotten
@@ -82,19 +108,19 @@ mistakes(
         | final_norm = array(resid_post)
     final_norm_twice: the final norm is applied twice
         The variable holds the normed value already.
-        | ...; final_norm = norm(s, final_norm, tensors("final_norm"))
+        | ...; final_norm = norm(s, final_norm, "final_norm")
     attn_norm_of_layer_0_for_final_norm: the final norm uses the weight of layer 0's attn_norm
         The name of a weight was copied from the beginning of the loop.
         > The final norm has a weight of its own: norm.weight (model.norm.weight).
-        | final_norm = norm(s, resid_post, tensors("attn_norm", 0))
+        | final_norm = norm(s, resid_post, "attn_norm", 0)
     last_mlp_norm_for_final_norm: the final norm uses the weight of the last layer's mlp_norm
         The variable of the loop still holds the weight of a norm in it.
         > The final norm has a weight of its own: norm.weight (model.norm.weight).
-        | final_norm = norm(s, resid_post, tensors("mlp_norm", config.num_layers - 1))
+        | final_norm = norm(s, resid_post, "mlp_norm", config.num_layers - 1)
     last_attn_norm_for_final_norm: the final norm uses the weight of the last layer's attn_norm
         as above
         > The final norm has a weight of its own: norm.weight (model.norm.weight).
-        | final_norm = norm(s, resid_post, tensors("attn_norm", config.num_layers - 1))
+        | final_norm = norm(s, resid_post, "attn_norm", config.num_layers - 1)
 
     model.logits (02 §9) > Multiply the normed value by lm_head (output.weight).
 

@@ -1,8 +1,22 @@
 """Whole models: the wrong array at the right place, and what is forgotten between the layers."""
 
+from typing import Any
+
+import numpy as np
+
 from simdformer.learn.catalogue import mistakes
-from simdformer.learn.mistakes import model  # noqa: F401  its steps
+from simdformer.learn.mistakes import model
 from simdformer.learn.mistakes.activations import silu
+from simdformer.learn.program import State
+
+
+def by_head(s: State, number: int) -> Any:
+    """q, k or v (B,L,H,D), where the three are taken to lie side by side in each head"""
+    fused = [model.project(s, s.attn_norm, name, s.index) for name in ("wq", "wk", "wv")]
+    side_by_side = np.concatenate(fused, axis=-1)
+    each = side_by_side.reshape(*side_by_side.shape[:2], s.config.num_heads, 3, -1)
+    return each[..., number, :]
+
 
 mistakes(
     """
@@ -33,7 +47,7 @@ mistakes(
 
     norm_of_embedding: this is the norm of the embeddings, not of this layer's input
         The line was written for the first layer, whose input is the embedding.
-        | attn_norm = norm(s, embed, tensors("attn_norm", index))
+        | attn_norm = norm(s, embed, "attn_norm", index)
 
     layer (02 §4) > Project the normed value.
 
@@ -42,6 +56,15 @@ mistakes(
         attn_q | attn_q = heads(s, resid_pre, "wq", index)
         attn_k | attn_k = heads(s, resid_pre, "wk", index)
         attn_v | attn_v = heads(s, resid_pre, "wv", index)
+
+    layer (02 §4) > Split the last axis in three before it is cut into heads.
+
+    qkv_by_head: q, k and v are read from the fused matrix as if they lay there by heads
+        In GPT-2 all of q comes first, then all of k, then all of v; in GPT-NeoX and BLOOM q, k and
+        v of a head lie side by side.
+        attn_q | attn_q = by_head(s, 0)
+        attn_k | attn_k = by_head(s, 1)
+        attn_v | attn_v = by_head(s, 2)
 
     layer (02 §7) > The MLP reads the norm of the stream after attention.
 
@@ -57,9 +80,9 @@ mistakes(
         | mlp_out = project(s, run(silu, x=mlp_gate).out, "down", index)
     down_of_up_alone: down is applied to up alone: the gate is forgotten
         Without its gate it is a plain linear layer.
-        | mlp_out = project(s, mlp_up, "down", index)
+        | unless(mlp_gate is None); mlp_out = project(s, mlp_up, "down", index)
     """,
-    calls=(silu,),
+    calls=(silu, by_head),
 )
 
 for letter in "qkv":
@@ -70,7 +93,13 @@ for letter in "qkv":
         {letter}_of_unnormed: {letter} is computed from the stream, not from its norm
             The norm is computed and then not used.
             | attn_{letter} = heads(s, resid_pre, "w{letter}", index)
-        """
+        {letter}_by_head: {letter} is read from the fused matrix as if it lay there by heads
+            One matrix makes q, k and v. In GPT-2 all of q comes first, then all of k, then all of
+            v; in GPT-NeoX and BLOOM q, k and v of a head lie side by side.
+            > Split the last axis in three (of GQA: by their widths) before it is cut into heads.
+            | attn_{letter} = by_head(s, {"qkv".index(letter)})
+        """,
+        calls=(by_head,),
     )
 
 for name in ("gate", "up"):

@@ -82,9 +82,26 @@ for weight in (*QKV, "wo"):
         f"""
         layer (02 §8) > Write x @ {weight}.T.
 
-        {weight}_not_transposed: {called(weight)} is not transposed
+        {weight}_not_transposed (unless linear.not_transposed): {called(weight)} is not transposed
             {SQUARE}
             {STEPS[weight]} | {line_of(weight).replace("index)", "index, np.transpose)")}
+        """
+    )
+
+# ---- a bias that is forgotten --------------------------------------------------------------------
+
+BIASED = {one: [one] for one in (*QKV, "wo", *MLP)} | {"qkv": QKV, "up and down": MLP[1:]}
+for name, some in BIASED.items():
+    lines = "\n            ".join(
+        f"{STEPS[one]} | {line_of(one).replace('index)', 'index, biased=False)')}" for one in some
+    )
+    mistakes(
+        f"""
+        layer (02 §8) > Add the bias once: x @ W.T + b.
+
+        no_bias_of_{name.replace(" ", "_")} (unless linear.no_bias): the bias of {name} is forgotten
+            This matrix has a bias in this model; others have none.
+            {lines}
         """
     )
 

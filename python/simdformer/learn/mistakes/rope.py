@@ -153,7 +153,8 @@ mistakes(
         > Position 0 must not turn at all: its cos is 1 and its sin 0. Look at the first row of
           each.
         | ...; cos, sin = sin, cos
-    attention_factor_ignored: attention_factor is ignored
+    attention_factor_ignored (unless rope_scaling.attention_factor_forgotten):
+        attention_factor is ignored
         The factor of yarn multiplies cos and sin; the frequencies alone are half of the method.
         > Multiply cos and sin by it.
         | attention_factor = 1.0; ...

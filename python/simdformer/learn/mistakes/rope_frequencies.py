@@ -12,12 +12,20 @@ from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program
 from simdformer.reference import (
     RopeFrequencies,
+    divided_scaling,
     linear_scaling,
     llama3_scaling,
+    longrope_scaling,
     yarn_scaling,
 )
 
-RULES = {"linear": linear_scaling, "llama3": llama3_scaling, "yarn": yarn_scaling}
+RULES = {
+    "linear": linear_scaling,
+    "llama3": llama3_scaling,
+    "yarn": yarn_scaling,
+    "longrope": longrope_scaling,
+    "divided": divided_scaling,
+}
 
 
 def rule_of(scaling: Mapping[str, Any]) -> Any:
@@ -41,7 +49,7 @@ rope_frequencies = Program(
     exponent: exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     power: inv_freq = theta**-exponents
     scale:
-        scaling = dict(scaling or {})
+        scaling = dict(scaling or {}, length=length)
         attention_factor = 1.0
         if scaling.get("rope_type", scaling.get("type", "default")) != "default":
             found = run(rope_scaling, inv_freq=inv_freq, theta=theta, scaling=scaling)
@@ -121,25 +129,31 @@ mistakes(
         or wavelengths are taken for frequencies.
         > Keep the pairs that turn many times within the original context; divide the frequency of
           those that turn less than once.
-        | ...; scaled = inv_freq + inv_freq / factor - scaled
+        | unless("long_factor" in scaling); ...; scaled = inv_freq + inv_freq / factor - scaled
     without_fade: the fade is missing: frequencies between fast and slow are kept
         The frequencies between the two bounds are neither fast nor slow and need a mixture.
-        | ...
+        | unless("long_factor" in scaling); ...
         | scaled = np.where(np.isclose(scaled, inv_freq / factor, rtol=1e-12), scaled, inv_freq)
     without_fade_divided: the fade is missing: frequencies between fast and slow are divided
         as above
-        | ...
+        | unless("long_factor" in scaling); ...
         | scaled = np.where(np.isclose(scaled, inv_freq, rtol=1e-12), inv_freq, inv_freq / factor)
     without_two_pi: 2 pi is forgotten in the wavelengths
         A pair turns once in 2 pi / frequency positions; without the 2 pi it seems to turn more
         often than it does, and too few frequencies are divided.
         > Compare with the bounds: context * frequency / (2 pi), the number of turns.
-        | ...; context = "original_max_position_embeddings"
+        | unless("long_factor" in scaling); ...; context = "original_max_position_embeddings"
         | scaled = rule(inv_freq, theta, scaling | {context: scaling[context] * 2 * math.pi})[0]
-    attention_factor_forgotten: the attention factor of yarn is forgotten
-        Besides changing the frequencies, yarn multiplies cos and sin by 0.1 ln(factor) + 1.
+    attention_factor_forgotten: the attention factor of yarn or longrope is forgotten
+        Besides changing the frequencies, yarn multiplies cos and sin by 0.1 ln(factor) + 1, and
+        longrope, for short texts too, by sqrt(1 + ln(factor) / ln(length in training)).
         > Return that factor too, and multiply cos and sin by it.
         | ...; attention_factor = 1.0
+    factors_of_the_other_length: long_factor and short_factor are taken for each other
+        Texts longer than original_max_position_embeddings have other divisors than those up to it.
+        > Compare the length of the text, old tokens in the cache included, with that limit.
+        | long, short = scaling["long_factor"], scaling["short_factor"]
+        | scaling = scaling | {"long_factor": short, "short_factor": long}; ...
     yarn_not_truncated: the bounds of yarn's fade are not rounded to whole indices
         The formula gives a fraction of an index; unless the config says truncate: false, the lower
         bound is rounded down and the upper one up.

@@ -1,34 +1,43 @@
-"""What others call the activations of a transformer, and how their axes lie.
+"""What others call the activations of a transformer.
 
 A learner's dict may use the names of a trace ("layers.0.attn.q"), those of the walkthroughs
 ("embedding_after_edit"), those of Hugging Face ("model.layers.0.input_layernorm"), of
-TransformerLens ("blocks.0.hook_resid_pre"), or of his own with `aliases=`. One layer's names may
-leave the layer out: it is layer 0 then. One head alone is named with its number, as in
-"q_layer0_head3", or with a tuple: ("attn.q", 3).
+TransformerLens ("blocks.0.hook_resid_pre"), or of his own with `aliases=`. How they are read is in
+places.py.
 """
 
-import difflib
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from simdformer.models.config import ModelConfig
-from simdformer.models.observer import trace_names
-
 __all__ = [
+    "BEFORE",
+    "FUSED",
+    "INSTEAD",
+    "LAYER_ALIASES",
+    "MODEL_ALIASES",
+    "OTHER_MEANINGS",
+    "ROUTED",
     "SILU",
     "UNMASKED",
-    "Place",
-    "heads_of",
-    "known_names",
-    "near",
-    "other_meanings",
-    "place",
 ]
 
-# What a learner has on the way and no trace has: scores before the mask, silu(gate).
-UNMASKED, SILU = "attn.scores_unmasked", "mlp.silu"
+UNMASKED, SILU, PROBS, ROUTED = "attn.scores_unmasked", "mlp.silu", "mlp.router_probs", "mlp.routed"
+# What a learner has on the way and no trace has, by what it stands before: scores before the mask,
+# silu(gate), the softmax over all experts, the sum over those that are asked, the MLP beside them
+# and the logit of its share.
+BEFORE = {
+    "attn.scores": UNMASKED,
+    "mlp.act": SILU,
+    "mlp.experts": PROBS,
+    "mlp.shared.weight": "mlp.shared.router",
+    "mlp.shared.out": "mlp.shared.down",
+    "mlp.out": ROUTED,
+}
+# What a name means where a model has not that.
+INSTEAD = {
+    "mlp.gate": "mlp.up",
+    "mlp.shared.down": "mlp.shared.out",
+    ROUTED: "mlp.out",
+}
+# Several activations side by side, as one matrix makes them.
+FUSED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.gate_up": ("mlp.gate", "mlp.up")}
 
 # Of one layer. A name may stand alone, or behind a prefix that says which layer.
 LAYER_ALIASES = {
@@ -125,6 +134,7 @@ LAYER_ALIASES = {
     "down_proj": "mlp.out",
     "gate_act": SILU,
     "mlp.act_fn": SILU,
+    "mlp.activation_fn": SILU,
     "hidden": "mlp.act",
     "act": "mlp.act",
     "swiglu": "mlp.act",
@@ -139,7 +149,52 @@ LAYER_ALIASES = {
     "layer_output": "resid_post",
     "block_output": "resid_post",
     "after_mlp": "resid_post",
+    # Mixtures of experts
+    "router_logits": "mlp.router",
+    "gate_logits": "mlp.router",
+    "gating_logits": "mlp.router",
+    "block_sparse_moe.gate": "mlp.router",
+    "router_probs": PROBS,
+    "router_probabilities": PROBS,
+    "routing_weights": PROBS,
+    "selected_experts": "mlp.experts",
+    "expert_ids": "mlp.experts",
+    "expert_indices": "mlp.experts",
+    "router_indices": "mlp.experts",
+    "topk_ids": "mlp.experts",
+    "topk_idx": "mlp.experts",
+    "topk_indices": "mlp.experts",
+    "expert_weights": "mlp.expert_weights",
+    "topk_weight": "mlp.expert_weights",
+    "topk_weights": "mlp.expert_weights",
+    "expert_out": "mlp.expert_out",
+    "expert_outputs": "mlp.expert_out",
+    "routed_out": ROUTED,
+    "shared_out": "mlp.shared.out",
+    "shared_output": "mlp.shared.out",
+    "mlp.shared_expert": "mlp.shared.down",
+    "mlp.shared_expert_gate": "mlp.shared.router",
+    "mlp.shared_expert.gate_proj": "mlp.shared.gate",
+    "mlp.shared_expert.up_proj": "mlp.shared.up",
+    "mlp.shared_expert.down_proj": "mlp.shared.down",
+    "block_sparse_moe": "mlp.out",
+    # GPT-2
+    "ln_1": "attn_norm",
+    "ln_2": "mlp_norm",
+    "ln1": "attn_norm",
+    "ln2": "mlp_norm",
+    "c_attn": "attn.qkv",
+    "attn.c_attn": "attn.qkv",
+    "qkv": "attn.qkv",
+    "attn.c_proj": "attn.out",
+    "att": "attn.pattern",
+    "mlp.c_fc": "mlp.up",
+    "c_fc": "mlp.up",
+    "mlp.gelu": "mlp.act",
+    "mlp.c_proj": "mlp.out",
     # Hugging Face's modules
+    "self_attn.qkv_proj": "attn.qkv",
+    "mlp.gate_up_proj": "mlp.gate_up",
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn.q",
     "self_attn.k_proj": "attn.k",
@@ -167,6 +222,8 @@ LAYER_ALIASES = {
     "feed_forward": "mlp.out",
     # TransformerLens
     "hook_resid_pre": "resid_pre",
+    "ln1.hook_normalized": "attn_norm",
+    "ln2.hook_normalized": "mlp_norm",
     "attn.hook_q": "attn.q",
     "attn.hook_k": "attn.k",
     "attn.hook_v": "attn.v",
@@ -205,7 +262,15 @@ OTHER_MEANINGS = {
     "x_norm": ("mlp_norm",),
     "x_normed": ("mlp_norm",),
     "normed_x": ("mlp_norm",),
-    "gate": (SILU,),
+    "att": (UNMASKED, "attn.scores"),
+    "gate": (SILU, "mlp.router"),
+    "mlp.gate": ("mlp.router",),
+    "mlp.router": ("mlp.expert_weights", PROBS),
+    "routing_weights": ("mlp.expert_weights",),
+    "expert_weights": (PROBS,),
+    "mlp.experts": (ROUTED, "mlp.out"),
+    "shared_out": ("mlp.shared.down",),
+    "shared_output": ("mlp.shared.down",),
     "out": ("attn.out", "mlp.out", "attn.z"),
     "output": ("attn.out", "mlp.out", "attn.z"),
     "layer_output": ("mlp.out",),
@@ -223,8 +288,16 @@ MODEL_ALIASES = {
     "embed_tokens": "embed",
     "model.embed_tokens": "embed",
     "hook_embed": "embed",
+    "tok_emb": "embed",
     "x0": "embed",
     "wte": "embed",
+    "wpe": "pos_embed",
+    "pos_emb": "pos_embed",
+    "position_embeddings": "pos_embed",
+    "hook_pos_embed": "pos_embed",
+    "drop": "layers.0.resid_pre",
+    "ln_f": "final_norm",
+    "ln_final.hook_normalized": "final_norm",
     "final_embedding": "final_norm",
     "norm": "final_norm",
     "final_normed": "final_norm",
@@ -234,116 +307,3 @@ MODEL_ALIASES = {
     "output": "logits",
     "hook_logits": "logits",
 }
-
-PREFIXES = re.compile(
-    r"(?:model\.)?(?:layers|blocks|layer|h)\.(\d+)(?:\.|$)|layer_?(\d+)(?:[._]|$)"
-)
-SUFFIXES = re.compile(r"_layer_?(\d+)(?=_|$)")
-HEADS = re.compile(r"[._]?head_?(\d+)$")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an array belongs: the name of a trace, and the head if it is of one head alone."""
-
-    name: str
-    head: int | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.head is None else f"{self.name}, head {self.head}"
-
-
-def known_names(config: ModelConfig) -> list[str]:
-    """The names of a trace in the order of computation, and the scores before the mask."""
-    names: list[str] = []
-    for name in trace_names(config):
-        if name.endswith("attn.scores"):
-            names.append(name.replace("attn.scores", UNMASKED))
-        if name.endswith("mlp.act"):
-            names.append(name.replace("mlp.act", SILU))
-        names.append(name)
-    return names
-
-
-def place(key: Any, config: ModelConfig, aliases: Mapping[Any, Any] | None = None) -> Place | None:
-    """Where what the learner calls `key` belongs; None when nobody knows."""
-    return understood((aliases or {}).get(key, key), config, set(known_names(config)))
-
-
-def understood(key: Any, config: ModelConfig, known: set[str]) -> Place | None:
-    head: int | None = None
-    if isinstance(key, tuple):
-        numbers = [int(part) for part in key if isinstance(part, int) or str(part).isdigit()]
-        names = [part for part in key if isinstance(part, str) and not part.isdigit()]
-        if len(names) != 1 or len(numbers) > 2:
-            return None
-        # ("attn.q", head), or ("attn.q", layer, head)
-        if len(numbers) == 2 or (numbers and not takes_head(names[0], config, known)):
-            names[0] = f"layers.{numbers.pop(0)}.{names[0]}"
-        head = numbers[0] if numbers else None
-        key = names[0]
-    if not isinstance(key, str):
-        return None
-    key = key.strip()
-    if head is None and (at := HEADS.search(key)):
-        head, key = int(at[1]), key[: at.start()]
-    name = trace_name(key, known)
-    if name is None or (head is not None and head >= heads_of(name, config)):
-        return None
-    return Place(name, head)
-
-
-def without_layer(key: str) -> tuple[str, str]:
-    """The layer that a name says, and the name without it."""
-    if at := PREFIXES.match(key):
-        return at[1] or at[2], key[at.end() :]
-    if at := SUFFIXES.search(key):
-        return at[1], key[: at.start()] + key[at.end() :]
-    return "0", key
-
-
-def other_meanings(key: Any) -> tuple[str, ...]:
-    """What else such a name is used for, as names within a layer."""
-    words = [part for part in key if isinstance(part, str)] if isinstance(key, tuple) else [key]
-    if not words or not isinstance(words[0], str):
-        return ()
-    return OTHER_MEANINGS.get(without_layer(words[0].strip())[1], ())
-
-
-def takes_head(name: str, config: ModelConfig, known: set[str]) -> bool:
-    found = trace_name(name, known)
-    return found is not None and heads_of(found, config) > 0
-
-
-def trace_name(key: str, known: set[str]) -> str | None:
-    """The name in a trace that is meant, if one is."""
-    candidates = [key, MODEL_ALIASES.get(key)]
-    layer, rest = without_layer(key)
-    layer, rest = str(int(layer)), rest or "output"
-    for name in (rest, rest.removesuffix(".weight"), LAYER_ALIASES.get(rest)):
-        candidates.append(f"layers.{layer}.{name}")
-    return next((name for name in candidates if name in known), None)
-
-
-def heads_of(name: str, config: ModelConfig) -> int:
-    """How many heads such an array has; 0 where it has none."""
-    part = name.split(".", 2)[-1]
-    if part in ("attn.k", "attn.v", "attn.k_normed", "attn.k_rot"):
-        return config.num_kv_heads
-    if part in ("attn.q", "attn.q_normed", "attn.q_rot", "attn.z", "attn.pattern", "attn.scores"):
-        return config.num_heads
-    return config.num_heads if part == UNMASKED else 0
-
-
-def near(key: Any, config: ModelConfig) -> list[str]:
-    """Names that an unknown one may have meant."""
-    layer = re.search(r"\d+", str(key))
-    index = min(int(layer[0]), config.num_layers - 1) if layer and len(layer[0]) < 6 else 0
-    ours: Iterable[str] = (
-        name
-        for name in known_names(config)
-        if not name.startswith("layers.") or name.startswith(f"layers.{index}.")
-    )
-    choices = {name.rpartition("layers.")[2].partition(".")[2] or name: name for name in ours}
-    found = difflib.get_close_matches(str(key), [*choices, *choices.values()], n=3, cutoff=0.5)
-    return [choices.get(name, name) for name in found]

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.check.operation import as_array
-from simdformer.learn.trace.aliases import UNMASKED, Place, heads_of
+from simdformer.learn.trace.aliases import SILU, UNMASKED
+from simdformer.learn.trace.places import Place, heads_of, layer_of, parts_of
 from simdformer.models.config import ModelConfig
 
-__all__ = ["View", "array_of", "axes_of", "needed_shape", "views"]
+__all__ = ["View", "array_of", "axes_of", "needed_shape", "taken_apart", "views"]
 
 Array = np.ndarray[Any, Any]
+SQUARE = ("head", "query", "key")
 Move = Callable[[Any], Any]
 
 
@@ -46,33 +48,38 @@ def is_square(name: str) -> bool:
     return name.endswith(("attn.scores", "attn.pattern", UNMASKED))
 
 
-def width_of(name: str, config: ModelConfig) -> int:
-    if name == "logits":
-        return config.vocab_size
-    inner = name.endswith(("mlp.gate", "mlp.up", "mlp.act", "mlp.silu"))
-    return config.intermediate_size if inner else config.hidden_size
+def sizes_of(name: str, config: ModelConfig) -> dict[str, int]:
+    """The axes of an activation behind that of the positions, and how long they are."""
+    if heads := heads_of(name, config):
+        return {"head": heads, "channel": config.head_dim}
+    short, layer = name.split(".", 2)[-1], layer_of(name)
+    mixed = layer is not None and config.has_experts(layer)
+    if short in ("mlp.router", "mlp.router_probs"):
+        return {"expert": config.num_experts}
+    if short in ("mlp.experts", "mlp.expert_weights"):
+        return {"choice": config.num_experts_per_tok}
+    if short in ("mlp.shared.weight", "mlp.shared.router"):
+        return {"channel": 1}
+    width = config.vocab_size if name == "logits" else config.hidden_size
+    if short.startswith("mlp.shared.") and short.endswith(("gate", "up", "act")):
+        width = config.shared_intermediate_size
+    elif short in ("mlp.gate", "mlp.up", "mlp.act", SILU):
+        width = config.expert_intermediate_size if mixed else config.intermediate_size
+    of_experts = mixed and short in ("mlp.gate", "mlp.up", "mlp.act", SILU, "mlp.expert_out")
+    each = {"choice": config.num_experts_per_tok} if of_experts else {}
+    return {**each, "channel": width}
 
 
 def axes_of(name: str, config: ModelConfig) -> tuple[str, ...]:
     """What the axes of an activation are called in a trace."""
-    if is_square(name):
-        return ("head", "query", "key")
-    return ("position", "head", "channel") if heads_of(name, config) else ("position", "channel")
+    return SQUARE if is_square(name) else ("position", *sizes_of(name, config))
 
 
 def needed_shape(place: Place, config: ModelConfig, ids: Array, batched: bool) -> tuple[int, ...]:
     """The shape in a trace; that of one head where one is meant."""
     batch, length = ids.shape
-    sizes = {
-        "head": heads_of(place.name, config),
-        "position": length,
-        "query": length,
-        "key": length,
-        "channel": config.head_dim,
-    }
+    sizes = dict.fromkeys(("position", "query", "key"), length) | sizes_of(place.name, config)
     axes = axes_of(place.name, config)
-    if "head" not in axes:
-        sizes["channel"] = width_of(place.name, config)
     kept = [axis for axis in axes if place.head is None or axis != "head"]
     return (*((batch,) if batched else ()), *(sizes[axis] for axis in kept))
 
@@ -84,6 +91,10 @@ def views(shape: tuple[int, ...], place: Place, config: ModelConfig, ids: Array)
             yield without_batch(view)
     if shape[:1] == (len(ids),):
         yield from views_behind_batch(shape[1:], place, config, ids.shape[1])
+    if len(ids) > 1 and shape[:1] == (ids.size,):  # all positions of the batch in a row
+        for view in views_behind_batch((ids.shape[1], *shape[1:]), place, config, ids.shape[1]):
+            if view.axes[0] == "position":
+                yield in_a_row(view, ids)
 
 
 def without_batch(view: View) -> View:
@@ -92,6 +103,19 @@ def without_batch(view: View) -> View:
         view,
         take=lambda ours: take(ours)[0],
         back=None if back is None else lambda theirs: back(theirs[None]),
+    )
+
+
+def in_a_row(view: View, ids: Array) -> View:
+    take, back = view.take, view.back
+
+    def cut(theirs: Any) -> Any:
+        return theirs.reshape(*ids.shape, *theirs.shape[1:])
+
+    return replace(
+        view,
+        take=lambda ours: (found := take(ours)).reshape(ids.size, *found.shape[2:]),
+        back=None if back is None else lambda theirs: back(cut(theirs)),
     )
 
 
@@ -109,13 +133,17 @@ def views_behind_batch(
             for head in range(heads) if place.head is None else [place.head]:
                 yield View(head_of(name, head), None, one, head)
         return
-    width = width_of(name, config)
-    if rest == (length, width):
+    sizes = tuple(sizes_of(name, config).values())
+    if rest == (length, *sizes):
         yield View(as_it_is, as_it_is, axes)
-    elif name == "logits" and rest == (width,):  # of the last token alone
+        if "choice" in axes and sizes[0] > 1:  # the likeliest expert last
+            yield View(reversed_choices, reversed_choices, axes)
+    elif name == "logits" and rest == sizes:  # of the last token alone
         yield View(lambda ours: ours[:, -1], None, axes[-1:])
-    elif name == "logits" and rest == (1, width):
+    elif name == "logits" and rest == (1, *sizes):
         yield View(lambda ours: ours[:, -1:], None, axes)
+    elif rest == (length,) and sizes == (1,):
+        yield View(lambda ours: ours[..., 0], lambda theirs: theirs[..., None], axes[:1])
 
 
 def views_of_heads(
@@ -165,5 +193,19 @@ def exchanged(x: Any) -> Any:
     return x.swapaxes(1, 2)
 
 
+def reversed_choices(x: Any) -> Any:
+    return x[:, :, ::-1]
+
+
 def as_it_is(x: Any) -> Any:
     return x
+
+
+def taken_apart(array: Array, place: Place, config: ModelConfig) -> list[tuple[Place, Array]]:
+    """What one matrix makes of q, k and v, or of gate and up, as several activations."""
+    names = parts_of(place.name)
+    if not names:
+        return [(place, array)]
+    ends = np.cumsum([np.prod([*sizes_of(name, config).values()]) for name in names])
+    pieces = np.split(array, ends[:-1], axis=-1) if array.ndim else [array]
+    return [(Place(name), piece) for name, piece in zip(names, pieces, strict=False)]

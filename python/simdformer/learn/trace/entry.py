@@ -7,12 +7,14 @@ import numpy as np
 
 from simdformer.learn.check.compare import TOLERANCE
 from simdformer.learn.check.rounding import BF16, F16, F32
-from simdformer.learn.trace.aliases import Place
+from simdformer.learn.trace.places import Place
 
 __all__ = ["Entry", "hidden", "in_few_bits"]
 
 Array = np.ndarray[Any, Any]
-LOW = -1e4  # what masks hold at least that are no -inf: -1e9, the lowest float; exp of it is 0
+LOW = (
+    -9e3
+)  # what masks hold at least that are no -inf: the lowest float, -1e9, -1e4; exp of it is 0
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from simdformer.learn.check.compare import TOLERANCE, compare
 from simdformer.learn.check.rounding import F32
 from simdformer.learn.check.search import distance
-from simdformer.learn.trace.aliases import Place, heads_of, other_meanings
 from simdformer.learn.trace.axes import View, views
 from simdformer.learn.trace.entry import Entry, hidden
-from simdformer.learn.trace.steps import ModelSteps, layer_of
+from simdformer.learn.trace.places import Place, heads_of, layer_of, other_meanings
+from simdformer.learn.trace.steps import ModelSteps
 
 __all__ = ["Neighbours"]
 

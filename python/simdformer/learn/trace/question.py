@@ -16,7 +16,7 @@ from simdformer.learn.check.search import Explanation, Problem, evaluate
 from simdformer.learn.mistakes.model_weights import STEPS, called, of_layer
 from simdformer.learn.program import Run, Step
 
-__all__ = ["Activation", "Glance", "Thorough"]
+__all__ = ["Activation", "Doubt", "Glance", "Thorough"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,14 @@ class Activation(Asked):
 
     def right(self) -> list[Any]:
         return [self.wanted]
+
+
+class Doubt(Check):
+    """Within what is usual: wrong only where a mistake explains more of it than rounding."""
+
+    def verdict(self, right: list[Any]) -> Verdict:
+        found = self.compare(self.mine, right)
+        return self.evidence(self.mine).doubted(right, found)
 
 
 class Glance(Check):
@@ -100,7 +108,7 @@ class Thorough(Check):
             tried.append((index, index, first - 1, [*plan[:n], *plan[n + 1 :]]))
         for begin, end, before, rest in tried:
             stream = self.streams[before]
-            variables = problem.variables | {"plan": rest, "stream": stream, "resid_post": stream}
+            variables = problem.variables | {"plan": rest, "begin": stream, "resid_post": stream}
             if end != self.layer and self.gives(replace(problem, variables=variables), {}):
                 yield (left_out(begin, end),)
 

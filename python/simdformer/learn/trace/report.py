@@ -112,7 +112,8 @@ def grouped(names: tuple[str, ...]) -> list[str]:
         if name.startswith("layers."):
             _, index, short = name.split(".", 2)
             at = f"layers.{index}"
-        groups.setdefault(at, []).append(short)
+        if short not in (group := groups.setdefault(at, [])):
+            group.append(short)
     lines: list[tuple[list[str], str]] = []  # the layers, what is right in them
     for at, shorts in groups.items():
         what = " ".join(shorts)

@@ -13,19 +13,14 @@ from simdformer.learn.check.compare import numbers
 from simdformer.learn.mistakes.model import layer, layer_steps, model, variable
 from simdformer.learn.mistakes.model_weights import STEPS
 from simdformer.learn.program import Program, Run, State
-from simdformer.learn.trace.aliases import known_names
+from simdformer.learn.trace.places import known_names, layer_of
 from simdformer.learn.trace.tensors import Tensors
 from simdformer.models.transformer import Transformer
 
-__all__ = ["ModelSteps", "layer_of"]
+__all__ = ["ModelSteps"]
 
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 Known = Mapping[str, Float64]
-
-
-def layer_of(name: str) -> int | None:
-    """The layer that an activation belongs to: layers.3.attn.q to layer 3."""
-    return int(name.split(".")[1]) if name.startswith("layers.") else None
 
 
 class ModelSteps:
@@ -51,15 +46,30 @@ class ModelSteps:
 
     def sources(self, name: str) -> list[str]:
         """What an activation is computed from directly."""
-        last = self.config.num_layers - 1
-        if not name.startswith("layers."):
-            whole = {"embed": [], "final_norm": [f"layers.{last}.resid_post"]}
-            return whole.get(name, ["final_norm"])
         index = layer_of(name)
-        before = "embed" if not index else f"layers.{index - 1}.resid_post"
+        if index is None:
+            last = f"layers.{self.config.num_layers - 1}.resid_post"
+            whole = {"embed": [], "pos_embed": [], "final_norm": [last]}
+            return whole.get(name, ["final_norm"])
         names = {variable(one): one for one in self.names if one.startswith(f"layers.{index}.")}
-        names["came_in"] = before
-        return [names[source] for source in self._of_layer[variable(name)]]
+        found = []
+        for source in self._of_layer[variable(name)]:
+            found += self.before(index) if source == "came_in" else [names[source]]
+        return found
+
+    def before(self, index: int) -> list[str]:
+        """What comes into a layer: what the one before has left, or the embedding."""
+        if index:
+            return [f"layers.{index - 1}.resid_post"]
+        return [name for name in ("embed", "pos_embed") if name in self.names]
+
+    def streams(self, known: Known) -> dict[int, Float64]:
+        """What each layer leaves; that of number -1 is the embedding."""
+        values = {**self.right, **known}
+        return {
+            index - 1: np.sum([values[name] for name in self.before(index)], axis=0)
+            for index in range(self.config.num_layers + 1)
+        }
 
     def needed(self, target: str, known: Known) -> list[str]:
         """The steps from what is known to the target, which is the last of them."""
@@ -95,8 +105,8 @@ class ModelSteps:
             program = Program("layer")
             steps = {f"layer.{variable(name)}" for name in needed if name.startswith(at)}
             program.steps = {name: step for name, step in layer.steps.items() if name in steps}
-            before = "embed" if index == 0 else f"layers.{index - 1}.resid_post"
-            start = {} if before in needed else {"came_in": values[before]}
+            before = self.before(index)
+            start = {} if not index or before[0] in needed else {"came_in": values[before[0]]}
             given = {
                 variable(name): value
                 for name, value in values.items()
@@ -110,8 +120,10 @@ class ModelSteps:
             plan.append((index, program, start | given))
 
         whole = Program("model")
-        steps = {f"model.{name}" for name in needed} | ({"model.layers"} if plan else set())
+        steps = {f"model.{name}" for name in needed}
+        steps |= {"model.stream", "model.layers"} if plan else set()
         whole.steps = {name: step for name, step in model.steps.items() if name in steps}
+        whole.conditions = model.conditions
 
         def result(s: State) -> None:
             inside = target.startswith("layers.")
@@ -120,7 +132,7 @@ class ModelSteps:
         whole.steps["model.result"] = result
         given = {
             variable(name): values[name]
-            for name in ("embed", "final_norm", f"layers.{self.config.num_layers - 1}.resid_post")
+            for name in (*self.before(0), "final_norm", *self.before(self.config.num_layers))
             if name in values
         }
         return whole, given | {

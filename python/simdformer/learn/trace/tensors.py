@@ -8,6 +8,7 @@ from simdformer.types import Array
 __all__ = ["Tensors"]
 
 KEPT_BYTES = 2**30
+INNER = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias")
 
 
 class Tensors:
@@ -46,9 +47,17 @@ class Tensors:
             return one.wq_wk_wv[three.index(name)]
         if name in (biases := ("bq", "bk", "bv")):
             return None if one.qkv_bias is None else one.qkv_bias[biases.index(name)]
-        if name in (three := ("gate", "up", "down")):
-            mlp = one.mlp  # experts are of no step yet
-            whole_mlp = [*mlp.gate_up, mlp.down] if isinstance(mlp, MLPWeights) else [None] * 3
-            return whole_mlp[three.index(name)]
-        found: Array | Matrix | None = getattr(one, {"bo": "wo_bias"}.get(name, name))
+        if name in INNER and isinstance(one.mlp, MLPWeights):
+            return of_mlp(one.mlp)[name]
+        found: Array | Matrix | None = getattr(one, {"bo": "wo_bias"}.get(name, name), None)
         return found
+
+
+def of_mlp(mlp: MLPWeights) -> dict[str, Array | Matrix | None]:
+    """Its matrices and biases by name."""
+    gate_up = ("gate", "up")[-len(mlp.gate_up) :]
+    found: dict[str, Array | Matrix | None] = dict.fromkeys(INNER)
+    found |= zip(gate_up, mlp.gate_up, strict=True)
+    if mlp.gate_up_bias is not None:
+        found |= zip((f"{name}_bias" for name in gate_up), mlp.gate_up_bias, strict=True)
+    return found | {"down": mlp.down, "down_bias": mlp.down_bias}
