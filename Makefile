@@ -40,8 +40,8 @@ run_tests = $(BIN)/ctest --test-dir $(1) --output-on-failure --parallel $(JOBS)
 help:
 	@echo "make demo       one attention step checked line by line, then a trained model that answers and writes"
 	@echo "make lab        the notebooks in JupyterLab, with everything that they import"
-	@echo "make test       every operation on every instruction set of this machine against PyTorch, models, check, notebooks"
-	@echo "make test-all   these and what takes long: builds of sdist and wheel, every small shape, training, fuzzing"
+	@echo "make test       every operation on every instruction set of this machine against PyTorch, models, check, the first notebook"
+	@echo "make test-all   these and what takes long: all notebooks, builds of sdist and wheel, every small shape, training, fuzzing"
 	@echo "make fuzz       inputs at random for every reader of files, FUZZ_SECONDS=600 for each"
 	@echo "make ctest      the tests in C++: thread pool, scratch memory, kernels against xtensor"
 	@echo "make sanitize   these and the tests of kernels and bindings with AddressSanitizer, UBSan and ThreadSanitizer"

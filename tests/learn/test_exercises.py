@@ -84,7 +84,14 @@ def test_a_solution_of_every_exercise_is_right(write):
     assert results.summary == f"my_attention.py: {len(EXERCISES)} right"
 
 
-@pytest.mark.parametrize("file", IDIOMS, ids=lambda file: file.stem)
+SLOW = ("meta", "huggingface")  # as PyTorch's, which is imported for them too
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, marks=[pytest.mark.slow] if file.stem in SLOW else []) for file in IDIOMS],
+    ids=lambda file: file.stem,
+)
 def test_every_ordinary_idiom_is_right(file):
     results = sf.exercises.check(file)
     assert results.ok, results

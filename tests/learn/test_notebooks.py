@@ -201,11 +201,16 @@ def failures(*sources: Path) -> dict[str, str | None]:
     return {answer["name"]: answer["failed"] for answer in answers}
 
 
-def test_every_cell_runs_but_those_that_take_times() -> None:
-    """One test for all notebooks: what they import takes longer than most of them do."""
+@pytest.mark.parametrize(
+    "sources",
+    [SOURCES[:1], pytest.param(SOURCES[1:], marks=pytest.mark.slow)],
+    ids=["the first", "the others"],
+)
+def test_every_cell_runs_but_those_that_take_times(sources: list[Path]) -> None:
+    """In one process for all: what they import takes longer than most of them do."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
-    assert failures(*SOURCES) == {source.stem: None for source in SOURCES}
+    assert failures(*sources) == {source.stem: None for source in sources}
 
 
 def test_a_cell_that_fails_is_named(tmp_path) -> None:

@@ -542,7 +542,13 @@ def test_a_config_that_asks_for_what_is_not_there_is_refused(copy_of, changes, m
 ODD = [None, 0, -1, 2**31, 2**63, 10**18, 10**40, 1e308, 1e-308, 0.5, True, "x", "yarn", [], {}]
 
 
-@pytest.mark.parametrize("name", ["llama3.1", "qwen2-window", "mistral"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3.1",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2-window", "mistral")),
+    ],
+)
 def test_any_config_is_refused_or_harmless(copy_of, name):
     folder = copy_of(name)
     config = json.loads((folder / "config.json").read_text())

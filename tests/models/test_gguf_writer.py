@@ -320,7 +320,13 @@ VOCABULARIES = {
 }
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "llama3" else [])
+        for name in VOCABULARIES
+    ],
+)
 def test_a_tokenizer_is_the_same_in_a_file(name, shared, tmp_path):
     path, size = VOCABULARIES[name]
     original = tokenizers.load(shared / "data" / path)

@@ -209,7 +209,9 @@ def test_the_command(command, tmp_path, capsys, monkeypatch):
     status, out, err = command("plan", model, "--ranks", "8", "--type", "bfloat16")
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
-    assert [row.split()[0] for row in out.splitlines() if re.match(r" +\d ", row)] == list("1248")
+    assert [row.split()[0] for row in out.splitlines() if re.match(r" {4}\d  ", row)] == list(
+        "1248"
+    )
     assert "8  model: found 8 ranks, needed are at most 4" in out
 
 

@@ -80,6 +80,7 @@ def test_every_rank_reads_its_part_of_a_file(wide, kind, size):
 # ---- text ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_the_model_alone():
     assert ranks.program(2, "texts.py") == "the same\n"
 

@@ -271,6 +271,7 @@ def test_a_copy_is_accelerated_by_itself():
     assert distance(logits_of(other), before) < ROUNDING
 
 
+@pytest.mark.slow
 def test_it_compiles_with_breaks():
     model = made("llama2")
     accelerate(model)
