@@ -142,7 +142,7 @@ wrong_mlp("linear.not_transposed", lambda x, w1, w2, w3: llama(x, w1.T, w2.T, w3
 # ---- a mixture of experts ------------------------------------------------------------------------
 
 
-def wrong_mixture(name, *also, normalize=True, shared=False):
+def wrong_mixture(name, *also, normalize=True, shared=False, count=2):
     """The decorated function gives the result for (x, logits (n, X), mlp, shared): mlp(i, x) is
     what expert i writes of x, shared(x) what the MLP of all tokens does."""
 
@@ -164,7 +164,7 @@ def wrong_mixture(name, *also, normalize=True, shared=False):
                 w1[:5],
                 w3[:5],
                 w2[:5],
-                num_experts_per_tok=2,
+                num_experts_per_tok=count,
                 normalize=normalize,
                 shared=sf.nn.MLP(w1[5], w3[5], w2[5]) if shared else None,
             )
@@ -244,6 +244,36 @@ def _(x, logits, mlp, shared):
         for weight, i in zip(weights[row], ids[row].tolist(), strict=True):
             out[row] += mlp(i, weight * x[row])
     return out
+
+
+@wrong_mixture("one_more_chosen")
+def _(x, logits, mlp, shared):
+    values, ids = torch.topk(logits, 3)
+    return mixed(x, torch.softmax(values, -1), ids, mlp)
+
+
+@wrong_mixture("one_fewer_chosen", count=3)
+def _(x, logits, mlp, shared):
+    values, ids = top2(logits)
+    return mixed(x, torch.softmax(values, -1), ids, mlp)
+
+
+@wrong_mixture("softmax_twice")
+def _(x, logits, mlp, shared):
+    values, ids = torch.topk(torch.softmax(logits, -1), 2)
+    return mixed(x, torch.softmax(values, -1), ids, mlp)
+
+
+@wrong_mixture("sorted_without_weights")
+def _(x, logits, mlp, shared):
+    values, ids = top2(logits)
+    return mixed(x, torch.softmax(values, -1), ids.sort(-1).values, mlp)
+
+
+@wrong_mixture("weights_reversed", count=3)
+def _(x, logits, mlp, shared):
+    values, ids = torch.topk(logits, 3)
+    return mixed(x, torch.softmax(values.flip(-1), -1), ids, mlp)
 
 
 @wrong_mixture("shared_forgotten", shared=True)

@@ -38,10 +38,10 @@ def test_the_mistakes_that_were_made_are_named_and_no_others(name):
 
 
 def test_every_mistake_has_an_example():
-    """Those of whole models, in layers of a model, are shown in test_check_trace; those around a
-    model in test_exercises_text."""
+    """Those of whole models, in layers of a model, are shown in test_check_trace and
+    test_traces_of_mixtures; those around a model in test_exercises_text."""
     shown = {mistakes[0] for mistakes, _ in EXAMPLES.values()}
-    elsewhere = ("layer.", "model.", "text.", "scaling.", "softcapping.")
+    elsewhere = ("layer.", "model.", "experts.", "clamped_swiglu.", "text.", "scaling.", "softcap")
     known = {name for name in CATALOGUE.variations if not name.startswith(elsewhere)}
     assert known - shown == set()
 

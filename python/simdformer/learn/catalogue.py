@@ -24,12 +24,13 @@ where to read about it, is said once for all mistakes of a step:
     Run(np.float32, no_scale.replaces)(attention, query=q, key=k, value=v).out
 
 The lines behind | take the place of the step's own, for which ... stands (see lines.py); those of
-another step have its name in front. A line with the full name of a step, with the notebook and
-section that explain it and with what to do, is the head of the mistakes below it. Where several
-programs share a step it has several names, and where each mistake says whose lines it changes, that
-of a program. In parentheses behind a mistake's name: that it is rarely made; that another one alone
-is named where both give an array (unless no_eps, unless linear.no_bias); the section, where it is
-another one. `as above` is the cause of the mistake before.
+another step have its name in front, and that of its program where it is another one. A line with
+the full name of a step, with the notebook and section that explain it and with what to do, is the
+head of the mistakes below it. Where several programs share a step it has several names, and where
+each mistake says whose lines it changes, that of a program. In parentheses behind a mistake's name:
+that it is rarely made; that another one alone is named where both give an array (unless no_eps,
+unless linear.no_bias); the section, where it is another one. `as above` is the cause of the mistake
+before.
 '''
 
 import re
@@ -156,7 +157,7 @@ def mistakes(text: str, *, calls: tuple[Any, ...] = ()) -> None:
         notes = [note for note in (found["notes"] or "").split(", ") if note]
         for step, usual in steps:
             program, _, its = step.partition(".")
-            full = {f"{program}.{one or its}": lines for one, lines in code.items()}
+            full = {full_name(one or its, program): lines for one, lines in code.items()}
             other = [note[7:] for note in notes if note.startswith("unless ")]
             see = next((note for note in notes if note[:1].isdigit()), usual)
             name = f"{program}.{found['name']}"
@@ -178,7 +179,7 @@ def wrong_steps(lines: Mapping[str, str], calls: tuple[Any, ...] = ()) -> dict[s
 
 
 def full_name(name: str, program: str) -> str:
-    """That of a mistake, which may leave out its program."""
+    """That of a step or a mistake, which may leave out its program."""
     return name if "." in name else f"{program}.{name}"
 
 
@@ -202,4 +203,4 @@ PARAGRAPH = re.compile(
     r"(?P<lines>(?:[ ]+.+\n)*)",
     re.M,
 )
-CODE = re.compile(r"^ +(?:(?P<step>\w+) )?\| (?P<line>.*)$")
+CODE = re.compile(r"^ +(?:(?P<step>[\w.]+) )?\| (?P<line>.*)$")

@@ -127,7 +127,9 @@ class Tape:
 
 
 class Rounding(Protocol):
-    """What rounding does to the arrays of a run."""
+    """What rounding to a dtype does to the arrays of a run."""
+
+    dtype: np.dtype[Any]
 
     def of_input(self, x: Any) -> Any:
         """An array as it comes in."""

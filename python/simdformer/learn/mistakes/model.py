@@ -15,8 +15,10 @@ import numpy as np
 
 from simdformer.learn.mistakes.activations import gelu, silu, swiglu
 from simdformer.learn.mistakes.attention import attention
+from simdformer.learn.mistakes.clamped_swiglu import clamped_swiglu
 from simdformer.learn.mistakes.gather import embedding
 from simdformer.learn.mistakes.linear import linear
+from simdformer.learn.mistakes.mixture import for_each
 from simdformer.learn.mistakes.norms import layer_norm, rms_norm
 from simdformer.learn.mistakes.rope import rope
 from simdformer.learn.mistakes.rope_frequencies import rope_frequencies
@@ -29,8 +31,8 @@ __all__ = ["INPUTS", "layer", "layer_steps", "model", "variable"]
 
 # ---- parts ---------------------------------------------------------------------------------------
 
-BIASES = {"wq": "bq", "wk": "bk", "wv": "bv", "wo": "bo"}
-BIASES |= {name: f"{name}_bias" for name in ("gate", "up", "down")}
+BIASES = {"wq": "bq", "wk": "bk", "wv": "bv", "wo": "bo"}  # the others are called NAME_bias
+OF_EXPERTS = ("gate", "up", "down")
 
 # Run where a model has such a factor, such a cap: what goes wrong with it is tried there only.
 scaling = Program("scaling", "multiply: out = array(x) * real(factor)")
@@ -84,6 +86,9 @@ def activated(s: State, gate: Any, up: Any) -> Any:
         return bent(s, up)
     if s.config.activation == "silu":
         return s.run(swiglu, gate=gate, up=up).out
+    if s.config.activation == "clamped_swiglu":
+        numbers = {"alpha": s.config.swiglu_alpha, "limit": s.config.swiglu_limit}
+        return s.run(clamped_swiglu, gate=gate, up=up, **numbers).out
     return bent(s, gate) * s.run.array(up)
 
 
@@ -94,9 +99,16 @@ def as_it_is(weight: Any) -> Any:
 def project(
     s: State, x: Any, name: str, layer: int, change: Any = as_it_is, *, biased: bool = True
 ) -> Any:
-    """x (B,L,I) through a weight of a layer -> (B,L,O)"""
-    bias = s.tensors(BIASES[name], layer) if biased else None
-    return s.run(linear, x=x, weight=change(s.tensors(name, layer)), bias=bias).out
+    """x (B,L,I) through a weight of a layer -> (B,L,O); through that of each token's experts, x
+    (B,L,I) or (B,L,k,I) -> (B,L,k,O)"""
+
+    def by(expert: int | None, x: Any) -> Any:
+        bias = s.tensors(BIASES.get(name, f"{name}_bias"), layer, expert) if biased else None
+        weight = change(s.tensors(name, layer, expert))
+        return s.run(linear, x=x, weight=weight, bias=bias).out
+
+    mixed = name in OF_EXPERTS and s.config.has_experts(layer)
+    return for_each(s, x, by) if mixed else by(None, x)
 
 
 def heads(s: State, x: Any, name: str, layer: int, *change: Any, **changes: Any) -> Any:
@@ -267,10 +279,8 @@ def layer_steps(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     missing = {} if config.qk_norm else {"attn_q_normed": "attn_q", "attn_k_normed": "attn_k"}
     if config.norm_placement == "after":
         missing |= {"attn_norm": "resid_pre", "mlp_norm": "resid_mid"}
-    if not config.gated_mlp:
-        missing |= {"mlp_silu": "", "mlp_gate": ""}
     return {
-        name: tuple(missing.get(source, source) for source in sources if missing.get(source) != "")
+        name: tuple(missing.get(source, source) for source in sources)
         for name, sources in INPUTS.items()
         if name not in missing
     }
@@ -293,7 +303,9 @@ model = Program(
         x = vars(s).get("begin", start)
         for index, program, known in plan:
             given = {"came_in": x, "embed": start, "config": config, "tensors": tensors}
-            given["mlp_gate"] = None  # where there is none
+            given["mlp_gate"] = given["mlp_shared_gate"] = None  # where there is none
+            given["num_experts_per_tok"] = config.num_experts_per_tok
+            given["normalize"] = config.normalize_expert_weights
             layer = run(program, **given | known, index=index)
             x = getattr(layer, "resid_post", None)
         resid_post = x

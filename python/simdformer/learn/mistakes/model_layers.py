@@ -102,6 +102,37 @@ for letter in "qkv":
         calls=(by_head,),
     )
 
+
+def cut_otherwise(s: State, number: int, stored: str) -> Any:
+    """gate or up of the two in one matrix, cut in halves where they alternate in it, or taken by
+    turns where they are its halves"""
+    inner = [model.project(s, s.mlp_norm, name, s.index) for name in ("gate", "up")]
+    if stored == "alternating":
+        return np.split(np.stack(inner, -1).reshape(*inner[0].shape[:-1], -1), 2, axis=-1)[number]
+    return np.concatenate(inner, -1)[..., number::2]
+
+
+CUT = {
+    "gate": ("gate is", "mlp_gate | mlp_gate = cut_otherwise(s, 0, {0!r})"),
+    "up": ("up is", "mlp_up | mlp_up = cut_otherwise(s, 1, {0!r})"),
+}
+CUT["gate_and_up"] = ("gate and up are", "\n            ".join(lines for _, lines in CUT.values()))
+for name, (who, lines) in CUT.items():
+    mistakes(
+        f"""
+        layer (02 §7) > Look at how the checkpoint stores gate_up_proj, and cut it so.
+
+        {name}_by_halves: {who} cut by halves, but the two alternate in the fused matrix
+            In gpt-oss gate is x[..., ::2] and up x[..., 1::2] of what gate_up_proj gives; in Phi-3
+            they are its halves.
+            {lines.format("alternating")}
+        {name}_by_turns: {who} taken by turns, but the fused matrix has the two by halves
+            as above
+            {lines.format("halves")}
+        """,
+        calls=(cut_otherwise,),
+    )
+
 for name in ("gate", "up"):
     mistakes(
         f"""

@@ -9,26 +9,29 @@ import re
 
 from simdformer.learn import program
 from simdformer.learn.catalogue import mistakes
-from simdformer.learn.mistakes import model  # noqa: F401  its steps
+from simdformer.learn.mistakes import experts, model  # noqa: F401  their steps
 from simdformer.learn.mistakes.linear import SQUARE
 
 __all__ = ["STEPS", "called", "of_layer"]
 
 # Which step of a layer uses a weight, with its bias.
 STEPS = {
-    "attn_norm": "attn_norm",
-    "wq": "attn_q",
-    "wk": "attn_k",
-    "wv": "attn_v",
-    "q_norm": "attn_q_normed",
-    "k_norm": "attn_k_normed",
-    "wo": "attn_out",
-    "mlp_norm": "mlp_norm",
-    "gate": "mlp_gate",
-    "up": "mlp_up",
-    "down": "mlp_out",
+    "attn_norm": "layer.attn_norm",
+    "wq": "layer.attn_q",
+    "wk": "layer.attn_k",
+    "wv": "layer.attn_v",
+    "q_norm": "layer.attn_q_normed",
+    "k_norm": "layer.attn_k_normed",
+    "wo": "layer.attn_out",
+    "mlp_norm": "layer.mlp_norm",
+    "gate": "layer.mlp_gate",
+    "up": "layer.mlp_up",
+    "down": "layer.mlp_out",
+    "router": "experts.mlp_router",
+    "expert_down": "experts.mlp_expert_out",
 }
-META = {"gate": "w1", "up": "w3", "down": "w2"}
+OF_LAYER = [weight for weight, step in STEPS.items() if step.startswith("layer.")]
+META = {"gate": "w1", "up": "w3", "down": "w2", "expert_down": "w2 of its experts"}
 
 
 def called(weight: str) -> str:
@@ -42,19 +45,23 @@ def of_layer(weight: str, index: int) -> str:
 
 
 def line_of(weight: str) -> str:
-    return program.STEPS[f"layer.{STEPS[weight]}"].text.replace("\n", "; ")
+    return program.STEPS[STEPS[weight]].text.replace("\n", "; ")
 
 
 # ---- a layer index that is stuck -----------------------------------------------------------------
 
 QKV, MLP = ("wq", "wk", "wv"), ("gate", "up", "down")
 STUCK = {
-    **{f"{one}_of_layer_0": (f"this is what layer 0's {called(one)} gives", one) for one in STEPS},
+    **{
+        f"{one}_of_layer_0": (f"this is what layer 0's {called(one)} gives", one)
+        for one in OF_LAYER
+    },
     "qk_norms_of_layer_0": ("q_norm and k_norm are those of layer 0", "q_norm", "k_norm"),
     "norms_of_layer_0": ("the weights of both norms are those of layer 0", "attn_norm", "mlp_norm"),
     "qkv_of_layer_0": ("wq, wk and wv are those of layer 0", *QKV),
     "attention_of_layer_0": ("wq, wk, wv and wo are those of layer 0", *QKV, "wo"),
     "mlp_of_layer_0": ("gate, up and down (w1, w3, w2) are those of layer 0", *MLP),
+    "experts_of_layer_0": ("the experts are those of layer 0", "gate", "up", "expert_down"),
     "matrices_of_layer_0": ("all matrices are those of layer 0", *QKV, "wo", *MLP),
     "layer_0_every_time": (
         "every layer is layer 0 once more",
@@ -90,7 +97,8 @@ for weight in (*QKV, "wo"):
 
 # ---- a bias that is forgotten --------------------------------------------------------------------
 
-BIASED = {one: [one] for one in (*QKV, "wo", *MLP)} | {"qkv": QKV, "up and down": MLP[1:]}
+BIASED: dict[str, tuple[str, ...]] = {one: (one,) for one in (*QKV, "wo", *MLP, "router")}
+BIASED |= {"qkv": QKV, "up and down": MLP[1:], "the experts": ("gate", "up", "expert_down")}
 for name, some in BIASED.items():
     lines = "\n            ".join(
         f"{STEPS[one]} | {line_of(one).replace('index)', 'index, biased=False)')}" for one in some

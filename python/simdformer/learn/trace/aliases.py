@@ -33,7 +33,6 @@ BEFORE = {
 # What a name means where a model has not that.
 INSTEAD = {
     "mlp.gate": "mlp.up",
-    "mlp.shared.down": "mlp.shared.out",
     ROUTED: "mlp.out",
 }
 # Several activations side by side, as one matrix makes them.

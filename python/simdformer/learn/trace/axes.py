@@ -12,7 +12,7 @@ from simdformer.learn.trace.aliases import SILU, UNMASKED
 from simdformer.learn.trace.places import Place, heads_of, layer_of, parts_of
 from simdformer.models.config import ModelConfig
 
-__all__ = ["View", "array_of", "axes_of", "needed_shape", "taken_apart", "views"]
+__all__ = ["View", "array_of", "axes_of", "needed_shape", "taken_apart", "views", "whole"]
 
 Array = np.ndarray[Any, Any]
 SQUARE = ("head", "query", "key")
@@ -27,12 +27,14 @@ class View:
     back : gives ours from it; None where it is a part only
     axes : what its axes are called, the last one last
     head : which one, where it is one head alone
+    likeliest_last : whether a token's experts are in the order of argsort, not in that of topk
     """
 
     take: Move
     back: Move | None
     axes: tuple[str, ...]
     head: int | None = None
+    likeliest_last: bool = False
 
 
 def array_of(value: Any) -> Array:
@@ -136,8 +138,8 @@ def views_behind_batch(
     sizes = tuple(sizes_of(name, config).values())
     if rest == (length, *sizes):
         yield View(as_it_is, as_it_is, axes)
-        if "choice" in axes and sizes[0] > 1:  # the likeliest expert last
-            yield View(reversed_choices, reversed_choices, axes)
+        if "choice" in axes and sizes[0] > 1:
+            yield View(reversed_choices, reversed_choices, axes, likeliest_last=True)
     elif name == "logits" and rest == sizes:  # of the last token alone
         yield View(lambda ours: ours[:, -1], None, axes[-1:])
     elif name == "logits" and rest == (1, *sizes):
@@ -199,6 +201,15 @@ def reversed_choices(x: Any) -> Any:
 
 def as_it_is(x: Any) -> Any:
     return x
+
+
+def whole(place: Place, config: ModelConfig, ndim: int, ids: Array) -> View | None:
+    """How an array of another number of experts a token is understood."""
+    axes = axes_of(place.name, config)
+    if "choice" not in axes or ndim not in (len(axes), len(axes) + 1):
+        return None
+    view = View(as_it_is, None, axes)
+    return view if ndim > len(axes) or len(ids) > 1 else without_batch(view)
 
 
 def taken_apart(array: Array, place: Place, config: ModelConfig) -> list[tuple[Place, Array]]:

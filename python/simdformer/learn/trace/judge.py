@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.compare import TOLERANCE, compare, numbers
+from simdformer.learn.check.compare import TOLERANCE, compare, float_dtypes, numbers
 from simdformer.learn.check.report import Report
-from simdformer.learn.check.rounding import F32
-from simdformer.learn.trace.axes import View, array_of, needed_shape, taken_apart, views
+from simdformer.learn.check.rounding import F32, coarser
+from simdformer.learn.trace.axes import (
+    View,
+    array_of,
+    needed_shape,
+    taken_apart,
+    views,
+    whole,
+)
+from simdformer.learn.trace.decided import Choices
 from simdformer.learn.trace.entry import Entry, hidden, in_few_bits
 from simdformer.learn.trace.neighbours import Neighbours
 from simdformer.learn.trace.places import (
@@ -87,7 +95,7 @@ def check_trace(
     TypeError
         mine is no dict; ids are no integers.
     ValueError
-        No name in mine is known; a model with experts.
+        No name in mine is known.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -105,10 +113,17 @@ def check_trace(
         raise TypeError(
             f"check_trace: model is a {type(model).__name__}, needs what from_pretrained gives"
         )
-    if transformer.config.num_experts:
-        raise ValueError("check_trace: the model has experts, which are not explained yet")
     numbers_of_ids = checked_ids(ids)
     return Examination(transformer, numbers_of_ids, aliases or {}).of(mine)
+
+
+def in_any_order(entry: Entry, view: View) -> tuple[Entry, View]:
+    """Numbers of experts as sets."""
+    if not entry.place.name.endswith("mlp.experts"):
+        return entry, view
+    take = view.take
+    ids = replace(entry, array=np.sort(entry.array))
+    return ids, replace(view, take=lambda ours: np.sort(take(ours)), back=None)
 
 
 class Waiting(Progress):
@@ -140,6 +155,7 @@ class Examination:
         self.aliases = aliases
         self.known: dict[str, Any] = {}
         self.remarks: list[str] = []
+        self.choices = Choices(self.steps, self.remarks)
 
     def of(self, mine: Mapping[Any, Any]) -> TraceReport:
         entries, unknown, weights = self.sorted(mine)
@@ -148,7 +164,7 @@ class Examination:
         missing = tuple(name for name in trace_names(self.config) if name not in there)
         self.remarks += [f"{key!r} is a weight, no activation, and is left out" for key in weights]
         found = TraceReport((), unknown=unknown, missing=missing)
-        self.neighbours = Neighbours(self.steps, entries)
+        self.entries, self.neighbours = entries, Neighbours(self.steps, entries)
         for number, entry in enumerate(entries):
             entry, view, wrong = self.judged(entry)
             names[number] = str(entry.place)
@@ -205,6 +221,8 @@ class Examination:
         """From now on the learner's value counts."""
         if view.back is not None:
             self.known[name] = view.back(numbers(array))
+            if name.endswith("mlp.experts"):
+                self.steps.reorder(layer_of(name) or 0, self.known[name])
         elif view.head is not None:
             value = np.array(self.known.get(name, self.steps.right[name]))
             view.take(value)[...] = array
@@ -216,8 +234,12 @@ class Examination:
         """What the array is, how it is to be understood, and a report if it is wrong."""
         place, array = entry.place, entry.array
         found = list(views(array.shape, place, self.config, self.steps.ids))
+        if f"layers.{layer_of(place.name)}.mlp.experts" in self.known:  # they have that order
+            found = [view for view in found if not view.likeliest_last]
         numeric = array.dtype.kind in "fiub" or array.dtype in TOLERANCE
         right = self.steps.right[place.name]
+        if numeric and found and place.name.endswith("mlp.experts"):
+            return self.judged_experts(entry, found[0])
         if numeric and found:
             array = hidden(array, found[0].take(right))
             entry = replace(entry, array=array)
@@ -229,7 +251,7 @@ class Examination:
             # Another way to be right: what comes of the learner's own values.
             found = found[:WAYS]
             for view in found:
-                if self.is_right(entry, view):
+                if self.is_right(entry, view) or self.settled(entry, view):
                     return entry, view, None
         if numeric and (other := self.neighbours.found(entry, self.is_right)):
             self.remarks.append(f"what you call {entry.key!r} is {other[0].place}")
@@ -244,6 +266,8 @@ class Examination:
                 return entry, view, None
             if reports[-1].diagnosis:
                 return entry, None, reports[-1]
+            if self.settled(entry, view, in_fewer_bits=True):
+                return entry, view, None
         return entry, None, reports[min(best, WAYS - 1)]
 
     def doubted(self, entry: Entry, view: View) -> tuple[Entry, View | None, Report | None]:
@@ -255,6 +279,38 @@ class Examination:
         until = time.thread_time() + SECONDS
         report = Doubt(self.question(entry, view), [array], None, until).report()
         return (entry, view, None) if report.ok else (entry, None, report)
+
+    def judged_experts(self, entry: Entry, view: View) -> tuple[Entry, View | None, Report | None]:
+        """The same for numbers of experts, whose order is free; and which of two that are as good
+        as equal is the likeliest."""
+        assert view.back is not None
+        layer, ids = layer_of(entry.place.name) or 0, view.back(numbers(entry.array))
+        beside = [
+            other.array
+            for other in self.entries
+            if layer_of(other.place.name) == layer
+            and not other.place.name.endswith(("resid_pre", "mlp.experts"))
+        ]
+        bits = max((F32, *float_dtypes(beside)), key=TOLERANCE.__getitem__)
+        whole_numbers = (ids == np.rint(ids)).all()
+        if whole_numbers and self.choices.accepted(layer, ids.astype(int), self.known, bits):
+            return entry, view, None
+        return entry, None, self.explained(*in_any_order(entry, view))
+
+    def settled(self, entry: Entry, view: View, *, in_fewer_bits: bool = False) -> bool:
+        """Whether the array is right if rounding, to its own dtype or to coarser ones, decides
+        otherwise who is asked."""
+        if not self.choices.undecided(entry.place.name, self.known):
+            return False
+        own = max(entry.array.dtype, F32, key=TOLERANCE.__getitem__)
+        given = entry.place.name, self.known, entry.array, view.take
+        if not in_fewer_bits:
+            return self.choices.settled(*given, own, lambda: self.is_right(entry, view))
+
+        def rounded() -> bool:  # what is right in its own dtype then was not rounded before either
+            return not self.is_right(entry, view) and self.explained(entry, view).ok
+
+        return any(self.choices.settled(*given, few, rounded) for few in coarser(own))
 
     def question(self, entry: Entry, view: View) -> Activation:
         program, variables = self.steps.part(entry.place.name, self.known, view.take)
@@ -291,6 +347,11 @@ class Examination:
         return replace(report, observations=(*report.observations, given_up))
 
     def misshapen(self, entry: Entry) -> Report:
+        view = whole(entry.place, self.config, entry.array.ndim, self.steps.ids)
+        if view is not None and entry.array.dtype in TOLERANCE:  # of other experts, more or fewer
+            report = self.explained(*in_any_order(entry, view))
+            if report.diagnosis:
+                return report
         return Report(
             False,
             entry.called,

@@ -63,8 +63,6 @@ def known_names(config: ModelConfig) -> list[str]:
     absent = set()
     if not config.gated_mlp or config.activation == "clamped_swiglu":
         absent.add(SILU)
-    if not config.shared_router:
-        absent.add("mlp.shared.down")
     names: list[str] = []
     for name in trace_names(config):
         layer = layer_of(name)

@@ -86,11 +86,11 @@ class Thorough(Check):
         return out is not None and self.compare(mine, out)[0].ok
 
     def of_other_layers(self, problem: Problem) -> Iterator[Explanation]:
-        """One weight of another layer than the first, which is in the catalogue; or all of them."""
+        """One weight of another layer, or all of them. (Most of the first are in the catalogue.)"""
         sets = [[weight] for weight in self.weights] + [self.weights] * (len(self.weights) > 1)
         for weights in sets:
-            for index in range(len(weights) == 1, len(self.streams) - 1):
-                lines = {f"layer.{STEPS[one]}": of_layer(one, index) for one in weights}
+            for index in range(len(self.streams) - 1):
+                lines = {STEPS[one]: of_layer(one, index) for one in weights}
                 steps = wrong_steps(lines)
                 if index != self.layer and self.gives(problem, steps):
                     yield (wrong_layer(weights, index, steps),)

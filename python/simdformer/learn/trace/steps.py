@@ -10,15 +10,20 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.check.compare import numbers
-from simdformer.learn.mistakes.model import layer, layer_steps, model, variable
+from simdformer.learn.mistakes.experts import experts, steps_of
+from simdformer.learn.mistakes.model import model, variable
 from simdformer.learn.mistakes.model_weights import STEPS
+from simdformer.learn.program import STEPS as PROGRAM_STEPS
 from simdformer.learn.program import Program, Run, State
+from simdformer.learn.trace.aliases import SILU
+from simdformer.learn.trace.decided import Decided
 from simdformer.learn.trace.places import known_names, layer_of
 from simdformer.learn.trace.tensors import Tensors
 from simdformer.models.transformer import Transformer
 
 __all__ = ["ModelSteps"]
 
+BY_EXPERT = ("mlp.expert_weights", "mlp.gate", "mlp.up", SILU, "mlp.act", "mlp.expert_out")
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 Known = Mapping[str, Float64]
 
@@ -39,7 +44,10 @@ class ModelSteps:
         self.right = {
             name: numbers(array) for name, array in transformer.run_with_cache(ids)[1].items()
         }
-        self._of_layer = layer_steps(self.config)
+        self.decided: dict[int, Decided] = {}
+        for index in filter(self.config.has_experts, range(self.config.num_layers)):
+            ids = self.right[f"layers.{index}.mlp.experts"].astype(int)
+            self.decided[index] = Decided(ids)
         for name in self.names:  # those that no trace has
             if name not in self.right:
                 self.right[name] = self.value(name, self.right)
@@ -53,9 +61,28 @@ class ModelSteps:
             return whole.get(name, ["final_norm"])
         names = {variable(one): one for one in self.names if one.startswith(f"layers.{index}.")}
         found = []
-        for source in self._of_layer[variable(name)]:
-            found += self.before(index) if source == "came_in" else [names[source]]
-        return found
+        for source in steps_of(self.config, index)[variable(name)]:
+            found += self.before(index) if source == "came_in" else [names.get(source, "")]
+        return [source for source in found if source]
+
+    def reorder(self, index: int, ids: Float64) -> None:
+        """Brings what is right of the experts of a layer into the order of ids (B,L,k)."""
+        at = f"layers.{index}."
+        if (ids == self.right[at + "mlp.experts"]).all():
+            return
+        each = [name for name in self.names if name.startswith(at) and name.endswith(BY_EXPERT)]
+        known = {name: x for name, x in self.right.items() if name not in each}
+        known[at + "mlp.experts"] = ids
+        for name in each:
+            known[name] = self.right[name] = self.value(name, known)
+
+    def step(self, name: str) -> str:
+        """The full name of the step that computes an activation."""
+        index, short = layer_of(name), variable(name)
+        if index is None:
+            return f"model.{short}"
+        mixed = self.config.has_experts(index) and f"experts.{short}" in experts.steps
+        return f"experts.{short}" if mixed else f"layer.{short}"
 
     def before(self, index: int) -> list[str]:
         """What comes into a layer: what the one before has left, or the embedding."""
@@ -89,7 +116,7 @@ class ModelSteps:
 
     def weights(self, target: str, known: Known) -> list[str]:
         """The names of the weights of layers that take part on the way to the target."""
-        steps = {variable(name) for name in self.needed(target, known)}
+        steps = {self.step(name) for name in self.needed(target, known)}
         return [weight for weight, step in STEPS.items() if step in steps]
 
     def part(
@@ -103,15 +130,16 @@ class ModelSteps:
         for index in sorted({i for name in needed if (i := layer_of(name)) is not None}):
             at = f"layers.{index}."
             program = Program("layer")
-            steps = {f"layer.{variable(name)}" for name in needed if name.startswith(at)}
-            program.steps = {name: step for name, step in layer.steps.items() if name in steps}
+            names = [self.step(name) for name in needed if name.startswith(at)]
+            program.steps = {name: PROGRAM_STEPS[name] for name in names}
             before = self.before(index)
             start = {} if not index or before[0] in needed else {"came_in": values[before[0]]}
-            given = {
-                variable(name): value
+            given: dict[str, Any] = {
+                variable(name): value.astype(int) if name.endswith("mlp.experts") else value
                 for name, value in values.items()
                 if name.startswith(at) and name not in needed
             }
+            given["decided"] = self.decided.get(index)
             if self.config.norm_placement == "after":  # attention and MLP read the stream itself
                 read = {"attn_norm": "resid_pre", "mlp_norm": "resid_mid"}
                 given |= {
