@@ -142,7 +142,7 @@ LinearWeight weight_of(const LinearOperand& operand, int64_t first_slice) {
 double bytes_of_weight(const LinearWeight& w, int64_t depth) {
   const auto columns = static_cast<double>(ceil_div(w.columns, kSliceColumns) * kSliceColumns);
   if (w.format == nullptr) return columns * static_cast<double>(depth * itemsize(w.dtype));
-  return columns / kPanelColumns * static_cast<double>(panel_bytes(*w.format, depth));
+  return columns / kSliceColumns * static_cast<double>(slice_bytes(*w.format, depth));
 }
 
 // Rows of x that are taken at a time: they stay within ~32 MB of scratch, and a work item within ~30 ms.

@@ -1,5 +1,4 @@
-// What the kernels of kernels/linear.hpp and kernels/pack.hpp are given. A slice is 64 columns of a weight,
-// or what is left of them: four panels.
+// What the kernels of kernels/linear.hpp and kernels/pack.hpp are given.
 #pragma once
 
 #include "core/array.hpp"
@@ -8,7 +7,6 @@
 
 namespace simdformer {
 
-constexpr int64_t kSliceColumns = 4 * kPanelColumns;
 constexpr int64_t kDepthBlock = 256;  // inputs that are widened or packed at a time
 // Up to so many rows of x, plain weights are read in place, as dot products.
 constexpr int64_t kDirectRows = 16;
@@ -22,7 +20,7 @@ struct PackArgs {
   char* panels;  // 64-byte aligned
 };
 
-// The same rows, of float32 or a 16-bit dtype -> panel p of a quantised weight, and what that lost. Its scales
+// The same rows, of float32 or a 16-bit dtype -> their columns of a quantised weight, and what that lost. Its scales
 // and codes are sought; see kernels/quantise_weight.hpp for what can be written.
 struct QuantiseWeightArgs {
   PackArgs weight;
@@ -55,7 +53,8 @@ struct LinearWeight {
   int64_t row_stride;
   DType dtype;
   bool packed;
-  const QuantisedFormat* format;  // null unless it is quantised; then it is packed and its dtype f32
+  const QuantisedFormat*
+      format;  // null unless it is quantised, in slices; then it is packed and its dtype f32
   int64_t columns;
   const char* bias;  // (columns), bias_stride bytes apart; null when absent
   int64_t bias_stride;

@@ -13,6 +13,8 @@
 namespace simdformer {
 
 constexpr int64_t kPanelColumns = 16;
+// A slice of a weight, a work item's share of its product: four panels, or what is left of them.
+constexpr int64_t kSliceColumns = 4 * kPanelColumns;
 
 SF_INLINE int64_t even(int64_t n) { return n + n % 2; }
 

@@ -9,7 +9,7 @@
 #include "core/dispatch.hpp"
 #include "core/linear_args.hpp"
 #include "core/parallel.hpp"
-#include "core/quantised_panels.hpp"
+#include "core/quantised_slices.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
@@ -72,46 +72,44 @@ int64_t grain_of_columns(int64_t inputs) { return grain_of(4 * cost::element * s
 
 int64_t QuantisedWeight::size_of(const QuantisedFormat& format, int64_t rows, int64_t cols) {
   if (rows == 0 || cols == 0) return 0;
-  bytes_of(cols, int64_t{256});  // no size on the way leaves 64 bits
-  return bytes_of(ceil_div(rows, kSliceColumns) * (kSliceColumns / kPanelColumns), panel_bytes(format, cols));
+  bytes_of(cols, int64_t{1024});  // no size on the way leaves 64 bits
+  return bytes_of(ceil_div(rows, kSliceColumns), slice_bytes(format, cols));
 }
 
-void QuantisedWeight::allocate_panels() {
+void QuantisedWeight::allocate_slices() {
   nbytes_ = size_of(format_, rows_, cols_);
   if (nbytes_ == 0) return;
   memory_ = allocate_weight(nbytes_);
-  const int64_t used = ceil_div(rows_, kPanelColumns) * panel_bytes(format_, cols_);
-  std::memset(memory_.get() + used, 0, static_cast<size_t>(nbytes_ - used));
+  const int64_t whole = rows_ / kSliceColumns * slice_bytes(format_, cols_);
+  std::memset(memory_.get() + whole, 0, static_cast<size_t>(nbytes_ - whole));
 }
 
 // fill(row, first input, inputs, span) for every span of `count` rows from `first` on
 template <class Fill>
-void QuantisedWeight::fill_panels(int64_t first, int64_t count, Fill fill) {
+void QuantisedWeight::fill_rows(int64_t first, int64_t count, Fill fill) {
   if (count == 0 || cols_ == 0) return;
-  const int64_t panel = panel_bytes(format_, cols_), first_panel = first / kPanelColumns;
+  const int64_t slice = slice_bytes(format_, cols_);
+  const auto fill_row = [&](int64_t row) {
+    uint8_t* at = reinterpret_cast<uint8_t*>(memory_.get()) + row / kSliceColumns * slice;
+    ColumnSpan span;
+    for (int64_t k = 0; k < cols_; k += kSpanInputs) {
+      const int64_t inputs = std::min(cols_ - k, kSpanInputs);
+      fill(row, k, inputs, span);
+      put_span(format_, span, inputs, row % kSliceColumns, at);
+      at += span_bytes(format_, inputs);
+    }
+  };
+  // 16 rows at a time: their words are a line of the cache.
   parallel_for(ceil_div(count, kPanelColumns), grain_of_columns(cols_ * kPanelColumns),
                [&](int64_t begin, int64_t end) {
-                 for (int64_t p = first_panel + begin; p < first_panel + end; ++p) {
-                   uint8_t* const base = reinterpret_cast<uint8_t*>(memory_.get()) + p * panel;
-                   const int64_t last = std::min(first + count, (p + 1) * kPanelColumns);
-                   std::memset(base, 0, static_cast<size_t>(panel));
-                   for (int64_t row = p * kPanelColumns; row < last; ++row) {
-                     uint8_t* at = base;
-                     ColumnSpan span;
-                     for (int64_t k = 0; k < cols_; k += kSpanInputs) {
-                       const int64_t inputs = std::min(cols_ - k, kSpanInputs);
-                       fill(row, k, inputs, span);
-                       put_span(format_, span, inputs, row % kPanelColumns, at);
-                       at += span_bytes(format_, inputs);
-                     }
-                   }
-                 }
+                 const int64_t last = std::min(first + count, first + end * kPanelColumns);
+                 for (int64_t row = first + begin * kPanelColumns; row < last; ++row) fill_row(row);
                });
 }
 
 QuantisedWeight::QuantisedWeight(const QuantisedType& type, int64_t rows, int64_t cols)
     : type_(&type), format_(type.format), rows_(rows), cols_(cols) {
-  allocate_panels();
+  allocate_slices();
 }
 
 QuantisedWeight::QuantisedWeight(const QuantisedType& type, const uint8_t* blocks, int64_t rows, int64_t cols)
@@ -122,7 +120,7 @@ QuantisedWeight::QuantisedWeight(const QuantisedType& type, const uint8_t* block
 void QuantisedWeight::fill(const uint8_t* blocks, int64_t first, int64_t count) {
   const QuantisedType& type = *type_;
   const int64_t row_bytes = cols_ / type.block * type.nbytes;
-  fill_panels(first, count, [&](int64_t row, int64_t k, int64_t inputs, ColumnSpan& span) {
+  fill_rows(first, count, [&](int64_t row, int64_t k, int64_t inputs, ColumnSpan& span) {
     const uint8_t* block = blocks + (row - first) * row_bytes + k / type.block * type.nbytes;
     const int64_t end = k + inputs;
     for (int64_t at = k; at < end; at += type.block, block += type.nbytes) type.read(block, at - k, span);
@@ -133,9 +131,9 @@ QuantisedWeight::QuantisedWeight(const Groups& groups, int64_t rows, int64_t col
     : format_{ScaleKind::f32, groups.minimums != nullptr, groups.group, groups.bits, 0, nullptr},
       rows_(rows),
       cols_(cols) {
-  allocate_panels();
+  allocate_slices();
   const int64_t per_row = cols / groups.group;
-  fill_panels(0, rows, [&](int64_t row, int64_t first, int64_t inputs, ColumnSpan& span) {
+  fill_rows(0, rows, [&](int64_t row, int64_t first, int64_t inputs, ColumnSpan& span) {
     const int64_t at = row * per_row + first / groups.group;
     const auto bytes = static_cast<size_t>(inputs / groups.group) * sizeof(float);
     std::memcpy(span.codes, groups.codes + row * cols + first, static_cast<size_t>(inputs));
@@ -146,7 +144,7 @@ QuantisedWeight::QuantisedWeight(const Groups& groups, int64_t rows, int64_t col
 
 QuantisedWeight::QuantisedWeight(const QuantisedType& type, const View& weight)
     : type_(&type), format_(type.format), rows_(weight.shape[0]), cols_(weight.shape[1]) {
-  allocate_panels();
+  allocate_slices();
   const int64_t panels = nbytes_ == 0 ? 0 : ceil_div(rows_, kPanelColumns);
   std::vector<QuantisingLoss> losses(static_cast<size_t>(panels));
   const PackArgs from{weight.data, weight.strides[0], weight.dtype, rows_, cols_, memory_.get()};
@@ -166,11 +164,11 @@ QuantisedWeight::QuantisedWeight(const QuantisedType& type, const View& weight)
 // use(first input, inputs, span) for every span of a row
 template <class Use>
 void QuantisedWeight::for_each_span(int64_t row, Use use) const {
-  const uint8_t* at = data() + row / kPanelColumns * panel_bytes(format_, cols_);
+  const uint8_t* at = data() + row / kSliceColumns * slice_bytes(format_, cols_);
   ColumnSpan span;
   for (int64_t k = 0; k < cols_; k += kSpanInputs) {
     const int64_t inputs = std::min(cols_ - k, kSpanInputs);
-    get_span(format_, at, inputs, row % kPanelColumns, span);
+    get_span(format_, at, inputs, row % kSliceColumns, span);
     use(k, inputs, static_cast<const ColumnSpan&>(span));
     at += span_bytes(format_, inputs);
   }

@@ -8,7 +8,7 @@
 
 namespace simdformer {
 
-// A weight (rows, cols) = (outputs, inputs) in panels (core/quantised_args.hpp): the same bytes on every
+// A weight (rows, cols) = (outputs, inputs) in slices (core/quantised_args.hpp): the same bytes on every
 // instruction set, lossless both ways. Rows are padded to whole slices of 64, with zeros.
 class QuantisedWeight {
  public:
@@ -17,7 +17,7 @@ class QuantisedWeight {
   // One whose rows are still to be filled in.
   QuantisedWeight(const QuantisedType& type, int64_t rows, int64_t cols);
 
-  // The blocks of `count` rows from `first` on, a multiple of 16. Whole panels, but at the end. Pieces may be
+  // The blocks of `count` rows from `first` on, a multiple of 16, and as many but at the end. Pieces may be
   // filled in by several threads at a time.
   void fill(const uint8_t* blocks, int64_t first, int64_t count);
 
@@ -61,9 +61,9 @@ class QuantisedWeight {
   const uint8_t* data() const { return reinterpret_cast<const uint8_t*>(memory_.get()); }
 
  private:
-  void allocate_panels();
+  void allocate_slices();
   template <class Fill>
-  void fill_panels(int64_t first, int64_t count, Fill fill);
+  void fill_rows(int64_t first, int64_t count, Fill fill);
   template <class Use>
   void for_each_span(int64_t row, Use use) const;
 

@@ -15,7 +15,7 @@ void store16(uint16_t value, uint8_t* p) {
   p[1] = static_cast<uint8_t>(value >> 8);
 }
 
-// What is added in a file is subtracted in a panel.
+// What is added in a file is subtracted in a slice.
 constexpr uint16_t kSign = 0x8000;
 
 // ---- bits -------------------------------------------------------------------------------------------------

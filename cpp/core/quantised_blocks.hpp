@@ -6,7 +6,7 @@
 
 namespace simdformer {
 
-// Up to 256 inputs of one column, as panels hold them.
+// Up to 256 inputs of one column, as slices hold them.
 struct ColumnSpan {
   uint8_t codes[kSpanInputs];       // offset added, or places in the table
   uint32_t scales[16];              // of the groups: bits of a float, or what multiplies the factor

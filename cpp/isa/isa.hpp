@@ -48,11 +48,13 @@
 #define xsimd SF_JOIN(xsimd_, SF_ISA)
 #include <xsimd/xsimd.hpp>
 
-// Before a loop over registers: it leaves no loop behind.
+// Before a loop over registers: it leaves no loop behind. And before one that stays a loop, however short.
 #if defined(__clang__)
 #define SF_UNROLL _Pragma("unroll")
+#define SF_ROLLED _Pragma("nounroll")
 #else
 #define SF_UNROLL _Pragma("GCC unroll 16")
+#define SF_ROLLED _Pragma("GCC unroll 1")
 #endif
 
 namespace simdformer::SF_ISA {

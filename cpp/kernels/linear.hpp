@@ -173,25 +173,15 @@ SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* 
   } while (begin < args.depth);
 }
 
-// The four panels of a quantised weight that come after those of an item: mostly the next work of the thread.
-SF_INLINE const uint8_t* next_slice(const LinearItem& item, int64_t panel_stride) {
-  const LinearWeight *w = &item.w, *end = item.args.weights + item.args.count;
-  int64_t column = item.column + kSliceColumns;
-  if (column >= w->columns) ++w, column = 0;
-  if (w == end || w->format != item.w.format) w = &item.w, column = item.column;  // there is none
-  return reinterpret_cast<const uint8_t*>(w->weight) + column / kPanelColumns * panel_stride;
-}
-
 // A quantised weight: by x as integers, or by x as float32 and the very values that the weight holds.
 inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratch) noexcept {
   const LinearArgs& args = item.args;
   const QuantisedFormat& format = *item.w.format;
-  const int64_t stride = panel_bytes(format, args.depth);
-  const uint8_t* panels =
-      reinterpret_cast<const uint8_t*>(item.w.weight) + item.column / kPanelColumns * stride;
+  const uint8_t* slice = reinterpret_cast<const uint8_t*>(item.w.weight) +
+                         item.column / kSliceColumns * slice_bytes(format, args.depth);
   if (args.x_blocks != nullptr) {
     const ActivationBlock* x = args.x_blocks + item.row * (args.depth / kBlockInputs);
-    return multiply_quantised(format, {panels, next_slice(item, stride), args.depth}, x, item.rows, tile,
+    return multiply_quantised(format, slice, args.depth, x, item.rows, tile,
                               reinterpret_cast<uint8_t*>(scratch));
   }
   static_assert(kDepthBlock == kSpanInputs && kDepthBlock * kSliceColumns * 4 >= kWidenedBytes);
@@ -199,10 +189,10 @@ inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratc
   do {
     const int64_t k = min_of(args.depth - begin, kDepthBlock);
     for (int64_t c = 0; c < item.columns; c += kPanelColumns)
-      dequantise_span(format, panels + c / kPanelColumns * stride, k, scratch + c * kDepthBlock);
+      dequantise_span(format, slice, k, c, scratch + c * kDepthBlock);
     multiply_block<float>(item, k, item.x<float>(args.x).from(0, begin),
                           {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0);
-    panels += span_bytes(format, k);
+    slice += span_bytes(format, k);
     begin += kDepthBlock;
   } while (begin < args.depth);
 }

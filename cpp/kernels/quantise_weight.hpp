@@ -1,4 +1,4 @@
-// quantise_weight: floats -> panels of codes and scales (core/quantised_args.hpp)
+// quantise_weight: floats -> slices of codes and scales (core/quantised_args.hpp)
 //
 //   value = scale * code - minimum for every group of inputs of a column
 //
@@ -16,9 +16,9 @@
 
 namespace simdformer::SF_ISA {
 
-// What makes codes of the numbers of a group, one of each a column.
+// What makes codes of the numbers of a group, one of each a column of the slice.
 struct GroupFit {
-  alignas(64) float inverse[kPanelColumns], minimum[kPanelColumns];
+  alignas(64) float inverse[kSliceColumns], minimum[kSliceColumns];
 };
 
 // The types below: scales() writes the scales of `inputs` of some columns, which begin at x, into the span's
@@ -45,7 +45,7 @@ struct FromLargest {
                                GroupFit* fits) {
     for (int64_t group = 0; group < inputs / 32; ++group, x += 32 * kPanelColumns) {
       const Lanes scale = divide(magnitude(farthest(x, 32)), Lanes(127.0f));
-      store_half(fields, group * kPanelColumns + column, scale);
+      store_half(fields, group * kSliceColumns + column, scale);
       store(fits[group].inverse + column, inverse_of(scale));
       store(fits[group].minimum + column, Lanes(0.0f));
     }
@@ -65,7 +65,7 @@ struct AroundZero {
                                GroupFit* fits) {
     for (int64_t group = 0; group < inputs / 32; ++group, x += 32 * kPanelColumns) {
       const Lanes scale = divide(farthest(x, 32), Lanes(-static_cast<float>(kHalf)));
-      store_half(fields, group * kPanelColumns + column, scale);
+      store_half(fields, group * kSliceColumns + column, scale);
       store(fits[group].inverse + column, inverse_of(scale));
       store(fits[group].minimum + column, Lanes(0.0f));
     }
@@ -89,8 +89,8 @@ struct FromLeast {
         greatest = larger(load(x + k * kPanelColumns), greatest);
       }
       const Lanes scale = divide(Lanes(greatest - least), Lanes(static_cast<float>(kTop)));
-      store_half(fields, group * kPanelColumns + column, scale);
-      store_half(fields, (groups + group) * kPanelColumns + column, negative(least));
+      store_half(fields, group * kSliceColumns + column, scale);
+      store_half(fields, (groups + group) * kSliceColumns + column, negative(least));
       store(fits[group].inverse + column, inverse_of(scale));
       store(fits[group].minimum + column, negative(least));
     }
@@ -112,7 +112,7 @@ struct PowerOfTwo {
       for (int64_t c = 0; c < kLanes<float>; ++c) {
         const int power = most[c] > 0 ? static_cast<int>(__builtin_floorf(__builtin_log2f(most[c]))) : -125;
         const int exponent = static_cast<int>(clamp_to(power + 125, 0, 254)), up = 128 - exponent;
-        fields[group / 4 * 64 + (column + c) * 4 + group % 4] = static_cast<uint8_t>(exponent);
+        fields[group / 4 * kWordRow + (column + c) * 4 + group % 4] = static_cast<uint8_t>(exponent);
         fits[group].inverse[column + c] = power_of_two(up >> 1);
         fits[group].minimum[column + c] = power_of_two(up - (up >> 1));
       }
@@ -133,7 +133,7 @@ struct PowerOfTwo {
 
 // Whole numbers of `groups` groups as bytes of words, four groups to a word.
 SF_INLINE void store_bytes(const Lanes* integers, int groups, int64_t column, uint8_t* fields) {
-  for (int g = 0; g < groups; g += 4, fields += 64) {
+  for (int g = 0; g < groups; g += 4, fields += kWordRow) {
     CodeWords word(0u);
     SF_UNROLL for (int i = 0; i < 4; ++i) {
       const auto integer = lanes_as<CodeWords>(xsimd::to_int(integers[g + i]));
@@ -167,9 +167,9 @@ struct SoughtLine {
       store(fits[g].minimum + column, factor.minimum * integers.minimum);
     }
     store_half(fields, column, factor.scale);
-    store_half(fields, kPanelColumns + column, factor.minimum);
-    store_bytes(scales, kGroups, column, fields + 64);
-    store_bytes(minimums, kGroups, column, fields + 64 + kGroups * kPanelColumns);
+    store_half(fields, kSliceColumns + column, factor.minimum);
+    store_bytes(scales, kGroups, column, fields + 4 * kSliceColumns);
+    store_bytes(minimums, kGroups, column, fields + (4 + kGroups) * kSliceColumns);
   }
   SF_INLINE static Lanes code(Lanes x, Lanes inverse, Lanes minimum) {
     return nearest(clip((x + minimum) * inverse, 0, kTop));
@@ -195,7 +195,7 @@ struct SoughtScale {
       store(fits[g].minimum + column, Lanes(0.0f));
     }
     store_half(fields, column, factor);
-    store_bytes(scales, kGroups, column, fields + 32);
+    store_bytes(scales, kGroups, column, fields + 2 * kSliceColumns);
   }
   SF_INLINE static Lanes code(Lanes x, Lanes inverse, Lanes) {
     return nearest(clip(x * inverse, -kHalf, kHalf - 1)) + Lanes(static_cast<float>(kHalf));
@@ -220,14 +220,14 @@ SF_INLINE void with_fit(const QuantisedFormat& format, Body&& body) {
   }
 }
 
-// ---- panels -----------------------------------------------------------------------------------------------
+// ---- spans ------------------------------------------------------------------------------------------------
 
-// Bits [shift, shift + bits) of 32 codes of 16 columns -> a plane
-template <int bits>
+// Bits [shift, shift + bits) of so many codes of 16 columns -> their words of a plane
+template <int bits, int inputs = kBlockInputs>
 SF_INLINE uint8_t* put_plane(const uint32_t* codes, int shift, uint8_t* plane) {
   constexpr int kFours = 8 / bits;
   constexpr uint32_t kMask = 0x01010101u * ((1u << bits) - 1);
-  for (int w = 0; w < bits; ++w, plane += 64)
+  for (int w = 0; w < bits * inputs / 32; ++w, plane += kWordRow)
     for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>) {
       CodeWords word(0u);
       SF_UNROLL for (int r = 0; r < kFours; ++r) {
@@ -243,26 +243,34 @@ SF_INLINE uint8_t* put_plane(const uint32_t* codes, int shift, uint8_t* plane) {
   return plane;
 }
 
-// `inputs` numbers of 16 columns, [inputs][16] -> a span
+// `inputs` numbers of 16 columns, [inputs][16] -> those from `first` on of a span
 template <class Fit>
-SF_INLINE void quantise_span(const float* x, int64_t inputs, const QuantisedFormat& format, uint8_t* span) {
+SF_INLINE void quantise_span(const float* x, int64_t inputs, const QuantisedFormat& format, int64_t first,
+                             uint8_t* span) {
   GroupFit fits[kSpanInputs / Fit::kGroup];
   for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>)
-    Fit::scales(x + column, inputs, column, span, fits);
-  span += scale_bytes(format, inputs);
+    Fit::scales(x + column, inputs, first + column, span, fits);
+  span += scale_bytes(format, inputs) + first * 4;
   for (int64_t block = 0; block < inputs; block += kBlockInputs) {
     alignas(64) uint32_t codes[kBlockInputs * kPanelColumns];
     for (int64_t k = 0; k < kBlockInputs; ++k)
       for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>) {
         const GroupFit& fit = fits[(block + k) / Fit::kGroup];
         const Lanes code = Fit::code(load(x + (block + k) * kPanelColumns + column),
-                                     load(static_cast<const float*>(fit.inverse) + column),
-                                     load(static_cast<const float*>(fit.minimum) + column));
+                                     load(static_cast<const float*>(fit.inverse) + first + column),
+                                     load(static_cast<const float*>(fit.minimum) + first + column));
         xsimd::to_int(code).store_unaligned(reinterpret_cast<int32_t*>(codes) + k * kPanelColumns + column);
       }
-    constexpr int kLow = Fit::kBits == 8 ? 8 : 4;
-    span = put_plane<kLow>(codes, 0, span);
-    if constexpr (Fit::kBits > kLow) span = put_plane<Fit::kBits - kLow>(codes, kLow, span);
+    if constexpr (Fit::kBits == 6) {
+      for (int half = 0; half < 32; half += 16) {
+        span = put_plane<4, 16>(codes + half * kPanelColumns, 0, span);
+        span = put_plane<2, 16>(codes + half * kPanelColumns, 4, span);
+      }
+    } else {
+      constexpr int kLow = Fit::kBits == 8 ? 8 : 4;
+      span = put_plane<kLow>(codes, 0, span);
+      if constexpr (Fit::kBits > kLow) span = put_plane<Fit::kBits - kLow>(codes, kLow, span);
+    }
   }
 }
 
@@ -309,13 +317,15 @@ inline void quantise_weight(const QuantiseWeightArgs& args, int64_t begin, int64
   const int64_t depth = args.weight.depth;
   alignas(64) float x[kSpanInputs * kPanelColumns], values[kSpanInputs * kPanelColumns];
   for (int64_t panel = begin; panel < end; ++panel) {
-    auto* span = reinterpret_cast<uint8_t*>(args.weight.panels) + panel * panel_bytes(format, depth);
+    const int64_t column = panel * kPanelColumns, first = column % kSliceColumns;
+    auto* span =
+        reinterpret_cast<uint8_t*>(args.weight.panels) + column / kSliceColumns * slice_bytes(format, depth);
     QuantisingLoss loss{0, 0, 0};
     for (int64_t k = 0; k < depth; k += kSpanInputs) {
       const int64_t inputs = min_of(depth - k, kSpanInputs);
       stage_span(args.weight, panel, k, inputs, x);
-      with_fit(format, [&](auto fit) { quantise_span<decltype(fit)>(x, inputs, format, span); });
-      dequantise_span(format, span, inputs, values);
+      with_fit(format, [&](auto fit) { quantise_span<decltype(fit)>(x, inputs, format, first, span); });
+      dequantise_span(format, span, inputs, first, values);
       add_losses(x, values, inputs, loss);
       span += span_bytes(format, inputs);
     }

@@ -18,8 +18,6 @@
 
 namespace simdformer::SF_ISA {
 
-constexpr int64_t kSlicePanels = kSliceColumns / kPanelColumns;
-
 // ---- x ----------------------------------------------------------------------------------------------------
 
 // 32 integers as codes are multiplied by them: as they are, or, where bytes are multiplied, first their high
@@ -83,24 +81,26 @@ inline void quantise_rows(const PackRowsArgs& args, int64_t begin, int64_t end) 
 
 // ---- microkernel ------------------------------------------------------------------------------------------
 
-// A span of W: where the codes of its first panel and of the others lie, scales and minimums (null: none)
-// [units][64].
+// A span of W: codes, scales and minimums (null: none) [units][64].
 struct QuantisedSpan {
   const uint8_t* codes;
-  int64_t panel_stride;
-  const uint8_t* next;  // as many bytes as the codes of four panels, which are wanted later
   const float *scales, *minimums;
   int64_t blocks;
   int offset;
   const uint8_t* table;
 };
 
-// Four panels are read side by side, which no hardware prefetches as well as what lies in a row. So the slice
-// that comes after this one is asked for meanwhile, byte after byte (Zen 5: memory gives a sixth more).
-template <int bytes>
-SF_INLINE void ask_for(const uint8_t* p) {
-  SF_UNROLL for (int line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 3);
+// A slice is asked for so many bytes before it is read: the hardware alone fetches too little ahead of a
+// kernel (a Zen 5, bytes a second of those that a plain loop reads: 35 to 85 % without, 90 to 110 % with it).
+constexpr int64_t kAhead = 12288;
+// What comes after `bytes` of whole rows of words, some columns of them.
+template <int bytes, int columns = kWordRow>
+SF_INLINE void ask_ahead_of(const uint8_t* p) {
+  SF_UNROLL for (int row = 0; row < bytes; row += kWordRow)
+      SF_UNROLL for (int line = row; line < row + columns; line += 64)
+          __builtin_prefetch(p + kAhead + line, 0, 3);
 }
+
 // A sum of products of codes of a column with a row of x: by pairs one sum, by bytes those of the high and of
 // the low bytes of x.
 struct ProductSums {
@@ -127,71 +127,77 @@ SF_INLINE Vec<float> finish_products(const Sums& sums) {
     return finish_dots(sums.of[0]);
 }
 
-// The two words of x that meet four codes, in every lane.
-SF_INLINE CodeWords word_of(const ActivationBlock& x, int word) {
+// Numbers from one four of x to the next, and from the first to the second of the two words that meet it.
+constexpr int kFourOfX = kByteDots ? 2 : 4, kSecondWord = kByteDots ? 16 : 2;
+constexpr int64_t kBlockOfX = sizeof(ActivationBlock) / sizeof(int16_t);
+
+// The word at p in every lane
+SF_INLINE CodeWords word_of(const int16_t* p) {
   uint32_t bits;
-  std::memcpy(&bits, x.codes + 2 * word, 4);
+  std::memcpy(&bits, p, 4);
   return CodeWords(bits);
 }
-constexpr int word_of_four(int four, int which) { return kByteDots ? four + 8 * which : 2 * four + which; }
 
-// tile (MR, NV vectors) += x W^T over a span. x: the blocks of MR rows.
+// tile (MR, 64) += x W^T over a span, NV vectors of columns of a block at a time. x: the blocks of MR rows.
 template <class Kind, int MR, int NV>
 __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t x_stride,
-                                              const QuantisedSpan& w, int64_t column, float* tile) noexcept {
-  constexpr int W = static_cast<int>(kLanes<float>), kUnits = 32 / Kind::kUnit, kEights = 4 / kUnits;
-  constexpr int kBytes = 64 * Kind::kBits;  // of a block of a panel
-  constexpr int kPanels = (NV * W + 15) / 16;
-  const uint8_t* codes = w.codes + column / 16 * w.panel_stride + column % 16 * 4;
-  const uint8_t* next = w.next + column / 16 * w.blocks * kBytes;
-  const float *scales = w.scales + column, *minimums = w.minimums == nullptr ? nullptr : w.minimums + column;
+                                              const QuantisedSpan& w, float* tile) noexcept {
+  constexpr int W = static_cast<int>(kLanes<float>), kUnits = 32 / Kind::kUnit, kFours = Kind::kUnit / 4;
+  constexpr bool kShared = Kind::kTurn > kFours;  // a turn, by two units
+  constexpr int kTurns = kShared ? 1 : kFours / Kind::kTurn, kEach = kFours / kTurns;
+  const uint8_t* codes = w.codes;
+  const float *scales = w.scales, *minimums = w.minimums;
   const int offset = offset_of<Kind>(w.offset);
-  for (int64_t block = 0; block < w.blocks; ++block, ++x, codes += kBytes, next += kPanels * kBytes) {
-    SF_UNROLL for (int unit = 0; unit < kUnits; ++unit) {
-      ProductSums sum[MR][NV];
-      int32_t total[MR];  // of the codes of x
-      SF_UNROLL for (int i = 0; i < MR; ++i) {
-        const ActivationBlock& row = x[i * x_stride];
-        total[i] = kUnits == 2 ? row.sums[unit] : row.sums[0] + row.sums[1];
-        const ProductSums start = start_products(-offset * total[i]);
-        SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = start;
-      }
-      const auto add_eight = [&](int eight) __attribute__((always_inline)) {
-        if constexpr (!Kind::kWidened) ask_for<kPanels * kBytes / 4>(next + eight * (kPanels * kBytes / 4));
-        SF_UNROLL for (int four = 2 * eight; four < 2 * eight + 2; ++four) {
-          FourCodes taken[NV];
-          SF_UNROLL for (int v = 0; v < NV; ++v) taken[v] =
-              four_codes<Kind>(codes + v * W / 16 * w.panel_stride + v * W % 16 * 4, four, w.table);
-          SF_UNROLL for (int i = 0; i < MR; ++i) {
-            const ActivationBlock& row = x[i * x_stride];
-            const CodeWords x0 = word_of(row, word_of_four(four, 0)),
-                            x1 = word_of(row, word_of_four(four, 1));
-            SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = add_products(sum[i][v], taken[v], x0, x1);
+  for (int64_t block = 0; block < w.blocks; ++block, ++x, codes += kWordRow * Kind::kBits) {
+    for (int64_t column = 0; column < kSliceColumns; column += NV * W) {
+      SF_UNROLL for (int unit = 0; unit < kUnits; ++unit) {
+        ProductSums sum[MR][NV];
+        int32_t total[MR];  // of the codes of x
+        SF_UNROLL for (int i = 0; i < MR; ++i) {
+          const ActivationBlock& row = x[i * x_stride];
+          total[i] = kUnits == 2 ? row.sums[unit] : row.sums[0] + row.sums[1];
+          const ProductSums start = start_products(-offset * total[i]);
+          SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = start;
+        }
+        const int first = kShared ? unit * kFours : 0;
+        const uint8_t* words = codes + column * 4 + (kShared ? 0 : unit * kTurns * kTurnBytes<Kind>);
+        const int16_t* fours_of_x = x->codes + unit * kFours * kFourOfX;
+        const auto take_turn = [&]() __attribute__((always_inline)) {
+          if (!Kind::kWidened && first == 0) ask_ahead_of<kTurnBytes<Kind>, NV * W * 4>(words);
+          SF_UNROLL for (int four = 0; four < kEach; ++four) {
+            FourCodes taken[NV];
+            SF_UNROLL for (int v = 0; v < NV; ++v) taken[v] =
+                four_codes<Kind>(words + v * W * 4, first + four, w.table);
+            SF_UNROLL for (int i = 0; i < MR; ++i) {
+              const int16_t* of_x = fours_of_x + i * x_stride * kBlockOfX + four * kFourOfX;
+              const CodeWords x0 = word_of(of_x), x1 = word_of(of_x + kSecondWord);
+              SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = add_products(sum[i][v], taken[v], x0, x1);
+            }
+          }
+          words += kTurnBytes<Kind>, fours_of_x += kEach * kFourOfX;
+        };
+        if constexpr (MR == 1) {
+          SF_ROLLED for (int turn = 0; turn < kTurns; ++turn) take_turn();
+        } else {
+          SF_UNROLL for (int turn = 0; turn < kTurns; ++turn) take_turn();
+        }
+        SF_UNROLL for (int i = 0; i < MR; ++i) {
+          const float scale = x[i * x_stride].scale;
+          float* const out = tile + i * kSliceColumns + column;
+          const Vec<float> shift(scale * static_cast<float>(total[i]));
+          SF_UNROLL for (int v = 0; v < NV; ++v) {
+            const int64_t at = unit * kSliceColumns + column + v * W;
+            const Vec<float> step = load(scales + at) * Vec<float>(scale);
+            Vec<float> value = load(static_cast<const float*>(out) + v * W);
+            value = mul_add(finish_products(sum[i][v]), step, value);
+            if (minimums != nullptr) value = neg_mul_add(load(minimums + at), shift, value);
+            store(out + v * W, value);
           }
         }
-      };
-      if constexpr (Kind::kRolled) {
-        for (int eight = unit * kEights; eight < (unit + 1) * kEights; ++eight) add_eight(eight);
-      } else {
-        SF_UNROLL for (int eight = unit * kEights; eight < (unit + 1) * kEights; ++eight) add_eight(eight);
       }
-      SF_UNROLL for (int i = 0; i < MR; ++i) {
-        const float scale = x[i * x_stride].scale;
-        SF_UNROLL for (int v = 0; v < NV; ++v) {
-          float* out = tile + i * kSliceColumns + v * W;
-          const Vec<float> step = load(scales + v * W) * Vec<float>(scale);
-          store(out, mul_add(finish_products(sum[i][v]), step, load(static_cast<const float*>(out))));
-        }
-        if (minimums == nullptr) continue;
-        const Vec<float> shift(scale * static_cast<float>(total[i]));
-        SF_UNROLL for (int v = 0; v < NV; ++v) {
-          float* out = tile + i * kSliceColumns + v * W;
-          store(out, neg_mul_add(load(minimums + v * W), shift, load(static_cast<const float*>(out))));
-        }
-      }
-      scales += kSliceColumns;
-      if (minimums != nullptr) minimums += kSliceColumns;
     }
+    scales += kUnits * kSliceColumns;
+    if (minimums != nullptr) minimums += kUnits * kSliceColumns;
   }
 }
 
@@ -203,10 +209,7 @@ SF_INLINE void code_tile(int64_t rows, const ActivationBlock* x, int64_t x_strid
   if constexpr (MR > fewest) {
     if (rows < MR) return code_tile<Kind, MR - 1, fewest>(rows, x, x_stride, w, tile);
   }
-  constexpr int NV = kCodeVectors[MR];
-  constexpr int64_t kColumns = NV * kLanes<float>;
-  for (int64_t column = 0; column < kSliceColumns; column += kColumns)
-    multiply_codes<Kind, MR, NV>(x, x_stride, w, column, tile + column);
+  multiply_codes<Kind, MR, kCodeVectors[MR]>(x, x_stride, w, tile);
 }
 
 // Rows are dealt out evenly, to tiles of at most `most`.
@@ -220,21 +223,20 @@ SF_INLINE void code_rows(int64_t rows, const ActivationBlock* x, int64_t x_strid
   }
 }
 
-// The codes of one panel of a span, taken apart.
+// The codes of a span, taken apart.
 template <class Kind>
-SF_INLINE void widen_codes(const QuantisedSpan& w, int64_t panel, uint8_t* out) {
-  constexpr int kBytes = 64 * Kind::kBits;
-  const uint8_t* codes = w.codes + panel * w.panel_stride;
-  const uint8_t* next = w.next + panel * w.blocks * kBytes;
-  for (int64_t block = 0; block < w.blocks; ++block, codes += kBytes, next += kBytes)
-    SF_UNROLL for (int four = 0; four < 8; ++four, out += 64 * kFourWords) {
-      if (four % 2 == 0) ask_for<kBytes / 4>(next + four / 2 * (kBytes / 4));
-      for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>) {
-        const FourCodes taken = four_codes<Kind>(codes + column * 4, four, w.table);
-        for (int i = 0; i < kFourWords; ++i)
-          taken.words[i].store_unaligned(reinterpret_cast<uint32_t*>(out + i * 64 + column * 4));
-      }
+SF_INLINE void widen_codes(const QuantisedSpan& w, uint8_t* out) {
+  const uint8_t* codes = w.codes;
+  for (int64_t turn = 0; turn < w.blocks * 8 / Kind::kTurn; ++turn, codes += kTurnBytes<Kind>) {
+    ask_ahead_of<kTurnBytes<Kind>>(codes);
+    SF_UNROLL for (int four = 0; four < Kind::kTurn;
+                   ++four, out += kWordRow * kFourWords) for (int64_t column = 0; column < kSliceColumns;
+                                                              column += kLanes<float>) {
+      const FourCodes taken = four_codes<Kind>(codes + column * 4, four, w.table);
+      for (int i = 0; i < kFourWords; ++i)
+        taken.words[i].store_unaligned(reinterpret_cast<uint32_t*>(out + i * kWordRow + column * 4));
     }
+  }
 }
 
 // From so many rows on codes are widened first: planes are then taken apart once, and not once for every tile
@@ -244,39 +246,27 @@ constexpr int64_t kWidenCodeRows = Kind::kPlanes == 1 ? kWidenCodes : kWidenTwoP
 
 constexpr int kFewCodeRows = 4, kManyCodeRows = 6;  // of a tile, as codes lie and widened
 constexpr int kFewestOfMany = 3;                    // that 5 rows or more make
-constexpr int64_t kWidenedPanel = kSpanInputs * 16 * kFourWords;
-constexpr int64_t kWidenedBytes = kSlicePanels * kWidenedPanel;
+constexpr int64_t kWidenedBytes = kSpanInputs / 4 * kWordRow * kFourWords;
 
-// Of four panels
+// Of the units of a span, 64 a unit.
 struct SpanScales {
   alignas(64) float scales[kSpanInputs / 16 * kSliceColumns];
   alignas(64) float minimums[kSpanInputs / 16 * kSliceColumns];
 };
 
-// Four panels of a quantised weight, one behind the other, and the four that are wanted next.
-struct QuantisedPanels {
-  const uint8_t *p, *next;
-  int64_t depth;
-};
-
-// tile (rows, 64) = x W^T for four panels; widened: kWidenedBytes of scratch.
-inline void multiply_quantised(const QuantisedFormat& format, QuantisedPanels panels,
+// tile (rows, 64) = x W^T for a slice; widened: kWidenedBytes of scratch.
+inline void multiply_quantised(const QuantisedFormat& format, const uint8_t* slice, int64_t depth,
                                const ActivationBlock* x, int64_t rows, float* tile,
                                uint8_t* widened) noexcept {
   SpanScales scratch;
-  const int64_t depth = panels.depth, stride = panel_bytes(format, depth), x_stride = depth / kBlockInputs;
+  const int64_t x_stride = depth / kBlockInputs;
   std::memset(tile, 0, static_cast<size_t>(rows * kSliceColumns) * sizeof(float));
   for (int64_t k = 0; k < depth; k += kSpanInputs) {
     const int64_t inputs = min_of(depth - k, kSpanInputs), scales = scale_bytes(format, inputs);
-    for (int64_t p = 0; p < kSlicePanels; ++p) {
-      for (int64_t line = 0; line < scales; line += 64) ask_for<64>(panels.next + p * scales + line);
-      decode_scales(format, panels.p + p * stride, inputs, scratch.scales + p * 16,
-                    scratch.minimums + p * 16);
-    }
+    for (int64_t row = 0; row < scales; row += kWordRow) ask_ahead_of<kWordRow>(slice + row);
+    decode_scales(format, slice, inputs, {0, kSliceColumns}, scratch.scales, scratch.minimums);
     QuantisedSpan w;
-    w.codes = panels.p + scales;
-    w.panel_stride = stride;
-    w.next = panels.next + kSlicePanels * scales;
+    w.codes = slice + scales;
     w.scales = scratch.scales;
     w.minimums = format.has_minimum ? scratch.minimums : nullptr;
     w.blocks = inputs / kBlockInputs;
@@ -285,32 +275,30 @@ inline void multiply_quantised(const QuantisedFormat& format, QuantisedPanels pa
     with_codes(format, [&](auto codes) __attribute__((always_inline)) {
       using Kind = decltype(codes);
       if (rows < kWidenCodeRows<Kind>) return code_rows<Kind, kFewCodeRows, 1>(rows, x, x_stride, w, tile);
-      for (int64_t p = 0; p < kSlicePanels; ++p) widen_codes<Kind>(w, p, widened + p * kWidenedPanel);
+      widen_codes<Kind>(w, widened);
       w.codes = widened;
-      w.panel_stride = kWidenedPanel;
       code_rows<WideCodes<Kind::kUnit>, kManyCodeRows, kFewestOfMany>(rows, x, x_stride, w, tile);
     });
-    panels.p += span_bytes(format, inputs);
-    panels.next += kSlicePanels * span_bytes(format, inputs);
+    slice += span_bytes(format, inputs);
     x += kSpanInputs / kBlockInputs;
   }
 }
 
-// A span of a panel as floats [inputs][16]: exactly the values that it holds.
-inline void dequantise_span(const QuantisedFormat& format, const uint8_t* span, int64_t inputs,
+// 16 columns of a span as a panel of floats [inputs][16]: exactly the values that it holds.
+inline void dequantise_span(const QuantisedFormat& format, const uint8_t* span, int64_t inputs, int64_t first,
                             float* out) noexcept {
   SpanScales scratch;
-  decode_scales(format, span, inputs, scratch.scales, scratch.minimums);
-  const uint8_t* codes = span + scale_bytes(format, inputs);
+  decode_scales(format, span, inputs, {first, kPanelColumns}, scratch.scales, scratch.minimums);
+  const uint8_t* codes = span + scale_bytes(format, inputs) + first * 4;
   with_codes(format, [&](auto kind) __attribute__((always_inline)) {
     using Kind = decltype(kind);
     const Vec<float> offset(static_cast<float>(format.offset));
     for (int64_t k = 0; k < inputs; k += 2) {
-      const int64_t unit = k / Kind::kUnit, in_block = k % kBlockInputs;
+      const int64_t unit = k / Kind::kUnit, turn = k / (4 * Kind::kTurn), in_turn = k % (4 * Kind::kTurn);
       for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>) {
         const CodeWords pair =
-            Kind::pair(codes + k / kBlockInputs * 64 * Kind::kBits + column * 4,
-                       static_cast<int>(in_block / 4), static_cast<int>(in_block % 4 / 2), format.table);
+            Kind::pair(codes + turn * kTurnBytes<Kind> + column * 4, static_cast<int>(in_turn / 4),
+                       static_cast<int>(in_turn % 4 / 2), format.table);
         const Vec<float> scale = load(scratch.scales + unit * kSliceColumns + column);
         const auto value = [&](CodeWords code) __attribute__((always_inline)) {
           const Vec<float> number = xsimd::to_float(lanes_as<Vec<int32_t>>(code)) - offset;

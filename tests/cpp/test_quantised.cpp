@@ -40,7 +40,7 @@ TEST(blocks_are_read_and_written_without_loss) {
   for (const char* name : kTypes) {
     const Note note(name);
     const QuantisedType& type = *quantised_type(name);
-    for (const std::size_t rows : {0u, 1u, 16u, 37u}) {
+    for (const std::size_t rows : {0u, 1u, 16u, 37u, 64u, 130u}) {
       const std::size_t depth = 512;
       const std::vector<uint8_t> bytes = blocks_of(type, rows, depth);
       const QuantisedWeight weight(type, bytes.data(), static_cast<int64_t>(rows), depth);
@@ -53,7 +53,7 @@ TEST(blocks_are_read_and_written_without_loss) {
 }
 
 TEST(quantising_says_what_it_loses_and_does_so_alike_on_every_isa) {
-  constexpr std::size_t rows = 21, depth = 768;
+  constexpr std::size_t rows = 85, depth = 768;
   const std::pair<const char*, double> most[] = {{"q8_0", 0.006}, {"q4_0", 0.09},  {"q4_1", 0.085},
                                                  {"q5_0", 0.045}, {"q5_1", 0.04},  {"mxfp4", 0.12},
                                                  {"q4_k", 0.072}, {"q5_k", 0.036}, {"q6_k", 0.018}};
@@ -89,7 +89,7 @@ TEST(linear_is_the_product_with_the_values_of_a_quantised_weight) {
     const QuantisedWeight weight(type, bytes.data(), columns, static_cast<int64_t>(depth));
     const Values values = values_of(weight, columns, depth);
     for (const DType dtype : {DType::f32, DType::bf16})
-      for (const std::size_t rows : {1u, 4u, 20u}) {
+      for (const std::size_t rows : {1u, 2u, 3u, 4u, 20u}) {
         const Array x(normal({rows, depth}, rows), dtype, 1);
         const Values wanted = product(x.values(), values);
         const Values magnitude = product(xt::abs(x.values()), xt::abs(values));

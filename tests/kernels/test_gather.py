@@ -174,6 +174,21 @@ def test_a_weight_is_packed_in_pieces_of_any_dtype(dtype, first, rng):
     assert same_bits(packed.unpack(), weight.astype(dtype))
 
 
+@each("kind", ["q8_0", "q6_k", "q5_k", "q3_k", "q2_k", "mxfp4"])
+def test_a_weight_of_few_bits_is_filled_in_pieces_in_any_order(kind, rng):
+    """Pieces end within the 64 rows whose words lie side by side."""
+    rows, inputs = 150, 512 if kind.endswith("k") else 352
+    blocks = sf.QuantizedWeight._empty(kind, rows, inputs).blocks()
+    blocks[:] = rng.integers(0, 64, blocks.shape)
+    weight = sf.QuantizedWeight._empty(kind, rows, inputs)
+    for first, last in ((112, 150), (16, 80), (80, 112), (0, 16)):
+        weight._fill(first, blocks[first:last])
+    assert same_bits(weight.blocks(), blocks)
+    whole = sf.QuantizedWeight.from_blocks(blocks.tobytes(), kind, (rows, inputs))
+    x = normal(rng, 3, inputs)
+    assert same_bits(sf.linear(x, weight), sf.linear(x, whole))
+
+
 @each("first, count", [(8, 16), (0, 15), (48, 1), (-16, 16), (32, 16)])
 def test_pieces_that_are_no_whole_panels_are_refused(first, count, rng):
     packed = sf.PackedWeight._empty(37, 8, "float32")
