@@ -26,17 +26,15 @@ SF_INLINE void store_codes(const int16_t* codes, int16_t* out) {
   if constexpr (!kByteDots) {
     std::memcpy(out, codes, 64);
   } else {
-    uint32_t words[16], rounded[16];
+    uint64_t fours[8], rounded[8];
+    uint32_t planes[16];
     int16_t up[32];
     for (int i = 0; i < 32; ++i) up[i] = static_cast<int16_t>(codes[i] + 128);  // the low byte is signed
-    std::memcpy(words, codes, 64);
+    std::memcpy(fours, codes, 64);
     std::memcpy(rounded, up, 64);
-    uint32_t planes[16];
-    for (int four = 0; four < 8; ++four) {
-      const uint32_t a = words[2 * four], b = words[2 * four + 1];
-      const uint32_t c = rounded[2 * four], d = rounded[2 * four + 1];
-      planes[four] = (c >> 8 & 0x00ff00ffu) | (d & 0xff00ff00u);
-      planes[8 + four] = (a & 0x00ff00ffu) | (b & 0x00ff00ffu) << 8;
+    for (int i = 0; i < 8; ++i) {
+      planes[i] = static_cast<uint32_t>((rounded[i] >> 8 & 0x00ff00ffu) | (rounded[i] >> 32 & 0xff00ff00u));
+      planes[8 + i] = static_cast<uint32_t>((fours[i] & 0x00ff00ffu) | (fours[i] >> 24 & 0xff00ff00u));
     }
     std::memcpy(out, planes, 64);
   }
