@@ -74,6 +74,14 @@ def tensors(own):
     return {name: torch.from_numpy(np.ascontiguousarray(w)) for name, w in own.items()}
 
 
+DTYPES = [  # in `make test` one of 32 bits and one of 16
+    "float32",
+    "bfloat16",
+    pytest.param("float64", marks=pytest.mark.slow),
+    pytest.param("float16", marks=pytest.mark.slow),
+]
+
+
 def nano(*slips, own=OWN, dtype=torch.float32):
     """In the idiom of nanoGPT and Hugging Face, with slips in it."""
     w = {name: tensor.to(dtype) for name, tensor in tensors(own).items()}
@@ -202,7 +210,7 @@ def what_layers_leave(seen):
     return {name: x for name, x in seen.items() if name.endswith(kept)}
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", DTYPES)
 def test_a_right_gpt2_is_right_in_every_dtype_and_idiom(kind):
     few = np.dtype(bfloat16 if kind == "bfloat16" else kind)
     model, weights = made(few)

@@ -52,6 +52,14 @@ def made(kind, dtype=np.float32):
     return Transformer(CONFIGS[kind], weights), weights
 
 
+DTYPES = [  # in `make test` one of 32 bits and one of 16
+    "float32",
+    "bfloat16",
+    pytest.param("float64", marks=pytest.mark.slow),
+    pytest.param("float16", marks=pytest.mark.slow),
+]
+
+
 class Learner:
     """A model in PyTorch; `slips` are mistakes in it."""
 
@@ -168,8 +176,10 @@ def what_layers_leave(seen):
 
 
 @pytest.mark.parametrize("slip", ["", "by numpy"], ids=["torch.topk", "np.argsort"])
-@pytest.mark.parametrize("by_token", [False, True], ids=["by expert", "by token"])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "by_token", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["by expert", "by token"]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_right_mixture_is_right_in_every_dtype_and_idiom(kind, dtype, by_token, slip):
     model, weights = made(kind, np.dtype(bfloat16 if dtype == "bfloat16" else dtype))
@@ -267,7 +277,7 @@ class Exchanged(Learner):
 
 
 @pytest.mark.parametrize("told", ["everything", "without ids", "what layers leave", "logits"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_rounding_may_decide_between_experts_that_are_as_good(dtype, told):
     gap = {"float16": 2e-4, "bfloat16": 2e-3}[dtype]
     model, weights, exchange = near_tie(gap)
@@ -290,8 +300,48 @@ def test_another_expert_that_is_not_as_good_is_wrong(dtype):
     model, weights, exchange = near_tie(0.3)
     seen = Exchanged(exchange, dtype, weights)()
     assert sf.check_trace(seen, model, IDS).first_wrong.startswith("layers.0.mlp.experts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_nor_is_what_the_layers_leave_behind_it(dtype):
+    model, weights, exchange = near_tie(0.3)
+    seen = Exchanged(exchange, dtype, weights)()
     report = sf.check_trace(what_layers_leave(seen), model, IDS)
     assert report.first_wrong == "layers.0.resid_post"
+
+
+def test_experts_are_compared_as_sets():
+    seen = Learner("mixtral", "the smallest")()
+    report = sf.check_trace(seen, made("mixtral")[0], IDS)
+    assert "(12, 3) int64: wrong" in repr(report)
+    assert "in the order of their numbers" in " ".join(repr(report).split())
+
+
+def test_names_of_single_experts_take_one_line():
+    """Older modules have a list of experts, each of which sees some of the tokens."""
+    model, _ = made("mixtral")
+    mine = {"embed": model.run_with_cache(IDS)[1]["embed"]}
+    for layer in range(2):
+        mine |= {f"model.layers.{layer}.mlp.experts.{n}.w1": np.ones((3, 24)) for n in range(6)}
+    report = sf.check_trace(mine, model, IDS)
+    assert len(report.unknown) == 12
+    said = " ".join(repr(report).split())
+    assert said.count("unknown name 'model.layers.0.mlp.experts.*.w1'") == 1
+    assert said.count("unknown name") == 1
+
+
+@pytest.mark.parametrize("name", ["mixtral-window-all", "qwen2-moe-window"])
+def test_the_models_own_trace_is_right(name, tmp_path):
+    """All experts asked; layers with experts and without."""
+    theirs = tiny_models.make(name)
+    theirs.save_pretrained(tmp_path)
+    model = sf.from_pretrained(tmp_path)
+    _, trace = model.run_with_cache(IDS)
+    report = sf.check_trace(trace, model, IDS)
+    assert report.ok, report
+    assert list(report.checked) == list(trace)
+    assert sf.check_trace({"logits": trace["logits"]}, model, IDS).ok
 
 
 def test_a_wrong_number_of_experts_has_a_shape():

@@ -295,7 +295,9 @@ class Examination:
         whole_numbers = (ids == np.rint(ids)).all()
         if whole_numbers and self.choices.accepted(layer, ids.astype(int), self.known, bits):
             return entry, view, None
-        return entry, None, self.explained(*in_any_order(entry, view))
+        report = self.explained(*in_any_order(entry, view))
+        by_number = "a token's experts are compared in the order of their numbers"
+        return entry, None, replace(report, dtype="int64", remarks=(by_number,))
 
     def settled(self, entry: Entry, view: View, *, in_fewer_bits: bool = False) -> bool:
         """Whether the array is right if rounding, to its own dtype or to coarser ones, decides

@@ -87,7 +87,8 @@ class TraceReport:
         if self.not_checked:
             lines.append(f"· not looked at, for it comes after: {listed(self.not_checked)}")
         unknown = []
-        for key, near in self.unknown.items():
+        names = {one_of_many(key): near for key, near in self.unknown.items()}
+        for key, near in names.items():
             meant = f" (do you mean {' or '.join(near)}?)" if near else ""
             unknown.append(f"? unknown name {key!r}{meant}")
         lines += folded(unknown)
@@ -130,6 +131,7 @@ def grouped(names: tuple[str, ...]) -> list[str]:
     return shown
 
 
+EXPERT = re.compile(r"\bexperts\.\d+")
 LAYER = re.compile(r"(?<![a-z])(layers|layer|blocks|h)([._]?)(\d+)")
 
 
@@ -152,6 +154,11 @@ def folded(lines: list[str]) -> list[str]:
             where = f", and so in {which} {', '.join(map(str, others))}"
         shown.append(group[0][0] + where)
     return shown
+
+
+def one_of_many(key: Any) -> Any:
+    """A name that each expert of a layer has, as one."""
+    return EXPERT.sub("experts.*", key) if isinstance(key, str) else key
 
 
 def listed(names: tuple[str, ...]) -> str:
