@@ -2,6 +2,7 @@
 them, and without a trace where something goes wrong."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_file import StoredArray, read_gguf
 from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of
 from simdformer.models import ModelConfig, weight_shapes
+from simdformer.models.budget import active_parameters, parameter_budget
 from simdformer.quantization.types import quantization_types
 from simdformer.text import tokenizer as tokenizers
 from simdformer.text.gguf_vocabulary import vocabulary_keys
@@ -270,15 +272,24 @@ PUBLISHED = {  # layers, width, heads, heads of keys, inner width, vocabulary, t
 }
 
 
-def gigabytes(model, mixture):
-    """What the weights take in memory."""
-    layers, width, heads, kv_heads, inner, vocabulary, tied = PUBLISHED[model]
-    config = ModelConfig(
+PUBLISHED_MIXTURES = {  # the same; head_dim, experts, of them a token, their inner width
+    "Qwen3-30B-A3B": (48, 2048, 32, 4, 6144, 151936, False, 128, 128, 8, 768),
+    "gpt-oss-20b": (24, 2880, 64, 8, 2880, 201088, False, 64, 32, 4, 2880),
+    "Mixtral 8x7B": (32, 4096, 32, 8, 14336, 32000, False, 128, 8, 2, 14336),
+}
+
+
+def published(model):
+    sizes = PUBLISHED.get(model) or PUBLISHED_MIXTURES[model]
+    layers, width, heads, kv_heads, inner, vocabulary, tied, *others = sizes
+    head_dim, experts, chosen, expert_inner = others or (128, 0, 0, 0)
+    biased = model == "gpt-oss-20b"
+    return ModelConfig(
         hidden_size=width,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=128,
+        head_dim=head_dim,
         intermediate_size=inner,
         vocab_size=vocabulary,
         max_seq_len=4096,
@@ -286,28 +297,76 @@ def gigabytes(model, mixture):
         rope_theta=1e6,
         rope_layout="half",
         tie_embeddings=tied,
+        qkv_bias=biased,
+        wo_bias=biased,
+        mlp_bias=biased,
+        attention_sinks=biased,
+        num_experts=experts,
+        num_experts_per_tok=chosen,
+        expert_intermediate_size=expert_inner,
     )
-    names, total = ARCHITECTURES["llama"].names("llama"), 0
-    last = "token_embd.weight" if tied else "output.weight"
+
+
+def gigabytes(model, mixture):
+    """What the weights take in memory, and what of them a token reads."""
+    config = published(model)
+    table = ARCHITECTURES["gpt-oss" if config.attention_sinks else "llama"]
+    names, total, read = table.names("x"), 0.0, 0.0
+    last = "token_embd.weight" if config.tie_embeddings else "output.weight"
     for ours, shape in weight_shapes(config).items():
-        name = names.theirs(ours)
-        type = type_of(MIXTURES[mixture], name, shape, layers=layers, is_last=name == last)
+        name, is_expert = names.theirs(ours), ".experts." in ours
+        type = type_of(
+            MIXTURES[mixture],
+            name,
+            shape,
+            layers=config.num_layers,
+            experts=config.num_experts,
+            is_last=name == last,
+        )
+        if config.attention_sinks and is_expert and len(shape) == 2:
+            type = "mxfp4"  # in which they were trained
         if type in quantization_types():
-            total += sf.QuantizedWeight._size_of(type, *shape)
+            size = sf.QuantizedWeight._size_of(type, *shape)
         else:
-            total += int(np.prod(shape)) * (4 if type == "f32" else 2)
-    return total / 1e9
+            size = int(np.prod(shape)) * (4 if type == "f32" else 2)
+        total += size
+        if ours != "embed" or config.tie_embeddings:  # of which it is a row
+            read += size * (config.num_experts_per_tok / config.num_experts if is_expert else 1)
+    return total / 1e9, read / 1e9
+
+
+def table_of_memory(first):
+    """Of docs/models.md, the one that begins with a cell: its models, and its rows."""
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    start = next(at for at, line in enumerate(lines) if line[0] == first)
+    rows = itertools.takewhile(lambda row: row[0] in MIXTURES, lines[start + 1 :])
+    return lines[start], list(rows)
 
 
 def test_the_table_of_memory_is_what_the_types_take():
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    start = next(at for at, line in enumerate(lines) if line[0] == "type")
-    models, rows = lines[start][2:], lines[start + 1 : start + 7]
+    (_, _, *models), rows = table_of_memory("type")
     assert models == list(PUBLISHED)
     for mixture, _, *found in rows:
-        assert found == [f"{gigabytes(model, mixture):.2f}" for model in models]
+        assert found == [f"{gigabytes(model, mixture)[0]:.2f}" for model in models]
     assert [row[0] for row in rows] == ["bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
+
+
+def test_so_is_that_of_mixtures():
+    (_, *models), rows = table_of_memory("mixture of experts")
+    assert models == list(PUBLISHED_MIXTURES)
+    for mixture, *found in rows:
+        for model, cell in zip(models, found, strict=True):
+            if cell != "":
+                assert cell == "{:.2f} ({:.2f})".format(*gigabytes(model, mixture))
+    assert [row[0] for row in rows] == ["q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "mxfp4"]
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    for model in models:
+        config = published(model)
+        counts = sum(parameter_budget(config).values()), active_parameters(config)
+        assert "{} has {:.1f} billion parameters, {:.1f} of them".format(
+            model, *(count / 1e9 for count in counts)
+        ) in page.replace("\n", " ")
 
 
 # ---- tokenizers ----------------------------------------------------------------------------------
