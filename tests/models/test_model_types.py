@@ -133,8 +133,6 @@ def test_a_text_is_turned_by_its_own_length_whatever_is_beside_it(changed):
     for prompt, new in zip(prompts, model.generate(prompts, max_new_tokens=9), strict=True):
         for at, id in enumerate(new):  # is what all before it gives when it is read at once
             assert model([*prompt, *new[:at]])[-1].argmax() == id
-    with pytest.raises(ValueError, match="batch: the model turns short and long texts differently"):
-        model.batch()
     cache = model.new_cache(40, batch=2)
     for row, count in ((0, 10), (1, 20)):
         model.transformer(np.arange(count), cache.sequence(row))

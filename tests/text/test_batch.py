@@ -16,6 +16,15 @@ VARIANTS = {
     "plain": {},
     "windows": {"sliding_window": 20},
     "one key/value head": {"num_kv_heads": 1},
+    "longrope": {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.4],
+            "long_factor": [1.0, 3.0, 9.0, 30.0],
+            "original_max_position_embeddings": 64,
+            "factor": 20.0,
+        }
+    },
     "experts": {"num_experts": 5, "num_experts_per_tok": 2, "expert_intermediate_size": 12},
 }
 
@@ -50,6 +59,20 @@ def test_forty_prompts_are_each_as_alone(isa, tiny, rng):
         alone = Report()
         assert tiny.generate(prompt, max_new_tokens=6, report=alone) == answer
         assert same_bits(alone.logits[0], logits)
+
+
+def test_a_text_of_longrope_is_that_of_the_model_by_hand(rng):
+    """Each id follows from all before it, read at once without a cache."""
+    config = dataclasses.replace(tiny_config(max_seq_len=1200), **VARIANTS["longrope"])
+    weights = random_weights(np.random.default_rng(3), config)
+    model = LanguageModel(Transformer(config, weights, dtype="float32"))
+    beginning = rng.integers(1, config.vocab_size, 70).tolist()  # of short texts and of long ones
+    prompts = [beginning[:count] for count in (40, 59, 64, 65, 70)]
+    for draft in (None, "prompt"):
+        answers = model.generate(prompts, max_new_tokens=12, draft=draft)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            for at, id in enumerate(answer):
+                assert model([*prompt, *answer[:at]], logits_to_keep=1)[-1].argmax() == id
 
 
 def test_arrivals_at_any_time_change_nothing(tiny, rng):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdformer.functional import RopeFrequencies
-from simdformer.models.forward_pass import Attending, ByLength, Integers
+from simdformer.models.forward_pass import Attending, ByLength, Integers, by_length
 from simdformer.models.observer import See, unseen
 from simdformer.models.paged_cache import PagedKVCache, PagedSequence
 from simdformer.types import Array
@@ -46,6 +46,7 @@ class BatchPass:
         offsets = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         self.positions: Integers = (np.repeat(starts, counts) + offsets)[None]
         self._starts, self._ends = starts, ends
+        self._long = np.repeat([piece.sequence.long for piece in self.pieces], counts)[None]
 
         wanted: list[Integers] = []
         rows = 0
@@ -73,8 +74,8 @@ class BatchPass:
         return unseen
 
     def by_length(self, rotated: Callable[[RopeFrequencies], Array], tables: ByLength) -> Array:
-        """rotated(table): of models whose texts are all turned alike, which ContinuousBatch asks"""
-        return rotated(tables[0])
+        """rotated(table) (1,T,H,D), each id by the table for the length of its text."""
+        return by_length(self._long, rotated, tables)
 
     def attending(self, layer: int, q: Array, k: Array, v: Array, z: Array) -> Iterator[Attending]:
         """Writes k and v (1,T,K,D) into the pages; then who attends together, q and z (1,T,H,D)."""

@@ -14,7 +14,15 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.observer import Observer, See, unseen
 from simdformer.types import Array, NumpyArrayLike
 
-__all__ = ["Attending", "ByLength", "ForwardPass", "Integers", "checked_ids", "rope_of_layers"]
+__all__ = [
+    "Attending",
+    "ByLength",
+    "ForwardPass",
+    "Integers",
+    "by_length",
+    "checked_ids",
+    "rope_of_layers",
+]
 
 Integers = npt.NDArray[np.integer]
 ByLength = tuple[RopeFrequencies, RopeFrequencies]  # of short texts, and of long ones
@@ -85,14 +93,8 @@ class ForwardPass:
         return cls(starts[:, None] + np.arange(new), starts, cache, observer, long)
 
     def by_length(self, rotated: Callable[[RopeFrequencies], Array], tables: ByLength) -> Array:
-        """rotated(table) (B,...) by the table for short texts, and for long ones by the other."""
-        if np.all(self.long):
-            return rotated(tables[1])
-        if not np.any(self.long):
-            return rotated(tables[0])
-        short, long = map(rotated, tables)
-        of_each = np.expand_dims(self.long, tuple(range(1, short.ndim)))
-        return np.where(of_each, long, short)
+        """rotated(table) (B,L,H,D) by the table for short texts, and for long ones by the other."""
+        return by_length(self.long, rotated, tables)
 
     def at(self, layer: int | None = None) -> See:
         """`see` for the names of a layer, or for those outside of layers."""
@@ -109,6 +111,22 @@ class ForwardPass:
 def are_long(config: ModelConfig, lengths: Any) -> Any:
     """Whether texts of these lengths are longer than RoPE's frequencies for short ones are for."""
     return config.rope_boundary is not None and lengths > config.rope_boundary
+
+
+def by_length(
+    long: bool | npt.NDArray[np.bool_],
+    rotated: Callable[[RopeFrequencies], Array],
+    tables: ByLength,
+) -> Array:
+    """rotated(table) (B,L,H,D) by the second table where a text is `long`, one for all, (B,) or
+    (B,L), by the first elsewhere."""
+    if np.all(long):
+        return rotated(tables[1])
+    if not np.any(long):
+        return rotated(tables[0])
+    short, far = map(rotated, tables)
+    of_each = np.expand_dims(long, tuple(range(np.ndim(long), short.ndim)))
+    return np.where(of_each, far, short)
 
 
 def checked_ids(ids: NumpyArrayLike) -> Integers:

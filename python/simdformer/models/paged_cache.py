@@ -20,8 +20,12 @@ __all__ = ["PagedKVCache", "PagedSequence"]
 FIRST_PAGES = 16
 
 
+# What Prefix.parent says of a first page: its text is a short one, or a long one.
+FIRST = {False: 0, True: -1}
+
+
 class Prefix(NamedTuple):
-    """A page by what it holds: the page before it (0: none), and its own ids."""
+    """A page by what it holds: the page before it (FIRST: none), and its own ids."""
 
     parent: int
     ids: tuple[int, ...]
@@ -116,11 +120,12 @@ class PagedKVCache:
         pages: Array = self.data[layer, 1]
         return pages
 
-    def open(self, ids: Sequence[int] = ()) -> "PagedSequence":
+    def open(self, ids: Sequence[int] = (), *, long: bool = False) -> "PagedSequence":
         """A sequence for a text that begins with these ids. Its `length` says how many of them need
-        not be read: what other texts have left here, in whole pages, and at most all but two."""
-        sequence, ids = PagedSequence(self), listed(ids)
-        size, parent = self.page_size, 0
+        not be read: what other texts have left here, in whole pages, and at most all but two.
+        `long` texts, which longrope turns otherwise, share pages with each other alone."""
+        sequence, ids = PagedSequence(self, long), listed(ids)
+        size, parent = self.page_size, FIRST[long]
         for start in range(0, (len(ids) - 2) // size * size, size):
             prefix = Prefix(parent, tuple(ids[start : start + size]))
             page = self._known.get(prefix)
@@ -205,8 +210,8 @@ class PagedSequence:
     they are.
     """
 
-    def __init__(self, cache: PagedKVCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: PagedKVCache, long: bool = False) -> None:
+        self.cache, self.long = cache, long
         self.ids: list[int] = []
         self.pages: list[int] = []
         self.names: list[
@@ -261,7 +266,7 @@ class PagedSequence:
             start, stop, parent, name = (
                 at * size,
                 (at + 1) * size,
-                self.names[at - 1] if at else 0,
+                self.names[at - 1] if at else FIRST[self.long],
                 None,
             )
             if parent is not None and stop <= self._sharable:
@@ -272,7 +277,7 @@ class PagedSequence:
 
     def fork(self) -> "PagedSequence":
         """The same text once more: pages are shared until one of the two writes into them."""
-        other = PagedSequence(self.cache)
+        other = PagedSequence(self.cache, self.long)
         other.ids, other.pages, other.names = self.ids[:], self.pages[:], self.names[:]
         other._sharable = self._sharable
         for page in other.pages:

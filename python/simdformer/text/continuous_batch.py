@@ -6,7 +6,7 @@ kernels see to that, and what a prompt is cut into here are pieces of two ids or
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,9 +48,12 @@ class Request:
         if self.chosen == self.max_new_tokens:
             self.text.finish()
 
-    def propose(self) -> None:
-        """Asks the draft for ids; the last of all is never read."""
+    def propose(self, boundary: int | None) -> None:
+        """Asks the draft for ids; the last of all is never read, and none beyond RoPE's boundary
+        for short texts."""
         room = self.max_new_tokens - self.chosen - 1
+        if boundary is not None and len(self.text.ids) <= boundary:
+            room = min(room, boundary - len(self.text.ids))
         proposed = self.draft.propose(self.text.ids)[:room] if self.draft and room else ()
         self.proposed = self.ranks.first(lambda: proposed) if self.draft else ()
 
@@ -92,12 +95,8 @@ class ContinuousBatch:
         max_batch: int,
         share_answers: bool = False,
     ) -> None:
-        if model.config.rope_boundary is not None:
-            raise ValueError(
-                "batch: the model turns short and long texts differently (longrope), so that texts "
-                "cannot share pages; generate continues them one after the other"
-            )
         self.model, self.cache = model, cache
+        self.boundary = model.config.rope_boundary
         self.max_batch, self.share_answers = max_batch, share_answers
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -135,19 +134,19 @@ class ContinuousBatch:
     def step(self) -> Step:
         """One forward pass, over one id of each text that goes on and some of those that begin."""
         self._admit()
-        going_on = [request for request in self.running if request.chosen]
-        pieces = {}
+        going_on = [request for request in self.running if self._goes_on(request)]
+        pieces: dict[Request, Piece] = {}
         for request in going_on:
-            request.propose()
+            request.propose(self.boundary)
             ids = [request.text.ids[-1], *request.proposed]
             pieces[request] = Piece(opened(request), ids, self.share_answers, one_by_one=True)
-        prompts = self._prompts()
+        prompts = self._prompts(pieces)
         pieces |= prompts
         answers = self.model.forward_batch(BatchPass(self.cache, list(pieces.values())))
         got, accepted = [], 0
         for request, logits in zip(pieces, answers, strict=True):
             sequence, before = opened(request), request.chosen
-            if not before and sequence.length < len(request.text.ids):
+            if sequence.length < len(request.text.ids):
                 continue  # there is more of the prompt
             accepted += request.answer(logits)
             got.append((request, logits[request.chosen - before - 1]))
@@ -168,20 +167,35 @@ class ContinuousBatch:
                 break
             self.running.append(self.waiting.popleft())
 
+    def _goes_on(self, request: Request) -> bool:
+        """Whether all but its last id has been read, as RoPE turns a text of its length now. One
+        that becomes long is read once more from its beginning."""
+        sequence = request.sequence
+        if sequence is None or request.chosen == 0:
+            return False
+        if sequence.long != self._is_long(request):
+            sequence.close()
+            request.sequence, request.proposed = None, ()
+            return False
+        return sequence.length == len(request.text.ids) - 1
+
+    def _is_long(self, request: Request) -> bool:
+        return self.boundary is not None and len(request.text.ids) > self.boundary
+
     def _pages_needed(self, request: Request) -> int:
         """From its first position to its last; what is chosen last is never read."""
         positions = len(request.text.ids) + request.max_new_tokens - request.chosen - 1
         return -(-positions // self.cache.page_size)
 
-    def _prompts(self) -> dict[Request, Piece]:
-        """What of the prompts is read next, first come, first served."""
+    def _prompts(self, going_on: Collection[Request]) -> dict[Request, Piece]:
+        """What of the other texts is read next, first come, first served."""
         pieces: dict[Request, Piece] = {}
         room = PREFILL_CHUNK
         for request in self.running:
-            if request.chosen:
+            if request in going_on:
                 continue
             if request.sequence is None:
-                sequence = self.cache.open(request.text.ids)
+                sequence = self.cache.open(request.text.ids, long=self._is_long(request))
                 if any(will_share(sequence, request, other) for other in pieces):
                     sequence.close()
                     continue  # what it begins with is being read for another
@@ -210,4 +224,5 @@ def will_share(sequence: PagedSequence, request: Request, other: Request) -> boo
     """Whether the page behind what the sequence has found will be one that `other` is reading."""
     stop = sequence.length + sequence.cache.page_size
     begin = request.text.ids[:stop]
-    return stop <= len(request.text.ids) - 2 and other.text.ids[:stop] == begin
+    alike = sequence.long == opened(other).long and other.text.ids[:stop] == begin
+    return stop <= len(request.text.ids) - 2 and alike

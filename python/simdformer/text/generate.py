@@ -82,14 +82,14 @@ def generate(
 def generate_one_by_one(
     model: Transformer,
     requests: Sequence[Request],
-    edit: Mapping[str, Edit] | None,
+    edit: Mapping[str, Edit],
     *,
     cache_dtype: DTypeLike,
     report: Report | None = None,
 ) -> None:
-    """The same, one text after the other: with activations changed on their way, or where the
-    length of a text decides how all of it is turned. Such a text is read once more when it passes
-    RoPE's boundary, because what the cache holds of it is turned as in a short one."""
+    """The same, one text after the other, with activations changed on their way. A text that passes
+    RoPE's boundary is read once more, because what the cache holds of it is turned as in a short
+    one."""
     report, boundary = Report() if report is None else report, model.config.rope_boundary
     report.prompt_ids = sum(len(request.text.ids) for request in requests)
     rows = []

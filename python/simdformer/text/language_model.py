@@ -263,7 +263,7 @@ class LanguageModel(TokenizedModel):
             for ids, own_seed in zip(prompts.ids, seeds(seed, len(prompts.ids)), strict=True)
         ]
         try:
-            if edit or self.config.rope_boundary is not None:
+            if edit:
                 generation.generate_one_by_one(
                     self.transformer, requests, edit, cache_dtype=cache_dtype, report=report
                 )
