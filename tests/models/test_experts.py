@@ -367,12 +367,6 @@ def test_info_counts_experts(tmp_path, capsys):
     assert f"all                {total:,} parameters, {active:,} of them for a token\n" in shown
 
 
-def test_check_trace_says_that_experts_are_not_explained():
-    model, _ = make()
-    with pytest.raises(ValueError, match="the model has num_experts = 6, which is not explained"):
-        sf.check_trace({"embed": np.zeros((13, 32))}, model, IDS)
-
-
 # ---- what does not fit ---------------------------------------------------------------------------
 
 
