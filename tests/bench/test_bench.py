@@ -177,6 +177,18 @@ def test_reading_is_measured_again_beside_what_comes_from_memory():
     assert cached.limits == LIMITS
 
 
+def test_multiply_adds_are_measured_again_beside_what_they_bind():
+    case = smaller(CASES["prefill/float32/d64/s128"])
+    slow = bench.Limits(1e-9, (bench.Level("memory", 1 << 40, 1e9),))
+    result = run_case(case, slow, 0.01, bench.Stopwatch())
+    assert result.limits.gflops > 1e-3
+    assert result.limits.levels == slow.levels
+    assert result.share < 1e3
+    assert not any("multipl" in name for name in result.measured)
+    read = bench.Limits(1e9, (bench.Level("memory", 1 << 40, 1e-9),))
+    assert run_case(case, read, 0.01, bench.Stopwatch()).limits == read
+
+
 def test_who_gives_another_result_does_not_race(monkeypatch):
     case = smaller(CASES["prefill/float32/d64/s128"])
     attention = bench.Attention.with_numpy

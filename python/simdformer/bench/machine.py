@@ -26,11 +26,13 @@ from simdformer.bench.work import Work
 from simdformer.types import Array
 
 __all__ = [
+    "ITERATIONS",
     "LARGEST_READ",
     "Level",
     "Limits",
     "Machine",
     "best_time",
+    "fma_chains",
     "free_memory",
     "measure_limits",
     "read_memory",
@@ -42,6 +44,7 @@ CPUS = Path("/sys/devices/system/cpu")
 # whose versions matter, when installed
 LIBRARIES = ("torch", "onnxruntime", "transformers", "llama-cpp-python")
 FIRST_ITERATIONS = 1 << 20
+ITERATIONS = 8 << 20  # of multiply-adds beside a case: about 10 ms
 LONG_ENOUGH = 0.005  # seconds; starting threads and the last chunk then cost nothing
 LARGEST_READ = 512 << 20  # bytes
 
@@ -197,6 +200,18 @@ class Limits:
     def read_share(self, work: Work, seconds: float) -> float:
         """Of the bytes that could have been read meanwhile, those that were needed."""
         return work.nbytes / seconds / 1e9 / self.level(work.nbytes).gigabytes_per_second
+
+    def with_arithmetic(self, gflops: float) -> "Limits":
+        """The same, but for the multiply-adds.
+
+        >>> Limits(400.0, (Level("memory", None, 40.0),)).with_arithmetic(200.0).gflops
+        200.0
+        """
+        return replace(self, gflops=gflops)
+
+    def bound_by_arithmetic(self, work: Work) -> bool:
+        """Whether its multiply-adds take longer than reading what it reads, at the limits."""
+        return self.arithmetic_share(work, 1.0) > self.read_share(work, 1.0)
 
     def share(self, work: Work, seconds: float) -> float:
         """Of whichever limit is nearer: 1 is as fast as the machine can."""

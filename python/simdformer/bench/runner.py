@@ -26,8 +26,10 @@ from simdformer.bench.drafts import draft_cases
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading, loading_cases, run_loading
 from simdformer.bench.machine import (
+    ITERATIONS,
     LARGEST_READ,
     Limits,
+    fma_chains,
     measure_limits,
     read_memory,
     this_machine,
@@ -58,7 +60,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
 SHORTEST_CALL = Goal(1.5e-6, "call")
 BUDGET = 2.0  # seconds a case
 SEED = 20240601
-READING = "reading"
+READING, MULTIPLYING = "reading", "multiplying"
 
 SHORT = Attention(heads=32, kv_heads=8, queries=1, keys=512, head_dim=128)  # about 100 µs
 ROUNDS = 3  # alone and in company
@@ -184,9 +186,13 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
         if limits.level(work.nbytes).capacity is None:
             memory = np.ones(min(work.nbytes, LARGEST_READ) // 4, np.float32)
             racing.append(reading(memory))
+        if limits.bound_by_arithmetic(work):
+            racing.append(multiplying())
         times = stopwatch.race(racing, budget)
     if read := times.pop(READING, None):
         limits = limits.from_memory(memory.nbytes / read.best / 1e9)
+    if multiplied := times.pop(MULTIPLYING, None):
+        limits = limits.with_arithmetic(fma_chains(ITERATIONS) / multiplied.best / 1e9)
     measured = {
         name: Measurement(
             way=one.way.name,
@@ -208,6 +214,14 @@ def reading(array: Array) -> Contestant:
     other machines share it.
     """
     return Contestant(READING, (Way("read", lambda: read_memory(array), np.asarray),), peer=False)
+
+
+def multiplying() -> Contestant:
+    """Nothing but multiply-adds: a virtual machine may be given two threads of one core for a
+    while, and two cores before and after.
+    """
+    way = Way("fma", lambda: fma_chains(ITERATIONS), np.asarray)
+    return Contestant(MULTIPLYING, (way,), peer=False)
 
 
 # ---- in company ----------------------------------------------------------------------------------
