@@ -19,6 +19,9 @@ constexpr int64_t kWorkspace = int64_t{16} << 20;
 // Products of a work item: ~10 ms on one SSE2 core.
 constexpr int64_t kItemTerms = int64_t{1} << 27;
 constexpr int64_t kMostRows = 128, kFewestRows = 32;
+// Rows of a block that packs for itself: packing then takes a fortieth of the time of its products, and what
+// it works on fits the second cache.
+constexpr int64_t kOwnRows = 256;
 constexpr int64_t kItems = 16;  // to share out, where there are enough rows
 
 // Items to a chunk, at `terms` products an item. Beside them an item packs keys and takes exponentials.
@@ -85,11 +88,17 @@ void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRan
 }
 
 // Prefill, many rows a head: blocks of queries side by side, over as many keys at a time as keep an item
-// short. Where a head has several blocks its keys and values are packed once for all of them.
+// short. Large blocks pack the keys and values that they see themselves, a few at a time, which then are in
+// the caches of their core. Where there would be too few of them, blocks are small, and the keys of a head are
+// packed once for all.
 void prefill(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
   const int64_t width = args.depth + args.value_depth, rows = args.queries * args.group;
   const int64_t most = std::clamp<int64_t>((kMostRows * 256) / width, kStripRows, kMostRows);
-  const int64_t wanted = std::clamp<int64_t>(heads * rows / kItems, std::min(kFewestRows, most), most);
+  const int64_t whole_passes = kItemTerms / width / std::max<int64_t>(seen.end - seen.begin, 1);
+  const int64_t own_rows = std::min((kOwnRows * 256) / width, whole_passes);
+  const bool own = own_rows > most && heads * ceil_div(rows, own_rows) >= kItems;
+  const int64_t wanted =
+      own ? own_rows : std::clamp<int64_t>(heads * rows / kItems, std::min(kFewestRows, most), most);
   args.block_queries =
       ceil_div(args.queries, ceil_div(args.queries, std::max<int64_t>(wanted / args.group, 1)));
   const int64_t blocks = ceil_div(args.queries, args.block_queries);
@@ -102,7 +111,7 @@ void prefill(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRa
   const int64_t pass = pass_blocks * kKeyBlock;
   const bool several_passes = seen.end - begin > pass;
 
-  const int64_t packed_bytes = blocks > 1 ? bytes_of(pass_blocks, packed_block_size(args), size) : 0;
+  const int64_t packed_bytes = blocks > 1 && !own ? bytes_of(pass_blocks, packed_block_size(args), size) : 0;
   const int64_t state_bytes = several_passes ? bytes_of(sums_size(args, block_rows), size) : 0;
   const int64_t wave_blocks = std::clamp<int64_t>(kWorkspace / std::max<int64_t>(state_bytes, 1), 1, blocks);
   const int64_t head_bytes = packed_bytes + wave_blocks * state_bytes;
@@ -121,13 +130,14 @@ void prefill(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRa
         args.last_key = std::min(args.first_key + pass, std::max(seen.end, begin));
         args.first_pass = args.first_key == begin;
         args.last_pass = args.last_key >= seen.end;
+        args.items = count * args.blocks;
         if (args.packed != nullptr)
           parallel_for(count * ceil_div(args.last_key - args.first_key, kKeyBlock),
                        grain_of_terms(static_cast<double>(width * kKeyBlock) * 12),
                        [&](int64_t b, int64_t e) { table.attention_pack(args, b, e); });
         const double keys = static_cast<double>(std::max<int64_t>(args.last_key - args.first_key, 16));
         parallel_with_scratch(
-            count * args.blocks, grain_of_terms(static_cast<double>(block_rows * width) * keys), scratch,
+            args.items, grain_of_terms(static_cast<double>(block_rows * width) * keys), scratch,
             [&](void* memory, int64_t b, int64_t e) { table.attention_prefill(args, memory, b, e); });
         args.first_key += pass;
       } while (args.first_key < seen.end);

@@ -30,8 +30,9 @@ struct AttentionArgs {
   // Prefill, many rows: work item = (head, block of queries), the last block of a head first.
   int64_t block_queries;  // queries of a block
   int64_t first_block, blocks;
-  void* packed;  // keys and values of the pass as panels, or null: the item packs them itself
-  void* state;   // sums of the rows between passes, or null: there is one pass
+  int64_t items;  // of this pass
+  void* packed;   // keys and values of the pass as panels, or null: the item packs them itself
+  void* state;    // sums of the rows between passes, or null: there is one pass
   bool first_pass, last_pass;
 
   // Decode, few rows: work item = (head, chunk of keys).
@@ -58,8 +59,8 @@ SF_INLINE int64_t sums_size(const AttentionArgs& args, int64_t rows) {
 // Scratch of one work item, in elements.
 SF_INLINE int64_t prefill_scratch(const AttentionArgs& args) {
   const int64_t rows = args.block_queries * args.group;
-  return rows * pitch_of(args.depth) + sums_size(args, rows) + kKeyBlock +
-         strip_queries(args) * args.group * pitch_of(kKeyBlock) + packed_block_size(args);
+  return strip_queries(args) * args.group * (pitch_of(args.depth) + pitch_of(kKeyBlock)) + kKeyBlock +
+         packed_block_size(args) + sums_size(args, rows);
 }
 
 SF_INLINE int64_t decode_scratch(const AttentionArgs& args) {

@@ -13,6 +13,7 @@
 #include "kernels/attention_softmax.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/pack.hpp"
+#include "kernels/requests.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -21,6 +22,45 @@ constexpr int64_t kScoreTerms = 256;
 // The keys of a block that are packed: up to the last that any query of the head sees.
 SF_INLINE int64_t keys_in_block(const AttentionArgs& args, const Head& head, int64_t first_key) {
   return clamp_to(head.visible.end(args.queries - 1) - first_key, 0, kKeyBlock);
+}
+
+// Where the block of keys from first_key on lies among the packed ones of the pass.
+SF_INLINE int64_t packed_block(const AttentionArgs& args, int64_t head_item, int64_t first_key) {
+  const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
+  return (head_item * blocks + (first_key - args.first_key) / kKeyBlock) * packed_block_size(args);
+}
+
+// A block of queries of a head, with the rows of its group.
+struct Item {
+  int64_t head_item;
+  Head head;
+  int64_t first, queries;
+
+  SF_INLINE int64_t keys_end(const AttentionArgs& args) const {
+    return clamp_to(head.visible.end(first + queries - 1), args.first_key, args.last_key);
+  }
+  // Where the first block of keys of the pass begins that some query sees.
+  SF_INLINE int64_t first_block(const AttentionArgs& args) const {
+    const int64_t begin = clamp_to(head.visible.begin(first), args.first_key, args.last_key);
+    return args.first_key + (begin - args.first_key) / kKeyBlock * kKeyBlock;
+  }
+};
+
+SF_INLINE Item item_of(const AttentionArgs& args, int64_t index) {
+  const int64_t head_item = index / args.blocks;
+  const int64_t block = args.first_block + args.blocks - 1 - index % args.blocks;
+  const int64_t first = block * args.block_queries;
+  return {head_item, head_of(args, args.first_head + head_item), first,
+          min_of(args.queries - first, args.block_queries)};
+}
+
+// The keys and values of a block as they lie, unless they are packed already.
+SF_INLINE void add_block(const AttentionArgs& args, const Item& item, int64_t first_key, Requests& requests) {
+  if (args.packed != nullptr) return;
+  const int64_t size = itemsize(args.call->key.dtype);
+  const int64_t end = min_of(first_key + kKeyBlock, item.keys_end(args));
+  requests.add(item.head.keys, first_key, end, args.depth * size);
+  requests.add(item.head.values, first_key, end, args.value_depth * size);
 }
 
 // `columns` of the `keys` rows from first_key on -> panels of 16 columns; true when all are finite
@@ -91,32 +131,33 @@ void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
 // scores = q k of a strip, for T = the type of the packed keys, or Pairs
 template <class T>
 SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<T>>& strip, Matrix<RowOf<T>> q,
-                           Panels<ElementOf<T>> keys) {
+                           Panels<ElementOf<T>> keys, Requests& requests) {
   const int64_t rows = strip.queries * args.group, first = panel_start(strip.columns.begin);
   for (int64_t d = 0; d < args.depth; d += kScoreTerms)
     gemm<T>(rows, strip.columns.end - first, min_of(args.depth - d, kScoreTerms), q.from(0, d),
-            keys.from(first, d), {strip.scores + first, strip.pitch, d > 0});
+            keys.from(first, d), {strip.scores + first, strip.pitch, d > 0}, [&] { requests.ask(); });
 }
 
 // A strip against a packed block. q: the rows of the strip; where bfloat16 is multiplied as it is, they and
 // the packed keys are bfloat16 in the memory of A.
 template <class A>
 SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, Matrix<A> q,
-                            const A* block, A* stage) {
+                            const A* block, A* stage, Requests& requests) {
   const A *keys = block + kPanelColumns, *values = keys + kKeyBlock * args.depth;
   bool paired = false;
   if constexpr (kBf16Pairs && std::is_same_v<A, float>) {
     paired = args.pairs;
     if (paired)
       score_strip<Pairs>(args, strip, {reinterpret_cast<const bfloat16*>(q.p), 2 * q.stride},
-                         {reinterpret_cast<const bfloat16*>(keys), even(args.depth) * kPanelColumns});
+                         {reinterpret_cast<const bfloat16*>(keys), even(args.depth) * kPanelColumns},
+                         requests);
   }
-  if (!paired) score_strip<A>(args, strip, q, {keys, args.depth * kPanelColumns});
+  if (!paired) score_strip<A>(args, strip, q, {keys, args.depth * kPanelColumns}, requests);
   softmax_strip(args, head, strip, stage);
   const int64_t first = strip.columns.begin, rows = strip.queries * args.group;
   gemm<A>(rows, args.value_depth, strip.columns.end - first, {strip.scores + first, strip.pitch},
           Panels<A>{values, kKeyBlock * kPanelColumns}.from(0, first),
-          {strip.sums.out, strip.sums.pitch, true});
+          {strip.sums.out, strip.sums.pitch, true}, [&] { requests.ask(); });
 }
 
 // How many queries from `first` on make a strip: as many as pass together, or one tile of the microkernel
@@ -130,58 +171,74 @@ SF_INLINE int64_t strip_from(const AttentionArgs& args, const Head& head, int64_
   return most <= tile || (one.begin == other.begin && one.end == other.end) ? most : tile;
 }
 
-// The queries first + [0, queries) of a head against the keys of the pass.
+// About how many tiles the products of a strip have.
+template <class A>
+SF_INLINE int64_t tiles_of(const AttentionArgs& args, const Strip<A>& strip) {
+  constexpr int64_t kColumns = kTileVectors[kTileRows] * kLanes<A>;
+  const int64_t columns = (strip.columns.end - strip.columns.begin + kColumns - 1) / kColumns +
+                          (args.value_depth + kColumns - 1) / kColumns;
+  return (strip.queries * args.group + kTileRows - 1) / kTileRows * columns;
+}
+
+// The rows of an item against the keys of the pass.
 template <class T>
-void attend_block(const AttentionArgs& args, int64_t head_item, const Head& head, int64_t first,
-                  int64_t queries, Acc<T>* scratch) noexcept {
+void attend_item(const AttentionArgs& args, const Item& item, const Item& next, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
-  const int64_t rows = queries * args.group, step = strip_queries(args), q_pitch = pitch_of(args.depth);
+  const int64_t rows = item.queries * args.group, strip_rows = strip_queries(args) * args.group;
+  const int64_t q_pitch = pitch_of(args.depth);
+  const Head& head = item.head;
   A* q = scratch;
-  A* scores = q + rows * q_pitch;
-  A* stage = scores + step * args.group * pitch_of(kKeyBlock);
+  A* scores = q + strip_rows * q_pitch;
+  A* stage = scores + strip_rows * pitch_of(kKeyBlock);
   A* own_block = stage + kKeyBlock;
   A* memory = own_block + packed_block_size(args);
   if (args.state != nullptr) {
     const int64_t item_size = sums_size(args, args.block_queries * args.group);
     memory = static_cast<A*>(args.state) +
-             (head_item * args.blocks + first / args.block_queries - args.first_block) * item_size;
+             (item.head_item * args.blocks + item.first / args.block_queries - args.first_block) * item_size;
   }
   const Sums<A> sums = sums_in(memory, args, rows);
 
-  if (args.first_pass) clear(sums, rows), hide_scores<A>(args, head, first, queries, {0, args.keys});
-  const int64_t begin = clamp_to(head.visible.begin(first), args.first_key, args.last_key);
-  const int64_t end = clamp_to(head.visible.end(first + queries - 1), args.first_key, args.last_key);
-  if (begin < end) prepare_queries(args, head, first, queries, q, q_pitch);
-  const int64_t blocks = (args.last_key - args.first_key + kKeyBlock - 1) / kKeyBlock;
-  for (int64_t b = (begin - args.first_key) / kKeyBlock; args.first_key + b * kKeyBlock < end; ++b) {
-    const int64_t first_key = args.first_key + b * kKeyBlock, keys = keys_in_block(args, head, first_key);
+  if (args.first_pass)
+    clear(sums, rows), hide_scores<A>(args, head, item.first, item.queries, {0, args.keys});
+  const int64_t begin = item.first_block(args), end = item.keys_end(args);
+  for (int64_t first_key = begin; first_key < end; first_key += kKeyBlock) {
+    const int64_t keys = keys_in_block(args, head, first_key);
     const A* block = own_block;
     if (args.packed != nullptr)
-      block = static_cast<const A*>(args.packed) + (head_item * blocks + b) * packed_block_size(args);
+      block = static_cast<const A*>(args.packed) + packed_block(args, item.head_item, first_key);
     else
       pack_block<T>(args, head, first_key, own_block);
-    for (int64_t i = 0, count; i < queries; i += count) {
-      count = strip_from(args, head, first + i, first + queries, first_key, keys);
-      Strip<A> strip{first + i, count,  first_key,           keys,
-                     {0, 0},    scores, pitch_of(kKeyBlock), sums.at(i * args.group)};
+    Requests requests;
+    if (first_key + kKeyBlock < end) {
+      add_block(args, item, first_key + kKeyBlock, requests);
+    } else {
+      requests.add(args.call->out, head.out, args.group, item.first, item.queries);
+      requests.add(args.call->query, next.head.query, args.group, next.first, next.queries);
+      add_block(args, next, next.first_block(args), requests);
+    }
+    for (int64_t i = 0, count; i < item.queries; i += count) {
+      count = strip_from(args, head, item.first + i, item.first + item.queries, first_key, keys);
+      Strip<A> strip{item.first + i, count,  first_key,           keys,
+                     {0, 0},         scores, pitch_of(kKeyBlock), sums.at(i * args.group)};
       strip.columns = {head.visible.of_block(strip.first, first_key, keys).begin,
                        head.visible.of_block(strip.first + strip.queries - 1, first_key, keys).end};
       if (strip.columns.empty()) continue;
-      attend_strip<A>(args, head, strip, {q + i * args.group * q_pitch, q_pitch}, block, stage);
+      requests.deal_out(strip.queries, item.queries - i, tiles_of(args, strip));
+      prepare_queries(args, head, strip.first, strip.queries, q, q_pitch);
+      attend_strip<A>(args, head, strip, {q, q_pitch}, block, stage, requests);
       if (block[0] != A(0)) add_non_finite<T>(args, head, strip);
     }
   }
-  if (args.last_pass) finish_rows(args, head, first, queries, sums);
+  if (args.last_pass) finish_rows(args, head, item.first, item.queries, sums);
 }
 
 template <class T>
-void attend_blocks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t head_item = item / args.blocks;
-    const int64_t block = args.first_block + args.blocks - 1 - item % args.blocks;
-    const int64_t first = block * args.block_queries, left = args.queries - first;
-    const Head head = head_of(args, args.first_head + head_item);
-    attend_block<T>(args, head_item, head, first, min_of(left, args.block_queries), scratch);
+void attend_items(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, int64_t end) noexcept {
+  for (int64_t i = begin; i < end; ++i) {
+    const Item item = item_of(args, i);
+    const Item next = item_of(args, min_of(i + 1, args.items - 1));  // mostly of this thread, too
+    attend_item<T>(args, item, next, scratch);
   }
 }
 
@@ -194,7 +251,7 @@ inline void attention_pack(const AttentionArgs& args, int64_t begin, int64_t end
 inline void attention_prefill(const AttentionArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
   with_type(args.call->key.dtype, [&](auto type) {
     using T = decltype(type);
-    attend_blocks<T>(args, static_cast<Acc<T>*>(scratch), begin, end);
+    attend_items<T>(args, static_cast<Acc<T>*>(scratch), begin, end);
   });
 }
 

@@ -193,9 +193,9 @@ SF_INLINE void row_tile(int64_t rows, int64_t k, Matrix<RowOf<T>> a, Panels<Elem
 
 // Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
 // end. The tile of B stays in cache while the rows of A pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
-template <class T, int MR, int NV>
+template <class T, int MR, int NV, class Beside>
 SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, Matrix<RowOf<T>> a,
-                               Panels<ElementOf<T>> b, Tile<SumOf<T>> c) {
+                               Panels<ElementOf<T>> b, Tile<SumOf<T>> c, Beside beside) {
   constexpr int64_t kColumns = NV * kLanes<SumOf<T>>, kDepth = PanelOf<T>::kDepth;
   constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<T>));
   const int64_t steps = k / kDepth;
@@ -212,6 +212,7 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
       const auto multiply = [&](auto asks) __attribute__((always_inline)) {
         row_tile<T, MR, NV, decltype(asks)::value>(rows, k, a.from(i), columns, next, c.from(i, begin));
       };
+      beside();
       if (ahead)
         multiply(std::bool_constant<kMayAskAhead<MR, ElementOf<T>>>());
       else
@@ -222,15 +223,16 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
   return begin;
 }
 
-// C = or += A B, for T = the type of the panels' elements, or Pairs
-template <class T>
-void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
-          Tile<SumOf<T>> c) noexcept {
+// C = or += A B, for T = the type of the panels' elements, or Pairs. `beside` is called with every tile.
+template <class T, class Beside>
+void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Tile<SumOf<T>> c,
+          Beside beside) noexcept {
   constexpr int kUsual = kTileVectors[kTileRows];
   constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<SumOf<T>>);
   const int64_t end = whole_panels(n);
   const auto tiles = [&](int64_t begin, auto rows, auto vectors) __attribute__((always_inline)) {
-    return column_tiles<T, decltype(rows)::value, decltype(vectors)::value>(begin, end, m, k, a, b, c);
+    return column_tiles<T, decltype(rows)::value, decltype(vectors)::value>(begin, end, m, k, a, b, c,
+                                                                            beside);
   };
   int64_t done = 0;
   if (m == 1)
@@ -240,6 +242,12 @@ void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<
   else
     done = tiles(0, Count<kTileRows>(), Count<kUsual>());
   if (done < end) tiles(done, Count<kTileRows>(), Count<(kPanelVectors < kUsual ? kPanelVectors : kUsual)>());
+}
+
+template <class T>
+void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
+          Tile<SumOf<T>> c) noexcept {
+  gemm<T>(m, n, k, a, b, c, [] {});
 }
 
 }  // namespace simdformer::SF_ISA

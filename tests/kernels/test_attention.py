@@ -61,6 +61,26 @@ def test_long_sequences(isa, dtype, rng):
     check(q, k, v, is_causal=True, causal_offset=570, window=200)
 
 
+MANY_ROWS = (
+    {"is_causal": True},
+    {"is_causal": True, "window": 90},
+    {"key_lengths": [137]},
+)
+
+
+@each("D", [128, 80])
+@each("options", MANY_ROWS)
+def test_many_heads_of_many_rows_are_what_each_is_alone(isa, dtype, D, options, rng):
+    """Many large blocks of queries pack the keys that they see; a head alone packs them once."""
+    q, k, v = problem(rng, lead=(1,), H=16, K=8, L=330, S=330, D=D, dtype=dtype)
+    together = attention(q, k, v, **options)
+    for head in (0, 7):
+        mine = slice(2 * head, 2 * head + 2)
+        one = slice(head, head + 1)
+        alone = attention(q[:, mine], k[:, one], v[:, one], **options)
+        assert same_bits(together[:, mine], alone)
+
+
 @each("lead", [(), (1,), (3,), (2, 3), (2, 1, 3)])
 def test_any_leading_axes(isa, dtype, lead, oracle, rng):
     agree(oracle, *problem(rng, lead=lead, H=2, K=2, L=5, S=6, D=8, dtype=dtype))

@@ -1,0 +1,67 @@
+// What attention will want soon, asked for while it multiplies.
+#pragma once
+
+#include "core/bounds.hpp"
+#include "kernels/attention_heads.hpp"
+
+namespace simdformer::SF_ISA {
+
+// `count` rows of `bytes` bytes: `stride` apart within pages, of which there may be one.
+struct RequestedRows {
+  const char* data;
+  int64_t stride;
+  const int64_t* table;  // the pages in order; null: they are
+  int64_t page, page_stride;
+  int64_t first, count, bytes;
+
+  SF_INLINE const char* row(int64_t i) const {
+    const int64_t j = first + i, place = j / page;
+    return data + (table != nullptr ? table[place] : place) * page_stride + j % page * stride;
+  }
+};
+
+// Rows of up to four arrays: keys, values, queries and where the output goes. They are asked for a few at a
+// time, to the second cache: memory then has all the time that the products take, and no burst of requests
+// stands before what is needed at once.
+class Requests {
+ public:
+  SF_INLINE void add(const RequestedRows& rows) {
+    if (rows.count <= 0) return;
+    arrays_[arrays_count_++] = rows;
+    left_ += rows.count;
+  }
+
+  // Keys or values [first, end) of a head.
+  SF_INLINE void add(const Rows& rows, int64_t first, int64_t end, int64_t bytes) {
+    if (rows.table == nullptr)
+      add({rows.data + first * rows.stride, rows.stride, nullptr, end, 0, 0, end - first, bytes});
+    else
+      add({rows.data, rows.stride, rows.table, rows.page, rows.page_stride, first, end - first, bytes});
+  }
+
+  // The queries first + [0, count) of all heads of a group, or their places in the output.
+  SF_INLINE void add(const View& view, const char* head, int64_t group, int64_t first, int64_t count) {
+    add({head + first * row_stride(view), head_stride(view), nullptr, group, row_stride(view), 0,
+         count * group, view.shape[view.rank - 1] * itemsize(view.dtype)});
+  }
+
+  // `times` calls of ask() are to ask for `part` of `whole` of what is left.
+  SF_INLINE void deal_out(int64_t part, int64_t whole, int64_t times) {
+    each_ = (left_ * part + whole * times - 1) / (whole * times);
+  }
+
+  SF_INLINE void ask() {
+    for (int64_t n = min_of(each_, left_); n > 0; --n, --left_) {
+      const RequestedRows& rows = arrays_[array_];
+      const char* row = rows.row(asked_);
+      for (int64_t byte = 0; byte < rows.bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+      if (++asked_ == rows.count) ++array_, asked_ = 0;
+    }
+  }
+
+ private:
+  RequestedRows arrays_[4];
+  int64_t arrays_count_ = 0, array_ = 0, asked_ = 0, left_ = 0, each_ = 0;
+};
+
+}  // namespace simdformer::SF_ISA
