@@ -2,7 +2,6 @@
 #include "bindings/attention.hpp"
 
 #include <cmath>
-#include <optional>
 
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
@@ -16,10 +15,14 @@ using Alias = Output::Alias;
 
 constexpr Arg kSinks{kAttention, "sinks"}, kOut{kAttention, "out"};
 
-// A result beside `out`: computed in the accumulator's dtype, given in the query's.
+// A result beside `out`, if it is wanted: computed in the accumulator's dtype, given in the query's. No
+// std::optional, which would clear the memory of three views that hardly anybody wants.
 class Extra {
  public:
-  Extra(const char* name, DType dtype, DType sum, int rank, const int64_t* shape) {
+  Extra() {}
+  explicit operator bool() const { return static_cast<bool>(array); }
+
+  void allocate(const char* name, DType dtype, DType sum, int rank, const int64_t* shape) {
     const Arg arg{kAttention, name};
     array = new_array(arg, dtype, rank, shape, view_);
     if (dtype == sum) {
@@ -118,13 +121,13 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
   }
   if (no_heads) add_head_axis(call.out);
 
-  std::optional<Extra> weights, scores, lse;
-  const auto wanted = [&](const char* option, py::handle flag, std::optional<Extra>& extra, const View*& view,
-                          DType as, int axes) {
+  Extra weights, scores, lse;
+  const auto wanted = [&](const char* option, py::handle flag, Extra& extra, const View*& view, DType as,
+                          int axes) {
     if (!read_flag({kAttention, option}, flag)) return;
-    extra.emplace(option, as, sum, axes, shape);
-    if (no_heads) add_head_axis(extra->computed);
-    view = &extra->computed;
+    extra.allocate(option, as, sum, axes, shape);
+    if (no_heads) add_head_axis(extra.computed);
+    view = &extra.computed;
   };
   shape[rank - 1] = sizes.keys;
   wanted("return_weights", return_weights, weights, call.weights, dtype, rank);
@@ -138,15 +141,15 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
     else
       attention(call, positions.segments.data(), static_cast<int64_t>(positions.segments.size()));
     out.finish();
-    if (weights) weights->finish();
-    if (scores) scores->finish();
+    if (weights) weights.finish();
+    if (scores) scores.finish();
   }
   if (!weights && !scores && !lse) return std::move(out.array);
   py::list results;
   results.append(out.array);
-  if (weights) results.append(weights->array);
-  if (scores) results.append(scores->array);
-  if (lse) results.append(lse->array);
+  if (weights) results.append(weights.array);
+  if (scores) results.append(scores.array);
+  if (lse) results.append(lse.array);
   return py::tuple(results);
 }
 

@@ -13,8 +13,6 @@ constexpr int64_t kStripRows = 24;     // rows that pass through scores, softmax
 constexpr int64_t kDecodeRows = 16;    // a head of at most so many rows reads its keys in place: decode
 constexpr int64_t kDecodeChunk = 512;  // keys of a work item there
 constexpr int64_t kDecodeBlock = 256;  // keys whose scores are held at a time there
-// Keys and values of so many bytes do not stay in the second cache, and are asked for ahead.
-constexpr int64_t kFarBytes = int64_t{1} << 20;
 
 struct AttentionArgs {
   const Attention* call;

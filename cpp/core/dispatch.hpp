@@ -17,6 +17,7 @@ namespace simdformer {
 // All Rows of one struct have the same count. `x` and `out` have the same dtype and length unless said
 // otherwise. Parameters (weight, bias) are contiguous vectors of Rows::length, null when absent; their dtype
 // is x's, or 16-bit beside float32, or float32 beside 16-bit.
+// With `past_caches`, out goes to memory as if there were none; then it is not x.
 
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
 
@@ -26,18 +27,22 @@ struct ActivationArgs {
   Rows x, out;
   Activation kind;
   int64_t segment;
+  bool past_caches = false;
 };
 
 // out = silu(gate) * up; work items as above
 struct SwigluArgs {
   Rows gate, up, out;
   int64_t segment;
+  bool past_caches = false;
 };
 
 // out = softmax(x / temperature) over each row
 struct SoftmaxArgs {
   Rows x, out;
   double temperature;
+  bool far = false;  // x does not stay in the second cache
+  bool past_caches = false;
 };
 
 // out = x / sqrt(mean(x^2) + eps) * weight
@@ -46,6 +51,7 @@ struct RmsNormArgs {
   const void* weight;
   DType weight_dtype;
   double eps;
+  bool past_caches = false;
 };
 
 // out = (x - mean) / sqrt(var + eps) * weight + bias; weight and bias may have different dtypes
@@ -56,6 +62,7 @@ struct LayerNormArgs {
   const void* bias;
   DType bias_dtype;
   double eps;
+  bool past_caches = false;
 };
 
 enum class RopeLayout : uint8_t { half, interleaved };

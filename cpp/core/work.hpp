@@ -17,6 +17,20 @@ constexpr double product = 1.0 / 50;         // multiplied and added, in a matri
 constexpr double byte = 1.0 / 20;            // read from memory
 }  // namespace cost
 
+// So many bytes do not stay in a second cache, nor in the last one of most machines.
+constexpr int64_t kFarBytes = int64_t{1} << 20, kFarthestBytes = int64_t{32} << 20;
+inline int64_t bytes_in(const Rows& rows) { return rows.count * rows.length * itemsize(rows.dtype); }
+
+// Whether to store an output past the caches: whoever reads it would not find it there, and what it overwrites
+// need not be read before (measured from memory: 1.2 to 2.1 times as fast). Short rows share too many lines with
+// their neighbours, which are read all the same (rows of 2 KB: a fifth slower).
+constexpr int64_t kLongRow = 8 << 10;
+template <class... In>
+bool past_caches(const Rows& out, const In&... in) {
+  return bytes_in(out) >= kFarthestBytes && out.length * itemsize(out.dtype) >= kLongRow &&
+         ((in.data != out.data) && ...);
+}
+
 // Items to a chunk of 20 us: worth waking a thread for, and far below the 50 ms that Ctrl-C may wait.
 inline int64_t grain_of(double nanoseconds_per_item) {
   constexpr double kChunk = 20000;

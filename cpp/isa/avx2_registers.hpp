@@ -151,6 +151,10 @@ SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
   _mm256_maskstore_pd(p, first_elements(n, 8), x);
 }
 
+SF_INLINE void stream(float* p, Vec<float> x) { _mm256_stream_ps(p, x); }
+SF_INLINE void stream(double* p, Vec<double> x) { _mm256_stream_pd(p, x); }
+SF_INLINE void finish_streams() { _mm_sfence(); }
+
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
 
@@ -179,6 +183,7 @@ SF_INLINE void store_rounded(int16_t* p, Vec<float> x) {
 
 SF_INLINE Bits16 load_bits(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 SF_INLINE void store_bits(void* p, Bits16 x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
+SF_INLINE void stream_bits(void* p, Bits16 x) { _mm_stream_si128(static_cast<__m128i*>(p), x); }
 SF_INLINE Bits16 load_bits_part(const void* p, int64_t n) { return load_words(p, 2 * n); }
 SF_INLINE void store_bits_part(void* p, int64_t n, Bits16 x) { store_words(p, 2 * n, x); }
 

@@ -70,6 +70,14 @@ SF_INLINE Vec<double> where_negative(Vec<double> x, Vec<double> a, Vec<double> b
 SF_INLINE Vec<float> scale_by_power(Vec<float> p, Vec<float> n) { return _mm512_scalef_ps(p, n); }
 SF_INLINE Vec<double> scale_by_power(Vec<double> p, Vec<double> n) { return _mm512_scalef_pd(p, n); }
 
+template <class A>
+constexpr A kShifter = std::is_same_v<A, float> ? 0x1.8p23 : 0x1.8p52;
+template <class V>
+SF_INLINE V scale_one_plus(V rest, V shifted) {
+  using A = typename V::value_type;
+  return scale_by_power(V(rest + V(A(1))), V(shifted - V(kShifter<A>)));
+}
+
 // Of a table of 16 floats, in every lane the one that the last four bits of `index` say.
 constexpr bool kLooksUp = true;
 SF_INLINE Vec<float> look_up(const float* table, Vec<float> index) {
@@ -168,6 +176,10 @@ SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
   _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << n) - 1), x);
 }
 
+SF_INLINE void stream(float* p, Vec<float> x) { _mm512_stream_ps(p, x); }
+SF_INLINE void stream(double* p, Vec<double> x) { _mm512_stream_pd(p, x); }
+SF_INLINE void finish_streams() { _mm_sfence(); }
+
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
 
@@ -194,6 +206,7 @@ SF_INLINE void store_rounded(int16_t* p, Vec<float> x) {
 
 SF_INLINE Bits16 load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 SF_INLINE void store_bits(void* p, Bits16 x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+SF_INLINE void stream_bits(void* p, Bits16 x) { _mm256_stream_si256(static_cast<__m256i*>(p), x); }
 SF_INLINE Bits16 load_bits_part(const void* p, int64_t n) {
   return _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
 }

@@ -167,10 +167,17 @@ SF_INLINE void store_rounded(int16_t* p, Vec<float> x) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(whole, whole));
 }
 
+SF_INLINE void stream(float* p, Vec<float> x) { _mm_stream_ps(p, x); }
+SF_INLINE void stream(double* p, Vec<double> x) { _mm_stream_pd(p, x); }
+SF_INLINE void finish_streams() { _mm_sfence(); }
+
 // ---- 16 bits ----------------------------------------------------------------------------------------------
 
 SF_INLINE Bits16 load_bits(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 SF_INLINE void store_bits(void* p, Bits16 x) { _mm_storel_epi64(static_cast<__m128i*>(p), x); }
+SF_INLINE void stream_bits(void* p, Bits16 x) {
+  _mm_stream_si64(static_cast<long long*>(p), static_cast<long long>(low_word(x)));
+}
 SF_INLINE Bits16 load_bits_part(const void* p, int64_t n) { return load_words(p, 2 * n); }
 SF_INLINE void store_bits_part(void* p, int64_t n, Bits16 x) {
   store_word(static_cast<char*>(p), 2 * n, low_word(x));

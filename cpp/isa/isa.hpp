@@ -4,12 +4,14 @@
 //   Vec<T>, kLanes<T>                                     a register of numbers and how many it holds
 //   kTileRows ... kWidenTwoPlanes                         how large a piece of work its registers hold
 //   mul_add neg_mul_add product_error divide larger       arithmetic that xsimd lacks, or does otherwise
-//     smaller where_negative scale_by_power look_up       in one of its versions from 8.1 to 14
+//     smaller where_negative look_up                      in one of its versions from 8.1 to 14
+//   kShifter, scale_one_plus                              the end of an exponential
 //   first_lane first_lanes swap_lanes                     single numbers of a register
 //   zip unzip zip_lower zip_upper                         two registers mixed
 //   load_quarters add_quarters                            its 128-bit parts
 //   load_part store_part store_rounded                    to and from memory
-//   Bits16, load_bits ... narrow_bits                     numbers of 16 bits: load, store, widen, narrow
+//   stream finish_streams                                 to memory, past the caches
+//   Bits16, load_bits stream_bits ... narrow_bits         numbers of 16 bits: load, store, widen, narrow
 //   kByteDots, kSignedDots                                what codes are multiplied as: bytes, signed ones?
 //   DotSums, start_dots add_dots finish_dots              sums of products of 16-bit integers, or of bytes
 //   look_up_bytes, store_rounded                          other steps between numbers and small integers

@@ -144,12 +144,18 @@ SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index)
 // To the nearest integer, which fits 16 bits.
 SF_INLINE void store_rounded(int16_t* p, Vec<float> x) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(x))); }
 
+// There is no store past the caches that the compilers know of.
+SF_INLINE void stream(float* p, Vec<float> x) { x.store_unaligned(p); }
+SF_INLINE void stream(double* p, Vec<double> x) { x.store_unaligned(p); }
+SF_INLINE void finish_streams() {}
+
 // ---- 16 bits ----------------------------------------------------------------------------------------------
 
 SF_INLINE Bits16 load_bits(const void* p) {
   return vreinterpret_u16_u8(vld1_u8(static_cast<const uint8_t*>(p)));
 }
 SF_INLINE void store_bits(void* p, Bits16 x) { vst1_u8(static_cast<uint8_t*>(p), vreinterpret_u8_u16(x)); }
+SF_INLINE void stream_bits(void* p, Bits16 x) { store_bits(p, x); }
 SF_INLINE Bits16 load_bits_part(const void* p, int64_t n) {
   return vcreate_u16(load_word(static_cast<const char*>(p), 2 * n));
 }

@@ -101,9 +101,11 @@ SF_INLINE void activate(const ActivationArgs& args, int64_t begin, int64_t end, 
   for_each_piece(
       begin, end, args.x.length, args.segment,
       [&](int64_t offset, int64_t n, const char* x, char* out) {
-        map_row(reinterpret_cast<T*>(out) + offset, n, f, reinterpret_cast<const T*>(x) + offset);
+        write_row(args.past_caches, reinterpret_cast<T*>(out) + offset, n, 0, f,
+                  reinterpret_cast<const T*>(x) + offset);
       },
       args.x, args.out);
+  if (args.past_caches) finish_streams();
 }
 
 inline void activation(const ActivationArgs& args, int64_t begin, int64_t end) noexcept {
@@ -128,10 +130,11 @@ inline void swiglu(const SwigluArgs& args, int64_t begin, int64_t end) noexcept 
     for_each_piece(
         begin, end, args.out.length, args.segment,
         [&](int64_t offset, int64_t n, const char* gate, const char* up, char* out) {
-          map_row(reinterpret_cast<T*>(out) + offset, n, Swiglu(), reinterpret_cast<const T*>(gate) + offset,
-                  reinterpret_cast<const T*>(up) + offset);
+          write_row(args.past_caches, reinterpret_cast<T*>(out) + offset, n, 0, Swiglu(),
+                    reinterpret_cast<const T*>(gate) + offset, reinterpret_cast<const T*>(up) + offset);
         },
         args.gate, args.up, args.out);
+    if (args.past_caches) finish_streams();
   });
 }
 

@@ -3,6 +3,7 @@
 //
 //   load(const T*)            a register of Acc<T> from kLanes numbers, any alignment
 //   store(T*, register)       one rounding, to nearest even; NaN stays NaN; subnormals are kept
+//   stream(T*, register)      the same past the caches, aligned to itself; finish_streams() after the last
 //   load_part, store_part     the first n <= kLanes of them; nothing beyond is touched
 //   with_type(dtype, body)    from a dtype known when the program runs to a type known when it is compiled
 #pragma once
@@ -56,6 +57,9 @@ SF_INLINE void store(float* p, Vec<float> x) { x.store_unaligned(p); }
 SF_INLINE void store(double* p, Vec<double> x) { x.store_unaligned(p); }
 SF_INLINE void store(float16* p, Vec<float> x) { store_bits(p, narrow_bits(float16{}, x)); }
 SF_INLINE void store(bfloat16* p, Vec<float> x) { store_bits(p, narrow_bits(bfloat16{}, x)); }
+
+SF_INLINE void stream(float16* p, Vec<float> x) { stream_bits(p, narrow_bits(float16{}, x)); }
+SF_INLINE void stream(bfloat16* p, Vec<float> x) { stream_bits(p, narrow_bits(bfloat16{}, x)); }
 
 // For float and double the instruction set has them.
 SF_INLINE Vec<float> load_part(const float16* p, int64_t n) {

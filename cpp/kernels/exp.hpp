@@ -36,16 +36,16 @@ SF_INLINE Vec<float> exp_by_table(Vec<float> x) {
 
 SF_INLINE Vec<float> exp_by_polynomial(Vec<float> x) {
   using V = Vec<float>;
-  x = larger(V(-105.0f), x);   // NaN goes through
-  const V shifter(0x1.8p23f);  // adding it leaves the nearest integer in the low mantissa bits
-  const V n = mul_add(x, V(0x1.715476p0f), shifter) - shifter;
+  x = larger(V(-105.0f), x);         // NaN goes through
+  const V shifter(kShifter<float>);  // adding it leaves the nearest integer in the low mantissa bits
+  const V shifted = mul_add(x, V(0x1.715476p0f), shifter), n = shifted - shifter;
   V r = neg_mul_add(n, V(0x1.62e400p-1f), x);
   r = neg_mul_add(n, V(0x1.7f7d1cp-20f), r);
   V q = mul_add(V(0x1.6a2434p-10f), r, V(0x1.1239e2p-7f));
   q = mul_add(q, r, V(0x1.5558f2p-5f));
   q = mul_add(q, r, V(0x1.555492p-3f));
   q = mul_add(q, r, V(0x1.fffffcp-2f));
-  return scale_by_power(V(mul_add(r * r, q, r) + V(1.0f)), n);
+  return scale_one_plus(mul_add(r * r, q, r), shifted);
 }
 
 SF_INLINE Vec<float> vec_exp(Vec<float> x) {
@@ -58,8 +58,8 @@ SF_INLINE Vec<float> vec_exp(Vec<float> x) {
 SF_INLINE Vec<double> vec_exp(Vec<double> x) {
   using V = Vec<double>;
   x = larger(V(-746.0), x);
-  const V shifter(0x1.8p52);
-  const V n = mul_add(x, V(0x1.71547652b82fep0), shifter) - shifter;
+  const V shifter(kShifter<double>);
+  const V shifted = mul_add(x, V(0x1.71547652b82fep0), shifter), n = shifted - shifter;
   V r = neg_mul_add(n, V(0x1.62e42fefa3000p-1), x);
   r = neg_mul_add(n, V(0x1.3de6af278ece6p-42), r);
   V q = mul_add(V(0x1.ad7f79e40696cp-26), r, V(0x1.28ad68b016a59p-22));
@@ -71,7 +71,7 @@ SF_INLINE Vec<double> vec_exp(Vec<double> x) {
   q = mul_add(q, r, V(0x1.555555555088cp-5));
   q = mul_add(q, r, V(0x1.55555555554fap-3));
   q = mul_add(q, r, V(0x1.000000000000ap-1));
-  return scale_by_power(V(mul_add(r * r, q, r) + V(1.0)), n);
+  return scale_one_plus(mul_add(r * r, q, r), shifted);
 }
 
 }  // namespace simdformer::SF_ISA

@@ -28,14 +28,17 @@ void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) noex
     const V scale(A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(args.eps)));
     const auto normed = [&](V x) { return V((x - mean) * scale); };
     if (weight == nullptr && bias == nullptr)
-      map_row(y, n, normed, in);
+      write_row(args.past_caches, y, n, n, normed, in);
     else if (bias == nullptr)
-      map_row(y, n, [&](V x, V w) { return V(normed(x) * w); }, in, weight);
+      write_row(args.past_caches, y, n, n, [&](V x, V w) { return V(normed(x) * w); }, in, weight);
     else if (weight == nullptr)
-      map_row(y, n, [&](V x, V b) { return V(normed(x) + b); }, in, bias);
+      write_row(args.past_caches, y, n, n, [&](V x, V b) { return V(normed(x) + b); }, in, bias);
     else
-      map_row(y, n, [&](V x, V w, V b) { return mul_add(normed(x), w, b); }, in, weight, bias);
+      write_row(
+          args.past_caches, y, n, n, [&](V x, V w, V b) { return mul_add(normed(x), w, b); }, in, weight,
+          bias);
   }
+  if (args.past_caches) finish_streams();
 }
 
 inline void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) noexcept {

@@ -2,6 +2,7 @@
 // depend on where it stands.
 #pragma once
 
+#include "core/bounds.hpp"
 #include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {
@@ -14,6 +15,31 @@ SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
   int64_t i = 0;
   for (; i + W <= n; i += W) store(out + i, f(load(in + i)...));
   if (i < n) store_part(out + i, n - i, f(load_part(in + i, n - i)...));
+}
+
+// The same, with every whole line of the cache stored past it. Of the first input what lies `ahead` elements
+// further is asked for meanwhile, if that is not 0.
+template <class Out, class F, class First, class... In>
+SF_INLINE void stream_row(Out* out, int64_t n, int64_t ahead, F f, const First* x, const In*... in) {
+  constexpr int64_t W = kLanes<Acc<Out>>, kLine = 64, kSize = sizeof(Out), kInLine = kLine / kSize;
+  const auto before = -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(out)) % kLine;
+  const int64_t begin = before % kSize == 0 ? min_of(static_cast<int64_t>(before) / kSize, n) : n;
+  const int64_t end = begin + (n - begin) / kInLine * kInLine;
+  for (int64_t i = begin; i < end; i += W) {
+    if (ahead != 0) __builtin_prefetch(x + i + ahead);
+    stream(out + i, f(load(x + i), load(in + i)...));
+  }
+  const int64_t rest[][2] = {{0, begin}, {end, n}};
+  for (const auto& [first, last] : rest) map_row(out + first, last - first, f, x + first, (in + first)...);
+}
+
+// One or the other.
+template <class Out, class F, class... In>
+SF_INLINE void write_row(bool past_caches, Out* out, int64_t n, int64_t ahead, F f, const In*... in) {
+  if (past_caches)
+    stream_row(out, n, ahead, f, in...);
+  else
+    map_row(out, n, f, in...);
 }
 
 // Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain

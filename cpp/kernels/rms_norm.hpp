@@ -22,10 +22,11 @@ void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept
     const A squares = sum_row(in, n, [](V sum, V x) { return mul_add(x, x, sum); });
     const V scale(A(1) / std::sqrt(squares / static_cast<A>(n) + static_cast<A>(args.eps)));
     if (weight == nullptr)
-      map_row(y, n, [&](V x) { return V(x * scale); }, in);
+      write_row(args.past_caches, y, n, n, [&](V x) { return V(x * scale); }, in);
     else
-      map_row(y, n, [&](V x, V w) { return V(x * scale * w); }, in, weight);
+      write_row(args.past_caches, y, n, n, [&](V x, V w) { return V(x * scale * w); }, in, weight);
   }
+  if (args.past_caches) finish_streams();
 }
 
 inline void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {

@@ -25,9 +25,10 @@ struct Exponential {
   }
 };
 
-// out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it.
+// out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it. What lies
+// `ahead` elements further is asked for meanwhile, if that is not 0.
 template <class A, class In, class F>
-SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, F f) {
+SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, int64_t ahead, F f) {
   using V = Vec<A>;
   constexpr int64_t W = kLanes<A>;
   TreeSum<V> total;
@@ -36,6 +37,7 @@ SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, F f) {
     V sum[4] = {V(A(0)), V(A(0)), V(A(0)), V(A(0))};
     const auto map = [&](int64_t i, V& sum) __attribute__((always_inline)) {
       const V y = f(load(in + i));
+      if (ahead != 0) __builtin_prefetch(in + i + ahead);
       store(out + i, y);
       sum = sum + y;
     };
@@ -60,19 +62,20 @@ SF_INLINE A map_and_sum(A* out, const In* in, int64_t n, F f) {
 constexpr int64_t kSoftmaxStage = 4096;  // 16 KiB of stack
 
 template <class T, class F>
-SF_INLINE void softmax_row(const T* x, T* out, int64_t n, F f) {
+SF_INLINE void softmax_row(const T* x, T* out, int64_t n, int64_t ahead, bool past_caches, F f) {
   using A = Acc<T>;
   using V = Vec<A>;
-  if constexpr (sizeof(T) == sizeof(A)) {  // exponentials wait in the output
-    const V scale(A(1) / map_and_sum(out, x, n, f));
-    map_row(out, n, [&](V e) { return V(e * scale); }, static_cast<const T*>(out));
-  } else if (n <= kSoftmaxStage) {  // 16 bits would round them: they wait in float32
+  constexpr bool kRounds = sizeof(T) != sizeof(A);
+  if (n <= kSoftmaxStage && (kRounds || past_caches)) {  // exponentials wait as they are
     alignas(64) A stage[kSoftmaxStage];
-    const V scale(A(1) / map_and_sum(static_cast<A*>(stage), x, n, f));
-    map_row(out, n, [&](V e) { return V(e * scale); }, static_cast<const A*>(stage));
-  } else {  // or are taken twice
+    const V scale(A(1) / map_and_sum(static_cast<A*>(stage), x, n, ahead, f));
+    write_row(past_caches, out, n, 0, [&](V e) { return V(e * scale); }, static_cast<const A*>(stage));
+  } else if constexpr (kRounds) {  // or are taken twice
     const V scale(A(1) / sum_row(x, n, [&](V sum, V x) { return V(sum + f(x)); }));
-    map_row(out, n, [&](V x) { return V(f(x) * scale); }, x);
+    write_row(past_caches, out, n, 0, [&](V x) { return V(f(x) * scale); }, x);
+  } else {  // or wait in the output
+    const V scale(A(1) / map_and_sum(out, x, n, ahead, f));
+    map_row(out, n, [&](V e) { return V(e * scale); }, static_cast<const T*>(out));
   }
 }
 
@@ -85,6 +88,7 @@ void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept 
   constexpr double kLowest = std::numeric_limits<A>::min(), kHighest = std::numeric_limits<A>::max();
   const double t = args.temperature;
   const A temperature = static_cast<A>(t < kLowest ? kLowest : t > kHighest ? kHighest : t);
+  const int64_t ahead = args.far ? n : 0;  // the next row, where rows lie side by side
   RowCursor x(args.x, begin), out(args.out, begin);
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
@@ -92,10 +96,13 @@ void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept 
     const auto higher = [](V a, V x) { return larger(x, a); };
     const V highest(max_lanes(fold_row(in, n, -std::numeric_limits<A>::infinity(), higher, higher)));
     if (temperature == A(1))
-      softmax_row(in, out.template as<T>(), n, Exponential<A, false>{highest, V(temperature)});
+      softmax_row(in, out.template as<T>(), n, ahead, args.past_caches,
+                  Exponential<A, false>{highest, V(temperature)});
     else
-      softmax_row(in, out.template as<T>(), n, Exponential<A, true>{highest, V(temperature)});
+      softmax_row(in, out.template as<T>(), n, ahead, args.past_caches,
+                  Exponential<A, true>{highest, V(temperature)});
   }
+  if (args.past_caches) finish_streams();
 }
 
 inline void softmax(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept {
