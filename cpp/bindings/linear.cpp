@@ -1,8 +1,12 @@
-// linear, pack, PackedWeight.
+// linear, linear_chosen, pack, PackedWeight.
 #include "core/linear.hpp"
 
+#include <pybind11/numpy.h>
+
 #include <algorithm>
+#include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -117,9 +121,8 @@ void read_weight(const Arg& arg, py::handle object, const View& x, Part& part) {
       part.shape[0] == needed ? "transpose it: weight is (outputs, inputs)" : "weight is (outputs, inputs)");
 }
 
-void read_part(int index, const View& x, py::handle weight, py::handle bias, py::handle out, Part& part) {
-  const Arg weight_arg{kLinear, "weight", index}, bias_arg{kLinear, "bias", index},
-      out_arg{kLinear, "out", index};
+void read_weight_and_bias(int index, const View& x, py::handle weight, py::handle bias, Part& part) {
+  const Arg weight_arg{kLinear, "weight", index}, bias_arg{kLinear, "bias", index};
   read_weight(weight_arg, weight, x, part);
   if (!bias.is_none()) {
     part.has_bias = true;
@@ -128,6 +131,11 @@ void read_part(int index, const View& x, py::handle weight, py::handle bias, py:
     check_not_both_16_bit(bias_arg, part.bias.view.dtype, weight_arg, part.dtype);
     check_vector(bias_arg, part.bias.view, part.shape[0], "one number for each output");
   }
+}
+
+void read_part(int index, const View& x, py::handle weight, py::handle bias, py::handle out, Part& part) {
+  const Arg out_arg{kLinear, "out", index};
+  read_weight_and_bias(index, x, weight, bias, part);
   int64_t shape[kMaxRank];
   for (int axis = 0; axis < x.rank; ++axis) shape[axis] = x.shape[axis];
   shape[x.rank - 1] = part.shape[0];
@@ -149,21 +157,26 @@ void check_overlaps(const Part* parts, int count) {
   }
 }
 
+// What core multiplies, while `part` lasts.
+LinearOperand operand_of(Part& part, const View& out) {
+  LinearOperand operand;
+  if (part.is_plain()) unit_last_axis({kLinear, "weight"}, part.weight);
+  operand.weight = part.is_plain() ? &part.weight.view : nullptr;
+  operand.packed = part.packed;
+  operand.quantised = part.quantised;
+  operand.bias = part.has_bias ? &part.bias.view : nullptr;
+  operand.out = out;
+  return operand;
+}
+
 // All weights of the call in one pass over x. `parts` have been read.
 void run(Input& x, Part* parts, int count, Arithmetic arithmetic) {
-  const Arg weight_arg{kLinear, "weight"};
   check_overlaps(parts, count);
   unit_last_axis(kX, x);
   const std::unique_ptr<LinearOperand[]> operands(new LinearOperand[static_cast<size_t>(count)]);
   for (int i = 0; i < count; ++i) {
-    Part& part = parts[i];
-    if (part.is_plain()) unit_last_axis(weight_arg, part.weight);
-    part.out->unit_last_axis();
-    operands[i].weight = part.is_plain() ? &part.weight.view : nullptr;
-    operands[i].packed = part.packed;
-    operands[i].quantised = part.quantised;
-    operands[i].bias = part.has_bias ? &part.bias.view : nullptr;
-    operands[i].out = part.out->view;
+    parts[i].out->unit_last_axis();
+    operands[i] = operand_of(parts[i], parts[i].out->view);
   }
   {
     NoGil nogil;
@@ -209,12 +222,15 @@ py::object linear_list(Input& x, py::handle weights, py::handle biases, Arithmet
   return std::move(results);
 }
 
+Arithmetic read_arithmetic(py::handle name) {
+  static constexpr const char* kNames[] = {"int16", "float32", nullptr};
+  return static_cast<Arithmetic>(read_name({kLinear, "arithmetic"}, name, kNames));
+}
+
 py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, py::handle arithmetic_name,
                        py::handle out) {
-  static constexpr const char* kNames[] = {"int16", "float32", nullptr};
   Input x = read_array(kX, x_object);
-  const auto arithmetic =
-      static_cast<Arithmetic>(read_name({kLinear, "arithmetic"}, arithmetic_name, kNames));
+  const auto arithmetic = read_arithmetic(arithmetic_name);
   check_rank_at_least(kX, x.view, 1, "at least one axis");
   if (is_list(weight)) return linear_list(x, weight, bias, arithmetic, out);
   Part part;
@@ -223,10 +239,87 @@ py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, 
   return std::move(part.out->array);
 }
 
+// ---- linear_chosen --------------------------------------------------------------------------------------
+
+// The rows of a result in the order of the experts that make them: those of expert e are
+// rows[starts[e] ... starts[e + 1]). Ids that name none are left out.
+struct ByExpert {
+  std::vector<int64_t> starts, rows;
+
+  ByExpert(const int64_t* ids, int64_t count, size_t experts) : starts(experts + 1) {
+    const auto place = [&](int64_t id) -> int64_t* {
+      return static_cast<uint64_t>(id) < experts ? &starts[static_cast<size_t>(id)] : nullptr;
+    };
+    for (int64_t i = 0; i < count; ++i)
+      if (int64_t* const own = place(ids[i])) ++own[1];
+    std::partial_sum(starts.begin(), starts.end(), starts.begin());
+    rows.resize(static_cast<size_t>(starts.back()));
+    for (int64_t i = 0; i < count; ++i)  // each start becomes the next one ...
+      if (int64_t* const own = place(ids[i])) rows[static_cast<size_t>((*own)++)] = i;
+    std::rotate(starts.begin(), starts.end() - 1, starts.end());  // ... and goes back to its place
+    starts.front() = 0;
+  }
+};
+
+// x (n, 1 or k, I), ids (n, k); for each result a list of weights, one an expert, and one of biases or None.
+// Row (i, j) of a result (n, k, O) is that of x times the weight of expert ids[i, j]; 0 where there is none.
+py::list linear_chosen_call(py::handle x_object, const py::array_t<int64_t, py::array::c_style>& ids,
+                            const py::tuple& weights, const py::tuple& biases, py::handle arithmetic_name) {
+  Input x = read_array(kX, x_object);
+  const Arithmetic arithmetic = read_arithmetic(arithmetic_name);
+  check_rank(kX, x.view, 3, "(n, 1 or k, I)");
+  unit_last_axis(kX, x);
+  const size_t results = weights.size();
+  std::vector<py::tuple> of_experts;
+  std::vector<Items> of_biases;
+  for (size_t r = 0; r < results; ++r) {
+    of_experts.push_back(py::reinterpret_steal<py::tuple>(PySequence_Tuple(weights[r].ptr())));
+    of_biases.emplace_back(Arg{kLinear, "bias"}, biases[r], static_cast<int>(of_experts[r].size()));
+  }
+  const ByExpert sorted(ids.data(), ids.size(), of_experts.front().size());
+  std::vector<size_t> asked;
+  for (size_t expert = 0; expert + 1 < sorted.starts.size(); ++expert)
+    if (sorted.starts[expert] < sorted.starts[expert + 1]) asked.push_back(expert);
+  if (asked.empty()) asked.push_back(0);  // for the shape of nothing
+
+  const std::unique_ptr<Part[]> parts(new Part[asked.size() * results]);
+  std::vector<LinearOperand> operands;
+  std::vector<View> views(results);
+  py::list made;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    for (size_t r = 0; r < results; ++r) {
+      const size_t expert = asked[i];
+      const int index = static_cast<int>(expert);
+      Part& part = parts[i * results + r];
+      read_weight_and_bias(index, x.view, of_experts[r][expert], of_biases[r][index], part);
+      if (i == 0) {
+        const int64_t shape[] = {ids.shape(0), ids.shape(1), part.shape[0]};
+        made.append(new_array({kLinear, "out"}, x.view.dtype, 3, shape, views[r]));
+        if (static_cast<int64_t>(sorted.rows.size()) < ids.size())
+          std::memset(views[r].data, 0, static_cast<size_t>(views[r].size() * itemsize(x.view.dtype)));
+      }
+      if (part.shape[0] != views[r].shape[2])
+        refuse_value({kLinear, "weight", index}, "has shape " + shape_text(2, part.shape),
+                     std::to_string(views[r].shape[2]) + " outputs, as the other experts");
+      operands.push_back(operand_of(part, views[r]));
+      operands.back().begin = sorted.starts[expert];
+      operands.back().end = sorted.starts[expert + 1];
+    }
+  }
+  const auto count = static_cast<int64_t>(sorted.rows.size());
+  if (count > 0) {
+    NoGil nogil;
+    linear_chosen(x.view, operands.data(), static_cast<int>(operands.size()),
+                  {sorted.rows.data(), count, ids.shape(1) / x.view.shape[1]}, arithmetic);
+  }
+  return made;
+}
+
 }  // namespace
 
 void bind_linear(py::module_& module) {
   module.def("linear", &linear_call);
+  module.def("linear_chosen", &linear_chosen_call);
   module.def("pack", &pack);
   py::class_<PackedWeight>(module, "PackedWeight",
                            R"(A weight (O, I) repacked once for speed; made by `pack`, taken by `linear`.

@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   bind_rows(module);
   bind_rope(module);
   bind_linear(module);
+  bind_experts(module);
   bind_quantised(module);
   bind_attention(module);
   bind_gather(module);

@@ -110,8 +110,11 @@ void PackedWeight::gather(const int64_t* ids, const View& out) const {
 
 namespace {
 
-LinearWeight weight_of(const LinearOperand& operand, int64_t first_slice) {
+// With the rows [begin, end) of the call.
+LinearWeight weight_of(const LinearOperand& operand, int64_t begin, int64_t end) {
   LinearWeight w;
+  w.begin = begin;
+  w.end = end;
   w.packed = operand.weight == nullptr;
   w.format = nullptr;
   w.row_stride = 0;
@@ -134,7 +137,6 @@ LinearWeight weight_of(const LinearOperand& operand, int64_t first_slice) {
   w.bias_stride = operand.bias != nullptr ? operand.bias->strides[0] : 0;
   w.bias_dtype = operand.bias != nullptr ? operand.bias->dtype : DType::f32;
   w.out = rows_of(operand.out);
-  w.first_slice = first_slice;
   return w;
 }
 
@@ -145,44 +147,62 @@ double bytes_of_weight(const LinearWeight& w, int64_t depth) {
   return columns / kSliceColumns * static_cast<double>(slice_bytes(*w.format, depth));
 }
 
-// Rows of x that are taken at a time: they stay within ~32 MB of scratch, and a work item within ~30 ms.
-int64_t block_rows(int64_t rows, int64_t depth) {
-  constexpr int64_t kFewest = 24, kMost = 528, kElements = int64_t{8} << 20;
-  const int64_t most = std::clamp(kElements / std::max<int64_t>(depth, 1), kFewest, kMost);
-  const int64_t blocks = ceil_div(rows, most);
-  return ceil_div(rows, blocks);
+// Rows of a work item at most: it stays within ~30 ms.
+constexpr int64_t kItemRows = 528;
+
+// Rows that are taken at a time: they stay within ~32 MB of scratch, and within an item's where all of them go
+// through the same weights.
+int64_t block_rows(int64_t rows, int64_t depth, bool are_chosen) {
+  constexpr int64_t kFewest = 24, kElements = int64_t{8} << 20;
+  int64_t most = std::max(kElements / std::max<int64_t>(depth, 1), kFewest);
+  if (!are_chosen) most = std::min(most, kItemRows);
+  return ceil_div(rows, ceil_div(rows, most));
 }
 
-// Chunks of rows, when there are too few slices to share out.
-int64_t chunks_of(int64_t rows, int64_t slices) {
+// Of weights that have at most so many rows each: fewer, when there are too few slices to share out.
+int64_t chunk_rows_of(int64_t rows, int64_t slices) {
   constexpr int64_t kItems = 32, kFewest = 48;
-  return std::clamp<int64_t>(ceil_div(kItems, slices), 1, std::max<int64_t>(rows / kFewest, 1));
+  const int64_t chunks =
+      std::clamp<int64_t>(ceil_div(kItems, slices), 1, std::max<int64_t>(rows / kFewest, 1));
+  return std::min(ceil_div(rows, chunks), kItemRows);
 }
 
-}  // namespace
-
-void linear(const View& x, const LinearOperand* operands, int count, Arithmetic arithmetic) {
-  const Rows source = rows_of(x);
-  std::vector<LinearWeight> weights;
-  weights.reserve(static_cast<std::size_t>(count));
-  int64_t slices = 0;
-  double weight_bytes = 0;
-  for (int i = 0; i < count; ++i) {
-    weights.push_back(weight_of(operands[i], slices));
-    slices += ceil_div(weights.back().columns, kSliceColumns);
-    weight_bytes += bytes_of_weight(weights.back(), source.length);
+// Cuts what weights [args.weights, args.weights + args.count) make of rows [first, end) of the call into work
+// items, which it counts. `cost` becomes what one of them costs in the mean.
+int64_t deal(LinearArgs& args, LinearWeight* weights, int64_t first, int64_t end, double& cost) {
+  int64_t slices = 0, most = 0;
+  double products = 0, bytes = 0;
+  for (LinearWeight* w = weights; w < weights + args.count; ++w) {
+    const int64_t begin = std::max(w->begin, first);
+    w->row = begin - first;
+    w->rows = std::min(w->end, end) - begin;
+    const int64_t own = ceil_div(w->columns, kSliceColumns);
+    slices += own;
+    most = std::max(most, w->rows);
+    products += static_cast<double>(args.depth + 16) * static_cast<double>(own * kSliceColumns * w->rows);
+    bytes += bytes_of_weight(*w, args.depth);
   }
-  if (source.count == 0 || slices == 0) return;
+  args.chunk_rows = chunk_rows_of(most, slices);
+  int64_t items = 0;
+  for (LinearWeight* w = weights; w < weights + args.count; ++w) {
+    w->first_item = items;
+    w->chunks = ceil_div(w->rows, args.chunk_rows);
+    items += ceil_div(w->columns, kSliceColumns) * w->chunks;
+  }
+  const auto each = static_cast<double>(items);
+  cost = cost_of_product(products / each, bytes / static_cast<double>(slices));
+  return items;
+}
 
+// All weights of a call, each with the rows [begin, end) of it: those of x, or the chosen ones.
+void multiply(const Rows& x, std::vector<LinearWeight>& weights, const ChosenRows* chosen,
+              Arithmetic arithmetic) {
   const DType sum = accumulator(x.dtype);
-  const int64_t depth = source.length;
+  const int64_t depth = x.length, all_rows = chosen != nullptr ? chosen->count : x.count;
   const KernelTable& table = kernels();
   LinearArgs args;
   args.x_stride = pitch_of(depth);
-  args.all_rows = source.count;
   args.depth = depth;
-  args.weights = weights.data();
-  args.count = count;
 
   // x is wanted widened, as pairs of bfloat16 or as integers, or, when the weights differ, in several forms.
   bool widens = false, pairs = false, blocks = false;
@@ -194,7 +214,7 @@ void linear(const View& x, const LinearOperand* operands, int count, Arithmetic 
     else
       widens = true;
   }
-  const int64_t step = block_rows(source.count, depth);
+  const int64_t step = block_rows(all_rows, depth, chosen != nullptr);
   const int64_t elements = bytes_of(step, args.x_stride), row_blocks = depth / kBlockInputs;
   const Scratch widened(widens ? bytes_of(elements, itemsize(sum)) : 0);
   const Scratch paired(pairs ? bytes_of(elements, itemsize(DType::bf16)) : 0);
@@ -202,30 +222,63 @@ void linear(const View& x, const LinearOperand* operands, int count, Arithmetic 
   args.x = widened.as<void>();
   args.x_pairs = pairs ? paired.as<bfloat16>() : nullptr;
   args.x_blocks = blocks ? blocked.as<ActivationBlock>() : nullptr;
-  for (int64_t first = 0; first < source.count; first += step) {
-    args.first = first;
-    args.rows = std::min(step, source.count - first);
-    const auto pack_rows = [&](auto kernel, const Scratch& packed, int64_t stride, bool as_pairs) {
-      const PackRowsArgs rows{source, first, packed.as<void>(), stride, as_pairs};
-      parallel_for(args.rows, grain_of_product(0, static_cast<double>(args.x_stride) * 8),
-                   [&](int64_t begin, int64_t end) { kernel(rows, begin, end); });
+  LinearWeight *own = weights.data(), *const last = own + weights.size();
+  for (int64_t first = 0; first < all_rows; first += step) {
+    const int64_t end = std::min(first + step, all_rows);
+    const auto pack_rows = [&](auto kernel, const Scratch& packed, int64_t row_bytes, int64_t stride,
+                               bool as_pairs) {
+      const PackRowsArgs rows{x, first, packed.as<void>(), stride, as_pairs};
+      const auto pack = [&](int64_t begin, int64_t stop) {
+        if (chosen == nullptr) return kernel(rows, begin, stop);
+        PackRowsArgs row = rows;
+        for (int64_t i = begin; i < stop; ++i) {
+          row.first = chosen->rows[first + i] / chosen->share;
+          row.out = packed.as<char>() + i * row_bytes;
+          kernel(row, 0, 1);
+        }
+      };
+      parallel_for(end - first, grain_of_product(0, static_cast<double>(args.x_stride) * 8), pack);
     };
-    if (widens) pack_rows(table.pack_rows, widened, args.x_stride, false);
-    if (pairs) pack_rows(table.pack_rows, paired, args.x_stride, true);
-    if (blocks) pack_rows(table.quantise_rows, blocked, row_blocks, false);
+    if (widens) pack_rows(table.pack_rows, widened, args.x_stride * itemsize(sum), args.x_stride, false);
+    if (pairs) pack_rows(table.pack_rows, paired, args.x_stride * itemsize(DType::bf16), args.x_stride, true);
+    if (blocks)
+      pack_rows(table.quantise_rows, blocked, row_blocks * int64_t{sizeof(ActivationBlock)}, row_blocks,
+                false);
 
-    args.chunks = chunks_of(args.rows, slices);
-    args.chunk_rows = ceil_div(args.rows, args.chunks);
-    args.chunks = ceil_div(args.rows, args.chunk_rows);
-    const double terms = static_cast<double>(depth + 16) * kSliceColumns;
-    const double each = cost_of_product(terms * static_cast<double>(args.chunk_rows),
-                                        weight_bytes / static_cast<double>(slices));
-    parallel_for(slices * args.chunks, fine_grain_of(each, slices * args.chunks),
-                 [&](int64_t begin, int64_t end) {
-                   const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
-                   table.linear(args, scratch.as<void>(), begin, end);
-                 });
+    while (own->end <= first) ++own;
+    const LinearWeight* behind = own;
+    while (behind < last && behind->begin < end) ++behind;
+    args.first = first;
+    args.places = chosen != nullptr ? chosen->rows + first : nullptr;
+    args.weights = own;
+    args.count = static_cast<int>(behind - own);
+    double cost = 0;
+    const int64_t items = deal(args, own, first, end, cost);
+    parallel_for(items, fine_grain_of(cost, items), [&](int64_t begin, int64_t stop) {
+      const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
+      table.linear(args, scratch.as<void>(), begin, stop);
+    });
   }
+}
+
+}  // namespace
+
+void linear(const View& x, const LinearOperand* operands, int count, Arithmetic arithmetic) {
+  const Rows rows = rows_of(x);
+  std::vector<LinearWeight> weights;
+  weights.reserve(static_cast<std::size_t>(count));
+  for (const LinearOperand* operand = operands; operand < operands + count; ++operand)
+    if (operand->out.size() > 0) weights.push_back(weight_of(*operand, 0, rows.count));
+  if (!weights.empty()) multiply(rows, weights, nullptr, arithmetic);
+}
+
+void linear_chosen(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,
+                   Arithmetic arithmetic) {
+  std::vector<LinearWeight> weights;
+  weights.reserve(static_cast<std::size_t>(count));
+  for (const LinearOperand* operand = operands; operand < operands + count; ++operand)
+    if (operand->out.size() > 0) weights.push_back(weight_of(*operand, operand->begin, operand->end));
+  if (!weights.empty()) multiply(rows_of(x), weights, &chosen, arithmetic);
 }
 
 }  // namespace simdformer

@@ -47,6 +47,7 @@ struct LinearOperand {
   const QuantisedWeight* quantised = nullptr;  // instead of both
   const View* bias = nullptr;                  // (O), any stride; null when absent
   View out;                                    // (..., O) with the leading axes of x
+  int64_t begin = 0, end = 0;                  // of linear_chosen: which of the chosen rows are its own
 };
 
 // How quantised weights are multiplied: by x as 16-bit integers, a scale for every 32 of them, or by x as
@@ -63,5 +64,16 @@ enum class Arithmetic : uint8_t { int16, float32 };
 // order of summation than more of them.
 void linear(const View& x, const LinearOperand* operands, int count,
             Arithmetic arithmetic = Arithmetic::int16);
+
+// What linear_chosen makes: rows `rows[0 ... count)` of the results, row p out of row p / share of x.
+struct ChosenRows {
+  const int64_t* rows;
+  int64_t count, share;
+};
+
+// The same where each operand has some of the chosen rows alone, [begin, end) of them, as the experts of a
+// mixture have. Operands lie in the order of their rows; those with the same rows lie side by side.
+void linear_chosen(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,
+                   Arithmetic arithmetic = Arithmetic::int16);
 
 }  // namespace simdformer

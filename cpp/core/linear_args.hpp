@@ -59,12 +59,15 @@ struct LinearWeight {
   const char* bias;  // (columns), bias_stride bytes apart; null when absent
   int64_t bias_stride;
   DType bias_dtype;
-  Rows out;             // all rows of the call
-  int64_t first_slice;  // slices of the weights before this one
+  Rows out;            // all rows of the call
+  int64_t begin, end;  // the rows of the call that it multiplies
+  int64_t row, rows;   // those of them that the block has, counted from its first
+  int64_t chunks;      // that these are cut into
+  int64_t first_item;  // work items of the weights before this one
 };
 
-// out = x W^T + bias for one block of rows of x. Work item = (slice, chunk of rows): item / chunks is the
-// slice, counted through all weights, item % chunks the chunk.
+// out = x W^T + bias for one block of rows of x. Work item = (weight, slice, chunk of rows), counted in this
+// order.
 struct LinearArgs {
   // (rows, depth), packed: the accumulator's type, zeros from depth to x_stride
   const void* x;
@@ -73,11 +76,11 @@ struct LinearArgs {
   // The same as integers, for quantised weights; null when these are multiplied in float32
   const ActivationBlock* x_blocks;
   int64_t x_stride;  // in elements
-  int64_t first;     // where the block starts among the rows of the call
-  int64_t rows;      // of the block
-  int64_t all_rows;  // of the call: they choose the algorithm, so that all blocks use the same
+  // The rows of the results that those of the block go to; null: `first` and those after it.
+  const int64_t* places;
+  int64_t first;
   int64_t depth;
-  int64_t chunks, chunk_rows;
+  int64_t chunk_rows;
   const LinearWeight* weights;
   int count;
 };

@@ -37,6 +37,9 @@ struct LinearItem {
   const LinearWeight& w;
   int64_t row, rows, column, columns;
 
+  // Of the call: they choose the algorithm, so that all blocks use the same.
+  SF_INLINE int64_t all_rows() const { return w.end - w.begin; }
+
   template <class T>
   SF_INLINE Matrix<T> x(const void* all) const {
     return Matrix<T>{static_cast<const T*>(all), args.x_stride}.from(row);
@@ -207,8 +210,8 @@ void multiply(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) noexcept {
   if constexpr (std::is_same_v<T, float>) {
     if (item.w.format != nullptr) return multiply_few_bits(item, tile, scratch);
   }
-  if (!item.w.packed && args.all_rows <= kDirectRows) return dot_products<T>(item, tile);
-  if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || args.all_rows < kWidenRows))
+  if (!item.w.packed && item.all_rows() <= kDirectRows) return dot_products<T>(item, tile);
+  if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || item.all_rows() < kWidenRows))
     return multiply_packed<T>(item, args.x, tile);
   multiply_by_blocks<T>(item, tile, scratch);
 }
@@ -228,8 +231,10 @@ SF_INLINE void widen_bias(const LinearItem& item, Acc<T>* out) {
 // y = tile + bias, one rounding
 template <class Out>
 SF_INLINE void round_tile(const LinearItem& item, const Acc<Out>* tile, const Acc<Out>* bias) {
-  RowCursor y(item.w.out, item.args.first + item.row);
+  const int64_t* const places = item.args.places;
+  RowCursor y(item.w.out, places != nullptr ? places[item.row] : item.args.first + item.row);
   for (int64_t i = 0; i < item.rows; ++i, y.next(), tile += kSliceColumns) {
+    if (places != nullptr && i > 0) y = RowCursor(item.w.out, places[item.row + i]);
     Out* out = y.template as<Out>() + item.column;
     if (bias == nullptr)
       map_row(out, item.columns, [](auto sum) { return sum; }, tile);
@@ -254,14 +259,14 @@ void linear_item(const LinearItem& item, A* scratch) noexcept {
 }
 
 inline void linear(const LinearArgs& args, void* scratch, int64_t begin, int64_t end) noexcept {
+  const LinearWeight *w = args.weights, *const last = args.weights + args.count - 1;
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t slice = i / args.chunks, row = i % args.chunks * args.chunk_rows;
-    const LinearWeight* w = args.weights + args.count - 1;
-    while (w->first_slice > slice) --w;
-    const int64_t column = (slice - w->first_slice) * kSliceColumns;
-    const LinearItem item{args,   *w,
-                          row,    min_of(args.rows - row, args.chunk_rows),
-                          column, min_of(w->columns - column, kSliceColumns)};
+    while (w < last && w[1].first_item <= i) ++w;
+    const int64_t of_weight = i - w->first_item, row = of_weight % w->chunks * args.chunk_rows;
+    const int64_t column = of_weight / w->chunks * kSliceColumns;
+    const LinearItem item{args,         *w,
+                          w->row + row, min_of(w->rows - row, args.chunk_rows),
+                          column,       min_of(w->columns - column, kSliceColumns)};
     if (w->out.dtype == DType::f64)
       linear_item(item, static_cast<double*>(scratch));
     else

@@ -1,16 +1,18 @@
-"""Mixtures of experts: which experts each token goes through, and each expert on all its tokens.
+"""Mixtures of experts: which experts each token goes through, and all of them in one call.
 
 `simdformer.nn` shows MixtureOfExperts; models take the parts that it is made of. Letters in shapes:
 X experts, k of them a token, E hidden_size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
+from simdformer import _core
 from simdformer.arguments import as_array, is_whole, shown
-from simdformer.functional import linear, softmax, swiglu
+from simdformer.functional import softmax, swiglu
 from simdformer.layer_checks import (
     Weight,
     check_input,
@@ -22,16 +24,14 @@ from simdformer.layer_checks import (
 )
 from simdformer.types import Array, ArrayLike
 
-__all__ = ["Chosen", "MixtureOfExperts", "expert_weights", "likeliest"]
-
-Step = Callable[[list[int], Array], Sequence[Array]]
+__all__ = ["MixtureOfExperts", "expert_weights", "likeliest", "linear_chosen", "mixed"]
 
 
 def likeliest(logits: Array, count: int) -> Array:
     """The experts (..., k) with the largest logits (..., X), the largest first; of equals the one
     with the lower number."""
-    order = np.argsort(-widened(logits), axis=-1, kind="stable")
-    return order[..., :count]
+    found = _core.likeliest(widened(logits).reshape(-1, logits.shape[-1]), count)
+    return found.reshape(*logits.shape[:-1], count)
 
 
 def expert_weights(logits: Array, ids: Array, *, normalize: bool) -> Array:
@@ -39,72 +39,48 @@ def expert_weights(logits: Array, ids: Array, *, normalize: bool) -> Array:
     where they are normalised, which is the softmax of their logits alone."""
     wide = widened(logits)
     if normalize:
-        return softmax(np.take_along_axis(wide, ids, axis=-1))
-    return np.take_along_axis(softmax(wide), ids, axis=-1)
+        return softmax(taken(wide, ids))
+    return taken(softmax(wide), ids)
 
 
-class Chosen:
-    """The experts ids (..., k) that tokens go through, no token twice through one.
+def linear_chosen(
+    x: Array,
+    ids: Array,
+    weights: Sequence[Sequence[Any]],
+    biases: Sequence[Sequence[Any] | None] | None = None,
+    *,
+    arithmetic: Literal["int16", "float32"] = "int16",
+) -> list[Array]:
+    """x (..., k, I), or x (..., 1, I), which all experts of a token read; ids (..., k) -> for each
+    of the weights, a list (O, I) over the experts, what they make of it, (..., k, O).
 
-    Each expert is called once, on all its tokens; those of a single token, where they read the
-    same, all at once. What a token gets does not depend on the others. `held`: only these experts
-    are here, and are called by their place among them; what the others would make is 0.
+    One call for all experts, each of which has all its tokens: what a token gets does not depend on
+    the others. Of ids that are no place in the lists, experts that others hold, it is 0.
     """
+    rows = x.reshape(math.prod(ids.shape[:-1]), *x.shape[-2:])
+    found = _core.linear_chosen(
+        rows,
+        ids.reshape(len(rows), ids.shape[-1]).astype(np.int64, copy=False),
+        tuple(weights),
+        (None,) * len(weights) if biases is None else tuple(biases),
+        arithmetic,
+    )
+    return [one.reshape(*ids.shape, one.shape[-1]) for one in found]
 
-    def __init__(self, ids: Array, held: range | None = None) -> None:
-        self.shape = ids.shape
-        self.ids = ids.reshape(-1, ids.shape[-1])
-        first = 0 if held is None else held.start
-        self.places: list[tuple[int, Any, Any]] = [  # expert, tokens, places among their k
-            (expert - first, tokens, places)
-            for expert, tokens, places in self.by_expert()
-            if held is None or expert in held
-        ]
-        self.complete = held is None
-        if not self.places:  # an expert is asked all the same, for the shape of nothing
-            nobody = np.arange(0)
-            self.places = [(0, nobody, nobody)]
 
-    def by_expert(self) -> Iterator[tuple[int, Any, Any]]:
-        """Each expert that is asked, its tokens, and which of their k it is."""
-        if len(self.ids) == 1:
-            for place in np.argsort(self.ids[0]).tolist():
-                yield int(self.ids[0, place]), slice(1), place
-            return
-        order = np.argsort(self.ids, axis=None, kind="stable")
-        experts, starts = np.unique(self.ids.ravel()[order], return_index=True)
-        for expert, part in zip(experts.tolist(), np.split(order, starts[1:]), strict=False):
-            yield expert, *np.divmod(part, self.shape[-1])
+def mixed(x: Array, weights: Array) -> Array:
+    """x (..., k, E), weights (..., k) -> (..., E): their weighted sum, in float32 at least and in
+    this order."""
+    wide = widened(x).reshape(-1, *x.shape[-2:])
+    total = _core.mix(wide, weights.reshape(-1, weights.shape[-1]).astype(wide.dtype, copy=False))
+    return total.reshape(*x.shape[:-2], x.shape[-1]).astype(x.dtype, copy=False)
 
-    def each(self, x: Array, step: Step) -> list[Array]:
-        """What step(experts, rows (n, I)), as many arrays (n, O) for each of the experts, makes of
-        the rows of x (..., k, I), or of x (..., 1, I), which all experts of a token read: arrays
-        (..., k, O)."""
-        x, shared = x.reshape(len(self.ids), *x.shape[-2:]), x.shape[-2] == 1
-        at_once = shared and len(self.ids) == 1
-        results: list[Array] = []
-        for asked in [self.places] if at_once else [[one] for one in self.places]:
-            experts, tokens, places = zip(*asked, strict=True)
-            found = step(list(experts), x[tokens[0], 0 if shared else places[0]])
-            count = len(found) // len(asked)
-            if not results:
-                new = np.empty if self.complete else np.zeros
-                shape = self.ids.shape
-                results = [new((*shape, one.shape[-1]), one.dtype) for one in found[:count]]
-            for number, one in enumerate(found):
-                of_expert, which = divmod(number, count)
-                results[which][tokens[of_expert], places[of_expert]] = one
-        return [result.reshape(*self.shape, result.shape[-1]) for result in results]
 
-    def total(self, x: Array, weights: Array) -> Array:
-        """x (..., k, E), weights (..., k) -> (..., E): their weighted sum in float32 at least, for
-        each token from its first expert to its last."""
-        x = x.reshape(*self.ids.shape, x.shape[-1])
-        weights = weights.reshape(self.ids.shape)
-        total = np.zeros((len(x), x.shape[-1]), np.promote_types(x.dtype, np.float32))
-        for _, tokens, places in self.places:
-            total[tokens] += weights[tokens, places][:, None] * x[tokens, places]
-        return total.reshape(*self.shape[:-1], x.shape[-1]).astype(x.dtype, copy=False)
+def taken(x: Array, ids: Array) -> Array:
+    """Of each row of x (..., X) the elements ids (..., k)."""
+    rows = x.reshape(-1, x.shape[-1])
+    found: Array = rows[np.arange(len(rows))[:, None], ids.reshape(-1, ids.shape[-1])]
+    return found.reshape(ids.shape)
 
 
 def widened(x: Array) -> Array:
@@ -123,9 +99,9 @@ class MixtureOfExperts:
     called on every token too and added (an MLP: DeepSeek, MiniMind). Of equal logits that of the
     lower number wins.
 
-    Calling it: x (..., E) -> (..., E). Each expert is called once, on all its tokens; what a token
-    gets does not depend on which others come with it. `route(x)` tells which experts those are and
-    how much they count.
+    Calling it: x (..., E) -> (..., E). Each expert is read once, for all its tokens. With packed
+    or quantised weights what a token gets does not depend on which others come with it. `route(x)`
+    tells which experts those are and how much they count.
 
     ValueError: num_experts_per_tok is not 1 to X; a shape does not fit.
 
@@ -185,18 +161,10 @@ class MixtureOfExperts:
 
     def __call__(self, x: ArrayLike) -> Array:
         experts, weights = self.route(x)
-        x, chosen = as_array("MixtureOfExperts", "x", x), Chosen(experts)
-        gate, up = chosen.each(
-            x[..., None, :],
-            lambda experts, rows: linear(
-                rows, [one[i] for i in experts for one in (self.gate, self.up)]
-            ),
-        )
-        act = swiglu(gate, up, out=gate)
-        (out,) = chosen.each(
-            act, lambda experts, rows: linear(rows, [self.down[i] for i in experts])
-        )
-        total = chosen.total(out, weights)
+        x = as_array("MixtureOfExperts", "x", x)
+        gate, up = linear_chosen(x[..., None, :], experts, [self.gate, self.up])
+        (out,) = linear_chosen(swiglu(gate, up, out=gate), experts, [self.down])
+        total = mixed(out, weights)
         return total if self.shared is None else np.asarray(total + self.shared(x))
 
     def __repr__(self) -> str:

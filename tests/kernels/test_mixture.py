@@ -9,6 +9,7 @@ import simdformer as sf
 from cases import each
 from conftest import bfloat16, normal, same_bits
 from simdformer import nn
+from simdformer.experts import likeliest, linear_chosen, mixed
 
 X, K, E, I = 5, 2, 32, 64  # experts, of them a token, widths
 
@@ -86,12 +87,15 @@ def test_bias_and_shared_mlp(rng):
 @pytest.mark.parametrize("form", ["arrays", "packed", "quantised"])
 def test_a_token_has_the_same_bits_in_any_company(isa, form, rng):
     w, x = weights(rng), normal(rng, 40, E)
-    layer = nn.MixtureOfExperts(**held(form, w), num_experts_per_tok=3)
+    given = held(form, w)
     if form == "arrays":  # which are multiplied otherwise when rows are few
         x = x[:16]
+    else:
+        given["router"] = sf.pack(w["router"])
+    layer = nn.MixtureOfExperts(**given, num_experts_per_tok=3)
     together = layer(x)
     for index in (slice(3, 4), slice(0, 2), slice(5, 14), [7, 1, 9]):
-        same_bits(layer(x[index]), together[index])
+        assert same_bits(layer(x[index]), together[index])
 
 
 def test_only_chosen_experts_are_asked(rng):
@@ -102,7 +106,67 @@ def test_only_chosen_experts_are_asked(rng):
     for unchosen in set(range(X)) - set(experts[0].tolist()):
         for part in (layer.gate, layer.up, layer.down):
             part[unchosen] = None
-    same_bits(layer(x), right)
+    assert same_bits(layer(x), right)
+
+
+@each("shared", [True, False])
+@pytest.mark.parametrize("form", ["arrays", "packed", "quantised"])
+def test_every_row_is_that_of_its_expert(isa, form, shared, rng):
+    """The bits of linear with each expert's rows alone; 0 where ids name none that is here."""
+    w = held(form, weights(rng))
+    biases = [None, *normal(rng, X - 1, I)]
+    ids = rng.permuted(np.tile(np.arange(-1, X + 1), (9, 1)), axis=1)[:, :4]
+    x = normal(rng, 9, 1 if shared else 4, E)
+    gate, up = linear_chosen(x, ids, [w["gate"], w["up"]], [biases, None])
+    rows = np.broadcast_to(x, (9, 4, E))
+    for expert in range(X):
+        own = rows[ids == expert]
+        assert same_bits(gate[ids == expert], sf.linear(own, w["gate"][expert], biases[expert]))
+        assert same_bits(up[ids == expert], sf.linear(own, w["up"][expert]))
+    others = (ids < 0) | (ids >= X)
+    assert others.any()
+    assert not gate[others].any()
+    assert not up[others].any()
+
+
+def test_more_rows_than_are_taken_at_a_time(rng):
+    """Blocks end within an expert's rows, and an expert has more than an item."""
+    tokens = (8 << 20) // (2 * E) + 100
+    matrices = [sf.pack(normal(rng, 3, E)) for _ in range(3)]
+    ids = np.array([[0, 1], [2, 1], [1, 0]])[rng.integers(0, 3, tokens)]
+    x = normal(rng, tokens, 1, E)
+    (found,) = linear_chosen(x, ids, [matrices])
+    each_alone = np.stack([sf.linear(x[:, 0], matrix) for matrix in matrices], axis=1)
+    assert same_bits(found, np.take_along_axis(each_alone, ids[..., None], axis=1))
+
+
+def test_an_expert_of_other_outputs_is_refused(rng):
+    matrices = [normal(rng, 4, E), normal(rng, 5, E)]
+    with pytest.raises(ValueError, match=re.escape("linear: weight[1] has shape (5, 32), needs 4")):
+        linear_chosen(normal(rng, 1, 1, E), np.array([[0, 1]]), [matrices])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_the_likeliest_first_and_of_equals_the_lower(dtype, rng):
+    logits = rng.integers(-4, 4, (3, 50, 12)).astype(dtype)
+    right = np.argsort(-logits, axis=-1, kind="stable")
+    for k in (1, 5, 12):
+        np.testing.assert_array_equal(likeliest(logits, k), right[..., :k])
+    nan, low = np.nan, -np.inf
+    odd = np.array([[nan, 1, nan, 2], [low, nan, 0, low], [nan] * 4], dtype)
+    np.testing.assert_array_equal(likeliest(odd, 3), [[3, 1, 0], [2, 0, 1], [0, 1, 2]])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, bfloat16])
+def test_what_experts_write_is_added_in_order(dtype, rng):
+    """As a loop over the k adds it up, with its bits, however many tokens there are."""
+    x, shares = normal(rng, 2, 300, K, E, dtype=dtype), normal(rng, 2, 300, K)
+    wide = x.astype(np.promote_types(dtype, np.float32))
+    total = wide[..., 0, :] * shares[..., :1]
+    for j in range(1, K):
+        total = total + wide[..., j, :] * shares[..., j, None]
+    assert same_bits(mixed(x, shares), total.astype(dtype))
+    assert same_bits(mixed(x[0, 7], shares[0, 7]), mixed(x, shares)[0, 7])
 
 
 def test_route(rng):

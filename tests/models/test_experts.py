@@ -48,24 +48,24 @@ def mlp(x, w, at):
 # ---- one layer -----------------------------------------------------------------------------------
 
 
-def test_the_experts_of_a_single_token_are_called_at_once(monkeypatch, rng):
-    """gate and up of all of them in one call, and the bits are those of a token among others."""
+def test_all_experts_of_a_step_are_called_at_once(monkeypatch, rng):
+    """gate and up of all tokens in one call, and the bits are those of a token alone."""
     model, _ = make(shared_intermediate_size=0, shared_router=False)
     weights, x = model.weights.layers[0].mlp, rng.standard_normal((1, 9, model.config.hidden_size))
-    x = x.astype(np.float32)
-    together, calls = model.mixture(weights, x, unseen), []
+    x, calls = x.astype(np.float32), []
 
-    def counted(x, weight, *arguments, **options):
-        calls.append(len(weight) if isinstance(weight, list) else 1)
-        return linear(x, weight, *arguments, **options)
+    def counted(x, ids, weights, *arguments, **options):
+        calls.append((ids.size, len(weights)))
+        return linear_chosen(x, ids, weights, *arguments, **options)
 
-    linear = transformer.linear
-    monkeypatch.setattr(transformer, "linear", counted)
+    linear_chosen = transformer.linear_chosen
+    monkeypatch.setattr(transformer, "linear_chosen", counted)
+    together = model.mixture(weights, x, unseen)
     for at in range(9):
         assert same_bits(
             model.mixture(weights, x[:, at : at + 1], unseen), together[:, at : at + 1]
         )
-    assert calls == 9 * [1, 6, 1, 1, 1]  # the router, gate and up of three experts, their downs
+    assert calls == [(27, 2), (27, 1)] + 9 * [(3, 2), (3, 1)]  # gate and up; down
 
 
 def test_a_layer_with_experts_is_the_formula():

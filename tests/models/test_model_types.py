@@ -1,6 +1,7 @@
 """What a model_type means: configs as they are published, what they leave out, and what is refused.
 That the models compute the same as transformers stands in test_checkpoints.py."""
 
+import dataclasses
 import json
 
 import ml_dtypes
@@ -310,10 +311,10 @@ def test_tensors_that_do_not_fit_are_named_as_in_the_file(changed, name, change,
 
 def arrays_of(weights):
     """What a part of a model's weights holds, however deep."""
-    for name in weights.__slots__:
+    for name in (field.name for field in dataclasses.fields(weights)):
         held = getattr(weights, name)
         for one in held if isinstance(held, list) else [held]:
-            if hasattr(one, "__slots__"):
+            if dataclasses.is_dataclass(one):
                 yield from arrays_of(one)
             elif one is not None:
                 yield one

@@ -82,10 +82,9 @@ class Ranks:
     def size(self) -> int:
         return self.communicator.size
 
-    @property
-    def experts(self) -> range | None:
-        """Those that are here; None: all."""
-        return self.own.experts if self.size > 1 else None
+    def place_of_experts(self, ids: Array) -> Array:
+        """Where experts stand among those that are here: no place at all where others hold them."""
+        return ids - self.own.experts.start if self.size > 1 else ids
 
     def sum(self, x: Array) -> Array:
         """The sum over what all ranks computed: see `Communicator.sum`."""

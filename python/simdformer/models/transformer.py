@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.experts import Chosen, expert_weights, likeliest
+from simdformer.experts import expert_weights, likeliest, linear_chosen, mixed
 from simdformer.functional import (
     RopeFrequencies,
     embedding,
@@ -241,24 +241,21 @@ class Transformer(Decoder):
         ids = see_experts(see, likeliest(logits, config.num_experts_per_tok), config.num_experts)
         shares = expert_weights(logits, ids, normalize=config.normalize_expert_weights)
         shares = see("mlp.expert_weights", shares)  # (B,L,k)
-        chosen = Chosen(ids, self.ranks.experts)
+        held = self.ranks.place_of_experts(ids)
 
-        def gate_and_up(experts: list[int], rows: Array) -> Any:
-            return self.linear(rows, *weights.gate_up(experts))
+        def linear(x: Array, weights: Any, biases: Any) -> list[Array]:
+            return linear_chosen(x, held, weights, biases, arithmetic=self.arithmetic)
 
-        def down(experts: list[int], rows: Array) -> Any:
-            return self.linear(rows, *weights.down(experts))
-
-        inner = chosen.each(x[..., None, :], gate_and_up)  # (B,L,k,I)
-        (out,) = chosen.each(self.activated(inner, see, "mlp"), down)
-        mixed = chosen.total(see("mlp.expert_out", out), shares)
+        inner = linear(x[..., None, :], *weights.gate_up)  # (B,L,k,I)
+        (out,) = linear(self.activated(inner, see, "mlp"), *weights.down)
+        summed = mixed(see("mlp.expert_out", out), shares)
         if weights.shared is not None:  # an MLP for all positions
             beside = self.feed_forward(weights.shared, x, see, "mlp.shared")
             if weights.shared_router is not None:
                 share = see("mlp.shared.weight", sigmoid(self.linear(x, weights.shared_router)))
                 beside = beside * share
-            mixed = mixed + see("mlp.shared.out", beside)
-        return mixed
+            summed = summed + see("mlp.shared.out", beside)
+        return summed
 
     def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
         """x (...,I) weight (O,I) -> (...,O), by the arithmetic that was asked for"""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import ml_dtypes
@@ -55,7 +55,7 @@ class MLPWeights:
     down_bias: Array | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExpertWeights:
     """A layer's experts (those that this rank holds), their router (X, E) with its bias (X,), and
     the MLP that stands beside them with its router (1, E); None for what the model has not."""
@@ -66,18 +66,17 @@ class ExpertWeights:
     shared: MLPWeights | None
     shared_router: Matrix | None
 
-    def gate_up(self, experts: list[int]) -> tuple[list[Matrix], list[Array] | None]:
-        """Those of some experts, one behind the other, and their biases."""
-        some = [self.experts[expert] for expert in experts]
-        matrices = [matrix for one in some for matrix in one.gate_up]
-        if not any(one.gate_up_bias for one in some):
-            return matrices, None
-        return matrices, [bias for one in some for bias in one.gate_up_bias or ()]
+    @cached_property
+    def gate_up(self) -> tuple[list[Any], list[Any] | None]:
+        """gate of all experts and up of all (or up alone), and their biases likewise."""
+        matrices = zip(*(one.gate_up for one in self.experts), strict=True)
+        biases = zip(*(one.gate_up_bias or () for one in self.experts), strict=True)
+        return list(matrices), list(biases) or None
 
-    def down(self, experts: list[int]) -> tuple[list[Matrix], list[Array | None]]:
+    @cached_property
+    def down(self) -> tuple[list[Any], list[Any] | None]:
         """The same for what leads back."""
-        some = [self.experts[expert] for expert in experts]
-        return [one.down for one in some], [one.down_bias for one in some]
+        return [[one.down for one in self.experts]], [[one.down_bias for one in self.experts]]
 
 
 @dataclass(frozen=True, slots=True)
