@@ -1,6 +1,7 @@
 """check_trace finds the first wrong activation of a learner's own model, names and explains it."""
 
 import dataclasses
+import re
 from functools import cache
 
 import numpy as np
@@ -12,9 +13,11 @@ import tiny_models
 from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from conftest import bfloat16
 from simdformer.learn.catalogue import CATALOGUE
+from simdformer.learn.check.problem import evaluate
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import Run
 from simdformer.learn.trace.steps import ModelSteps
+from simdformer.learn.trace.tensors import Held
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.text import LanguageModel
 
@@ -441,7 +444,86 @@ def test_a_search_that_takes_too_long_is_given_up(llama, monkeypatch):
     report = sf.check_trace({"logits": mine["logits"]}, model, IDS)
     assert report.first_wrong == "logits"
     assert report.diagnosis == ()
-    assert "not all known mistakes could be tried" in repr(report)
+    assert re.search(r"(\d+) of \1 known mistakes were not tried", repr(report))
+
+
+@cache
+def with_many_ids(tied):
+    """A model with a large vocabulary, and its weights."""
+    config = dataclasses.replace(CONFIGS["qwen3"], vocab_size=3000, tie_embeddings=tied)
+    weights = raw_weights(config)
+    return Transformer(config, weights), weights
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("slip", "name"),
+    [
+        ("other theta", "rope_frequencies.theta_10000"),
+        ("k for v", "layer.wk_for_wv"),
+        ("mlp of layer 0", "layer.mlp_of_layer_0"),
+        ("final norm forgotten", "model.no_final_norm"),
+        ("mask forgotten", "attention.no_causal"),
+    ],
+)
+def test_mistakes_are_told_from_logits_without_copies_of_the_weights(slip, name, tied, monkeypatch):
+    model, weights = with_many_ids(tied)
+    mine = learner(model.config, weights, IDS, slip)
+    seen = []
+    multiply = Held.__rmatmul__
+
+    def watched(self, x):
+        seen.append(self.shape)
+        return multiply(self, x)
+
+    monkeypatch.setattr(Held, "__rmatmul__", watched)
+    monkeypatch.setattr("simdformer.learn.trace.tensors.MOST", 40 * 24)
+    report = sf.check_trace({"logits": mine["logits"]}, model, IDS)
+    assert name in [mistake.name for mistake in report.diagnosis], report
+    assert report.report.shape == (7, 3000)
+    assert 3000 not in [n for shape in seen for n in shape], "all of the vocabulary is multiplied"
+
+
+def test_some_of_a_large_vocabulary_answer_for_all_of_it():
+    model, weights = with_many_ids(True)
+    right = learner(model.config, weights, IDS)["logits"]
+    assert sf.check_trace({"logits": right.astype(np.float16)}, model, IDS).ok
+    for column in (0, 1234, 2999):  # one that is not among those that are looked at anyway, too
+        wrong = right.copy()
+        wrong[3, column] += 1
+        report = sf.check_trace({"logits": wrong}, model, IDS)
+        assert report.report.where.worst == (3, column)
+        assert report.report.where.wrong == 1
+    for name, shares in (
+        ("model.probabilities", softmax(right)),
+        ("model.log_probabilities", np.log(softmax(right))),
+    ):
+        report = sf.check_trace({"logits": shares}, model, IDS)
+        assert [mistake.name for mistake in report.diagnosis] == [name], report
+
+
+def test_a_long_text_is_looked_at_from_its_beginning(monkeypatch):
+    """Up to the first position that is wrong; mistakes in seeing later tokens need all of it."""
+    model, weights = made("llama")
+    ids = np.random.default_rng(0).integers(0, 50, 30)
+    lengths = []
+
+    def watched(run, problem):
+        lengths.append(problem.variables["ids"].shape[1])
+        return evaluate(run, problem)
+
+    monkeypatch.setattr("simdformer.learn.check.search.evaluate", watched)
+    monkeypatch.setattr("simdformer.learn.check.search.SAMPLE", 24 * 5)
+    for slip, name, most in (
+        ("other theta", "rope_frequencies.theta_10000", 5),
+        ("mask off by one", "attention.causal_loose", 1000),
+    ):
+        lengths.clear()
+        mine = learner(model.config, weights, ids, slip)
+        report = sf.check_trace({"logits": mine["logits"]}, model, ids)
+        assert name in [mistake.name for mistake in report.diagnosis], report
+        assert lengths.count(16) > 100
+        assert 0 < lengths.count(30) <= most
 
 
 def test_nan_and_shapes_and_no_numbers(llama):

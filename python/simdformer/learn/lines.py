@@ -69,12 +69,18 @@ class Lines:
 
     def value(self, s: Any) -> Any:
         """Of lines that are one expression."""
-        return eval(self.expression, self.around(s))
+        return eval(self.expression, self.around(s), vars(s))
 
     def around(self, s: Any) -> dict[str, Any]:
-        """All names; functions inside of the lines see the variables as they were before."""
+        """All names but the variables; functions inside of the lines see them as they were."""
         own = {"array": s.run.array, "real": s.run.dtype, "s": s}
-        return {**EVERYWHERE, **self.names, **own, **vars(s)}
+        return {**EVERYWHERE, **self.names, **own, **(vars(s) if self.nests else {})}
+
+    @cached_property
+    def nests(self) -> bool:
+        """Whether there are functions, or comprehensions, inside."""
+        inner = (ast.Lambda, ast.FunctionDef, ast.comprehension)
+        return any(isinstance(x, inner) for one in self.statements for x in ast.walk(one))
 
     @cached_property
     def statements(self) -> list[ast.stmt]:

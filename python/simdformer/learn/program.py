@@ -33,6 +33,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -40,7 +41,7 @@ import numpy as np
 
 from simdformer.learn.lines import Lines, named
 
-__all__ = ["OPERATIONS", "STEPS", "Program", "Run", "State", "Step", "Tape", "Value"]
+__all__ = ["OPERATIONS", "STEPS", "Beginning", "Program", "Run", "State", "Step", "Tape", "Value"]
 
 State = SimpleNamespace  # the variables of one run of a program; `s.run` is the run itself
 Step = Callable[[Any], None]
@@ -80,6 +81,7 @@ class Program:
         self.steps: dict[str, Step] = {}
         self.conditions: dict[str, Value] = {}
         self.thin = thin
+        self.beginning: Beginning | None = None  # of a long one, what shows in its first steps
         self.defaults: dict[str, Any] = {}
         names = named(calls)
         for step in STEP.finditer(textwrap.dedent(text) + "\n"):
@@ -106,8 +108,28 @@ STEP = re.compile(
     r"^(?P<name>\w+)(?: if (?P<condition>.+?))?:(?: (?P<line>\S.*)|\n(?P<lines>(?:[ ]+.+\n|\n)+))",
     re.M,
 )
+CHANGED = 1e-3  # of the largest number of a position
 STEPS: dict[str, Lines] = {}  # all right steps, by full name
 OPERATIONS: dict[Callable[..., Any], Program] = {}  # functions and layer classes, their programs
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A shorter program that shows which positions a mistake changes in a long one.
+
+    program : its steps; the result is (B,L,E)
+    variables : that it starts from, of those of the long one
+    wrong : the first position where the long one's result is not what it should be
+    """
+
+    program: Program
+    variables: Callable[[dict[str, Any]], dict[str, Any]]
+    wrong: int
+
+    def first_changed(self, mine: Any, right: Any) -> int | None:
+        """The first position that is another one; None if there is none."""
+        off = np.abs(mine - right).max(axis=(0, 2)) > CHANGED * np.abs(right).max(axis=(0, 2))
+        return int(np.argmax(off)) if off.any() else None
 
 
 @dataclass
@@ -124,6 +146,18 @@ class Tape:
         """The number of the first step that is one of these or runs one of these."""
         touched = (i for i, names in enumerate(self.visited) if not steps.isdisjoint(names))
         return next(touched, len(self.visited))
+
+    @cached_property
+    def operations(self) -> dict[Program, set[str]]:
+        """The programs that spell out a function of the package, and the steps that their runs
+        were made of."""
+        found: dict[Program, set[str]] = {}
+        for tape in (inner for tapes in self.nested for inner in tapes):
+            for program, steps in tape.operations.items():
+                found.setdefault(program, set()).update(steps)
+            if inspect.isfunction(tape.program.of):
+                found.setdefault(tape.program, set()).update(*tape.visited)
+        return found
 
 
 class Rounding(Protocol):
@@ -147,6 +181,9 @@ class Run:
     run of the same program on the same variables, only what comes after the first of the steps
     `differing` from that run is computed. `tape` is this run's own; without `record` there is none.
 
+    `operations` of a tape, where they are given, are asked themselves in place of the programs that
+    spell them out, unless one of their steps is done otherwise: that is quicker by far.
+
     `rounding` shows how much of a result is a matter of rounding: every array that a step leaves
     passes through it. See `check/rounding.py`.
     """
@@ -158,6 +195,7 @@ class Run:
     differing: Set[str] = frozenset()
     record: bool = True
     rounding: Rounding | None = None
+    operations: Mapping[Program, Set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dtype = np.dtype(self.dtype).type
@@ -168,6 +206,9 @@ class Run:
     def __call__(self, program: Program, **variables: Any) -> Any:
         """The variables after the last step."""
         old = self._pending.pop(0) if self._pending else None
+        steps = self.operations.get(program)
+        if old is None and steps is not None and steps.isdisjoint(self.replaced):
+            return self.asked(program, variables)
         known, pending, (names, tapes) = 0, self._pending, self._inside
         tape = Tape(program)
         if old is None:
@@ -201,6 +242,17 @@ class Run:
         self.tape = tape
         return s
 
+    def asked(self, program: Program, variables: dict[str, Any]) -> Any:
+        """What the function of the package gives that a program spells out."""
+        assert program.of is not None
+
+        def argument(name: str, x: Any) -> Any:
+            if isinstance(x, np.ndarray) and x.dtype == np.float64 and name not in program.tables:
+                return self.array(x)
+            return x.operand if hasattr(x, "operand") else x
+
+        return State(out=program.of(**{k: argument(k, x) for k, x in variables.items()}), run=self)
+
     def variables(self, s: Any) -> dict[str, Any]:
         """What a tape remembers of a state."""
         if not self.record:
@@ -215,7 +267,8 @@ class Run:
             return None
         if hasattr(x, "unpack"):
             x = x.unpack()
-        x = np.asarray(x).astype(self.dtype, copy=False)
+        x = x if hasattr(x, "beside") else np.asarray(x)  # some matrices stay where they lie
+        x = x.astype(self.dtype, copy=False)
         return x if self.rounding is None else self.rounding.of_input(x)
 
     def round_results(self, program: Program, name: str, held: dict[str, Any], s: Any) -> None:

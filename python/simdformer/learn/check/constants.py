@@ -9,8 +9,9 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import Float64, numbers, row_size
-from simdformer.learn.check.rounding import BF16, F16, F32
-from simdformer.learn.check.search import BETTER, Explanation, Problem, evaluate
+from simdformer.learn.check.problem import Problem, evaluate
+from simdformer.learn.check.rounding import BF16, F16, F32, F64
+from simdformer.learn.check.search import BETTER, Explanation
 from simdformer.learn.mistakes.attention import default_scale
 from simdformer.learn.program import Program, Run, State, Step, Tape
 
@@ -20,6 +21,7 @@ REACH = np.linspace(-12, 12, 25)  # logarithms of the factors that are tried fir
 ROUNDS = 25  # of Newton's method
 CERTAIN = 4.0  # standard errors
 EXACT = 1e-9  # relatively: below, two constants are the same
+WIDTH = {F64: 1e-5, F32: 3e-3}  # of a difference that stands for a derivative, by arithmetic
 MEANINGFUL = 8  # numbers, at least, that a constant has to explain
 
 
@@ -152,7 +154,7 @@ def as_scale(value: float, fit: Fit) -> str:
 def fits(problem: Problem) -> Iterator[Fit]:
     """The constants of the operation, one after the other, each with the value that brings it
     nearest to the results, where that is much nearer than the right one."""
-    base = Run(np.float64)
+    base = Run(problem.dtype)
     right = evaluate(base, problem)
     if right is None or sum(np.size(x) for x in right) < MEANINGFUL:
         return
@@ -190,7 +192,11 @@ class Fitting:
         """Results minus those with the constant times exp(t), relative to their rows."""
         steps = self.with_factor(float(np.exp(t)))
         run = Run(
-            np.float64, steps, earlier=self.tape, differing={self.constant.step}, record=False
+            self.problem.dtype,
+            steps,
+            earlier=self.tape,
+            differing={self.constant.step},
+            record=False,
         )
         out = evaluate(run, self.problem)
         if out is None or [np.shape(x) for x in out] != [np.shape(x) for x in self.problem.mine]:
@@ -228,7 +234,7 @@ class Fitting:
         for _ in range(ROUNDS):
             if off is None:
                 break
-            width = 1e-5
+            width = WIDTH[self.problem.dtype]
             beside = self.off(t + width)
             if beside is None:
                 break

@@ -214,7 +214,8 @@ def _shifts(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) ->
         n = mine.shape[axis]
         for by in range(1, min(9, n // 2)):
             for a, b, sign in ((mine, right, "late"), (right, mine, "early")):
-                if same(np.take(a, range(by, n), axis), np.take(b, range(n - by), axis)):
+                a, b = a.swapaxes(0, axis)[by:], b.swapaxes(0, axis)[: n - by]
+                if same(a.swapaxes(0, axis), b.swapaxes(0, axis)):
                     name = _name(axes, axis, mine.ndim)
                     many = PLURALS.get(name, name + "s")
                     yield f"the right numbers stand {by} {name if by == 1 else many} too {sign}"

@@ -15,8 +15,9 @@ import numpy as np
 
 from simdformer.learn.check.compare import Comparison, Float64, compare, finfo, numbers, row_size
 from simdformer.learn.check.constants import Fit, fits
+from simdformer.learn.check.problem import Problem
 from simdformer.learn.check.rounding import F64, Noise, coarser
-from simdformer.learn.check.search import Explanation, Problem, Search
+from simdformer.learn.check.search import Explanation, Search
 
 __all__ = ["Evidence", "Verdict", "also", "is_rounding", "rounded"]
 
@@ -28,12 +29,14 @@ MUCH = 2.5  # times the usual error of rounding: one of a coarser dtype is more 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Right or wrong, how far off, why, and what is to be said besides."""
+    """Right or wrong, how far off, why, and what is to be said besides; `untried` is how many
+    mistakes of how many there was no time for."""
 
     ok: bool
     found: list[Comparison]
     explanations: tuple[Explanation, ...] = ()
     remarks: tuple[str, ...] = ()
+    untried: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,18 @@ class Evidence:
     def is_rounding(self, right: list[Any], dtype: np.dtype[Any]) -> bool:
         """Whether rounding to a coarser dtype explains the results: the size of the error and its
         place. Rounding that leaves nothing of a row explains nothing."""
-        spreads = self.spreads(right, dtype)
-        if spreads is None:
+        off = [
+            compare(mine, x, 0.0, self.coarsest)
+            for mine, x in zip(self.problem.mine, right, strict=True)
+        ]
+        if any((c.error > c.size).any() for c in off):
             return False
-        for mine, x, spread in zip(self.problem.mine, right, spreads, strict=True):
-            off = compare(mine, x, 0.0, self.coarsest)
-            if (off.error > np.minimum(spread, off.size)).any():
-                return False
-        return self.noise.like(self.small.mine, dtype)
+        spreads = self.spreads(right, dtype)
+        return (
+            spreads is not None
+            and all((c.error <= most).all() for c, most in zip(off, spreads, strict=True))
+            and self.noise.like(self.small.mine, dtype)
+        )
 
     def called(self, right: list[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype that has come in, where rounding to this one would be enough: one whose numbers

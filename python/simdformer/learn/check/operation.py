@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Asked:
     name: str
     variables: dict[str, Any]
     program: Program | None
+    arithmetic: ClassVar[np.dtype[Any]] = np.dtype(np.float64)  # where exactness counts
 
     @property
     def inputs(self) -> list[Any]:

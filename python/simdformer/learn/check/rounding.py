@@ -23,10 +23,12 @@ F64, F32, F16 = np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 SAMPLES = 6  # of what rounding does
+FIRST, HOPELESS = 1, 30.0  # after so many, nothing is hoped for who is so many times too far off
 # How many times the usual distance a number may be off. Among a million numbers with normal errors
 # one is 4.9 times; the rest is for estimates made from six samples.
 TIMES = 10.0
 LONG_SUM = 2.0  # times sqrt(n): a sum of n numbers, one after the other, rounds n times
+ENLARGED = 2**8  # times, where rounding to the dtype of the arithmetic is measured
 NOTICED = 0.02  # of the usual error; what is off by less is not off
 ALIKE = 0.2  # of the places that rounding one step reaches, an error has to be in so many
 # Of the squares of an error, how much a factor for each row may explain where no step brings one
@@ -45,17 +47,22 @@ class RandomRounding:
 
     only : the full name of the one step whose results are rounded; None is all of them, and the
         inputs are off by half a unit besides, which is what sums in another order do
+    times : how many times as much, a power of two
     """
 
     dtype: np.dtype[Any]
     random: np.random.Generator
     only: str | None = None
+    times: int = 1
 
     def of_input(self, x: Any) -> Any:
         if self.only is not None:
             return x
-        unit = float(finfo(self.dtype).eps) / 2
-        return x * (1 + unit * self.random.uniform(-1, 1, np.shape(x)))
+        if hasattr(x, "beside"):  # a matrix that stays where it lies
+            return x.beside(self.of_input)
+        unit = float(finfo(self.dtype).eps) / 2 * self.times
+        off = x * (1 + unit * self.random.uniform(-1, 1, np.shape(x)))
+        return off.astype(x.dtype, copy=False)
 
     def of_result(self, step: str, x: Any, table: bool) -> Any:
         if self.only not in (None, step):
@@ -63,17 +70,20 @@ class RandomRounding:
         if isinstance(x, list | tuple):
             items = [self.of_result(step, item, table) for item in x]
             return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
-        if not isinstance(x, np.ndarray) or x.dtype != np.float64:
+        if not isinstance(x, np.ndarray) or x.dtype not in (F64, F32):
             return x
         few = F32 if table and self.dtype in (F16, BF16) else self.dtype
-        return either_neighbour(x, few, self.random)
+        return either_neighbour(numbers(x), few, self.random, self.times).astype(x.dtype)
 
 
-def either_neighbour(x: Float64, dtype: np.dtype[Any], random: np.random.Generator) -> Float64:
-    """Each number as one of the two numbers of a dtype that it lies between; none overflows."""
+def either_neighbour(
+    x: Float64, dtype: np.dtype[Any], random: np.random.Generator, times: int = 1
+) -> Float64:
+    """Each number as one of the two numbers of a dtype that it lies between; none overflows.
+    `times`: those of a dtype whose numbers are so many times as far apart."""
     if dtype == F64:
         return x * (1 + 2.0**-52 * random.integers(-1, 2, x.shape))
-    dropped = 52 - int(finfo(dtype).nmant)
+    dropped = 52 - int(finfo(dtype).nmant) + times.bit_length() - 1
     bits = np.ascontiguousarray(x).reshape(x.shape).view(np.int64)
     noise = random.integers(0, 1 << dropped, x.shape)
     rounded: Float64 = ((bits + noise) & -(1 << dropped)).view(np.float64)
@@ -94,20 +104,26 @@ class Noise:
     evaluate : runs it
     replaced : steps that are done otherwise
     longest : numbers in the longest sum
+    dtype : of the arithmetic. In float32 rounding to float32 is measured many times as large as it
+        is: so small an error grows in proportion
+    mine : results that are to be explained; where the first sample leaves no hope of that, there
+        are no more
     """
 
     evaluate: Evaluate
     replaced: Mapping[str, Step] = field(default_factory=dict)
     longest: int = 1
+    dtype: np.dtype[Any] = F64
+    mine: list[Any] | None = None
     _exact: list[Any] | None = None
     _steps: Set[str] = frozenset()
     _tape: Tape | None = None
     _spreads: dict[np.dtype[Any], list[Float64] | None] = field(default_factory=dict)
 
     def exact(self) -> list[Any] | None:
-        """The results in float64."""
+        """The results without rounding."""
         if self._exact is None:
-            run = Run(np.float64, self.replaced)
+            run = Run(self.dtype, self.replaced)
             self._exact, self._steps, self._tape = self.evaluate(run), run.visited, run.tape
         return self._exact
 
@@ -126,22 +142,41 @@ class Noise:
         if exact is None:
             return None
         squares = [np.zeros(np.shape(x)) for x in exact]
-        for _ in range(SAMPLES):
-            rounding = RandomRounding(dtype, random)
-            moved = self.evaluate(Run(np.float64, self.replaced, record=False, rounding=rounding))
+        enlarged = ENLARGED if dtype == self.dtype == F32 else 1
+        allowed: list[Float64] = []
+        for made in range(1, SAMPLES + 1):
+            rounding = RandomRounding(dtype, random, times=enlarged)
+            moved = self.evaluate(Run(self.dtype, self.replaced, record=False, rounding=rounding))
             if moved is None:
                 return None
             for total, x, y in zip(squares, exact, moved, strict=True):
-                total += np.square(_difference(x, y))
-        times = self.times(dtype)
+                total += np.square(_difference(x, y) / enlarged)
+            allowed = [
+                self._allowed(x, total / made, dtype)
+                for x, total in zip(exact, squares, strict=True)
+            ]
+            if made == FIRST and self._is_hopeless(exact, allowed):
+                break
+        return allowed
+
+    def _allowed(self, exact: Any, squares: Float64, dtype: np.dtype[Any]) -> Float64:
+        """From the mean squares of what rounding does to a result."""
+        usual = np.atleast_1d(np.sqrt(squares))
+        usual = np.maximum(usual, row_size(usual))
         unit = float(finfo(dtype).eps) / 2
-        found = []
-        for x, total in zip(exact, squares, strict=True):
-            usual = np.atleast_1d(np.sqrt(total / SAMPLES))
-            usual = np.maximum(usual, row_size(usual))
-            own = unit * np.nan_to_num(np.abs(np.atleast_1d(numbers(x))), posinf=0.0)
-            found.append(times * np.maximum(usual, own))
-        return found
+        own = unit * np.nan_to_num(np.abs(np.atleast_1d(numbers(exact))), posinf=0.0)
+        allowed: Float64 = self.times(dtype) * np.maximum(usual, own)
+        return allowed
+
+    def _is_hopeless(self, exact: list[Any], allowed: list[Float64]) -> bool:
+        """Whether the results are so far off that more samples change nothing."""
+        if self.mine is None or [np.shape(x) for x in exact] != [np.shape(x) for x in self.mine]:
+            return False
+        for x, y, most in zip(exact, self.mine, allowed, strict=True):
+            off = np.abs(_difference(x, y))
+            if (np.isfinite(off) & (off > HOPELESS * most)).any():
+                return True
+        return False
 
     def usual(self, mine: list[Any], dtype: np.dtype[Any]) -> float:
         """How many times the usual distance numbers are off, as a root mean square."""
@@ -173,7 +208,7 @@ class Noise:
         random = np.random.default_rng(2)
         for step in sorted(self._steps):
             run = Run(
-                np.float64,
+                self.dtype,
                 self.replaced,
                 earlier=self._tape,
                 differing={step},

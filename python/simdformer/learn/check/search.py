@@ -2,7 +2,8 @@
 other, then two at a time."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -10,56 +11,20 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.catalogue import CATALOGUE, Mistake, Variation
-from simdformer.learn.check.compare import TOLERANCE, compare, numbers
-from simdformer.learn.check.rounding import BF16, F32, F64, Noise
-from simdformer.learn.program import Program, Run, Step, Tape
+from simdformer.learn.check.compare import numbers
+from simdformer.learn.check.problem import NEAR, Base, Problem, Target, distance, evaluate
+from simdformer.learn.check.rounding import F32, F64, Noise
+from simdformer.learn.program import Run, Step
 
-__all__ = [
-    "BETTER",
-    "SAMPLE",
-    "WHOLE",
-    "Explanation",
-    "Problem",
-    "Search",
-    "as_list",
-    "distance",
-    "evaluate",
-]
+__all__ = ["BETTER", "SAMPLE", "WHOLE", "Explanation", "Search"]
 
 Explanation = tuple[Mistake, ...]  # one mistake, or two that are made together
 
 SAMPLE = 30_000  # numbers in the largest array of a run: about a millisecond
 WHOLE = 1_000_000  # in larger ones, mistakes that reach across the whole array go unrecognised
-NEAR = 100.0  # times what is allowed: rounding may explain this much, more it does not
 FEW = 6  # mistakes that come near, which are looked at closely
 BETTER = 4.0  # times as exact as the right answer, where rounding would explain that as well
-PROBES = 64  # numbers of an array that are looked at first
 INFORMATION = 8  # different numbers that an array must hold to tell one pair from another
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A program, what it starts from, and the results to be explained.
-
-    until : on the clock of time.thread_time; afterwards no run is begun
-    begun : called before each run
-    """
-
-    program: Program
-    variables: dict[str, Any]
-    mine: list[Any]
-    until: float = float("inf")
-    begun: Callable[[], None] = lambda: None
-
-    def sampled(self, limit: int) -> "Problem":
-        """The same for some of the rows, where arrays would be larger than the limit."""
-        thin = self.program.thin
-        fewer = None if thin is None else thin(self.variables, limit)
-        if fewer is None:
-            return self
-        variables, part = fewer
-        kept = part(self.mine[0] if len(self.mine) == 1 else tuple(self.mine))
-        return replace(self, variables=variables, mine=as_list(kept))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,63 +34,6 @@ class Trial:
     variation: Variation
     distance: float
     starts: int
-
-
-def as_list(out: Any) -> list[Any]:
-    return list(out) if isinstance(out, tuple | list) else [out]
-
-
-def distance(mine: list[Any], other: list[Any]) -> float:
-    """Root mean square of the differences, relative to the rows of `other`; infinite where only one
-    of them is a number."""
-    total, count = 0.0, 0
-    for a, b in zip(mine, other, strict=True):
-        if np.shape(a) != np.shape(b):
-            return float("inf")
-        with np.errstate(all="ignore"):
-            error = compare(a, b, 0.0, F64).relative
-            total += float(np.square(error).sum())
-        count += error.size
-    return float(np.sqrt(total / max(count, 1)))
-
-
-class Target:
-    """Results that many others are compared with; a few numbers are looked at first."""
-
-    def __init__(self, results: list[Any], rtol: float, coarsest: np.dtype[Any]) -> None:
-        self.results, self.rtol, self.coarsest = results, rtol, coarsest
-        self.probes = []
-        for x in results:
-            at = np.unique(np.linspace(0, x.size - 1, min(PROBES, x.size)).astype(int))
-            here = compare(x, x, rtol, coarsest)
-            allowed = (here.allowed + np.zeros_like(here.error)).ravel()[at]
-            self.probes.append((at, numbers(x.ravel()[at]), allowed))
-
-    @property
-    def near(self) -> float:
-        """Times what is allowed: rounding may explain this much, more it does not."""
-        return NEAR * max(1.0, TOLERANCE[BF16] / self.rtol) if self.rtol else NEAR
-
-    def distance(self, other: list[Any], spreads: Any = None) -> float:
-        """0 where they are as good as equal; else how many times what is allowed they are off, or
-        more than `near`; infinite when shapes differ."""
-        if [x.shape for x in self.results] != [x.shape for x in other]:
-            return float("inf")
-        with np.errstate(all="ignore"):
-            for x, (at, values, allowed) in zip(other, self.probes, strict=True):
-                there = numbers(x.ravel()[at])
-                off = np.abs(there - values) > 2 * self.near * allowed
-                if (off | (np.isnan(there) != np.isnan(values))).any() and spreads is None:
-                    return 2 * self.near
-        return max(
-            (
-                compare(
-                    a, b, self.rtol, self.coarsest, None if spreads is None else spreads[i]
-                ).excess
-                for i, (a, b) in enumerate(zip(self.results, other, strict=True))
-            ),
-            default=0.0,
-        )
 
 
 @dataclass
@@ -145,7 +53,9 @@ class Search:
     coarsest: np.dtype[Any]
     longest: int = 1
     seconds: float = 2.0
+    untried: tuple[int, int] = (0, 0)  # how many mistakes of how many there was no time for
     _trials: dict[Any, list[Trial]] = field(default_factory=dict)
+    _bases: dict[Any, Base] = field(default_factory=dict)
 
     @cached_property
     def sample(self) -> Problem:
@@ -154,6 +64,20 @@ class Search:
     @cached_property
     def whole(self) -> Problem:
         return self.problem.sampled(WHOLE)
+
+    def gives(self, replaced: Mapping[str, Step], variables: dict[str, Any]) -> bool:
+        """Whether steps that are in no catalogue give the results, or others of the variables."""
+        problem = replace(self.problem, variables=self.problem.variables | variables)
+        operations = self.base(self.sample, problem.dtype).operations
+        for limit in (SAMPLE, WHOLE):
+            run = Run(problem.dtype, replaced, record=False, operations=operations)
+            part = problem.sampled(limit)
+            out = evaluate(run, part)
+            if out is None or self.target(part).distance(out) > 0:
+                return False
+            if part is problem:
+                break
+        return True
 
     def singles(self) -> tuple[Explanation, ...]:
         """Every single mistake that gives the results, up to rounding to the coarsest dtype."""
@@ -183,7 +107,7 @@ class Search:
         off = [
             float("inf") if out is None else distance(self.sample.mine, out)
             for out in (
-                evaluate(Run(np.float64, steps, record=False), self.sample)
+                evaluate(Run(self.problem.dtype, steps, record=False), self.sample)
                 for steps in (replaced, {})
             )
         ]
@@ -197,20 +121,47 @@ class Search:
         return self._trials[key]
 
     def _tried(self, problem: Problem, dtype: Any) -> list[Trial]:
-        base = Run(dtype)
-        right = evaluate(base, problem)
-        if right is None or base.tape is None:
+        base = self.base(problem, dtype)
+        if base.right is None:
             return []
-        mine, right_one = self.target(problem), self.target(replace(problem, mine=right))
+        mine, right_one = self.target(problem), self.target(replace(problem, mine=base.right))
         found = []
-        for variation in CATALOGUE.among(base.visited):
+        among = self.likely_first(CATALOGUE.among(base.run.visited), problem, dtype)
+        for number, variation in enumerate(among):
+            if time.thread_time() > problem.until:
+                self.untried = len(among) - number, len(among)
+                break
             steps = variation.steps
-            run = Run(dtype, variation.replaces, earlier=base.tape, differing=steps, record=False)
-            out = evaluate(run, problem)
+            out = evaluate(base.varied(variation.replaces, steps), problem)
             if out is not None and right_one.distance(out) > 0:
-                starts = base.tape.first_touched(steps)
-                found.append(Trial(variation, mine.distance(out), starts))
+                found.append(Trial(variation, mine.distance(out), base.starts(steps)))
         return found
+
+    def likely_first(self, known: list[Variation], problem: Problem, dtype: Any) -> list[Variation]:
+        """In the order in which they are to be tried. Of a long program the beginning is looked at:
+        what changes the first position that is wrong, and none before it, is likely; what changes
+        one before it is out of the question."""
+        beginning = problem.program.beginning
+        if beginning is None:
+            return known
+        variables = beginning.variables(problem.variables)
+        short = replace(problem, program=beginning.program, variables=variables)
+        base = self.base(short, dtype)
+        likely, others = [], []
+        for variation in in_turn(known):
+            if base.run.visited.isdisjoint(variation.steps):
+                likely.append(variation)
+            elif base.right is not None:
+                out = evaluate(base.varied(variation.replaces, variation.steps), short)
+                if time.thread_time() > problem.until:
+                    others.append(variation)
+                elif out is not None and out[0].shape == base.right[0].shape:
+                    at = beginning.first_changed(out[0], base.right[0])
+                    if at == beginning.wrong:
+                        likely.append(variation)
+                    elif at is None or at > beginning.wrong:
+                        others.append(variation)
+        return likely + others
 
     def _singles(
         self, problem: Problem, trials: list[Trial], dtype: Any
@@ -240,15 +191,13 @@ class Search:
         trials = self.trials(problem, dtype)
         until = time.thread_time() + self.seconds
         mine = self.target(problem)
-        right = Run(dtype)
-        evaluate(right, problem)
+        right = self.base(problem, dtype)
 
         @cache
-        def tape(one: Trial) -> Tape | None:
+        def with_one(one: Trial) -> Base:
             steps = one.variation.steps
-            run = Run(dtype, one.variation.replaces, earlier=right.tape, differing=steps)
-            evaluate(run, problem)
-            return run.tape
+            run = Run(dtype, one.variation.replaces, earlier=right.run.tape, differing=steps)
+            return Base.of(run, problem)
 
         # Where one of them nearly gives the array by itself there are no two.
         trials = [trial for trial in trials if trial.distance > 3]
@@ -264,9 +213,7 @@ class Search:
             rareness = rare
             both = {**one.variation.replaces, **other.variation.replaces}
             steps = other.variation.steps
-            out = evaluate(
-                Run(dtype, both, earlier=tape(one), differing=steps, record=False), problem
-            )
+            out = evaluate(with_one(one).varied(both, steps), problem)
             off = mine.near if out is None else mine.distance(out)
             if off == 0 and self.fits(self.whole, both, dtype):
                 found.append((one.variation.mistake, other.variation.mistake))
@@ -277,6 +224,13 @@ class Search:
             finest = F32 if self.coarsest == F64 else self.coarsest
             found = [x for _, x, both in nearest if self.fits(problem, both, dtype, finest)]
         return tuple(found)
+
+    def base(self, problem: Problem, dtype: Any) -> Base:
+        """The run without a mistake."""
+        key = id(problem), np.dtype(dtype)
+        if key not in self._bases:
+            self._bases[key] = Base.of(Run(dtype), replace(problem, until=float("inf")))
+        return self._bases[key]
 
     def target(self, problem: Problem) -> Target:
         return Target(problem.mine, self.rtol, self.coarsest)
@@ -290,18 +244,41 @@ class Search:
     ) -> bool:
         """Whether these steps give the results; up to what rounding to `level` changes, if that is
         given."""
-        out = evaluate(Run(dtype, replaced, record=False), problem)
+        found = problem if level is not None else replace(problem, until=float("inf"))
+        out = evaluate(Run(dtype, replaced, record=False), found)
         if out is None:
             return False
         spreads = None
         if level is not None:
             spreads = self.noise(problem, replaced).spreads(level)
-            if spreads is None:  # it cannot be computed in float64
+            if spreads is None:  # it cannot be computed that exactly
                 return False
         return self.target(problem).distance(out, spreads) == 0
 
     def noise(self, problem: Problem, replaced: Mapping[str, Step]) -> Noise:
-        return Noise(lambda run: evaluate(run, problem), replaced, self.longest)
+        given: dict[str, Any] = {}
+        if not replaced:  # whoever is right is told so, however long it takes
+            base = self.base(problem, problem.dtype)
+            given = {"_exact": base.right, "_steps": base.run.visited, "_tape": base.run.tape}
+            problem = replace(problem, until=float("inf"))
+        return Noise(
+            lambda run: evaluate(run, problem),
+            replaced,
+            self.longest,
+            problem.dtype,
+            problem.mine,
+            **given,
+        )
+
+
+def in_turn(known: list[Variation]) -> list[Variation]:
+    """The first mistake of each step, then the second of each, and so on; rare ones last."""
+    count: Counter[tuple[bool, str]] = Counter()
+    turns = []
+    for one in known:
+        count[kind := (one.rare, min(one.steps))] += 1
+        turns.append((one.rare, count[kind]))
+    return [known[i] for i in sorted(range(len(known)), key=turns.__getitem__)]
 
 
 def _in_order(trials: list[Trial]) -> Iterator[tuple[Trial, Trial]]:
@@ -316,15 +293,3 @@ def _in_order(trials: list[Trial]) -> Iterator[tuple[Trial, Trial]]:
 def _information(results: list[Any]) -> int:
     values = np.unique(np.concatenate([numbers(x).ravel() for x in results]))
     return int(np.isfinite(values).sum())
-
-
-def evaluate(run: Run, problem: Problem) -> list[Any] | None:
-    """The results of a run; None when it crashes on these shapes, or when it is late."""
-    if time.thread_time() > problem.until:
-        return None
-    problem.begun()
-    try:
-        with np.errstate(all="ignore"):
-            return [np.asarray(x) for x in as_list(run(problem.program, **problem.variables).out)]
-    except (ValueError, IndexError, TypeError, ArithmeticError, AttributeError, KeyError):
-        return None

@@ -22,7 +22,7 @@ def of_hidden_size(s: State, x: Any) -> Any:
         raise ValueError("there are none, or it is a mistake of rope itself")
     theta = 10000.0 if s.theta is None else s.theta
     table = s.run(rope_frequencies, head_dim=heads * head_dim, theta=theta)
-    own = table.inv_freq[: head_dim // 2]
+    own = table.out.inv_freq[: head_dim // 2]
     return s.run(rope, x=x, layout=s.rope_layout, positions=s.positions, inv_freq=own).out
 
 

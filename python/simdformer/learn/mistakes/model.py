@@ -5,7 +5,8 @@ The meaning is that of `simdformer.models.Transformer`. The variables of a layer
 trace, with _ for the dot: attn_norm, attn_q ... resid_post. All have a batch axis in front:
 attn_q (B,L,H,D), attn_scores (B,H,L,S), mlp_gate (B,L,I), the others (B,L,E). Besides, there
 are `config`, `index`, `tensors(name, layer)`, which gives the weights, `embed`, with which the
-stream begins, and `came_in`: what the layer before has left.
+stream begins, `came_in`: what the layer before has left; and `attends_at_once` where no step of
+attention is known or asked for.
 """
 
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.attention import scaled_dot_product_attention
 from simdformer.learn.mistakes.activations import gelu, silu, swiglu
 from simdformer.learn.mistakes.attention import attention
 from simdformer.learn.mistakes.clamped_swiglu import clamped_swiglu
@@ -26,7 +28,7 @@ from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
 from simdformer.learn.program import Program, State
 from simdformer.models.config import ModelConfig
 
-__all__ = ["INPUTS", "layer", "layer_steps", "model", "variable"]
+__all__ = ["ATTENDING", "INPUTS", "layer", "layer_steps", "model", "variable"]
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def part(first: str, last: str) -> Program:
 
 def attend(s: State, first: str, last: str, **known: Any) -> Any:
     """Attention from one of its steps to another, on what those before have left: a trace shows
-    what it has computed in between."""
+    what it has computed in between. Where nobody asks for that the kernel does it."""
     given = {
         "query": s.attn_q_rot.swapaxes(1, 2),
         "key": s.attn_k_rot.swapaxes(1, 2),
@@ -168,6 +170,11 @@ def attend(s: State, first: str, last: str, **known: Any) -> Any:
         "softcap": s.config.attention_softcap,
         "sinks": s.tensors("sinks", s.index),
     }
+    if s.run.operations and s.attends_at_once and BETWEEN.isdisjoint(s.run.replaced):
+        if last != "weigh_seen":
+            return State(scores=None, weights=None)
+        q, k, v = (s.run.array(given.pop(name)) for name in ("query", "key", "value"))
+        return State(z=scaled_dot_product_attention(q, k, v, **given))
     found = s.run(part(first, last), **vars(s).get("attending", {}) | given | known)
     s.attending = {name: value for name, value in vars(found).items() if name != "run"}
     return found
@@ -180,7 +187,9 @@ def places(s: State, positions: Any) -> Any:
 
 
 def logits_by(s: State, weight: Any) -> Any:
-    """(B,L,E) through weight (V,E) -> (B,L,V)"""
+    """(B,L,E) through weight (V,E) -> (B,L,V), or of some ids of the vocabulary alone"""
+    some = vars(s).get("vocabulary")
+    weight = weight if some is None else weight[some]
     product = s.run(linear, x=s.final_norm, weight=weight).out
     product = scaled(s, product, 1 / s.config.logit_divisor)
     cap = s.config.logit_softcap
@@ -241,6 +250,12 @@ layer = Program(
         activated,
     ),
 )
+
+# The steps between the heads and what they give.
+ATTENDING = {
+    f"layer.attn_{name}" for name in ("scores_unmasked", "scores", "pattern", "z")
+}  # fmt: skip
+BETWEEN = ATTENDING | attention.steps.keys()
 
 # What each step of a layer is computed from.
 INPUTS = {

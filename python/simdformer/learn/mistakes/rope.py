@@ -19,7 +19,7 @@ from simdformer.learn.program import Program, State
 
 def own_frequencies(s: State, dim: int) -> Any:
     theta = 10000.0 if s.theta is None else s.theta
-    return s.run(rope_frequencies, head_dim=dim, theta=theta, scaling=None).inv_freq
+    return s.run(rope_frequencies, head_dim=dim, theta=theta, scaling=None).out.inv_freq
 
 
 def some_positions(

@@ -29,7 +29,7 @@ from simdformer.learn.trace.places import (
     near,
     place,
 )
-from simdformer.learn.trace.question import Activation, Doubt, Glance, Thorough
+from simdformer.learn.trace.question import Activation, OfModel
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps
 from simdformer.models.forward_pass import checked_ids
@@ -127,11 +127,12 @@ def in_any_order(entry: Entry, view: View) -> tuple[Entry, View]:
 
 
 class Waiting(Progress):
-    """A progress bar over the seconds that a search may take."""
+    """A progress bar over the seconds that a search may take, whatever it takes them for."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__("trying known mistakes", round(10 * seconds), unit=" tenths of a second")
         self.worked = time.thread_time()
+        self.until = self.worked + seconds
 
     def go_on(self) -> None:
         """As far as the clock says."""
@@ -232,6 +233,7 @@ class Examination:
 
     def judged(self, entry: Entry) -> tuple[Entry, View | None, Report | None]:
         """What the array is, how it is to be understood, and a report if it is wrong."""
+        self.work = Waiting(SECONDS)
         place, array = entry.place, entry.array
         found = list(views(array.shape, place, self.config, self.steps.ids))
         if f"layers.{layer_of(place.name)}.mlp.experts" in self.known:  # they have that order
@@ -248,27 +250,29 @@ class Examination:
             best = min(range(len(found)), key=lambda i: (tried[i].excess, tried[i].max_abs))
             if tried[best].ok:
                 return self.doubted(entry, found[best])
-            # Another way to be right: what comes of the learner's own values.
             found = found[:WAYS]
-            for view in found:
-                if self.is_right(entry, view) or self.settled(entry, view):
+        with self.work:
+            questions = [self.question(entry, view) for view in found if numeric]
+            # Another way to be right: what comes of the learner's own values.
+            for view, question in zip(found, questions, strict=False):
+                if question.is_right or self.settled(entry, view):
                     return entry, view, None
-        if numeric and (other := self.neighbours.found(entry, self.is_right)):
-            self.remarks.append(f"what you call {entry.key!r} is {other[0].place}")
-            return *other, None
-        if not numeric or not found:
-            return entry, None, self.misshapen(entry)
-        reports = []
-        for view in found:
-            reports.append(self.explained(entry, view))
-            if reports[-1].ok:
-                self.remarks += [f"{entry.called}: {remark}" for remark in reports[-1].remarks]
-                return entry, view, None
-            if reports[-1].diagnosis:
-                return entry, None, reports[-1]
-            if self.settled(entry, view, in_fewer_bits=True):
-                return entry, view, None
-        return entry, None, reports[min(best, WAYS - 1)]
+            if numeric and (other := self.neighbours.found(entry, self.is_right)):
+                self.remarks.append(f"what you call {entry.key!r} is {other[0].place}")
+                return *other, None
+            if not questions:
+                return entry, None, self.misshapen(entry)
+            reports = []
+            for view, question in zip(found, questions, strict=True):
+                reports.append(self.explained(question))
+                if reports[-1].ok:
+                    self.remarks += [f"{entry.called}: {remark}" for remark in reports[-1].remarks]
+                    return entry, view, None
+                if reports[-1].diagnosis:
+                    return entry, None, reports[-1]
+                if self.settled(entry, view, in_fewer_bits=True):
+                    return entry, view, None
+            return entry, None, reports[min(best, WAYS - 1)]
 
     def doubted(self, entry: Entry, view: View) -> tuple[Entry, View | None, Report | None]:
         """What is right, unless it is off by more than rounding makes and a mistake explains it:
@@ -276,8 +280,8 @@ class Examination:
         array, right = entry.array, view.take(self.steps.right[entry.place.name])
         if array.dtype.itemsize < 4 or compare(array, right, NOTICED, array.dtype).ok:
             return entry, view, None
-        until = time.thread_time() + SECONDS
-        report = Doubt(self.question(entry, view), [array], None, until).report()
+        with self.work:
+            report = replace(self.question(entry, view), doubts=True).report()
         return (entry, view, None) if report.ok else (entry, None, report)
 
     def judged_experts(self, entry: Entry, view: View) -> tuple[Entry, View | None, Report | None]:
@@ -295,7 +299,7 @@ class Examination:
         whole_numbers = (ids == np.rint(ids)).all()
         if whole_numbers and self.choices.accepted(layer, ids.astype(int), self.known, bits):
             return entry, view, None
-        report = self.explained(*in_any_order(entry, view))
+        report = self.explained(self.question(*in_any_order(entry, view)))
         by_number = "a token's experts are compared in the order of their numbers"
         return entry, None, replace(report, dtype="int64", remarks=(by_number,))
 
@@ -310,41 +314,41 @@ class Examination:
             return self.choices.settled(*given, own, lambda: self.is_right(entry, view))
 
         def rounded() -> bool:  # what is right in its own dtype then was not rounded before either
-            return not self.is_right(entry, view) and self.explained(entry, view).ok
+            question = self.question(entry, view)
+            return not question.is_right and self.explained(question).ok
 
         return any(self.choices.settled(*given, few, rounded) for few in coarser(own))
 
-    def question(self, entry: Entry, view: View) -> Activation:
-        program, variables = self.steps.part(entry.place.name, self.known, view.take)
+    def question(self, entry: Entry, view: View) -> OfModel:
+        """Whether the array is what comes of the learner's own right values."""
+        name = entry.place.name
+        program, variables = self.steps.part(name, self.known, view.take)
+        right = self.steps.value(name, self.known, view.take)
         program.axes = view.axes
-        right = self.steps.value(entry.place.name, self.known, view.take)
-        return Activation(entry.called, variables, program, right)
+        self.steps.shorten(program, entry.array, right)
+        return OfModel(
+            call=Activation(entry.called, variables, program, right),
+            mine=[entry.array],
+            rtol=None,
+            until=self.work.until,
+            begun=self.work.go_on,
+            weights=self.steps.weights(name, self.known),
+            layer=layer_of(name),
+            streams=self.steps.streams(self.known),
+        )
 
     def is_right(self, entry: Entry, view: View) -> bool:
-        """Whether the array comes of the learner's own right values, rounding included."""
-        return Glance(self.question(entry, view), [entry.array], None).report().ok
+        return self.question(entry, view).is_right
 
-    def explained(self, entry: Entry, view: View) -> Report:
-        name, until = entry.place.name, time.thread_time() + SECONDS
-        with Waiting(SECONDS) as waiting:
-            report = Thorough(
-                call=self.question(entry, view),
-                mine=[entry.array],
-                rtol=None,
-                until=until,
-                begun=waiting.go_on,
-                weights=self.steps.weights(name, self.known),
-                layer=layer_of(name),
-                streams=self.steps.streams(self.known),
-            ).report()
+    def explained(self, question: OfModel) -> Report:
+        report = question.report()
         if report.ok:
             return report
         report = replace(report, remarks=())
-        if report.diagnosis or time.thread_time() < until:
+        if report.diagnosis or time.thread_time() < self.work.until:
             return report
         given_up = (
-            f"not all known mistakes could be tried in {SECONDS:g} seconds: give more of the "
-            "activations in between"
+            f"a search ends after {SECONDS:g} seconds: give more of the activations in between"
         )
         return replace(report, observations=(*report.observations, given_up))
 

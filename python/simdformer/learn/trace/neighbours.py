@@ -9,8 +9,8 @@ everything up to that is right; nor if the word is used for both; nor if what fo
 from collections.abc import Callable, Iterator
 
 from simdformer.learn.check.compare import TOLERANCE, compare
+from simdformer.learn.check.problem import distance
 from simdformer.learn.check.rounding import F32
-from simdformer.learn.check.search import distance
 from simdformer.learn.trace.axes import View, views
 from simdformer.learn.trace.entry import Entry, hidden
 from simdformer.learn.trace.places import Place, heads_of, layer_of, other_meanings

@@ -2,21 +2,25 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake, wrong_steps
-from simdformer.learn.check.compare import TOLERANCE
+from simdformer.learn.check.compare import compare, numbers
 from simdformer.learn.check.evidence import Evidence, Verdict
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.operation import Asked
 from simdformer.learn.check.rounding import F32
-from simdformer.learn.check.search import Explanation, Problem, evaluate
+from simdformer.learn.check.search import Explanation, Search
 from simdformer.learn.mistakes.model_weights import STEPS, called, of_layer
-from simdformer.learn.program import Run, Step
+from simdformer.learn.program import Step
 
-__all__ = ["Activation", "Doubt", "Glance", "Thorough"]
+__all__ = ["Activation", "OfModel"]
+
+COLUMNS = 1000  # of a vocabulary are looked at closely, and
+WORST = 24  # besides
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Activation(Asked):
     """What an activation should be: computed from the learner's own last right values."""
 
     wanted: Any
+    arithmetic = F32  # as the weights are multiplied
 
     @property
     def inputs(self) -> list[Any]:
@@ -35,68 +40,101 @@ class Activation(Asked):
         return [self.wanted]
 
 
-class Doubt(Check):
-    """Within what is usual: wrong only where a mistake explains more of it than rounding."""
-
-    def verdict(self, right: list[Any]) -> Verdict:
-        found = self.compare(self.mine, right)
-        return self.evidence(self.mine).doubted(right, found)
-
-
-class Glance(Check):
-    """Right or wrong, without asking why."""
-
-    def verdict(self, right: list[Any]) -> Verdict:
-        found = self.compare(self.mine, right)
-        if not all(c.ok for c in found):
-            spreads = self.evidence(self.mine).spreads(right, self.coarsest)
-            found = self.compare(self.mine, right, spreads)
-        return Verdict(all(c.ok for c in found), found)
-
-    def describe(self, i: int, right: Any) -> list[str]:
-        return []
-
-
 @dataclass(frozen=True, kw_only=True)
-class Thorough(Check):
-    """Looks for weights of other layers too, and for layers that are left out.
+class OfModel(Check):
+    """An activation of a model. Looks for weights of other layers too, and for layers that are left
+    out; of logits some of the vocabulary answer for all of it.
 
     weights : the names of those that take part
     layer : the one that the activation belongs to, if it does
     streams : what each layer leaves, that of number -1 is the embedding
+    doubts : within what is usual, wrong only where a mistake explains more of it than rounding
     """
 
+    call: Activation
     weights: list[str]
     layer: int | None
     streams: Mapping[int, Any]
+    doubts: bool = False
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def is_right(self) -> bool:
+        """Right or wrong, without asking why."""
+        if self.part is not self:
+            return self.part.is_right
+        found = self.compare(self.mine, right := self.call.right())
+        if not all(c.ok for c in found):
+            spreads = self.own_evidence.spreads(right, self.coarsest)
+            found = self.compare(self.mine, right, spreads)
+        return all(c.ok for c in found)
+
+    def verdict(self, right: list[Any]) -> Verdict:
+        if self.part is self and self.doubts:
+            return self.own_evidence.doubted(right, self.compare(self.mine, right))
+        if self.part is self:
+            return super().verdict(right)
+        verdict = self.part.verdict(self.part.call.right())
+        return replace(verdict, found=self.compare(self.mine, right))
+
+    # ---- some of the vocabulary ------------------------------------------------------------------
+
+    @cached_property
+    def part(self) -> "OfModel":
+        """The same for some columns of logits."""
+        columns = self.columns()
+        if columns is None:
+            return self
+        call = replace(
+            self.call,
+            wanted=self.call.wanted[..., columns],
+            variables=self.call.variables | {"vocabulary": columns},
+        )
+        return replace(self, call=call, mine=[self.mine[0][..., columns]])
+
+    def columns(self) -> Any:
+        """Those that are most off, and evenly spaced ones; None where all are needed: they are
+        few, or mine are shares, which show what they are by their sum."""
+        mine, right = numbers(self.mine[0]), self.call.wanted
+        if "vocabulary" not in self.call.variables or mine.shape[-1] <= COLUMNS + WORST:
+            return None
+        if any(np.allclose(shares.sum(-1), 1, 1e-2) for shares in (mine, np.exp(mine))):
+            return None
+        off = compare(mine, right, 0.0, F32).relative
+        worst = np.argsort(off.reshape(-1, mine.shape[-1]).max(axis=0))[-WORST:]
+        return np.union1d(np.linspace(0, mine.shape[-1] - 1, COLUMNS).astype(int), worst)
+
+    # ---- mistakes that are not in the catalogue --------------------------------------------------
+
+    def evidence(self, mine: list[Any]) -> Evidence:
+        return self.own_evidence if mine is self.mine else super().evidence(mine)
+
+    @cached_property
+    def own_evidence(self) -> Evidence:
+        return super().evidence(self.mine)
 
     def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
-        problem = evidence.problem
+        search = evidence.search
         return (
-            evidence.search.singles()
-            or tuple(self.of_other_layers(problem))
-            or tuple(self.of_layers_left_out(problem))
+            search.singles()
+            or tuple(self.of_layers_left_out(search))
+            or tuple(self.of_other_layers(search))
             or evidence.constants(self.coarsest)
         )
 
-    def gives(self, problem: Problem, steps: Mapping[str, Step]) -> bool:
-        mine = problem.mine
-        dtype = mine[0].dtype if mine[0].dtype in TOLERANCE else F32
-        out = evaluate(Run(dtype, steps), problem)
-        return out is not None and self.compare(mine, out)[0].ok
-
-    def of_other_layers(self, problem: Problem) -> Iterator[Explanation]:
-        """One weight of another layer, or all of them. (Most of the first are in the catalogue.)"""
-        sets = [[weight] for weight in self.weights] + [self.weights] * (len(self.weights) > 1)
+    def of_other_layers(self, search: Search) -> Iterator[Explanation]:
+        """All weights of another layer, or one of them. (Most of the first are known.)"""
+        sets = [self.weights] * (len(self.weights) > 1) + [[weight] for weight in self.weights]
         for weights in sets:
             for index in range(len(self.streams) - 1):
                 lines = {STEPS[one]: of_layer(one, index) for one in weights}
                 steps = wrong_steps(lines)
-                if index != self.layer and self.gives(problem, steps):
+                if index != self.layer and search.gives(steps, {}):
                     yield (wrong_layer(weights, index, steps),)
 
-    def of_layers_left_out(self, problem: Problem) -> Iterator[Explanation]:
+    def of_layers_left_out(self, search: Search) -> Iterator[Explanation]:
         """The loop ends early, begins late, or leaves some out."""
+        problem = search.problem
         plan = [
             (index, program, dict(known)) for index, program, known in problem.variables["plan"]
         ]
@@ -108,8 +146,8 @@ class Thorough(Check):
             tried.append((index, index, first - 1, [*plan[:n], *plan[n + 1 :]]))
         for begin, end, before, rest in tried:
             stream = self.streams[before]
-            variables = problem.variables | {"plan": rest, "begin": stream, "resid_post": stream}
-            if end != self.layer and self.gives(replace(problem, variables=variables), {}):
+            given = {"plan": rest, "begin": stream, "resid_post": stream}
+            if end != self.layer and search.gives({}, given):
                 yield (left_out(begin, end),)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.check.compare import numbers
+from simdformer.learn.check.compare import TOLERANCE, compare, numbers
+from simdformer.learn.check.rounding import F32
 from simdformer.learn.mistakes.experts import experts, steps_of
-from simdformer.learn.mistakes.model import model, variable
+from simdformer.learn.mistakes.model import ATTENDING, model, variable
 from simdformer.learn.mistakes.model_weights import STEPS
 from simdformer.learn.program import STEPS as PROGRAM_STEPS
-from simdformer.learn.program import Program, Run, State
+from simdformer.learn.program import Beginning, Program, Run, State, Thin
 from simdformer.learn.trace.aliases import SILU
 from simdformer.learn.trace.decided import Decided
 from simdformer.learn.trace.places import known_names, layer_of
@@ -26,6 +27,19 @@ __all__ = ["ModelSteps"]
 BY_EXPERT = ("mlp.expert_weights", "mlp.gate", "mlp.up", SILU, "mlp.act", "mlp.expert_out")
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 Known = Mapping[str, Float64]
+POSITIONS = ("position", "query", "key")  # axes of tokens
+SQUARE = ("attn_scores_unmasked", "attn_scores", "attn_pattern")  # (B,H,L,S); all others (B,L,...)
+FIRST = 16  # positions, fewer of which take nearly as long
+LAYERS = 2  # in which most mistakes have shown
+
+
+def stream(s: State) -> None:
+    """Instead of a result: what the last of the layers leaves."""
+    s.out = s.resid_post
+
+
+def first_layers(variables: dict[str, Any]) -> dict[str, Any]:
+    return variables | {"plan": variables["plan"][:LAYERS]}
 
 
 class ModelSteps:
@@ -48,19 +62,24 @@ class ModelSteps:
         for index in filter(self.config.has_experts, range(self.config.num_layers)):
             ids = self.right[f"layers.{index}.mlp.experts"].astype(int)
             self.decided[index] = Decided(ids)
+        self._sources = {name: self._looked_up(name) for name in self.names}
         for name in self.names:  # those that no trace has
             if name not in self.right:
                 self.right[name] = self.value(name, self.right)
 
     def sources(self, name: str) -> list[str]:
         """What an activation is computed from directly."""
+        return self._sources[name]
+
+    def _looked_up(self, name: str) -> list[str]:
         index = layer_of(name)
         if index is None:
             last = f"layers.{self.config.num_layers - 1}.resid_post"
             whole = {"embed": [], "pos_embed": [], "final_norm": [last]}
             return whole.get(name, ["final_norm"])
-        names = {variable(one): one for one in self.names if one.startswith(f"layers.{index}.")}
         found = []
+        at = f"layers.{index}."
+        names = {variable(one): one for one in self.names if one.startswith(at)}
         for source in steps_of(self.config, index)[variable(name)]:
             found += self.before(index) if source == "came_in" else [names.get(source, "")]
         return [source for source in found if source]
@@ -133,7 +152,9 @@ class ModelSteps:
             names = [self.step(name) for name in needed if name.startswith(at)]
             program.steps = {name: PROGRAM_STEPS[name] for name in names}
             before = self.before(index)
-            start = {} if not index or before[0] in needed else {"came_in": values[before[0]]}
+            start: dict[str, Any] = {"attends_at_once": set(names) >= ATTENDING}
+            if index and before[0] not in needed:
+                start["came_in"] = values[before[0]]
             given: dict[str, Any] = {
                 variable(name): value.astype(int) if name.endswith("mlp.experts") else value
                 for name, value in values.items()
@@ -168,10 +189,65 @@ class ModelSteps:
             "config": self.config,
             "tensors": self.tensors,
             "plan": plan,
-        }
+        } | ({"vocabulary": None} if target == "logits" else {})
 
     def value(self, target: str, known: Known, take: Callable[[Any], Any] = lambda x: x) -> Float64:
         """The target as it should be, after what is known."""
+        if not self.border(target, known):
+            return numbers(take(self.right[target]))
         program, variables = self.part(target, known, take)
         with np.errstate(all="ignore"):
             return numbers(Run(np.float64)(program, **variables).out)
+
+    def shorten(self, program: Program, mine: Any, right: Any) -> None:
+        """Says of a program how a long sequence is sampled, and many layers are looked at: by their
+        beginning. Mine is of the program's axes."""
+        axes = program.axes
+        at = [axis - len(axes) for axis, name in enumerate(axes) if name in POSITIONS]
+        if not at or any(mine.shape[axis] != self.ids.shape[1] for axis in at):
+            return
+        wrong = compare(mine, right, TOLERANCE[F32], F32).wrong.swapaxes(0, at[0])
+        first = int(np.argmax(wrong.reshape(len(wrong), -1).any(axis=1)))
+        program.thin = self.thin(at, first)
+        if "model.final_norm" in program.steps:
+            short = Program("model")
+            names = list(program.steps)
+            names = names[: names.index("model.final_norm")]
+            short.steps = {name: program.steps[name] for name in names}
+            short.steps["model.result"] = stream
+            short.conditions = program.conditions
+            program.beginning = Beginning(short, first_layers, first)
+
+    def thin(self, at: list[int], wrong: int) -> Thin:
+        """The first tokens alone, up to the first that is wrong, for none sees a later one. `at`:
+        the axes of positions."""
+        config = self.config
+        widest = max(
+            config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        )
+
+        def fewer(
+            variables: dict[str, Any], limit: int
+        ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+            batch, length = variables["ids"].shape
+            count = max(limit // (batch * widest), wrong + 1, FIRST)
+            if count >= length:
+                return None
+
+            def some(x: Any, *axes: int) -> Any:
+                for axis in axes:
+                    x = np.asarray(x).swapaxes(0, axis)[:count].swapaxes(0, axis)
+                return x
+
+            def known(given: dict[str, Any]) -> dict[str, Any]:
+                return {
+                    name: x if np.ndim(x) < 2 else some(x, *((2, 3) if name in SQUARE else (1,)))
+                    for name, x in given.items()
+                }
+
+            others = ("config", "tensors", "plan", "vocabulary")
+            given = {name: x for name, x in variables.items() if name not in others}
+            plan = [(index, program, known(x)) for index, program, x in variables["plan"]]
+            return variables | known(given) | {"plan": plan}, lambda out: some(out, *at)
+
+        return fewer
