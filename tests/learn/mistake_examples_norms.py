@@ -117,7 +117,7 @@ wrong_rms("rms_norm.in_bfloat16", lambda x, w, e: in_16_bits(x, w, e, ml_dtypes.
 wrong_rms("rms_norm.in_float16", lambda x, w, e: in_16_bits(x, w, e, np.float16))
 
 
-@example("rms_norm.in_float16")
+@example("rms_norm.squares_overflow")
 def _(rng):
     """float16 in and out, and squares that do not fit into it."""
     x, w = normal(rng, 3, 8, dtype=np.float16, scale=1000.0), normal(rng, 8, dtype=np.float16)
@@ -127,7 +127,35 @@ def _(rng):
     return mine, sf.rms_norm, (x, w), {"eps": 1e-5}
 
 
+@example("rms_norm.squares_overflow")
+def _(rng):
+    """One channel of one token alone, as models have it, in an array that was widened."""
+    x, w = normal(rng, 5, 32), normal(rng, 32)
+    x[1, 3] = 300
+    half = x.astype(np.float16)
+    with np.errstate(all="ignore"):
+        mine = half / np.sqrt(ms(half) + np.float16(1e-6)) * w.astype(np.float16)
+    return mine, sf.rms_norm, (x, w), {"eps": 1e-6}
+
+
+wrong_rms("rms_norm.weight_twice", lambda x, w, e: x / np.sqrt(ms(x) + e) * w * w)
+
 # ---- LayerNorm -----------------------------------------------------------------------------------
+
+wrong_layer(
+    "layer_norm.weight_twice",
+    lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) * w * w + b,
+)
+
+
+@example("layer_norm.squares_overflow")
+def _(rng):
+    x, w, b = (normal(rng, *shape).astype(np.float16) for shape in ((5, 32), (32,), (32,)))
+    x[1, 3] = 300
+    with np.errstate(all="ignore"):
+        mine = (x - mean(x)) / np.sqrt(var(x) + np.float16(1e-5)) * w + b
+    return mine, sf.layer_norm, (x, w, b), {"eps": 1e-5}
+
 
 wrong_layer("layer_norm.no_eps", lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x)) * w + b)
 wrong_layer(

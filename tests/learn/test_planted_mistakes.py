@@ -244,3 +244,16 @@ def test_an_overflow_has_its_place():
     assert not seen["layers.0.input_layernorm"][0].any()
     report = sf.check_trace(seen, MODEL, IDS)
     assert report.first_wrong == "layers.0.attn_norm (layers.0.input_layernorm)"
+    assert [mistake.name for mistake in report.diagnosis] == ["rms_norm.squares_overflow"], report
+
+
+@pytest.mark.parametrize("slip", ["theta of llama 2", "interleaved pairs"])
+def test_a_name_that_is_overwritten_is_explained_by_what_it_holds(slip):
+    """xq = rope(xq): it is called q, and turned wrongly it is neither q nor what it should be."""
+    seen = {key.replace("q_rot", "xq"): x for key, x in run(slip).items() if "k_rot" not in key}
+    _, *names = PLANTED[slip]
+    report = sf.check_trace(seen, MODEL, IDS)
+    assert report.first_wrong == "layers.0.attn.q_rot (layers.0.xq)"
+    assert {mistake.name for mistake in report.diagnosis} & set(names), report
+    right = sf.check_trace({key.replace("q_rot", "xq"): x for key, x in run().items()}, MODEL, IDS)
+    assert right.ok

@@ -125,6 +125,10 @@ class Search:
         if base.right is None:
             return []
         mine, right_one = self.target(problem), self.target(replace(problem, mine=base.right))
+        if (
+            mine.distance(base.right) == 0
+        ):  # so do the right steps, if this dtype is all that is wrong
+            return []
         found = []
         among = self.likely_first(CATALOGUE.among(base.run.visited), problem, dtype)
         for number, variation in enumerate(among):

@@ -65,6 +65,10 @@ mistakes(
     one_plus_weight: multiplied by 1 + weight
         Gemma stores its norm weights minus one; Llama, Qwen, Mistral and MiniMind do not.
         | out = out * (1 + w)
+    weight_twice: multiplied by the weight twice
+        A function of PyTorch that was given the weight has multiplied by it already.
+        > Multiply by the weight once: F.rms_norm(x, shape, weight), or norm(x) * weight.
+        | ...; out = out * w
     weight_added: the weight is added instead of multiplied
         The weight scales each element; only a bias is added.
         | out = out + w
@@ -79,6 +83,14 @@ mistakes(
     weight_before_norm (rare): x is multiplied by the weight before it is measured
         The size must be that of x: a weight that is in it already is partly divided out again.
         | squares = (h * w) ** 2
+
+    rms_norm.square (02 §4), layer_norm.square (04 §3) > Convert x to float32, normalise, and
+        convert the result back.
+
+    squares_overflow: squares overflow in float16, and their rows come out as 0
+        The largest number of float16 is 65,504: the square of 256 is infinite, and x / inf is 0.
+        | ...; unless((squares <= np.finfo(float16).max).all())
+        | squares = np.where(squares > np.finfo(float16).max, real(np.inf), squares)
 
     layer_norm.add (04 §3) > Multiply by the weight first, then add the bias.
 
@@ -110,7 +122,7 @@ for few, cause in (
             f"""
             {program.name} ({see}) > Convert x to float32, normalise, and convert the result back.
 
-            in_{few} (rare): computed in {few}
+            in_{few} (rare, unless squares_overflow): computed in {few}
                 {cause}
                 {everywhere}
             """,

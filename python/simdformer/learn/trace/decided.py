@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simdformer.learn.check.compare import finfo, row_size
+from simdformer.learn.check.problem import distance
 from simdformer.learn.check.rounding import Noise
-from simdformer.learn.check.search import distance
 from simdformer.learn.program import Run
 
 if TYPE_CHECKING:

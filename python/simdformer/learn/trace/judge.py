@@ -272,6 +272,10 @@ class Examination:
                     return entry, None, reports[-1]
                 if self.settled(entry, view, in_fewer_bits=True):
                     return entry, view, None
+            for renamed, view in self.neighbours.meant(entry):
+                report = self.explained(self.question(renamed, view))
+                if report.diagnosis:
+                    return renamed, None, report
             return entry, None, reports[min(best, WAYS - 1)]
 
     def doubted(self, entry: Entry, view: View) -> tuple[Entry, View | None, Report | None]:
@@ -355,7 +359,7 @@ class Examination:
     def misshapen(self, entry: Entry) -> Report:
         view = whole(entry.place, self.config, entry.array.ndim, self.steps.ids)
         if view is not None and entry.array.dtype in TOLERANCE:  # of other experts, more or fewer
-            report = self.explained(*in_any_order(entry, view))
+            report = self.explained(self.question(*in_any_order(entry, view)))
             if report.diagnosis:
                 return report
         return Report(

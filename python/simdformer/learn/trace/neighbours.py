@@ -44,6 +44,18 @@ class Neighbours:
                 return found
         return None
 
+    def meant(self, entry: Entry) -> Iterator[tuple[Entry, View]]:
+        """What else may be meant by the name, where something is wrong with the array: q and k are
+        often overwritten when they are turned."""
+        layer, _, short = entry.place.name.partition(".attn.")
+        turned = (f"attn.{short}_rot",) if short in ("q", "k") else ()
+        layer = ".".join(layer.split(".")[:2])
+        for other in (*turned, *other_meanings(entry.key)):
+            if (name := f"{layer}.{other}") in self.steps.names:
+                renamed = Entry(entry.key, Place(name, entry.place.head), entry.array)
+                found = views(entry.array.shape, renamed.place, self.steps.config, self.steps.ids)
+                yield from ((renamed, view) for view in found)
+
     def around(self, name: str) -> Iterator[str]:
         """The other activations of the layer, those after this one first; then this one in the
         layers beside it, and what the layers leave."""

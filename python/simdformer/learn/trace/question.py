@@ -96,7 +96,9 @@ class OfModel(Check):
         """Those that are most off, and evenly spaced ones; None where all are needed: they are
         few, or mine are shares, which show what they are by their sum."""
         mine, right = numbers(self.mine[0]), self.call.wanted
-        if "vocabulary" not in self.call.variables or mine.shape[-1] <= COLUMNS + WORST:
+        if "vocabulary" not in self.call.variables or mine.shape != right.shape:
+            return None
+        if mine.shape[-1] <= COLUMNS + WORST:
             return None
         if any(np.allclose(shares.sum(-1), 1, 1e-2) for shares in (mine, np.exp(mine))):
             return None
@@ -107,11 +109,14 @@ class OfModel(Check):
     # ---- mistakes that are not in the catalogue --------------------------------------------------
 
     def evidence(self, mine: list[Any]) -> Evidence:
-        return self.own_evidence if mine is self.mine else super().evidence(mine)
+        """Mistakes are made in float32 alone: in 16 bits a run takes many times as long."""
+        if mine is self.mine:
+            return self.own_evidence
+        return replace(super().evidence(mine), dtypes=[F32])
 
     @cached_property
     def own_evidence(self) -> Evidence:
-        return super().evidence(self.mine)
+        return replace(super().evidence(self.mine), dtypes=[F32])
 
     def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
         search = evidence.search

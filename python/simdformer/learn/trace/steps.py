@@ -193,7 +193,7 @@ class ModelSteps:
 
     def value(self, target: str, known: Known, take: Callable[[Any], Any] = lambda x: x) -> Float64:
         """The target as it should be, after what is known."""
-        if not self.border(target, known):
+        if not self.decided and not self.border(target, known):
             return numbers(take(self.right[target]))
         program, variables = self.part(target, known, take)
         with np.errstate(all="ignore"):
@@ -204,7 +204,11 @@ class ModelSteps:
         beginning. Mine is of the program's axes."""
         axes = program.axes
         at = [axis - len(axes) for axis, name in enumerate(axes) if name in POSITIONS]
-        if not at or any(mine.shape[axis] != self.ids.shape[1] for axis in at):
+        if (
+            mine.shape != right.shape
+            or not at
+            or any(mine.shape[axis] != self.ids.shape[1] for axis in at)
+        ):
             return
         wrong = compare(mine, right, TOLERANCE[F32], F32).wrong.swapaxes(0, at[0])
         first = int(np.argmax(wrong.reshape(len(wrong), -1).any(axis=1)))
