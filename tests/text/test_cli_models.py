@@ -59,8 +59,8 @@ def test_a_chat_reads_what_was_said_once(command, monkeypatch):
     lengths = []
     open_cache = PagedKVCache.open
 
-    def opened(self, ids):
-        sequence = open_cache(self, ids)
+    def opened(self, ids, **options):
+        sequence = open_cache(self, ids, **options)
         lengths.append((sequence.length, len(ids)))
         return sequence
 

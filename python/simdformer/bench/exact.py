@@ -38,6 +38,19 @@ class Exact(Transformer):
         out = np.concatenate([linear(x, part.astype(np.float64)) for part in parts], axis=-1)
         return out if bias is None else out + bias
 
+    def linear_chosen(self, x: Array, ids: Array, weights: Any, biases: Any = None) -> list[Array]:
+        """x (B,L,k,I), or (B,L,1,I) for all k, ids (B,L,k) -> (B,L,k,O) by each list of experts"""
+        x = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
+        found = []
+        for experts, several in zip(weights, biases or [None] * len(weights), strict=True):
+            out = np.empty((*ids.shape, experts[0].shape[0]))
+            for expert in np.unique(ids):
+                where = ids == expert
+                bias = None if several is None else several[expert]
+                out[where] = self.linear(x[where], experts[expert], bias)
+            found.append(out)
+        return found
+
 
 def in_float64(weights: Any) -> Any:
     """Weights, or a part of them, with norms, biases and sinks in float64; matrices as they are."""

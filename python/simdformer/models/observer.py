@@ -76,8 +76,8 @@ SPLIT: dict[str, tuple[Split, int]] = {
     **dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), ("inner", -1)),
     **dict.fromkeys(("mlp.shared.gate", "mlp.shared.up", "mlp.shared.act"), ("shared_inner", -1)),
 }
-BY_EXPERT = {"mlp.gate", "mlp.up", "mlp.act", "mlp.expert_out"}
-ADDED = {"mlp.shared.out"}
+BY_EXPERT = {"mlp.gate", "mlp.up", "mlp.act"}
+ADDED = {"mlp.expert_out", "mlp.shared.out"}  # changed, it is all rank 0's
 OF_THE_SHARED = {name for name in LAYER_NAMES if name.startswith("mlp.shared.")}
 OF_EXPERTS = OF_THE_SHARED | {
     "mlp.router",

@@ -242,12 +242,8 @@ class Transformer(Decoder):
         shares = expert_weights(logits, ids, normalize=config.normalize_expert_weights)
         shares = see("mlp.expert_weights", shares)  # (B,L,k)
         held = self.ranks.place_of_experts(ids)
-
-        def linear(x: Array, weights: Any, biases: Any) -> list[Array]:
-            return linear_chosen(x, held, weights, biases, arithmetic=self.arithmetic)
-
-        inner = linear(x[..., None, :], *weights.gate_up)  # (B,L,k,I)
-        (out,) = linear(self.activated(inner, see, "mlp"), *weights.down)
+        inner = self.linear_chosen(x[..., None, :], held, *weights.gate_up)  # (B,L,k,I)
+        (out,) = self.linear_chosen(self.activated(inner, see, "mlp"), held, *weights.down)
         summed = mixed(see("mlp.expert_out", out), shares)
         if weights.shared is not None:  # an MLP for all positions
             beside = self.feed_forward(weights.shared, x, see, "mlp.shared")
@@ -260,6 +256,10 @@ class Transformer(Decoder):
     def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
         """x (...,I) weight (O,I) -> (...,O), by the arithmetic that was asked for"""
         return linear(x, weight, bias, arithmetic=self.arithmetic)
+
+    def linear_chosen(self, x: Array, ids: Array, weights: Any, biases: Any = None) -> list[Array]:
+        """x (B,L,k,I), or (B,L,1,I) for all k, ids (B,L,k) -> (B,L,k,O) by each list of experts"""
+        return linear_chosen(x, ids, weights, biases, arithmetic=self.arithmetic)
 
     def norm_heads(self, x: Array, weight: Array | None, split: Split) -> Array:
         """x (B,L,H,D) -> (B,L,H,D): over each head, or over all of a position as one vector"""
