@@ -194,9 +194,17 @@ int64_t deal(LinearArgs& args, LinearWeight* weights, int64_t first, int64_t end
   return items;
 }
 
-// All weights of a call, each with the rows [begin, end) of it: those of x, or the chosen ones.
-void multiply(const Rows& x, std::vector<LinearWeight>& weights, const ChosenRows* chosen,
+// All weights of a call: each has all rows of x, or those of the chosen ones that are its own.
+void multiply(const Rows& x, const LinearOperand* operands, int count, const ChosenRows* chosen,
               Arithmetic arithmetic) {
+  std::vector<LinearWeight> weights;
+  weights.reserve(static_cast<std::size_t>(count));
+  for (const LinearOperand* one = operands; one < operands + count; ++one)
+    if (one->out.size() > 0)
+      weights.push_back(chosen != nullptr ? weight_of(*one, one->begin, one->end)
+                                          : weight_of(*one, 0, x.count));
+  if (weights.empty()) return;
+
   const DType sum = accumulator(x.dtype);
   const int64_t depth = x.length, all_rows = chosen != nullptr ? chosen->count : x.count;
   const KernelTable& table = kernels();
@@ -264,21 +272,12 @@ void multiply(const Rows& x, std::vector<LinearWeight>& weights, const ChosenRow
 }  // namespace
 
 void linear(const View& x, const LinearOperand* operands, int count, Arithmetic arithmetic) {
-  const Rows rows = rows_of(x);
-  std::vector<LinearWeight> weights;
-  weights.reserve(static_cast<std::size_t>(count));
-  for (const LinearOperand* operand = operands; operand < operands + count; ++operand)
-    if (operand->out.size() > 0) weights.push_back(weight_of(*operand, 0, rows.count));
-  if (!weights.empty()) multiply(rows, weights, nullptr, arithmetic);
+  multiply(rows_of(x), operands, count, nullptr, arithmetic);
 }
 
 void linear_chosen(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,
                    Arithmetic arithmetic) {
-  std::vector<LinearWeight> weights;
-  weights.reserve(static_cast<std::size_t>(count));
-  for (const LinearOperand* operand = operands; operand < operands + count; ++operand)
-    if (operand->out.size() > 0) weights.push_back(weight_of(*operand, operand->begin, operand->end));
-  if (!weights.empty()) multiply(rows_of(x), weights, &chosen, arithmetic);
+  multiply(rows_of(x), operands, count, &chosen, arithmetic);
 }
 
 }  // namespace simdformer

@@ -5,7 +5,6 @@ the logits after a few ids, against the same weights in float64: see `Exact`.
 """
 
 import os
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,8 +14,9 @@ import numpy as np
 from simdformer.bench import llama_cpp, transformers
 from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contestant, Missing
 from simdformer.bench.exact import Exact
-from simdformer.bench.models import ModelRun, contestant, made
-from simdformer.bench.work import AT_THE_LIMIT, Case, Dtype, Goal, Inputs, numpy_dtype, times
+from simdformer.bench.models import MODEL_GOALS, ModelRun, computing, contestant, made
+from simdformer.bench.quantized_models import PROMPT_GOALS, STEP_GOALS
+from simdformer.bench.work import Case, Dtype, Goal, Inputs
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.models import Transformer
@@ -44,10 +44,10 @@ def checkpoint_cases(path: str | os.PathLike[str], format: str | None = None) ->
     step = CheckpointRun(new=1, in_cache=min(IN_CACHE, config.max_seq_len - 1), **sizes)
     name, arithmetics = checkpoint.path.name, list[Dtype](["float32"])
     reading: tuple[Goal, ...]
-    reading = writing = (times(1.0, TRANSFORMERS, LLAMA_CPP), AT_THE_LIMIT)
+    writing: tuple[Goal, ...]
+    reading = writing = MODEL_GOALS
     if isinstance(held, Quantized):
-        reading = (times(1.2, LLAMA_CPP),)
-        writing = (times(1.0, LLAMA_CPP), times(1.3, LLAMA_CPP) | Goal(0.85, "read"))
+        reading, writing = PROMPT_GOALS, STEP_GOALS
     elif held.dtype.itemsize == 2:
         arithmetics.append("bfloat16")
     prompts = [CheckpointRun(new=prompt, dtype=dtype, **sizes) for dtype in arithmetics]
@@ -92,18 +92,12 @@ class CheckpointRun(ModelRun):
         """ids (in_cache + new,)"""
         return {"ids": rng.integers(self.config.vocab_size, size=self.in_cache + self.new)}
 
-    def expected(self, inputs: Inputs) -> Array:
-        ids = self.checked_ids(inputs)
-        found: Array = made(
-            "expected",
-            (self.model, tuple(ids)),
-            lambda: Exact(self.loaded)(ids, None, 1)[0, self.sampled()],
-        )
-        return found
+    def exact_logits(self, inputs: Inputs, ids: Array) -> Array:
+        logits: Array = Exact(self.loaded)(ids, None, 1)[0, self.sampled()]
+        return logits
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        model = copy(self.loaded)
-        model.activations = numpy_dtype(self.dtype)
+        model = computing(self, self.loaded)
         return [contestant(model, self, inputs), self.transformers(inputs), self.llama_cpp(inputs)]
 
     def transformers(self, inputs: Inputs) -> Contestant | Missing:

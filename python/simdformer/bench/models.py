@@ -42,8 +42,11 @@ from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
 __all__ = [
+    "MODEL_GOALS",
     "SHAPES",
     "ModelRun",
+    "computing",
+    "contestant",
     "forget_models",
     "made",
     "model_cases",
@@ -95,6 +98,7 @@ BLOCK = 1_000_003  # random numbers that all matrices repeat; a prime, so that n
 CHECKED = 16  # ids; float64 is slow, and a model that is right for these is the same model
 SAMPLED = 256  # logits
 SEED = 20240601
+MODEL_GOALS = (times(1.0, TRANSFORMERS, LLAMA_CPP), AT_THE_LIMIT)
 
 # The models made last, by what made them: cases of one model follow each other.
 _made: dict[str, tuple[Any, Any]] = {}
@@ -103,12 +107,11 @@ _made: dict[str, tuple[Any, Any]] = {}
 def model_cases() -> Iterator[Case]:
     """A prompt of 512 ids in two arithmetics, and a step of decoding, of each shape."""
     arithmetics: tuple[Dtype, ...] = ("float32", "bfloat16")  # peers have the second
-    goals = (times(1.0, TRANSFORMERS, LLAMA_CPP), AT_THE_LIMIT)
     for shape, config in SHAPES.items():
         for dtype in arithmetics:
             prompt = ModelRun(config=config, new=512, dtype=dtype)
-            yield Case(f"{shape}/prefill/{dtype}", prompt, goals)
-        yield Case(f"{shape}/decode", ModelRun(config=config, new=1, in_cache=64), goals)
+            yield Case(f"{shape}/prefill/{dtype}", prompt, MODEL_GOALS)
+        yield Case(f"{shape}/decode", ModelRun(config=config, new=1, in_cache=64), MODEL_GOALS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +196,14 @@ class ModelRun(Work):
         ids = self.checked_ids(inputs)
 
         def logits() -> Array:
-            return reference_logits(self.config, inputs["weights"], ids, self.sampled())
+            return self.exact_logits(inputs, ids)
 
         found: Array = made("expected", (self.model, tuple(ids)), logits)
         return found
+
+    def exact_logits(self, inputs: Inputs, ids: Array) -> Array:
+        """The sampled logits after ids, in float64."""
+        return reference_logits(self.config, inputs["weights"], ids, self.sampled())
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
         return [ours(self, inputs), with_transformers(self, inputs), with_llama_cpp(self, inputs)]
@@ -290,9 +297,13 @@ def made(by: str, model: Any, make: Callable[[], Any]) -> Any:
 
 
 def our_model(work: ModelRun, inputs: Inputs) -> Transformer:
-    """Its arithmetic on the packed weights that all work with this model shares."""
+    """On the packed weights that all work with this model shares."""
     config, weights = work.config, inputs["weights"]
-    packed: Transformer = made(OURS, work.model, lambda: Transformer(config, weights))
+    return computing(work, made(OURS, work.model, lambda: Transformer(config, weights)))
+
+
+def computing(work: ModelRun, packed: Transformer) -> Transformer:
+    """The arithmetic of the work on packed weights that others share."""
     model = copy(packed)
     model.activations = numpy_dtype(work.dtype)
     return model

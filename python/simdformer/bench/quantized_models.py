@@ -14,9 +14,17 @@ from simdformer.models import ModelConfig, weight_shapes
 from simdformer.models.budget import cache_bytes
 from simdformer.types import Array
 
-__all__ = ["QuantizedModelRun", "quantized_model_cases", "quantized_weights"]
+__all__ = [
+    "PROMPT_GOALS",
+    "STEP_GOALS",
+    "QuantizedModelRun",
+    "quantized_model_cases",
+    "quantized_weights",
+]
 
 MODELS = {"Qwen3-0.6B": ("q8_0", "q4_0", "q4_k"), "Llama-3.2-1B": ("q4_k",)}
+PROMPT_GOALS = (times(1.2, LLAMA_CPP),)
+STEP_GOALS = (times(1.0, LLAMA_CPP), times(1.3, LLAMA_CPP) | Goal(0.85, "read"))
 REPEATED = 256  # rows of a matrix that all others repeat: speed does not depend on what they say
 
 
@@ -25,10 +33,9 @@ def quantized_model_cases() -> Iterator[Case]:
     for shape, types in MODELS.items():
         for type in types:
             prompt = QuantizedModelRun(config=SHAPES[shape], new=512, type=type)
-            yield Case(f"{shape}/{type}/prefill", prompt, (times(1.2, LLAMA_CPP),))
+            yield Case(f"{shape}/{type}/prefill", prompt, PROMPT_GOALS)
             step = QuantizedModelRun(config=SHAPES[shape], new=1, in_cache=64, type=type)
-            faster = times(1.3, LLAMA_CPP) | Goal(0.85, "read")
-            yield Case(f"{shape}/{type}/decode", step, (times(1.0, LLAMA_CPP), faster))
+            yield Case(f"{shape}/{type}/decode", step, STEP_GOALS)
 
 
 @dataclass(frozen=True, kw_only=True)
