@@ -10,7 +10,8 @@ import gguf_files
 import seeds
 import simdformer as sf
 from gguf_files import ARRAY, STRING, key_bytes, named_ids, tokenizer_keys
-from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints import CheckpointError, gguf_file, read_checkpoint
+from simdformer.text import huggingface_tokenizer
 from simdformer.text.pretrained import find_tokenizer
 from simdformer.text.quantizing import quantize_checkpoint
 from simdformer.text.vocab_merges import BYTE_OF_CHARACTER
@@ -236,6 +237,52 @@ def test_a_model_comes_with_tokenizer_and_template(tmp_path, command):
     status, out, _ = command("run", file, "hi", "--max-new-tokens", "2")
     assert status == 0
     assert out.startswith("hi")
+
+
+def test_a_header_is_read_for_the_model_and_for_the_tokenizer_and_no_more(tmp_path, monkeypatch):
+    """A vocabulary of 150,000 tokens takes a twentieth of a second each time; template and names
+    of its tokens need no more than what the model's reader found."""
+    keys = small_byte_level() | named_ids(bos=259, eos=260)
+    keys["tokenizer.chat_template"] = (STRING, "{{ bos_token }}")
+    file, headers, whole = written(tmp_path / "x.gguf", keys), [], []
+    begin, texts = gguf_file.Header.begin, gguf_file.StoredArray.texts
+    monkeypatch.setattr(gguf_file.Header, "begin", lambda self: headers.append(self) or begin(self))
+    monkeypatch.setattr(
+        gguf_file.StoredArray, "texts", lambda self: whole.append(self.key) or texts(self)
+    )
+    model = sf.from_pretrained(file)
+    assert model.chat_template.tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert len(headers) == 2
+    assert whole == ["tokenizer.ggml.tokens", "tokenizer.ggml.merges"]
+
+
+def test_pieces_are_made_when_they_are_asked_for(tmp_path, monkeypatch):
+    file, spelled = written(tmp_path / "x.gguf", small_byte_level()), []
+    making = huggingface_tokenizer.bytes_of_characters
+    monkeypatch.setattr(
+        huggingface_tokenizer,
+        "bytes_of_characters",
+        lambda token: spelled.append(token) or making(token),
+    )
+    tokenizer = sf.tokenizer.load(file)
+    assert spelled == []
+    assert tokenizer.decode([256, 262, 258, 999]) == "hi<do>a b"
+    assert spelled == ["hi", "aĠb"]
+    assert dict(tokenizer._pieces) == {id: tokenizer._pieces[id] for id in range(263)}
+    with pytest.raises(KeyError):
+        tokenizer._pieces[263]
+
+
+def test_some_texts_of_an_array(tmp_path):
+    keys = small_byte_level()
+    keys["tokenizer.ggml.merges"] = (ARRAY, [b"h i", b"\xff", b"a b"], STRING)
+    array = gguf_file.read_gguf(written(tmp_path / "x.gguf", keys)).metadata[
+        "tokenizer.ggml.merges"
+    ]
+    assert array.some_texts([2, 0]) == {0: "h i", 2: "a b"}
+    assert array.some_texts([]) == {}
+    with pytest.raises(CheckpointError, match=r"no UTF-8 in tokenizer\.ggml\.merges\[1\]"):
+        array.some_texts([1])
 
 
 def test_a_file_without_a_tokenizer_is_a_model_on_ids(tmp_path):

@@ -7,7 +7,7 @@ it is executed.
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,13 +27,14 @@ ConfigSource = str | os.PathLike[str] | Mapping[str, Any] | None
 class Checkpoint:
     """What a reader found: the config, every tensor under the names of `weight_shapes` (they fit
     the config), and the ids that end a text where a file says so. `path` is what the weights were
-    read from."""
+    read from, `metadata` what else that file says, by key, where it says more."""
 
     path: Path
     format: "Format"
     config: ModelConfig
     weights: Mapping[str, Tensor]
     eos_ids: tuple[int, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Reader(Protocol):
@@ -63,7 +64,7 @@ class Format:
     whole_vocabulary
         Whether its tokenizers have as many tokens as the model; others may have fewer (a padded
         vocabulary).
-    chat_template(path)
+    chat_template(checkpoint)
         The template of conversations that it has with it.
     llama3_chat
         Whether models with Llama 3's tokenizer were trained on Llama 3's conversations, which no
@@ -78,7 +79,7 @@ class Format:
     takes_config: bool = False
     tokenizer_files: Callable[[Checkpoint], list[Path]]
     whole_vocabulary: bool = False
-    chat_template: Callable[[Path], "StoredTemplate | None"] = lambda path: None
+    chat_template: "Callable[[Checkpoint], StoredTemplate | None]" = lambda checkpoint: None
     llama3_chat: bool = False
 
     def __repr__(self) -> str:

@@ -40,6 +40,7 @@ MAX_TEMPLATE = 1 << 20  # characters
 
 END_KEYS = ("eos", "eot", "eom")  # tokenizer.ggml.*_token_id that end a text
 TEMPLATE = "tokenizer.chat_template"
+NAMED = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}  # in templates
 
 
 def candidates(directory: Path) -> list[Path]:
@@ -91,7 +92,7 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
         names.check(made, weights, path, path)
         ends = (id_of(first.metadata, name, made.vocab_size) for name in END_KEYS)
         eos_ids = tuple(dict.fromkeys(id for id in ends if id is not None))
-    return Checkpoint(path, GGUF, made, weights, eos_ids)
+    return Checkpoint(path, GGUF, made, weights, eos_ids, first.metadata)
 
 
 # ---- files in parts ------------------------------------------------------------------------------
@@ -183,23 +184,22 @@ def id_of(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None
 
 def tokenizer_files(checkpoint: Checkpoint) -> list[Path]:
     """The file itself, where there is a tokenizer in it."""
-    return [checkpoint.path] if TOKENS in read_gguf(checkpoint.path).metadata else []
+    return [checkpoint.path] if TOKENS in checkpoint.metadata else []
 
 
-def chat_template(path: Path) -> StoredTemplate | None:
-    metadata = read_gguf(path).metadata
+def chat_template(checkpoint: Checkpoint) -> StoredTemplate | None:
+    path, metadata = checkpoint.path, checkpoint.metadata
     template, tokens = metadata.get(TEMPLATE), metadata.get(TOKENS)
     if template is None:
         return None
     with told_of(path):
         right = isinstance(template, str) and len(template) <= MAX_TEMPLATE
         require(right, TEMPLATE, template, f"text of at most {MAX_TEMPLATE} characters")
-        texts = tokens.texts() if isinstance(tokens, StoredArray) else []
-        ids = {name: id_of(metadata, name, len(texts)) for name in ("bos", "eos", "padding")}
-    named = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
-    return StoredTemplate(
-        template, path, {named[name]: texts[id] for name, id in ids.items() if id is not None}
-    )
+        known = tokens if isinstance(tokens, StoredArray) else ()
+        ids = {name: id_of(metadata, key, len(known)) for key, name in NAMED.items()}
+        found = {name: id for name, id in ids.items() if id is not None}
+        texts = tokens.some_texts(found.values()) if isinstance(tokens, StoredArray) else {}
+    return StoredTemplate(template, path, {name: texts[id] for name, id in found.items()})
 
 
 GGUF = Format(

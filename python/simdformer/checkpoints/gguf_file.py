@@ -13,7 +13,7 @@ anything is made of it, and long arrays stay in the file until somebody asks.
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,7 @@ class StoredArray:
 
     def texts(self) -> list[str]:
         """The elements of an array of strings."""
-        if self.kind != STRING:
-            raise CheckpointError(f"an array of numbers as {self.key}", "an array of strings")
-        data, at, unpack = self.file.read(self.start, self.nbytes), 0, U64.unpack_from
+        data, at, unpack = self._strings(), 0, U64.unpack_from
         texts: list[str] = []
         try:
             for _ in range(self.count):
@@ -131,9 +129,30 @@ class StoredArray:
                 at = start + unpack(data, at)[0]
                 texts.append(data[start:at].decode())
         except UnicodeDecodeError as error:
-            what = f"no UTF-8 in {self.key}[{len(texts)}] ({error})"
-            raise CheckpointError(what, "text in UTF-8") from None
+            raise self._no_text(len(texts), error) from None
         return texts
+
+    def some_texts(self, indices: Collection[int]) -> dict[int, str]:
+        """Some of them, by index."""
+        data, at, unpack = self._strings(), 0, U64.unpack_from
+        texts: dict[int, str] = {}
+        for index in range(max(indices, default=-1) + 1):
+            start = at + 8
+            at = start + unpack(data, at)[0]
+            if index in indices:
+                try:
+                    texts[index] = data[start:at].decode()
+                except UnicodeDecodeError as error:
+                    raise self._no_text(index, error) from None
+        return texts
+
+    def _strings(self) -> bytes:
+        if self.kind != STRING:
+            raise CheckpointError(f"an array of numbers as {self.key}", "an array of strings")
+        return self.file.read(self.start, self.nbytes)
+
+    def _no_text(self, index: int, error: UnicodeDecodeError) -> CheckpointError:
+        return CheckpointError(f"no UTF-8 in {self.key}[{index}] ({error})", "text in UTF-8")
 
     def numbers(self) -> npt.NDArray[Any]:
         """The elements of an array of numbers or switches."""

@@ -74,9 +74,10 @@ def tokenizer_files(checkpoint: Checkpoint) -> list[Path]:
     return [folder / name for name in names if (folder / name).exists()]
 
 
-def chat_template(path: Path) -> StoredTemplate | None:
+def chat_template(checkpoint: Checkpoint) -> StoredTemplate | None:
     """chat_template.jinja, or the one in tokenizer_config.json (of several the one named
     "default"), or chat_template.json."""
+    path = checkpoint.path
     folder = path if path.is_dir() else path.parent
     config = read_tokenizer_config(folder)
     names = (name for name in config.fields if name.endswith("_token"))

@@ -150,7 +150,7 @@ def check_messages(messages: Any) -> None:
 
 def find_template(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> ChatTemplate | None:
     """The template that a checkpoint has with it; Llama 3's where its format holds none."""
-    stored = checkpoint.format.chat_template(checkpoint.path)
+    stored = checkpoint.format.chat_template(checkpoint)
     if stored is not None:
         return JinjaTemplate(stored.text, str(stored.file), stored.tokens)
     if checkpoint.format.llama3_chat and isinstance(tokenizer, TiktokenTokenizer):

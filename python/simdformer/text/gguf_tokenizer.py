@@ -170,7 +170,8 @@ def byte_level(vocabulary: Vocabulary, path: Path) -> HuggingFaceTokenizer:
         "add_bos_token": vocabulary.switch("add_bos_token", pre.bos and bos is not None),
     }
     config = TokenizerConfig(fields, dict.fromkeys(fields, path))
-    return HuggingFaceTokenizer(tokenizer, config, path, eos_ids=vocabulary.ends())
+    ids = range(len(vocabulary.tokens))
+    return HuggingFaceTokenizer(tokenizer, config, path, eos_ids=vocabulary.ends(), ids=ids)
 
 
 def ids_of(tokens: list[str]) -> dict[str, int]:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 class HuggingFaceTokenizer(PieceTokenizer):
     """A `tokenizers.Tokenizer` with what its config says; `HuggingFaceTokenizer.load(path)` reads
     a tokenizer.json or a vocab.json, and the config beside it. `eos_ids`: what ends a text besides
-    the config's eos_token."""
+    the config's eos_token; `ids`: those of its model, without what was added, where they are
+    known."""
 
     def __init__(
         self,
@@ -39,14 +40,18 @@ class HuggingFaceTokenizer(PieceTokenizer):
         file: Path,
         files: Mapping[int, Path] | None = None,
         eos_ids: Collection[int] = (),
+        ids: Collection[int] | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer, self._file = tokenizer, file
         self._lock = threading.Lock()
         added = tokenizer.get_added_tokens_decoder()
-        pieces, strips = pieces_of(tokenizer)
-        pieces |= {id: token.content.encode() for id, token in added.items()}
+        piece, strips = decoding(tokenizer)
+        if ids is None:
+            ids = frozenset(tokenizer.get_vocab(with_added_tokens=False).values())
+        spelled = {id: token.content.encode() for id, token in added.items()}
+        pieces = Pieces(ids, lambda id: piece(tokenizer.id_to_token(id)), spelled)
 
         front = ids_in_front(tokenizer)
         bos = named_token(tokenizer, config, "bos_token")
@@ -142,14 +147,37 @@ def ids_in_front(tokenizer: Any) -> list[int]:
     return list(whole[:start])
 
 
-def pieces_of(tokenizer: Any) -> tuple[dict[int, bytes], bool]:
-    """The bytes of every token of the model, and whether encoding puts a space in front of a text
-    that decoding takes away. CheckpointError for a decoder that is none of the two usual kinds."""
+class Pieces(Mapping[int, bytes]):
+    """The bytes of every token by id: what `piece` makes of one of `ids` when somebody asks for it,
+    since most of a vocabulary is in no text; `added` ones stand above these."""
+
+    def __init__(
+        self, ids: Collection[int], piece: Callable[[int], bytes], added: Mapping[int, bytes]
+    ) -> None:
+        self._ids, self._piece, self._added = ids, piece, added
+
+    def __getitem__(self, id: int) -> bytes:
+        if id in self._added:
+            return self._added[id]
+        if id not in self._ids:
+            raise KeyError(id)
+        return self._piece(id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter({*self._ids, *self._added})
+
+    def __len__(self) -> int:
+        return len({*self._ids, *self._added})
+
+
+def decoding(tokenizer: Any) -> tuple[Callable[[str], bytes], bool]:
+    """What makes the bytes of a token of the model, and whether encoding puts a space in front of a
+    text that decoding takes away. CheckpointError for a decoder that is none of the two usual
+    kinds."""
     state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
     steps = state.get("decoders", []) if state.get("type") == "Sequence" else [state]
-    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     if [step.get("type") for step in steps] == ["ByteLevel"]:
-        return {id: bytes_of_characters(token) for token, id in vocabulary.items()}, False
+        return bytes_of_characters, False
 
     replacements: list[tuple[str, str]] = []
     byte_pieces = strips = fused = False
@@ -184,7 +212,7 @@ def pieces_of(tokenizer: Any) -> tuple[dict[int, bytes], bool]:
             token = token.replace(old, new)
         return token.encode()
 
-    return {id: piece(token) for token, id in vocabulary.items()}, strips
+    return piece, strips
 
 
 def bytes_of_characters(token: str) -> bytes:

@@ -111,5 +111,5 @@ def text_keys(checkpoint: Checkpoint) -> dict[str, Any]:
         return {}
     size, ends = checkpoint.config.vocab_size, checkpoint.eos_ids
     keys = vocabulary_keys(tokenizer, size, ends, checkpoint.path)
-    template = checkpoint.format.chat_template(checkpoint.path)
+    template = checkpoint.format.chat_template(checkpoint)
     return keys if template is None else keys | {"tokenizer.chat_template": template.text}
