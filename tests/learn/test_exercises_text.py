@@ -217,3 +217,28 @@ def test_reading_the_whole_text_again_is_no_cache():
     assert outcome.status == "raised"
     assert "reads the whole text again for every new token" in outcome.note
     assert narrow(repr(outcome))
+
+
+def loss_in(shape, *, sign=1):
+    """A `text_loss` that gives its number in an array."""
+
+    def text_loss(logits, ids, pad_id):
+        loss = sign * solutions.text_loss(logits, ids, pad_id)
+        return np.full(shape, loss)
+
+    return text_loss
+
+
+def test_a_number_may_stand_alone_in_an_array():
+    assert sf.exercises.check(loss_in(1))["text_loss"].ok
+    wrong = sf.exercises.check(loss_in(1, sign=-1))["text_loss"]
+    assert [one.name for one in wrong.report.diagnosis] == ["text.loss_negative"]
+    assert not wrong.report.shape
+    for shape in (2, (1, 1)):
+        other = sf.exercises.check(loss_in(shape))["text_loss"]
+        assert other.report.shape == np.empty(shape).shape
+        assert other.report.expected == ()
+    right = sf.rope_frequencies(8, theta=100.0)
+    for factor in (right[1], [right[1]]):
+        assert sf.check(sf.rope_frequencies, (right[0], np.array(factor)), 8, theta=100.0).ok
+    assert not sf.check(sf.rope_frequencies, (right[0], np.array([2.0])), 8, theta=100.0).ok

@@ -108,6 +108,10 @@ class Check:
     @np.errstate(all="ignore")  # overflow and NaN are what is looked at here
     def report(self) -> Report:
         right = [np.asarray(x) for x in self.call.right()]
+        return replace(self, mine=list(map(_number, self.mine, right))).beside(right)
+
+    def beside(self, right: list[Any]) -> Report:
+        """The report of results that may be compared with the right ones."""
         shapes = [(a.shape, b.shape) for a, b in zip(self.mine, right, strict=True)]
         if misshapen := [i for i, (a, b) in enumerate(shapes) if a != b]:
             return self.misshapen(right, misshapen[0])
@@ -307,6 +311,11 @@ def _results(mine: Any, call: Call) -> list[Any]:
             "pass the part that is meant"
         )
     return [_array(mine)]
+
+
+def _number(mine: Any, right: Any) -> Any:
+    """A result as it is; where a number is right, an array that holds nothing but one is it."""
+    return mine.reshape(()) if right.ndim == 0 and mine.shape == (1,) else mine
 
 
 def _array(mine: Any) -> Any:
