@@ -49,11 +49,12 @@ def environment(**variables):
     return kept | variables
 
 
-def start_python(code, **variables):
+def start_python(code, stdin=None, **variables):
     code = PRELUDE + textwrap.dedent(code)
     return subprocess.Popen(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
         env=environment(**variables),
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

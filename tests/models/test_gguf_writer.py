@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import gguf
@@ -27,7 +28,7 @@ from simdformer.quantization.types import quantization_types
 from simdformer.text import tokenizer as tokenizers
 from simdformer.text.gguf_vocabulary import vocabulary_keys
 from simdformer.text.quantizing import quantize_checkpoint
-from subprocesses import run_python
+from subprocesses import finish, run_python, start_python
 
 # What no file can hold: the closest architecture, and a field that keeps the model from being it.
 NOT_HELD = {
@@ -504,6 +505,66 @@ def test_a_process_that_is_asked_to_end_leaves_no_file(name, tmp_path):
     printed = run_python(ASKED_TO_END.format(folder=str(tmp_path), out=out, name=name))
     assert printed.split() == [str(128 + getattr(signal, name)), "5", "True"]
     assert os.listdir(tmp_path) == []
+
+
+KILLED = """
+    from simdformer import cli
+    from simdformer.checkpoints import gguf_encode
+
+    quantize, calls = gguf_encode.quantize, []
+
+    def interrupted(values, type):
+        calls.append(type)
+        if len(calls) == 5:
+            print("writing", flush=True)
+            {then}
+        return quantize(values, type)
+
+    gguf_encode.quantize = interrupted
+    cli.main(["quantize", "demo", {out!r}])
+"""
+
+
+def parts(folder):
+    return [name for name in os.listdir(folder) if name.endswith(".part")]
+
+
+def test_what_a_killed_process_left_is_taken_away_by_the_next(tmp_path, command, monkeypatch):
+    """Before room for the new file is asked for; files that are none of its parts stay."""
+    out, kill = tmp_path / "out.gguf", "os.kill(os.getpid(), signal.SIGKILL)"
+    status, printed, _ = finish(start_python(KILLED.format(out=str(out), then=kill)))
+    assert (status, printed) == (-signal.SIGKILL, "writing\n")
+    (left,) = parts(tmp_path)
+    assert (tmp_path / left).stat().st_size > 0
+    others = {".other.gguf.12.part", ".out.gguf.x.part", "out.gguf.12.part"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / ".out.gguf.12.part").symlink_to(tmp_path / ".other.gguf.12.part")
+    usage, seen = shutil.disk_usage, {}
+    monkeypatch.setattr(
+        "shutil.disk_usage",
+        lambda path: seen.update({path: left in parts(tmp_path)}) or usage(path),
+    )
+    assert command("quantize", "demo", out)[0] == 0
+    assert seen[tmp_path] is False
+    assert set(os.listdir(tmp_path)) == others | {"out.gguf", ".out.gguf.12.part"}
+    assert sf.from_pretrained(out).generate(TEXT, max_new_tokens=1)
+
+
+def test_what_another_process_writes_is_not_taken_away(tmp_path):
+    out, wait = tmp_path / "out.gguf", "sys.stdin.read()"
+    process = start_python(KILLED.format(out=str(out), then=wait), stdin=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == "writing\n"
+        (living,) = parts(tmp_path)
+        quantize_checkpoint("demo", out, "q8_0")
+        assert sorted(os.listdir(tmp_path)) == [living, "out.gguf"]
+        ours = out.read_bytes()
+    finally:
+        status, _, err = finish(process)  # closes its standard input
+    assert (status, err) == (0, "")
+    assert os.listdir(tmp_path) == ["out.gguf"]
+    assert len(out.read_bytes()) < len(ours)  # q4_k_m, which ended last
 
 
 def test_a_disk_without_room_is_told_before_and_while_writing(tmp_path, monkeypatch):

@@ -1,13 +1,22 @@
 """Writes GGUF files, version 3: metadata by key, and tensors that are made piece by piece, so that
-no more than a piece of one is in memory. A file appears under its name when it is whole."""
+no more than a piece of one is in memory. A file appears under its name when it is whole.
+
+Until then it is a hidden part of it, locked by who writes it. A process that is killed has no time
+to take its part away, but its lock is gone: who writes that file next takes the part away.
+"""
 
 import errno
+import fcntl
 import math
 import os
+import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any
 
 import numpy as np
@@ -56,22 +65,24 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[NewTen
     """Writes a file, and gives its size. Values are bool, int, float (in 32 bits), str, lists of
     str, arrays of numbers, or arrays of another file.
 
-    OSError when the disk does not have the room, or takes no more; nothing is left behind then."""
+    OSError when the disk does not have the room, or takes no more; nothing is left behind then, nor
+    of an earlier process that was killed while it wrote this file."""
+    remove_abandoned(path)
     head = header(metadata, tensors)
     size = len(head) + sum(padded(tensor.nbytes) for tensor in tensors)
     free = shutil.disk_usage(path.parent).free
     if size > free:
         why = f"{size} bytes are needed, {free} are free: {os.strerror(errno.ENOSPC)}"
         raise OSError(errno.ENOSPC, why, str(path))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{token_hex(4)}.part")
     try:
-        with partial.open("xb") as file:
+        with locked(partial) as file:
             file.write(head)
             for tensor in tensors:
                 write_tensor(file, tensor)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+            partial.replace(path)  # locked until then: it is not abandoned
     except OSError as error:
         named = error.filename not in (None, str(partial))
         partial.unlink(missing_ok=True)
@@ -80,6 +91,28 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[NewTen
         partial.unlink(missing_ok=True)
         raise
     return size
+
+
+def locked(partial: Path) -> IO[bytes]:
+    """A new file, locked as long as it is open. (Where files cannot be locked it is not, and is
+    never taken for abandoned.)"""
+    while True:
+        file = partial.open("xb")
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # another process took it for abandoned before the lock was there
+
+
+def remove_abandoned(path: Path) -> None:
+    """Removes the parts of this file that nobody writes any more."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.part", re.DOTALL)
+    for partial in path.parent.iterdir():
+        if name.fullmatch(partial.name) and stat.S_ISREG(partial.lstat().st_mode):
+            with suppress(OSError), partial.open("r+b") as file:  # of another user, or locked
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                partial.unlink()
 
 
 def write_tensor(file: IO[bytes], tensor: NewTensor) -> None:
