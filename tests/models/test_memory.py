@@ -74,3 +74,28 @@ def test_weights_lie_in_memory_once_and_little_besides(type, dtype, bits, tmp_pa
     assert weights == pytest.approx(parameters * bits / 8, rel=0.01)
     for found in (resident, peak):
         assert found < 1.05 * weights + 60 * MB, f"{found / MB:.0f} of {weights / MB:.0f} MB"
+
+
+def test_a_cache_takes_memory_as_it_is_filled():
+    """A short text in a cache for a long one: no pages of 2 MB for each head of each layer."""
+    found = json.loads(
+        run_python(
+            """
+            import json
+            from simdformer.models import KVCache
+
+            def resident():
+                with open("/proc/self/status") as file:
+                    line = next(line for line in file if line.startswith("VmRSS"))
+                return int(line.split()[1]) * 1024
+
+            cache = KVCache(num_layers=4, num_kv_heads=8, head_dim=64, max_seq_len=32768)
+            new, before = np.ones((1, 8, 3, 64), np.float32), resident()
+            for layer in range(4):
+                cache.write(layer, new, new)
+            print(json.dumps([cache.nbytes, resident() - before]))
+            """
+        )
+    )
+    assert found[0] == 4 * 2 * 8 * 32768 * 64 * 4
+    assert found[1] < 4 * MB  # 64 streams of 768 bytes

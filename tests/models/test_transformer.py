@@ -559,3 +559,8 @@ def test_every_combination_of_switches_caches(kv_heads, tied, bias, norm, layout
 def test_the_cache_needs_no_model():
     cache = KVCache(num_layers=1, num_kv_heads=1, head_dim=2, max_seq_len=3)
     assert (cache.data.dtype, cache.data.shape) == (np.float32, (1, 2, 1, 1, 3, 2))
+
+
+def test_a_cache_that_no_memory_holds_is_refused():
+    with pytest.raises(MemoryError, match=r"KVCache: there is no memory for 9.01e\+15 bytes"):
+        KVCache(num_layers=1, num_kv_heads=1, head_dim=1024, max_seq_len=1 << 40)

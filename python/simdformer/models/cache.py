@@ -1,6 +1,8 @@
 """The keys and values of what a model has read, so that the next token costs one token's work."""
 
 import math
+import mmap
+from contextlib import suppress
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +11,7 @@ import numpy.typing as npt
 from simdformer.arguments import as_array, read_whole, shown
 from simdformer.types import Array, ArrayLike, DTypeLike, NumpyArrayLike
 
-__all__ = ["KVCache", "check_cache_dtype"]
+__all__ = ["KVCache", "check_cache_dtype", "untouched"]
 
 
 DTYPES = tuple(map(np.dtype, ("float64", "float32", "float16", ml_dtypes.bfloat16)))
@@ -52,7 +54,7 @@ class KVCache:
             raise ValueError(
                 f"KVCache: {needed:.3g} bytes are more than any memory; {shown(sizes)}"
             )
-        self.data: Array = np.empty((layers, 2, *shape), dtype)
+        self.data: Array = untouched((layers, 2, *shape), dtype)
         self.lengths: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
 
     @property
@@ -117,20 +119,38 @@ class KVCache:
         """
         key, value = as_array("KVCache", "key", key), as_array("KVCache", "value", value)
         new = key.shape[2]
-        start = self.common_length
+        data, start = self.data, self.common_length
         if start is not None:
-            self.data[layer, 0, :, :, start : start + new] = key
-            self.data[layer, 1, :, :, start : start + new] = value
+            filled = start + new
+            data[layer, 0, :, :, start:filled] = key
+            data[layer, 1, :, :, start:filled] = value
         else:
+            filled = self.length + new
             for index, start in enumerate(self.lengths.tolist()):
-                self.data[layer, 0, index, :, start : start + new] = key[index]
-                self.data[layer, 1, index, :, start : start + new] = value[index]
-        filled = self.length + new
-        return self.data[layer, 0, :, :, :filled], self.data[layer, 1, :, :, :filled]
+                data[layer, 0, index, :, start : start + new] = key[index]
+                data[layer, 1, index, :, start : start + new] = value[index]
+        return data[layer, 0, :, :, :filled], data[layer, 1, :, :, :filled]
 
     def advance(self, new: int) -> None:
         """Counts `new` positions as filled."""
         self.lengths += new
+
+
+def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """An array of no particular content, which takes memory where it is written.
+
+    np.empty would have large arrays in pages of 2 MB. The keys of each head lie far from those of
+    the next one, so that a short text in a long cache would take, and clear, a gigabyte of them.
+    """
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"KVCache: there is no memory for {nbytes:.3g} bytes") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # of a kernel that has no such pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
 def check_cache_dtype(function: str, dtype: DTypeLike) -> None:
