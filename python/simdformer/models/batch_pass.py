@@ -46,7 +46,8 @@ class BatchPass:
         offsets = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         self.positions: Integers = (np.repeat(starts, counts) + offsets)[None]
         self._starts, self._ends = starts, ends
-        self._long = np.repeat([piece.sequence.long for piece in self.pieces], counts)[None]
+        long = [piece.sequence.long for piece in self.pieces]
+        self._long = long[0] if len(set(long)) == 1 else np.repeat(long, counts)[None]
 
         wanted: list[Integers] = []
         rows = 0

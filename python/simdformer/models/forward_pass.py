@@ -120,6 +120,8 @@ def by_length(
 ) -> Array:
     """rotated(table) (B,L,H,D) by the second table where a text is `long`, one for all, (B,) or
     (B,L), by the first elsewhere."""
+    if isinstance(long, bool):
+        return rotated(tables[long])
     if np.all(long):
         return rotated(tables[1])
     if not np.any(long):
