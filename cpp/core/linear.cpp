@@ -230,6 +230,10 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
   args.x = widened.as<void>();
   args.x_pairs = pairs ? paired.as<bfloat16>() : nullptr;
   args.x_blocks = blocks ? blocked.as<ActivationBlock>() : nullptr;
+  Reading reading;  // of weights that lie as they do for good
+  if (chosen == nullptr)
+    for (const LinearWeight& w : weights)
+      if (w.packed) reading.add(w.weight, static_cast<int64_t>(bytes_of_weight(w, depth)));
   LinearWeight *own = weights.data(), *const last = own + weights.size();
   for (int64_t first = 0; first < all_rows; first += step) {
     const int64_t end = std::min(first + step, all_rows);
@@ -262,10 +266,13 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
     args.count = static_cast<int>(behind - own);
     double cost = 0;
     const int64_t items = deal(args, own, first, end, cost);
-    parallel_for(items, fine_grain_of(cost, items), [&](int64_t begin, int64_t stop) {
-      const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
-      table.linear(args, scratch.as<void>(), begin, stop);
-    });
+    parallel_for(
+        items, fine_grain_of(cost, items),
+        [&](int64_t begin, int64_t stop) {
+          const Scratch scratch(linear_scratch_bytes(args.chunk_rows, sum));
+          table.linear(args, scratch.as<void>(), begin, stop);
+        },
+        first == 0 ? &reading : nullptr);
   }
 }
 

@@ -11,18 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/bell.hpp"
 #include "core/float_mode.hpp"
-
-#if defined(__linux__) && !defined(SIMDFORMER_NO_FUTEX)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#define SF_FUTEX 1
-#else
-#include <condition_variable>
-#include <mutex>
-#define SF_FUTEX 0
-#endif
 
 namespace simdformer {
 namespace {
@@ -53,55 +43,17 @@ inline void relax() {
 
 std::atomic<int> awake{0};  // stay_awake() without their may_sleep()
 
+// Asks for memory, for the second cache. There may be none any more: then nothing happens.
+inline void fetch(const Region& region) {
+  for (int64_t byte = 0; byte < region.bytes; byte += 64) __builtin_prefetch(region.data + byte, 0, 2);
+}
+
 // Lets others run; whether none did.
 bool yield() {
   const Clock::time_point before = Clock::now();
   sched_yield();
   return Clock::now() - before < kShortYield;
 }
-
-// A counter that threads can sleep on until it moves.
-class Bell {
- public:
-  uint32_t count() const { return count_.load(std::memory_order_acquire); }
-  int sleepers() const { return sleepers_.load(); }
-
-  // Sequentially consistent on both sides: either the one who rings sees the sleeper, or the sleeper the new
-  // count.
-  void ring(int wake) {
-    count_.fetch_add(1);
-    if (wake > 0 && sleepers_.load() > 0) wake_up(wake);
-  }
-
-  // Returns when the count is no longer `seen`, or for no reason.
-  void sleep(uint32_t seen) {
-    sleepers_.fetch_add(1);
-    fall_asleep(seen);
-    sleepers_.fetch_sub(1);
-  }
-
- private:
-#if SF_FUTEX
-  static_assert(sizeof(std::atomic<uint32_t>) == 4 && std::atomic<uint32_t>::is_always_lock_free);
-  void wake_up(int n) { syscall(SYS_futex, &count_, FUTEX_WAKE_PRIVATE, n, nullptr, nullptr, 0); }
-  void fall_asleep(uint32_t seen) {
-    syscall(SYS_futex, &count_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
-  }
-#else
-  void wake_up(int n) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (int i = 0; i < n; ++i) moved_.notify_one();
-  }
-  void fall_asleep(uint32_t seen) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (count_.load() == seen) moved_.wait(lock);
-  }
-  std::mutex mutex_;
-  std::condition_variable moved_;
-#endif
-  std::atomic<uint32_t> count_{0};
-  std::atomic<int> sleepers_{0};
-};
 
 // True on a worker for good, and on a caller while it works in the pool: a loop started there is nested.
 thread_local bool inside = false;
@@ -140,6 +92,7 @@ struct Loop {
   int64_t count, grain, chunks;
   detail::ChunkFn fn;
   void* context;
+  const Reading* reading;  // or null
 
   void run(int64_t chunk) const {
     const int64_t begin = chunk * grain;
@@ -178,6 +131,10 @@ class Pool {
   void open(const Loop& loop, int seats) noexcept {
     loop_ = loop;
     float_mode_ = float_mode();
+    if (loop.reading != nullptr && loop.reading->count() > 0 && are_awake()) {
+      next_reading_ = successors_.follow(*loop.reading);
+      ++errands_;
+    }
     error_ = nullptr;
     failed_.store(false, std::memory_order_relaxed);
     lanes_ = seats + 1;
@@ -264,14 +221,18 @@ class Pool {
   void work() noexcept {
     inside = true;
     const int lane = 1 + started_.fetch_add(1, std::memory_order_relaxed);  // the caller's is 0
-    uint64_t last_call = 0;
+    uint64_t last_call = 0, last_errand = 0;
+    Errand errand;
     for (;;) {
       const uint32_t rung = bell_.count();
       if (take_seat(last_call)) {
         set_float_mode(float_mode_);
         take_chunks(lane, [] { return false; });
+        if (std::exchange(last_errand, errands_) != errands_)
+          errand = Errand(next_reading_, lane % lanes_, lanes_);
         leave_seat();
       }
+      while (bell_.count() == rung && !errand.done()) fetch(errand.next());
       const Clock::time_point begin = Clock::now();
       while (bell_.count() == rung) {
         const Clock::duration waited = Clock::now() - begin;
@@ -322,7 +283,10 @@ class Pool {
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
   uint64_t calls_ = 0;
-  int refused_ = 0;  // the number of workers that could not be had; not tried again at every call
+  Successors successors_;
+  Reading next_reading_;  // of the call that will most likely come next
+  uint64_t errands_ = 0;  // so many calls have told what they read
+  int refused_ = 0;       // the number of workers that could not be had; not tried again at every call
 };
 
 // The pool is never destroyed: daemon threads may be in a loop while the process exits.
@@ -385,6 +349,7 @@ int num_threads() noexcept {
 void set_num_threads(int n) noexcept { thread_setting.store(n < 1 ? 1 : n > kMaxThreads ? kMaxThreads : n); }
 
 void stay_awake() noexcept { awake.fetch_add(1); }
+bool are_awake() noexcept { return awake.load(std::memory_order_relaxed) > 0; }
 
 void may_sleep() noexcept {
   int scopes = awake.load();  // none in the child of a fork
@@ -394,10 +359,10 @@ void may_sleep() noexcept {
 
 void set_interrupt_hook(bool (*hook)()) noexcept { interrupt_hook.store(hook); }
 
-void detail::parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* context) {
+void detail::parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* context, const Reading* reading) {
   if (count <= 0) return;
   if (grain < 1) grain = 1;
-  const Loop loop{count, grain, (count - 1) / grain + 1, fn, context};
+  const Loop loop{count, grain, (count - 1) / grain + 1, fn, context, reading};
   Asker asker;
   if (asker.stop_at_start()) throw Interrupted{};
   int threads = loop.chunks == 1 ? 1 : num_threads();

@@ -9,6 +9,8 @@
 #include <string>
 #include <type_traits>
 
+#include "core/ahead.hpp"
+
 namespace simdformer {
 
 // Thrown out of parallel_for on the calling thread when the interrupt hook asked to stop (Ctrl-C).
@@ -32,21 +34,24 @@ void may_sleep() noexcept;
 // Asked before and between chunks on the calling thread, every 50 ms at most; true = give up.
 void set_interrupt_hook(bool (*hook)()) noexcept;
 
+bool are_awake() noexcept;  // they are to stay so
+
 namespace detail {
 using ChunkFn = void (*)(void* context, int64_t begin, int64_t end);
-void parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* context);
+void parallel_for(int64_t count, int64_t grain, ChunkFn fn, void* context, const Reading* reading);
 }  // namespace detail
 
 // Calls body(begin, end) on [0, count) in chunks of `grain` indices. Make a chunk worth at least ~5 us and at
 // most ~50 ms: a loop of one chunk stays on the caller, and Ctrl-C is answered between chunks. The first
-// exception that leaves body is rethrown here, when all threads have left the loop.
+// exception that leaves body is rethrown here, when all threads have left the loop. `reading`: memory that the
+// loop reads, in the order of its indices, and that a later one will read again.
 template <class Body>
-void parallel_for(int64_t count, int64_t grain, Body&& body) {
+void parallel_for(int64_t count, int64_t grain, Body&& body, const Reading* reading = nullptr) {
   using Plain = std::remove_reference_t<Body>;
   detail::parallel_for(
       count, grain,
       [](void* context, int64_t begin, int64_t end) { (*static_cast<Plain*>(context))(begin, end); },
-      const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+      const_cast<void*>(static_cast<const void*>(std::addressof(body))), reading);
 }
 
 // Scratch memory of the calling thread: 64-byte aligned, kept for the next call, handed out as a stack.

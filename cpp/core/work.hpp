@@ -44,6 +44,11 @@ inline int64_t fine_grain_of(double nanoseconds_per_item, int64_t items) {
   return items <= grain ? grain : std::max<int64_t>(1, grain / 4);
 }
 
+// The same where the other threads are awake and wait for nothing else.
+inline int64_t short_grain_of(double nanoseconds_per_item) {
+  return std::max<int64_t>(1, grain_of(nanoseconds_per_item) / 8);
+}
+
 // The same for rows of `length` elements.
 inline int64_t grain_of_rows(int64_t length) { return grain_of(cost::element * static_cast<double>(length)); }
 
