@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from simdformer.arguments import as_array, read_whole
-from simdformer.models.cache import check_cache_dtype, untouched
+from simdformer.models.cache import check_cache_dtype
 from simdformer.types import Array, ArrayLike, DTypeLike
 
 __all__ = ["PagedKVCache", "PagedSequence"]
 
-FIRST_PAGES = 16
+FIRST_PAGES = 4
 
 
 # What Prefix.parent says of a first page: its text is a short one, or a long one.
@@ -195,7 +195,7 @@ class PagedKVCache:
         if self.max_pages is None and self._idle and len(self._idle) * 2 >= old:
             return False  # half of what is there serves nobody
         layers, two, _, *shape = self.data.shape
-        data = untouched((layers, two, new, *shape), self.data.dtype)
+        data: Array = np.empty((layers, two, new, *shape), self.data.dtype)
         data[:, :, :old] = self.data
         self.data = data
         self._users += [0] * (new - old)
