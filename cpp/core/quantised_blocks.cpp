@@ -53,8 +53,9 @@ void write_bits_of_256(const uint8_t* codes, int bit, uint8_t* p) {
 
 // Of 256 codes: bits 2r and 2r + 1 of byte 32 h + i are bits `bit` and `bit` + 1 of code 128 h + 32 r + i.
 void read_pairs_of_256(const uint8_t* p, int bit, uint8_t* codes) {
-  for (int k = 0; k < 256; ++k)
-    codes[k] |= static_cast<uint8_t>((p[k / 128 * 32 + k % 32] >> k % 128 / 32 * 2 & 3) << bit);
+  for (int r = 0; r < 8; ++r)
+    for (int i = 0; i < 32; ++i)
+      codes[32 * r + i] |= static_cast<uint8_t>((p[r / 4 * 32 + i] >> r % 4 * 2 & 3) << bit);
 }
 void write_pairs_of_256(const uint8_t* codes, int bit, uint8_t* p) {
   std::memset(p, 0, 64);
