@@ -88,7 +88,7 @@ def ours(monkeypatch):
     function = simdformer.transformers.scaled_dot_product_attention
 
     def counted(*arguments, **options):
-        calls.append(options)
+        calls.append(options | {"attn_mask": arguments[3]})
         return function(*arguments, **options)
 
     monkeypatch.setattr(simdformer.transformers, "scaled_dot_product_attention", counted)
@@ -155,6 +155,7 @@ def test_generated_ids_are_those_of_eager(name, options, ours):
     assert not ours
     assert with_attention(model, "simdformer", generate).tolist() == expected.tolist()
     assert len(ours) == 12 * model.config.num_hidden_layers
+    assert all(call["attn_mask"] is None for call in ours)  # padding on the left is a rule
     assert len(set(expected[:, 20:].flatten().tolist())) > 1
 
 
@@ -224,6 +225,41 @@ def test_other_kinds_of_attention(kind, auto, sizes, padding, ours):
     got = with_attention(model, "simdformer", lambda m: m(IDS, attention_mask=mask).logits)
     assert distance(texts(got, mask), texts(expected, mask)) < ROUNDING
     assert len(ours) == model.config.num_hidden_layers
+    assert all(call["attn_mask"] is None for call in ours)  # rules, no matrices
+    patterns = {(call["window"], call["chunk"]) for call in ours}
+    local = {"modernbert": {((4, 4), None)}, "llama4_text": {(None, 6)}}
+    assert patterns == {(None, None)} | local.get(kind, set())
+
+
+@pytest.mark.parametrize("length", [3, 20])
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_chunks_go_on_while_a_text_is_written(padding, length, ours):
+    """Llama 4's, of 6 positions, from within the first and from within the fourth on; a layer's
+    cache forgets what lies before them."""
+    config = transformers.AutoConfig.for_model("llama4_text", **SIZES | CHUNKS)
+    model = random_weights(transformers.AutoModelForCausalLM, config)
+    prompt = IDS[:, -length:]
+    mask = torch.ones_like(prompt)
+    mask[0, : 2 if padding == "left" else 0] = 0
+
+    def generate(model):
+        out = model.generate(
+            prompt,
+            attention_mask=mask,
+            max_new_tokens=14,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        return out.sequences, torch.stack(out.logits)
+
+    ids, logits = with_attention(model, "sdpa", generate)
+    assert not ours
+    got_ids, got_logits = with_attention(model, "simdformer", generate)
+    assert got_ids.tolist() == ids.tolist()
+    assert distance(got_logits, logits) < ROUNDING
+    assert len(ours) == 14 * config.num_hidden_layers
+    assert all(call["attn_mask"] is None for call in ours)
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [("t5", T5), ("bart", BART)])

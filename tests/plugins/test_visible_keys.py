@@ -16,10 +16,14 @@ RULES = {  # the function, and what transformers says about its width
     "everything": (EVERYTHING, None),
     "window 4": (masking_utils.sliding_window_causal_mask_function(4), 4),
     "window 50": (masking_utils.sliding_window_causal_mask_function(50), 50),
+    "both sides": (masking_utils.sliding_window_bidirectional_mask_function(3), 3),
+    "both sides 50": (masking_utils.sliding_window_bidirectional_mask_function(50), 50),
 }
 OTHERS = {
-    "chunks": (masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=int)), 4),
-    "both sides": (masking_utils.sliding_window_bidirectional_mask_function(3), 3),
+    "chunks from elsewhere": (
+        masking_utils.chunked_causal_mask_function(4, torch.tensor([0, 1])),
+        4,
+    ),
     "wider than it says": (masking_utils.sliding_window_causal_mask_function(5), 4),
     "causal or the first two": (masking_utils.or_masks(CAUSAL, lambda b, h, q, k: k < 2), None),
 }
@@ -30,6 +34,7 @@ SHAPES = {  # queries, keys, where the first query stands, where the first key
     "static": (5, 16, 3, 0),
     "static prompt": (9, 16, 0, 0),
     "rolling": (3, 8, 12, 7),
+    "rolling token": (1, 8, 14, 7),
 }
 PADDINGS = {
     "none": lambda length: None,
@@ -69,21 +74,38 @@ def test_a_rule_hides_what_the_mask_hides(name, shape, padding):
     mask = visible_keys(**given, allow_is_causal_skip=False)
     assert type(mask) is VisibleKeys
     assert mask.shape == expected(given).shape
-    rule = mask.rule
+    assert (mask.rule.padding is None) == (padding != "holes")
+    assert np.array_equal(seen(mask.rule, given), expected(given))
+
+
+def seen(rule, given):
+    """Which keys our attention looks at."""
     query = np.zeros((2, 1, given["q_length"], 4), np.float32)
     key = np.zeros((2, 1, given["kv_length"], 4), np.float32)
-    _, weights = sf.scaled_dot_product_attention(
-        query,
-        key,
-        key,
-        rule.padding,
-        is_causal=rule.is_causal,
-        causal_offset=rule.causal_offset,
-        window=rule.window,
-        key_lengths=rule.key_lengths,
-        return_weights=True,
-    )
-    assert np.array_equal(weights > 0, expected(given))
+    options = vars(rule) | {"return_weights": True}
+    _, weights = sf.scaled_dot_product_attention(query, key, key, options.pop("padding"), **options)
+    return weights > 0
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("width", [4, 13, 50])
+def test_chunks_are_a_rule_where_they_begin_with_the_texts(width, shape, padding):
+    """As transformers counts them: behind the padding on the left. A piece of a text whose first
+    keys are gone begins within a chunk, and is a matrix; a single token is not."""
+    given = arguments(shape, padding, (None, width))
+    text = given["attention_mask"]
+    left = torch.zeros(2, dtype=int) if text is None else (text.cumsum(-1) == 0).sum(-1)
+    given["mask_function"] = masking_utils.chunked_causal_mask_function(width, left)
+    mask = visible_keys(**given, allow_is_causal_skip=False)
+    if type(mask) is VisibleKeys:
+        assert np.array_equal(seen(mask.rule, given), expected(given))
+    else:
+        assert torch.equal(mask, expected(given))
+    if padding in ("none", "all text", "left", "right") and shape != "rolling":
+        assert type(mask) is VisibleKeys
+        hides = max(given["q_offset"] + given["q_length"], given["kv_length"]) > width
+        assert (mask.rule.chunk is not None) == (hides and given["q_length"] > 1)
 
 
 @pytest.mark.parametrize("name", OTHERS)

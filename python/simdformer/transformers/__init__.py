@@ -141,6 +141,8 @@ def attend(
         is_causal=rule.is_causal,
         causal_offset=rule.causal_offset,
         window=rule.window,
+        chunk=rule.chunk,
+        key_starts=rule.key_starts,
         key_lengths=rule.key_lengths,
         scale=scaling,
         softcap=softcap,
@@ -163,8 +165,8 @@ def unmasked(
 def combined(
     padding: Array | None, mask: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """One mask of up to three: keys that are text, keys that may be seen (or what is added to their
-    scores), and what a model adds for the distance.
+    """One mask of up to three: keys that are text, where padding stands between them; keys that may
+    be seen (or what is added to their scores); and what a model adds for the distance.
     """
     if padding is not None:
         mask = torch.from_numpy(padding)
