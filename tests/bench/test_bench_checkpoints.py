@@ -7,7 +7,7 @@ import simdformer as sf
 import tiny_models
 from bench_cases import LIMITS, hurry
 from simdformer import bench
-from simdformer.bench import llama_cpp
+from simdformer.bench import llama_cpp, loading
 from simdformer.bench.contestants import LLAMA_CPP, TRANSFORMERS, Missing
 from simdformer.bench.exact import Exact
 from simdformer.checkpoints import read_checkpoint
@@ -76,8 +76,9 @@ def test_exact_reads_blocks_a_few_rows_at_a_time(demo, monkeypatch):
 
 def test_a_file_of_blocks_is_measured_beside_llama_cpp(demo):
     cases = bench.checkpoint_cases(demo)
-    assert [case.name for case in cases] == ["demo.gguf/prefill/float32", "demo.gguf/decode"]
-    results = bench.run(cases, budget=0.01)
+    names = ["demo.gguf/load", "demo.gguf/prefill/float32", "demo.gguf/decode"]
+    assert [case.name for case in cases] == names
+    results = bench.run(cases[1:], budget=0.01)
     for result in results.results:
         assert result.ours.error < 3e-4
         assert TRANSFORMERS in result.missing
@@ -88,11 +89,38 @@ def test_a_file_of_blocks_is_measured_beside_llama_cpp(demo):
 
 
 def test_a_directory_is_measured_beside_transformers(saved):
-    results = bench.run(bench.checkpoint_cases(saved("qwen3")), budget=0.01)
+    results = bench.run(bench.checkpoint_cases(saved("qwen3"))[1:], budget=0.01)
     found = errors_of(results)
     assert list(found) == ["qwen3/prefill/float32", "qwen3/decode"]
     for name, errors in found.items():
         assert errors["simdformer"] < 1e-5 < errors[TRANSFORMERS], name
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "mixture"])
+def test_a_model_of_yours_is_loaded(kind, demo, saved, monkeypatch):
+    """Its tokenizer with it; what is read are the files that hold its weights."""
+    monkeypatch.setattr(loading, "FEWEST_LOADS", 1)
+    paths = {"file": lambda: demo, "directory": lambda: saved("qwen3")}
+    path = paths.get(kind, lambda: saved("qwen3-moe"))()
+    file = path if kind == "file" else path / "model.safetensors"
+    case, *_ = bench.checkpoint_cases(path)
+    (result,) = bench.run([case], budget=0.01).results
+    assert result.case.name == f"{path.name}/load"
+    assert result.ours.error < (3e-4 if kind == "file" else 1e-5)
+    assert result.loaded.weights == file.stat().st_size
+    assert loading.files_of(path) == [str(file)]
+    assert 0 < result.ours.best < result.loaded.first_token
+    assert path.exists()
+
+
+def test_all_parts_of_a_model_are_read(saved, tmp_path):
+    whole = saved("qwen3")
+    tiny_models.make("qwen3").save_pretrained(tmp_path / "parts", max_shard_size="40KB")
+    files = sorted(map(str, (tmp_path / "parts").glob("*.safetensors")))
+    assert len(files) > 2
+    assert sorted(loading.files_of(tmp_path / "parts")) == files
+    case, *_ = bench.checkpoint_cases(tmp_path / "parts")
+    assert case.work.nbytes > read_checkpoint(whole).weights["embed"].nbytes
 
 
 def test_weights_of_16_bits_read_the_prompt_in_both_arithmetics(saved):
@@ -100,17 +128,17 @@ def test_weights_of_16_bits_read_the_prompt_in_both_arithmetics(saved):
     tiny_models.make("llama3.2").bfloat16().save_pretrained(path)
     cases = bench.checkpoint_cases(path)
     assert [case.name.split("/", 1)[1] for case in cases] == [
-        *("prefill/float32", "prefill/bfloat16", "decode"),
+        *("load", "prefill/float32", "prefill/bfloat16", "decode"),
     ]
     exact, rounded, _ = (
-        errors["simdformer"] for errors in errors_of(bench.run(cases, budget=0.01)).values()
+        errors["simdformer"] for errors in errors_of(bench.run(cases[1:], budget=0.01)).values()
     )
     assert exact < 1e-5 < rounded
 
 
 def test_a_step_of_a_mixture_counts_the_experts_that_it_reads(saved):
     path = saved("qwen3-moe")
-    prompt, step = (bench.checkpoint_cases(path)[at].work for at in (0, -1))
+    _, prompt, step = (case.work for case in bench.checkpoint_cases(path))
     every = sum(tensor.nbytes for tensor in read_checkpoint(path).weights.values())
     assert step.nbytes - cache_bytes(step.config, 65, 4) < every * 0.8  # three experts of five stay
     shared = step.last_matrix + step.config.num_experts * step.config.hidden_size
@@ -126,7 +154,7 @@ def test_a_model_that_a_library_does_not_take_is_told_and_others_go_on(demo, mon
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(llama_cpp, "Model", refuses)
-    (result, _) = bench.run(bench.checkpoint_cases(demo), budget=0.01).results
+    (result, _) = bench.run(bench.checkpoint_cases(demo)[1:], budget=0.01).results
     assert result.missing[LLAMA_CPP] == "could not be given the model: no memory"
     assert result.ours is not None
     missing = result.case.work.transformers({})
@@ -142,7 +170,7 @@ def test_the_command(demo, command):
     assert "tok/s" in line
     status, out, _ = command("bench", "--model", demo, "--list")
     assert status == 0
-    assert out.count("\n") == 2
+    assert out.count("\n") == 3
     assert "1.3× llama.cpp or 85% read" in out
 
 

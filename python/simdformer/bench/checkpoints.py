@@ -1,10 +1,13 @@
-"""A checkpoint of yours as work: how fast it reads and writes here, beside whoever opens it too.
+"""A checkpoint of yours as work: how fast it loads, reads and writes here, beside whoever opens it
+too.
 
 llama.cpp reads the same GGUF file, transformers the same directory in bfloat16. Errors are those of
 the logits after a few ids, against the same weights in float64: see `Exact`.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,7 +17,15 @@ import numpy as np
 from simdformer.bench import llama_cpp, transformers
 from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contestant, Missing
 from simdformer.bench.exact import Exact
-from simdformer.bench.models import MODEL_GOALS, ModelRun, computing, contestant, made
+from simdformer.bench.loading import LOADING_GOALS, Loading, files_of
+from simdformer.bench.models import (
+    CHECKED,
+    MODEL_GOALS,
+    ModelRun,
+    computing,
+    contestant,
+    made,
+)
 from simdformer.bench.quantized_models import PROMPT_GOALS, STEP_GOALS
 from simdformer.bench.work import Case, Dtype, Goal, Inputs
 from simdformer.checkpoints import read_checkpoint
@@ -25,13 +36,13 @@ from simdformer.models.packing import Quantized
 from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
-__all__ = ["CheckpointRun", "checkpoint_cases"]
+__all__ = ["CheckpointLoading", "CheckpointRun", "checkpoint_cases"]
 
 PROMPT, IN_CACHE = 512, 64  # ids, or as many as the model takes
 
 
 def checkpoint_cases(path: str | os.PathLike[str], format: str | None = None) -> list[Case]:
-    """A prompt and a step of decoding of a model of yours; `path` and `format` are those of
+    """A model of yours loaded, a prompt and a step of decoding; `path` and `format` are those of
     `from_pretrained`. Floats of 16 bits read the prompt in bfloat16 too.
 
     FileNotFoundError, CheckpointError: as `from_pretrained` has them.
@@ -51,7 +62,9 @@ def checkpoint_cases(path: str | os.PathLike[str], format: str | None = None) ->
     elif held.dtype.itemsize == 2:
         arithmetics.append("bfloat16")
     prompts = [CheckpointRun(new=prompt, dtype=dtype, **sizes) for dtype in arithmetics]
-    cases = [Case(f"{name}/prefill/{work.dtype}", work, reading) for work in prompts]
+    loading = CheckpointLoading(new=min(CHECKED, config.max_seq_len), **sizes)
+    cases = [Case(f"{name}/load", loading, LOADING_GOALS)]
+    cases += [Case(f"{name}/prefill/{work.dtype}", work, reading) for work in prompts]
     cases.append(Case(f"{name}/decode", step, writing))
     return cases
 
@@ -128,3 +141,20 @@ class CheckpointRun(ModelRun):
     def smaller(self) -> Self:
         """A model is as large as it is."""
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointLoading(CheckpointRun, Loading):
+    """From the files at `path` to the model, its tokenizer with it, and on to the first token."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the files that the weights lie in."""
+        return sum(Path(file).stat().st_size for file in files_of(Path(self.path), self.format))
+
+    @contextmanager
+    def saved(self, inputs: Inputs) -> Iterator[Path]:
+        yield Path(self.path)
+
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        return Loading.contestants(self, inputs)

@@ -1,9 +1,9 @@
-"""Loading as work: a checkpoint of random weights, read by processes that do nothing else.
+"""Loading as work: a checkpoint, read by processes that do nothing else.
 
-The file is written to the folder for temporary files, and gone afterwards. Each process imports
-this package, reads the file once into new memory, then loads the model from it and asks for the
-first token; times are those of the process, without its start. The file lies in the page cache
-meanwhile, so that it is not the disk that is measured.
+One of random weights is written to the folder for temporary files, and gone afterwards. Each
+process imports this package, reads the files once into new memory, then loads the model from them
+and asks for the first token; times are those of the process, without its start. The files lie in
+the page cache meanwhile, so that it is not the disk that is measured.
 """
 
 import errno
@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,16 +25,31 @@ import numpy as np
 
 import simdformer as sf
 from simdformer.bench.contestants import OURS, Contestant, Missing
+from simdformer.bench.exact import Exact
 from simdformer.bench.machine import Limits
 from simdformer.bench.models import CHECKED, SEED, SHAPES, ModelRun
 from simdformer.bench.results import Loaded, Measurement, Result
 from simdformer.bench.transformers import names_of, settings
-from simdformer.bench.work import Case, Goal, Inputs, Unit, relative_error
-from simdformer.models import weight_shapes
+from simdformer.bench.work import Case, Goal, Inputs, Unit, numpy_dtype, relative_error
+from simdformer.checkpoints import read_checkpoint
+from simdformer.checkpoints.gguf_encode import Losses, in_mixture
+from simdformer.checkpoints.gguf_export import of_model
+from simdformer.checkpoints.gguf_writer import NewTensor, write_gguf
+from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.types import Array
 
-__all__ = ["Loading", "loading_cases", "run_loading", "write_checkpoint"]
+__all__ = [
+    "LOADING_GOALS",
+    "GGUFLoading",
+    "Loading",
+    "files_of",
+    "loading_cases",
+    "run_loading",
+    "write_checkpoint",
+]
 
+LOADING_GOALS = (Goal(1.5, "reading"), Goal(1.05, "memory"))
+IN_FEW_BITS = ("q8_0", "q4_k_m")
 FEWEST_LOADS = 3
 ROOM = 1 << 20  # bytes beside the weights: header, config.json
 # Resident is what Linux counts; elsewhere it stays unknown.
@@ -46,16 +62,17 @@ wanted = json.loads(sys.argv[1])
 sf.set_isa(wanted["isa"])
 sf.set_num_threads(wanted["threads"])
 clock = time.perf_counter
-directory = Path(wanted["directory"])
 load = sf.from_pretrained  # imports
 
-start = clock()
-data = (directory / "model.safetensors").read_bytes()
-reading = clock() - start
-del data
+reading = 0.0
+for file in wanted["files"]:
+    start = clock()
+    data = Path(file).read_bytes()
+    reading += clock() - start
+    del data
 
 start = clock()
-model = load(directory)
+model = load(wanted["path"], format=wanted["format"])
 loading = clock() - start
 status = Path("/proc/self/status")
 resident = None
@@ -78,15 +95,21 @@ print(json.dumps({
 
 
 def loading_cases() -> Iterator[Case]:
-    """Each shape once, in bfloat16."""
-    goals = (Goal(1.5, "reading"), Goal(1.05, "memory"))
+    """Each shape once in bfloat16, and the smaller one in few bits."""
     for shape, config in SHAPES.items():
-        yield Case(f"{shape}/load", Loading(config=config, new=CHECKED), goals)
+        yield Case(f"{shape}/load", Loading(config=config, new=CHECKED), LOADING_GOALS)
+    shape, config = next(iter(SHAPES.items()))
+    for mixture in IN_FEW_BITS:
+        work = GGUFLoading(config=config, new=CHECKED, mixture=mixture)
+        yield Case(f"{shape}/{mixture}/load", work, LOADING_GOALS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(ModelRun):
-    """From a file to a model, and on to the token after a prompt of `new` ids."""
+    """From a file to a model, and on to the token after a prompt of `new` ids. The file is that of
+    Hugging Face, in bfloat16."""
+
+    format: str | None = None  # None: there is only one
 
     @property
     def operation(self) -> str:
@@ -113,24 +136,77 @@ class Loading(ModelRun):
         """Nobody: processes of their own do it, see `run_loading`."""
         return []
 
+    @contextmanager
+    def saved(self, inputs: Inputs) -> Iterator[Path]:
+        """What is loaded, as long as it is there. OSError where there is no room for it."""
+        with tempfile.TemporaryDirectory(prefix="simdformer-bench-") as folder:
+            needed, free = self.nbytes + ROOM, shutil.disk_usage(folder).free
+            if free < needed:
+                sizes = f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
+                raise OSError(errno.ENOSPC, sizes, folder)
+            yield self.write(Path(folder), inputs["weights"])
+
+    def write(self, directory: Path, weights: Mapping[str, Array]) -> Path:
+        """The checkpoint of these weights in a directory that is empty: its path."""
+        write_checkpoint(directory, self.config, weights)
+        return directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFLoading(Loading):
+    """The same from a file of llama.cpp in the types of a mixture, such as "q4_k_m"."""
+
+    mixture: str
+
+    @property
+    def model(self) -> Any:
+        return self.config, "from a file", self.mixture
+
+    @property
+    def nbytes(self) -> int:
+        """The weights, as the file has them."""
+        nothing = np.zeros((), numpy_dtype("bfloat16"))
+        shapes = weight_shapes(self.config)
+        weights = {name: np.broadcast_to(nothing, shape) for name, shape in shapes.items()}
+        return sum(tensor.nbytes for tensor in self.tensors(weights)[1])
+
+    def tensors(self, weights: Mapping[str, Array]) -> tuple[Mapping[str, Any], list[NewTensor]]:
+        """The keys and tensors of the file; nothing is rounded yet."""
+        source = of_model(self.config, weights, "model")
+        return source.keys, in_mixture(source, self.mixture, Losses(), lambda nbytes: None)
+
+    def write(self, directory: Path, weights: Mapping[str, Array]) -> Path:
+        path = directory / "model.gguf"
+        keys, tensors = self.tensors(weights)
+        write_gguf(path, {**keys, "tokenizer.ggml.model": "no_vocab"}, tensors)
+        return path
+
+    def exact_logits(self, inputs: Inputs, ids: Array) -> Array:
+        """Those of the weights that the file at inputs["path"] has."""
+        found = read_checkpoint(inputs["path"])
+        model = Exact(Transformer.of_fitting(found.config, found.weights))
+        logits: Array = model(ids, None, 1)[0, self.sampled()]
+        return logits
+
 
 def run_loading(case: Case, work: Loading, limits: Limits, budget: float) -> Result:
     """`work` is that of the case. As many processes as fit into `budget` seconds, three at least;
     each time is the best of them, resident memory the most.
     """
     inputs = work.inputs(np.random.default_rng(SEED))
-    expected = work.expected(inputs)
     try:
-        with tempfile.TemporaryDirectory(prefix="simdformer-bench-") as folder:
-            write_checkpoint(Path(folder), work, inputs["weights"])
+        with work.saved(inputs) as path:
             wanted = {
-                "directory": folder,
+                "path": str(path),
+                "format": work.format,
+                "files": files_of(path, work.format),
                 "isa": sf.isa(),
                 "threads": sf.get_num_threads(),
                 "ids": work.checked_ids(inputs).tolist(),
                 "rows": work.sampled().tolist(),
             }
-            runs = list(loads(wanted, budget))
+            runs = list(loads(wanted, budget))  # while no model of ours takes memory
+            expected = work.expected({**inputs, "path": path})
     except OSError as refusal:
         return Result(case, limits, {}, skipped=f"no checkpoint could be written: {refusal}")
     except RuntimeError as failure:
@@ -174,14 +250,16 @@ def loads(wanted: Mapping[str, Any], budget: float) -> Iterator[dict[str, Any]]:
         done += 1
 
 
-def write_checkpoint(directory: Path, work: Loading, weights: Mapping[str, Array]) -> None:
-    """config.json and model.safetensors of Hugging Face. OSError where there is no room."""
-    needed, free = work.nbytes + ROOM, shutil.disk_usage(directory).free
-    if free < needed:
-        sizes = f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
-        raise OSError(errno.ENOSPC, sizes, str(directory))
-    (directory / "config.json").write_text(json.dumps(settings(work.config)))
-    names, header, position = names_of(work.config), {}, 0
+def files_of(path: Path, format: str | None = None) -> list[str]:
+    """The files that the weights of a checkpoint lie in."""
+    weights: Iterable[Any] = read_checkpoint(path, format).weights.values()
+    return list(dict.fromkeys(tensor.file.path for tensor in weights if hasattr(tensor, "file")))
+
+
+def write_checkpoint(directory: Path, config: ModelConfig, weights: Mapping[str, Array]) -> None:
+    """config.json and model.safetensors of Hugging Face."""
+    (directory / "config.json").write_text(json.dumps(settings(config)))
+    names, header, position = names_of(config), {}, 0
     for name, array in weights.items():
         end = position + array.nbytes
         header[names.theirs(name)] = {

@@ -46,8 +46,9 @@ def add(commands: "shared.Commands") -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="instead of all that a checkpoint of yours: a GGUF file beside llama.cpp, a directory "
-        "of Hugging Face's beside transformers, with the errors of both against float64",
+        help="instead of all that a checkpoint of yours: time and memory of loading, then a "
+        "GGUF file beside llama.cpp, a directory of Hugging Face's beside transformers, with the "
+        "errors of both against float64",
     )
     parser.add_argument(
         "--transformers",
