@@ -17,6 +17,7 @@ from conftest import (
     same_bits,
 )
 from simdformer.reference import float64
+from simdformer.runtime import awake
 
 # ---- laws ----------------------------------------------------------------------------------------
 
@@ -115,6 +116,17 @@ def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, rng):
             with sf.num_threads(threads):
                 got = attention(q, k, v, is_causal=True, causal_offset=S - L, **EXTRAS)
             assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_nor_on_whether_the_threads_are_kept_awake(isa, dtype, rng):
+    """In a forward pass fewer keys are worth a thread, and are asked for ahead."""
+    for L, S in [(1, 3), (1, 70), (4, 65), (1, 700)]:
+        q, k, v = problem(rng, lead=(2,), H=8, K=4, L=L, S=S, D=32, dtype=dtype)
+        want = attention(q, k, v, is_causal=True, causal_offset=S - L)
+        for threads in (1, 2, 4):
+            with sf.num_threads(threads), awake:
+                got = attention(q, k, v, is_causal=True, causal_offset=S - L)
+            assert same_bits(got, want)
 
 
 # ---- memory and dtypes ---------------------------------------------------------------------------
