@@ -354,6 +354,18 @@ def test_the_chain_is_that_of_transformers(temperature, penalty):
         assert all(expected[sampler(LOGITS, so_far)] > 0 for _ in range(50)), how
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("top_p", [1e-9, 0.5, 0.9, 0.999, 1 - 1e-12])
+def test_top_p_sorts_as_many_as_it_needs(spread, top_p, rng):
+    """As few as one, or nearly all of them."""
+    logits = rng.normal(size=3000) * spread
+    alone = Sampler(temperature=1.0).probabilities(logits)
+    found = Sampler(temperature=1.0, top_p=top_p).probabilities(logits)
+    order = np.argsort(-alone, kind="stable")
+    count = np.searchsorted(np.cumsum(alone[order]), top_p) + 1
+    assert set(np.flatnonzero(found)) == set(order[:count])
+
+
 @pytest.mark.parametrize("size", [3, 1000, 150_000])
 @pytest.mark.parametrize("top_p", [0.2, 0.9, 0.999])
 def test_top_p_takes_the_first_of_equals(size, top_p):
