@@ -373,3 +373,12 @@ def test_tensors_elsewhere_are_refused():
     there = torch.empty(1, 2, 3, 4, device="meta")
     with pytest.raises((TypeError, BufferError, RuntimeError), match="meta"):
         attention(torch.nn.Module(), there, there, there, None)
+
+
+def test_a_transformers_whose_masks_ask_otherwise_is_refused(monkeypatch):
+    def of_5_3(batch_size, cache_position, kv_length):
+        raise AssertionError
+
+    monkeypatch.setattr(simdformer.transformers, "sdpa_mask", of_5_3)
+    with pytest.raises(ImportError, match=r"found transformers \d+\.\d+\.\S+, needed is 5\.4 or"):
+        simdformer.transformers.register()

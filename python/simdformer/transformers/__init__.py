@@ -15,10 +15,13 @@ model too.
 It computes forwards only, on the CPU: gradients and dropout are errors.
 """
 
+import inspect
 from typing import Any
 
 import torch
+import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 
 from simdformer.attention import scaled_dot_product_attention
 from simdformer.torch import functional as on_tensors
@@ -42,7 +45,14 @@ def register() -> None:
     What a call of such a model raises: RuntimeError, "no gradient", where autograd records (use
     torch.no_grad() or torch.inference_mode()). ValueError: dropout in training (use model.eval()).
     BufferError: tensors that are not on the CPU.
+
+    ImportError: transformers is older than 5.4, whose masks ask for something else.
     """
+    if "q_length" not in inspect.signature(sdpa_mask).parameters:
+        raise ImportError(
+            f"simdformer.transformers: found transformers {transformers.__version__}, needed is "
+            "5.4 or newer"
+        )
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, visible_keys)
 
