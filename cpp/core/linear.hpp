@@ -60,8 +60,8 @@ enum class Arithmetic : uint8_t { int16, float32 };
 // float64), rounded once.
 //
 // The bits of a row of out do not depend on the number of threads. With packed and
-// quantised weights they do not depend on the other rows either; with plain weights up to 6 rows take another
-// order of summation than more of them.
+// quantised weights they do not depend on the other rows either; with plain weights up to kDirectRows rows
+// (core/linear_args.hpp) take another order of summation than more of them.
 void linear(const View& x, const LinearOperand* operands, int count,
             Arithmetic arithmetic = Arithmetic::int16);
 

@@ -9,7 +9,7 @@ namespace simdformer {
 
 constexpr int64_t kDepthBlock = 256;  // inputs that are widened or packed at a time
 // Up to so many rows of x, plain weights are read in place, as dot products.
-constexpr int64_t kDirectRows = 16;
+constexpr int64_t kDirectRows = 64;
 
 // Rows [16 p, 16 p + 16) of a weight -> panel p. Work items are panels.
 struct PackArgs {

@@ -25,6 +25,8 @@ constexpr int64_t kFewestAhead = 1;
 constexpr int64_t kWidenRows = 24;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 2;
+// Rows of x that share the loads of four rows of a plain weight.
+constexpr int kDotTileRows = 3;
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
 // a * b + c, one rounding

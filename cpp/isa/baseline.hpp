@@ -24,6 +24,8 @@ constexpr int64_t kFewestAhead = 1;
 constexpr int64_t kWidenRows = 24;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 2;
+// Rows of x that share the loads of four rows of a plain weight.
+constexpr int kDotTileRows = 2;
 // Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied.
 constexpr int kCodeVectors[] = {0, 4, 2, 2, 2, 2, 2};
 // From so many rows on codes of one plane, and of two, are widened before they are multiplied.

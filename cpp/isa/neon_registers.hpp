@@ -36,6 +36,8 @@ constexpr int64_t kFewestAhead = kTileRows + 1;
 constexpr int64_t kWidenRows = 128;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 4;
+// Rows of x that share the loads of four rows of a plain weight.
+constexpr int kDotTileRows = 4;
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
 // a * b + c, one rounding

@@ -8,7 +8,7 @@
 //                         multiplied as they are where the CPU can
 //   quantised W           small integers and their scales, see quantised.hpp
 //   plain W, many rows    panels are packed into scratch, 256 inputs at a time
-//   plain W, few rows     no panels: dot products of rows of W with rows of x, bound by memory
+//   plain W, few rows     no panels: dot products of rows of W with rows of x, see dot_products.hpp
 //
 // Sums are float32 (float64 for float64). Long sums are cut: partial sums of `sum_length(depth)` terms start
 // from zero and are added up in order. That depends on depth alone, so with packed weights a row of x gives
@@ -18,6 +18,7 @@
 
 #include "core/bounds.hpp"
 #include "core/linear_args.hpp"
+#include "kernels/dot_products.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/pack.hpp"
@@ -56,68 +57,6 @@ struct LinearItem {
   // When plain: row `first` of the item.
   SF_INLINE const char* weight_row(int64_t first) const { return w.weight + (column + first) * w.row_stride; }
 };
-
-// ---- dot products -----------------------------------------------------------------------------------------
-
-// A few rows of W, as they lie: `stride` bytes apart, `depth` elements each.
-struct WeightRows {
-  const char* p;
-  int64_t stride, depth;
-};
-
-// MR rows of x against NR rows of W: tile[i][n] = sum_k x[i][k] W[n][k]. Lanes are summed apart for kSteps
-// steps, then added to their totals, which meet in the end. x is padded with zeros to whole vectors.
-template <class T, int MR, int NR>
-__attribute__((noinline)) void dot_tile(Matrix<Acc<T>> x, WeightRows weight, Acc<T>* tile) noexcept {
-  using V = Vec<Acc<T>>;
-  constexpr int64_t W = kLanes<Acc<T>>, kSteps = 64;
-  V total[MR][NR], sum[MR][NR];
-  SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int n = 0; n < NR; ++n) total[i][n] = V(Acc<T>(0));
-  const T* rows[NR];
-  SF_UNROLL for (int n = 0; n < NR; ++n) rows[n] = reinterpret_cast<const T*>(weight.p + n * weight.stride);
-
-  const auto step = [&](int64_t k, auto load_weight) __attribute__((always_inline)) {
-    V w[NR];
-    SF_UNROLL for (int n = 0; n < NR; ++n) w[n] = load_weight(rows[n] + k);
-    SF_UNROLL for (int i = 0; i < MR; ++i) {
-      const V lanes = load(x.row(i) + k);
-      SF_UNROLL for (int n = 0; n < NR; ++n) sum[i][n] = mul_add(lanes, w[n], sum[i][n]);
-    }
-  };
-  const int64_t depth = weight.depth, whole = depth - depth % W;
-  for (int64_t block = 0; block < depth; block += kSteps * W) {
-    SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int n = 0; n < NR; ++n) sum[i][n] = V(Acc<T>(0));
-    const int64_t last = min_of(block + kSteps * W, whole);
-    for (int64_t k = block; k < last; k += W) step(k, [](const T* p) { return load(p); });
-    if (last == whole && whole < depth && depth - block <= kSteps * W)
-      step(whole, [&](const T* p) { return load_part(p, depth - whole); });
-    SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int n = 0; n < NR; ++n) total[i][n] =
-        total[i][n] + sum[i][n];
-  }
-  SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int n = 0; n < NR; ++n) tile[i * kSliceColumns + n] =
-      sum_lanes(total[i][n]);
-}
-
-template <class T, int NR, int MR = kDotRows>
-SF_INLINE void dot_rows(int64_t rows, Matrix<Acc<T>> x, WeightRows weight, Acc<T>* tile) {
-  for (; rows >= MR; rows -= MR, x = x.from(MR), tile += MR * kSliceColumns)
-    dot_tile<T, MR, NR>(x, weight, tile);
-  if constexpr (MR > 1) dot_rows<T, NR, MR - 1>(rows, x, weight, tile);
-}
-
-// W is read in place, four rows at a time, so that their loads overlap.
-template <class T>
-SF_INLINE void dot_products(const LinearItem& item, Acc<T>* tile) {
-  constexpr int kColumns = 4;
-  const auto x = item.x<Acc<T>>(item.args.x);
-  const auto weight = [&](int64_t n) {
-    return WeightRows{item.weight_row(n), item.w.row_stride, item.args.depth};
-  };
-  int64_t n = 0;
-  for (; n + kColumns <= item.columns; n += kColumns)
-    dot_rows<T, kColumns>(item.rows, x, weight(n), tile + n);
-  for (; n < item.columns; ++n) dot_rows<T, 1>(item.rows, x, weight(n), tile + n);
-}
 
 // ---- products of panels -----------------------------------------------------------------------------------
 
@@ -210,7 +149,10 @@ void multiply(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) noexcept {
   if constexpr (std::is_same_v<T, float>) {
     if (item.w.format != nullptr) return multiply_few_bits(item, tile, scratch);
   }
-  if (!item.w.packed && item.all_rows() <= kDirectRows) return dot_products<T>(item, tile);
+  static_assert(kDirectRows <= kSliceColumns);
+  if (!item.w.packed && item.all_rows() <= kDirectRows)
+    return dot_products<T>(item.rows, item.columns, args.depth, item.x<Acc<T>>(args.x),
+                           {item.weight_row(0), item.w.row_stride}, tile, scratch);
   if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || item.all_rows() < kWidenRows))
     return multiply_packed<T>(item, args.x, tile);
   multiply_by_blocks<T>(item, tile, scratch);

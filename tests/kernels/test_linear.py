@@ -28,8 +28,9 @@ from simdformer import reference
 from simdformer.reference import float64
 from subprocesses import run_python
 
-# Around 16 rows, up to which a plain weight is not repacked, panels of 16 columns, 256 inputs.
-ROWS = [0, 1, 2, 5, 15, 16, 17, 24, 64]
+# Around 64 rows, up to which a plain weight is not repacked, panels of 16 columns, 256 inputs.
+ROWS = [0, 1, 2, 3, 5, 9, 16, 24, 63, 64, 65]
+MANY = 70  # rows, for which it is
 COLUMNS = [1, 2, 15, 16, 17, 31, 32, 33, 64, 65]
 DEPTHS = [0, 1, 2, 3, 255, 256, 257, 511, 513, 600]
 each_form = each("form", [np.asarray, sf.pack])
@@ -56,7 +57,7 @@ def test_agrees_with_the_oracle_for_any_number_of_rows(isa, dtype, rows, form, o
 @each_form
 @each("outer", COLUMNS)
 def test_agrees_with_the_oracle_for_any_number_of_columns(isa, dtype, outer, form, oracle, rng):
-    for rows in (1, 7, 26):
+    for rows in (1, 7, 26, MANY):
         x, weight = normal(rng, rows, 33, dtype=dtype), normal(rng, outer, 33, dtype=dtype)
         want = oracle("linear", x, weight)
         got = sf.linear(x, form(weight))
@@ -66,7 +67,7 @@ def test_agrees_with_the_oracle_for_any_number_of_columns(isa, dtype, outer, for
 @each_form
 @each("inner", sorted({*DEPTHS, *LENGTHS}))
 def test_agrees_with_the_oracle_for_any_depth(isa, dtype, inner, form, oracle, rng):
-    for rows in (1, 3, 26):
+    for rows in (1, 3, 26, MANY):
         x, weight = normal(rng, rows, inner, dtype=dtype), normal(rng, 19, inner, dtype=dtype)
         bias = normal(rng, 19, dtype=dtype)
         want = oracle("linear", x, weight, bias)
@@ -77,7 +78,7 @@ def test_agrees_with_the_oracle_for_any_depth(isa, dtype, inner, form, oracle, r
 @each_form
 def test_a_depth_of_zero_gives_the_bias(isa, dtype, form, rng):
     weight, bias = np.zeros((5, 0), dtype), normal(rng, 5, dtype=dtype)
-    for rows in (1, 30):
+    for rows in (1, 30, MANY):
         x = np.zeros((rows, 0), dtype)
         assert same_bits(sf.linear(x, form(weight), bias), np.tile(bias, (rows, 1)))
         assert same_bits(sf.linear(x, form(weight)), np.zeros((rows, 5), dtype))
@@ -103,23 +104,24 @@ def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, inner, rng):
     assert same_bits(sf.linear(x[40:47], weight), alone[40:47])
 
 
-@each("inner", [5, 64, 257, 700])
-def test_with_a_plain_weight_up_to_16_rows_have_the_same_bits_and_so_have_more(
+@each("inner", [5, 64, 257, 700, 1800])
+def test_with_a_plain_weight_up_to_64_rows_have_the_same_bits_and_so_have_more(
     isa, dtype, inner, rng
 ):
     """Few rows are dot products on the weight as it lies; for more it is repacked on the way."""
-    x, weight = normal(rng, 65, inner, dtype=dtype), normal(rng, 50, inner, dtype=dtype)
-    alone = np.stack([sf.linear(row, weight) for row in x[:16]])
+    x, weight = normal(rng, 130, inner, dtype=dtype), normal(rng, 50, inner, dtype=dtype)
+    alone = np.stack([sf.linear(row, weight) for row in x[:64]])
     together = sf.linear(x, weight)
-    for rows in range(1, 17):
+    for rows in (*range(1, 18), 23, 24, 25, 32, 63, 64):
         assert same_bits(sf.linear(x[:rows], weight), alone[:rows]), f"{rows} rows"
-    for rows in (17, 23, 24, 25, 64):
+    for rows in (65, 70, 127, 128):
         assert same_bits(sf.linear(x[:rows], weight), together[:rows]), f"{rows} rows"
 
 
 @each_form
-def test_a_column_has_the_same_bits_alone_and_among_others(isa, dtype, form, rng):
-    x, weight = normal(rng, 30, 70, dtype=dtype), normal(rng, 67, 70, dtype=dtype)
+@each("rows", [30, MANY])
+def test_a_column_has_the_same_bits_alone_and_among_others(isa, dtype, form, rows, rng):
+    x, weight = normal(rng, rows, 70, dtype=dtype), normal(rng, 67, 70, dtype=dtype)
     whole = sf.linear(x, form(weight))
     for begin, end in [(0, 1), (0, 16), (3, 20), (16, 48), (66, 67)]:
         assert same_bits(sf.linear(x, form(weight[begin:end].copy())), whole[:, begin:end].copy())
@@ -175,7 +177,7 @@ def test_weights_are_packed_from_any_layout(isa, dtype, memory, rng):
 
 
 @each_form
-@each("rows", [1, 5, 30])
+@each("rows", [1, 5, MANY])
 def test_a_list_of_weights_gives_a_list_of_the_same_results(isa, dtype, form, rows, rng):
     x = normal(rng, 2, rows, 48, dtype=dtype)
     weights = [normal(rng, n, 48, dtype=dtype) for n in (32, 8, 17, 0)]
@@ -202,7 +204,7 @@ def test_a_list_may_mix_plain_and_packed(isa, rng):
 
 @each_form
 @each("narrow", SIXTEEN_BITS)
-@each("rows", [1, 4, 30])
+@each("rows", [1, 4, MANY])
 def test_beside_a_float32_x_parameters_may_be_16_bit(isa, form, narrow, rows, rng):
     x, weight, bias = normal(rng, rows, 300), normal(rng, 41, 300, dtype=narrow), normal(rng, 41)
     for b in (bias, bias.astype(narrow), None):
@@ -216,7 +218,7 @@ def test_beside_a_float32_x_parameters_may_be_16_bit(isa, form, narrow, rows, rn
 
 @each_form
 @each("narrow", SIXTEEN_BITS)
-@each("rows", [1, 4, 30])
+@each("rows", [1, 4, MANY])
 def test_beside_a_16_bit_x_parameters_may_be_float32(isa, form, narrow, rows, rng):
     x, weight, bias = normal(rng, rows, 300, dtype=narrow), normal(rng, 41, 300), normal(rng, 41)
     for w in (weight, weight.astype(narrow)):
@@ -234,19 +236,20 @@ def test_beside_a_16_bit_x_parameters_may_be_float32(isa, form, narrow, rows, rn
 def test_16_bit_accumulates_in_float32(isa):
     """In 16 bits 2048 + 1 is 2048 and the sum would stop there."""
     for dtype in SIXTEEN_BITS:
-        for rows in (1, 30):
+        for rows in (1, 30, MANY):
             x, weight = np.ones((rows, 4096), dtype), np.ones((3, 4096), dtype)
             assert (float64(sf.linear(x, weight)) == 4096).all()
             assert (float64(sf.linear(x, sf.pack(weight))) == 4096).all()
 
 
 @each_form
-@each("rows", [1, 4, 30])
+@each("rows", [1, 4, MANY])
 def test_subnormals_are_kept(isa, dtype, form, rows):
     """But by the dot product of AVX512-BF16, which packed weights use: to it they are zero."""
-    x = np.eye(rows, 40).astype(dtype)
+    x = np.eye(rows, MANY).astype(dtype)
     weight = (
-        np.tile(np.arange(1, 41).astype(dtype), (17, 1)) * ml_dtypes.finfo(dtype).smallest_subnormal
+        np.tile(np.arange(1, MANY + 1).astype(dtype), (17, 1))
+        * ml_dtypes.finfo(dtype).smallest_subnormal
     )
     want = np.repeat(weight[:1, :rows].T, 17, axis=1)
     if isa == "avx512_bf16" and dtype == ml_dtypes.bfloat16 and form is sf.pack:
@@ -255,8 +258,9 @@ def test_subnormals_are_kept(isa, dtype, form, rows):
 
 
 @each_form
-def test_nan_and_infinity_reach_their_row_and_column_and_no_other(isa, dtype, form, rng):
-    x, weight = normal(rng, 30, 40, dtype=dtype), normal(rng, 37, 40, dtype=dtype)
+@each("rows", [30, MANY])
+def test_nan_and_infinity_reach_their_row_and_column_and_no_other(isa, dtype, form, rows, rng):
+    x, weight = normal(rng, rows, 40, dtype=dtype), normal(rng, 37, 40, dtype=dtype)
     x[3, 39], weight[17, 0] = np.nan, np.inf
     got = float64(sf.linear(x, form(weight)))
     assert np.isnan(got[3]).all()
@@ -266,7 +270,7 @@ def test_nan_and_infinity_reach_their_row_and_column_and_no_other(isa, dtype, fo
 
 @each_form
 @each("memory", LAYOUTS)
-@each("rows", [1, 30])
+@each("rows", [1, 30, MANY])
 def test_any_strides_of_leading_axes(isa, dtype, form, memory, rows, rng):
     x, weight = normal(rng, 3, rows, 40, dtype=dtype), normal(rng, 17, 40, dtype=dtype)
     want = sf.linear(x, form(weight))
@@ -279,8 +283,8 @@ def test_rows_that_are_one_row_in_memory(isa, dtype, form, rng):
     x, weight = normal(rng, 40, dtype=dtype), normal(rng, 17, 40, dtype=dtype)
     want = sf.linear(x, form(weight))
     assert all(same_bits(row, want) for row in sf.linear(repeated(x, 5), form(weight)))
-    many = sf.linear(np.tile(x, (30, 1)), form(weight))
-    assert same_bits(sf.linear(repeated(x, 30), form(weight)), many)
+    many = sf.linear(np.tile(x, (MANY, 1)), form(weight))
+    assert same_bits(sf.linear(repeated(x, MANY), form(weight)), many)
     tall = repeated(weight[0], 20)
     assert same_bits(sf.linear(x, form(tall)), np.tile(want[:1], 20))
 
@@ -288,7 +292,7 @@ def test_rows_that_are_one_row_in_memory(isa, dtype, form, rng):
 @each_form
 def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, form, rng):
     weight = form(normal(rng, 700, 300, dtype=dtype))
-    for rows in (1, 3, 130):
+    for rows in (1, 3, 20, 130):
         x = normal(rng, rows, 300, dtype=dtype)
         with sf.num_threads(1):
             want = sf.linear(x, weight)
