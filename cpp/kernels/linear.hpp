@@ -60,15 +60,16 @@ struct LinearItem {
 
 // ---- products of panels -----------------------------------------------------------------------------------
 
-// tile = or += x panels for k inputs, in partial sums of `length` terms. No terms make 0.
-template <class T>
+// tile = or += x panels for k inputs, in partial sums of `length` terms. No terms make 0. `beside` is called
+// with every tile of registers.
+template <class T, class Beside>
 SF_INLINE void multiply_block(const LinearItem& item, int64_t k, Matrix<RowOf<T>> x,
-                              Panels<ElementOf<T>> panels, SumOf<T>* tile, bool accumulate) {
+                              Panels<ElementOf<T>> panels, SumOf<T>* tile, bool accumulate, Beside beside) {
   const int64_t length = sum_length(item.args.depth);
   int64_t begin = 0;
   do {
     gemm<T>(item.rows, item.columns, min_of(k - begin, length), x.from(0, begin), panels.from(0, begin),
-            {tile, kSliceColumns, accumulate || begin > 0});
+            {tile, kSliceColumns, accumulate || begin > 0}, beside);
     begin += length;
   } while (begin < k);
 }
@@ -76,7 +77,8 @@ SF_INLINE void multiply_block(const LinearItem& item, int64_t k, Matrix<RowOf<T>
 // Packed panels, as they lie.
 template <class T>
 SF_INLINE void multiply_packed(const LinearItem& item, const void* x, SumOf<T>* tile) {
-  multiply_block<T>(item, item.args.depth, item.x<RowOf<T>>(x), item.panels<ElementOf<T>>(), tile, false);
+  multiply_block<T>(item, item.args.depth, item.x<RowOf<T>>(x), item.panels<ElementOf<T>>(), tile, false,
+                    [] {});
 }
 
 // k inputs of a packed 16-bit panel -> [k][16] of float
@@ -93,9 +95,11 @@ SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
     }
 }
 
-// Panels are made in `scratch`, kDepthBlock inputs at a time.
+// Panels are made in `scratch`, kDepthBlock inputs at a time. What of a plain weight is packed next is asked for
+// meanwhile, to the second cache, a row at a time: packing would wait for memory.
 template <class T>
 SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) {
+  constexpr auto kSize = static_cast<int64_t>(sizeof(T));
   const LinearArgs& args = item.args;
   const LinearWeight& w = item.w;
   int64_t begin = 0;
@@ -104,13 +108,22 @@ SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* 
     for (int64_t c = 0; c < item.columns; c += kPanelColumns) {
       Acc<T>* panel = scratch + c * kDepthBlock;
       if (!w.packed)
-        pack_panel<T>(item.weight_row(c) + begin * static_cast<int64_t>(sizeof(T)), w.row_stride,
+        pack_panel<T>(item.weight_row(c) + begin * kSize, w.row_stride,
                       min_of(item.columns - c, kPanelColumns), k, panel);
       else if constexpr (sizeof(T) == 2)
         widen_panel(item.panels<T>(c).from(0, begin).p, k, panel);
     }
+    const bool last = begin + k == args.depth;  // of the slice: the next one begins
+    const char* next = last ? item.weight_row(item.columns) : item.weight_row(0) + (begin + k) * kSize;
+    int64_t left = w.packed ? 0 : item.columns;
+    const auto ask = [&] {
+      if (left == 0) return;
+      for (int64_t byte = 0; byte < kDepthBlock * kSize; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+      next += w.row_stride;
+      --left;
+    };
     multiply_block<Acc<T>>(item, k, item.x<Acc<T>>(args.x).from(0, begin),
-                           {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0);
+                           {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0, ask);
     begin += kDepthBlock;
   } while (begin < args.depth);
 }
@@ -133,7 +146,7 @@ inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratc
     for (int64_t c = 0; c < item.columns; c += kPanelColumns)
       dequantise_span(format, slice, k, c, scratch + c * kDepthBlock);
     multiply_block<float>(item, k, item.x<float>(args.x).from(0, begin),
-                          {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0);
+                          {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0, [] {});
     slice += span_bytes(format, k);
     begin += kDepthBlock;
   } while (begin < args.depth);
