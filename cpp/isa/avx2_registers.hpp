@@ -69,6 +69,14 @@ SF_INLINE Vec<double> where_negative(Vec<double> x, Vec<double> a, Vec<double> b
   return _mm256_blendv_pd(b, a, x);
 }
 
+// Of a table of 8 numbers, in every lane the one that the last three bits of `index` say.
+constexpr int kTableSize = 8;
+template <class T>
+SF_INLINE Vec<T> look_up(const T* table, Vec<float> index) {
+  const __m256 numbers = _mm256_load_ps(reinterpret_cast<const float*>(table));
+  return lanes_as<Vec<T>>(_mm256_permutevar8x32_ps(numbers, lanes_as<__m256i>(index)));
+}
+
 // ---- lanes ------------------------------------------------------------------------------------------------
 
 SF_INLINE float first_lane(Vec<float> x) { return _mm256_cvtss_f32(x); }

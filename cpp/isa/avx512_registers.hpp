@@ -68,22 +68,18 @@ SF_INLINE Vec<double> where_negative(Vec<double> x, Vec<double> a, Vec<double> b
   return _mm512_mask_mov_pd(b, _mm512_movepi64_mask(lanes_as<__m512i>(x)), a);
 }
 
-// p * 2^n for integral n
-SF_INLINE Vec<float> scale_by_power(Vec<float> p, Vec<float> n) { return _mm512_scalef_ps(p, n); }
-SF_INLINE Vec<double> scale_by_power(Vec<double> p, Vec<double> n) { return _mm512_scalef_pd(p, n); }
-
-template <class A>
-constexpr A kShifter = std::is_same_v<A, float> ? 0x1.8p23 : 0x1.8p52;
-template <class V>
-SF_INLINE V scale_one_plus(V rest, V shifted) {
-  using A = typename V::value_type;
-  return scale_by_power(V(rest + V(A(1))), V(shifted - V(kShifter<A>)));
+// (1 + rest) 2^n, where adding kShifter has left n in the low bits of `shifted`.
+constexpr double kShifter = 0x1.8p52;
+SF_INLINE Vec<double> scale_one_plus(Vec<double> rest, Vec<double> shifted) {
+  return _mm512_scalef_pd(rest + Vec<double>(1.0), shifted - Vec<double>(kShifter));
 }
 
-// Of a table of 16 floats, in every lane the one that the last four bits of `index` say.
-constexpr bool kLooksUp = true;
-SF_INLINE Vec<float> look_up(const float* table, Vec<float> index) {
-  return _mm512_permutexvar_ps(lanes_as<__m512i>(index), _mm512_load_ps(table));
+// Of a table of 16 numbers, in every lane the one that the last four bits of `index` say.
+constexpr int kTableSize = 16;
+template <class T>
+SF_INLINE Vec<T> look_up(const T* table, Vec<float> index) {
+  return lanes_as<Vec<T>>(
+      _mm512_permutexvar_ps(lanes_as<__m512i>(index), _mm512_load_ps(reinterpret_cast<const float*>(table))));
 }
 
 // ---- lanes ------------------------------------------------------------------------------------------------

@@ -73,6 +73,11 @@ SF_INLINE V where_negative(V x, V a, V b) {
   return xsimd::select(x < V(typename V::value_type(0)), a, b);
 }
 
+// No table fits a register: who looks up asks kTableSize before.
+constexpr int kTableSize = 0;
+template <class T>
+Vec<T> look_up(const T* table, Vec<float> index);
+
 // ---- lanes ------------------------------------------------------------------------------------------------
 
 SF_INLINE float first_lane(Vec<float> x) { return _mm_cvtss_f32(x); }

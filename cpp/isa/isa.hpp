@@ -4,8 +4,9 @@
 //   Vec<T>, kLanes<T>                                     a register of numbers and how many it holds
 //   kTileRows ... kWidenTwoPlanes                         how large a piece of work its registers hold
 //   mul_add neg_mul_add product_error divide larger       arithmetic that xsimd lacks, or does otherwise
-//     smaller where_negative look_up                      in one of its versions from 8.1 to 14
-//   kShifter, scale_one_plus                              the end of an exponential
+//     smaller where_negative                              in one of its versions from 8.1 to 14
+//   kTableSize, look_up                                   numbers in a register, by an index in each lane
+//   kShifter, scale_one_plus                              the end of an exponential of float64
 //   first_lane first_lanes swap_lanes                     single numbers of a register
 //   zip unzip zip_lower zip_upper                         two registers mixed
 //   load_quarters add_quarters                            its 128-bit parts

@@ -1,64 +1,77 @@
 // exp(x) for x <= 0, which is all that a softmax or a sigmoid asks for; float32 and float64, on every lane.
 //
-// n = round(x log2 e), r = x - n ln 2 in two steps (Cody and Waite), exp(r) = 1 + r + r^2 q(r), scaled by
-// 2^n. q is the minimax polynomial on [-ln2/2, ln2/2] (own Remez fits): degree 4 in float32, relative error
-// 3.1e-9, degree 9 in float64, relative error 3.7e-18, so that the rounding of the arithmetic is what is
-// left: at most 1 ulp. Where the CPU looks up in a register n goes in sixteenths, whose powers of two are a
-// table in a register; a polynomial of half the length is left (at most 0.7 ulp, and 30 % faster). exp(-inf)
-// = 0, results below the smallest normal number are subnormal, NaN stays NaN.
+// n = round(x log2 e), r = x - n ln 2 in two steps (Cody and Waite), exp(r) = 1 + r + r^2 q(r), scaled by 2^n.
+// q is the minimax polynomial on [-ln2/2, ln2/2] (own fits): degree 4 in float32, relative error 3.1e-9, degree
+// 9 in float64, relative error 3.7e-18. Where the CPU looks up in a register n goes in sixteenths or eighths,
+// whose powers of two are a table there, and q has degree 1: relative error 9e-9 and 2.6e-8, in three quarters
+// of the time. With the rounding of the arithmetic all are within 1 ulp. NaN stays NaN.
 #pragma once
 
 #include "isa/isa.hpp"
 
 namespace simdformer::SF_ISA {
 
-// 2^(j/16) rounded to float32, and what ln of the rounded number lacks.
-alignas(64) constexpr float kPowers[16] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
-                                           0x1.306fe0p+0f, 0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
-                                           0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
-                                           0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f};
-alignas(64) constexpr float kPowerErrors[16] = {
-    0x0p+0f,          0x1.8d96d4p-25f,  -0x1.9c0c22p-27f, 0x1.964904p-25f,  0x1.125002p-25f, 0x1.370be4p-25f,
-    -0x1.0a3550p-25f, -0x1.00d8acp-27f, 0x1.26055cp-26f,  -0x1.05cb44p-25f, 0x1.67a1cap-28f, 0x1.a3b5e4p-28f,
-    -0x1.f9c304p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f};
+// The bits of 2^(j/16) rounded to float32, less j << 19: adding n with four bits behind the point, << 19,
+// gives those of 2^n. And what ln of the rounded numbers lacks.
+constexpr uint32_t kPowers[16] = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
+                                  0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
+                                  0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+constexpr float kPowerErrors[16] = {0x0p+0f,          0x1.8d96d4p-25f,  -0x1.9c0c22p-27f, 0x1.964904p-25f,
+                                    0x1.125002p-25f,  0x1.370be4p-25f,  -0x1.0a3550p-25f, -0x1.00d8acp-27f,
+                                    0x1.26055cp-26f,  -0x1.05cb44p-25f, 0x1.67a1cap-28f,  0x1.a3b5e4p-28f,
+                                    -0x1.f9c304p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f};
 
-SF_INLINE Vec<float> exp_by_table(Vec<float> x) {
-  using V = Vec<float>;
-  x = larger(V(-105.0f), x);   // NaN goes through
-  const V shifter(0x1.8p19f);  // adding it leaves the nearest sixteenth in the low mantissa bits
-  const V sixteenth = mul_add(x, V(0x1.715476p0f), shifter), n = sixteenth - shifter;
-  V r = neg_mul_add(n, V(0x1.62e400p-1f), x);
-  r = neg_mul_add(n, V(0x1.7f7d1cp-20f), r) + look_up(kPowerErrors, sixteenth);
-  const V power = look_up(kPowers, sixteenth);
-  const V rest = mul_add(r * r, mul_add(r, V(0x1.5555cep-3f), V(0.5f)), r);
-  return scale_by_power(V(mul_add(power, rest, power)), n);
-}
+// As many of them as fit a register: where n goes in steps of less than one.
+constexpr int kSteps = kTableSize != 0 ? kTableSize : 1;
+template <class T>
+struct Table {
+  alignas(64) T entries[16] = {};
 
-SF_INLINE Vec<float> exp_by_polynomial(Vec<float> x) {
+  explicit constexpr Table(const T (&all)[16]) {
+    for (int j = 0; j < kSteps; ++j) entries[j] = all[j * (16 / kSteps)];
+  }
+};
+constexpr Table<uint32_t> kPowerTable(kPowers);
+constexpr Table<float> kPowerErrorTable(kPowerErrors);
+
+// e^x 2^raised, without a subnormal number on the way. What is less than kLowest is taken for it, so that -inf
+// meets no arithmetic: there the exponent's bits are 0, and so is the result, or it is once 2^raised is taken
+// back.
+template <int raised>
+SF_INLINE Vec<float> raised_exp(Vec<float> x) {
   using V = Vec<float>;
-  x = larger(V(-105.0f), x);         // NaN goes through
-  const V shifter(kShifter<float>);  // adding it leaves the nearest integer in the low mantissa bits
+  using Words = Vec<uint32_t>;
+  constexpr float kLowest = raised < 24 ? -0x1.62e430p-1f * (127 + raised) : -105.0f;
+  constexpr int kBias = kSteps == 1 ? 127 : 0;  // of the exponent, which the table has too
+  constexpr int kPointBits = kSteps == 16 ? 4 : kSteps == 8 ? 3 : 0;
+  x = larger(V(kLowest), x);                             // NaN goes through
+  const V shifter(0x1.8p23f / kSteps + raised + kBias);  // adding it leaves n in the low mantissa bits
   const V shifted = mul_add(x, V(0x1.715476p0f), shifter), n = shifted - shifter;
-  V r = neg_mul_add(n, V(0x1.62e400p-1f), x);
+  V r = neg_mul_add(n, V(0x1.62e400p-1f), x), q;
   r = neg_mul_add(n, V(0x1.7f7d1cp-20f), r);
-  V q = mul_add(V(0x1.6a2434p-10f), r, V(0x1.1239e2p-7f));
-  q = mul_add(q, r, V(0x1.5558f2p-5f));
-  q = mul_add(q, r, V(0x1.555492p-3f));
-  q = mul_add(q, r, V(0x1.fffffcp-2f));
-  return scale_one_plus(mul_add(r * r, q, r), shifted);
+  Words power = lanes_as<Words>(shifted) << (23 - kPointBits);
+  if constexpr (kSteps == 1) {
+    q = mul_add(V(0x1.6a2434p-10f), r, V(0x1.1239e2p-7f));
+    q = mul_add(q, r, V(0x1.5558f2p-5f));
+    q = mul_add(q, r, V(0x1.555492p-3f));
+    q = mul_add(q, r, V(0x1.fffffcp-2f));
+  } else {
+    power = power + look_up(kPowerTable.entries, shifted);
+    r = r + look_up(kPowerErrorTable.entries, shifted);
+    q = mul_add(V(kSteps == 16 ? 0x1.5555cep-3f : 0x1.555656p-3f), r,
+                V(kSteps == 16 ? 0.5f : 0x1.000874p-1f));
+  }
+  const V rest = mul_add(r * r, q, r), scale = lanes_as<V>(power);
+  return mul_add(scale, rest, scale);
 }
 
-SF_INLINE Vec<float> vec_exp(Vec<float> x) {
-  if constexpr (kLooksUp)
-    return exp_by_table(x);
-  else
-    return exp_by_polynomial(x);
-}
+// exp(-inf) = 0, results below the smallest normal number are subnormal.
+SF_INLINE Vec<float> vec_exp(Vec<float> x) { return raised_exp<30>(x) * Vec<float>(0x1p-30f); }
 
 SF_INLINE Vec<double> vec_exp(Vec<double> x) {
   using V = Vec<double>;
   x = larger(V(-746.0), x);
-  const V shifter(kShifter<double>);
+  const V shifter(kShifter);
   const V shifted = mul_add(x, V(0x1.71547652b82fep0), shifter), n = shifted - shifter;
   V r = neg_mul_add(n, V(0x1.62e42fefa3000p-1), x);
   r = neg_mul_add(n, V(0x1.3de6af278ece6p-42), r);
@@ -73,5 +86,14 @@ SF_INLINE Vec<double> vec_exp(Vec<double> x) {
   q = mul_add(q, r, V(0x1.000000000000ap-1));
   return scale_one_plus(mul_add(r * r, q, r), shifted);
 }
+
+// What a softmax asks for: e^x times a number that falls out when the sum divides it, so that nothing below
+// the smallest normal number is lost, and slow, on the way.
+SF_INLINE Vec<float> softmax_exp(Vec<float> x) { return raised_exp<30>(x); }
+SF_INLINE Vec<double> softmax_exp(Vec<double> x) { return vec_exp(x); }
+
+// What attention asks for: weights before they are divided, 0 where they were subnormal.
+SF_INLINE Vec<float> weight_exp(Vec<float> x) { return raised_exp<0>(x); }
+SF_INLINE Vec<double> weight_exp(Vec<double> x) { return vec_exp(x); }
 
 }  // namespace simdformer::SF_ISA

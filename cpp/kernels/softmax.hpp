@@ -10,8 +10,8 @@
 
 namespace simdformer::SF_ISA {
 
-// e^((x - highest) / temperature). A division, because a product with 1 / temperature is not as exact; none
-// for 1.
+// e^((x - highest) / temperature), up to a factor. A division, because a product with 1 / temperature is not as
+// exact; none for 1.
 template <class A, bool divides>
 struct Exponential {
   Vec<A> highest, temperature;
@@ -19,9 +19,9 @@ struct Exponential {
   SF_INLINE Vec<A> operator()(Vec<A> x) const {
     const Vec<A> above = x - highest;
     if constexpr (divides)
-      return vec_exp(divide(above, temperature));
+      return softmax_exp(divide(above, temperature));
     else
-      return vec_exp(above);
+      return softmax_exp(above);
   }
 };
 
