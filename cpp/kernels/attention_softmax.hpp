@@ -5,8 +5,9 @@
 //
 // m, l and the sum run over blocks of keys (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867);
 // where m rises, l and the sum are scaled by exp(m_before - m). A score that is not seen is replaced by -inf,
-// never added to. Arithmetic is float32 (float64 for float64). Where the CPU multiplies pairs of bfloat16,
-// bfloat16 queries and keys are multiplied as they are, and their scores scaled.
+// never added to; exp(s - m) below the smallest normal number is 0. Arithmetic is float32 (float64 for
+// float64). Where the CPU multiplies pairs of bfloat16, bfloat16 queries and keys are multiplied as they are,
+// and their scores scaled.
 #pragma once
 
 #include "kernels/attention_heads.hpp"
@@ -88,7 +89,7 @@ SF_INLINE void each_row(const AttentionArgs& args, int64_t first, int64_t querie
     for (int64_t g = 0; g < args.group; ++g, ++r) f(i, g, r);
 }
 
-// rows (i, g) = query * scale, as sums of type A, zeros up to the pitch
+// rows (i, g) = query * scale, as sums of type A, zeros in what is left of the last panel
 template <class A>
 void scale_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries, A* rows,
                    int64_t pitch) noexcept {
@@ -100,7 +101,7 @@ void scale_queries(const AttentionArgs& args, const Head& head, int64_t first, i
       A* row = rows + r * pitch;
       const Q* q = reinterpret_cast<const Q*>(row_of(&query, head.query, i, g));
       map_row(row, args.depth, [&](auto x) { return x * scale; }, q);
-      fill(row, args.depth, pitch, A(0));
+      fill(row, args.depth, whole_panels(args.depth), A(0));
     });
   });
 }
@@ -152,76 +153,100 @@ SF_INLINE void each_vector(A* row, int64_t begin, int64_t end, F f) {
   for (int64_t j = begin; j < end; j += kLanes<A>) store(row + j, f(load(row + j), j));
 }
 
-// Softmax of one row so far: the scores of `keys` become exp(s - m); m, l and the sum follow.
+// -inf in those columns of a row that are not seen.
 template <class A>
-SF_INLINE void softmax_so_far(A* scores, KeyRange keys, const Sums<A>& sums) {
+SF_INLINE void hide(A* row, KeyRange columns, KeyRange seen) {
+  constexpr int64_t W = kLanes<A>;
+  const Vec<A> none(kMinusInfinity<A>);
+  each_vector(row, columns.begin, seen.begin,
+              [&](Vec<A> s, int64_t j) { return first_lanes(min_of(seen.begin - j, W), none, s); });
+  each_vector(row, seen.end / W * W, columns.end,
+              [&](Vec<A> s, int64_t j) { return first_lanes(max_of(seen.end - j, 0), s, none); });
+}
+
+// q.k of a row -> scores as softmax reads them: with softcap and mask, -inf where nothing is seen.
+template <class A>
+SF_INLINE void finish_scores(const AttentionArgs& args, A* s, KeyRange columns, KeyRange seen,
+                             const A* mask) {
   using V = Vec<A>;
+  const Attention& call = *args.call;
+  const V softcap(static_cast<A>(call.softcap)), none(kMinusInfinity<A>), scale(static_cast<A>(call.scale));
+  const KeyRange whole{panel_start(seen.begin), whole_panels(seen.end)};
+  if (args.pairs) each_vector(s, whole.begin, whole.end, [&](V x, int64_t) { return x * scale; });
+  if (call.softcap > 0)
+    each_vector(s, whole.begin, whole.end, [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
+  if (mask != nullptr && call.mask->dtype == DType::boolean)
+    each_vector(s, whole.begin, whole.end,
+                [&](V x, int64_t j) { return xsimd::select(load(mask + j) == V(A(0)), x, none); });
+  else if (mask != nullptr)
+    each_vector(s, whole.begin, whole.end, [&](V x, int64_t j) { return x + load(mask + j); });
+  hide(s, columns, seen);
+}
+
+constexpr int64_t kRowsTogether = 16;  // whose m and l are computed in the lanes of registers
+
+// Softmax of up to so many rows so far: the scores in `columns` become exp(s - m); m, l and the sums follow.
+template <class A>
+SF_INLINE void softmax_so_far(A* scores, int64_t pitch, KeyRange columns, const Sums<A>& sums, int64_t rows) {
+  using V = Vec<A>;
+  constexpr int64_t W = kLanes<A>;
   const auto higher = [](V a, V b) { return larger(b, a); };  // a where b is NaN
-  const A before = *sums.highest, none = kMinusInfinity<A>;
-  const A block = max_lanes(fold_row(scores + keys.begin, keys.end - keys.begin, none, higher, higher));
-  const A highest = block > before ? block : before;
-  const V shift(highest == none ? A(0) : highest);
-  V sum(A(0));
-  each_vector(scores, keys.begin, keys.end, [&](V s, int64_t) {
-    const V p = vec_exp(s - shift);
-    sum = sum + p;
-    return p;
-  });
-  if (highest > before && before != none) {
-    const A factor = exp_of(before - highest);
-    *sums.total *= factor;
-    each_vector(sums.out, 0, sums.pitch, [&](V x, int64_t) { return x * V(factor); });
+  A shifts[kRowsTogether], factors[kRowsTogether];
+  for (int64_t r = 0; r < rows; ++r) {
+    const A* row = scores + r * pitch + columns.begin;
+    shifts[r] = max_lanes(fold_row(row, columns.end - columns.begin, kMinusInfinity<A>, higher, higher));
   }
-  *sums.highest = highest;
-  *sums.total += sum_lanes(sum);
+  for (int64_t r = 0; r < rows; r += W) {
+    const int64_t n = min_of(rows - r, W);
+    const V none(kMinusInfinity<A>), before = load_part(sums.highest + r, n);
+    const V highest = larger(load_part(shifts + r, n), before);
+    const V shift = larger(highest, V(std::numeric_limits<A>::lowest()));  // -inf - -inf were NaN
+    const V factor = xsimd::select(before == none, V(A(1)), weight_exp(before - shift));
+    store_part(sums.highest + r, n, highest);
+    store_part(sums.total + r, n, load_part(sums.total + r, n) * factor);
+    store_part(shifts + r, n, shift);
+    store_part(factors + r, n, factor);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const V shift(shifts[r]), factor(factors[r]);
+    V sum(A(0));
+    each_vector(scores + r * pitch, columns.begin, columns.end, [&](V s, int64_t) {
+      const V p = weight_exp(s - shift);
+      sum = sum + p;
+      return p;
+    });
+    sums.total[r] += sum_lanes(sum);
+    if (factors[r] != A(1))
+      each_vector(sums.out + r * sums.pitch, 0, sums.pitch, [&](V x, int64_t) { return x * factor; });
+  }
 }
 
 // q.k of a strip -> exp(s - m), with softcap and mask, 0 where nothing is seen. `stage` holds a row of the
 // mask.
 template <class A>
 void softmax_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, A* stage) noexcept {
-  using V = Vec<A>;
   const Attention& call = *args.call;
-  const V softcap(static_cast<A>(call.softcap)), none(kMinusInfinity<A>), scale(static_cast<A>(call.scale));
   const KeyRange columns{panel_start(strip.columns.begin), whole_panels(strip.columns.end)};
-  int64_t r = 0;
-  for (int64_t i = strip.first; i < strip.first + strip.queries; ++i) {
+  const int64_t rows = strip.queries * args.group;
+  const char* staged = nullptr;
+  each_row(args, strip.first, strip.queries, [&](int64_t i, int64_t g, int64_t r) {
+    A* s = strip.scores + r * strip.pitch;
     const KeyRange seen = head.visible.of_block(i, strip.first_key, strip.keys);
-    const char* staged = nullptr;
-    for (int64_t g = 0; g < args.group; ++g, ++r) {
-      A* s = strip.scores + r * strip.pitch;
-      if (seen.empty()) {
-        fill(s, columns.begin, columns.end, A(0));
-        continue;
-      }
-      const KeyRange whole{panel_start(seen.begin), whole_panels(seen.end)};
-      if (args.pairs) each_vector(s, whole.begin, whole.end, [&](V x, int64_t) { return x * scale; });
-      if (call.softcap > 0)
-        each_vector(s, whole.begin, whole.end,
-                    [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
-      if (call.mask != nullptr) {
-        const char* row =
-            row_of(call.mask, head.mask, i, g) + strip.first_key * call.mask->strides[call.mask->rank - 1];
-        if (row != staged) stage_mask(*call.mask, row, seen, stage);
-        staged = row;
-        if (call.mask->dtype == DType::boolean)
-          each_vector(s, whole.begin, whole.end, [&](V x, int64_t j) {
-            return xsimd::select(load(static_cast<const A*>(stage + j)) == V(A(0)), x, none);
-          });
-        else
-          each_vector(s, whole.begin, whole.end,
-                      [&](V x, int64_t j) { return x + load(static_cast<const A*>(stage + j)); });
-      }
-      fill(s, whole.begin, seen.begin, kMinusInfinity<A>);
-      fill(s, seen.end, whole.end, kMinusInfinity<A>);
-      if (A* kept = kept_scores<A>(args, head, i, g))
-        std::memcpy(kept + strip.first_key + seen.begin, s + seen.begin,
-                    static_cast<size_t>(seen.end - seen.begin) * sizeof(A));
-      softmax_so_far(s, whole, strip.sums.at(r));
-      fill(s, columns.begin, whole.begin, A(0));
-      fill(s, whole.end, columns.end, A(0));
+    if (seen.empty()) return hide(s, columns, {columns.begin, columns.begin});
+    const char* mask = row_of(call.mask, head.mask, i, g);
+    if (mask != nullptr) {
+      mask += strip.first_key * call.mask->strides[call.mask->rank - 1];
+      if (g == 0 || mask != staged) stage_mask(*call.mask, mask, seen, stage);
+      staged = mask;
     }
-  }
+    finish_scores(args, s, columns, seen, mask != nullptr ? stage : nullptr);
+    if (A* kept = kept_scores<A>(args, head, i, g))
+      std::memcpy(kept + strip.first_key + seen.begin, s + seen.begin,
+                  static_cast<size_t>(seen.end - seen.begin) * sizeof(A));
+  });
+  for (int64_t r = 0; r < rows; r += kRowsTogether)
+    softmax_so_far(strip.scores + r * strip.pitch, strip.pitch, columns, strip.sums.at(r),
+                   min_of(rows - r, kRowsTogether));
 }
 
 // ---- values that are not finite ---------------------------------------------------------------------------

@@ -223,6 +223,15 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
   return begin;
 }
 
+// What is left of the columns, in tiles of half the vectors and half of these, down to a panel: chains of one
+// vector of columns wait for the latency of an FMA.
+template <int NV, int kPanelVectors, class Tiles>
+SF_INLINE void halved_tiles(int64_t begin, int64_t end, Tiles tiles) {
+  constexpr int kHalf = NV / 2 > kPanelVectors ? NV / 2 : kPanelVectors < NV ? kPanelVectors : NV;
+  begin = tiles(begin, Count<kTileRows>(), Count<kHalf>());
+  if constexpr (kHalf > kPanelVectors) halved_tiles<kHalf, kPanelVectors>(begin, end, tiles);
+}
+
 // C = or += A B, for T = the type of the panels' elements, or Pairs. `beside` is called with every tile.
 template <class T, class Beside>
 void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Tile<SumOf<T>> c,
@@ -241,7 +250,7 @@ void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<
     done = tiles(0, Count<2>(), Count<kTileVectors[2]>());
   else
     done = tiles(0, Count<kTileRows>(), Count<kUsual>());
-  if (done < end) tiles(done, Count<kTileRows>(), Count<(kPanelVectors < kUsual ? kPanelVectors : kUsual)>());
+  if (done < end) halved_tiles<kUsual, kPanelVectors>(done, end, tiles);
 }
 
 template <class T>

@@ -14,9 +14,9 @@ struct RequestedRows {
   int64_t page, page_stride;
   int64_t first, count, bytes;
 
-  SF_INLINE const char* row(int64_t i) const {
-    const int64_t j = first + i, place = j / page;
-    return data + (table != nullptr ? table[place] : place) * page_stride + j % page * stride;
+  // Row i of the page at `place`.
+  SF_INLINE const char* row(int64_t place, int64_t i) const {
+    return data + (table != nullptr ? table[place] : place) * page_stride + i * stride;
   }
 };
 
@@ -53,8 +53,10 @@ class Requests {
   SF_INLINE void ask() {
     for (int64_t n = min_of(each_, left_); n > 0; --n, --left_) {
       const RequestedRows& rows = arrays_[array_];
-      const char* row = rows.row(asked_);
+      if (asked_ == 0) place_ = rows.first / rows.page, row_ = rows.first % rows.page;
+      const char* row = rows.row(place_, row_);
       for (int64_t byte = 0; byte < rows.bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+      if (++row_ == rows.page) ++place_, row_ = 0;
       if (++asked_ == rows.count) ++array_, asked_ = 0;
     }
   }
@@ -62,6 +64,7 @@ class Requests {
  private:
   RequestedRows arrays_[4];
   int64_t arrays_count_ = 0, array_ = 0, asked_ = 0, left_ = 0, each_ = 0;
+  int64_t place_ = 0, row_ = 0;  // of the row that is asked for next: its page, and where it is in that
 };
 
 }  // namespace simdformer::SF_ISA

@@ -160,6 +160,27 @@ def test_a_row_that_an_additive_mask_hides_gives_0_whatever_the_values(isa, dtyp
     assert (attention(q, k, v, hidden) == 0).all()
 
 
+@each("L", [2, 20])
+@each("kind", ["bool", "additive"])
+def test_one_row_of_a_mask_serves_queries_that_see_different_keys(isa, dtype, L, kind, rng):
+    q, k, v = problem(rng, H=2, K=1, L=L, S=L, D=8, dtype=dtype)
+    mask = rng.random((1, L)) < 0.8 if kind == "bool" else normal(rng, 1, L, dtype=dtype)
+    check(q, k, v, mask, chunk=1)
+    check(q, k, v, mask, is_causal=True, window=3)
+
+
+@each("L", [1, 20])
+@each("dtype", [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)])
+def test_a_weight_below_the_smallest_normal_number_is_0(isa, dtype, L):
+    """Subnormal weights cost time, and show only beside values near the end of the range."""
+    q, k, v = np.ones((1, L, 1), dtype), np.full((1, 17, 1), -1, dtype), np.ones((1, 17, 1), dtype)
+    k[:, 0] = 0
+    v[:, 1:] = ml_dtypes.finfo(dtype).max / 4
+    smallest = -np.log(np.finfo(np.float32).tiny)
+    assert (attention(q, k, v, scale=smallest + 3) == 1).all()
+    assert (attention(q, k, v, scale=smallest - 3) > 1).all()
+
+
 def test_subnormals_are_kept(isa, dtype, rng):
     """In bfloat16 too: its flushing dot product in hardware does not see the values."""
     q, k, _ = problem(rng, H=2, K=2, L=9, S=1, D=16, dtype=dtype)
