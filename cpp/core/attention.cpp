@@ -64,10 +64,11 @@ void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRan
   const double key_cost =
       std::max(2 * static_cast<double>(rows) * width * cost::product, key_bytes * cost::byte / 2);
   // In a forward pass the threads are awake, and all layers have passed through the caches since last time.
-  const int64_t items = heads * args.chunks;
-  const int64_t grain = are_awake() ? short_grain_of(key_cost * keys) : fine_grain_of(key_cost * keys, items);
+  const bool in_pass = are_awake();
+  const int64_t grain =
+      in_pass ? short_grain_of(key_cost * keys) : fine_grain_of(key_cost * keys, heads * args.chunks);
   const int64_t scratch = bytes_of(decode_scratch(args), size);
-  args.far = are_awake() ||
+  args.far = in_pass ||
              static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes >= kFarBytes;
   if (args.chunks == 1) {
     args.first_head = 0;

@@ -30,11 +30,10 @@ int cgroup_cpus(const std::string& root = "");
 // the next loop a while longer, and give their CPU to whoever wants it.
 void stay_awake() noexcept;
 void may_sleep() noexcept;
+bool are_awake() noexcept;  // whether some stay_awake() waits for its may_sleep()
 
 // Asked before and between chunks on the calling thread, every 50 ms at most; true = give up.
 void set_interrupt_hook(bool (*hook)()) noexcept;
-
-bool are_awake() noexcept;  // they are to stay so
 
 namespace detail {
 using ChunkFn = void (*)(void* context, int64_t begin, int64_t end);

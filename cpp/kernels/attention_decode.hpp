@@ -62,21 +62,6 @@ struct RowPointers {
 
 // ---- scores -----------------------------------------------------------------------------------------------
 
-// out[n] = sum of the lanes of x[n], n < 4
-template <class A>
-SF_INLINE void sum_four(const Vec<A>* x, A* out) {
-  using V = Vec<A>;
-  if constexpr (std::is_same_v<A, float>) {
-    using Twos = Vec<double>;  // two floats move as one
-    const Twos a = lanes_as<Twos>(V(zip_lower(x[0], x[1]) + zip_upper(x[0], x[1])));
-    const Twos b = lanes_as<Twos>(V(zip_lower(x[2], x[3]) + zip_upper(x[2], x[3])));
-    add_quarters(V(lanes_as<V>(zip_lower(a, b)) + lanes_as<V>(zip_upper(a, b))), out);
-  } else {
-    add_quarters(V(zip_lower(x[0], x[1]) + zip_upper(x[0], x[1])), out);
-    add_quarters(V(zip_lower(x[2], x[3]) + zip_upper(x[2], x[3])), out + 2);
-  }
-}
-
 // What a dot product takes at a time: kStep numbers of a query, of type Row, and of a key of type Key.
 template <class T>
 struct DotOf {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/gemm.hpp"
+#include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -30,18 +31,9 @@ struct WeightRows {
 // c[n] += the sum of the lanes of x[n]. The last of them may be zeros, which change nothing.
 template <int NR, class V>
 SF_INLINE void add_lane_sums(const V (&x)[kDotColumns], typename V::value_type* c) {
-  using A = typename V::value_type;
-  A sums[kDotColumns];
-  const V ab = zip_lower(x[0], x[1]) + zip_upper(x[0], x[1]);
-  const V cd = zip_lower(x[2], x[3]) + zip_upper(x[2], x[3]);
-  if constexpr (kIsFloat<V>) {
-    using Twos = Vec<double>;  // two floats move as one
-    const Twos first = lanes_as<Twos>(ab), second = lanes_as<Twos>(cd);
-    add_quarters(V(lanes_as<V>(zip_lower(first, second)) + lanes_as<V>(zip_upper(first, second))), sums);
-  } else {
-    add_quarters(ab, sums);
-    add_quarters(cd, sums + 2);
-  }
+  typename V::value_type sums[kDotColumns];
+  static_assert(kDotColumns == 4);
+  sum_four(x, sums);
   SF_UNROLL for (int n = 0; n < NR; ++n) c[n] += sums[n];
 }
 

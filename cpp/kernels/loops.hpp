@@ -100,4 +100,19 @@ SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step) {
   return sum_lanes(sum.total());
 }
 
+// out[n] = sum of the lanes of x[n], n < 4
+template <class A>
+SF_INLINE void sum_four(const Vec<A>* x, A* out) {
+  using V = Vec<A>;
+  if constexpr (std::is_same_v<A, float>) {
+    using Twos = Vec<double>;  // two floats move as one
+    const Twos a = lanes_as<Twos>(V(zip_lower(x[0], x[1]) + zip_upper(x[0], x[1])));
+    const Twos b = lanes_as<Twos>(V(zip_lower(x[2], x[3]) + zip_upper(x[2], x[3])));
+    add_quarters(V(lanes_as<V>(zip_lower(a, b)) + lanes_as<V>(zip_upper(a, b))), out);
+  } else {
+    add_quarters(V(zip_lower(x[0], x[1]) + zip_upper(x[0], x[1])), out);
+    add_quarters(V(zip_lower(x[2], x[3]) + zip_upper(x[2], x[3])), out + 2);
+  }
+}
+
 }  // namespace simdformer::SF_ISA

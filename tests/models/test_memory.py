@@ -27,15 +27,18 @@ CONFIG = ModelConfig(
     rope_layout="interleaved",
     tie_embeddings=True,
 )
-LOAD = """
-    import json
-    from simdformer.checkpoints import read_checkpoint
-    from simdformer.models.budget import weight_bytes
-
+IN_MEMORY = """
     def in_memory(name):
         "VmRSS, now, or VmHWM, the most so far (of this process alone)."
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
+"""
+LOAD = (
+    IN_MEMORY
+    + """
+    import json
+    from simdformer.checkpoints import read_checkpoint
+    from simdformer.models.budget import weight_bytes
 
     before = in_memory("VmRSS")
     model = sf.from_pretrained({path!r}, dtype={dtype!r})
@@ -45,6 +48,20 @@ LOAD = """
         in_memory("VmHWM") - before,
     ]))
 """
+)
+FILL = (
+    IN_MEMORY
+    + """
+    import json
+    from simdformer.models import KVCache
+
+    cache = KVCache(num_layers=4, num_kv_heads=8, head_dim=64, max_seq_len=32768)
+    new, before = np.ones((1, 8, 3, 64), np.float32), in_memory("VmRSS")
+    for layer in range(4):
+        cache.write(layer, new, new)
+    print(json.dumps([cache.nbytes, in_memory("VmRSS") - before]))
+"""
+)
 
 
 def write(path, type):
@@ -78,24 +95,6 @@ def test_weights_lie_in_memory_once_and_little_besides(type, dtype, bits, tmp_pa
 
 def test_a_cache_takes_memory_as_it_is_filled():
     """A short text in a cache for a long one: no pages of 2 MB for each head of each layer."""
-    found = json.loads(
-        run_python(
-            """
-            import json
-            from simdformer.models import KVCache
-
-            def resident():
-                with open("/proc/self/status") as file:
-                    line = next(line for line in file if line.startswith("VmRSS"))
-                return int(line.split()[1]) * 1024
-
-            cache = KVCache(num_layers=4, num_kv_heads=8, head_dim=64, max_seq_len=32768)
-            new, before = np.ones((1, 8, 3, 64), np.float32), resident()
-            for layer in range(4):
-                cache.write(layer, new, new)
-            print(json.dumps([cache.nbytes, resident() - before]))
-            """
-        )
-    )
+    found = json.loads(run_python(FILL))
     assert found[0] == 4 * 2 * 8 * 32768 * 64 * 4
     assert found[1] < 4 * MB  # 64 streams of 768 bytes

@@ -46,7 +46,7 @@ def register() -> None:
     torch.no_grad() or torch.inference_mode()). ValueError: dropout in training (use model.eval()).
     BufferError: tensors that are not on the CPU.
 
-    ImportError: transformers is older than 5.4, whose masks ask for something else.
+    Raises ImportError itself where transformers is older than 5.4: its masks ask otherwise.
     """
     if "q_length" not in inspect.signature(sdpa_mask).parameters:
         raise ImportError(
