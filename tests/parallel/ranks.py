@@ -1,6 +1,7 @@
 """Programs on several ranks, started as people start them: with mpiexec."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,15 @@ HERE = Path(__file__).parent
 HANG = 300  # seconds; a busy machine is none
 # On a machine with two cores several ranks wait for each other's turns: one thread each.
 PATHS = os.pathsep.join([str(HERE.parent), str(HERE)])
-QUIET = {"PYTHONPATH": PATHS, "SIMDFORMER_NUM_THREADS": "1"}
+# Open MPI starts no more ranks than there are cores, and none of root's, unless it is told to.
+OPEN_MPI = {
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+QUIET = {"PYTHONPATH": PATHS, "SIMDFORMER_NUM_THREADS": "1"} | OPEN_MPI
+# What its mpiexec adds of its own when a program fails: framed paragraphs, PMIx's lines, a last 0.
+ADDED = re.compile(r"(?ms)^(-{70,})\n.*?^\1\n|^\[\S+:\d+\] PMIX ERROR: [^\n]*\n|\0")
 
 
 def mpiexec(size, *arguments):
@@ -44,7 +53,7 @@ def finish(process):
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"it hangs\n{out}\n{err}") from None
-    return process.returncode, out, err
+    return process.returncode, out, ADDED.sub("", err)
 
 
 def run(size, *arguments, **variables):
