@@ -21,8 +21,8 @@ constexpr int kTileVectors[] = {0, 8, 4, 2, 2, 2, 2};
 // From so many rows on the microkernel asks for the panels to come: 60 and 30 % at 4 and 16 rows.
 constexpr int64_t kFewestAhead = 1;
 // From so many rows on 16-bit panels are widened before they are multiplied: no register is left to decode
-// in.
-constexpr int64_t kWidenRows = 24;
+// bfloat16 in, and float16 is one instruction on its way from memory.
+constexpr int64_t kWidenBf16Rows = 48, kWidenF16Rows = 128;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 2;
 // Rows of x that share the loads of four rows of a plain weight.

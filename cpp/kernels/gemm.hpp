@@ -111,7 +111,7 @@ struct PanelOf<Pairs> {
 // the instruction set holds.
 
 // The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of memory. 16-bit
-// panels, read in place by up to kWidenRows rows, gain from it at every tile; float32 ones only at the
+// panels, read in place until they are widened, gain from it at every tile; float32 ones only at the
 // flattest (measured).
 template <class Element>
 constexpr int kPrefetchRows = sizeof(Element) == 2 ? kTileRows : 2;

@@ -81,6 +81,9 @@ SF_INLINE void multiply_packed(const LinearItem& item, const void* x, SumOf<T>* 
                     [] {});
 }
 
+template <class T>
+constexpr int64_t kWidenRows = std::is_same_v<T, bfloat16> ? kWidenBf16Rows : kWidenF16Rows;
+
 // k inputs of a packed 16-bit panel -> [k][16] of float
 template <class T>
 SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
@@ -95,8 +98,14 @@ SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
     }
 }
 
-// Panels are made in `scratch`, kDepthBlock inputs at a time. What of a plain weight is packed next is asked for
-// meanwhile, to the second cache, a row at a time: packing would wait for memory.
+// Of a block of panels as many elements as one of its columns has: the sixteenth of a panel.
+template <class Element>
+SF_INLINE const char* run_of_panels(Panels<Element> panels, int64_t i) {
+  return reinterpret_cast<const char*>(panels.from(i, 0).p + i % kPanelColumns * kDepthBlock);
+}
+
+// Panels are made in `scratch`, kDepthBlock inputs at a time. What of the weight is packed or widened next is
+// asked for meanwhile, to the second cache, a column's worth at a time: that would wait for memory.
 template <class T>
 SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) {
   constexpr auto kSize = static_cast<int64_t>(sizeof(T));
@@ -114,13 +123,14 @@ SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* 
         widen_panel(item.panels<T>(c).from(0, begin).p, k, panel);
     }
     const bool last = begin + k == args.depth;  // of the slice: the next one begins
-    const char* next = last ? item.weight_row(item.columns) : item.weight_row(0) + (begin + k) * kSize;
-    int64_t left = w.packed ? 0 : item.columns;
+    const int64_t column = last ? item.columns : 0, input = last ? 0 : begin + k;
+    int64_t asked = 0;
     const auto ask = [&] {
-      if (left == 0) return;
-      for (int64_t byte = 0; byte < kDepthBlock * kSize; byte += 64) __builtin_prefetch(next + byte, 0, 2);
-      next += w.row_stride;
-      --left;
+      if (asked == item.columns) return;
+      const char* const run = w.packed ? run_of_panels(item.panels<T>(column).from(0, input), asked)
+                                       : item.weight_row(column + asked) + input * kSize;
+      for (int64_t byte = 0; byte < kDepthBlock * kSize; byte += 64) __builtin_prefetch(run + byte, 0, 2);
+      ++asked;
     };
     multiply_block<Acc<T>>(item, k, item.x<Acc<T>>(args.x).from(0, begin),
                            {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0, ask);
@@ -166,7 +176,7 @@ void multiply(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) noexcept {
   if (!item.w.packed && item.all_rows() <= kDirectRows)
     return dot_products<T>(item.rows, item.columns, args.depth, item.x<Acc<T>>(args.x),
                            {item.weight_row(0), item.w.row_stride}, tile, scratch);
-  if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || item.all_rows() < kWidenRows))
+  if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || item.all_rows() < kWidenRows<T>))
     return multiply_packed<T>(item, args.x, tile);
   multiply_by_blocks<T>(item, tile, scratch);
 }

@@ -104,6 +104,18 @@ def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, inner, rng):
     assert same_bits(sf.linear(x[40:47], weight), alone[40:47])
 
 
+@each("weights", [ml_dtypes.bfloat16, np.float16])
+def test_rows_have_the_same_bits_whether_16_bit_weights_are_widened_for_them_or_not(
+    isa, weights, rng
+):
+    """Few rows decode them in registers; from how many on it pays to widen them first, each
+    instruction set knows."""
+    x, weight = normal(rng, 1030, 300), sf.pack(normal(rng, 50, 300, dtype=weights))
+    together = sf.linear(x, weight)
+    for rows in (1, 23, 24, 47, 48, 127, 128, 600):
+        assert same_bits(sf.linear(x[:rows], weight), together[:rows]), f"{rows} rows"
+
+
 @each("inner", [5, 64, 257, 700, 1800])
 def test_with_a_plain_weight_up_to_64_rows_have_the_same_bits_and_so_have_more(
     isa, dtype, inner, rng
