@@ -42,6 +42,12 @@ SF_INLINE Vec<double> neg_mul_add(Vec<double> a, Vec<double> b, Vec<double> c) {
   return _mm512_fnmadd_pd(a, b, c);
 }
 
+// x: the compiler has registers enough, see avx2_registers.hpp.
+template <class V>
+SF_INLINE V settle(V x) {
+  return x;
+}
+
 // a * b - product, exactly, where `product` is a * b rounded
 template <class V>
 SF_INLINE V product_error(V a, V b, V product) {

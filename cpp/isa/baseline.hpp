@@ -45,6 +45,12 @@ SF_INLINE V neg_mul_add(V a, V b, V c) {
   return c - a * b;
 }
 
+// x: the compiler has registers enough, see avx2_registers.hpp.
+template <class V>
+SF_INLINE V settle(V x) {
+  return x;
+}
+
 // a * b - product, exactly, where `product` is a * b rounded. Both are cut in two (Dekker): |a|, |b| up to
 // 2^100 in float32.
 template <class V>

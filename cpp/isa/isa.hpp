@@ -5,6 +5,7 @@
 //   kTileRows ... kWidenTwoPlanes                         how large a piece of work its registers hold
 //   mul_add neg_mul_add product_error divide larger       arithmetic that xsimd lacks, or does otherwise
 //     smaller where_negative                              in one of its versions from 8.1 to 14
+//   settle                                                a sum that keeps its register
 //   kTableSize, look_up                                   numbers in a register, by an index in each lane
 //   kShifter, scale_one_plus                              the end of an exponential of float64
 //   first_lane first_lanes swap_lanes                     single numbers of a register

@@ -48,6 +48,12 @@ SF_INLINE Vec<double> mul_add(Vec<double> a, Vec<double> b, Vec<double> c) { ret
 SF_INLINE Vec<float> neg_mul_add(Vec<float> a, Vec<float> b, Vec<float> c) { return vfmsq_f32(c, a, b); }
 SF_INLINE Vec<double> neg_mul_add(Vec<double> a, Vec<double> b, Vec<double> c) { return vfmsq_f64(c, a, b); }
 
+// x: the compiler has registers enough, see avx2_registers.hpp.
+template <class V>
+SF_INLINE V settle(V x) {
+  return x;
+}
+
 // a * b - product, exactly, where `product` is a * b rounded
 template <class V>
 SF_INLINE V product_error(V a, V b, V product) {

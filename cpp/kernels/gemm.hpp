@@ -110,22 +110,24 @@ struct PanelOf<Pairs> {
 // MR rows by NV vectors of columns, all sums in registers: kTileRows and kTileVectors say how many of them
 // the instruction set holds.
 
-// The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of memory. 16-bit
-// panels, read in place until they are widened, gain from it at every tile; float32 ones only at the
-// flattest (measured).
-template <class Element>
-constexpr int kPrefetchRows = sizeof(Element) == 2 ? kTileRows : 2;
+// What a tile of sums asks for while it is multiplied. The hardware's prefetchers stop at a page, and a few rows
+// of A read B at the speed of memory.
+//
+//   panel   the same panel, kPrefetchBytes further: one or two rows, and more of them of 16-bit panels that do
+//           not ask for what is next
+//   next    the block of the panels that comes after this one, to the second cache, dealt out to the rows of A,
+//           or else the first of them would wait for memory. Measured with float32: 14 % at 16 rows on AVX-512,
+//           where a tile is four panels wide and the hardware fetches the four streams of up to one tile of rows
+//           by itself; 60 and 30 % at 4 and 16 rows on AVX2. With bfloat16 50, 25 and 7 % at 4, 8 and 16 rows on
+//           AVX2 beside `panel`.
+enum class Asks { nothing, panel, next };
+constexpr int kPanelRows = 2;  // up to so many rows a tile asks for its panel
 constexpr uintptr_t kPrefetchBytes = 1536;
 
-// The block of the panels that comes after this one is asked for, to the second cache, while the rows of A
-// pass, or else the first of them would wait for memory: `step` bytes further at every k. Measured with
-// float32: 14 % at 16 rows on AVX-512, where a tile is four panels wide and the hardware fetches the four
-// streams of up to one tile of rows by itself; 60 and 30 % at 4 and 16 rows on AVX2.
+// Where the next block begins for a tile, and how far it goes on with every k.
 struct Ahead {
   uintptr_t address, step;
 };
-template <int MR, class Element>
-constexpr bool kMayAskAhead = MR > kPrefetchRows<Element>;
 constexpr int64_t kMostAhead = 128;
 
 // The line at `address` in a panel, and those at the same place in the panels beside it: into all caches (3),
@@ -136,7 +138,7 @@ SF_INLINE void ask_for(uintptr_t address, uintptr_t panel_bytes) {
       __builtin_prefetch(reinterpret_cast<const void*>(address + panel * panel_bytes), 0, cache);
 }
 
-template <class T, int MR, int NV, bool kAhead>
+template <class T, int MR, int NV, Asks asks>
 __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
                                            [[maybe_unused]] Ahead next, Tile<SumOf<T>> c) noexcept {
   using Panel = PanelOf<T>;
@@ -157,15 +159,15 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
     }
     SF_UNROLL for (int i = 0; i < MR; ++i) {
       const auto row = Panel::row(a_k + i * a.stride);
-      SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = mul_add(row, x[v], sum[i][v]);
+      SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = settle(mul_add(row, x[v], sum[i][v]));
     }
   };
   const RowOf<T>* a_k = a.p;
   const ElementOf<T>* b_k = b.p;
   for (; k >= kDepth; k -= kDepth, a_k += kDepth, b_k += kPanelColumns * kDepth) {
-    if constexpr (MR <= kPrefetchRows<ElementOf<T>>) {
+    if constexpr (asks == Asks::panel) {
       ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(b_k) + kPrefetchBytes, panel_bytes);
-    } else if constexpr (kAhead) {
+    } else if constexpr (asks == Asks::next) {
       ask_for<kPanels, 2>(next.address, panel_bytes);
       next.address += next.step;
     }
@@ -182,13 +184,13 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
 
 // ---- blocking ---------------------------------------------------------------------------------------------
 
-template <class T, int MR, int NV, bool kAhead>
+template <class T, int MR, int NV, Asks asks>
 SF_INLINE void row_tile(int64_t rows, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Ahead next,
                         Tile<SumOf<T>> c) {
   if constexpr (MR > 1) {
-    if (rows < MR) return row_tile<T, MR - 1, NV, kAhead>(rows, k, a, b, next, c);
+    if (rows < MR) return row_tile<T, MR - 1, NV, asks>(rows, k, a, b, next, c);
   }
-  microkernel<T, MR, NV, kAhead>(k, a, b, next, c);
+  microkernel<T, MR, NV, MR <= kPanelRows ? Asks::panel : asks>(k, a, b, next, c);
 }
 
 // Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
@@ -198,6 +200,7 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
                                Panels<ElementOf<T>> b, Tile<SumOf<T>> c, Beside beside) {
   constexpr int64_t kColumns = NV * kLanes<SumOf<T>>, kDepth = PanelOf<T>::kDepth;
   constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<T>));
+  constexpr Asks kElse = sizeof(ElementOf<T>) == 2 ? Asks::panel : Asks::nothing;
   const int64_t steps = k / kDepth;
   const bool ahead = m >= kFewestAhead && m <= kMostAhead;
   for (; begin + kColumns <= end; begin += kColumns) {
@@ -209,14 +212,11 @@ SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k,
       const int64_t rows = (m - i + tiles - 1) / tiles;
       const Ahead next{after + static_cast<uintptr_t>(steps * kBytes * i / m),
                        static_cast<uintptr_t>(kBytes * rows / m)};
-      const auto multiply = [&](auto asks) __attribute__((always_inline)) {
-        row_tile<T, MR, NV, decltype(asks)::value>(rows, k, a.from(i), columns, next, c.from(i, begin));
-      };
       beside();
       if (ahead)
-        multiply(std::bool_constant<kMayAskAhead<MR, ElementOf<T>>>());
+        row_tile<T, MR, NV, Asks::next>(rows, k, a.from(i), columns, next, c.from(i, begin));
       else
-        multiply(std::false_type());
+        row_tile<T, MR, NV, kElse>(rows, k, a.from(i), columns, next, c.from(i, begin));
       i += rows;
     }
   }
