@@ -41,7 +41,6 @@ struct SwigluArgs {
 struct SoftmaxArgs {
   Rows x, out;
   double temperature;
-  bool far = false;  // x does not stay in the second cache
   bool past_caches = false;
 };
 

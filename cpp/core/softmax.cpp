@@ -9,7 +9,6 @@ namespace simdformer {
 void softmax(const View& x, double temperature, const View& out) {
   if (x.size() == 0) return;
   SoftmaxArgs args{rows_of(x), rows_of(out), temperature};
-  args.far = bytes_in(args.x) >= kFarBytes;
   args.past_caches = past_caches(args.out, args.x);
   const KernelTable& table = kernels();
   parallel_for(args.x.count, grain_of_rows(args.x.length),

@@ -5,6 +5,10 @@
 // 9 in float64, relative error 3.7e-18. Where the CPU looks up in a register n goes in sixteenths or eighths,
 // whose powers of two are a table there, and q has degree 1: relative error 9e-9 and 2.6e-8, in three quarters
 // of the time. With the rounding of the arithmetic all are within 1 ulp. NaN stays NaN.
+//
+// Powers of two are no float32, and what they lack is looked up too. A softmax takes exponentials times any number:
+// of c 2^(j/8) all are float32 but for 2.8e-9 when c is 1.0877, of c 2^(j/16) but for 1.6e-8 when it is 1.0324 (own
+// search). c times 1 / c is rounded to 1, so that one number alone has the weight 1.
 #pragma once
 
 #include "isa/isa.hpp"
@@ -21,23 +25,35 @@ constexpr float kPowerErrors[16] = {0x0p+0f,          0x1.8d96d4p-25f,  -0x1.9c0
                                     0x1.26055cp-26f,  -0x1.05cb44p-25f, 0x1.67a1cap-28f,  0x1.a3b5e4p-28f,
                                     -0x1.f9c304p-27f, -0x1.6961b4p-28f, -0x1.a5217cp-28f, 0x1.61428ep-28f};
 
+// The bits of c 2^(j/8) and c 2^(j/16), as they are.
+constexpr uint32_t kEighths[8] = {0x3f8b3a3e, 0x3f97d424, 0x3fa59202, 0x3fb48e45,
+                                  0x3fc4e5be, 0x3fd6b7da, 0x3fea26de, 0x3fff5829};
+constexpr uint32_t kSixteenths[16] = {0x3f842491, 0x3f89fe49, 0x3f901a50, 0x3f967b96, 0x3f9d252c, 0x3fa41a45,
+                                      0x3fab5e39, 0x3fb2f486, 0x3fbae0d1, 0x3fc326e9, 0x3fcbcac8, 0x3fd4d094,
+                                      0x3fde3ca4, 0x3fe8137e, 0x3ff259dd, 0x3ffd14b1};
+
 // As many of them as fit a register: where n goes in steps of less than one.
 constexpr int kSteps = kTableSize != 0 ? kTableSize : 1;
 template <class T>
 struct Table {
   alignas(64) T entries[16] = {};
 
-  explicit constexpr Table(const T (&all)[16]) {
-    for (int j = 0; j < kSteps; ++j) entries[j] = all[j * (16 / kSteps)];
+  template <int size>
+  explicit constexpr Table(const T (&all)[size], T less = 0) {
+    for (int j = 0; j < kSteps; ++j) entries[j] = all[j * (size / kSteps) % size] - static_cast<T>(j) * less;
   }
 };
 constexpr Table<uint32_t> kPowerTable(kPowers);
 constexpr Table<float> kPowerErrorTable(kPowerErrors);
+constexpr Table<uint32_t> kFactorTable =
+    kSteps == 8 ? Table<uint32_t>(kEighths, (1u << 23) / 8) : Table<uint32_t>(kSixteenths, (1u << 23) / 16);
 
-// e^x 2^raised, without a subnormal number on the way. What is less than kLowest is taken for it, so that -inf
-// meets no arithmetic: there the exponent's bits are 0, and so is the result, or it is once 2^raised is taken
-// back.
-template <int raised>
+enum class Times { one, c };
+
+// e^x 2^raised, or c times that, without a subnormal number on the way. What is less than kLowest is taken for it,
+// so that -inf meets no arithmetic: there the exponent's bits are 0, and so is the result, or it is once 2^raised is
+// taken back.
+template <int raised, Times times>
 SF_INLINE Vec<float> raised_exp(Vec<float> x) {
   using V = Vec<float>;
   using Words = Vec<uint32_t>;
@@ -56,8 +72,8 @@ SF_INLINE Vec<float> raised_exp(Vec<float> x) {
     q = mul_add(q, r, V(0x1.555492p-3f));
     q = mul_add(q, r, V(0x1.fffffcp-2f));
   } else {
-    power = power + look_up(kPowerTable.entries, shifted);
-    r = r + look_up(kPowerErrorTable.entries, shifted);
+    power = power + look_up(times == Times::c ? kFactorTable.entries : kPowerTable.entries, shifted);
+    if constexpr (times == Times::one) r = r + look_up(kPowerErrorTable.entries, shifted);
     q = mul_add(V(kSteps == 16 ? 0x1.5555cep-3f : 0x1.555656p-3f), r,
                 V(kSteps == 16 ? 0.5f : 0x1.000874p-1f));
   }
@@ -66,7 +82,7 @@ SF_INLINE Vec<float> raised_exp(Vec<float> x) {
 }
 
 // exp(-inf) = 0, results below the smallest normal number are subnormal.
-SF_INLINE Vec<float> vec_exp(Vec<float> x) { return raised_exp<30>(x) * Vec<float>(0x1p-30f); }
+SF_INLINE Vec<float> vec_exp(Vec<float> x) { return raised_exp<30, Times::one>(x) * Vec<float>(0x1p-30f); }
 
 SF_INLINE Vec<double> vec_exp(Vec<double> x) {
   using V = Vec<double>;
@@ -89,11 +105,11 @@ SF_INLINE Vec<double> vec_exp(Vec<double> x) {
 
 // What a softmax asks for: e^x times a number that falls out when the sum divides it, so that nothing below
 // the smallest normal number is lost, and slow, on the way.
-SF_INLINE Vec<float> softmax_exp(Vec<float> x) { return raised_exp<30>(x); }
+SF_INLINE Vec<float> softmax_exp(Vec<float> x) { return raised_exp<30, Times::c>(x); }
 SF_INLINE Vec<double> softmax_exp(Vec<double> x) { return vec_exp(x); }
 
 // What attention asks for: weights before they are divided, 0 where they were subnormal.
-SF_INLINE Vec<float> weight_exp(Vec<float> x) { return raised_exp<0>(x); }
+SF_INLINE Vec<float> weight_exp(Vec<float> x) { return raised_exp<0, Times::one>(x); }
 SF_INLINE Vec<double> weight_exp(Vec<double> x) { return vec_exp(x); }
 
 }  // namespace simdformer::SF_ISA

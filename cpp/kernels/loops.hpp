@@ -8,12 +8,15 @@
 namespace simdformer::SF_ISA {
 
 // out[i] = f(in[i]...) over a row. Body and tail are the same expression f, so that a value does not depend
-// on where it stands. out may be one of the inputs.
-template <class Out, class F, class... In>
+// on where it stands. out may be one of the inputs. Where f is next to nothing, several vectors to a turn of the
+// loop hide its cost.
+template <int vectors = 1, class Out, class F, class... In>
 SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
   constexpr int64_t W = kLanes<Acc<Out>>;
   int64_t i = 0;
-  for (; i + W <= n; i += W) store(out + i, f(load(in + i)...));
+  for (; i + vectors * W <= n; i += vectors * W)
+    SF_UNROLL for (int v = 0; v < vectors; ++v) store(out + i + v * W, f(load(in + i + v * W)...));
+  for (; vectors > 1 && i + W <= n; i += W) store(out + i, f(load(in + i)...));
   if (i < n) store_part(out + i, n - i, f(load_part(in + i, n - i)...));
 }
 

@@ -102,6 +102,12 @@ def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, inner, rng):
     for rows in (1, 2, 5, 6, 7, 23, 24, 25, 64, 65):
         assert same_bits(sf.linear(x[:rows], weight), alone[:rows]), f"{rows} rows"
     assert same_bits(sf.linear(x[40:47], weight), alone[40:47])
+    # From 256 rows on panels of 16 bits are widened before they are multiplied.
+    many = np.tile(x, (4, 1))[:257]
+    for rows in (127, 128, 255, 256, 257):
+        assert same_bits(sf.linear(many[:rows], weight), np.tile(alone, (4, 1))[:rows]), (
+            f"{rows} rows"
+        )
 
 
 @each("weights", [ml_dtypes.bfloat16, np.float16])
