@@ -88,7 +88,9 @@ struct RopeArgs {
   int64_t rows_per_sequence;
   int64_t sequence_stride;  // T when positions are (B, T), else 0
   const void* table;
+  bool past_caches = false;  // rows of out lie side by side and have kShortRow bytes at most
 };
+constexpr int64_t kShortRow = 4 << 10;
 
 // Conversion between float dtypes, row by row.
 struct ConvertArgs {

@@ -92,14 +92,15 @@ void rope(const View& x, const Rope& call, const View& out) {
   if (!angles->serve(call, count, sum)) angles->compute(call, count, sum);
 
   const int64_t rows = x.size() / x.shape[x.rank - 1];
-  const RopeArgs args{rows_of(x),
-                      rows_of(out),
-                      call.layout,
-                      call.rotary_dim / 2,
-                      seq_len,
-                      call.by_sequence ? rows / x.shape[0] : rows,
-                      call.by_sequence ? seq_len : 0,
-                      angles->table()};
+  RopeArgs args{rows_of(x),
+                rows_of(out),
+                call.layout,
+                call.rotary_dim / 2,
+                seq_len,
+                call.by_sequence ? rows / x.shape[0] : rows,
+                call.by_sequence ? seq_len : 0,
+                angles->table()};
+  args.past_caches = lines_past_caches(args.out, args.x);
   const KernelTable& table = kernels();
   parallel_for(rows, grain_of_rows(args.x.length),
                [&](int64_t begin, int64_t end) { table.rope(args, begin, end); });

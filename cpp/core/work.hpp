@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/array.hpp"
+#include "core/dispatch.hpp"
 #include "core/sizes.hpp"
 
 namespace simdformer {
@@ -29,6 +30,13 @@ template <class... In>
 bool past_caches(const Rows& out, const In&... in) {
   return bytes_in(out) >= kFarthestBytes && out.length * itemsize(out.dtype) >= kLongRow &&
          ((in.data != out.data) && ...);
+}
+
+// The same for short rows, if they lie side by side: they are put together to whole lines.
+inline bool lines_past_caches(const Rows& out, const Rows& in) {
+  const int64_t bytes = out.length * itemsize(out.dtype);
+  return bytes_in(out) >= kFarthestBytes && in.data != out.data && bytes <= kShortRow && out.rank == 1 &&
+         out.strides[0] == bytes;
 }
 
 // Items to a chunk of 20 us: worth waking a thread for, and far below the 50 ms that Ctrl-C may wait.

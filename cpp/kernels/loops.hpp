@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/bounds.hpp"
+#include "core/dispatch.hpp"
 #include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {
@@ -44,6 +45,53 @@ SF_INLINE void write_row(bool past_caches, Out* out, int64_t n, int64_t ahead, F
   else
     map_row(out, n, f, in...);
 }
+
+// Short rows side by side from `out` on, stored past the caches: a row is made at place(), and goes to memory when it
+// has filled whole lines; what is left waits for the next row. Of the first and the last line some bytes are others'.
+class LineStream {
+ public:
+  SF_INLINE explicit LineStream(char* out)
+      : held_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kLine)),
+        others_(held_),
+        to_(out - held_) {}
+
+  SF_INLINE char* place() { return lines_ + held_; }
+
+  // The row at place() has so many bytes, kShortRow at most.
+  SF_INLINE void add(int64_t bytes) {
+    using V = Vec<float>;
+    constexpr auto kRegister = static_cast<int64_t>(sizeof(V));
+    held_ += bytes;
+    if (held_ < kLine) return;
+    int64_t done = 0;
+    if (others_ > 0) copy_own(done = kLine);
+    for (; done + kLine <= held_; done += kLine)
+      for (int64_t byte = done; byte < done + kLine; byte += kRegister)
+        stream(reinterpret_cast<float*>(to_ + byte),
+               V::load_aligned(reinterpret_cast<float*>(lines_ + byte)));
+    std::memcpy(lines_, lines_ + done, kLine);
+    to_ += done;
+    held_ -= done;
+  }
+
+  // Behind the last row
+  SF_INLINE void finish() {
+    copy_own(held_);
+    finish_streams();
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+
+  SF_INLINE void copy_own(int64_t end) {
+    std::memcpy(to_ + others_, lines_ + others_, static_cast<size_t>(end - others_));
+    others_ = 0;
+  }
+
+  int64_t held_, others_;  // bytes of lines_, and those that begin them and are not ours
+  char* to_;               // where lines_ go
+  alignas(64) char lines_[kShortRow + 2 * kLine];
+};
 
 // Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain
 // of FMAs is bound by latency. The result is still a batch; lanes that a short row does not reach hold

