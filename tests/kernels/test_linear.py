@@ -102,12 +102,6 @@ def test_a_row_has_the_same_bits_alone_and_among_others(isa, dtype, inner, rng):
     for rows in (1, 2, 5, 6, 7, 23, 24, 25, 64, 65):
         assert same_bits(sf.linear(x[:rows], weight), alone[:rows]), f"{rows} rows"
     assert same_bits(sf.linear(x[40:47], weight), alone[40:47])
-    # From 256 rows on panels of 16 bits are widened before they are multiplied.
-    many = np.tile(x, (4, 1))[:257]
-    for rows in (127, 128, 255, 256, 257):
-        assert same_bits(sf.linear(many[:rows], weight), np.tile(alone, (4, 1))[:rows]), (
-            f"{rows} rows"
-        )
 
 
 @each("weights", [ml_dtypes.bfloat16, np.float16])
@@ -118,7 +112,7 @@ def test_rows_have_the_same_bits_whether_16_bit_weights_are_widened_for_them_or_
     instruction set knows."""
     x, weight = normal(rng, 1030, 300), sf.pack(normal(rng, 50, 300, dtype=weights))
     together = sf.linear(x, weight)
-    for rows in (1, 23, 24, 47, 48, 127, 128, 600):
+    for rows in (1, 23, 24, 127, 128, 255, 256, 600):
         assert same_bits(sf.linear(x[:rows], weight), together[:rows]), f"{rows} rows"
 
 
