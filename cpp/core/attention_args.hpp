@@ -64,7 +64,7 @@ SF_INLINE int64_t prefill_scratch(const AttentionArgs& args) {
 SF_INLINE int64_t decode_scratch(const AttentionArgs& args) {
   const int64_t rows = args.queries * args.group;
   return rows * pitch_of(args.depth) + sums_size(args, rows) + kDecodeBlock + rows * pitch_of(kDecodeBlock) +
-         kDecodeBlock * whole_panels(args.value_depth);
+         (kDecodeBlock + rows) * whole_panels(args.value_depth);
 }
 
 }  // namespace simdformer

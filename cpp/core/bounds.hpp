@@ -5,8 +5,8 @@
 
 namespace simdformer {
 
-SF_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
-SF_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+SF_INLINE constexpr int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+SF_INLINE constexpr int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 SF_INLINE int64_t clamp_to(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;

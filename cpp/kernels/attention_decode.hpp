@@ -10,12 +10,17 @@
 
 #include "kernels/attention_softmax.hpp"
 #include "kernels/gemm.hpp"
+#include "kernels/requests.hpp"
 
 namespace simdformer::SF_ISA {
 
 // Keys whose dot products share the load of a query; kDotRows rows share that of a key.
 constexpr int kSharingKeys = 4;
 constexpr int kValueVectors = 4;
+
+// Keys whose values all tiles pass over before the next ones: they stay in the first cache beside what is asked
+// for ahead.
+constexpr int64_t kValueKeys = 16;
 
 // Some keys or values: `count` rows of `columns` numbers. Pointers up to `known` are there to be asked for.
 struct Positions {
@@ -28,18 +33,17 @@ struct Positions {
     return {rows + j, min_of(count - j, most), known - j, columns, row_bytes, ahead};
   }
 
-  // Asks for what comes `ahead` rows after row j, in the order of memory: so the CPU's own prefetcher follows.
-  SF_INLINE void prefetch(int64_t j) const {
-    if (ahead == 0 || j + ahead >= known) return;
-    const char* p = row(j + ahead);
-    for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(p + b);
+  // What is asked for meanwhile, where every row is read by `readers` rows of queries.
+  template <class Ahead>
+  SF_INLINE Ahead next(int64_t readers) const {
+    return {rows + ahead, rows + known, row_bytes, readers};
   }
 };
 
-// Bytes that are asked for before they are read. Measured from memory and from the third cache: 2 to 8 KB are
-// alike, the second cache as their goal is slower, and so are longer bursts.
-constexpr int64_t kAheadBytes = 4096;
-constexpr int64_t kMostRowsAhead = 32;
+// Bytes that are asked for before they are read. Measured from memory: 8 to 16 KB are alike, 4 KB and 32 KB
+// slower, and so is the second cache as their goal.
+constexpr int64_t kAheadBytes = 8192;
+constexpr int64_t kMostRowsAhead = 64;
 
 // Where rows of a head lie: those of a block, and behind them those that a thread will most likely read next.
 struct RowPointers {
@@ -84,11 +88,12 @@ struct DotOf<Pairs> {
 };
 
 // scores[r][n] = q[r] . k[n] for MR rows and four keys. q is padded with zeros to whole steps.
-template <class T, int MR, class Dot = DotOf<T>>
-SF_INLINE void score_tile(Matrix<RowOf<T>> q, const ElementOf<T>* const* keys, int64_t depth,
+template <class T, int MR, class Ahead, class Dot = DotOf<T>>
+SF_INLINE void score_tile(Matrix<RowOf<T>> q, const ElementOf<T>* const* keys, int64_t depth, Ahead& ahead,
                           Tile<SumOf<T>> scores) {
   using Key = ElementOf<T>;
   using V = Vec<SumOf<T>>;
+  constexpr int64_t kSize = sizeof(Key), kLine = max_of(kLineBytes / kSize, Dot::kStep);
   V sum[MR][kSharingKeys];
   SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] =
       V(SumOf<T>(0));
@@ -100,30 +105,35 @@ SF_INLINE void score_tile(Matrix<RowOf<T>> q, const ElementOf<T>* const* keys, i
       SF_UNROLL for (int n = 0; n < kSharingKeys; ++n) sum[r][n] = mul_add(x, k[n], sum[r][n]);
     }
   };
+  const auto whole = [](const Key* p) { return Dot::key(p); };
   int64_t d = 0;
-  for (; d + Dot::kStep <= depth; d += Dot::kStep) step(d, [](const Key* p) { return Dot::key(p); });
+  for (; d + kLine <= depth; d += kLine) {
+    ahead.follow(kSharingKeys * kLine * kSize, MR);
+    SF_UNROLL for (int64_t i = 0; i < kLine; i += Dot::kStep) step(d + i, whole);
+  }
+  ahead.follow(kSharingKeys * (depth - d) * kSize, MR);
+  for (; d + Dot::kStep <= depth; d += Dot::kStep) step(d, whole);
   if (d < depth) step(d, [&](const Key* p) { return Dot::key_part(p, depth - d); });
   SF_UNROLL for (int r = 0; r < MR; ++r) sum_four(sum[r], scores.p + r * scores.stride);
 }
 
-template <class T, int MR = kDotRows>
+template <class T, int MR = kDotRows, class Ahead>
 SF_INLINE void score_rows(int64_t rows, Matrix<RowOf<T>> q, const ElementOf<T>* const* keys, int64_t depth,
-                          Tile<SumOf<T>> scores) {
+                          Ahead& ahead, Tile<SumOf<T>> scores) {
   for (; rows >= MR; rows -= MR, q = q.from(MR), scores = scores.from(MR, 0))
-    score_tile<T, MR>(q, keys, depth, scores);
-  if constexpr (MR > 1) score_rows<T, MR / 2>(rows, q, keys, depth, scores);
+    score_tile<T, MR>(q, keys, depth, ahead, scores);
+  if constexpr (MR > 1) score_rows<T, MR / 2>(rows, q, keys, depth, ahead, scores);
 }
 
 // Scores of all rows with the keys, and of no meaning up to the next multiple of four.
-template <class T>
+template <class T, class Ahead>
 void score_keys(int64_t rows, Matrix<RowOf<T>> q, const Positions& keys, Tile<SumOf<T>> scores) noexcept {
+  auto ahead = keys.next<Ahead>(rows);
   for (int64_t j = 0; j < keys.count; j += kSharingKeys) {
     const ElementOf<T>* tile[kSharingKeys];
-    for (int64_t n = 0; n < kSharingKeys; ++n) {
+    for (int64_t n = 0; n < kSharingKeys; ++n)
       tile[n] = reinterpret_cast<const ElementOf<T>*>(keys.row(min_of(j + n, keys.count - 1)));
-      keys.prefetch(j + n);
-    }
-    score_rows<T>(rows, q, tile, keys.columns, scores.from(0, j));
+    score_rows<T>(rows, q, tile, keys.columns, ahead, scores.from(0, j));
   }
 }
 
@@ -131,15 +141,17 @@ void score_keys(int64_t rows, Matrix<RowOf<T>> q, const Positions& keys, Tile<Su
 
 // out[r] += sum_j p[r][j] v[j] for MR rows and NV vectors of columns, the last one possibly of `part` columns
 // only
-template <class T, int MR, int NV, bool kPart>
-SF_INLINE void sum_tile(Matrix<Acc<T>> p, const Positions& values, int64_t column, const Sums<Acc<T>>& sums) {
+template <class T, int MR, int NV, bool kPart, class Ahead>
+SF_INLINE void sum_tile(Matrix<Acc<T>> p, const Positions& values, int64_t column, Ahead& ahead,
+                        const Sums<Acc<T>>& sums) {
   using V = Vec<Acc<T>>;
   constexpr int64_t W = kLanes<Acc<T>>;
   V sum[MR][NV];
   SF_UNROLL for (int r = 0; r < MR; ++r) SF_UNROLL for (int v = 0; v < NV; ++v) sum[r][v] = V(Acc<T>(0));
+  const int64_t bytes = (kPart ? values.columns - column : NV * W) * static_cast<int64_t>(sizeof(T));
   for (int64_t j = 0; j < values.count; ++j) {
     const T* row = reinterpret_cast<const T*>(values.row(j)) + column;
-    values.prefetch(j);
+    ahead.follow(bytes, MR);
     V x[NV];
     SF_UNROLL for (int v = 0; v < NV; ++v) {
       if constexpr (kPart)
@@ -158,27 +170,27 @@ SF_INLINE void sum_tile(Matrix<Acc<T>> p, const Positions& values, int64_t colum
   }
 }
 
-// Only the first of the tiles asks for what comes.
-template <class T, int NV, bool kPart, int MR = kDotRows>
-SF_INLINE void sum_rows(int64_t rows, Matrix<Acc<T>> p, Positions& values, int64_t column,
+template <class T, int NV, bool kPart, int MR = kDotRows, class Ahead>
+SF_INLINE void sum_rows(int64_t rows, Matrix<Acc<T>> p, const Positions& values, int64_t column, Ahead& ahead,
                         Sums<Acc<T>> sums) {
-  for (; rows >= MR; rows -= MR, p = p.from(MR), sums = sums.at(MR), values.ahead = 0)
-    sum_tile<T, MR, NV, kPart>(p, values, column, sums);
-  if constexpr (MR > 1) sum_rows<T, NV, kPart, MR / 2>(rows, p, values, column, sums);
+  for (; rows >= MR; rows -= MR, p = p.from(MR), sums = sums.at(MR))
+    sum_tile<T, MR, NV, kPart>(p, values, column, ahead, sums);
+  if constexpr (MR > 1) sum_rows<T, NV, kPart, MR / 2>(rows, p, values, column, ahead, sums);
 }
 
 // out += p v
-template <class T>
+template <class T, class Ahead>
 void add_values(int64_t rows, Matrix<Acc<T>> p, const Positions& values, const Sums<Acc<T>>& sums) noexcept {
-  constexpr int64_t W = kLanes<Acc<T>>, kStep = 32;
-  for (int64_t first = 0; first < values.count; first += kStep) {
-    Positions some = values.from(first, kStep);
+  constexpr int64_t W = kLanes<Acc<T>>;
+  auto ahead = values.next<Ahead>(rows);
+  for (int64_t first = 0; first < values.count; first += kValueKeys) {
+    const Positions some = values.from(first, kValueKeys);
     const Matrix<Acc<T>> weights = p.from(0, first);
     int64_t c = 0;
     for (; c + kValueVectors * W <= values.columns; c += kValueVectors * W)
-      sum_rows<T, kValueVectors, false>(rows, weights, some, c, sums);
-    for (; c + W <= values.columns; c += W) sum_rows<T, 1, false>(rows, weights, some, c, sums);
-    if (c < values.columns) sum_rows<T, 1, true>(rows, weights, some, c, sums);
+      sum_rows<T, kValueVectors, false>(rows, weights, some, c, ahead, sums);
+    for (; c + W <= values.columns; c += W) sum_rows<T, 1, false>(rows, weights, some, c, ahead, sums);
+    if (c < values.columns) sum_rows<T, 1, true>(rows, weights, some, c, ahead, sums);
   }
 }
 
@@ -224,14 +236,16 @@ SF_INLINE Following following(const AttentionArgs& args, const Head& head, int64
   return next;
 }
 
-// All rows of a head against the keys [begin, end).
-template <class T>
+// All rows of a head against the keys [begin, end). Values are summed block by block: short chains of additions
+// round less than a long one.
+template <class T, class Ahead>
 void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, int64_t end,
                   const Following& next, int64_t ahead, const Sums<Acc<T>>& sums, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
   const int64_t rows = args.queries * args.group, size = sizeof(T);
   const int64_t q_pitch = pitch_of(args.depth), pitch = pitch_of(kDecodeBlock);
   A *q = scratch, *scores = q + rows * q_pitch, *stage = scores + rows * pitch, *copy = stage + kDecodeBlock;
+  A* const apart = copy + kDecodeBlock * sums.pitch;
   prepare_queries(args, head, 0, args.queries, q, q_pitch);
   RowPointers key_rows, value_rows;
   for (int64_t first = begin; first < end; first += kDecodeBlock) {
@@ -247,18 +261,24 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
     bool paired = false;
     if constexpr (kBf16Pairs && std::is_same_v<T, bfloat16>) {
       paired = args.pairs;
-      if (paired) score_keys<Pairs>(rows, {reinterpret_cast<const bfloat16*>(q), 2 * q_pitch}, keys, tile);
+      if (paired)
+        score_keys<Pairs, Ahead>(rows, {reinterpret_cast<const bfloat16*>(q), 2 * q_pitch}, keys, tile);
     }
-    if (!paired) score_keys<T>(rows, {q, q_pitch}, keys, tile);
+    if (!paired) score_keys<T, Ahead>(rows, {q, q_pitch}, keys, tile);
     softmax_strip(args, head, strip, stage);
+    const Sums<A> block = first == begin ? sums : Sums<A>{apart, sums.pitch, sums.highest, sums.total};
+    if (first != begin) std::memset(apart, 0, static_cast<size_t>(rows * sums.pitch) * sizeof(A));
     if (hides_keys(args, head, strip) && copy_finite<T>(values, copy, sums.pitch)) {
       const int64_t bytes = sums.pitch * static_cast<int64_t>(sizeof(A));
       value_rows.find({reinterpret_cast<const char*>(copy), bytes, nullptr, 0, 0}, 0, count, count, 0);
-      add_values<A>(rows, {scores, pitch}, value_rows.positions(args.value_depth, sizeof(A), 0), sums);
+      add_values<A, NothingAhead>(rows, {scores, pitch}, value_rows.positions(args.value_depth, sizeof(A), 0),
+                                  block);
       add_non_finite<T>(args, head, strip);
     } else {
-      add_values<T>(rows, {scores, pitch}, values, sums);
+      add_values<T, Ahead>(rows, {scores, pitch}, values, block);
     }
+    if (first != begin)
+      map_row(sums.out, rows * sums.pitch, [](auto a, auto b) { return a + b; }, sums.out, apart);
   }
 }
 
@@ -268,6 +288,7 @@ void attend_chunks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, in
   const int64_t rows = args.queries * args.group, size = sums_size(args, rows);
   const int64_t key_bytes = max_of(args.depth, args.value_depth) * static_cast<int64_t>(sizeof(T));
   const int64_t ahead = args.far ? clamp_to(kAheadBytes / key_bytes, kSharingKeys, kMostRowsAhead) : 0;
+  const auto attend = ahead != 0 ? attend_chunk<T, LinesAhead> : attend_chunk<T, NothingAhead>;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t index = args.first_head + item / args.chunks;
     const Head head = head_of(args, index);
@@ -280,8 +301,8 @@ void attend_chunks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, in
     clear(sums, rows);
     hide_scores<A>(args, head, 0, args.queries, {first, last});
     if (first_seen < last_seen)
-      attend_chunk<T>(args, head, first_seen, last_seen, following(args, head, index, ahead), ahead, sums,
-                      scratch + (args.partials != nullptr ? 0 : size));
+      attend(args, head, first_seen, last_seen, following(args, head, index, ahead), ahead, sums,
+             scratch + (args.partials != nullptr ? 0 : size));
     if (args.partials == nullptr) finish_rows(args, head, 0, args.queries, sums);
   }
 }

@@ -129,6 +129,18 @@ def test_nor_on_whether_the_threads_are_kept_awake(isa, dtype, rng):
             assert same_bits(got, want)
 
 
+@each("D", [3, 36, 136])  # rows of less than a line of a cache, and of lines and a half
+@each("H", [2, 6])
+def test_nor_on_how_keys_lie_that_are_asked_for_ahead(isa, dtype, D, H, rng):
+    q, k, v = problem(rng, lead=(2,), H=H, K=2, L=1, S=300, D=D, Dv=D + 4, dtype=dtype)
+    want = attention(q, k, v)
+    between = [x.swapaxes(1, 2).copy().swapaxes(1, 2) for x in (k, v)]  # heads beside heads
+    wide = [np.concatenate([x, x], axis=-1)[..., : x.shape[-1]] for x in (k, v)]
+    with awake:
+        for key, value in [(k, v), between, wide]:
+            assert same_bits(attention(q, key, value), want)
+
+
 # ---- memory and dtypes ---------------------------------------------------------------------------
 
 
