@@ -99,21 +99,22 @@ SF_INLINE void ask_ahead_of(const uint8_t* p) {
           __builtin_prefetch(p + kAhead + line, 0, 3);
 }
 
-// A sum of products of codes of a column with a row of x: by pairs one, by bytes those of the high and of the
-// low bytes of x.
-constexpr int kSums = kByteDots ? 2 : 1;
+// A sum of products of codes of a column with a row of x: by pairs one sum, by bytes those of the high and of
+// the low bytes of x.
 struct ProductSums {
-  DotSums of[kSums];
+  DotSums of[kByteDots ? 2 : 1];
 };
+constexpr int kLastSum = kByteDots ? 1 : 0;
 
 SF_INLINE ProductSums start_products(int32_t x) {
   ProductSums sums;
   sums.of[0] = start_dots(0);
-  sums.of[kSums - 1] = start_dots(x);
+  sums.of[kLastSum] = start_dots(x);
   return sums;
 }
-SF_INLINE ProductSums add_products(ProductSums sums, CodeWords codes, const CodeWords (&x)[kSums]) {
-  SF_UNROLL for (int i = 0; i < kSums; ++i) sums.of[i] = add_dots(sums.of[i], codes, x[i]);
+SF_INLINE ProductSums add_products(ProductSums sums, const FourCodes& codes, CodeWords x0, CodeWords x1) {
+  sums.of[0] = add_dots(sums.of[0], codes.words[0], x0);
+  sums.of[kLastSum] = add_dots(sums.of[kLastSum], codes.words[kFourWords - 1], x1);
   return sums;
 }
 template <class Sums>
@@ -124,8 +125,9 @@ SF_INLINE Vec<float> finish_products(const Sums& sums) {
     return finish_dots(sums.of[0]);
 }
 
-// Numbers from one four of x to the next, and from its high bytes to the low ones.
-constexpr int kFourOfX = kByteDots ? 2 : 4, kLowBytes = 16;
+// Numbers from one four of x to the next, and from the first to the second of the two words that meet it.
+constexpr int kFourOfX = kByteDots ? 2 : 4, kSecondWord = kByteDots ? 16 : 2;
+constexpr int64_t kBlockOfX = sizeof(ActivationBlock) / sizeof(int16_t);
 
 // The word at p in every lane
 SF_INLINE CodeWords word_of(const int16_t* p) {
@@ -145,57 +147,57 @@ __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t 
   const float *scales = w.scales, *minimums = w.minimums;
   const int offset = offset_of<Kind>(w.offset);
   for (int64_t block = 0; block < w.blocks; ++block, ++x, codes += kWordRow * Kind::kBits) {
-    const ActivationBlock* rows[MR];
-    int32_t start[kUnits][MR];  // of a sum: the offset of the codes
-    float shift[kUnits][MR];    // that a minimum is multiplied by
-    SF_UNROLL for (int i = 0; i < MR; ++i) {
-      rows[i] = x + i * x_stride;
-      SF_UNROLL for (int unit = 0; unit < kUnits; ++unit) {
-        const int32_t total = kUnits == 2 ? rows[i]->sums[unit] : rows[i]->sums[0] + rows[i]->sums[1];
-        start[unit][i] = -offset * total;
-        shift[unit][i] = rows[i]->scale * static_cast<float>(total);
-      }
-    }
     for (int64_t column = 0; column < kSliceColumns; column += NV * W) {
       SF_UNROLL for (int unit = 0; unit < kUnits; ++unit) {
         ProductSums sum[MR][NV];
+        int32_t total[MR];  // of the codes of x
         SF_UNROLL for (int i = 0; i < MR; ++i) {
-          const ProductSums first = start_products(start[unit][i]);
-          SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = first;
+          const ActivationBlock& row = x[i * x_stride];
+          total[i] = kUnits == 2 ? row.sums[unit] : row.sums[0] + row.sums[1];
+          const ProductSums start = start_products(-offset * total[i]);
+          SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = start;
         }
         const int first = kShared ? unit * kFours : 0;
         const uint8_t* words = codes + column * 4 + (kShared ? 0 : unit * kTurns * kTurnBytes<Kind>);
-        const auto take_turn = [&](int turn) __attribute__((always_inline)) {
+        const int16_t* fours_of_x = x->codes + unit * kFours * kFourOfX;
+        const auto take_turn = [&]() __attribute__((always_inline)) {
           if (!Kind::kWidened && first == 0) ask_ahead_of<kTurnBytes<Kind>, NV * W * 4>(words);
-          SF_UNROLL for (int step = 0; step < kEach * kFourWords; ++step) {
+          // Pairs one word of a four after the other: GCC 12 would read both from memory again for every row.
+          constexpr int kAtOnce = kByteDots || !Kind::kWidened ? kFourWords : 1;
+          SF_UNROLL for (int step = 0; step < kEach * kFourWords; step += kAtOnce) {
             const int four = step / kFourWords, word = step % kFourWords;
-            const int at = (unit * kFours + turn * kEach + four) * kFourOfX + word * 2;
-            CodeWords taken[NV];
+            FourCodes taken[NV];
             SF_UNROLL for (int v = 0; v < NV; ++v) taken[v] =
-                codes_of_four<Kind>(words + v * W * 4, first + four, word, w.table);
+                four_codes<Kind>(words + v * W * 4, first + four, w.table);
             SF_UNROLL for (int i = 0; i < MR; ++i) {
-              CodeWords numbers[kSums];
-              SF_UNROLL for (int sum = 0; sum < kSums; ++sum) numbers[sum] =
-                  word_of(rows[i]->codes + at + sum * kLowBytes);
-              SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = add_products(sum[i][v], taken[v], numbers);
+              const int16_t* of_x = fours_of_x + i * x_stride * kBlockOfX + four * kFourOfX + word * 2;
+              if constexpr (kAtOnce == kFourWords) {
+                const CodeWords x0 = word_of(of_x), x1 = word_of(of_x + kSecondWord);
+                SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = add_products(sum[i][v], taken[v], x0, x1);
+              } else {
+                const CodeWords x0 = word_of(of_x);
+                SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v].of[0] =
+                    add_dots(sum[i][v].of[0], taken[v].words[word], x0);
+              }
             }
           }
-          words += kTurnBytes<Kind>;
+          words += kTurnBytes<Kind>, fours_of_x += kEach * kFourOfX;
         };
         if constexpr (MR == 1) {
-          SF_ROLLED for (int turn = 0; turn < kTurns; ++turn) take_turn(turn);
+          SF_ROLLED for (int turn = 0; turn < kTurns; ++turn) take_turn();
         } else {
-          SF_UNROLL for (int turn = 0; turn < kTurns; ++turn) take_turn(turn);
+          SF_UNROLL for (int turn = 0; turn < kTurns; ++turn) take_turn();
         }
         SF_UNROLL for (int i = 0; i < MR; ++i) {
-          const Vec<float> scale(rows[i]->scale);
+          const float scale = x[i * x_stride].scale;
           float* const out = tile + i * kSliceColumns + column;
+          const Vec<float> shift(scale * static_cast<float>(total[i]));
           SF_UNROLL for (int v = 0; v < NV; ++v) {
             const int64_t at = unit * kSliceColumns + column + v * W;
+            const Vec<float> step = load(scales + at) * Vec<float>(scale);
             Vec<float> value = load(static_cast<const float*>(out) + v * W);
-            value = mul_add(finish_products(sum[i][v]), load(scales + at) * scale, value);
-            if (minimums != nullptr)
-              value = neg_mul_add(load(minimums + at), Vec<float>(shift[unit][i]), value);
+            value = mul_add(finish_products(sum[i][v]), step, value);
+            if (minimums != nullptr) value = neg_mul_add(load(minimums + at), shift, value);
             store(out + v * W, value);
           }
         }
@@ -237,9 +239,9 @@ SF_INLINE void widen_codes(const QuantisedSpan& w, uint8_t* out) {
     SF_UNROLL for (int four = 0; four < Kind::kTurn;
                    ++four, out += kWordRow * kFourWords) for (int64_t column = 0; column < kSliceColumns;
                                                               column += kLanes<float>) {
-      for (int word = 0; word < kFourWords; ++word)
-        codes_of_four<Kind>(codes + column * 4, four, word, w.table)
-            .store_unaligned(reinterpret_cast<uint32_t*>(out + word * kWordRow + column * 4));
+      const FourCodes taken = four_codes<Kind>(codes + column * 4, four, w.table);
+      for (int i = 0; i < kFourWords; ++i)
+        taken.words[i].store_unaligned(reinterpret_cast<uint32_t*>(out + i * kWordRow + column * 4));
     }
   }
 }

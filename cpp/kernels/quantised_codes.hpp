@@ -103,18 +103,22 @@ SF_INLINE void with_codes(const QuantisedFormat& format, Body&& body) {
 template <class Kind>
 constexpr int kTurnBytes = kWordRow * Kind::kBits * Kind::kTurn / 8;
 
-// Words of codes that a four of inputs makes, as they are multiplied, and the one that comes `step`th.
+// Four codes of every column, as they are multiplied.
 constexpr int kFourWords = kByteDots ? 1 : 2;
+struct FourCodes {
+  CodeWords words[kFourWords];
+};
+
 template <class Kind>
-SF_INLINE CodeWords codes_of_four(const uint8_t* p, int four, int step, const uint8_t* table) {
+SF_INLINE FourCodes four_codes(const uint8_t* p, int four, const uint8_t* table) {
   if constexpr (!kByteDots) {
-    return Kind::pair(p, four, step, table);
+    return {{Kind::pair(p, four, 0, table), Kind::pair(p, four, 1, table)}};
   } else {
     const CodeWords bytes = Kind::bytes(p, four, table);
     if constexpr (kSignedDots && Kind::kEightBits)
-      return bytes ^ CodeWords(0x80808080u);
+      return {{bytes ^ CodeWords(0x80808080u)}};
     else
-      return bytes;
+      return {{bytes}};
   }
 }
 
