@@ -70,7 +70,7 @@ SF_INLINE bool pack_values(const Rows& values, int64_t first_key, int64_t keys, 
   using V = Vec<Acc<T>>;
   constexpr int64_t W = kLanes<Acc<T>>;
   const V zero(Acc<T>(0));
-  V check = zero;  // becomes NaN
+  V check = zero;  // becomes NaN, bit by bit: no sum waits for the one before
   for (int64_t first = 0; first < keys; first += kPanelColumns) {
     const int64_t last = min_of(first + kPanelColumns, keys);
     const char* rows = values.row(first_key + first);
@@ -80,7 +80,7 @@ SF_INLINE bool pack_values(const Rows& values, int64_t first_key, int64_t keys, 
       for (int64_t j = first; j < last; ++j) {
         const T* p = reinterpret_cast<const T*>(column + (j - first) * values.stride);
         const V v = columns - c >= W ? load(p) : load_part(p, columns - c);
-        check = mul_add(v, zero, check);
+        check = check | (v * zero);
         store(panel + j * kPanelColumns, v);
       }
     }
@@ -130,16 +130,40 @@ void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
 
 // scores = q k of a strip, for T = the type of the packed keys, or Pairs
 template <class T>
-SF_INLINE void score_strip(const AttentionArgs& args, const Strip<SumOf<T>>& strip, Matrix<RowOf<T>> q,
-                           Panels<ElementOf<T>> keys, Requests& requests) {
-  const int64_t rows = strip.queries * args.group, first = panel_start(strip.columns.begin);
-  for (int64_t d = 0; d < args.depth; d += kScoreTerms)
-    gemm<T>(rows, strip.columns.end - first, min_of(args.depth - d, kScoreTerms), q.from(0, d),
-            keys.from(first, d), {strip.scores + first, strip.pitch, d > 0}, [&] { requests.ask(); });
+SF_INLINE void score_strip(const AttentionArgs& args, const Head& head, const Strip<SumOf<T>>& strip,
+                           Matrix<RowOf<T>> q, Panels<ElementOf<T>> keys, SumOf<T> scale,
+                           Requests& requests) {
+  each_tile(args, head, strip, [&](int64_t row, int64_t rows, KeyRange columns) {
+    const int64_t first = panel_start(columns.begin);
+    for (int64_t d = 0; d < args.depth; d += kScoreTerms)
+      gemm<T>(rows, columns.end - first, min_of(args.depth - d, kScoreTerms), q.from(row, d),
+              keys.from(first, d), {strip.scores + row * strip.pitch + first, strip.pitch, d > 0, scale},
+              requests);
+  });
 }
 
-// A strip against a packed block. q: the rows of the strip; where bfloat16 is multiplied as it is, they and
-// the packed keys are bfloat16 in the memory of A.
+// The rows of some queries as they are multiplied: in place where they lie evenly and need no conversion, else
+// in `rows`, where bfloat16 that is multiplied as it is lies in the memory of A.
+template <class A>
+SF_INLINE Matrix<A> rows_of_queries(const AttentionArgs& args, const Head& head, int64_t first,
+                                    int64_t queries, A* rows) {
+  constexpr int64_t kSize = sizeof(A);
+  const View& query = args.call->query;
+  const char* data = row_of(&query, head.query, first, 0);
+  const int64_t stride = args.group > 1 ? head_stride(query) : row_stride(query);
+  const bool evenly = args.group == 1 || row_stride(query) == args.group * stride;
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % kSize == 0 && stride % kSize == 0;
+  if (evenly && aligned && accumulator(query.dtype) == query.dtype)
+    return {reinterpret_cast<const A*>(data), stride / kSize};
+  const int64_t pitch = pitch_of(args.depth);
+  if (args.pairs)
+    copy_queries(args, head, first, queries, reinterpret_cast<bfloat16*>(rows), 2 * pitch);
+  else
+    scale_queries(args, head, first, queries, A(1), rows, pitch);
+  return {rows, pitch};
+}
+
+// A strip against a packed block. q: its rows.
 template <class A>
 SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, Matrix<A> q,
                             const A* block, A* stage, Requests& requests) {
@@ -148,36 +172,36 @@ SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const S
   if constexpr (kBf16Pairs && std::is_same_v<A, float>) {
     paired = args.pairs;
     if (paired)
-      score_strip<Pairs>(args, strip, {reinterpret_cast<const bfloat16*>(q.p), 2 * q.stride},
-                         {reinterpret_cast<const bfloat16*>(keys), even(args.depth) * kPanelColumns},
+      score_strip<Pairs>(args, head, strip, {reinterpret_cast<const bfloat16*>(q.p), 2 * q.stride},
+                         {reinterpret_cast<const bfloat16*>(keys), even(args.depth) * kPanelColumns}, 1,
                          requests);
   }
-  if (!paired) score_strip<A>(args, strip, q, {keys, args.depth * kPanelColumns}, requests);
+  if (!paired)
+    score_strip<A>(args, head, strip, q, {keys, args.depth * kPanelColumns}, static_cast<A>(args.call->scale),
+                   requests);
   softmax_strip(args, head, strip, stage);
-  const int64_t first = strip.columns.begin, rows = strip.queries * args.group;
-  gemm<A>(rows, args.value_depth, strip.columns.end - first, {strip.scores + first, strip.pitch},
-          Panels<A>{values, kKeyBlock * kPanelColumns}.from(0, first),
-          {strip.sums.out, strip.sums.pitch, true}, [&] { requests.ask(); });
+  each_tile(args, head, strip, [&](int64_t row, int64_t rows, KeyRange columns) {
+    gemm<A>(rows, args.value_depth, columns.end - columns.begin,
+            Matrix<A>{strip.scores, strip.pitch}.from(row, columns.begin),
+            Panels<A>{values, kKeyBlock * kPanelColumns}.from(0, columns.begin),
+            {strip.sums.at(row).out, strip.sums.pitch, true}, requests);
+  });
 }
 
-// How many queries from `first` on make a strip: as many as pass together, or one tile of the microkernel
-// where they do not see the same keys, so that little is computed that nobody sees.
-SF_INLINE int64_t strip_from(const AttentionArgs& args, const Head& head, int64_t first, int64_t end,
-                             int64_t first_key, int64_t keys) {
-  const int64_t most = min_of(end - first, strip_queries(args));
-  const int64_t tile = kTileRows > args.group ? kTileRows / args.group : 1;
-  const KeyRange one = head.visible.of_block(first, first_key, keys);
-  const KeyRange other = head.visible.of_block(first + most - 1, first_key, keys);
-  return most <= tile || (one.begin == other.begin && one.end == other.end) ? most : tile;
+// How many queries are multiplied by the columns that one of them sees: one tile of the microkernel where they
+// do not all see the same, so that little is computed that nobody sees.
+SF_INLINE int64_t queries_together(const AttentionArgs& args, KeyRange first, KeyRange last) {
+  if (first.begin == last.begin && first.end == last.end) return 0;
+  return kTileRows > args.group ? kTileRows / args.group : 1;
 }
 
-// About how many tiles the products of a strip have.
+// About how many times requests are asked for while a strip is multiplied.
 template <class A>
-SF_INLINE int64_t tiles_of(const AttentionArgs& args, const Strip<A>& strip) {
+SF_INLINE int64_t pauses_of(const AttentionArgs& args, const Strip<A>& strip) {
   constexpr int64_t kColumns = kTileVectors[kTileRows] * kLanes<A>;
-  const int64_t columns = (strip.columns.end - strip.columns.begin + kColumns - 1) / kColumns +
-                          (args.value_depth + kColumns - 1) / kColumns;
-  return (strip.queries * args.group + kTileRows - 1) / kTileRows * columns;
+  const int64_t tiles = (strip.queries * args.group + kTileRows - 1) / kTileRows;
+  const int64_t keys = strip.columns.end - strip.columns.begin;
+  return tiles * keys * (args.depth + args.value_depth) / (kColumns * kStepsBetween) + 1;
 }
 
 // The rows of an item against the keys of the pass.
@@ -185,10 +209,9 @@ template <class T>
 void attend_item(const AttentionArgs& args, const Item& item, const Item& next, Acc<T>* scratch) noexcept {
   using A = Acc<T>;
   const int64_t rows = item.queries * args.group, strip_rows = strip_queries(args) * args.group;
-  const int64_t q_pitch = pitch_of(args.depth);
   const Head& head = item.head;
   A* q = scratch;
-  A* scores = q + strip_rows * q_pitch;
+  A* scores = q + strip_rows * pitch_of(args.depth);
   A* stage = scores + strip_rows * pitch_of(kKeyBlock);
   A* own_block = stage + kKeyBlock;
   A* memory = own_block + packed_block_size(args);
@@ -218,15 +241,22 @@ void attend_item(const AttentionArgs& args, const Item& item, const Item& next, 
       add_block(args, next, next.first_block(args), requests);
     }
     for (int64_t i = 0, count; i < item.queries; i += count) {
-      count = strip_from(args, head, item.first + i, item.first + item.queries, first_key, keys);
-      Strip<A> strip{item.first + i, count,  first_key,           keys,
-                     {0, 0},         scores, pitch_of(kKeyBlock), sums.at(i * args.group)};
-      strip.columns = {head.visible.of_block(strip.first, first_key, keys).begin,
-                       head.visible.of_block(strip.first + strip.queries - 1, first_key, keys).end};
+      count = min_of(item.queries - i, strip_queries(args));
+      const KeyRange one = head.visible.of_block(item.first + i, first_key, keys);
+      const KeyRange other = head.visible.of_block(item.first + i + count - 1, first_key, keys);
+      const Strip<A> strip{item.first + i,
+                           count,
+                           first_key,
+                           keys,
+                           {one.begin, other.end},
+                           scores,
+                           pitch_of(kKeyBlock),
+                           sums.at(i * args.group),
+                           queries_together(args, one, other)};
       if (strip.columns.empty()) continue;
-      requests.deal_out(strip.queries, item.queries - i, tiles_of(args, strip));
-      prepare_queries(args, head, strip.first, strip.queries, q, q_pitch);
-      attend_strip<A>(args, head, strip, {q, q_pitch}, block, stage, requests);
+      requests.deal_out(count, item.queries - i, pauses_of(args, strip));
+      attend_strip<A>(args, head, strip, rows_of_queries(args, head, strip.first, count, q), block, stage,
+                      requests);
       if (block[0] != A(0)) add_non_finite<T>(args, head, strip);
     }
   }

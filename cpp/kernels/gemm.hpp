@@ -1,8 +1,8 @@
-// gemm: C = A B or C += A B      A: (m, k) row-major   B: (k, n) in panels   C: (m, n up to a whole panel)
+// gemm: C = scale A B or C += scale A B      A: (m, k) row-major   B: (k, n) in panels   C: (m, n up to a panel)
 //
 // The layout of panels is told in core/panels.hpp. Sums are float32 (float64 for float64). An element is one
-// chain of FMAs in the order of k, started from zero and then added to C: its bits depend neither on m nor on
-// the place of its row. Long sums are cut by the caller. Where the CPU multiplies pairs of bfloat16
+// chain of FMAs in the order of k, started from zero, then scaled and added to C: its bits depend neither on m
+// nor on the place of its row. Long sums are cut by the caller. Where the CPU multiplies pairs of bfloat16
 // (vdpbf16ps), A may be bfloat16 too: two products are then added at a time, and subnormal factors count as
 // zero, which is the hardware's doing.
 #pragma once
@@ -39,16 +39,26 @@ struct Panels {
   }
 };
 
-// Rows of sums, which a product replaces or is added to.
+// Rows of sums, which a product, scaled, replaces or is added to.
 template <class A>
 struct Tile {
   A* p;
   int64_t stride;
   bool accumulate;
+  A scale = A(1);
 
   SF_INLINE Tile from(int64_t i, int64_t column) const {
-    return {p + i * stride + column, stride, accumulate};
+    return {p + i * stride + column, stride, accumulate, scale};
   }
+};
+
+// What is done beside a product: a function called with every tile of registers or, where its class is one of
+// these, every kStepsBetween steps within the tiles.
+struct WithinTiles {};
+constexpr int64_t kStepsBetween = 16;
+
+struct Nothing : WithinTiles {
+  SF_INLINE void operator()() const {}
 };
 
 // What the microkernel knows of its operands. kDepth values of k lie side by side in a panel of T, and take
@@ -138,14 +148,16 @@ SF_INLINE void ask_for(uintptr_t address, uintptr_t panel_bytes) {
       __builtin_prefetch(reinterpret_cast<const void*>(address + panel * panel_bytes), 0, cache);
 }
 
-template <class T, int MR, int NV, Asks asks>
+template <class T, int MR, int NV, Asks asks, class Beside>
 __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
-                                           [[maybe_unused]] Ahead next, Tile<SumOf<T>> c) noexcept {
+                                           [[maybe_unused]] Ahead next, Tile<SumOf<T>> c,
+                                           [[maybe_unused]] Beside& beside) noexcept {
   using Panel = PanelOf<T>;
   using A = SumOf<T>;
   using V = Vec<A>;
   constexpr int W = static_cast<int>(kLanes<A>), kDepth = Panel::kDepth;
-  constexpr int kColumns = static_cast<int>(kPanelColumns), kPanels = (NV * W + kColumns - 1) / kColumns;
+  constexpr int kColumns = static_cast<int>(kPanelColumns);
+  [[maybe_unused]] constexpr int kPanels = (NV * W + kColumns - 1) / kColumns;
   [[maybe_unused]] const uintptr_t panel_bytes = static_cast<uintptr_t>(b.stride) * sizeof(ElementOf<T>);
   V sum[MR][NV];
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(A(0));
@@ -164,18 +176,28 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
   };
   const RowOf<T>* a_k = a.p;
   const ElementOf<T>* b_k = b.p;
-  for (; k >= kDepth; k -= kDepth, a_k += kDepth, b_k += kPanelColumns * kDepth) {
-    if constexpr (asks == Asks::panel) {
-      ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(b_k) + kPrefetchBytes, panel_bytes);
-    } else if constexpr (asks == Asks::next) {
-      ask_for<kPanels, 2>(next.address, panel_bytes);
-      next.address += next.step;
+  const auto multiply_until = [&](int64_t left) __attribute__((always_inline)) {
+    for (; k >= left + kDepth; k -= kDepth, a_k += kDepth, b_k += kPanelColumns * kDepth) {
+      if constexpr (asks == Asks::panel) {
+        ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(b_k) + kPrefetchBytes, panel_bytes);
+      } else if constexpr (asks == Asks::next) {
+        ask_for<kPanels, 2>(next.address, panel_bytes);
+        next.address += next.step;
+      }
+      multiply(a_k, b_k, Count<0>());
+      if constexpr (Panel::kSteps == 2) multiply(a_k + 1, b_k, Count<1>());
     }
-    multiply(a_k, b_k, Count<0>());
-    if constexpr (Panel::kSteps == 2) multiply(a_k + 1, b_k, Count<1>());
+  };
+  if constexpr (!std::is_same_v<Beside, Nothing>) {
+    constexpr int64_t kBetween = kStepsBetween * kDepth;
+    for (; k >= kBetween; multiply_until(k - kBetween)) beside();
   }
+  multiply_until(0);
   if (k > 0) multiply(a_k, b_k, Count<0>());  // half a pair: the other half is zero
 
+  if (c.scale != A(1)) {
+    SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] *= V(c.scale);
+  }
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) {
     A* out = c.p + i * c.stride + v * W;
     store(out, c.accumulate ? load(static_cast<const A*>(out)) + sum[i][v] : sum[i][v]);
@@ -184,79 +206,106 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
 
 // ---- blocking ---------------------------------------------------------------------------------------------
 
-template <class T, int MR, int NV, Asks asks>
+template <class T, int MR, int NV, Asks asks, class Beside>
 SF_INLINE void row_tile(int64_t rows, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Ahead next,
-                        Tile<SumOf<T>> c) {
+                        Tile<SumOf<T>> c, Beside& beside) {
   if constexpr (MR > 1) {
-    if (rows < MR) return row_tile<T, MR - 1, NV, asks>(rows, k, a, b, next, c);
+    if (rows < MR) return row_tile<T, MR - 1, NV, asks>(rows, k, a, b, next, c, beside);
   }
-  microkernel<T, MR, NV, MR <= kPanelRows ? Asks::panel : asks>(k, a, b, next, c);
+  microkernel<T, MR, NV, MR <= kPanelRows ? Asks::panel : asks>(k, a, b, next, c, beside);
 }
 
-// Columns [begin, end) in tiles of up to MR rows and NV vectors, as far as whole tiles go; returns where they
-// end. The tile of B stays in cache while the rows of A pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
+// Some columns, in tiles of up to MR rows and of NV vectors. The tile of B stays in cache while the rows of A
+// pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
 template <class T, int MR, int NV, class Beside>
-SF_INLINE int64_t column_tiles(int64_t begin, int64_t end, int64_t m, int64_t k, Matrix<RowOf<T>> a,
-                               Panels<ElementOf<T>> b, Tile<SumOf<T>> c, Beside beside) {
-  constexpr int64_t kColumns = NV * kLanes<SumOf<T>>, kDepth = PanelOf<T>::kDepth;
+SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Tile<SumOf<T>> c,
+                         Beside& beside) {
+  constexpr int64_t kDepth = PanelOf<T>::kDepth;
   constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<T>));
+  constexpr bool kWithin = std::is_base_of_v<WithinTiles, Beside>;
   constexpr Asks kElse = sizeof(ElementOf<T>) == 2 ? Asks::panel : Asks::nothing;
+  constexpr Asks kNext = kWithin && !std::is_same_v<Beside, Nothing> ? kElse : Asks::next;
   const int64_t steps = k / kDepth;
   const bool ahead = m >= kFewestAhead && m <= kMostAhead;
-  for (; begin + kColumns <= end; begin += kColumns) {
-    const Panels<ElementOf<T>> columns{
-        b.p + begin / kPanelColumns * b.stride + begin % kPanelColumns * kDepth, b.stride};
-    const uintptr_t after = reinterpret_cast<uintptr_t>(columns.p) + static_cast<uintptr_t>(steps * kBytes);
-    int64_t tiles = (m + MR - 1) / MR;
-    for (int64_t i = 0; tiles > 0; --tiles) {
-      const int64_t rows = (m - i + tiles - 1) / tiles;
-      const Ahead next{after + static_cast<uintptr_t>(steps * kBytes * i / m),
-                       static_cast<uintptr_t>(kBytes * rows / m)};
-      beside();
+  const uintptr_t after = reinterpret_cast<uintptr_t>(b.p) + static_cast<uintptr_t>(steps * kBytes);
+  int64_t tiles = (m + MR - 1) / MR;
+  for (int64_t i = 0; tiles > 0; --tiles) {
+    const int64_t rows = (m - i + tiles - 1) / tiles;
+    const Ahead next{after + static_cast<uintptr_t>(steps * kBytes * i / m),
+                     static_cast<uintptr_t>(kBytes * rows / m)};
+    const auto multiply = [&](auto& within) __attribute__((always_inline)) {
       if (ahead)
-        row_tile<T, MR, NV, Asks::next>(rows, k, a.from(i), columns, next, c.from(i, begin));
+        row_tile<T, MR, NV, kNext>(rows, k, a.from(i), b, next, c.from(i, 0), within);
       else
-        row_tile<T, MR, NV, kElse>(rows, k, a.from(i), columns, next, c.from(i, begin));
-      i += rows;
+        row_tile<T, MR, NV, kElse>(rows, k, a.from(i), b, next, c.from(i, 0), within);
+    };
+    if constexpr (kWithin) {
+      multiply(beside);
+    } else {
+      Nothing nothing;
+      beside();
+      multiply(nothing);
+    }
+    i += rows;
+  }
+}
+
+// `panels` of B, at most `most`: one tile of columns.
+template <class T, int MR, int most, class Beside>
+SF_INLINE void panel_tile(int64_t panels, int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
+                          Tile<SumOf<T>> c, Beside& beside) {
+  constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<SumOf<T>>);
+  if constexpr (most > 1) {
+    if (panels < most) return panel_tile<T, MR, most - 1>(panels, m, k, a, b, c, beside);
+  }
+  row_tiles<T, MR, most * kPanelVectors>(m, k, a, b, c, beside);
+}
+
+// All columns. Panels are dealt out evenly to tiles of up to NV vectors, as rows are: a tile of one panel by
+// six rows may wait for the latency of an FMA. Where not even a panel fits a tile, parts of it pass.
+template <class T, int MR, int NV, class Beside>
+SF_INLINE void column_tiles(int64_t panels, int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
+                            Tile<SumOf<T>> c, Beside& beside) {
+  constexpr int64_t kColumns = NV * kLanes<SumOf<T>>;
+  if constexpr (kColumns <= kPanelColumns) {
+    for (int64_t begin = 0; begin < panels * kPanelColumns; begin += kColumns) {
+      const ElementOf<T>* part = b.from(begin, 0).p + begin % kPanelColumns * PanelOf<T>::kDepth;
+      row_tiles<T, MR, NV>(m, k, a, {part, b.stride}, c.from(0, begin), beside);
+    }
+  } else {
+    constexpr int kMost = static_cast<int>(kColumns / kPanelColumns);
+    int64_t tiles = (panels + kMost - 1) / kMost;
+    for (int64_t i = 0; tiles > 0; --tiles) {
+      const int64_t count = (panels - i + tiles - 1) / tiles;
+      panel_tile<T, MR, kMost>(count, m, k, a, b.from(i * kPanelColumns, 0), c.from(0, i * kPanelColumns),
+                               beside);
+      i += count;
     }
   }
-  return begin;
 }
 
-// What is left of the columns, in tiles of half the vectors and half of these, down to a panel: chains of one
-// vector of columns wait for the latency of an FMA.
-template <int NV, int kPanelVectors, class Tiles>
-SF_INLINE void halved_tiles(int64_t begin, int64_t end, Tiles tiles) {
-  constexpr int kHalf = NV / 2 > kPanelVectors ? NV / 2 : kPanelVectors < NV ? kPanelVectors : NV;
-  begin = tiles(begin, Count<kTileRows>(), Count<kHalf>());
-  if constexpr (kHalf > kPanelVectors) halved_tiles<kHalf, kPanelVectors>(begin, end, tiles);
-}
-
-// C = or += A B, for T = the type of the panels' elements, or Pairs. `beside` is called with every tile.
+// C = or += scale A B, for T = the type of the panels' elements, or Pairs.
 template <class T, class Beside>
 void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Tile<SumOf<T>> c,
-          Beside beside) noexcept {
-  constexpr int kUsual = kTileVectors[kTileRows];
-  constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<SumOf<T>>);
-  const int64_t end = whole_panels(n);
-  const auto tiles = [&](int64_t begin, auto rows, auto vectors) __attribute__((always_inline)) {
-    return column_tiles<T, decltype(rows)::value, decltype(vectors)::value>(begin, end, m, k, a, b, c,
-                                                                            beside);
+          Beside& beside) noexcept {
+  const int64_t panels = whole_panels(n) / kPanelColumns;
+  const auto multiply = [&](auto rows) __attribute__((always_inline)) {
+    constexpr int MR = decltype(rows)::value;
+    column_tiles<T, MR, kTileVectors[MR]>(panels, m, k, a, b, c, beside);
   };
-  int64_t done = 0;
   if (m == 1)
-    done = tiles(0, Count<1>(), Count<kTileVectors[1]>());
+    multiply(Count<1>());
   else if (m == 2)
-    done = tiles(0, Count<2>(), Count<kTileVectors[2]>());
+    multiply(Count<2>());
   else
-    done = tiles(0, Count<kTileRows>(), Count<kUsual>());
-  if (done < end) halved_tiles<kUsual, kPanelVectors>(done, end, tiles);
+    multiply(Count<kTileRows>());
 }
 
 template <class T>
 void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
           Tile<SumOf<T>> c) noexcept {
-  gemm<T>(m, n, k, a, b, c, [] {});
+  Nothing nothing;
+  gemm<T>(m, n, k, a, b, c, nothing);
 }
 
 }  // namespace simdformer::SF_ISA

@@ -64,7 +64,7 @@ struct LinearItem {
 // with every tile of registers.
 template <class T, class Beside>
 SF_INLINE void multiply_block(const LinearItem& item, int64_t k, Matrix<RowOf<T>> x,
-                              Panels<ElementOf<T>> panels, SumOf<T>* tile, bool accumulate, Beside beside) {
+                              Panels<ElementOf<T>> panels, SumOf<T>* tile, bool accumulate, Beside&& beside) {
   const int64_t length = sum_length(item.args.depth);
   int64_t begin = 0;
   do {

@@ -3,6 +3,7 @@
 
 #include "core/bounds.hpp"
 #include "kernels/attention_heads.hpp"
+#include "kernels/gemm.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -22,15 +23,15 @@ struct RequestedRows {
   }
 };
 
-// Rows of up to four arrays: keys, values, queries and where the output goes. They are asked for a few at a
-// time, to the second cache: memory then has all the time that the products take, and no burst of requests
-// stands before what is needed at once.
-class Requests {
+// Rows of up to four arrays: keys, values, queries and where the output goes. They are asked for a few lines at
+// a time within the products, to the second cache: memory then has all the time that these take, and no burst
+// of requests stands before what is needed at once.
+class Requests : public WithinTiles {
  public:
   SF_INLINE void add(const RequestedRows& rows) {
     if (rows.count <= 0) return;
     arrays_[arrays_count_++] = rows;
-    left_ += rows.count;
+    left_ += rows.count * lines(rows);
   }
 
   // Keys or values [first, end) of a head.
@@ -47,26 +48,38 @@ class Requests {
          count * group, view.shape[view.rank - 1] * itemsize(view.dtype)});
   }
 
-  // `times` calls of ask() are to ask for `part` of `whole` of what is left.
+  // `times` calls are to ask for `part` of `whole` of what is left.
   SF_INLINE void deal_out(int64_t part, int64_t whole, int64_t times) {
     each_ = (left_ * part + whole * times - 1) / (whole * times);
   }
 
-  SF_INLINE void ask() {
-    for (int64_t n = min_of(each_, left_); n > 0; --n, --left_) {
-      const RequestedRows& rows = arrays_[array_];
-      if (asked_ == 0) place_ = rows.first / rows.page, row_ = rows.first % rows.page;
-      const char* row = rows.row(place_, row_);
-      for (int64_t byte = 0; byte < rows.bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
-      if (++row_ == rows.page) ++place_, row_ = 0;
-      if (++asked_ == rows.count) ++array_, asked_ = 0;
-    }
+  SF_INLINE void operator()() {
+    for (int64_t n = each_; n > 0 && (line_ < end_ || next_row()); --n, line_ += kLineBytes)
+      __builtin_prefetch(line_, 0, 2);
   }
 
  private:
+  SF_INLINE static int64_t lines(const RequestedRows& rows) {
+    return (rows.bytes + kLineBytes - 1) / kLineBytes;
+  }
+
+  // False when there is none.
+  SF_INLINE bool next_row() {
+    if (array_ == arrays_count_) return false;
+    const RequestedRows& rows = arrays_[array_];
+    if (asked_ == 0) place_ = rows.first / rows.page, row_ = rows.first % rows.page;
+    line_ = rows.row(place_, row_);
+    end_ = line_ + rows.bytes;
+    left_ -= lines(rows);
+    if (++row_ == rows.page) ++place_, row_ = 0;
+    if (++asked_ == rows.count) ++array_, asked_ = 0;
+    return true;
+  }
+
   RequestedRows arrays_[4];
   int64_t arrays_count_ = 0, array_ = 0, asked_ = 0, left_ = 0, each_ = 0;
-  int64_t place_ = 0, row_ = 0;  // of the row that is asked for next: its page, and where it is in that
+  int64_t place_ = 0, row_ = 0;  // of the row that comes next: its page, and where it is in that
+  const char *line_ = nullptr, *end_ = nullptr;  // of the row that is asked for: what is left
 };
 
 // Rows that are read next, asked for a line of the cache at a time, in the order in which they lie and as fast

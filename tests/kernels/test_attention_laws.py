@@ -152,6 +152,21 @@ def test_any_strides_of_leading_axes(isa, dtype, memory, L, rng):
     assert same_bits(attention(*(relaid(rng, x, memory) for x in (q, k, v))), want)
 
 
+@each("heads", [2, 4])
+def test_queries_are_read_in_place_or_copied_with_the_same_bits(isa, dtype, heads, rng):
+    """Rows that lie evenly are multiplied where they are; unaligned ones and groups are copied."""
+    q, k, v = problem(rng, H=heads, K=2, L=40, S=40, D=21, dtype=dtype)
+    want = attention(q, k, v, is_causal=True)
+    tokens_first = q.swapaxes(0, 1).copy().swapaxes(0, 1)
+    backwards = q[:, ::-1].copy()[:, ::-1]
+    unaligned = np.frombuffer(b"." + q.tobytes(), dtype, offset=1).reshape(q.shape)
+    uneven = np.zeros((heads, 40, 21 * dtype.itemsize + 1), np.uint8)
+    uneven[..., :-1] = q.view(np.uint8)
+    for laid in (tokens_first, backwards, unaligned, uneven[..., :-1].view(dtype)):
+        assert same_bits(laid, q)
+        assert same_bits(attention(laid, k, v, is_causal=True), want)
+
+
 @each("L", [1, 9])
 def test_keys_may_be_part_of_a_larger_cache(isa, dtype, L, rng):
     q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=64, D=16, dtype=dtype)
