@@ -38,9 +38,11 @@ SF_INLINE Vec<Acc<T>> highest_of(const T* row, int64_t n) {
 constexpr uintptr_t kBytesAhead = 8 << 10;
 
 // out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it. `highest`
-// becomes that of the row `next`, which is as long: exponentials leave time to find it, and it is brought near.
+// becomes that of the row `next`, which is as long: exponentials leave time to find it, and it is brought near. (A
+// function of its own: with sanitizers the caller takes many minutes to compile otherwise.)
 template <class A, class In, class F>
-SF_INLINE A map_and_sum(A* out, const In* in, const In* next, int64_t n, Vec<A>& highest, F f) {
+__attribute__((noinline)) A map_and_sum(A* out, const In* in, const In* next, int64_t n, Vec<A>& highest,
+                                        F f) {
   using V = Vec<A>;
   constexpr int64_t W = kLanes<A>;
   TreeSum<V> total;
@@ -79,7 +81,8 @@ constexpr int64_t kSoftmaxStage = 4096;  // 16 KiB of stack
 
 // Returns the highest numbers of the row `next`.
 template <class T, class F>
-SF_INLINE Vec<Acc<T>> softmax_row(const T* x, T* out, const T* next, int64_t n, bool past_caches, F f) {
+__attribute__((noinline)) Vec<Acc<T>> softmax_row(const T* x, T* out, const T* next, int64_t n,
+                                                  bool past_caches, F f) {
   using A = Acc<T>;
   using V = Vec<A>;
   constexpr bool kRounds = sizeof(T) != sizeof(A);
