@@ -1,9 +1,11 @@
-// Integers within bounds. Kernels may call these, unlike std::min and std::clamp (see core/array.hpp).
+// Integers within bounds, and the line of a cache. Kernels may call these, unlike std::min and std::clamp (see core/array.hpp).
 #pragma once
 
 #include "core/array.hpp"
 
 namespace simdformer {
+
+constexpr int64_t kLineBytes = 64;  // of a cache, which memory comes in
 
 SF_INLINE constexpr int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 SF_INLINE constexpr int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <new>
 
+#include "core/bounds.hpp"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -12,7 +14,7 @@
 namespace simdformer {
 namespace {
 
-constexpr int64_t kCacheLine = 64, kPage = 4096, kHugePage = int64_t{2} << 20;
+constexpr int64_t kPage = 4096, kHugePage = int64_t{2} << 20;
 constexpr int64_t kHuge = 2 * kHugePage;       // from here on memory has huge pages of its own
 constexpr int64_t kBlock = int64_t{64} << 20;  // what smaller weights share
 constexpr int64_t kSmall = int64_t{64} << 10;  // below this they do not pay
@@ -47,7 +49,7 @@ void give_back(char*, int64_t) {}
 
 Memory allocate(int64_t bytes) {
   const bool huge = bytes >= kHuge;
-  const int64_t alignment = huge ? kHugePage : kCacheLine;
+  const int64_t alignment = huge ? kHugePage : kLineBytes;
   if (bytes < 0 || bytes > INT64_MAX - alignment) throw std::bad_alloc();
   const auto rounded = static_cast<std::size_t>(round_up(bytes, alignment));
   Memory memory(static_cast<char*>(std::aligned_alloc(static_cast<std::size_t>(alignment), rounded)));
@@ -69,7 +71,7 @@ WeightMemory allocate_weight(int64_t bytes) {
     block_used = 0;
   }
   char* const memory = shared.get() + block_used;
-  block_used += round_up(bytes, kCacheLine);
+  block_used += round_up(bytes, kLineBytes);
   return WeightMemory(memory, [shared, bytes](char* own) { give_back(own, bytes); });
 }
 

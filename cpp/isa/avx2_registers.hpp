@@ -23,7 +23,7 @@ constexpr int64_t kFewestAhead = 1;
 // From so many rows on 16-bit panels are widened before they are multiplied. A Zen 5 decodes them beside the
 // multiply-adds, on other ports: 24 rows 1.5 times as fast as widened, 128 rows 1.05 times, 512 rows alike. Where
 // they share ports many rows gain from it.
-constexpr int64_t kWidenBf16Rows = 256, kWidenF16Rows = 256;
+constexpr int64_t kWidenRows = 256;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 2;
 // Rows of x that share the loads of four rows of a plain weight.

@@ -21,7 +21,7 @@ constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
 constexpr int64_t kFewestAhead = kTileRows + 1;
 // From so many rows on 16-bit panels are widened before they are multiplied: decoding costs 4 instructions
 // beside 24 FMAs, and none where the CPU has other ports for them, so that little is gained.
-constexpr int64_t kWidenBf16Rows = 1024, kWidenF16Rows = 1024;
+constexpr int64_t kWidenRows = 1024;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 4;
 // Rows of x that share the loads of four rows of a plain weight.

@@ -21,7 +21,7 @@ constexpr int kTileVectors[] = {0, 8, 4, 2, 2};
 constexpr int64_t kFewestAhead = 1;
 // From so many rows on 16-bit panels are widened before they are multiplied: no register is left to decode
 // in.
-constexpr int64_t kWidenBf16Rows = 24, kWidenF16Rows = 24;
+constexpr int64_t kWidenRows = 24;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 2;
 // Rows of x that share the loads of four rows of a plain weight.

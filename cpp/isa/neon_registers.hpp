@@ -33,7 +33,7 @@ constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
 // From so many rows on the microkernel asks for the panels to come.
 constexpr int64_t kFewestAhead = kTileRows + 1;
 // From so many rows on 16-bit panels are widened before they are multiplied.
-constexpr int64_t kWidenBf16Rows = 128, kWidenF16Rows = 128;
+constexpr int64_t kWidenRows = 128;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 4;
 // Rows of x that share the loads of four rows of a plain weight.

@@ -246,7 +246,7 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
   const int64_t q_pitch = pitch_of(args.depth), pitch = pitch_of(kDecodeBlock);
   A *q = scratch, *scores = q + rows * q_pitch, *stage = scores + rows * pitch, *copy = stage + kDecodeBlock;
   A* const apart = copy + kDecodeBlock * sums.pitch;
-  prepare_queries(args, head, 0, args.queries, q, q_pitch);
+  prepare_queries(args, head, 0, args.queries, static_cast<A>(args.call->scale), q, q_pitch);
   RowPointers key_rows, value_rows;
   for (int64_t first = begin; first < end; first += kDecodeBlock) {
     key_rows.find(head.keys, first, end, next.end, ahead);

@@ -156,10 +156,7 @@ SF_INLINE Matrix<A> rows_of_queries(const AttentionArgs& args, const Head& head,
   if (evenly && aligned && accumulator(query.dtype) == query.dtype)
     return {reinterpret_cast<const A*>(data), stride / kSize};
   const int64_t pitch = pitch_of(args.depth);
-  if (args.pairs)
-    copy_queries(args, head, first, queries, reinterpret_cast<bfloat16*>(rows), 2 * pitch);
-  else
-    scale_queries(args, head, first, queries, A(1), rows, pitch);
+  prepare_queries(args, head, first, queries, A(1), rows, pitch);
   return {rows, pitch};
 }
 

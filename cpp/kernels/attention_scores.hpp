@@ -117,14 +117,14 @@ SF_INLINE void copy_queries(const AttentionArgs& args, const Head& head, int64_t
   });
 }
 
-// One or the other, by the scale of the call, in `rows` that are `pitch` elements of A apart.
+// One or the other, in `rows` that are `pitch` elements of A apart.
 template <class A>
 SF_INLINE void prepare_queries(const AttentionArgs& args, const Head& head, int64_t first, int64_t queries,
-                               A* rows, int64_t pitch) {
+                               A scaled_by, A* rows, int64_t pitch) {
   if (args.pairs)
     copy_queries(args, head, first, queries, reinterpret_cast<bfloat16*>(rows), 2 * pitch);
   else
-    scale_queries(args, head, first, queries, static_cast<A>(args.call->scale), rows, pitch);
+    scale_queries(args, head, first, queries, scaled_by, rows, pitch);
 }
 
 // ---- scores -----------------------------------------------------------------------------------------------

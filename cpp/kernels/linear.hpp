@@ -81,9 +81,6 @@ SF_INLINE void multiply_packed(const LinearItem& item, const void* x, SumOf<T>* 
                     [] {});
 }
 
-template <class T>
-constexpr int64_t kWidenRows = std::is_same_v<T, bfloat16> ? kWidenBf16Rows : kWidenF16Rows;
-
 // k inputs of a packed 16-bit panel -> [k][16] of float
 template <class T>
 SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
@@ -176,7 +173,7 @@ void multiply(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) noexcept {
   if (!item.w.packed && item.all_rows() <= kDirectRows)
     return dot_products<T>(item.rows, item.columns, args.depth, item.x<Acc<T>>(args.x),
                            {item.weight_row(0), item.w.row_stride}, tile, scratch);
-  if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || item.all_rows() < kWidenRows<T>))
+  if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || item.all_rows() < kWidenRows))
     return multiply_packed<T>(item, args.x, tile);
   multiply_by_blocks<T>(item, tile, scratch);
 }

@@ -25,8 +25,8 @@ SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
 // further is asked for meanwhile, if that is not 0.
 template <class Out, class F, class First, class... In>
 SF_INLINE void stream_row(Out* out, int64_t n, int64_t ahead, F f, const First* x, const In*... in) {
-  constexpr int64_t W = kLanes<Acc<Out>>, kLine = 64, kSize = sizeof(Out), kInLine = kLine / kSize;
-  const auto before = -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(out)) % kLine;
+  constexpr int64_t W = kLanes<Acc<Out>>, kSize = sizeof(Out), kInLine = kLineBytes / kSize;
+  const auto before = -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(out)) % kLineBytes;
   const int64_t begin = before % kSize == 0 ? min_of(static_cast<int64_t>(before) / kSize, n) : n;
   const int64_t end = begin + (n - begin) / kInLine * kInLine;
   for (int64_t i = begin; i < end; i += W) {
@@ -51,7 +51,7 @@ SF_INLINE void write_row(bool past_caches, Out* out, int64_t n, int64_t ahead, F
 class LineStream {
  public:
   SF_INLINE explicit LineStream(char* out)
-      : held_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kLine)),
+      : held_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kLineBytes)),
         others_(held_),
         to_(out - held_) {}
 
@@ -62,14 +62,14 @@ class LineStream {
     using V = Vec<float>;
     constexpr auto kRegister = static_cast<int64_t>(sizeof(V));
     held_ += bytes;
-    if (held_ < kLine) return;
+    if (held_ < kLineBytes) return;
     int64_t done = 0;
-    if (others_ > 0) copy_own(done = kLine);
-    for (; done + kLine <= held_; done += kLine)
-      for (int64_t byte = done; byte < done + kLine; byte += kRegister)
+    if (others_ > 0) copy_own(done = kLineBytes);
+    for (; done + kLineBytes <= held_; done += kLineBytes)
+      for (int64_t byte = done; byte < done + kLineBytes; byte += kRegister)
         stream(reinterpret_cast<float*>(to_ + byte),
                V::load_aligned(reinterpret_cast<float*>(lines_ + byte)));
-    std::memcpy(lines_, lines_ + done, kLine);
+    std::memcpy(lines_, lines_ + done, kLineBytes);
     to_ += done;
     held_ -= done;
   }
@@ -81,8 +81,6 @@ class LineStream {
   }
 
  private:
-  static constexpr int64_t kLine = 64;
-
   SF_INLINE void copy_own(int64_t end) {
     std::memcpy(to_ + others_, lines_ + others_, static_cast<size_t>(end - others_));
     others_ = 0;
@@ -90,7 +88,7 @@ class LineStream {
 
   int64_t held_, others_;  // bytes of lines_, and those that begin them and are not ours
   char* to_;               // where lines_ go
-  alignas(64) char lines_[kShortRow + 2 * kLine];
+  alignas(64) char lines_[kShortRow + 2 * kLineBytes];
 };
 
 // Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain

@@ -7,8 +7,6 @@
 
 namespace simdformer::SF_ISA {
 
-constexpr int64_t kLineBytes = 64;
-
 // `count` rows of `bytes` bytes: `stride` apart within pages, of which there may be one.
 struct RequestedRows {
   const char* data;
