@@ -46,14 +46,14 @@ __attribute__((noinline)) A map_and_sum(A* out, const In* in, const In* next, in
   using V = Vec<A>;
   constexpr int64_t W = kLanes<A>;
   TreeSum<V> total;
-  highest = V(-std::numeric_limits<A>::infinity());
+  V most(-std::numeric_limits<A>::infinity());  // in a register: `highest` lies in memory
   for (int64_t begin = 0; begin < n; begin += kSumBlock) {
     const int64_t end = n - begin < kSumBlock ? n : begin + kSumBlock;
     V sum[4] = {V(A(0)), V(A(0)), V(A(0)), V(A(0))};
     const auto map = [&](int64_t i, V& sum) __attribute__((always_inline)) {
       const V y = f(load(in + i));
       __builtin_prefetch(reinterpret_cast<const char*>(next + i) + kBytesAhead);
-      highest = larger(load(next + i), highest);
+      most = larger(load(next + i), most);
       store(out + i, y);
       sum = sum + y;
     };
@@ -67,13 +67,14 @@ __attribute__((noinline)) A map_and_sum(A* out, const In* in, const In* next, in
     for (; i + W <= end; i += W) map(i, sum[0]);
     if (i < end) {
       const V y = f(load_part(in + i, end - i));
-      const V most = larger(load_part(next + i, end - i), highest);
+      const V last = larger(load_part(next + i, end - i), most);
       store_part(out + i, end - i, y);
       sum[1] = first_lanes(end - i, V(sum[1] + y), sum[1]);
-      highest = first_lanes(end - i, most, highest);
+      most = first_lanes(end - i, last, most);
     }
     total.add((sum[0] + sum[1]) + (sum[2] + sum[3]));
   }
+  highest = most;
   return sum_lanes(total.total());
 }
 
