@@ -3,7 +3,9 @@
 
 #include "bindings/dlpack.hpp"
 #include "bindings/numpy_api.hpp"
+#include "bindings/result_memory.hpp"
 #include "core/copy.hpp"
+#include "core/result_memory.hpp"
 
 namespace simdformer {
 
@@ -12,6 +14,7 @@ py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape
   view.rank = rank;
   std::copy_n(shape, rank, view.shape);
   check_size(arg, view);
+  const InResultMemory memory(static_cast<std::size_t>(view.size() * itemsize(dtype)) >= kLargeResult);
   py::object array = make_ndarray(number_of(dtype), rank, shape);
   view.data = PyArray_BYTES(as_ndarray(array));
   std::copy_n(PyArray_STRIDES(as_ndarray(array)), rank, view.strides);

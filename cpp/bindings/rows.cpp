@@ -33,19 +33,29 @@ py::object gelu_call(py::handle x, py::handle approximate, py::handle out) {
   return activation_call("gelu", exact ? Activation::gelu : Activation::gelu_tanh, x, out);
 }
 
-py::object swiglu_call(py::handle gate_object, py::handle up_object, py::handle out_object) {
-  const Arg gate_arg{"swiglu", "gate"};
-  Operand up{{"swiglu", "up"}, Alias::same_allowed};
+// Of two arrays of one shape and dtype.
+template <class Compute>
+py::object pair_call(const Arg& x_arg, py::handle x_object, const Arg& y_arg, py::handle y_object,
+                     py::handle out_object, Compute compute) {
+  Operand y{y_arg, Alias::same_allowed};
   return row_wise(
-      gate_arg, gate_object, out_object, {&up},
-      [&](const View& gate) {
-        up.given = true;
-        up.input = read_array(up.arg, up_object);
-        check_same_dtype(up.arg, up.input.view.dtype, gate_arg, gate.dtype);
-        check_same_shape(up.arg, up.input.view, gate_arg, gate);
-        return last_axis(gate);
+      x_arg, x_object, out_object, {&y},
+      [&](const View& x) {
+        y.given = true;
+        y.input = read_array(y.arg, y_object);
+        check_same_dtype(y.arg, y.input.view.dtype, x_arg, x.dtype);
+        check_same_shape(y.arg, y.input.view, x_arg, x);
+        return last_axis(x);
       },
-      [&](const View& gate, const View& out) { swiglu(gate, up.input.view, out); });
+      [&](const View& x, const View& out) { compute(x, y.input.view, out); });
+}
+
+py::object swiglu_call(py::handle gate, py::handle up, py::handle out) {
+  return pair_call({"swiglu", "gate"}, gate, {"swiglu", "up"}, up, out, swiglu);
+}
+
+py::object add_call(py::handle x, py::handle y) {
+  return pair_call({"add", "x"}, x, {"add", "y"}, y, py::none(), add);
 }
 
 // ---- row by row -----------------------------------------------------------------------------------------
@@ -113,6 +123,7 @@ void bind_rows(py::module_& module) {
   module.def("gelu", &gelu_call);
   module.def("relu", &relu_call);
   module.def("swiglu", &swiglu_call);
+  module.def("add", &add_call);
   module.def("softmax", &softmax_call);
   module.def("rms_norm", &rms_norm_call);
   module.def("layer_norm", &layer_norm_call);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <new>
 
+#include "bindings/result_memory.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
 
@@ -39,6 +40,21 @@ void translate(std::exception_ptr thrown) {
     PyErr_SetString(PyExc_MemoryError,
                     "simdformer: there is not enough memory for the intermediate results of this call");
   }
+}
+
+// Forward passes of this thread that are under way, one in the other, and whether the outermost has begun memory.
+thread_local int passes = 0;
+thread_local bool has_begun = false;
+
+void begin_pass() {
+  if (passes == 0) has_begun = begin_result_memory();
+  ++passes;
+  stay_awake();
+}
+
+void end_pass() {
+  may_sleep();
+  if (passes > 0 && --passes == 0 && has_begun) end_result_memory();
 }
 
 void watch_signals() {
@@ -76,8 +92,8 @@ void bind_runtime(py::module_& module) {
   module.def("set_isa", &set_isa);
   module.def("get_num_threads", &num_threads);
   module.def("set_num_threads", &set_num_threads);
-  module.def("stay_awake", &stay_awake);
-  module.def("may_sleep", &may_sleep);
+  module.def("begin_pass", &begin_pass);
+  module.def("end_pass", &end_pass);
   module.def("default_num_threads", &default_num_threads);
   module.def("cgroup_cpus", &cgroup_cpus);
   module.def("build_info", &build_info);

@@ -17,16 +17,24 @@ void activation(Activation kind, const View& x, const View& out) {
                [&](int64_t begin, int64_t end) { table.activation(args, begin, end); });
 }
 
-void swiglu(const View& gate, const View& up, const View& out) {
-  if (gate.size() == 0) return;
-  View left = gate, right = up, target = out;
+namespace {
+
+// out = kernel(x, y)
+void join(const View& x, const View& y, const View& out, decltype(KernelTable::swiglu) kernel) {
+  if (x.size() == 0) return;
+  View left = x, right = y, target = out;
   View* const all[] = {&left, &right, &target};
   merge_last_axes(all, 3);
-  SwigluArgs args{rows_of(left), rows_of(right), rows_of(target), kSegment};
-  args.past_caches = past_caches(args.out, args.gate, args.up);
-  const KernelTable& table = kernels();
+  PairArgs args{rows_of(left), rows_of(right), rows_of(target), kSegment};
+  args.past_caches = past_caches(args.out, args.x, args.y);
   parallel_for(pieces_of(args.out), grain_of_pieces(args.out),
-               [&](int64_t begin, int64_t end) { table.swiglu(args, begin, end); });
+               [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
+
+}  // namespace
+
+void swiglu(const View& gate, const View& up, const View& out) { join(gate, up, out, kernels().swiglu); }
+
+void add(const View& x, const View& y, const View& out) { join(x, y, out, kernels().add); }
 
 }  // namespace simdformer

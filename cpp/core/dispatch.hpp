@@ -30,9 +30,9 @@ struct ActivationArgs {
   bool past_caches = false;
 };
 
-// out = silu(gate) * up; work items as above
-struct SwigluArgs {
-  Rows gate, up, out;
+// out = silu(x) * y, or x + y; work items as above
+struct PairArgs {
+  Rows x, y, out;
   int64_t segment;
   bool past_caches = false;
 };
@@ -111,7 +111,8 @@ struct KernelTable {
   bool bf16_pairs;  // linear and attention multiply bfloat16 by bfloat16 without widening them
 
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end) noexcept;
-  void (*swiglu)(const SwigluArgs&, int64_t begin, int64_t end) noexcept;
+  void (*swiglu)(const PairArgs&, int64_t begin, int64_t end) noexcept;
+  void (*add)(const PairArgs&, int64_t begin, int64_t end) noexcept;
   void (*softmax)(const SoftmaxArgs&, int64_t begin, int64_t end) noexcept;
   void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end) noexcept;
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end) noexcept;

@@ -4,6 +4,7 @@
 //   gelu_tanh   y = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3), which is x (1 + tanh u) / 2
 //   relu        y = max(x, 0), NaN stays NaN
 //   swiglu      y = silu(gate) up
+//   add         y = x + x'
 //
 // Arithmetic in float32 (float64 for float64), one rounding at the store. Nothing overflows on the way: only
 // e^-|x| is taken. As in PyTorch f(-inf) is NaN, except relu's. silu and gelu keep their relative accuracy
@@ -94,6 +95,13 @@ struct Swiglu {
   }
 };
 
+struct Sum {
+  template <class V>
+  SF_INLINE V operator()(V x, V y) const {
+    return x + y;
+  }
+};
+
 // ---- rows -------------------------------------------------------------------------------------------------
 
 template <class T, class F>
@@ -124,18 +132,25 @@ inline void activation(const ActivationArgs& args, int64_t begin, int64_t end) n
   });
 }
 
-inline void swiglu(const SwigluArgs& args, int64_t begin, int64_t end) noexcept {
+template <class F>
+SF_INLINE void join(const PairArgs& args, int64_t begin, int64_t end, F f) {
   with_type(args.out.dtype, [&](auto type) {
     using T = decltype(type);
     for_each_piece(
         begin, end, args.out.length, args.segment,
-        [&](int64_t offset, int64_t n, const char* gate, const char* up, char* out) {
-          write_row(args.past_caches, reinterpret_cast<T*>(out) + offset, n, 0, Swiglu(),
-                    reinterpret_cast<const T*>(gate) + offset, reinterpret_cast<const T*>(up) + offset);
+        [&](int64_t offset, int64_t n, const char* x, const char* y, char* out) {
+          write_row(args.past_caches, reinterpret_cast<T*>(out) + offset, n, 0, f,
+                    reinterpret_cast<const T*>(x) + offset, reinterpret_cast<const T*>(y) + offset);
         },
-        args.gate, args.up, args.out);
+        args.x, args.y, args.out);
     if (args.past_caches) finish_streams();
   });
 }
+
+inline void swiglu(const PairArgs& args, int64_t begin, int64_t end) noexcept {
+  join(args, begin, end, Swiglu());
+}
+
+inline void add(const PairArgs& args, int64_t begin, int64_t end) noexcept { join(args, begin, end, Sum()); }
 
 }  // namespace simdformer::SF_ISA

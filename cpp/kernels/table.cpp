@@ -23,6 +23,7 @@ constexpr KernelTable kernel_table() {
   table.bf16_pairs = kBf16Pairs;
   table.activation = activation;
   table.swiglu = swiglu;
+  table.add = add;
   table.softmax = softmax;
   table.rms_norm = rms_norm;
   table.layer_norm = layer_norm;

@@ -210,13 +210,14 @@ def _threads_context(n: int) -> Iterator[None]:
 class Awake(ContextDecorator):
     """Calls in this context, or in a function that it decorates, follow each other: the threads of
     the pool wait for the next one a third of a millisecond, 30 µs otherwise, before they sleep.
-    They give way to whoever wants the CPU."""
+    They give way to whoever wants the CPU. Large arrays, numpy's own too, are made in memory that
+    earlier ones have left."""
 
     def __enter__(self) -> None:
-        _core.stay_awake()
+        _core.begin_pass()
 
     def __exit__(self, *exception: object) -> None:
-        _core.may_sleep()
+        _core.end_pass()
 
 
 awake = Awake()

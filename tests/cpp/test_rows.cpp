@@ -128,7 +128,7 @@ TEST(swiglu_is_silu_of_gate_times_up) {
       const Array out = result({kRows, g.shape(1)}, dtype), parts = result({kRows, g.shape(1)}, dtype);
       swiglu(gate.view(), up.view(), out.view());
       check_close(out, wanted, xt::abs(wanted), 8);
-      run(kernels().swiglu, SwigluArgs{gate.rows(), up.rows(), parts.rows(), 100},
+      run(kernels().swiglu, PairArgs{gate.rows(), up.rows(), parts.rows(), 100},
           static_cast<int64_t>(kRows) * ceil_div(n, 100));
       CHECK(parts.bytes() == out.bytes());
     });

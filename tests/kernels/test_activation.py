@@ -1,4 +1,4 @@
-"""silu, gelu, relu and swiglu against float64 and PyTorch."""
+"""silu, gelu, relu and swiglu against float64 and PyTorch; what a model adds, against numpy."""
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,8 @@ from conftest import (
     normal,
     same_bits,
 )
-from simdformer import reference
+from simdformer import _core, reference
+from simdformer.models.activations import added
 from simdformer.reference import float64
 
 CALLS = {
@@ -165,3 +166,28 @@ def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, call, scal
 
 def test_bfloat16_is_ml_dtypes_own(rng):
     assert sf.silu(normal(rng, 3, dtype=bfloat16)).dtype == ml_dtypes.bfloat16
+
+
+# ---- what a model adds to its residual stream ----------------------------------------------------
+
+
+@each("length", [1, 7, 64, 1000, 40000])
+def test_sums_are_those_of_numpy(isa, dtype, length, rng):
+    x, y = (normal(rng, 3, length, dtype=dtype, scale=4) for _ in range(2))
+    assert same_bits(added(x, y), x + y)
+    assert same_bits(added(x[:, ::-2], y[:, ::-2]), x[:, ::-2] + y[:, ::-2])
+    assert same_bits(added(x.T, y.T), x.T + y.T)
+
+
+def test_sums_of_what_is_not_alike_are_too(rng):
+    x, y = normal(rng, 3, 8), normal(rng, 8, dtype=np.float64)
+    assert same_bits(added(x, y), x + y)
+    assert same_bits(added(x, x[:1]), x + x[:1])
+
+
+def test_sums_that_cannot_be_are_refused(rng):
+    x = normal(rng, 2, 3)
+    with pytest.raises(ValueError, match=r"add: y has shape \(3, 2\)"):
+        _core.add(x, x.T)
+    with pytest.raises(TypeError, match="add: y has dtype float64"):
+        _core.add(x, x.astype(np.float64))

@@ -327,7 +327,7 @@ def test_workers_that_are_kept_awake_wait_for_a_moment_only():
     code = """
     from simdformer import _core
     from simdformer.runtime import awake
-    _core.may_sleep()  # without a stay_awake(): nothing
+    _core.end_pass()  # without a begin_pass(): nothing
     with awake:
         call()
         before = time.process_time()

@@ -1,11 +1,12 @@
-"""What stands between the matrices of an MLP: activation(gate) * up, or activation(up)."""
+"""What stands between the matrices: activation(gate) * up, or activation(up); and sums of two."""
 
 import numpy as np
 
+from simdformer import _core
 from simdformer.functional import gelu, silu, swiglu
 from simdformer.types import Array
 
-__all__ = ["GATED", "PLAIN", "clamped_swiglu", "sigmoid"]
+__all__ = ["GATED", "PLAIN", "added", "clamped_swiglu", "sigmoid"]
 
 
 def gelu_tanh(x: Array) -> Array:
@@ -28,6 +29,12 @@ def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
     gate = np.minimum(gate.astype(wide, copy=False), limit)
     up = np.clip(up.astype(wide, copy=False), -limit, limit)
     return swiglu(alpha * gate, (up + 1) / alpha).astype(dtype, copy=False)
+
+
+def added(x: Array, y: Array) -> Array:
+    """x + y, on all threads where they are alike (of bfloat16, numpy's takes 20 times as long)"""
+    alike = x.dtype == y.dtype and x.shape == y.shape
+    return _core.add(x, y) if alike else x + y
 
 
 def sigmoid(x: Array) -> Array:

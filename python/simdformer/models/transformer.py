@@ -27,7 +27,7 @@ from simdformer.functional import (
     rope,
     scaled_dot_product_attention,
 )
-from simdformer.models.activations import GATED, PLAIN, clamped_swiglu, sigmoid
+from simdformer.models.activations import GATED, PLAIN, added, clamped_swiglu, sigmoid
 from simdformer.models.batch_pass import BatchPass
 from simdformer.models.cache import KVCache
 from simdformer.models.decoder import Decoder
@@ -151,11 +151,11 @@ class Transformer(Decoder):
         normed = see("attn_norm", self.norm(x, weights.attn_norm, weights.attn_norm_bias))
         out = self.attention(layer, normed, run)
         out = self.norm(out, weights.attn_out_norm, weights.attn_out_norm_bias)
-        x = see("resid_mid", x + see("attn.out", scaled(out, factor)))
+        x = see("resid_mid", added(x, see("attn.out", scaled(out, factor))))
         normed = see("mlp_norm", self.norm(x, weights.mlp_norm, weights.mlp_norm_bias))
         out = self.mlp(layer, normed, run)
         out = self.norm(out, weights.mlp_out_norm, weights.mlp_out_norm_bias)
-        return see("resid_post", x + see("mlp.out", scaled(out, factor)))
+        return see("resid_post", added(x, see("mlp.out", scaled(out, factor))))
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         """x (...,E) -> (...,E); as it is where the model has no such norm"""
@@ -250,7 +250,7 @@ class Transformer(Decoder):
             if weights.shared_router is not None:
                 share = see("mlp.shared.weight", sigmoid(self.linear(x, weights.shared_router)))
                 beside = beside * share
-            summed = summed + see("mlp.shared.out", beside)
+            summed = added(summed, see("mlp.shared.out", beside))
         return summed
 
     def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
