@@ -161,7 +161,7 @@ int64_t block_rows(int64_t rows, int64_t depth, bool are_chosen) {
 
 // Of weights that have at most so many rows each: fewer, when there are too few slices to share out.
 int64_t chunk_rows_of(int64_t rows, int64_t slices) {
-  constexpr int64_t kItems = 32, kFewest = 48;
+  constexpr int64_t kItems = 64, kFewest = 32;
   const int64_t chunks =
       std::clamp<int64_t>(ceil_div(kItems, slices), 1, std::max<int64_t>(rows / kFewest, 1));
   return std::min(ceil_div(rows, chunks), kItemRows);

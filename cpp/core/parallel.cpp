@@ -128,7 +128,8 @@ class Pool {
     return made;
   }
 
-  void open(const Loop& loop, int seats) noexcept {
+  // `threads` is the process's setting: this loop may have fewer seats, the next one more.
+  void open(const Loop& loop, int seats, int threads) noexcept {
     loop_ = loop;
     float_mode_ = float_mode();
     if (loop.reading != nullptr && loop.reading->count() > 0 && are_awake()) {
@@ -143,7 +144,7 @@ class Pool {
       lane_[i].next.store(begin, std::memory_order_relaxed);
       lane_[i].end = begin += each + (i < rest ? 1 : 0);
     }
-    in_use_.store(seats, std::memory_order_relaxed);
+    in_use_.store(threads - 1, std::memory_order_relaxed);
     state_.store((++calls_ << 32) | static_cast<uint64_t>(seats) << 16);
     bell_.ring(seats - (workers_.load(std::memory_order_relaxed) - bell_.sleepers()));
   }
@@ -212,7 +213,7 @@ class Pool {
     if ((state & kSeated) == 1 && (state & kSeats) == 0) left_.ring(1);
   }
 
-  // More workers are awake than loops have use for: set_num_threads() has made the pool smaller.
+  // More workers are awake than loops may have: set_num_threads() has made the pool smaller.
   bool spare() const noexcept {
     return workers_.load(std::memory_order_relaxed) - bell_.sleepers() >
            in_use_.load(std::memory_order_relaxed);
@@ -277,7 +278,7 @@ class Pool {
   alignas(64) Loop loop_{};
   uint64_t float_mode_ = 0;  // the caller's
   int lanes_ = 0;
-  std::atomic<int> in_use_{0};   // workers that the current or last loop can seat
+  std::atomic<int> in_use_{0};   // workers that loops may have
   std::atomic<int> workers_{0};  // threads that exist
   std::atomic<int> started_{0};  // threads that have begun to run
   std::atomic<bool> failed_{false};
@@ -319,7 +320,7 @@ void run_in_pool(const Loop& loop, int threads, Asker& asker) {
   const uint32_t forks_before = forks.load();
   bool interrupted = false, forked = false;
   inside = true;
-  mine->open(loop, seats);
+  mine->open(loop, seats, num_threads());
   mine->take_chunks(0, [&] {
     interrupted = asker.stop();
     forked = forks.load(std::memory_order_relaxed) != forks_before;
