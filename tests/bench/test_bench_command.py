@@ -220,6 +220,15 @@ def test_the_plot_has_a_dot_for_each_case_and_contestant(run, tmp_path):
     assert max(roofs) == pytest.approx(400)
 
 
+def test_dots_above_the_roof_are_in_the_picture():
+    """Products of 16 bits do several times what float32 can."""
+    pytest.importorskip("matplotlib")
+    ax = bench.plot_roofline(bench.Results(MACHINE, LIMITS, [a_result(mine=1e-6)]))
+    [(_, gflops)] = ax.collections[0].get_offsets()
+    assert gflops == pytest.approx(2000)
+    assert gflops < ax.get_ylim()[1]
+
+
 def test_without_matplotlib_the_plot_is_refused_before_the_measuring(run, monkeypatch, tmp_path):
     monkeypatch.setattr("simdformer.bench.roofline.optional", lambda name: None)
     monkeypatch.setattr("simdformer.bench.runner.measure_limits", None)

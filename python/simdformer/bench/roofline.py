@@ -59,7 +59,8 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
     ax.spines[["top", "right"]].set_visible(False)
     if ax.collections:  # any dot
         ax.legend(frameon=False, loc="lower right", fontsize=9)
-    ax.set_ylim(top=2 * results.limits.gflops)  # room for names
+    highest = max([height(result) for result in shown], default=0.0)  # of 16 bits above the roof
+    ax.set_ylim(top=2 * max(highest, results.limits.gflops))  # room for names
     write_names(ax, top_of_each_operation(shown))
     return ax
 
