@@ -1,4 +1,4 @@
-// embedding, repeat_kv, causal_mask.
+// embedding, repeat_kv, causal_mask; what a cache takes in.
 #include "core/gather.hpp"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
+#include "core/copy.hpp"
 #include "core/linear.hpp"
 #include "core/quantised.hpp"
 
@@ -129,12 +130,29 @@ py::object causal_mask_call(py::handle queries_object, py::handle keys_object, p
   return std::move(out.array);
 }
 
+// ---- convert --------------------------------------------------------------------------------------------
+
+void convert_call(py::handle x_object, py::handle out_object) {
+  const Arg x_arg{"convert", "x"}, out_arg{"convert", "out"};
+  Input x = read_array(x_arg, x_object);
+  Output out(out_arg, out_object, read_array(out_arg, out_object).view.dtype, x.view.rank, x.view.shape);
+  out.check_overlap(x_arg, x.view, Output::Alias::refused);
+  unit_last_axis(x_arg, x);
+  out.unit_last_axis();
+  {
+    NoGil nogil;
+    convert_elements(x.view, out.view);
+    out.finish();
+  }
+}
+
 }  // namespace
 
 void bind_gather(py::module_& module) {
   module.def("embedding", &embedding_call);
   module.def("repeat_kv", &repeat_kv_call);
   module.def("causal_mask", &causal_mask_call);
+  module.def("convert", &convert_call);
 }
 
 }  // namespace simdformer

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from simdformer import _core
 from simdformer.arguments import as_array, read_whole, shown
 from simdformer.types import Array, ArrayLike, DTypeLike, NumpyArrayLike
 
@@ -125,8 +126,8 @@ class KVCache:
         data, start = self.data, self.common_length
         if start is not None:
             filled = start + new
-            data[layer, 0, :, :, start:filled] = key
-            data[layer, 1, :, :, start:filled] = value
+            put(data[layer, 0, :, :, start:filled], key)
+            put(data[layer, 1, :, :, start:filled], value)
         else:
             filled = self.length + new
             for index, start in enumerate(self.lengths.tolist()):
@@ -137,6 +138,14 @@ class KVCache:
     def advance(self, new: int) -> None:
         """Counts `new` positions as filled."""
         self.lengths += new
+
+
+def put(place: Array, x: Array) -> None:
+    """place[...] = x, on all threads where they are alike: new pages of memory take longest"""
+    if x.shape == place.shape and x.dtype in DTYPES:
+        _core.convert(x, place)
+    else:
+        place[...] = x
 
 
 def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
