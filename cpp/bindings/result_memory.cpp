@@ -24,12 +24,9 @@ PyObject* result_memory() {
 }  // namespace
 
 bool begin_result_memory() {
-  PyObject* const before = PyDataMem_SetHandler(result_memory());
-  if (before == nullptr) throw py::error_already_set();
-  const bool was_default = before == PyDataMem_DefaultHandler;
-  if (!was_default) Py_XDECREF(PyDataMem_SetHandler(before));
-  Py_DECREF(before);
-  return was_default;
+  if (steal(PyDataMem_GetHandler()).ptr() != PyDataMem_DefaultHandler) return false;
+  steal(PyDataMem_SetHandler(result_memory()));
+  return true;
 }
 
 void end_result_memory() { Py_XDECREF(PyDataMem_SetHandler(PyDataMem_DefaultHandler)); }

@@ -14,8 +14,7 @@
 namespace simdformer {
 namespace {
 
-constexpr int64_t kPage = 4096, kHugePage = int64_t{2} << 20;
-constexpr int64_t kHuge = 2 * kHugePage;       // from here on memory has huge pages of its own
+constexpr int64_t kPage = 4096;
 constexpr int64_t kBlock = int64_t{64} << 20;  // what smaller weights share
 constexpr int64_t kSmall = int64_t{64} << 10;  // below this they do not pay
 

@@ -21,6 +21,9 @@ struct FreeMemory {
 };
 using Memory = std::unique_ptr<char, FreeMemory>;
 
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kHuge = 2 * kHugePage;  // from here on memory has huge pages of its own
+
 // At least `bytes` of it. Throws std::bad_alloc.
 Memory allocate(int64_t bytes);
 

@@ -128,8 +128,7 @@ class Pool {
     return made;
   }
 
-  // `threads` is the process's setting: this loop may have fewer seats, the next one more.
-  void open(const Loop& loop, int seats, int threads) noexcept {
+  void open(const Loop& loop, int seats) noexcept {
     loop_ = loop;
     float_mode_ = float_mode();
     if (loop.reading != nullptr && loop.reading->count() > 0 && are_awake()) {
@@ -144,7 +143,6 @@ class Pool {
       lane_[i].next.store(begin, std::memory_order_relaxed);
       lane_[i].end = begin += each + (i < rest ? 1 : 0);
     }
-    in_use_.store(threads - 1, std::memory_order_relaxed);
     state_.store((++calls_ << 32) | static_cast<uint64_t>(seats) << 16);
     bell_.ring(seats - (workers_.load(std::memory_order_relaxed) - bell_.sleepers()));
   }
@@ -215,8 +213,7 @@ class Pool {
 
   // More workers are awake than loops may have: set_num_threads() has made the pool smaller.
   bool spare() const noexcept {
-    return workers_.load(std::memory_order_relaxed) - bell_.sleepers() >
-           in_use_.load(std::memory_order_relaxed);
+    return workers_.load(std::memory_order_relaxed) - bell_.sleepers() > num_threads() - 1;
   }
 
   void work() noexcept {
@@ -278,7 +275,6 @@ class Pool {
   alignas(64) Loop loop_{};
   uint64_t float_mode_ = 0;  // the caller's
   int lanes_ = 0;
-  std::atomic<int> in_use_{0};   // workers that loops may have
   std::atomic<int> workers_{0};  // threads that exist
   std::atomic<int> started_{0};  // threads that have begun to run
   std::atomic<bool> failed_{false};
@@ -320,7 +316,7 @@ void run_in_pool(const Loop& loop, int threads, Asker& asker) {
   const uint32_t forks_before = forks.load();
   bool interrupted = false, forked = false;
   inside = true;
-  mine->open(loop, seats, num_threads());
+  mine->open(loop, seats);
   mine->take_chunks(0, [&] {
     interrupted = asker.stop();
     forked = forks.load(std::memory_order_relaxed) != forks_before;

@@ -18,11 +18,9 @@ constexpr auto kSmallest = static_cast<int64_t>(kLargeResult);
 constexpr int64_t kLargest = int64_t{64} << 20, kMostKept = 2 * kLargest;
 constexpr int kPieces = 64;
 
-constexpr int64_t kHugePage = int64_t{2} << 20, kInHugePages = 2 * kHugePage;
-
 // So much larger than what is asked for a piece may be; huge pages are rounded.
 constexpr int64_t spare_for(int64_t bytes) {
-  return bytes < kInHugePages ? bytes / 8 : std::max(bytes / 8, kHugePage);
+  return bytes < kHuge ? bytes / 8 : std::max(bytes / 8, kHugePage);
 }
 
 // What can be written from there on; 0: nobody can say.
@@ -95,7 +93,7 @@ void* take_result(std::size_t bytes) noexcept {
   const auto wanted = static_cast<int64_t>(bytes);
   if (wanted >= kSmallest)
     if (void* const memory = kept.take(wanted)) return memory;
-  if (wanted < kInHugePages) return std::malloc(bytes);
+  if (wanted < kHuge) return std::malloc(bytes);
   try {
     return allocate(wanted).release();
   } catch (const std::bad_alloc&) {

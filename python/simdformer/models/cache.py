@@ -131,8 +131,8 @@ class KVCache:
         else:
             filled = self.length + new
             for index, start in enumerate(self.lengths.tolist()):
-                data[layer, 0, index, :, start : start + new] = key[index]
-                data[layer, 1, index, :, start : start + new] = value[index]
+                put(data[layer, 0, index, :, start : start + new], key[index])
+                put(data[layer, 1, index, :, start : start + new], value[index])
         return data[layer, 0, :, :, :filled], data[layer, 1, :, :, :filled]
 
     def advance(self, new: int) -> None:
