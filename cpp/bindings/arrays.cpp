@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/sizes.hpp"
 #include "bindings/dlpack.hpp"
 #include "bindings/numpy_api.hpp"
 #include "core/copy.hpp"
-#include "core/sizes.hpp"
 
 namespace simdformer {
 

@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "base/array.hpp"
 #include "bindings/messages.hpp"
-#include "core/array.hpp"
 
 namespace simdformer {
 

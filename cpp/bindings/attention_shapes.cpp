@@ -3,8 +3,8 @@
 #include <xtensor/xshape.hpp>
 #include <xtensor/xstrides.hpp>
 
+#include "base/sizes.hpp"
 #include "bindings/attention.hpp"
-#include "core/sizes.hpp"
 
 namespace simdformer {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/panels.hpp"
+#include "base/sizes.hpp"
 #include "bindings/numpy_api.hpp"
-#include "core/panels.hpp"
-#include "core/sizes.hpp"
 
 namespace simdformer {
 

@@ -1,7 +1,7 @@
 #include "bindings/dlpack.hpp"
 
+#include "base/sizes.hpp"
 #include "bindings/numpy_api.hpp"
-#include "core/sizes.hpp"
 
 namespace simdformer {
 

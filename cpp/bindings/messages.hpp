@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

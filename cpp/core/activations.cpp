@@ -1,5 +1,6 @@
 #include "core/activations.hpp"
 
+#include "core/dispatch.hpp"
 #include "core/parallel.hpp"
 #include "core/work.hpp"
 

@@ -1,8 +1,8 @@
 // silu, gelu, relu, swiglu and sums, element by element: float32 arithmetic (float64 for float64), rounded once.
 #pragma once
 
-#include "core/array.hpp"
-#include "core/dispatch.hpp"
+#include "base/array.hpp"
+#include "base/kernel_table.hpp"
 
 namespace simdformer {
 

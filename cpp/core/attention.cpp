@@ -5,10 +5,10 @@
 #include <numeric>
 #include <vector>
 
-#include "core/attention_args.hpp"
+#include "base/attention_args.hpp"
+#include "base/visible_keys.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
-#include "core/visible_keys.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/bounds.hpp"
+#include "base/bounds.hpp"
 #include "core/parallel.hpp"
 #include "core/work.hpp"
 

@@ -1,7 +1,7 @@
 // Elements moved between views of one shape.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

@@ -2,7 +2,7 @@
 // core/linear.hpp.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

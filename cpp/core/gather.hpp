@@ -1,7 +1,7 @@
 // Rows picked, heads repeated, positions compared: embedding, repeat_kv, causal_mask.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/linear_args.hpp"
 #include "core/dispatch.hpp"
-#include "core/linear_args.hpp"
 #include "core/parallel.hpp"
 #include "core/work.hpp"
 

@@ -2,13 +2,13 @@
 // speed.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 #include "core/memory.hpp"
 #include "core/quantised.hpp"
 
 namespace simdformer {
 
-// A weight (rows, cols) = (outputs, inputs) in panels of 16 outputs (core/panels.hpp): the same bytes on
+// A weight (rows, cols) = (outputs, inputs) in panels of 16 outputs (base/panels.hpp): the same bytes on
 // every ISA, 64-byte aligned, in huge pages where it is large. Packing and unpacking move bits and change
 // none.
 class PackedWeight {
@@ -61,7 +61,7 @@ enum class Arithmetic : uint8_t { int16, float32 };
 //
 // The bits of a row of out do not depend on the number of threads. With packed and
 // quantised weights they do not depend on the other rows either; with plain weights up to kDirectRows rows
-// (core/linear_args.hpp) take another order of summation than more of them.
+// (base/linear_args.hpp) take another order of summation than more of them.
 void linear(const View& x, const LinearOperand* operands, int count,
             Arithmetic arithmetic = Arithmetic::int16);
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <new>
 
-#include "core/bounds.hpp"
+#include "base/bounds.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>

@@ -4,7 +4,7 @@
 // null when absent; x's dtype, or 16-bit beside float32, or float32 beside 16-bit.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

@@ -6,8 +6,8 @@
 #include <limits>
 #include <vector>
 
+#include "base/linear_args.hpp"
 #include "core/dispatch.hpp"
-#include "core/linear_args.hpp"
 #include "core/parallel.hpp"
 #include "core/quantised_slices.hpp"
 #include "core/work.hpp"

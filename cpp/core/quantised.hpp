@@ -2,13 +2,13 @@
 // with x is in core/linear.hpp.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 #include "core/memory.hpp"
 #include "core/quantised_blocks.hpp"
 
 namespace simdformer {
 
-// A weight (rows, cols) = (outputs, inputs) in slices (core/quantised_args.hpp): the same bytes on every
+// A weight (rows, cols) = (outputs, inputs) in slices (base/quantised_args.hpp): the same bytes on every
 // instruction set, lossless both ways. Rows are padded to whole slices of 64, with zeros.
 class QuantisedWeight {
  public:

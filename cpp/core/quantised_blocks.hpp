@@ -2,7 +2,7 @@
 // together again. What they mean: python/simdformer/quantization/blocks.py.
 #pragma once
 
-#include "core/quantised_args.hpp"
+#include "base/quantised_args.hpp"
 
 namespace simdformer {
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/dispatch.hpp"
 #include "core/float_mode.hpp"
 #include "core/memory.hpp"
 #include "core/parallel.hpp"

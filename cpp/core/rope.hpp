@@ -1,8 +1,8 @@
 // rope: rotary position embedding. Pair i of the token at position p is turned by the angle p * inv_freq[i].
 #pragma once
 
-#include "core/array.hpp"
-#include "core/dispatch.hpp"
+#include "base/array.hpp"
+#include "base/kernel_table.hpp"
 
 namespace simdformer {
 

@@ -1,7 +1,7 @@
 // softmax: out = e^((x - max x) / temperature) / sum, over the last axis.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

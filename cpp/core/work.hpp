@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "core/array.hpp"
-#include "core/dispatch.hpp"
-#include "core/sizes.hpp"
+#include "base/array.hpp"
+#include "base/kernel_table.hpp"
+#include "base/sizes.hpp"
 
 namespace simdformer {
 

@@ -40,7 +40,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 #ifndef SF_ISA
 #error "SF_ISA names the instruction set to compile for: a header of cpp/isa"

@@ -11,7 +11,7 @@
 // far out on the negative side, where 1 + erf would cancel.
 #pragma once
 
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/exp.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/pieces.hpp"

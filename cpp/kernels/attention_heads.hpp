@@ -1,8 +1,8 @@
 // attention: where the arrays of a head lie
 #pragma once
 
-#include "core/attention_args.hpp"
-#include "core/visible_keys.hpp"
+#include "base/attention_args.hpp"
+#include "base/visible_keys.hpp"
 
 namespace simdformer::SF_ISA {
 

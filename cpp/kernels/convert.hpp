@@ -3,7 +3,7 @@
 // Each rounds once, to nearest even, float64 to 16 bits included. NaN stays NaN, subnormals are kept.
 #pragma once
 
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/pieces.hpp"
 

@@ -9,7 +9,7 @@
 // q5_k 3.46 % (3.61), q6_k 1.66 % (1.78).
 #pragma once
 
-#include "core/panels.hpp"
+#include "base/panels.hpp"
 #include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {

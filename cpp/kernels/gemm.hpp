@@ -1,13 +1,13 @@
 // gemm: C = scale A B or C += scale A B      A: (m, k) row-major   B: (k, n) in panels   C: (m, n up to a panel)
 //
-// The layout of panels is told in core/panels.hpp. Sums are float32 (float64 for float64). An element is one
+// The layout of panels is told in base/panels.hpp. Sums are float32 (float64 for float64). An element is one
 // chain of FMAs in the order of k, started from zero, then scaled and added to C: its bits depend neither on m
 // nor on the place of its row. Long sums are cut by the caller. Where the CPU multiplies pairs of bfloat16
 // (vdpbf16ps), A may be bfloat16 too: two products are then added at a time, and subnormal factors count as
 // zero, which is the hardware's doing.
 #pragma once
 
-#include "core/panels.hpp"
+#include "base/panels.hpp"
 #include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {

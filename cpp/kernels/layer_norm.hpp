@@ -7,7 +7,7 @@
 // beside 16 bits.
 #pragma once
 
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {

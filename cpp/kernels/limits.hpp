@@ -4,7 +4,7 @@
 //   read_memory: the sum of n floats, four loads in flight at a time                  4 n bytes read
 #pragma once
 
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {

@@ -16,8 +16,8 @@
 // bits are the same for up to kDirectRows rows, and differ from the panels' beyond that.
 #pragma once
 
-#include "core/bounds.hpp"
-#include "core/linear_args.hpp"
+#include "base/bounds.hpp"
+#include "base/linear_args.hpp"
 #include "kernels/dot_products.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/loops.hpp"

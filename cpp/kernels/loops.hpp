@@ -2,8 +2,8 @@
 // depend on where it stands.
 #pragma once
 
-#include "core/bounds.hpp"
-#include "core/dispatch.hpp"
+#include "base/bounds.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {

@@ -1,11 +1,11 @@
-// pack: rows of k elements -> panels of 16 columns, k by k (core/panels.hpp)     unpack: the way back
+// pack: rows of k elements -> panels of 16 columns, k by k (base/panels.hpp)     unpack: the way back
 // pack_rows: rows of x as linear multiplies them, with zeros up to the stride
 //
 // Blocks of 4 x 4 floats or 2 x 2 doubles are transposed inside the quarters of registers. Packing and
 // unpacking move bits and change none.
 #pragma once
 
-#include "core/linear_args.hpp"
+#include "base/linear_args.hpp"
 #include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {

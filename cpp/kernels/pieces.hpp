@@ -1,7 +1,7 @@
 // Work that may be cut inside a row: rows are split into pieces, so that one long row keeps all threads busy.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer::SF_ISA {
 

@@ -1,4 +1,4 @@
-// quantise_weight: floats -> slices of codes and scales (core/quantised_args.hpp)
+// quantise_weight: floats -> slices of codes and scales (base/quantised_args.hpp)
 //
 //   value = scale * code - minimum for every group of inputs of a column
 //
@@ -9,7 +9,7 @@
 // own numbers only, and is the same on every instruction set.
 #pragma once
 
-#include "core/bounds.hpp"
+#include "base/bounds.hpp"
 #include "kernels/fit_scales.hpp"
 #include "kernels/pack.hpp"
 #include "kernels/quantised.hpp"

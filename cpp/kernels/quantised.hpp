@@ -11,8 +11,8 @@
 // Many rows of x first take a span of codes apart, which then lie as the microkernel eats them.
 #pragma once
 
-#include "core/bounds.hpp"
-#include "core/linear_args.hpp"
+#include "base/bounds.hpp"
+#include "base/linear_args.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/quantised_codes.hpp"
 

@@ -1,4 +1,4 @@
-// Codes of quantised weights: from planes of bits (core/quantised_args.hpp) to what is multiplied. Four
+// Codes of quantised weights: from planes of bits (base/quantised_args.hpp) to what is multiplied. Four
 // successive inputs of a column are
 //
 //   two pairs of 16 bits: (0, 1) and (2, 3), or

@@ -1,8 +1,8 @@
-// Scales of quantised weights: from the encodings of core/quantised_args.hpp to floats, a span of a slice at a
+// Scales of quantised weights: from the encodings of base/quantised_args.hpp to floats, a span of a slice at a
 // time.
 #pragma once
 
-#include "core/linear_args.hpp"
+#include "base/linear_args.hpp"
 #include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {

@@ -1,7 +1,7 @@
 // What attention will want soon, asked for while it multiplies.
 #pragma once
 
-#include "core/bounds.hpp"
+#include "base/bounds.hpp"
 #include "kernels/attention_heads.hpp"
 #include "kernels/gemm.hpp"
 

@@ -4,7 +4,7 @@
 // one rounding at the store. weight has x's dtype, or 16 bits beside float32, or float32 beside 16 bits.
 #pragma once
 
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {

@@ -8,7 +8,7 @@
 // table: float32, or float64 for a float64 x. rope: float32 (float64) arithmetic, one rounding at the store.
 #pragma once
 
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/sincos.hpp"
 

@@ -4,7 +4,7 @@
 // the store. NaN or +inf in a row makes all of it NaN, and so does a row of -inf, as in PyTorch.
 #pragma once
 
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/exp.hpp"
 #include "kernels/loops.hpp"
 

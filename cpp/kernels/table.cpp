@@ -1,6 +1,6 @@
 // The kernels of one instruction set, as the compiler's flags and SF_ISA say. The table is all that leaves
 // this object.
-#include "core/dispatch.hpp"
+#include "base/kernel_table.hpp"
 #include "kernels/activation.hpp"
 #include "kernels/attention_decode.hpp"
 #include "kernels/attention_prefill.hpp"

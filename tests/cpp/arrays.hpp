@@ -7,7 +7,7 @@
 #include <vector>
 #include <xtensor/xarray.hpp>
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 #include "core/dispatch.hpp"
 
 namespace simdformer::tests {

@@ -1,6 +1,7 @@
 """Which module imports which: a package of floors, without a circle."""
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import simdformer
 
 ROOT = Path(simdformer.__file__).parent
+CPP = Path(__file__).parents[2] / "cpp"
 MODULES = {
     ".".join(["simdformer", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(
         ".__init__"
@@ -87,3 +89,25 @@ def test_no_file_knows_the_name_of_a_format_but_its_own():
             if isinstance(constant, ast.Constant) and constant.value in names
         ]
         assert not compared, f"{module} compares {compared}"
+
+
+# What each floor of cpp/ may include besides its own files.
+CPP_FLOORS = {
+    "base": set(),
+    "isa": {"base"},
+    "kernels": {"base", "isa"},
+    "core": {"base"},
+    "bindings": {"base", "core"},
+}
+
+
+@pytest.mark.parametrize("floor", CPP_FLOORS)
+def test_no_floor_of_cpp_includes_one_above(floor):
+    """`table.cpp` alone is chosen by the build and not by an include."""
+    for file in sorted((CPP / floor).iterdir()):
+        included = re.findall(r'#include "(\w+)/', file.read_text())
+        assert set(included) <= {floor, *CPP_FLOORS[floor]}, file
+
+
+def test_every_folder_of_cpp_is_a_floor():
+    assert {folder.name for folder in CPP.iterdir() if folder.is_dir()} == set(CPP_FLOORS)

@@ -1,7 +1,7 @@
-// Integers within bounds, and the line of a cache. Kernels may call these, unlike std::min and std::clamp (see core/array.hpp).
+// Integers within bounds, and the line of a cache. Kernels may call these, unlike std::min and std::clamp (see base/array.hpp).
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

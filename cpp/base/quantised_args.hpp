@@ -24,7 +24,7 @@
 //   then of the others.
 #pragma once
 
-#include "core/panels.hpp"
+#include "base/panels.hpp"
 
 namespace simdformer {
 

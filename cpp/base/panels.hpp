@@ -8,7 +8,7 @@
 // Columns past the last one are zero; so is the missing half of the last pair when k is odd.
 #pragma once
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 

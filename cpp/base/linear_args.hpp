@@ -1,9 +1,9 @@
 // What the kernels of kernels/linear.hpp and kernels/pack.hpp are given.
 #pragma once
 
-#include "core/array.hpp"
-#include "core/panels.hpp"
-#include "core/quantised_args.hpp"
+#include "base/array.hpp"
+#include "base/panels.hpp"
+#include "base/quantised_args.hpp"
 
 namespace simdformer {
 

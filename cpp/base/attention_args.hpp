@@ -3,8 +3,8 @@
 // of its query head r % group: neighbours see nearly the same keys.
 #pragma once
 
-#include "core/attention.hpp"
-#include "core/panels.hpp"
+#include "base/attention_call.hpp"
+#include "base/panels.hpp"
 
 namespace simdformer {
 

@@ -2,8 +2,8 @@
 // begins and ends, in one rule.
 #pragma once
 
-#include "core/attention.hpp"
-#include "core/bounds.hpp"
+#include "base/attention_call.hpp"
+#include "base/bounds.hpp"
 
 namespace simdformer {
 

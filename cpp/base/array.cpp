@@ -1,4 +1,4 @@
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 #include <algorithm>
 

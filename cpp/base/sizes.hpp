@@ -3,7 +3,7 @@
 
 #include <new>
 
-#include "core/array.hpp"
+#include "base/array.hpp"
 
 namespace simdformer {
 
