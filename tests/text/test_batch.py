@@ -185,6 +185,31 @@ def test_an_interrupted_batch_gives_its_pages_back(demo):
     assert cache.free_pages == 40
 
 
+def test_a_batch_over_a_shared_cache_gives_its_pages_back(demo):
+    """Closed, at the end of a with, or when nobody holds it any more."""
+    cache = demo.new_paged_cache(40 * demo.new_paged_cache().page_bytes)
+
+    def begun():
+        batch = demo.batch(cache=cache)
+        for text in ("Once upon a time", "Tom"):
+            batch.add(text, max_new_tokens=30)
+        batch.step()
+        assert cache.free_pages == 38
+        return batch
+
+    batch = begun()
+    batch.close()
+    assert (cache.free_pages, batch.unfinished, batch.step()) == (40, 0, [])
+    with pytest.raises(ValueError, match=r"Batch.add: the batch is closed; begin another with"):
+        batch.add("Mia")
+    with begun() as batch, pytest.raises(KeyError):
+        batch.cancel(7)
+    assert (cache.free_pages, batch.unfinished) == (40, 0)
+    batch = begun()
+    del batch
+    assert cache.free_pages == 40
+
+
 # ---- speculation ---------------------------------------------------------------------------------
 
 

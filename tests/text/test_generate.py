@@ -177,6 +177,12 @@ def test_the_context_ends_at_max_seq_len(stories, model):
         ValueError, match="prompt of 30 ids and 1 new ones are more than max_seq_len = 30"
     ):
         short.generate([1] * 30)
+    together = Report()
+    long = short.tokenizer.encode("Once upon a time, there was a little girl named Lily.")
+    prompts = [long, long[:3]]
+    answers = short.generate(prompts, report=together)
+    assert answers == [short.generate(prompt) for prompt in prompts]  # each to its own end
+    assert together.new_ids == sum(30 - len(prompt) for prompt in prompts)
     with pytest.raises(ValueError, match="from_pretrained: max_seq_len is 0"):
         sf.from_pretrained(stories / "stories260K.bin", max_seq_len=0)
 

@@ -1,6 +1,8 @@
 """`model.batch()`: texts that come and go while others are continued, for programs."""
 
-from typing import Any, NamedTuple
+import weakref
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.text.continuous_batch import ContinuousBatch, Request
@@ -24,7 +26,9 @@ class Update(NamedTuple):
 class Batch:
     """Prompts enter with `add`, at any time; each `step` reads what is new and gives what was said.
 
-    What a prompt gets are the bits that `generate` gives it alone, whoever comes and goes.
+    What a prompt gets are the bits that `generate` gives it alone, whoever comes and goes. A batch
+    that shares a cache with others gives its pages back when it is closed: at the end of a `with`,
+    by `close()`, or when nobody holds it any more.
 
     >>> import simdformer as sf
     >>> model = sf.from_pretrained(sf.demo_path())
@@ -54,6 +58,8 @@ class Batch:
         self._requests: dict[int, Request] = {}
         self._said: dict[int, list[Any]] = {}
         self._added = 0
+        self._release = weakref.finalize(self, self._batch.close)
+        self._release.atexit = False
         self.drafted = self.accepted = 0  # ids that drafts proposed, and those that were as chosen
 
     def __repr__(self) -> str:
@@ -71,8 +77,10 @@ class Batch:
         """A prompt, text or ids, with `max_new_tokens`, `stop`, `draft` and what samples
         (temperature, top_k, top_p, min_p, repetition_penalty, seed) as in `generate`; its number.
 
-        ValueError, TypeError: as `generate`.
+        ValueError, TypeError: as `generate`; the batch is closed.
         """
+        if not self._release.alive:
+            raise ValueError("Batch.add: the batch is closed; begin another with model.batch()")
         prompts = read_prompts(prompt, self._model.encode, function="Batch.add")
         if prompts.is_list:
             raise ValueError("Batch.add: found is a list of prompts, needed is one; add each")
@@ -111,6 +119,23 @@ class Batch:
             )
         self._batch.cancel(self._requests[id])
         return self._update(id)
+
+    def close(self) -> None:
+        """Ends every text where it is, and gives its pages back to the cache."""
+        self._release()
+        self._requests.clear()
+        self._said.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def _update(self, number: int) -> Update:
         request, said = self._requests[number], self._said[number]

@@ -191,7 +191,7 @@ class LanguageModel(TokenizedModel):
             A list gives a list of results. They are computed together, as a continuous batch: what
             a prompt gets are the bits that it gets alone, and what several begin with is read once.
         max_new_tokens : int, optional
-            None: as many as max_seq_len has room for.
+            None: as many as max_seq_len has room for behind each prompt.
         temperature : float
             0: the likeliest id every time. The higher, the braver.
         top_k, top_p, min_p, repetition_penalty, seed
@@ -244,11 +244,10 @@ class LanguageModel(TokenizedModel):
             )
         show = show if self.transformer.ranks.communicator.rank == 0 else None
         read_whole("generate", "max_batch", max_batch)
-        new = self.check_room(max(map(len, prompts.ids)), max_new_tokens)
         requests = [
             self.request(
                 ids,
-                new,
+                self.check_room(len(ids), max_new_tokens),
                 is_text=prompts.is_text,
                 show=show,
                 stop=stop,
