@@ -22,7 +22,7 @@ import simdformer as sf
 from cases import SEED
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
 from simdformer import cli, reference
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 torch.set_num_threads(2)
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=60)

@@ -7,7 +7,7 @@ import numpy as np
 import simdformer as sf
 from conftest import assert_close, normal, remembered, same_bits
 from simdformer import reference
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 attention = sf.scaled_dot_product_attention
 EXTRAS = {"return_weights": True, "return_scores": True, "return_lse": True}

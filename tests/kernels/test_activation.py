@@ -18,7 +18,7 @@ from conftest import (
 )
 from simdformer import _core, reference
 from simdformer.models.activations import added
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 CALLS = {
     "silu": ("silu", {}),

@@ -19,7 +19,7 @@ from conftest import (
     to_torch,
 )
 from simdformer import reference
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 # ---- every length, against both oracles ----------------------------------------------------------
 

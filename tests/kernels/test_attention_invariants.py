@@ -8,7 +8,7 @@ import simdformer as sf
 from attention_cases import COARSE, attention, close, nearly, problem
 from cases import each
 from conftest import DTYPES, grid, normal, same_bits
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 
 @each("L", [1, 2, 9, 40, 130])

@@ -16,7 +16,7 @@ from conftest import (
     relaid,
     same_bits,
 )
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 from simdformer.runtime import awake
 
 # ---- laws ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import simdformer as sf
 from attention_cases import COARSE, attention, check, exactly, nearly, problem
 from cases import each
 from conftest import from_torch, normal, same_bits, to_torch
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 B = 3
 SIZES = [(1, 70), (3, 70), (40, 60), (70, 300)]  # decode, and prefill of one block and of several

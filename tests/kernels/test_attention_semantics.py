@@ -8,7 +8,7 @@ from attention_cases import COARSE, EXTRAS, agree, attention, check, problem
 from cases import each
 from conftest import normal, same_bits
 from simdformer import reference
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 # ---- rows that see nothing, and numbers that are none --------------------------------------------
 

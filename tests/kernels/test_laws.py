@@ -15,7 +15,7 @@ from attention_cases import attention, close, problem
 from cases import each
 from conftest import grid, normal, same_bits
 from operations import OPERATIONS, ROW_WISE
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 LAYOUTS_OF_ROPE = ["half", "interleaved"]
 

@@ -25,7 +25,7 @@ from conftest import (
     same_bits,
 )
 from simdformer import reference
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 from subprocesses import run_python
 
 # Around 64 rows, up to which a plain weight is not repacked, panels of 16 columns, 256 inputs.

@@ -33,7 +33,7 @@ def random_weight(rng, name, outputs, inputs):
     """A weight of random blocks, and its values."""
     blocks = some_blocks(rng, name, outputs, inputs)
     weight = sf.QuantizedWeight.from_blocks(blocks, name, (outputs, inputs))
-    return weight, reference.dequantize(blocks, name, (outputs, inputs))
+    return weight, reference.forward.dequantize(blocks, name, (outputs, inputs))
 
 
 def inputs_of(name):
@@ -68,7 +68,7 @@ def test_blocks_go_in_and_come_out_bit_for_bit(name, rng):
     assert same_bits(weight.scales, scales)
     assert (weight.minimums is None) if minimums is None else same_bits(weight.minimums, minimums)
     with np.errstate(all="ignore"):
-        assert same_bits(weight.dequantize(), reference.dequantize(blocks, name, shape))
+        assert same_bits(weight.dequantize(), reference.forward.dequantize(blocks, name, shape))
 
 
 def reference_groups(blocks, name, shape):

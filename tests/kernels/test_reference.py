@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,7 +177,7 @@ def test_the_reference_warns_of_nothing(draw):
         reference.scaled_dot_product_attention(odd, odd, odd)
 
 
-@pytest.mark.parametrize("name", reference.__all__)
+@pytest.mark.parametrize("name", reference.forward.__all__)
 def test_names_and_keywords_are_the_public_ones(name):
     if name == "RopeFrequencies":
         return
@@ -190,12 +191,23 @@ def test_names_and_keywords_are_the_public_ones(name):
 
 
 def test_the_reference_needs_no_compiled_module():
+    file = reference.forward.__file__
     script = (
         "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('reference', {reference.__file__!r})\n"
+        f"spec = importlib.util.spec_from_file_location('reference', {file!r})\n"
         "module = sys.modules['reference'] = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "assert module.silu(0.0) == 0.0\n"
         "assert 'simdformer' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("name", ["loss", "backward"])
+def test_the_rest_of_the_reference_needs_the_reference_alone(name):
+    source = Path(reference.forward.__file__).with_name(f"{name}.py").read_text()
+    modules = {
+        line.split()[1] for line in source.splitlines() if line.startswith(("from", "import"))
+    }
+    ours = {module for module in modules if module.startswith("simdformer")}
+    assert ours <= {"simdformer.reference.forward", "simdformer.reference.loss"}

@@ -19,7 +19,7 @@ from conftest import (
     same_bits,
 )
 from simdformer import reference
-from simdformer.reference import float64
+from simdformer.reference.forward import float64
 
 each_layout = pytest.mark.parametrize("layout", ["half", "interleaved"])
 DIMS = [2, 4, 6, 8, 10, 14, 16, 18, 30, 32, 34, 62, 64, 66, 96, 126, 128, 130, 256]

@@ -13,7 +13,7 @@ import simdformer as sf
 from simdformer import functional, nn, reference
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-OPERATIONS = [*(name for name in reference.__all__ if name != "RopeFrequencies"), "pack"]
+OPERATIONS = [*(name for name in reference.forward.__all__ if name != "RopeFrequencies"), "pack"]
 LAYERS = [
     "MultiHeadAttention",
     "GroupedQueryAttention",

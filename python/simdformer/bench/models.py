@@ -255,7 +255,7 @@ def reference_logits(
         return reference.rms_norm(x, weights[name], eps=config.norm_eps)
 
     def linear(x: Array, name: str) -> Array:
-        return reference.float64(reference.linear(x, weights[name]))
+        return reference.forward.float64(reference.linear(x, weights[name]))
 
     def heads(x: Array) -> Array:
         return x.reshape(len(ids), -1, config.head_dim).swapaxes(0, 1)
@@ -265,7 +265,7 @@ def reference_logits(
         options: dict[str, Any] = {"layout": config.rope_layout, "attention_factor": factor}
         return reference.rope(x, inv_freq=inv_freq, **options)
 
-    x = reference.float64(embedding(ids, weights["embed"], dtype="float32"))
+    x = reference.forward.float64(embedding(ids, weights["embed"], dtype="float32"))
     for at in (f"layers.{layer}." for layer in range(config.num_layers)):
         h = norm(x, at + "attn_norm")
         q, k, v = (heads(linear(h, at + name)) for name in ("wq", "wk", "wv"))
@@ -276,7 +276,7 @@ def reference_logits(
         x = x + linear(reference.swiglu(linear(h, at + "gate"), linear(h, at + "up")), at + "down")
     last = weights["embed" if config.tie_embeddings else "lm_head"]
     last_rows = embedding(rows, last, dtype="float32")
-    return reference.float64(reference.linear(norm(x[-1], "final_norm"), last_rows))
+    return reference.forward.float64(reference.linear(norm(x[-1], "final_norm"), last_rows))
 
 
 # ---- who runs them -------------------------------------------------------------------------------

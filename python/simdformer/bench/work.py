@@ -87,8 +87,8 @@ def relative_error(got: Array, expected: Array) -> float:
     >>> relative_error(np.array([1.0, 2.2]), np.array([1.0, 2.0])) < 0.1
     True
     """
-    right = reference.float64(expected)
-    off = reference.float64(got) - right
+    right = reference.forward.float64(expected)
+    off = reference.forward.float64(got) - right
     return float(np.sqrt(np.mean(off * off)) / np.sqrt(np.mean(right * right)))
 
 

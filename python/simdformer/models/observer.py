@@ -15,7 +15,8 @@ from simdformer.functional import softmax
 from simdformer.models.config import ModelConfig
 from simdformer.models.ranks import Ranks, Split
 from simdformer.models.trace import matching_names
-from simdformer.reference import float64, repeat_kv, weighted_sum
+from simdformer.reference import repeat_kv
+from simdformer.reference.forward import float64, weighted_sum
 from simdformer.types import Array
 
 __all__ = [

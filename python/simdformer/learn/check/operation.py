@@ -97,7 +97,7 @@ class Call(Asked):
 
 def checkable() -> list[str]:
     """What `check` knows: the operations, and the layers of `nn`."""
-    operations = [name for name in reference.__all__ if name != "RopeFrequencies"]
+    operations = [name for name in reference.forward.__all__ if name != "RopeFrequencies"]
     return operations + [f"nn.{name}" for name in nn.__all__]
 
 

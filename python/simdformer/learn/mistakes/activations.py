@@ -11,7 +11,7 @@ from simdformer import functional
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.sampling import some_rows
 from simdformer.learn.program import Program
-from simdformer.reference import erfc
+from simdformer.reference.forward import erfc
 
 silu = Program(
     "silu",

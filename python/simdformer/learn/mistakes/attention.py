@@ -12,7 +12,7 @@ import numpy as np
 
 from simdformer.functional import scaled_dot_product_attention
 from simdformer.learn.program import Program, State
-from simdformer.reference import pages_in_order, pair, places
+from simdformer.reference.forward import pages_in_order, pair, places
 
 
 def per_sequence(s: State, numbers: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 from simdformer import functional
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program
-from simdformer.reference import (
-    RopeFrequencies,
+from simdformer.reference import RopeFrequencies
+from simdformer.reference.forward import (
     divided_scaling,
     linear_scaling,
     llama3_scaling,

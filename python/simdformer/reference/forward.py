@@ -1,4 +1,4 @@
-"""Every operation of the package in plain float64 numpy: the specification, the oracle, to be read.
+"""Every operation in plain float64 numpy, forwards.
 
 Names, keywords and meaning are those of the public functions; only `out` and the checks of the
 arguments are missing. Whatever float dtype comes in, float64 comes out. Nothing here is fast, and
