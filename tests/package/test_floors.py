@@ -19,7 +19,10 @@ MODULES = {
 }
 EXTENSION = "simdformer._core"
 # Of two floors that import each other one would not be above the other.
-FLOORS = ("models", "checkpoints", "parallel", "text", "learn", "bench", "cli")
+FLOORS = (
+    *("models", "checkpoints", "parallel", "text", "tensors", "transformers", "torch"),
+    *("learn", "bench", "cli"),
+)
 
 
 def statements(tree, everywhere):

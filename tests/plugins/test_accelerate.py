@@ -1,6 +1,7 @@
 """`accelerate` and `restore`: the same logits and ids, less time, and everything as it was."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import transformers
 import simdformer as sf
 from hugging import IDS, LEFT, PADDINGS, distance, made, with_attention
 from simdformer.torch import accelerate, restore
+
+accelerate_module = sys.modules["simdformer.torch.accelerate"]
 
 ROUNDING = 2e-5  # standard deviations of a logit, float32
 
@@ -193,6 +196,99 @@ def test_weights_rounded_beside_activations_that_are_not():
             module.weight.data.copy_(source.weight)
     assert distance(logits_of(model), expected) < 1e-3
     assert logits_of(model).dtype is torch.float32
+
+
+def loaded(model, other):
+    model.load_state_dict(other.state_dict())
+
+
+def assigned(model, other):
+    model.load_state_dict(bits(other), assign=True)
+
+
+def copied(model, other):
+    with torch.no_grad():
+        for own, new in zip(model.parameters(), other.parameters(), strict=True):
+            own.copy_(new)
+
+
+def copied_in_inference_mode(model, other):
+    with torch.inference_mode():
+        for own, new in zip(model.parameters(), other.parameters(), strict=True):
+            own.copy_(new)
+
+
+def written_through_data(model, other):
+    for own, new in zip(model.parameters(), other.parameters(), strict=True):
+        own.data.mul_(0).add_(new.data)
+
+
+def given_other_memory(model, other):
+    for own, new in zip(model.parameters(), other.parameters(), strict=True):
+        own.data = new.data.clone()
+
+
+CHANGES = [
+    *(loaded, assigned, copied, copied_in_inference_mode, written_through_data, given_other_memory),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["qwen3", "llama-bias", "phi3"])
+def test_weights_that_change_are_seen(name, change):
+    """As answers of the model that was accelerated with them."""
+    model, other = made(name), made(name)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.copy_(parameter.flip(-1) + 0.1)
+    accelerate(model)
+    before = logits_of(model)
+    change(model, other)
+    accelerate(other)
+    expected = logits_of(other)
+    assert distance(before, expected) > 0.1
+    assert torch.equal(logits_of(model), expected)
+    assert torch.equal(logits_of(model), expected)
+
+
+@pytest.mark.parametrize("options", [{"weights": "shared"}, {"dtype": torch.bfloat16}], ids=str)
+def test_weights_are_packed_again_as_they_were(options):
+    model, other = made("qwen3"), made("qwen3", initializer_range=0.05)
+    accelerate(model, **options)
+    loaded(model, other)
+    accelerate(other, **options)
+    assert torch.equal(logits_of(model), logits_of(other))
+
+
+def test_weights_that_were_released_are_replaced_or_refused():
+    """A tied one too: the embedding that was looked up in it is read where it lies now."""
+    model, other = made("llama3.2"), made("llama3.2", initializer_range=0.05)
+    accelerate(model, originals="release")
+    assigned(model, other)
+    expected = logits_of(other)
+    assert distance(logits_of(model), expected) < ROUNDING
+    restore(model)
+    assert torch.equal(logits_of(model), expected)
+
+    accelerate(model, originals="release")
+    with pytest.warns(UserWarning, match="no-op"):
+        loaded(model, made("llama3.2"))
+    with pytest.raises(RuntimeError, match=r"^\w+: weight was written, .*assign=True.*restore"):
+        logits_of(model)
+
+
+def test_weights_that_stay_are_packed_once(monkeypatch):
+    packed, pack = [], accelerate_module.pack
+    monkeypatch.setattr(accelerate_module, "pack", lambda x: packed.append(x.shape) or pack(x))
+    model = made("qwen3")
+    accelerate(model)
+    count = len(packed)
+    written(model)
+    assert len(packed) == count
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(2)
+    written(model)
+    assert packed[count:] == [tuple(model.model.layers[1].mlp.up_proj.weight.shape)]
 
 
 def test_what_was_rounded_and_released_cannot_be_had_back():

@@ -16,8 +16,8 @@ import simdformer as sf
 import simdformer.torch as sft
 from conftest import same_bits
 from simdformer.arguments import as_array
-from simdformer.torch.memory import array_of, tensor_of
-from simdformer.torch.wrapping import on_tensors
+from simdformer.tensors.memory import array_of, tensor_of
+from simdformer.tensors.wrapping import on_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # Of results of about 1, against PyTorch, which rounds on the way where we do not.

@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 import simdformer as sf
 import simdformer.torch as sft
-from simdformer.torch.operators import OPERATORS, PAIRS
+from simdformer.tensors.operators import OPERATORS, PAIRS
 
 operators = torch.ops.simdformer
 BACKENDS = ["eager", "aot_eager"]

@@ -32,9 +32,7 @@ from simdformer.functional import (
 if find_spec("torch") is None:
     raise ImportError("simdformer.torch: the package torch is missing; pip install torch")
 
-from simdformer.torch import nn
-from simdformer.torch.accelerate import Acceleration, accelerate, restore
-from simdformer.torch.functional import (
+from simdformer.tensors.functional import (
     causal_mask,
     embedding,
     gelu,
@@ -50,6 +48,8 @@ from simdformer.torch.functional import (
     softmax,
     swiglu,
 )
+from simdformer.torch import nn
+from simdformer.torch.accelerate import Acceleration, accelerate, restore
 from simdformer.torch.models import LanguageModel, Trace, Transformer, from_pretrained
 
 __all__ = [

@@ -15,15 +15,17 @@ import torch
 
 from simdformer.functional import pack, quantization_types
 from simdformer.functional import quantize as quantized
-from simdformer.torch.forwards import (
+from simdformer.tensors.forwards import (
     Embedding,
+    Held,
     Linear,
     RMSNorm,
     SwiGLU,
     Weight,
     is_ours,
+    shared,
 )
-from simdformer.torch.memory import array_of, tensor_of
+from simdformer.tensors.memory import array_of, tensor_of
 
 __all__ = ["Acceleration", "accelerate", "restore"]
 
@@ -72,6 +74,13 @@ class Hollow:
     weight: Any
     requires_grad: bool
 
+    def fill(self) -> None:
+        """Gives the modules the weight back; another one that they were given since stays."""
+        whole = torch.nn.Parameter(tensor_of(self.weight.unpack()), self.requires_grad)
+        for module in self.modules:
+            if module.weight.is_meta:
+                module.weight = whole
+
 
 def accelerate(
     model: torch.nn.Module,
@@ -108,9 +117,12 @@ def accelerate(
         .replaced, a number for each class of modules; .left, the modules that PyTorch still
         computes, and why; .nbytes of the packed weights. `print` it.
 
-    Later changes of weights that were packed are not seen. A call under autograd is a RuntimeError,
-    "no gradient". ValueError: options that contradict each other, a model that is accelerated
-    already or not on the CPU, rows that are no whole number of blocks.
+    Weights that change later are packed again at the next call: by load_state_dict, in place, or as
+    a whole through `.data`. (Single numbers written through `.data` are not seen.) Released ones
+    can only be replaced, load_state_dict(..., assign=True); a call after another load_state_dict is
+    a RuntimeError. So is one under autograd, "no gradient". ValueError: options that contradict
+    each other, a model that is accelerated already or not on the CPU, rows that are no whole number
+    of blocks.
     """
     check_options(weights, dtype, quantize, originals)
     check_model(model, quantize)
@@ -144,9 +156,7 @@ def restore(model: torch.nn.Module) -> None:
             "load it again, or keep the originals: accelerate(..., originals='keep')"
         )
     for hollow in report.hollow:
-        whole = torch.nn.Parameter(tensor_of(hollow.weight.unpack()), hollow.requires_grad)
-        for module in hollow.modules:
-            module.weight = whole
+        hollow.fill()
     for module in model.modules():
         if is_ours(module):
             del module.__dict__["forward"]
@@ -202,9 +212,9 @@ def packer(
     """(O,I) tensor -> what `linear` multiplies with"""
 
     def one(weight: torch.Tensor) -> Weight:
-        array = array_of(weight.detach() if dtype is None else weight.detach().to(dtype))
         if weights == "shared":
-            return array
+            return shared(weight)
+        array = array_of(weight.detach() if dtype is None else weight.detach().to(dtype))
         return pack(array) if quantize is None else quantized(array, quantize)
 
     return one
@@ -234,17 +244,18 @@ def replace_linears(
     parameter = linears[0].weight
     weight = pack_one(parameter)
     for module in linears:
-        module.forward = Linear(module, weight)
+        module.forward = Linear(module, Held(module, "weight", pack_one, weight))
     if not isinstance(weight, np.ndarray):
         report.nbytes += weight.nbytes
     if report.released and all(map(can_be_released, modules)):
         embeddings: list[Any] = [m for m in modules if type(m) is torch.nn.Embedding]
         for module in embeddings:
-            module.forward = Embedding(module, weight)
+            module.forward = Embedding(module, Held(module, "weight", shared, weight))
         report.hollow.append(Hollow(modules, weight, parameter.requires_grad))
         nothing = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), False)
         for module in modules:
             module.weight = nothing
+            module.forward.held_weight.watch()
 
 
 def can_be_released(module: torch.nn.Module) -> bool:

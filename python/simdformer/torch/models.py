@@ -9,7 +9,7 @@ import torch
 from simdformer import models, text
 from simdformer.models import KVCache, ModelConfig
 from simdformer.quantization.weight import QuantizedWeight
-from simdformer.torch.wrapping import documented, on_arrays, tensors_of
+from simdformer.tensors.wrapping import documented, on_arrays, tensors_of
 from simdformer.types import ArrayLike, DTypeLike
 
 __all__ = ["LanguageModel", "Trace", "Transformer", "from_pretrained"]

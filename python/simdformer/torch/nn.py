@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from simdformer import nn
-from simdformer.torch.memory import array_of, refuse_gradients, tensor_of
-from simdformer.torch.wrapping import call, documented, outside_graphs, signature_on_tensors
+from simdformer.tensors.memory import array_of, refuse_gradients, tensor_of
+from simdformer.tensors.wrapping import call, documented, outside_graphs, signature_on_tensors
 from simdformer.types import Array
 
 __all__ = [

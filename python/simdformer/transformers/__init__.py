@@ -24,8 +24,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from simdformer.attention import scaled_dot_product_attention
-from simdformer.torch import functional as on_tensors
-from simdformer.torch.memory import array_of, refuse_gradients, tensor_of
+from simdformer.tensors import functional as on_tensors
+from simdformer.tensors.memory import array_of, refuse_gradients, tensor_of
 from simdformer.transformers.visible_keys import Rule, VisibleKeys, visible_keys
 from simdformer.types import Array
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from simdformer.functional import linear, rope
-from simdformer.torch.forwards import Forward, ours
-from simdformer.torch.memory import array_of, tensor_of
+from simdformer.functional import rope
+from simdformer.tensors.forwards import Forward, linear_together, ours
+from simdformer.tensors.memory import array_of, tensor_of
 from simdformer.transformers import attend
 from simdformer.transformers.growing_cache import with_new
 from simdformer.types import Array
@@ -69,8 +69,7 @@ class Attention(Forward):
         projections = (module.q_proj, module.k_proj, module.v_proj)
         norms = (module.q_norm, module.k_norm) if hasattr(module, "q_norm") else ()
         super().__init__(module, (*projections, *norms, module.o_proj))
-        self.qkv = [ours(part).weight for part in projections]
-        self.bias = [ours(part).bias for part in projections]
+        self.qkv = tuple(map(ours, projections))
         self.norms, self.out = [ours(norm) for norm in norms], ours(module.o_proj)
 
     def compute(
@@ -93,7 +92,7 @@ class Attention(Forward):
         batch, length, _ = x.shape
         q, k, v = (
             projected.reshape(batch, length, -1, module.head_dim)
-            for projected in linear(x, self.qkv, self.bias)
+            for projected in linear_together(x, self.qkv)
         )
         if self.norms:
             q, k = (norm.on_array(x) for norm, x in zip(self.norms, (q, k), strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from transformers.cache_utils import Cache, DynamicLayer
 
-from simdformer.torch.memory import array_of, tensor_of
+from simdformer.tensors.memory import array_of, tensor_of
 from simdformer.types import Array
 
 __all__ = ["with_new"]

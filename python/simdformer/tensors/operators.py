@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from simdformer import functional
-from simdformer.torch.memory import no_gradient
-from simdformer.torch.wrapping import on_tensors
+from simdformer.tensors.memory import no_gradient
+from simdformer.tensors.wrapping import on_tensors
 
 __all__ = ["OPERATORS", "PAIRS", "traced"]
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from simdformer import functional
 from simdformer.functional import PackedWeight, QuantizedWeight, RopeFrequencies
-from simdformer.torch.operators import traced
-from simdformer.torch.wrapping import on_tensors
+from simdformer.tensors.operators import traced
+from simdformer.tensors.wrapping import on_tensors
 
 __all__ = [
     "causal_mask",

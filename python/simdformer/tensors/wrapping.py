@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from simdformer.functional import PackedWeight, QuantizedWeight
-from simdformer.torch.memory import array_of, dtype_of, tensor_of
+from simdformer.tensors.memory import array_of, dtype_of, tensor_of
 from simdformer.types import Alias, spelled
 
 __all__ = [
