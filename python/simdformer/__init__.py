@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from simdformer.interpret import ablate, attribute, head_scores, logit_lens, look, patch
     from simdformer.learn import exercises, plots, testing
     from simdformer.learn.check import CheckError, check
+    from simdformer.learn.gradcheck import gradcheck
     from simdformer.learn.trace import check_trace
     from simdformer.models import Trace
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
@@ -77,6 +78,7 @@ _LAZY = {
     "demo_path": "simdformer.data",
     "exercises": "simdformer.learn.",
     "from_pretrained": "simdformer.text",
+    "gradcheck": "simdformer.learn.gradcheck",
     "head_scores": "simdformer.interpret",
     "interpret": "simdformer.",
     "logit_lens": "simdformer.interpret",
@@ -113,6 +115,7 @@ __all__ = [
     "from_pretrained",
     "gelu",
     "get_num_threads",
+    "gradcheck",
     "head_scores",
     "interpret",
     "isa",

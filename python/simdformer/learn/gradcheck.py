@@ -1,0 +1,231 @@
+"""`simdformer.gradcheck`: a backward of your own against differences of its forward, in float64."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simdformer.learn.check.report import CheckError
+
+__all__ = ["GradcheckReport", "InputGradient", "gradcheck"]
+__dir__ = __all__.copy  # what dir() and completion show
+
+Array = npt.NDArray[Any]
+
+DIRECTIONS = 3  # for each input
+STEP = 2.0**-9  # of a direction whose numbers are about 1; a power of two, so that x + h - x is h
+AGREES = 1e-6  # of the size of the slope; a right gradient comes to 1e-9 or so
+LOCATED = 1000  # an input of up to so many numbers is also asked for each of them, if it is wrong
+
+
+@dataclass(frozen=True)
+class InputGradient:
+    """What was found for one input: whether its gradient is right, how far it is off, in words."""
+
+    name: str
+    ok: bool
+    error: float
+    message: str
+
+
+class GradcheckReport:
+    """What `gradcheck` found: `ok`, whether all is right, and `inputs`, a line for each input."""
+
+    def __init__(self, name: str, inputs: list[InputGradient]) -> None:
+        self.name, self.inputs = name, inputs
+
+    @property
+    def ok(self) -> bool:
+        return all(one.ok for one in self.inputs)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        lines = [f"{'✓' if self.ok else '✗'} gradcheck of {self.name}"]
+        width = max((len(one.name) for one in self.inputs), default=0)
+        lines += [
+            f"  {'✓' if one.ok else '✗'} {one.name:{width}}  {one.message}" for one in self.inputs
+        ]
+        return "\n".join(lines)
+
+    def raise_if_wrong(self) -> None:
+        """Raises a `CheckError` with this report unless all gradients are right."""
+        if not self.ok:
+            raise CheckError(repr(self))
+
+
+def gradcheck(
+    f: Callable[..., Any], backward: Callable[..., Any], *inputs: Any, seed: int = 0
+) -> GradcheckReport:
+    """Compares the gradients of `backward` with differences of `f`.
+
+    Parameters
+    ----------
+    f : function
+        f(*inputs) gives an array, or a tuple of arrays.
+    backward : function
+        backward(grad, *inputs) gives the gradient of each input, in their order: an array where
+        there is one input, else a tuple or list. `grad` is that of f's output, a tuple where f
+        gives one. None stands for an input that has no gradient.
+    *inputs : float64 arrays; integers (ids, labels) have no gradient
+        Random numbers, as unlike as possible: a weight of ones hides a forgotten weight.
+    seed : int
+        Of the random gradient of the output and of the directions.
+
+    Returns
+    -------
+    GradcheckReport
+        `.ok`, `.inputs`, a line for each input when printed, `.raise_if_wrong()`.
+
+    For each input the slope of sum(grad · f) along three random directions is measured by central
+    differences at two steps (Richardson's extrapolation), and compared with the gradient's product
+    with the direction. A right gradient agrees to about 1e-9; more than 1e-6 is wrong. float32
+    cannot be checked this way: its differences are good for two digits.
+
+    TypeError: a float input that is not float64. ValueError: what comes back does not fit.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> x = np.random.default_rng(0).standard_normal((3, 5))
+    >>> def softmax_backward(grad, x):
+    ...     p = sf.softmax(x)
+    ...     return p * (grad - (p * grad).sum(-1, keepdims=True))
+    >>> sf.gradcheck(sf.softmax, softmax_backward, x).ok
+    True
+    >>> sf.gradcheck(sf.softmax, lambda grad, x: sf.softmax(x) * grad, x).ok
+    False
+    """
+    arrays = [read(x, place) for place, x in enumerate(inputs)]
+    rng = np.random.default_rng(seed)
+    outs = outputs(f, arrays)
+    grads = [rng.standard_normal(out.shape) for out in outs]
+    single = not isinstance(f(*arrays), tuple)
+    found = gradients(backward, grads[0] if single else tuple(grads), arrays)
+
+    def value(changed: list[Array]) -> float:
+        pairs = zip(grads, outputs(f, changed), strict=True)
+        return math.fsum(float((grad * out).sum()) for grad, out in pairs)
+
+    names = names_of(f, len(arrays))
+    report = [
+        judge(name, place, arrays, gradient, value, rng)
+        for place, (name, gradient) in enumerate(zip(names, found, strict=True))
+        if arrays[place].dtype == np.float64
+    ]
+    return GradcheckReport(getattr(f, "__name__", "f"), report)
+
+
+def read(x: Any, place: int) -> Array:
+    array = np.asarray(x)
+    if array.dtype.kind in "iub" or array.dtype == np.float64:
+        return array
+    raise TypeError(
+        f"gradcheck: inputs[{place}] has dtype {array.dtype}, needs float64 (or integers); "
+        f"convert it: np.asarray(x, np.float64)"
+    )
+
+
+def outputs(f: Callable[..., Any], arrays: list[Array]) -> list[Array]:
+    out = f(*arrays)
+    return [np.asarray(o, np.float64) for o in (out if isinstance(out, tuple) else (out,))]
+
+
+def gradients(backward: Callable[..., Any], grad: Any, arrays: list[Array]) -> list[Any]:
+    """One for each input; those of integers may be left out."""
+    given = backward(grad, *(array.copy() for array in arrays))
+    found = list(given) if isinstance(given, tuple | list) else [given]
+    floats = [place for place, array in enumerate(arrays) if array.dtype == np.float64]
+    if len(found) == len(floats) != len(arrays):
+        by_place = dict(zip(floats, found, strict=True))
+        found = [by_place.get(place) for place in range(len(arrays))]
+    if len(found) != len(arrays):
+        raise ValueError(
+            f"gradcheck: backward gives {len(found)} gradients, needs {len(arrays)}, "
+            "one for each input; None for one that has none"
+        )
+    return found
+
+
+def names_of(f: Callable[..., Any], count: int) -> list[str]:
+    try:
+        names = [name for name in inspect.signature(f).parameters if name not in ("args", "kwargs")]
+    except (TypeError, ValueError):
+        names = []
+    return [*names, *(f"inputs[{place}]" for place in range(len(names), count))][:count]
+
+
+def slope(
+    value: Callable[[list[Array]], float], place: int, arrays: list[Array], d: Array
+) -> float:
+    """Of `value` along direction d of one input, up to errors of the fourth order."""
+
+    def difference(h: float) -> float:
+        ends = [[*arrays] for _ in range(2)]
+        ends[0][place], ends[1][place] = arrays[place] + h * d, arrays[place] - h * d
+        return (value(ends[0]) - value(ends[1])) / (2 * h)
+
+    return (4 * difference(STEP / 2) - difference(STEP)) / 3
+
+
+def judge(
+    name: str,
+    place: int,
+    arrays: list[Array],
+    gradient: Any,
+    value: Callable[[list[Array]], float],
+    rng: np.random.Generator,
+) -> InputGradient:
+    x = arrays[place]
+    given = np.zeros_like(x) if gradient is None else np.asarray(gradient, np.float64)
+    if given.shape != x.shape:
+        message = f"has shape {given.shape}, needs {x.shape}, that of the input"
+        return InputGradient(name, False, math.inf, message)
+    if not np.isfinite(given).all():
+        bad = int((~np.isfinite(given)).sum())
+        return InputGradient(name, False, math.inf, f"{bad} of {x.size} numbers are not finite")
+    directions = [rng.standard_normal(x.shape) for _ in range(DIRECTIONS)]
+    wanted = np.array([slope(value, place, arrays, d) for d in directions])
+    mine = np.array([(given * d).sum() for d in directions])
+    size = max(float(np.abs(wanted).max(initial=0)), float(np.abs(mine).max(initial=0)))
+    error = float(np.abs(mine - wanted).max(initial=0)) / size if size > 1e-12 else 0.0
+    if error <= AGREES:
+        return InputGradient(name, True, error, f"agrees to {max(error, 1e-16):.0e}")
+    if gradient is None:
+        return InputGradient(name, False, error, "is None, but the output depends on this input")
+    factor = mine / np.where(wanted == 0, np.inf, wanted)
+    if np.ptp(factor) <= AGREES * np.abs(factor).max():
+        message = f"is {factor.mean():.6g} times the right one"
+        return InputGradient(name, False, error, message)
+    return InputGradient(name, False, error, located(place, arrays, given, value, error))
+
+
+def located(
+    place: int,
+    arrays: list[Array],
+    given: Array,
+    value: Callable[[list[Array]], float],
+    error: float,
+) -> str:
+    """Which numbers are wrong, where there are few enough to ask for each."""
+    off = f"is {error:.2g} of its size off"
+    if given.size > LOCATED:
+        return off
+    right: Array = np.empty(given.size)
+    for index in range(given.size):
+        d = np.zeros(given.size)
+        d[index] = 1
+        right[index] = slope(value, place, arrays, d.reshape(given.shape))
+    right = right.reshape(given.shape)
+    wrong = np.abs(given - right) > AGREES * np.sqrt(np.mean(right**2) + np.mean(given**2))
+    if not wrong.any():
+        return off
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return (
+        f"{off}; {int(wrong.sum())} of {wrong.size} numbers are wrong, the first at {list(at)}: "
+        f"{given[at]:.6g}, needs {right[at]:.6g}"
+    )
