@@ -38,6 +38,7 @@ from simdformer.functional import (
     softmax,
     swiglu,
 )
+from simdformer.mpiexec import end_all_on_errors
 from simdformer.runtime import (
     get_num_threads,
     isa,
@@ -161,3 +162,6 @@ def __getattr__(name: str) -> Any:
     found = import_module(home + name) if is_module else getattr(import_module(home), name)
     globals()[name] = found
     return found
+
+
+end_all_on_errors()

@@ -6,7 +6,7 @@ from simdformer import cli
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.files import InputFile
 from simdformer.models import Transformer
-from simdformer.parallel.world import RANKS, told
+from simdformer.mpiexec import RANKS, told
 
 ERRORS = {
     "damaged": CheckpointError("damage", "none", file="model-2.safetensors"),

@@ -44,6 +44,21 @@ def test_a_bug_on_one_rank_is_shown_and_ends_all():
     assert err.count("Traceback") == 1
 
 
+@pytest.mark.parametrize("rank", [0, 1, "all"])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("program", "ZeroDivisionError: a bug"), ("arguments", "ValueError: from_pretrained: max_")],
+)
+def test_a_rank_that_fails_before_it_meets_the_others_ends_all(rank, how, message):
+    """Where all fail the first one speaks, or on a busy machine more than one."""
+    status, _, err = ranks.run(2, HERE / "fails_before.py", rank, how)
+    assert status == 1
+    names = "[01]" if rank == "all" else rank
+    assert re.match(rf"rank {names} of 2: Traceback \(most recent call last\):\n", err)
+    assert err.splitlines()[-1].startswith(message)
+    assert err.count("Traceback") == 1 or rank == "all"
+
+
 @pytest.mark.parametrize(
     "arguments", [["run", "demo", "x", "--top-k", "0"], ["run", "nosuch", "x"]]
 )

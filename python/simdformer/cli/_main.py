@@ -12,7 +12,8 @@ import simdformer as sf
 from simdformer.cli._output import describe
 from simdformer.cli._shared import Parser, add_machine
 from simdformer.models.communicator import Communicator
-from simdformer.parallel.world import started, world
+from simdformer.mpiexec import started
+from simdformer.parallel.world import world
 
 __all__ = ["main"]
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.models.communicator import Communicator, RankError
+from simdformer.mpiexec import EACH_RANK, FAILED, INTERRUPTED, end_all
 from simdformer.runtime import (
     get_num_threads,
     isa,
@@ -34,11 +35,9 @@ SMALL = 1 << 16  # bytes that a rank may send beyond what is needed, where it sa
 LETTER = 1024  # bytes that are sent without asking how many there are
 SPIN = 2e-3  # seconds that a rank with a core of its own waits without sleeping
 NAP = 2e-5
-FAILED, INTERRUPTED = 1, 130
-LAST_WORDS = 0.1  # seconds until what was said last has left this process
 # Seconds that a rank which fails waits for all others to fail too, because then it is one error for
 # all; the longer, the higher its number, so that of several only one speaks.
-GRACE, EACH_RANK, MOST = 1.0, 0.2, 3.0
+GRACE, MOST = 1.0, 3.0
 
 
 def communicator_of(comm: Any) -> Communicator:
@@ -161,13 +160,7 @@ class MPICommunicator(Communicator):
         return failed is not None and all(failed)
 
     def end(self, status: int) -> NoReturn:
-        for stream in (sys.stdout, sys.__stderr__):
-            if stream is not None:
-                stream.flush()
-        time.sleep(LAST_WORDS)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI would say that it was asked to do so
-        self._comm.Abort(status)
-        raise SystemExit(status)
+        end_all(self._comm, status)
 
     def complain(self, message: str) -> None:
         # Also where a rank is silent.

@@ -3,25 +3,13 @@
 import os
 
 from simdformer.models.communicator import Communicator
+from simdformer.mpiexec import RANKS, started, told
 from simdformer.parallel.mpi import communicator_of
 
-__all__ = ["EXTRA", "started", "world"]
+__all__ = ["EXTRA", "world"]
 
 EXTRA = 'pip install ".[mpi]"'
-# How MPICH, Intel MPI and Slurm, Open MPI, and MVAPICH tell a process, before it has asked for MPI.
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 QUIET = "MPIR_CVAR_SUPPRESS_ABORT_MESSAGE"  # of MPICH: we say ourselves why it ends
-
-
-def started() -> int:
-    """How many processes mpiexec has started; 1 without it."""
-    return told(SIZES, 1)
-
-
-def told(names: tuple[str, ...], otherwise: int) -> int:
-    found = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isdecimal()), otherwise)
 
 
 def world() -> Communicator:
