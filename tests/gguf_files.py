@@ -64,6 +64,16 @@ def of_arrays(keys, arrays, **options):
     return file_bytes(keys, entries, data, **options)
 
 
+def of_shapes(keys, tensors):
+    """A file of zeros: name -> shape and number of the type."""
+    entries, data = [], b""
+    for name, (shape, kind) in tensors.items():
+        entries.append(tensor_bytes(name, shape, len(data), kind))
+        block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+        data += bytes(-(-(int(np.prod(shape)) // block * nbytes) // 32) * 32)
+    return file_bytes(keys, entries, data)
+
+
 SIZES = {"block_count": 1, "embedding_length": 8, "feed_forward_length": 8, "context_length": 16}
 SIZES |= {"attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 4}
 SIZES |= {"attention.value_length": 4, "rope.dimension_count": 4, "vocab_size": 12}

@@ -17,7 +17,7 @@ from simdformer.bench import loading, models, report
 from simdformer.bench.contestants import OURS
 from simdformer.bench.runner import run_case
 from simdformer.checkpoints import read_checkpoint
-from simdformer.models.packing import kind_of
+from simdformer.models.tensors import kind_of
 from simdformer.text.quantizing import quantize_checkpoint
 
 NAMES = [f"{shape}/load" for shape in bench.SHAPES]

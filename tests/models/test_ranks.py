@@ -1,8 +1,6 @@
 """A model dealt to ranks: who holds what, what cannot be dealt, and tensors of every kind in parts
 that make the whole again. That models in parts compute the same stands in tests/parallel."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,12 +8,11 @@ import simdformer as sf
 import tiny_models
 from checkpoints import random_weights, tiny_config
 from simdformer.checkpoints import read_checkpoint
-from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.files import InputFile
-from simdformer.checkpoints.gguf_file import of_blocks
 from simdformer.checkpoints.stacked import MXFP4Tensor, every_second
-from simdformer.models.packing import Quantized, block_of, cut, kind_of
+from simdformer.checkpoints.stored_tensor import BlockTensor, StoredTensor
 from simdformer.models.ranks import deal, tensors_of
+from simdformer.models.tensors import Quantized, block_of, cut, kind_of
 from simdformer.models.weights import weight_axes
 from simdformer.text.quantizing import quantize_checkpoint
 from test_groups import SCHEMES, save
@@ -169,7 +166,6 @@ def test_a_part_of_a_matrix_of_any_kind(stored, rng, part, columns):
     scales, minimums = rng.random((2, 128, columns // 32), np.float32)
     q8_0 = sf.quantize(floats, "q8_0")
     pairs, exponents = rng.integers(121, 126, (2, 256, columns // 32, 16)).astype(np.uint8)
-    like = {"shape": q8_0.shape, "strides": (columns, 1), "dtype": q8_0.dtype}
     kinds = {
         "array": floats,
         "quantised": q8_0,
@@ -178,7 +174,7 @@ def test_a_part_of_a_matrix_of_any_kind(stored, rng, part, columns):
         "stored": stored(floats),
         "stored transposed": stored(np.ascontiguousarray(floats.T)).T,
         "every second row": every_second(stored(np.repeat(floats, 2, axis=0)), 1),
-        "blocks": of_blocks(replace(stored(q8_0.blocks()), **like), "q8_0"),
+        "blocks": BlockTensor(stored(q8_0.blocks()), "q8_0"),
         "mxfp4": MXFP4Tensor(
             every_second(stored(pairs), 0), every_second(stored(exponents[..., 0].copy()), 1)
         ),

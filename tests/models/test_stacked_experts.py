@@ -84,7 +84,8 @@ def test_rows_of_mxfp4_are_read_one_by_one(few_bits):
     whole = np.asarray(tensor)
     assert whole.shape == tensor.shape == (96, 64)
     np.testing.assert_array_equal(np.asarray(tensor.rows(5, 17)), whole[5:17])
-    assert tensor.nbytes == 96 * 64 // 2 + 96 * 64 // 32
+    assert [part.nbytes for part in tensor.parts] == [96 * 64 // 2, 96 * 64 // 32]
+    assert tensor.nbytes == whole.nbytes
 
 
 BLOCKS, NUMBERS = "model.layers.1.mlp.experts.down_proj_blocks", "layers.1.experts.4.down"

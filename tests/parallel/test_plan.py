@@ -18,8 +18,8 @@ from simdformer.checkpoints.planned import planned_types
 from simdformer.models import Transformer
 from simdformer.models.budget import decode_bytes, weight_bytes
 from simdformer.models.communicator import Communicator
-from simdformer.models.packing import block_of, kind_of
 from simdformer.models.ranks import deal
+from simdformer.models.tensors import block_of, kind_of
 from simdformer.parallel.plan import (
     Bill,
     Link,

@@ -32,7 +32,7 @@ from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.models import Transformer
 from simdformer.models.budget import active_parameters, decode_bytes, parameter_budget
-from simdformer.models.packing import Quantized
+from simdformer.models.tensors import Quantized
 from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 

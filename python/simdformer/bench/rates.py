@@ -11,7 +11,7 @@ from simdformer.bench.models import random_weights
 from simdformer.bench.quantized_models import quantized_weights
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.models.budget import decode_bytes
-from simdformer.models.packing import block_of
+from simdformer.models.tensors import block_of
 from simdformer.parallel.plan import Rates, operations_of, sizes_of
 
 __all__ = ["measure_rates"]

@@ -3,9 +3,10 @@
 The models that they are for are one floor below, in `simdformer.models`.
 """
 
-from simdformer.checkpoints.checkpoint import Checkpoint, Format, StoredTensor
+from simdformer.checkpoints.checkpoint import Checkpoint, Format
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.formats import FORMATS, read_checkpoint
+from simdformer.checkpoints.stored_tensor import StoredTensor
 
 __all__ = [
     "FORMATS",

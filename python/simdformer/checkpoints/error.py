@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["CheckpointError", "file_name", "told_of"]
+from simdformer.models.tensors import LazyTensor
+
+__all__ = ["CheckpointError", "file_name", "misfit", "told_of"]
 
 
 class CheckpointError(ValueError):
@@ -55,6 +57,11 @@ def told_of(
             error.needed = error.needed or needed
             error.advice = error.advice or advice
         raise
+
+
+def misfit(tensor: LazyTensor, found: str, needed: str) -> CheckpointError:
+    """That a tensor of a file is not as others or the config need it."""
+    return CheckpointError(found, needed, file=tensor.path, tensor=tensor.name)
 
 
 def file_name(path: str | os.PathLike[str]) -> str:

@@ -1,9 +1,10 @@
 """Tensors that some formats keep in one: their rows stand below each other."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.models.config import ModelConfig
+from simdformer.models.tensors import LazyTensor
 
 __all__ = ["FUSED", "split_fused"]
 
@@ -14,14 +15,12 @@ FUSED = {
 }
 
 
-def split_fused(
-    weights: Mapping[str, StoredTensor], config: ModelConfig
-) -> dict[str, StoredTensor]:
+def split_fused(weights: Mapping[str, LazyTensor], config: ModelConfig) -> dict[str, Any]:
     """The weights under our names, each by itself."""
     rows = dict.fromkeys(("wq", "bq"), config.num_heads * config.head_dim)
     rows |= dict.fromkeys(("wk", "bk"), config.num_kv_heads * config.head_dim)
     rows["gate"] = config.intermediate_size
-    split: dict[str, StoredTensor] = {}
+    split: dict[str, Any] = {}
     for name, tensor in weights.items():
         layer, _, kind = name.rpartition(".")
         start, parts = 0, FUSED.get(kind, ())

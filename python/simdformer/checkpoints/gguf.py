@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simdformer.arguments import is_whole, shown
-from simdformer.checkpoints.checkpoint import (
-    Checkpoint,
-    ConfigSource,
-    Format,
-    StoredTemplate,
-    StoredTensor,
-)
+from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTemplate
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.gguf_config import (
@@ -30,6 +24,7 @@ from simdformer.checkpoints.gguf_config import (
 from simdformer.checkpoints.gguf_file import MAGIC, GGUFFile, StoredArray, read_gguf
 from simdformer.checkpoints.names import require
 from simdformer.checkpoints.stacked import split_stacked
+from simdformer.models.tensors import LazyTensor
 
 __all__ = ["END_KEYS", "GGUF", "all_tensors", "candidates", "id_of"]
 
@@ -114,15 +109,15 @@ def first_part(path: Path) -> Path:
     return first
 
 
-def all_tensors(first: GGUFFile) -> dict[str, StoredTensor]:
+def all_tensors(first: GGUFFile) -> dict[str, LazyTensor]:
     """The tensors of all parts."""
     return dict(first.tensors) | other_parts(first)
 
 
-def other_parts(first: GGUFFile) -> dict[str, StoredTensor]:
+def other_parts(first: GGUFFile) -> dict[str, LazyTensor]:
     """The tensors of the parts behind the first."""
     count = check_part(first, 0, first.metadata.get("split.count", 0))
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     seen = set(first.tensors)
     for number in range(1, count):
         path = part_of(first.path, number + 1)

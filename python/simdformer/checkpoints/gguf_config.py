@@ -12,7 +12,7 @@ from simdformer.checkpoints.gguf_architectures import ARCHITECTURES, Architectur
 from simdformer.checkpoints.gguf_file import StoredArray
 from simdformer.checkpoints.names import check_rope, require
 from simdformer.models.config import ModelConfig, by_layer
-from simdformer.models.packing import AnyTensor, Tensor
+from simdformer.models.tensors import AnyTensor, Tensor
 
 __all__ = [
     "DIVISORS",

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.checkpoints.checkpoint import StoredTensor
-from simdformer.checkpoints.gguf_export import Joined, Source
+from simdformer.checkpoints.gguf_export import Source
 from simdformer.checkpoints.gguf_file import FLOATS
 from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of
 from simdformer.checkpoints.gguf_writer import NewTensor
 from simdformer.functional import quantize
-from simdformer.models.packing import AnyTensor, BlockTensor, kind_of
+from simdformer.models.tensors import AnyTensor, JoinedTensor, LazyTensor, Quantized, kind_of
 from simdformer.quantization.types import quantization_types
 from simdformer.quantization.weight import QuantizedWeight
 from simdformer.types import Array
@@ -86,14 +85,14 @@ def own_type(tensor: AnyTensor) -> str:
 
 
 def pieces_of(
-    name: str, tensor: Joined, type: str, losses: Losses, advance: Callable[[int], None]
+    name: str, tensor: JoinedTensor, type: str, losses: Losses, advance: Callable[[int], None]
 ) -> Iterator[Array]:
     """The bytes of a tensor in a type, some rows at a time. What is of that type stays as it is."""
     for part in tensor.parts:
         for rows in some_rows(part):
             missed = size = 0.0
             if own_type(rows) == type:
-                in_blocks = isinstance(rows, BlockTensor | QuantizedWeight)
+                in_blocks = isinstance(rows, Quantized)
                 yield rows.blocks() if in_blocks else np.asarray(rows)
             else:
                 values = values_of(rows)
@@ -126,7 +125,7 @@ def encoded(values: Array, type: str) -> tuple[Array, float]:
 def some_rows(tensor: Any) -> Iterator[Any]:
     """Rows of a tensor, so many that they fit into memory as floats; whole where it cannot be read
     in parts."""
-    if not isinstance(tensor, StoredTensor) or not tensor.by_rows or tensor.ndim == 1:
+    if not isinstance(tensor, LazyTensor) or not tensor.by_rows or tensor.ndim == 1:
         yield tensor
         return
     step = max(1, AT_ONCE // (tensor.size // len(tensor)))

@@ -19,28 +19,15 @@ from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_file import read_gguf
 from simdformer.checkpoints.gguf_keys import divisors_of, keys_of, not_held
 from simdformer.models.config import ModelConfig
-from simdformer.models.packing import AnyTensor
+from simdformer.models.tensors import AnyTensor, CompositeTensor, JoinedTensor
 from simdformer.models.weights import weight_shapes
 from simdformer.quantization.weight import QuantizedWeight
 from simdformer.types import Array
 
-__all__ = ["Joined", "Source", "in_layout", "of_model", "source_of"]
+__all__ = ["Source", "in_layout", "of_model", "source_of"]
 
 TURNED = ("wq", "wk", "bq", "bk", "q_norm", "k_norm")  # what RoPE turns, and their like
 OWN_KEYS = ("general.file_type", "general.quantization_version", "general.alignment", "split.")
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A tensor of the file: what lies in its `parts`, one behind the other. Several are wq, wk and
-    wv below each other, or a layer's experts."""
-
-    shape: tuple[int, ...]
-    parts: tuple[AnyTensor, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,7 @@ class Source:
     they get. `has_tokenizer`: whether the keys hold one already."""
 
     keys: Mapping[str, Any]
-    tensors: Mapping[str, Joined]
+    tensors: Mapping[str, JoinedTensor]
     layers: int
     experts: int
     tied: bool
@@ -68,7 +55,7 @@ def of_gguf(checkpoint: Checkpoint) -> Source:
     """The keys and tensors of a file of the same format, under the same names."""
     first, config = read_gguf(checkpoint.path), checkpoint.config
     keys = {name: value for name, value in first.metadata.items() if not name.startswith(OWN_KEYS)}
-    tensors = {name: Joined(one.shape, (one,)) for name, one in all_tensors(first).items()}
+    tensors = {name: JoinedTensor((one,)) for name, one in all_tensors(first).items()}
     return Source(
         keys,
         tensors,
@@ -113,30 +100,20 @@ def lie_together(weights: Mapping[str, AnyTensor]) -> bool:
 
 def tensors_of(
     arch: str, config: ModelConfig, weights: Mapping[str, AnyTensor]
-) -> dict[str, Joined]:
+) -> dict[str, JoinedTensor]:
     """The tensors under their names, rows in the order and norms as they are stored."""
     names = ARCHITECTURES[arch].names(arch)
     parts: dict[str, list[str]] = {}
     for ours in weight_shapes(config):
         parts.setdefault(names.theirs(ours), []).append(ours)
     tensors = {
-        theirs: Joined(
-            joined_shape(several, weights),
+        theirs: JoinedTensor(
             tuple(stored(arch, config, weights, one) for one in several),
+            None if ".experts." in several[0] else 0,
         )
         for theirs, several in parts.items()
     }
-    return tensors | {name: Joined(one.shape, (one,)) for name, one in divisors_of(config).items()}
-
-
-def joined_shape(names: list[str], weights: Mapping[str, AnyTensor]) -> tuple[int, ...]:
-    """Of experts with an axis for them in front, of others with their rows below each other."""
-    first, *others = (tuple(weights[name].shape) for name in names)
-    if ".experts." in names[0]:
-        return len(names), *first
-    if names[0].endswith("shared.router"):  # a row by itself
-        return first[1:]
-    return sum((one[0] for one in others), first[0]), *first[1:]
+    return tensors | {name: JoinedTensor((one,)) for name, one in divisors_of(config).items()}
 
 
 def stored(
@@ -148,10 +125,13 @@ def stored(
     if kind in TURNED and config.rope_layout != wanted:
         order = partial(in_layout, head_dim=config.head_dim, wanted=wanted)
         if not isinstance(tensor, QuantizedWeight):
-            return Changed(tensor, order)
+            return ChangedTensor(tensor, order, tensor.shape)
         return QuantizedWeight.from_blocks(order(tensor.blocks()), tensor.type, tensor.shape)
     if kind.endswith("_norm") and config.norm_offset:
-        return Changed(tensor, lambda weight: weight + np.float32(config.norm_offset))
+        offset = np.float32(config.norm_offset)
+        return ChangedTensor(tensor, lambda weight: weight + offset, tensor.shape)
+    if name.endswith("shared.router"):  # a row by itself
+        return ChangedTensor(tensor, np.ravel, tensor.shape[1:])
     return tensor
 
 
@@ -170,27 +150,17 @@ def in_layout(rows: Array, *, head_dim: int, wanted: str) -> Array:
     return rows[order]
 
 
-@dataclass(frozen=True)
-class Changed:
+@dataclass(frozen=True, slots=True)
+class ChangedTensor(CompositeTensor):
     """A tensor whose values, or their order, change when it is read."""
 
-    tensor: Any
+    tensor: AnyTensor
     change: Callable[[Array], Array]
+    shape: tuple[int, ...]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
+    def parts(self) -> tuple[AnyTensor]:
+        return (self.tensor,)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        found: np.dtype[Any] = self.tensor.dtype
-        return found
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.tensor.nbytes)
-
-    def __array__(
-        self, dtype: np.dtype[Any] | None = None, /, *, copy: bool | None = None
-    ) -> Array:
+    def _read(self, dtype: np.dtype[Any]) -> Array:
         return self.change(np.asarray(self.tensor, dtype))

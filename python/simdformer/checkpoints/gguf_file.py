@@ -11,7 +11,6 @@ Everything is little-endian. Every count and length is compared with the bytes t
 anything is made of it, and long arrays stay in the file until somebody asks.
 """
 
-import math
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.names import printable
-from simdformer.checkpoints.quantized_tensor import QuantizedTensor
+from simdformer.checkpoints.stored_tensor import BlockTensor, StoredTensor
 from simdformer.quantization.types import quantization_types
 
 __all__ = ["MAGIC", "GGUFFile", "StoredArray", "read_gguf"]
@@ -168,7 +166,7 @@ class GGUFFile:
 
     path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, StoredTensor | BlockTensor]
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -335,9 +333,9 @@ def alignment(metadata: Mapping[str, Any]) -> int:
 
 def placed(
     file: InputFile, entries: list[tuple[str, tuple[int, ...], int, int]], align: int, end: int
-) -> dict[str, StoredTensor]:
+) -> dict[str, StoredTensor | BlockTensor]:
     """The tensors of a header that ends at byte `end`: one behind the other, without holes."""
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor | BlockTensor] = {}
     start, position = -(-end // align) * align, 0
     for name, shape, kind, offset in entries:
         if name in tensors:
@@ -349,7 +347,8 @@ def placed(
                 tensor=name,
                 advice="the file is damaged, download it again",
             )
-        size = size_of(name, shape, kind)
+        whole = StoredTensor.dense(file, name, start + position, *stored_as(name, shape, kind))
+        size = whole.nbytes
         if start + position + size > file.size:
             raise CheckpointError(
                 f"{size} bytes from byte {start + position} on in a file of {file.size}",
@@ -357,16 +356,17 @@ def placed(
                 tensor=name,
                 advice="is the download complete?",
             )
-        whole = StoredTensor.dense(file, name, start + position, shape, FLOATS.get(kind, FLOATS[0]))
-        tensors[name] = whole if kind in FLOATS else of_blocks(whole, QUANTIZED[kind])
+        tensors[name] = whole if kind in FLOATS else BlockTensor(whole, QUANTIZED[kind])
         position += -(-size // align) * align
     return tensors
 
 
-def size_of(name: str, shape: tuple[int, ...], kind: int) -> int:
-    """The bytes of a tensor."""
+def stored_as(
+    name: str, shape: tuple[int, ...], kind: int
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of what lies in the file: the numbers, or the bytes of their blocks."""
     if kind in FLOATS:
-        return math.prod(shape) * FLOATS[kind].itemsize
+        return shape, FLOATS[kind]
     if kind not in QUANTIZED:
         readable = ", ".join(["f32", "f16", "bf16", *quantization_types()])
         raise CheckpointError(
@@ -376,11 +376,4 @@ def size_of(name: str, shape: tuple[int, ...], kind: int) -> int:
     if shape[-1] % type.block:
         needed = f"whole blocks of {type.block}, the type being {type.name}"
         raise CheckpointError(f"rows of {shape[-1]} elements", needed, tensor=name)
-    return math.prod(shape) // type.block * type.nbytes
-
-
-def of_blocks(values: StoredTensor, type: str) -> QuantizedTensor:
-    """The tensor whose values are those, as blocks."""
-    return QuantizedTensor(
-        values.file, values.name, values.offset, values.shape, values.dtype, values.strides, type
-    )
+    return (*shape[:-1], shape[-1] // type.block * type.nbytes), np.dtype(np.uint8)

@@ -12,7 +12,7 @@ from simdformer.checkpoints.gguf_architectures import ARCHITECTURES, Architectur
 from simdformer.checkpoints.gguf_config import FREQUENCIES, LONG, SHORT, make_config
 from simdformer.functional import RopeFrequencies, rope_frequencies
 from simdformer.models.config import COUNTS, COUNTS_OR_ZERO, ModelConfig
-from simdformer.models.packing import AnyTensor
+from simdformer.models.tensors import AnyTensor
 from simdformer.types import Array
 
 __all__ = ["divisors_of", "keys_of", "not_held"]

@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simdformer.checkpoints import huggingface_quantized, huggingface_text, safetensors_file
-from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTensor
+from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
 from simdformer.checkpoints.error import CheckpointError, file_name, told_of
 from simdformer.checkpoints.files import read_object
 from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
 from simdformer.checkpoints.names import require
 from simdformer.checkpoints.stacked import split_stacked
+from simdformer.checkpoints.stored_tensor import StoredTensor
 from simdformer.models.config import ModelConfig
+from simdformer.models.tensors import LazyTensor
 
 __all__ = ["CONFIG", "HUGGINGFACE", "config_alone", "make_checkpoint", "read_config"]
 
@@ -83,7 +87,9 @@ def make_checkpoint(
             {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored)}
         )
         for name, tensor in weights.items():
-            if name.rpartition(".")[2] in architecture.transposed:
+            # What is quantised is stored as (out, in) wherever it comes from.
+            stored = isinstance(tensor, StoredTensor)
+            if stored and name.rpartition(".")[2] in architecture.transposed:
                 weights[name] = tensor.T
         config = make_config(found, architecture, weights)
         if config.tie_embeddings and "lm_head" in weights:
@@ -94,25 +100,26 @@ def make_checkpoint(
     return Checkpoint(path, format, config, weights, eos_ids(directory, config_name, found, config))
 
 
-def drop_tied(weights: dict[str, StoredTensor]) -> None:
+def drop_tied(weights: dict[str, Any]) -> None:
     """Takes away the last matrix where the embedding stands for it, which must be the same."""
     last = weights.pop("lm_head")
     if not same(weights.get("embed"), last):
         raise CheckpointError(
-            f"tie_word_embeddings = True, but {last.name} in {file_name(last.file.path)} is not "
+            f"tie_word_embeddings = True, but {last.name} in {file_name(last.path)} is not "
             "the embedding",
             "False, or a checkpoint without it",
         )
 
 
-def same(a: StoredTensor | None, b: StoredTensor) -> bool:
+def same(a: LazyTensor | None, b: LazyTensor) -> bool:
     """Whether two matrices hold the same bits; compared in pieces, to need no memory of their
     size."""
     if a is None or a.shape != b.shape or a.dtype != b.dtype or a.ndim != 2:
         return False
     rows = max(1, COMPARED // max(1, a.shape[1]))
     return all(
-        a.rows(start, start + rows)[...].tobytes() == b.rows(start, start + rows)[...].tobytes()
+        np.asarray(a.rows(start, start + rows)).tobytes()
+        == np.asarray(b.rows(start, start + rows)).tobytes()
         for start in range(0, len(a), rows)
     )
 

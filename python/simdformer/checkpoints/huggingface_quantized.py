@@ -19,21 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.checkpoints.checkpoint import StoredTensor
-from simdformer.checkpoints.error import CheckpointError
-from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.error import misfit
 from simdformer.checkpoints.names import require
+from simdformer.checkpoints.stored_tensor import StoredTensor
+from simdformer.models.tensors import QuantizedTensor
 from simdformer.quantization.weight import QuantizedWeight
 from simdformer.types import Array
 
-__all__ = ["GroupedTensor", "Scheme", "joined", "read_scheme"]
+__all__ = ["GroupTensor", "Scheme", "joined", "read_scheme"]
 
 CONFIG = "quantization_config"
 GROUPS = (32, 64, 128)
 WORD = 32  # bits
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs in a word
 PARTS = ("qweight", "qzeros", "scales")
-SLICE, PANEL, SCALE_BYTES = 64, 16, 4  # how a QuantizedWeight lies in memory
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,14 @@ def joined(tensors: Mapping[str, StoredTensor], scheme: Scheme) -> dict[str, Any
         if missing:
             raise misfit(tensors[name], f"no {stem}.{missing[0]} beside it", f"{', '.join(PARTS)}")
         qweight, qzeros, scales = (found.pop(f"{stem}.{part}") for part in PARTS)
-        whole = GroupedTensor(scheme, qweight, qzeros, scales)
+        whole = GroupTensor(scheme, qweight, qzeros, scales)
         check_shapes(whole)
         check_order(found.pop(f"{stem}.g_idx", None), scheme, whole.shape[1])
         found[f"{stem}.weight"] = whole
     return found
 
 
-def misfit(tensor: StoredTensor, found: str, needed: str) -> CheckpointError:
-    return CheckpointError(found, needed, file=tensor.file.path, tensor=tensor.name)
-
-
-def check_shapes(whole: "GroupedTensor") -> None:
+def check_shapes(whole: "GroupTensor") -> None:
     """CheckpointError when the three do not fit each other."""
     for tensor in (whole.qweight, whole.qzeros):
         if tensor.dtype != np.int32 or tensor.ndim != 2:
@@ -134,7 +129,7 @@ def check_order(order: StoredTensor | None, scheme: Scheme, inputs: int) -> None
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedTensor:
+class GroupTensor(QuantizedTensor):
     """A weight (O, I) in groups of integers, as its three tensors hold it; rows [start:stop]."""
 
     scheme: Scheme
@@ -145,12 +140,8 @@ class GroupedTensor:
     stop: int | None = None
 
     @property
-    def name(self) -> str:
-        return self.qweight.name
-
-    @property
-    def file(self) -> InputFile:
-        return self.qweight.file
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return self.qweight, self.qzeros, self.scales
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -161,42 +152,13 @@ class GroupedTensor:
         return len(range(*slice(self.start, self.stop).indices(outputs))), inputs
 
     @property
-    def ndim(self) -> int:
-        return 2
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of its values."""
-        return np.dtype(np.float32)
-
-    @property
-    def nbytes(self) -> int:
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
-
-    @property
     def type(self) -> str:
         return f"int{self.scheme.bits}_g{self.scheme.group}"
 
-    @property
-    def packed_nbytes(self) -> int:
-        """What it takes in memory as a QuantizedWeight: codes, float32 scales and minimums."""
-        outputs, inputs = self.shape
-        column = inputs * self.scheme.bits // 8 + 2 * SCALE_BYTES * inputs // self.scheme.group
-        return -(-outputs // SLICE) * SLICE * column
-
-    @property
-    def by_rows(self) -> bool:
-        return False
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def rows(self, start: int, stop: int) -> "GroupedTensor":
-        """The part [start:stop] along the first axis."""
+    def rows(self, start: int, stop: int) -> "GroupTensor":
         return replace(self, start=self.start + start, stop=self.start + min(stop, len(self)))
 
-    def columns(self, start: int, stop: int) -> "GroupedTensor":
-        """The part [start:stop] along the second axis: whole groups."""
+    def columns(self, start: int, stop: int) -> "GroupTensor":
         per_row = 1 if self.scheme.method == "awq" else WORD // self.scheme.bits
         groups = start // self.scheme.group, stop // self.scheme.group
         return replace(
@@ -207,7 +169,6 @@ class GroupedTensor:
         )
 
     def quantized(self) -> QuantizedWeight:
-        """The same values as a QuantizedWeight."""
         scheme, bits = self.scheme, self.scheme.bits
         start, stop, _ = slice(self.start, self.stop).indices(self.scales.shape[1])
         words = start // (WORD // bits), -(-stop // (WORD // bits))  # that hold these outputs
@@ -226,13 +187,6 @@ class GroupedTensor:
             scales.T[part],
             zeros=(zeros.astype(np.int16) + scheme.zero_offset).T[part],
         )
-
-    def __array__(
-        self, dtype: np.dtype[Any] | None = None, /, *, copy: bool | None = None
-    ) -> Array:
-        if copy is False:
-            raise ValueError("a tensor in a file cannot be had without a copy")
-        return self.quantized().dequantize(dtype or self.dtype)
 
 
 def along_outputs(words: Array, bits: int, order: tuple[int, ...] | None = None) -> Array:

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTensor
+from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.names import Names, require
+from simdformer.checkpoints.stored_tensor import StoredTensor
 from simdformer.models.config import ModelConfig
 
 __all__ = ["LLAMA2C"]

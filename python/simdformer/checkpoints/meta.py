@@ -12,21 +12,19 @@ of Llama 3.1 and of Llama 3.2 by 8, and so does this reader; Hugging Face's conf
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from simdformer.arguments import is_whole
-from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTensor
-from simdformer.checkpoints.error import CheckpointError, told_of
-from simdformer.checkpoints.files import InputFile, read_object
+from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
+from simdformer.checkpoints.error import CheckpointError, misfit, told_of
+from simdformer.checkpoints.files import read_object
 from simdformer.checkpoints.names import Names, check_rope, require
+from simdformer.checkpoints.stored_tensor import StoredTensor
 from simdformer.checkpoints.torch_file import read_tensors
 from simdformer.models.config import ModelConfig
+from simdformer.models.tensors import JoinedTensor
 
 __all__ = ["META"]
 
@@ -86,75 +84,6 @@ NAMES = Names(
 JOIN_AXIS = {"wq": 0, "wk": 0, "wv": 0, "gate": 0, "up": 0, "lm_head": 0, "wo": 1, "down": 1}
 
 
-Cut = Callable[[StoredTensor, int, int], StoredTensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """One tensor in several shards, joined when `np.asarray` asks for it, and not kept."""
-
-    parts: list[StoredTensor]
-    axis: int
-
-    @property
-    def name(self) -> str:
-        return self.parts[0].name
-
-    @property
-    def file(self) -> InputFile:
-        return self.parts[0].file
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        first = self.parts[0].shape
-        length = sum(part.shape[self.axis] for part in self.parts)
-        return (*first[: self.axis], length, *first[self.axis + 1 :])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.parts[0].dtype
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
-
-    @property
-    def by_rows(self) -> bool:
-        return all(part.by_rows for part in self.parts)
-
-    def rows(self, start: int, stop: int) -> "Joined":
-        """The part [start:stop] along the first axis."""
-        return self._piece(0, StoredTensor.rows, start, stop)
-
-    def columns(self, start: int, stop: int) -> "Joined":
-        """The part [start:stop] along the second axis."""
-        return self._piece(1, StoredTensor.columns, start, stop)
-
-    def _piece(self, axis: int, cut: Cut, start: int, stop: int) -> "Joined":
-        if self.axis != axis:
-            return Joined([cut(part, start, stop) for part in self.parts], self.axis)
-        found, first = [], 0  # the place in all that is the part's first
-        for part in self.parts:
-            length = part.shape[axis]
-            if start < first + length and first < stop:
-                found.append(cut(part, max(start - first, 0), min(stop - first, length)))
-            first += length
-        return Joined(found, self.axis)
-
-    def __array__(
-        self, dtype: np.dtype[Any] | None = None, /, *, copy: bool | None = None
-    ) -> npt.NDArray[Any]:
-        if copy is False:
-            raise ValueError("a tensor in several shards cannot be had without a copy")
-        whole = np.empty(self.shape, dtype or self.dtype)
-        start = 0
-        for part in self.parts:
-            stop = start + part.shape[self.axis]
-            whole[(slice(None),) * self.axis + (slice(start, stop),)] = part
-            start = stop
-        return whole
-
-
 def is_shard(file: Path) -> bool:
     return SHARD.fullmatch(file.name) is not None
 
@@ -168,7 +97,7 @@ def has_file(file: Path) -> bool:
 
 
 def read(path: Path, config: ConfigSource) -> Checkpoint:
-    """The checkpoint in a directory; tensors of several shards as `Joined`."""
+    """The checkpoint in a directory; tensors of several shards as `JoinedTensor`."""
     directory = path if path.is_dir() else path.parent
     params_file = directory / PARAMS
     params = read_object(params_file)
@@ -235,7 +164,9 @@ def check_number_of_shards(
         )
 
 
-def join(name: str, parts: list[StoredTensor], params: Mapping[str, Any]) -> StoredTensor | Joined:
+def join(
+    name: str, parts: list[StoredTensor], params: Mapping[str, Any]
+) -> StoredTensor | JoinedTensor:
     """The parts of one tensor as one."""
     if len(parts) == 1:
         return parts[0]
@@ -249,22 +180,20 @@ def join(name: str, parts: list[StoredTensor], params: Mapping[str, Any]) -> Sto
     elif all(part[...].tobytes() == first[...].tobytes() for part in parts[1:]):
         return first
     else:
-        raise misfit(parts, "the same numbers in every shard")
+        raise shards_misfit(parts, "the same numbers in every shard")
     alike = [(part.ndim, part.dtype, part.shape[1 - axis : 2 - axis]) for part in parts]
     if first.ndim != 2 or alike != alike[:1] * len(parts):
-        raise misfit(parts, f"matrices that fit together along axis {axis}")
-    return Joined(parts, axis)
+        raise shards_misfit(parts, f"matrices that fit together along axis {axis}")
+    return JoinedTensor(tuple(parts), axis)
 
 
-def misfit(parts: list[StoredTensor], needed: str) -> CheckpointError:
+def shards_misfit(parts: list[StoredTensor], needed: str) -> CheckpointError:
     found = ", ".join(f"{part.dtype} {part.shape}" for part in parts[:4])
-    return CheckpointError(
-        f"in the shards {found}", needed, file=parts[0].file.path, tensor=parts[0].name
-    )
+    return misfit(parts[0], f"in the shards {found}", needed)
 
 
 def make_config(
-    params: Mapping[str, Any], weights: Mapping[str, StoredTensor | Joined]
+    params: Mapping[str, Any], weights: Mapping[str, StoredTensor | JoinedTensor]
 ) -> ModelConfig:
     """Meta's parameters, and the defaults that Meta's own code has."""
     missing = [name for name in REQUIRED if params.get(name) is None]

@@ -5,19 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from simdformer.arguments import shown
 from simdformer.checkpoints.error import CheckpointError, file_name
-from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.fused import FUSED
 from simdformer.checkpoints.stacked import STACKED
 from simdformer.functional import rope_frequencies
 from simdformer.models.config import FieldError, ModelConfig
-from simdformer.models.packing import Tensor
+from simdformer.models.tensors import LazyTensor
 from simdformer.models.weights import Misfit, listed, misfits, too_few, weight_axes
 
-__all__ = ["FileTensor", "Names", "check_rope", "printable", "require", "wrong"]
+__all__ = ["Names", "check_rope", "printable", "require", "wrong"]
 
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
 MOST_EXPERTS = 1 << 12  # a layer; no model comes near
@@ -26,16 +25,7 @@ LAYER = re.compile(r"((?:(?:[^.]+\.)?(?:layers|h)|blk)\.)(0|[1-9][0-9]*)(\..+)")
 EXPERT = re.compile(r"(.+\.experts\.)(0|[1-9][0-9]*)(\..+)")
 
 
-class FileTensor(Tensor, Protocol):
-    """A tensor in a file, and what that calls it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def file(self) -> InputFile: ...
-
-
-T = TypeVar("T", bound=FileTensor)
+T = TypeVar("T", bound=LazyTensor)
 
 
 @dataclass(frozen=True)
@@ -108,7 +98,7 @@ class Names:
     def check(
         self,
         config: ModelConfig,
-        weights: Mapping[str, FileTensor],
+        weights: Mapping[str, LazyTensor],
         config_file: str | Path,
         weights_file: str | Path,
     ) -> None:
@@ -132,7 +122,7 @@ class Names:
             if misfit.what == "missing":
                 name, file = self.theirs(misfit.name), file_name(weights_file)
             else:
-                name, file = weights[misfit.name].name, file_name(weights[misfit.name].file.path)
+                name, file = weights[misfit.name].name, file_name(weights[misfit.name].path)
             ours = f" [{misfit.name}]" if self.ours(name) else ""
             shape = misfit.needed if misfit.found is None else misfit.found
             what = misfit.dtype or shape

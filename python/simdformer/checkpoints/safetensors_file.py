@@ -13,9 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.files import InputFile, parse_object, read_object
+from simdformer.checkpoints.stored_tensor import StoredTensor
 
 __all__ = ["INDEX", "list_of_tensors", "read_directory", "read_tensors"]
 

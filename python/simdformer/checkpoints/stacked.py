@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.checkpoints.checkpoint import StoredTensor
-from simdformer.checkpoints.error import CheckpointError
-from simdformer.checkpoints.files import InputFile
+from simdformer.checkpoints.error import misfit
+from simdformer.checkpoints.stored_tensor import StoredTensor
 from simdformer.models.config import ModelConfig
-from simdformer.quantization.weight import QuantizedWeight
+from simdformer.models.tensors import QuantizedTensor
 from simdformer.types import Array
 
 __all__ = ["STACKED", "MXFP4Tensor", "split_stacked"]
@@ -19,7 +18,7 @@ MXFP4, BLOCK = "mxfp4", 32  # numbers under one scale
 
 
 @dataclass(frozen=True, slots=True)
-class MXFP4Tensor:
+class MXFP4Tensor(QuantizedTensor):
     """A matrix in the MXFP4 of gpt-oss: bytes (O, I/32, 16) of two numbers each, which follow each
     other, and for 32 of them an exponent in `scales` (O, I/32)."""
 
@@ -27,54 +26,32 @@ class MXFP4Tensor:
     scales: StoredTensor
 
     type = MXFP4
-    dtype = np.dtype(np.float32)  # of its values
     by_rows = True
 
     @property
-    def name(self) -> str:
-        return self.bytes.name
-
-    @property
-    def file(self) -> InputFile:
-        return self.bytes.file
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return self.bytes, self.scales
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.bytes.shape[0], self.bytes.shape[1] * BLOCK
 
-    @property
-    def nbytes(self) -> int:
-        return self.bytes.nbytes + self.scales.nbytes
-
-    @property
-    def packed_nbytes(self) -> int:
-        return QuantizedWeight._size_of(MXFP4, *self.shape)
-
     def rows(self, start: int, stop: int) -> "MXFP4Tensor":
         return MXFP4Tensor(self.bytes.rows(start, stop), self.scales.rows(start, stop))
 
     def columns(self, start: int, stop: int) -> "MXFP4Tensor":
-        """The part [start:stop] along the second axis: whole blocks."""
         first, last = start // BLOCK, stop // BLOCK
         return MXFP4Tensor(self.bytes.columns(first, last), self.scales.columns(first, last))
 
     def blocks(self) -> Array:
-        """The blocks of GGUF: a scale, and bytes with the first half of 32 numbers in their low
-        bits, the second half in the high ones."""
+        """The first half of 32 numbers goes to the low bits of the bytes, the second half to the
+        high ones, with the scale in front."""
         pairs = np.asarray(self.bytes)
         numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:2], BLOCK)
         half = numbers[..., : BLOCK // 2] | numbers[..., BLOCK // 2 :] << 4
         whole = np.concatenate([np.asarray(self.scales)[..., None], half], axis=-1)
         blocks: Array = whole.reshape(len(pairs), -1)
         return blocks
-
-    def __array__(
-        self, dtype: np.dtype[Any] | None = None, /, *, copy: bool | None = None
-    ) -> Array:
-        if copy is False:
-            raise ValueError("a tensor in a file cannot be had without a copy")
-        values = QuantizedWeight.from_blocks(self.blocks(), MXFP4, self.shape)
-        return values.dequantize(dtype or self.dtype)
 
 
 Parts = Callable[[StoredTensor], dict[str, StoredTensor]]
@@ -120,7 +97,7 @@ STACKED: dict[str, tuple[int, tuple[str, ...], Parts]] = {
 }
 
 
-def split_stacked(weights: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, Any]:
+def split_stacked(weights: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
     """The weights under our names, each expert by itself."""
     split: dict[str, Any] = {}
     scales: dict[str, StoredTensor] = {}
@@ -129,17 +106,17 @@ def split_stacked(weights: Mapping[str, StoredTensor], config: ModelConfig) -> d
         if kind not in STACKED:
             split[name] = tensor
             if name.endswith(".shared.router") and len(tensor.shape) == 1:  # a vector for its row
-                split[name] = replace(tensor, shape=(1, *tensor.shape), strides=(1, 1))
+                split[name] = tensor.as_row()
             continue
         axes, _, parts = STACKED[kind]
         if len(tensor.shape) != axes or tensor.shape[0] != config.num_experts:
-            raise told(
+            raise misfit(
                 tensor,
                 f"shape {tensor.shape}",
                 f"{axes} axes, the first of them {config.num_experts} experts long",
             )
         for number in range(config.num_experts):
-            for part, one in parts(piece(tensor, number)).items():
+            for part, one in parts(tensor.entry(number)).items():
                 held = scales if part.endswith(SCALES) else split
                 held[f"{layer}.experts.{number}.{part.removesuffix(SCALES)}"] = one
     for name, exponents in scales.items():
@@ -148,20 +125,10 @@ def split_stacked(weights: Mapping[str, StoredTensor], config: ModelConfig) -> d
     return split
 
 
-def piece(tensor: StoredTensor, number: int) -> StoredTensor:
-    """One entry of the first axis."""
-    one = tensor.rows(number, number + 1)
-    return replace(one, shape=one.shape[1:], strides=one.strides[1:])
-
-
 def mxfp4(blocks: StoredTensor, scales: StoredTensor) -> MXFP4Tensor:
     """A matrix of both, which must belong together."""
     for tensor, shape in ((blocks, (*scales.shape, BLOCK // 2)), (scales, scales.shape)):
         if tensor.shape != shape or tensor.dtype != np.uint8:
             what = f"{tensor.dtype} {tensor.shape} of an expert beside scales {scales.shape}"
-            raise told(tensor, what, f"uint8 {shape}")
+            raise misfit(tensor, what, f"uint8 {shape}")
     return MXFP4Tensor(blocks, scales)
-
-
-def told(tensor: StoredTensor, found: str, needed: str) -> CheckpointError:
-    return CheckpointError(found, needed, file=tensor.file.path, tensor=tensor.name)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.checkpoints.checkpoint import StoredTensor
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.pickle_machine import TensorView, run_pickle
+from simdformer.checkpoints.stored_tensor import StoredTensor
 from simdformer.checkpoints.stored_zip import Member, locate_members, read_member
 
 __all__ = ["read_tensors"]

@@ -17,7 +17,7 @@ from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
 from simdformer.models import ModelConfig
-from simdformer.models.packing import kind_of
+from simdformer.models.tensors import kind_of
 
 if TYPE_CHECKING:
     from simdformer.parallel.plan import Prediction

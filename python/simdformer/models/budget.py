@@ -7,7 +7,7 @@ from typing import Any
 
 from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
-from simdformer.models.packing import AnyTensor, Quantized, kind_of
+from simdformer.models.tensors import AnyTensor, Quantized, kind_of
 from simdformer.models.weights import Weights, weight_shapes
 
 __all__ = [

@@ -16,9 +16,9 @@ from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.observer import Edit, Observer
-from simdformer.models.packing import AnyTensor, block_of, kind_of
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.ranks import Ranks, config_of, deal, tensors_of
+from simdformer.models.tensors import AnyTensor, block_of, kind_of
 from simdformer.models.trace import Trace
 from simdformer.models.weights import Weights, arrays_of, check_dtypes, check_weights
 from simdformer.types import Array, ArrayLike, DTypeLike, NumpyArrayLike

@@ -3,137 +3,24 @@ a time on all threads, so that what is loaded lies in memory once, and files are
 they come."""
 
 import _thread
-import re
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from simdformer.functional import PackedWeight, QuantizedWeight
 from simdformer.models.progress import Progress
+from simdformer.models.tensors import AnyTensor, LazyTensor, QuantizedTensor
 from simdformer.quantization.types import quantization_types
 from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
-__all__ = ["AnyTensor", "Matrix", "Packing", "Quantized", "Tensor", "block_of", "cut", "kind_of"]
+__all__ = ["Matrix", "Packing"]
 
 Matrix = PackedWeight | QuantizedWeight
 PANEL = 16  # rows that are packed together
 PIECE_BYTES = 2 << 20  # stays in cache from the file to the panels
-
-
-@runtime_checkable
-class Tensor(Protocol):
-    """An ndarray, or what becomes one when `np.asarray` asks (a tensor in a file)."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def nbytes(self) -> int: ...
-    def __array__(self) -> Array: ...
-
-
-@runtime_checkable
-class FileTensor(Tensor, Protocol):
-    """A tensor in a file, of which rows or columns alone can be read; rows one behind the other
-    where they lie so (`by_rows`)."""
-
-    @property
-    def by_rows(self) -> bool: ...
-    def rows(self, start: int, stop: int, /) -> Tensor: ...
-    def columns(self, start: int, stop: int, /) -> Tensor: ...
-
-
-@runtime_checkable
-class BlockTensor(Tensor, Protocol):
-    """One that is quantised, in the blocks of a `type`; np.asarray gives its values."""
-
-    @property
-    def type(self) -> str: ...
-    @property
-    def packed_nbytes(self) -> int: ...  # of the weight that it becomes
-    def rows(self, start: int, stop: int, /) -> "BlockTensor": ...
-    def blocks(self) -> Array: ...
-
-
-@runtime_checkable
-class GroupTensor(Tensor, Protocol):
-    """One that is quantised in another way; np.asarray gives its values."""
-
-    @property
-    def type(self) -> str: ...
-    @property
-    def packed_nbytes(self) -> int: ...
-    def quantized(self) -> QuantizedWeight: ...
-
-
-Quantized = QuantizedWeight | BlockTensor | GroupTensor
-AnyTensor = Tensor | QuantizedWeight
-
-
-GROUPS = re.compile(r"int(\d)_g(\d+)")  # a kind of quantised weights that is no type of GGUF's
-
-
-def kind_of(tensor: AnyTensor) -> str:
-    """What its numbers are: "float32", or "q4_k" where they are quantised."""
-    return tensor.type if isinstance(tensor, Quantized) else str(tensor.dtype)
-
-
-def block_of(kind: str) -> int:
-    """How many inputs of a matrix of this kind stay together when it is cut: of a quantised one a
-    block."""
-    if known := quantization_types().get(kind):
-        return known.block
-    groups = GROUPS.fullmatch(kind)
-    return int(groups[2]) if groups else 1
-
-
-def bits_of(kind: str) -> float:
-    """Of a number of this kind; groups have scales and minimums, as those of AWQ and GPTQ."""
-    if known := quantization_types().get(kind):
-        return known.bits_per_weight
-    if groups := GROUPS.fullmatch(kind):
-        return int(groups[1]) + 64 / int(groups[2])
-    return 8.0 * np.dtype(kind).itemsize
-
-
-def cut(tensor: Any, axis: int, part: range) -> Any:
-    """The part of a tensor along its first or second axis; nothing is read yet."""
-    if len(part) == tensor.shape[axis]:
-        return tensor
-    if not part:
-        return np.empty([0 if at == axis else n for at, n in enumerate(tensor.shape)], tensor.dtype)
-    if isinstance(tensor, QuantizedWeight):
-        return cut_weight(tensor, axis, part)
-    if isinstance(tensor, FileTensor):
-        return (tensor.columns if axis else tensor.rows)(part.start, part.stop)
-    return tensor[:, part.start : part.stop] if axis else tensor[part.start : part.stop]
-
-
-def cut_weight(weight: QuantizedWeight, axis: int, part: range) -> QuantizedWeight:
-    """Whole rows, or whole blocks of each row."""
-
-    def piece(x: Array) -> Array:
-        """Of (O, n), whose columns stand for the inputs in equal shares."""
-        if axis == 0:
-            return x[part.start : part.stop]
-        share = part.start * x.shape[1], part.stop * x.shape[1]
-        return x[:, share[0] // weight.shape[1] : share[1] // weight.shape[1]]
-
-    if (kind := quantization_types().get(weight.type)) is None:
-        minimums = weight.minimums
-        return QuantizedWeight.from_groups(
-            piece(weight.codes),
-            piece(weight.scales),
-            minimums=None if minimums is None else piece(minimums),
-        )
-    blocks = piece(weight.blocks())
-    return QuantizedWeight.from_blocks(
-        blocks, kind.name, (len(blocks), len(part) if axis else weight.shape[1])
-    )
 
 
 class Packing:
@@ -155,13 +42,16 @@ class Packing:
 
     def matrix(self, tensor: AnyTensor) -> Matrix:
         """A tensor (O, I) as a packed or a quantised weight."""
-        if isinstance(tensor, QuantizedWeight | GroupTensor) and self.dtype is None:
-            self.progress.advance(tensor.nbytes)
-            return tensor if isinstance(tensor, QuantizedWeight) else tensor.quantized()
         if isinstance(tensor, QuantizedWeight):
-            tensor = tensor.dequantize(self.dtype or np.float32)
+            if self.dtype is None:
+                self.progress.advance(tensor.nbytes)
+                return tensor
+            tensor = tensor.dequantize(self.dtype)
         outputs, inputs = tensor.shape
-        if isinstance(tensor, BlockTensor) and self.dtype is None:
+        if isinstance(tensor, QuantizedTensor) and self.dtype is None:
+            if tensor.type not in quantization_types():
+                self.progress.advance(tensor.nbytes)
+                return tensor.quantized()
             few = QuantizedWeight._empty(tensor.type, outputs, inputs)
             self.fill(tensor, lambda first, rows: few._fill(first, rows.blocks()))
             return few
@@ -173,7 +63,7 @@ class Packing:
         """Notes that put(first, some rows from there on) is to be called until all are there."""
         count, _ = tensor.shape
         row_bytes = max(tensor.nbytes // max(count, 1), 1)
-        in_file = isinstance(tensor, FileTensor)
+        in_file = isinstance(tensor, LazyTensor)
         step = max(count, 1)
         if not in_file or tensor.by_rows:
             step = max(PIECE_BYTES // row_bytes // PANEL, 1) * PANEL

@@ -17,7 +17,8 @@ import numpy as np
 from simdformer.functional import embedding
 from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
-from simdformer.models.packing import AnyTensor, Matrix, cut
+from simdformer.models.packing import Matrix
+from simdformer.models.tensors import AnyTensor, cut
 from simdformer.models.weights import (
     HEADS,
     INNER,

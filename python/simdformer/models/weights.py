@@ -12,8 +12,9 @@ import numpy as np
 from simdformer.arguments import as_array, shown
 from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
-from simdformer.models.packing import AnyTensor, Matrix, Packing, Quantized, Tensor, kind_of
+from simdformer.models.packing import Matrix, Packing
 from simdformer.models.progress import Progress
+from simdformer.models.tensors import AnyTensor, Quantized, Tensor, kind_of
 from simdformer.types import Array, ArrayLike, DTypeLike
 
 __all__ = [

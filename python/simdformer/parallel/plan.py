@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdformer.models.config import ModelConfig
-from simdformer.models.packing import bits_of, block_of
 from simdformer.models.ranks import EXPERT, Part, deal
+from simdformer.models.tensors import bits_of, block_of
 from simdformer.models.weights import weight_axes, weight_shapes
 from simdformer.parallel.mpi import in_one_exchange
 
