@@ -109,6 +109,30 @@ PLOTS = {
 each_plot = pytest.mark.parametrize(("count", "draw"), PLOTS.values(), ids=PLOTS)
 
 
+@pytest.mark.parametrize("first", ["sf.plots.rope_circle([1, 1j])", "failing_plot()"])
+def test_figures_appear_in_a_notebook_without_show(first):
+    """In a kernel of its own, whose first figure is one of ours: that one, and the user's own."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = [
+        "import simdformer as sf, matplotlib.pyplot as plt\n"
+        "def failing_plot():\n"
+        "    try:\n"
+        "        with sf.plots.style():\n"
+        "            plt.plot([3, 4]), 1 / 0\n"
+        "    except ZeroDivisionError:\n"
+        "        pass",
+        f"_ = {first}",
+        "_ = sf.plots.rope_bands([1, 0.1])",
+        "_ = plt.plot([1, 2])",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    nbclient.NotebookClient(notebook, kernel_name="python3").execute()
+    kinds = [[key for output in cell.outputs for key in output.get("data", ())]
+             for cell in notebook.cells]  # fmt: skip
+    assert [shown.count("image/png") for shown in kinds] == [0, 1, 1, 1]
+
+
 def test_every_plot_is_tested_here():
     functions = {name for name in sf.plots.__all__ if callable(getattr(sf.plots, name))}
     assert functions - {"style"} == set(PLOTS)

@@ -5,7 +5,7 @@ of a drawing and put back.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,8 @@ def pyplot() -> Any:
     return matplotlib.pyplot
 
 
-def style() -> AbstractContextManager[None]:
+@contextmanager
+def style() -> Iterator[None]:
     """The look of these pictures, for your own: `with sf.plots.style(): ...`. Outside of the block
     matplotlib's settings are what they were.
 
@@ -117,10 +118,17 @@ def style() -> AbstractContextManager[None]:
     >>> mpl.rcParams["font.size"] == before
     True
     """
-    context: AbstractContextManager[None] = pyplot().rc_context(
-        {**LOOK, "font.family": ["DejaVu Sans", *further_fonts()]}
-    )
-    return context
+    plt = pyplot()
+    interactive = plt.isinteractive()
+    try:
+        with plt.rc_context({**LOOK, "font.family": ["DejaVu Sans", *further_fonts()]}):
+            try:
+                yield
+            finally:
+                interactive = plt.isinteractive()
+    finally:
+        # The first figure of a notebook loads its backend, which switches this on for good.
+        plt.matplotlib.interactive(interactive)
 
 
 @cache
