@@ -123,6 +123,17 @@ def test_a_scale_is_found_with_its_value(dtype, scale, words, rng):
     assert words in first(report).title, report
 
 
+@pytest.mark.parametrize("moved", [-2e-7, 0, 2e-7])
+def test_the_last_bits_do_not_decide_how_a_scale_is_spelled(moved, rng):
+    """Kernels of another CPU add up in another order; all of that together moves a fitted scale by
+    more than its standard error."""
+    q = normal(rng, 2, 90, 32)
+    k, v = normal(rng, 2, 47, 32), normal(rng, 2, 47, 128)
+    mine = attend(q, k, v, 50**-0.5 * (1 + moved))
+    report = sf.check(sf.scaled_dot_product_attention, mine, q, k, v)
+    assert "divided by sqrt(50), needs" in first(report).title, report
+
+
 def test_a_constant_that_was_typed_in_is_called_so(rng):
     q, k, v = (normal(rng, 2, 9, 32) for _ in range(3))
     report = sf.check(sf.scaled_dot_product_attention, attend(q, k, v, 0.1768), q, k, v)

@@ -114,14 +114,17 @@ def test_figures_appear_in_a_notebook_without_show(first):
     """In a kernel of its own, whose first figure is one of ours: that one, and the user's own."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    cells = [
+    failing = (
         "import simdformer as sf, matplotlib.pyplot as plt\n"
         "def failing_plot():\n"
         "    try:\n"
         "        with sf.plots.style():\n"
         "            plt.plot([3, 4]), 1 / 0\n"
         "    except ZeroDivisionError:\n"
-        "        pass",
+        "        pass"
+    )
+    cells = [
+        failing,
         f"_ = {first}",
         "_ = sf.plots.rope_bands([1, 0.1])",
         "_ = plt.plot([1, 2])",

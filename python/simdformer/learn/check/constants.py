@@ -72,6 +72,7 @@ class Fit:
 
     value, right : the one that was found, and the one that is asked for
     error : standard error of the value, relatively
+    rounding : how far rounding may have moved it if all errors point the same way, relatively
     replaces : the step with that value
     sizes : lengths at that step, by name
     """
@@ -80,11 +81,19 @@ class Fit:
     value: float
     right: float
     error: float
+    rounding: float
     replaces: dict[str, Step]
     sizes: dict[str, int]
 
     def is_near(self, other: float) -> bool:
         return abs(self.value - other) <= max(CERTAIN * self.error, EXACT) * abs(other)
+
+    def may_be(self, other: float) -> bool:
+        """Whether the value may be spelled so. Errors of rounding are no independent ones: which
+        kernels multiplied the matrices moves the value by more than its standard error."""
+        known = max(CERTAIN * self.error, self.rounding, EXACT)
+        is_another = abs(other - self.right) > EXACT * abs(self.right)
+        return is_another and abs(self.value - other) <= known * abs(other)
 
     @property
     def rounded_to(self) -> np.dtype[Any] | None:
@@ -119,7 +128,7 @@ class Fit:
         """The value with as many digits as are known of it."""
         for digits in range(1, 13):
             text = f"{self.value:.{digits}g}"
-            if self.is_near(float(text)):
+            if self.may_be(float(text)) and said(float(text)) != said(self.right):
                 return said(float(text))
         return said(self.value)
 
@@ -145,7 +154,7 @@ def as_scale(value: float, fit: Fit) -> str:
     over = 1 / value if value else float("inf")
     for number, text, power in ((over, "{}", -1.0), (over * over, "sqrt({})", -0.5)):
         whole = round(number) if np.isfinite(number) and abs(number) < 1e9 else 0
-        if whole > 1 and fit.is_near(whole**power):
+        if whole > 1 and fit.may_be(whole**power):
             size = next((name for name, n in fit.sizes.items() if n == whole), "")
             return f"divided by {text.format(whole)}" + (f", the {size}" if size else "")
     return f"multiplied by {fit.said}"
@@ -221,11 +230,12 @@ class Fitting:
             t, off, slope = self.newton(t)
             if norm(off) * BETTER > norm(start) or off is None or slope == 0:
                 continue
-            error = norm(off) / slope / max(np.sqrt(off.size - 1), 1)
+            rounding = norm(off) / slope
+            error = rounding / max(np.sqrt(off.size - 1), 1)
             if abs(t) > max(CERTAIN * error, EXACT):
                 value = self.right * float(np.exp(t))
                 steps = self.with_factor(float(np.exp(t)))
-                return Fit(self.constant, value, self.right, error, steps, self.sizes)
+                return Fit(self.constant, value, self.right, error, rounding, steps, self.sizes)
         return None
 
     def newton(self, t: float) -> tuple[float, Float64 | None, float]:
