@@ -1,11 +1,19 @@
-"""What README and docs say works when typed, and their links lead somewhere."""
+"""What README and docs say works when pasted into an empty session, and their links lead somewhere.
+
+A page marks a block that cannot run so, in the line above it: `<!-- needs a network -->`, or
+`<!-- takes minutes -->`.
+"""
 
 import contextlib
-import importlib.util
 import io
 import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,13 +29,42 @@ PAGES = {
 CHECK = PAGES["docs/check.md"]
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGES[page], re.S)
+class Block(NamedTuple):
+    page: str
+    language: str
+    code: str
+    mark: str  # why it does not run in an empty session, if it does not
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.code.splitlines()[0][:40]}"
+
+
+BLOCKS = [
+    Block(page, language, code, mark)
+    for page, text in PAGES.items()
+    for mark, language, code in re.findall(
+        r"^(?:<!-- ((?:needs|takes) [^\n]*) -->\n)?```(python|console)\n(.*?)^```$",
+        text,
+        re.M | re.S,
+    )
+]
+ALL_RUN = {"README.md", "docs/start.md", "docs/check.md", "docs/interpret.md"}
+
+
+def python_blocks(page: str) -> list[str]:
+    return [block.code for block in BLOCKS if block[:2] == (page, "python")]
 
 
 def block_with(words: str, page: str) -> str:
-    (block,) = [block for block in blocks(page) if words in block]
+    (block,) = [block for block in python_blocks(page) if words in block]
     return block
+
+
+@pytest.fixture(autouse=True)
+def without_a_mistake_of_ones_own() -> Iterator[None]:
+    """The one that a block of docs/check.md adds is gone afterwards."""
+    yield
+    CATALOGUE.variations.pop("softmax.minimum_subtracted", None)
 
 
 def run(code: str, names: dict[str, object]) -> list[str]:
@@ -37,15 +74,73 @@ def run(code: str, names: dict[str, object]) -> list[str]:
     return printed.getvalue().splitlines()
 
 
-def test_the_twenty_lines_print_what_their_comments_say() -> None:
-    first = blocks("docs/start.md")[0]
-    promised = re.findall(r"^print\(.*\)\s+# (.*)$", first, re.M)
-    assert promised
-    assert run(first, {}) == promised
+def promised(code: str) -> list[str]:
+    """What the comments behind calls of print say that they print."""
+    return re.findall(r"^print\(.*\) +# ( ?.*)$", code, re.M)
 
 
-def test_the_model_lines_run() -> None:
-    names: dict[str, Any] = {"sf": sf}
+# ---- every block runs alone ----------------------------------------------------------------------
+
+
+def test_few_blocks_cannot_run_and_none_of_a_first_page() -> None:
+    marked = [block for block in BLOCKS if block.mark]
+    assert 4 * len(marked) <= len(BLOCKS)
+    assert not {block.page for block in marked} & ALL_RUN
+    others = [
+        page for page in PAGES if re.search(r"^```(?!python|console|text|$)", PAGES[page], re.M)
+    ]
+    assert others == []  # what else begins a block is neither run nor known to be output
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "python" and not block.mark], ids=str
+)
+def test_a_block_of_python_runs_in_an_empty_session_and_prints_what_it_says(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if block.page == "docs/plugins.md":
+        pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    printed = run(block.code, {"__name__": "__main__"})
+    said = promised(block.code)
+    assert not said or printed == said
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "console" and not block.mark], ids=str
+)
+def test_the_commands_of_a_block_run_one_after_the_other(
+    block: Block,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
+    """Those of simdformer and echo run; pip and make, which install and build, would find what they
+    are told to."""
+    monkeypatch.chdir(tmp_path)
+    for line in re.findall(r"^\$ (.*)$", block.code, re.M):
+        program, *arguments = words = shlex.split(line, comments=True)
+        if program == "simdformer":
+            status, _, said = command(*arguments)
+            wrong = words[1] == "check" and "--hint" not in words  # nothing is written yet
+            assert status == wrong, said
+        elif program == "make":
+            subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
+        elif words[:2] == ["pip", "install"]:
+            (extras,) = [set(re.findall(r"[a-z]+", word)) for word in words if word[0] == "."]
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            assert extras <= set(project["optional-dependencies"])
+        else:
+            assert program in ("echo", "python"), f"who runs {program}?"
+            code = line.replace("python ", f"{shlex.quote(sys.executable)} ", 1)
+            subprocess.run(code, shell=True, check=True, capture_output=True)
+
+
+# ---- and says what the page says -----------------------------------------------------------------
+
+
+def test_the_model_lines_give_what_they_say() -> None:
+    names: dict[str, Any] = {}
     run(block_with("demo_path", "docs/models.md"), names)
     length = len(names["ids"])
     heads = names["model"].config.num_heads
@@ -54,19 +149,22 @@ def test_the_model_lines_run() -> None:
     assert not np.array_equal(names["without"], names["logits"])
 
 
-def test_the_first_lines_run_and_say_what_their_comment_says(
+def test_the_first_lines_give_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (lines,) = blocks("README.md")
+    (lines,) = python_blocks("README.md")
     names: dict[str, Any] = {}
-    assert run(lines, names) == re.findall(r"^print\(.*\) +# ( .*)$", lines, re.M)
+    run(lines, names)
     assert names["trace"]["pattern", 5].shape == (4, 25, 25)
     assert (tmp_path / "look.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_the_lines_that_look_into_a_model_run() -> None:
-    names: dict[str, Any] = {"sf": sf}
+def test_the_lines_that_look_into_a_model_give_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
     run(block_with("sf.patch", "docs/interpret.md"), names)
     assert names["back"].shape == names["lost"].shape == (6, 4)
     assert names["lens"].words[-1][-1][0] == " blue"
@@ -76,35 +174,26 @@ def test_the_lines_that_look_into_a_model_run() -> None:
 
 
 def test_the_diagnosis_reads_as_printed() -> None:
-    printed = run(block_with("report = sf.check(sf.nn", "docs/check.md"), {"np": np, "sf": sf})
+    printed = run(block_with("report = sf.check(sf.nn", "docs/check.md"), {})
     assert "```text\n" + "\n".join(printed) + "\n```" in CHECK
 
 
 def test_the_mistake_of_ones_own_is_found() -> None:
+    run(block_with("import mistakes", "docs/check.md"), {})
+    x = np.random.default_rng(0).standard_normal((3, 4), np.float32) * 60
+    with np.errstate(all="ignore"):
+        e = np.exp(x - x.min(-1, keepdims=True))
+        report = sf.check("softmax", e / e.sum(-1, keepdims=True), x)
+    assert "softmax.minimum_subtracted" in [one.name for one in report.diagnosis]
+
+
+def test_a_report_on_a_trace_reads_as_printed() -> None:
     names: dict[str, Any] = {}
-    run(block_with("import mistakes", "docs/check.md"), names)
-    try:
-        x = np.random.default_rng(0).standard_normal((3, 4), np.float32) * 60
-        with np.errstate(all="ignore"):
-            e = np.exp(x - x.min(-1, keepdims=True))
-            report = sf.check("softmax", e / e.sum(-1, keepdims=True), x)
-        assert "softmax.minimum_subtracted" in [one.name for one in report.diagnosis]
-    finally:
-        del CATALOGUE.variations["softmax.minimum_subtracted"]
-
-
-def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:
-    model = sf.from_pretrained(sf.demo_path())
-    ids = [1, 2, 3, 4, 5, 6]
-    _, trace = model.run_with_cache(ids)
-    x = trace["layers.0.resid_pre"]
-    normed = sf.rms_norm(
-        x, model.transformer.weights.layers[0].attn_norm, eps=model.config.norm_eps
-    )
-    names: dict[str, Any] = {"sf": sf, "model": model, "ids": ids, "x": x, "x_normed": normed}
     run(block_with("check_trace", "docs/check.md"), names)
+    model, ids = names["model"], names["ids"]
     assert names["report"].ok
 
+    _, trace = model.run_with_cache(ids)
     before = {name: trace[name] for name in list(trace)[: list(trace).index("layers.1.mlp.gate")]}
     gate = model.transformer.weights.layers[0].mlp.gate_up[0]
     wrong = sf.linear(trace["layers.1.mlp_norm"], gate)
@@ -114,15 +203,6 @@ def test_the_lines_on_traces_run_and_a_report_reads_as_printed() -> None:
     said = [line.strip() for line in repr(report).splitlines()]
     for line in printed[0].splitlines():
         assert line.strip() in said, line
-
-
-def test_the_lines_on_testing_run() -> None:
-    q = np.random.default_rng(0).standard_normal((2, 3, 8), np.float32)
-    turned = sf.rope(q, layout="half", theta=1e6)
-    run(
-        block_with("assert_right", "docs/check.md"),
-        {"sf": sf, "q": q, "q_turned": turned, "fast": q, "slow": q},
-    )
 
 
 def test_the_exercise_reads_as_printed() -> None:
@@ -137,11 +217,11 @@ def test_the_exercise_reads_as_printed() -> None:
     assert f"{len(sf.exercises.EXERCISES)} functions without bodies" in CHECK
 
 
-def test_the_commands_exist() -> None:
-    commands = set(re.findall(r"^\$ simdformer (\w+)", "\n".join(PAGES.values()), re.M))
-    assert {"demo", "run", "chat", "trace", "info"} <= commands
-    for command in commands:
-        assert importlib.util.find_spec(f"simdformer.cli.{command}"), command
+def test_every_command_is_on_a_page() -> None:
+    told = set(re.findall(r"^\$ (?:mpiexec .*)?simdformer (\w+)", "\n".join(PAGES.values()), re.M))
+    told |= set(re.findall(r"`simdformer (\w+)", PAGES["docs/start.md"]))
+    folder = ROOT / "python/simdformer/cli"
+    assert told == {path.stem for path in folder.glob("[a-z]*.py")}
 
 
 def test_the_table_names_every_operation_and_layer() -> None:
