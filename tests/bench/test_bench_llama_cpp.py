@@ -173,7 +173,7 @@ def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
     work = CASES["Qwen3-0.6B/decode"].work.smaller()
     inputs = work.inputs(rng)
     with sf.num_threads(1):
-        one = models.with_llama_cpp(work, inputs)
+        one = work.theirs(llama_cpp, inputs)
     assert [way.name for way in one.ways] == ["flash attention", "attention"]
     assert [options.flash_attn_type for options in library.contexts] == [21, 20]
     for options in library.contexts:
@@ -196,7 +196,7 @@ def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
 def test_the_model_goes_after_its_contexts_and_its_file_before_them(fake, rng):
     library = fake()
     work = CASES["Qwen3-0.6B/decode"].work.smaller()
-    one = models.with_llama_cpp(work, work.inputs(rng))
+    one = work.theirs(llama_cpp, work.inputs(rng))
     (file,) = library.files
     assert not Path(os.fsdecode(file)).parent.exists()
     models.forget_models()
@@ -219,12 +219,12 @@ def test_what_llama_cpp_refuses_is_a_reason_to_be_missing(fake, monkeypatch, rng
         ({"status": 1}, "llama.cpp does not take 20 ids"),
     ]:
         fake(**options)
-        one = models.with_llama_cpp(work, inputs)
+        one = work.theirs(llama_cpp, inputs)
         assert one == Missing(LLAMA_CPP, f"could not be given the model: {message}")
         models.forget_models()
     fake()
     monkeypatch.setattr(llama_cpp, "write_model", no_room)
-    one = models.with_llama_cpp(work, inputs)
+    one = work.theirs(llama_cpp, inputs)
     assert one.why.endswith("No space left on device")
     result = replace(a_result(mine=1.0), missing={LLAMA_CPP: one.why})
     assert one.why in report.summary(bench.Results(MACHINE, LIMITS, [result]))
@@ -278,7 +278,7 @@ def test_the_logits_are_ours(installed, shape, flash, rng):
     config, weights = small(shape)
     ids = rng.integers(config.vocab_size, size=70)
     expected = sf.models.Transformer(config, weights)(ids)
-    model = llama_cpp.Model.of(config, weights)
+    model = llama_cpp.model_of(config, weights)
     for count in (1, 2, 17, 70):
         context = llama_cpp.Context(model, 70, 2, flash=flash)
         got = context.logits(ids[:count])
@@ -318,7 +318,11 @@ def test_its_version_is_told(installed):
 
 # ---- weights of few bits -------------------------------------------------------------------------
 
-QUANTISED = [name for name in CASES if CASES[name].work.__class__ is bench.QuantizedModelRun]
+QUANTISED = [
+    name
+    for name, case in CASES.items()
+    if isinstance(case.work, bench.ModelRun) and case.work.type != "bfloat16"
+]
 
 
 @pytest.mark.parametrize("name", QUANTISED)

@@ -21,6 +21,10 @@ PyTorch, onnxruntime (with onnx, which makes its models), transformers, llama-cp
 matplotlib are used when they are installed; nothing here needs them.
 """
 
+import warnings
+from functools import partial
+from typing import Any
+
 from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.batches import BatchRun
 from simdformer.bench.checkpoints import CheckpointRun, checkpoint_cases
@@ -32,7 +36,6 @@ from simdformer.bench.models import SHAPES, ModelRun, random_weights
 from simdformer.bench.plugins import PluginRun
 from simdformer.bench.profile import Phase, Profile, Spent, profile
 from simdformer.bench.quantized import QuantizedLinear
-from simdformer.bench.quantized_models import QuantizedModelRun
 from simdformer.bench.ranks import OverRanks, measure_over_ranks
 from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline
@@ -64,7 +67,6 @@ __all__ = [
     "PluginRun",
     "Profile",
     "QuantizedLinear",
-    "QuantizedModelRun",
     "RMSNorm",
     "Result",
     "Results",
@@ -91,3 +93,11 @@ __all__ = [
     "this_machine",
 ]
 __dir__ = __all__.copy  # what dir() and completion show
+
+
+def __getattr__(name: str) -> Any:
+    if name == "QuantizedModelRun":
+        text = "bench.QuantizedModelRun is bench.ModelRun now, with a type= of few bits"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return partial(ModelRun, type="q8_0")
+    raise AttributeError(f"module 'simdformer.bench' has no attribute {name!r}")

@@ -6,19 +6,19 @@ begin alike. Beside several texts stand the same texts one by one.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from types import ModuleType
+from typing import Any, Self
 
 import numpy as np
 
 from simdformer.bench import llama_cpp
 from simdformer.bench.contestants import LLAMA_CPP, OURS, Contestant, Missing, Way
-from simdformer.bench.models import SHAPES, ModelRun, made, our_model, random_weights
+from simdformer.bench.models import SHAPES, ModelRun
 from simdformer.bench.work import Case, Dtype, Inputs, numpy_dtype, times
 from simdformer.models import PagedKVCache, Transformer
 from simdformer.models.batch_pass import BatchPass, Piece
 from simdformer.models.budget import cache_bytes
 from simdformer.models.paged_cache import PagedSequence
-from simdformer.runtime import get_num_threads
 from simdformer.text.sampling import Sampler
 from simdformer.types import Array
 
@@ -65,36 +65,39 @@ class BatchRun(ModelRun):
     def speed(self, seconds: float) -> float:
         return self.texts / seconds
 
-    def inputs(self, rng: np.random.Generator) -> Inputs:
-        """config, weights, ids (in_cache + texts,): how all begin, and what each reads next."""
-        ids = rng.integers(self.config.vocab_size, size=self.in_cache + self.texts)
-        return {"config": self.config, "weights": random_weights(self.config), "ids": ids}
+    def ids(self, rng: np.random.Generator) -> Array:
+        """(in_cache + texts,): how all begin, and what each reads next"""
+        return rng.integers(self.config.vocab_size, size=self.in_cache + self.texts)
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        return [*ours(self, inputs), with_llama_cpp(self, inputs)]
+        return [*self.our_ways(inputs), self.theirs(llama_cpp, inputs)]
+
+    def our_ways(self, inputs: Inputs) -> Iterator[Contestant]:
+        model = self.our_model(inputs)
+        beginning, next_ids = np.split(inputs["ids"], [self.in_cache])
+        cache = model.new_paged_cache(dtype=self.cache_dtype)
+        texts = begun(model, cache, beginning, self.texts)
+        together = step(model, texts, next_ids)
+
+        def checked(_: Array) -> Array:
+            few, pages = self.checked_ids(inputs), model.new_paged_cache(dtype=self.cache_dtype)
+            short = begun(model, pages, few[:-1], self.texts)
+            return step(model, short, np.repeat(few[-1:], self.texts))()
+
+        yield Contestant(OURS, (Way(f"activations {self.dtype}", together, checked),))
+        if self.texts > 1:
+            ids = np.split(next_ids, self.texts)
+            alone = [step(model, [text], id) for text, id in zip(texts, ids, strict=True)]
+            way = Way("a step for each", lambda: [one() for one in alone][-1], checked)
+            yield Contestant(ONE_BY_ONE, (way,), peer=False)
+
+    def raced_by(self, library: ModuleType, model: Any, inputs: Inputs) -> Contestant:
+        """llama.cpp's step ends with logits, and nothing is chosen from them."""
+        beginning, next_ids = np.split(inputs["ids"], [self.in_cache])
+        return llama_cpp.contestant_of_many(model, beginning, next_ids, self.checked_ids(inputs))
 
     def smaller(self) -> Self:
         return replace(super().smaller(), texts=min(self.texts, 3))
-
-
-def ours(work: BatchRun, inputs: Inputs) -> Iterator[Contestant]:
-    model = our_model(work, inputs)
-    beginning, next_ids = np.split(inputs["ids"], [work.in_cache])
-    cache = model.new_paged_cache(dtype=work.cache_dtype)
-    texts = begun(model, cache, beginning, work.texts)
-    together = step(model, texts, next_ids)
-
-    def checked(_: Array) -> Array:
-        few = work.checked_ids(inputs)
-        short = begun(model, model.new_paged_cache(dtype=work.cache_dtype), few[:-1], work.texts)
-        return step(model, short, np.repeat(few[-1:], work.texts))()
-
-    yield Contestant(OURS, (Way(f"activations {work.dtype}", together, checked),))
-    if work.texts > 1:
-        ids = np.split(next_ids, work.texts)
-        alone = [step(model, [text], id) for text, id in zip(texts, ids, strict=True)]
-        way = Way("a step for each", lambda: [one() for one in alone][-1], checked)
-        yield Contestant(ONE_BY_ONE, (way,), peer=False)
 
 
 def begun(model: Transformer, cache: PagedKVCache, ids: Array, count: int) -> list[PagedSequence]:
@@ -128,17 +131,3 @@ def step(model: Transformer, texts: list[PagedSequence], ids: Array) -> Callable
         return last
 
     return call
-
-
-def with_llama_cpp(work: BatchRun, inputs: Inputs) -> Contestant | Missing:
-    """Its step ends with logits, and nothing is chosen from them."""
-    if missing := llama_cpp.missing():
-        return missing
-    config, weights = work.config, inputs["weights"]
-    beginning, next_ids = np.split(inputs["ids"], [work.in_cache])
-    few, threads = work.checked_ids(inputs), get_num_threads()
-    try:
-        model = made(LLAMA_CPP, work.model, lambda: llama_cpp.Model.of(config, weights))
-        return llama_cpp.contestant_of_many(model, beginning, next_ids, few, threads)
-    except (OSError, RuntimeError) as error:  # no room for its file, or a library that is too new
-        return Missing(LLAMA_CPP, f"could not be given the model: {error}")

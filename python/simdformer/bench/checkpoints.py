@@ -10,31 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import ModuleType
+from typing import Any, Self
 
 import numpy as np
 
-from simdformer.bench import llama_cpp, transformers
-from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contestant, Missing
-from simdformer.bench.exact import Exact
+from simdformer.bench.contestants import Contestant, Missing
 from simdformer.bench.loading import LOADING_GOALS, Loading, files_of
-from simdformer.bench.models import (
-    CHECKED,
-    MODEL_GOALS,
-    ModelRun,
-    computing,
-    contestant,
-    made,
-)
-from simdformer.bench.quantized_models import PROMPT_GOALS, STEP_GOALS
+from simdformer.bench.models import CHECKED, MODEL_GOALS, PROMPT_GOALS, STEP_GOALS, ModelRun
 from simdformer.bench.work import Case, Dtype, Goal, Inputs
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.models import Transformer
 from simdformer.models.budget import active_parameters, decode_bytes, parameter_budget
 from simdformer.models.tensors import Quantized
-from simdformer.runtime import get_num_threads
-from simdformer.types import Array
 
 __all__ = ["CheckpointLoading", "CheckpointRun", "checkpoint_cases"]
 
@@ -75,20 +64,18 @@ class CheckpointRun(ModelRun):
 
     path: str
     format: str
-    cache_dtype: ClassVar[Dtype] = "float32"
+
+    @property
+    def cache_dtype(self) -> Dtype:
+        return "float32"
 
     @property
     def model(self) -> Any:
         return self.path, self.format
 
-    @property
-    def loaded(self) -> Transformer:
-        def load() -> Transformer:
-            checkpoint = read_checkpoint(Path(self.path), self.format)
-            return Transformer.of_fitting(checkpoint.config, checkpoint.weights)
-
-        model: Transformer = made(OURS, self.model, load)
-        return model
+    def packed(self, inputs: Inputs) -> Transformer:
+        checkpoint = read_checkpoint(Path(self.path), self.format)
+        return Transformer.of_fitting(checkpoint.config, checkpoint.weights)
 
     @property
     def matrices(self) -> int:
@@ -99,44 +86,15 @@ class CheckpointRun(ModelRun):
     @property
     def nbytes(self) -> int:
         """What a step of decoding reads. Of a mixture's experts a prompt reads more."""
-        return decode_bytes(self.config, self.loaded.weights, self.in_cache + self.new, 4)
+        weights = self.our_model({}).weights
+        return decode_bytes(self.config, weights, self.in_cache + self.new, 4)
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
-        """ids (in_cache + new,)"""
-        return {"ids": rng.integers(self.config.vocab_size, size=self.in_cache + self.new)}
+        """ids"""
+        return {"ids": self.ids(rng)}
 
-    def exact_logits(self, inputs: Inputs, ids: Array) -> Array:
-        logits: Array = Exact(self.loaded)(ids, None, 1)[0, self.sampled()]
-        return logits
-
-    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        model = computing(self, self.loaded)
-        return [contestant(model, self, inputs), self.transformers(inputs), self.llama_cpp(inputs)]
-
-    def transformers(self, inputs: Inputs) -> Contestant | Missing:
-        if missing := transformers.missing():
-            return missing
-        if not Path(self.path).is_dir():
-            return Missing(TRANSFORMERS, "opens directories")
-        try:
-            model = made(TRANSFORMERS, self.model, lambda: transformers.open_model(self.path))
-            ids, checked = inputs["ids"], self.checked_ids(inputs)
-            return transformers.contestant(model, ids, self.in_cache, checked)
-        except Exception as error:  # packages that this checkpoint takes, an architecture, memory
-            return Missing(TRANSFORMERS, f"could not be given the model: {error}")
-
-    def llama_cpp(self, inputs: Inputs) -> Contestant | Missing:
-        if missing := llama_cpp.missing():
-            return missing
-        if Path(self.path).is_dir():
-            return Missing(LLAMA_CPP, "opens files")
-        path, vocabulary = Path(self.path), self.config.vocab_size
-        try:
-            model = made(LLAMA_CPP, self.model, lambda: llama_cpp.Model(path, vocabulary))
-            ids, checked = inputs["ids"], self.checked_ids(inputs)
-            return llama_cpp.contestant(model, ids, self.in_cache, checked, get_num_threads())
-        except RuntimeError as error:
-            return Missing(LLAMA_CPP, f"could not be given the model: {error}")
+    def given_to(self, library: ModuleType, inputs: Inputs) -> Any:
+        return library.open_model(Path(self.path), self.config)
 
     def smaller(self) -> Self:
         """A model is as large as it is."""

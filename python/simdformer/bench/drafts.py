@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from simdformer.bench.contestants import OURS, Contestant, Missing, Way
-from simdformer.bench.models import SHAPES, ModelRun, our_model, random_weights
+from simdformer.bench.models import SHAPES, ModelRun
 from simdformer.bench.work import Case, Inputs, times
 from simdformer.models import PagedKVCache, Transformer
 from simdformer.text.continuation import Continuation
@@ -58,17 +58,16 @@ class DraftRun(ModelRun):
         """Every weight once for each id."""
         return 2 * self.new * (self.matrices + self.last_matrix)
 
-    def inputs(self, rng: np.random.Generator) -> Inputs:
-        """config, weights, ids (in_cache + new,): the prompt, and what is said."""
+    def ids(self, rng: np.random.Generator) -> Array:
+        """(in_cache + new,): the prompt, and what is said"""
         vocab_size = self.config.vocab_size
         prompt = rng.integers(vocab_size, size=self.in_cache)
         answer = np.resize(prompt, self.new)
         answer[CHANGED - 1 :: CHANGED] = rng.integers(vocab_size, size=self.new // CHANGED)
-        ids = np.concatenate([prompt, answer])
-        return {"config": self.config, "weights": random_weights(self.config), "ids": ids}
+        return np.concatenate([prompt, answer])
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        model = our_model(self, inputs)
+        model = self.our_model(inputs)
         return [
             Contestant(OURS, (self.way(model, inputs, 'draft="prompt"', drafted=True),)),
             Contestant(

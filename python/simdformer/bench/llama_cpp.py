@@ -22,9 +22,22 @@ from simdformer.checkpoints.gguf_export import of_model
 from simdformer.checkpoints.gguf_writer import write_gguf
 from simdformer.functional import QuantizedWeight
 from simdformer.models import ModelConfig
+from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
-__all__ = ["Context", "Model", "contestant", "contestant_of_many", "missing", "write_model"]
+__all__ = [
+    "NAME",
+    "Context",
+    "Model",
+    "contestant",
+    "contestant_of_many",
+    "missing",
+    "model_of",
+    "open_model",
+    "write_model",
+]
+
+NAME = LLAMA_CPP
 
 Weights = Mapping[str, Array | QuantizedWeight]
 
@@ -64,13 +77,20 @@ class Model:
         self.library, self.handle, self.vocab_size = library, handle, vocab_size
         weakref.finalize(self, library.llama_model_free, handle)
 
-    @classmethod
-    def of(cls, config: ModelConfig, weights: Weights) -> "Model":
-        """That of a file which is made for it, and gone when it is read."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.gguf"
-            write_model(path, config, weights)
-            return cls(path, config.vocab_size)
+
+def model_of(config: ModelConfig, weights: Weights) -> Model:
+    """That of a file which is made for it, and gone when it is read."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_model(path, config, weights)
+        return Model(path, config.vocab_size)
+
+
+def open_model(path: Path, config: ModelConfig) -> Model:
+    """That of a file of yours."""
+    if path.is_dir():
+        raise IsADirectoryError("it opens files")
+    return Model(path, config.vocab_size)
 
 
 def write_model(path: Path, config: ModelConfig, weights: Weights) -> None:
@@ -83,14 +103,20 @@ class Context:
     """`texts` sequences: a cache for `room` ids of each, and what llama.cpp computes with."""
 
     def __init__(
-        self, model: Model, room: int, threads: int, *, flash: bool = True, texts: int = 1
+        self,
+        model: Model,
+        room: int,
+        threads: int | None = None,
+        *,
+        flash: bool = True,
+        texts: int = 1,
     ) -> None:
         library = model.library
         options = library.llama_context_default_params()
         options.n_ctx, options.n_seq_max = room * texts, texts
         options.kv_unified = False  # each text has cells of its own, which is faster
         options.n_batch = options.n_ubatch = max(room, texts)  # a prompt goes through at once
-        options.n_threads = options.n_threads_batch = threads
+        options.n_threads = options.n_threads_batch = threads or get_num_threads()
         options.type_k = options.type_v = FLOAT16
         options.flash_attn_type = (
             library.LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -165,20 +191,18 @@ class Context:
         return call
 
 
-def contestant(
-    model: Model, ids: Array, in_cache: int, checked_ids: Array, threads: int
-) -> Contestant:
+def contestant(model: Model, ids: Array, in_cache: int, checked_ids: Array) -> Contestant:
     """All of `ids` behind the first `in_cache` at once; what is compared are the logits after
     `checked_ids`. Its fused attention, and the one made of two products with a softmax between.
     """
 
     def way(name: str, *, flash: bool) -> Way:
-        context = Context(model, len(ids), threads, flash=flash)
+        context = Context(model, len(ids), flash=flash)
         if in_cache:
             context.logits(ids[:in_cache])
 
         def checked(_: Any) -> Array:
-            short = Context(model, len(checked_ids), threads, flash=flash)
+            short = Context(model, len(checked_ids), flash=flash)
             short.logits(checked_ids[:-1])
             return short.logits(checked_ids[-1:], len(checked_ids) - 1)
 
@@ -190,14 +214,14 @@ def contestant(
 
 
 def contestant_of_many(
-    model: Model, beginning: Array, next_ids: Array, checked_ids: Array, threads: int
+    model: Model, beginning: Array, next_ids: Array, checked_ids: Array
 ) -> Contestant:
     """An id for each of many texts that begin alike; what is compared are the logits of the last
     text after `checked_ids`.
     """
 
     def step(ids: Array, next_ids: Array) -> tuple[Context, Callable[[], Any]]:
-        context = Context(model, len(ids) + 1, threads, texts=len(next_ids))
+        context = Context(model, len(ids) + 1, texts=len(next_ids))
         context.logits(ids)
         context.copy()
         return context, context.step_of_all(next_ids, len(ids))

@@ -25,7 +25,6 @@ import numpy as np
 
 import simdformer as sf
 from simdformer.bench.contestants import OURS, Contestant, Missing
-from simdformer.bench.exact import Exact
 from simdformer.bench.machine import Limits
 from simdformer.bench.models import CHECKED, SEED, SHAPES, ModelRun
 from simdformer.bench.results import Loaded, Measurement, Result
@@ -40,7 +39,6 @@ from simdformer.types import Array
 
 __all__ = [
     "LOADING_GOALS",
-    "GGUFLoading",
     "Loading",
     "files_of",
     "loading_cases",
@@ -100,16 +98,21 @@ def loading_cases() -> Iterator[Case]:
         yield Case(f"{shape}/load", Loading(config=config, new=CHECKED), LOADING_GOALS)
     shape, config = next(iter(SHAPES.items()))
     for mixture in IN_FEW_BITS:
-        work = GGUFLoading(config=config, new=CHECKED, mixture=mixture)
+        work = Loading(config=config, new=CHECKED, mixture=mixture)
         yield Case(f"{shape}/{mixture}/load", work, LOADING_GOALS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(ModelRun):
     """From a file to a model, and on to the token after a prompt of `new` ids. The file is that of
-    Hugging Face, in bfloat16."""
+    Hugging Face, in bfloat16, or one of llama.cpp in the types of a mixture, such as "q4_k_m"."""
 
+    mixture: str | None = None
     format: str | None = None  # None: there is only one
+
+    @property
+    def model(self) -> Any:
+        return self.config, "from a file", self.mixture
 
     @property
     def operation(self) -> str:
@@ -123,7 +126,12 @@ class Loading(ModelRun):
     @property
     def nbytes(self) -> int:
         """The weights, as the file has them."""
-        return 2 * sum(map(math.prod, weight_shapes(self.config).values()))
+        if self.mixture is None:
+            return 2 * sum(map(math.prod, weight_shapes(self.config).values()))
+        nothing = np.zeros((), numpy_dtype("bfloat16"))
+        shapes = weight_shapes(self.config)
+        weights = {name: np.broadcast_to(nothing, shape) for name, shape in shapes.items()}
+        return sum(tensor.nbytes for tensor in self.tensors(weights)[1])
 
     @property
     def counted_in(self) -> Unit:
@@ -148,45 +156,24 @@ class Loading(ModelRun):
 
     def write(self, directory: Path, weights: Mapping[str, Array]) -> Path:
         """The checkpoint of these weights in a directory that is empty: its path."""
-        write_checkpoint(directory, self.config, weights)
-        return directory
-
-
-@dataclass(frozen=True, kw_only=True)
-class GGUFLoading(Loading):
-    """The same from a file of llama.cpp in the types of a mixture, such as "q4_k_m"."""
-
-    mixture: str
-
-    @property
-    def model(self) -> Any:
-        return self.config, "from a file", self.mixture
-
-    @property
-    def nbytes(self) -> int:
-        """The weights, as the file has them."""
-        nothing = np.zeros((), numpy_dtype("bfloat16"))
-        shapes = weight_shapes(self.config)
-        weights = {name: np.broadcast_to(nothing, shape) for name, shape in shapes.items()}
-        return sum(tensor.nbytes for tensor in self.tensors(weights)[1])
-
-    def tensors(self, weights: Mapping[str, Array]) -> tuple[Mapping[str, Any], list[NewTensor]]:
-        """The keys and tensors of the file; nothing is rounded yet."""
-        source = of_model(self.config, weights, "model")
-        return source.keys, in_mixture(source, self.mixture, Losses(), lambda nbytes: None)
-
-    def write(self, directory: Path, weights: Mapping[str, Array]) -> Path:
+        if self.mixture is None:
+            write_checkpoint(directory, self.config, weights)
+            return directory
         path = directory / "model.gguf"
         keys, tensors = self.tensors(weights)
         write_gguf(path, {**keys, "tokenizer.ggml.model": "no_vocab"}, tensors)
         return path
 
-    def exact_logits(self, inputs: Inputs, ids: Array) -> Array:
-        """Those of the weights that the file at inputs["path"] has."""
+    def tensors(self, weights: Mapping[str, Array]) -> tuple[Mapping[str, Any], list[NewTensor]]:
+        """The keys and tensors of a file in that mixture; nothing is rounded yet."""
+        assert self.mixture is not None
+        source = of_model(self.config, weights, "model")
+        return source.keys, in_mixture(source, self.mixture, Losses(), lambda nbytes: None)
+
+    def packed(self, inputs: Inputs) -> Transformer:
+        """Of the weights that the file at inputs["path"] has."""
         found = read_checkpoint(inputs["path"])
-        model = Exact(Transformer.of_fitting(found.config, found.weights))
-        logits: Array = model(ids, None, 1)[0, self.sampled()]
-        return logits
+        return Transformer.of_fitting(found.config, found.weights)
 
 
 def run_loading(case: Case, work: Loading, limits: Limits, budget: float) -> Result:

@@ -1,4 +1,4 @@
-"""Whole models as work: random weights in the shapes of published checkpoints, bfloat16.
+"""Whole models as work: random weights in the shapes of published checkpoints.
 
 How fast a model is does not depend on what its weights say, so that no checkpoint is needed. Ours,
 transformers on PyTorch and llama.cpp run the same weights.
@@ -9,24 +9,20 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from types import ModuleType
+from typing import Any, Self
 
 import numpy as np
 
-from simdformer import reference
+import simdformer as sf
 from simdformer.bench import llama_cpp, transformers
-from simdformer.bench.contestants import (
-    LLAMA_CPP,
-    OURS,
-    TRANSFORMERS,
-    Contestant,
-    Missing,
-    Way,
-)
+from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contestant, Missing, Way
+from simdformer.bench.exact import Exact
 from simdformer.bench.work import (
     AT_THE_LIMIT,
     Case,
     Dtype,
+    Goal,
     Inputs,
     Unit,
     Work,
@@ -34,25 +30,22 @@ from simdformer.bench.work import (
     random_array,
     times,
 )
-from simdformer.functional import embedding
 from simdformer.models import KVCache, ModelConfig, Transformer, weight_shapes
 from simdformer.models.budget import cache_bytes
-from simdformer.rope_scaling import rope_frequencies
-from simdformer.runtime import get_num_threads
+from simdformer.models.tensors import bits_of, block_of
 from simdformer.types import Array
 
 __all__ = [
     "MODEL_GOALS",
+    "PROMPT_GOALS",
     "SHAPES",
+    "STEP_GOALS",
     "ModelRun",
-    "computing",
-    "contestant",
     "forget_models",
     "made",
     "model_cases",
-    "our_model",
+    "quantised_model_cases",
     "random_weights",
-    "reference_logits",
 ]
 
 LLAMA3_SCALING = {
@@ -94,11 +87,15 @@ SHAPES = {
         tie_embeddings=True,
     ),
 }
+QUANTISED = {"Qwen3-0.6B": ("q8_0", "q4_0", "q4_k"), "Llama-3.2-1B": ("q4_k",)}
 BLOCK = 1_000_003  # random numbers that all matrices repeat; a prime, so that no two rows are equal
+REPEATED = 256  # rows that all others of a quantised matrix repeat
 CHECKED = 16  # ids; float64 is slow, and a model that is right for these is the same model
 SAMPLED = 256  # logits
 SEED = 20240601
 MODEL_GOALS = (times(1.0, TRANSFORMERS, LLAMA_CPP), AT_THE_LIMIT)
+PROMPT_GOALS = (times(1.2, LLAMA_CPP),)  # of few bits
+STEP_GOALS = (times(1.0, LLAMA_CPP), times(1.3, LLAMA_CPP) | Goal(0.85, "read"))
 
 # The models made last, by what made them: cases of one model follow each other.
 _made: dict[str, tuple[Any, Any]] = {}
@@ -114,23 +111,37 @@ def model_cases() -> Iterator[Case]:
         yield Case(f"{shape}/decode", ModelRun(config=config, new=1, in_cache=64), MODEL_GOALS)
 
 
+def quantised_model_cases() -> Iterator[Case]:
+    """The same of few bits."""
+    for shape, types in QUANTISED.items():
+        for type in types:
+            prompt = ModelRun(config=SHAPES[shape], new=512, type=type)
+            yield Case(f"{shape}/{type}/prefill", prompt, PROMPT_GOALS)
+            step = ModelRun(config=SHAPES[shape], new=1, in_cache=64, type=type)
+            yield Case(f"{shape}/{type}/decode", step, STEP_GOALS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelRun(Work):
     """`new` ids through a model that holds `in_cache` ids already: a prompt, or a step of decoding.
 
-    Weights and cache are bfloat16. `dtype` is that of the arithmetic between the kernels. Logits
-    are wanted for the last id only.
+    `type` is that of the matrices; the cache is bfloat16 beside bfloat16, else float32. `dtype` is
+    that of the arithmetic between the kernels. Logits are wanted for the last id only.
     """
 
     config: ModelConfig
     new: int
     in_cache: int = 0
-    cache_dtype: ClassVar[Dtype] = "bfloat16"
+    type: str = "bfloat16"
+
+    @property
+    def cache_dtype(self) -> Dtype:
+        return "bfloat16" if self.type == "bfloat16" else "float32"
 
     @property
     def model(self) -> Any:
         """By what its model is known."""
-        return self.config
+        return self.config, self.type
 
     @property
     def operation(self) -> str:
@@ -160,8 +171,9 @@ class ModelRun(Work):
     @property
     def nbytes(self) -> int:
         """Every weight once, and the cache. (Of the embedding only a few rows.)"""
-        weights = 2 * (self.matrices + self.last_matrix)
-        return weights + cache_bytes(self.config, self.in_cache + self.new, 2)
+        weights = int((self.matrices + self.last_matrix) * bits_of(self.type)) // 8
+        itemsize = numpy_dtype(self.cache_dtype).itemsize
+        return weights + cache_bytes(self.config, self.in_cache + self.new, itemsize)
 
     @property
     def counted_in(self) -> Unit:
@@ -176,9 +188,13 @@ class ModelRun(Work):
         return self.new / seconds
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
-        """config, weights, ids (in_cache + new,)"""
-        ids = rng.integers(self.config.vocab_size, size=self.in_cache + self.new)
-        return {"config": self.config, "weights": random_weights(self.config), "ids": ids}
+        """config, weights, ids"""
+        weights = random_weights(self.config, self.type)
+        return {"config": self.config, "weights": weights, "ids": self.ids(rng)}
+
+    def ids(self, rng: np.random.Generator) -> Array:
+        """(in_cache + new,)"""
+        return rng.integers(self.config.vocab_size, size=self.in_cache + self.new)
 
     def sample(self, result: Array) -> Array:
         return result[self.sampled()]
@@ -195,91 +211,110 @@ class ModelRun(Work):
         """Some of the last logits after the first few ids; those of cases of one model are kept."""
         ids = self.checked_ids(inputs)
 
-        def logits() -> Array:
-            return self.exact_logits(inputs, ids)
-
-        found: Array = made("expected", (self.model, tuple(ids)), logits)
+        found: Array = made("expected", (self.model, tuple(ids)), lambda: self.exact(inputs, ids))
         return found
 
-    def exact_logits(self, inputs: Inputs, ids: Array) -> Array:
+    def exact(self, inputs: Inputs, ids: Array) -> Array:
         """The sampled logits after ids, in float64."""
-        return reference_logits(self.config, inputs["weights"], ids, self.sampled())
+        logits: Array = Exact(self.our_model(inputs))(ids, None, 1)[0, self.sampled()]
+        return logits
+
+    # Who runs it.
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        return [ours(self, inputs), with_transformers(self, inputs), with_llama_cpp(self, inputs)]
+        libraries = (transformers, llama_cpp) if self.type == "bfloat16" else (llama_cpp,)
+        return [self.ours(inputs), *(self.theirs(library, inputs) for library in libraries)]
+
+    def our_model(self, inputs: Inputs) -> Transformer:
+        """On the packed weights that all work with this model shares."""
+        model: Transformer = copy(made(OURS, self.model, lambda: self.packed(inputs)))
+        model.activations = numpy_dtype(self.dtype)
+        return model
+
+    def packed(self, inputs: Inputs) -> Transformer:
+        return Transformer(self.config, inputs["weights"])
+
+    def ours(self, inputs: Inputs) -> Contestant:
+        model, ids, first = self.our_model(inputs), inputs["ids"], self.in_cache
+        cache = model.new_cache(first + self.new, dtype=self.cache_dtype)
+        if first:
+            model(ids[:first], cache, 1)
+        new = ids[first:]
+
+        def call() -> Array:
+            cache.truncate(first)
+            return model(new, cache, 1)
+
+        def checked(_: Array) -> Array:
+            few = self.checked_ids(inputs)
+            short: KVCache = model.new_cache(len(few), dtype=self.cache_dtype)
+            model(few[:-1], short, 1)
+            logits: Array = model(few[-1:], short, 1)[-1]
+            return logits
+
+        return Contestant(OURS, (Way(f"activations {self.dtype}", call, checked),))
+
+    def theirs(self, library: ModuleType, inputs: Inputs) -> Contestant | Missing:
+        """`library`: transformers or llama_cpp of this folder."""
+        missing: Missing | None = library.missing()
+        if missing:
+            return missing
+        try:
+            model = made(library.NAME, self.model, lambda: self.given_to(library, inputs))
+            return self.raced_by(library, model, inputs)
+        # No room for a file, a checkpoint that takes other packages, a library that is too new.
+        except Exception as error:
+            return Missing(library.NAME, f"could not be given the model: {error}")
+
+    def given_to(self, library: ModuleType, inputs: Inputs) -> Any:
+        """The model as the library has it."""
+        return library.model_of(self.config, inputs["weights"])
+
+    def raced_by(self, library: ModuleType, model: Any, inputs: Inputs) -> Contestant:
+        ids, checked = inputs["ids"], self.checked_ids(inputs)
+        found: Contestant = library.contestant(model, ids, self.in_cache, checked)
+        return found
 
     def smaller(self) -> Self:
-        """Two layers of the same proportions."""
+        """Two layers of the same proportions, and of whole blocks."""
+        block = block_of(self.type)
         config = replace(
             self.config,
-            hidden_size=64,
+            hidden_size=max(64, block),
             num_layers=2,
             num_heads=4,
             num_kv_heads=2,
-            head_dim=16,
-            intermediate_size=96,
+            head_dim=16 if block == 1 else 64,
+            intermediate_size=max(96, block),
             vocab_size=300,
         )
         return replace(self, config=config, new=min(self.new, 20), in_cache=min(self.in_cache, 20))
 
 
 @lru_cache(maxsize=1)
-def random_weights(config: ModelConfig) -> dict[str, Array]:
-    """bfloat16 tensors for `Transformer(config, ...)`, scaled so that activations stay moderate.
+def random_weights(config: ModelConfig, type: str = "bfloat16") -> dict[str, Any]:
+    """Tensors for `Transformer(config, ...)`, scaled so that activations stay moderate: bfloat16,
+    or matrices of a quantised type and float32 norms.
 
     The last ones made are kept; `forget_models` lets them go.
     """
     rng = np.random.default_rng(SEED)
+    repeated: dict[tuple[int, ...], Array] = {}  # blocks by shape
 
-    def tensor(shape: tuple[int, ...]) -> Array:
+    def tensor(shape: tuple[int, ...]) -> Any:
         if len(shape) == 1:  # of a norm
-            return 1 + random_array(rng, shape, "bfloat16", 0.1)
-        block = random_array(rng, (BLOCK,), "bfloat16", shape[1] ** -0.5)
-        return np.resize(block, shape)
+            return 1 + random_array(rng, shape, "bfloat16" if plain else "float32", 0.1)
+        if plain:
+            return np.resize(random_array(rng, (BLOCK,), type, shape[1] ** -0.5), shape)
+        rows, columns = shape
+        if shape not in repeated:
+            few = random_array(rng, (min(rows, REPEATED), columns), "float32", columns**-0.5)
+            repeated[shape] = sf.quantize(few, type).blocks()
+        blocks = np.resize(repeated[shape], (rows, repeated[shape].shape[1]))
+        return sf.QuantizedWeight.from_blocks(blocks, type, (rows, columns))
 
+    plain = block_of(type) == 1
     return {name: tensor(shape) for name, shape in weight_shapes(config).items()}
-
-
-def reference_logits(
-    config: ModelConfig, weights: dict[str, Array], ids: Array, rows: Array
-) -> Array:
-    """The logits `rows` after the last of ids (L,), in float64 and one matrix at a time.
-
-    For models without biases and windows. It is what `simdformer.models.Transformer` computes.
-    """
-    inv_freq, factor = rope_frequencies(
-        config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling
-    )
-
-    def norm(x: Array, name: str) -> Array:
-        return reference.rms_norm(x, weights[name], eps=config.norm_eps)
-
-    def linear(x: Array, name: str) -> Array:
-        return reference.forward.float64(reference.linear(x, weights[name]))
-
-    def heads(x: Array) -> Array:
-        return x.reshape(len(ids), -1, config.head_dim).swapaxes(0, 1)
-
-    def rotated(x: Array, norm_name: str) -> Array:
-        x = norm(x, norm_name) if config.qk_norm else x
-        options: dict[str, Any] = {"layout": config.rope_layout, "attention_factor": factor}
-        return reference.rope(x, inv_freq=inv_freq, **options)
-
-    x = reference.forward.float64(embedding(ids, weights["embed"], dtype="float32"))
-    for at in (f"layers.{layer}." for layer in range(config.num_layers)):
-        h = norm(x, at + "attn_norm")
-        q, k, v = (heads(linear(h, at + name)) for name in ("wq", "wk", "wv"))
-        q, k = rotated(q, at + "q_norm"), rotated(k, at + "k_norm")
-        z: Any = reference.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + linear(z.swapaxes(0, 1).reshape(len(ids), -1), at + "wo")
-        h = norm(x, at + "mlp_norm")
-        x = x + linear(reference.swiglu(linear(h, at + "gate"), linear(h, at + "up")), at + "down")
-    last = weights["embed" if config.tie_embeddings else "lm_head"]
-    last_rows = embedding(rows, last, dtype="float32")
-    return reference.forward.float64(reference.linear(norm(x[-1], "final_norm"), last_rows))
-
-
-# ---- who runs them -------------------------------------------------------------------------------
 
 
 def forget_models() -> None:
@@ -294,61 +329,3 @@ def made(by: str, model: Any, make: Callable[[], Any]) -> Any:
         _made.pop(by, None)  # before the next one is made
         _made[by] = (model, make())
     return _made[by][1]
-
-
-def our_model(work: ModelRun, inputs: Inputs) -> Transformer:
-    """On the packed weights that all work with this model shares."""
-    config, weights = work.config, inputs["weights"]
-    return computing(work, made(OURS, work.model, lambda: Transformer(config, weights)))
-
-
-def computing(work: ModelRun, packed: Transformer) -> Transformer:
-    """The arithmetic of the work on packed weights that others share."""
-    model = copy(packed)
-    model.activations = numpy_dtype(work.dtype)
-    return model
-
-
-def ours(work: ModelRun, inputs: Inputs) -> Contestant:
-    return contestant(our_model(work, inputs), work, inputs)
-
-
-def contestant(model: Transformer, work: ModelRun, inputs: Inputs) -> Contestant:
-    ids, first = inputs["ids"], work.in_cache
-    cache = model.new_cache(first + work.new, dtype=work.cache_dtype)
-    if first:
-        model(ids[:first], cache, 1)
-    new = ids[first:]
-
-    def call() -> Array:
-        cache.truncate(first)
-        return model(new, cache, 1)
-
-    def checked(_: Array) -> Array:
-        few = work.checked_ids(inputs)
-        short: KVCache = model.new_cache(len(few), dtype=work.cache_dtype)
-        model(few[:-1], short, 1)
-        logits: Array = model(few[-1:], short, 1)[-1]
-        return logits
-
-    return Contestant(OURS, (Way(f"activations {work.dtype}", call, checked),))
-
-
-def with_transformers(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
-    if missing := transformers.missing():
-        return missing
-    config, weights, ids = work.config, inputs["weights"], inputs["ids"]
-    model = made(TRANSFORMERS, work.model, lambda: transformers.load(config, weights))
-    return transformers.contestant(model, ids, work.in_cache, work.checked_ids(inputs))
-
-
-def with_llama_cpp(work: ModelRun, inputs: Inputs) -> Contestant | Missing:
-    if missing := llama_cpp.missing():
-        return missing
-    config, weights, ids = work.config, inputs["weights"], inputs["ids"]
-    few, threads = work.checked_ids(inputs), get_num_threads()
-    try:
-        model = made(LLAMA_CPP, work.model, lambda: llama_cpp.Model.of(config, weights))
-        return llama_cpp.contestant(model, ids, work.in_cache, few, threads)
-    except (OSError, RuntimeError) as error:  # no room for its file, or a library that is too new
-        return Missing(LLAMA_CPP, f"could not be given the model: {error}")

@@ -51,7 +51,7 @@ def loaded(name: str, inputs: Inputs) -> Any:
     from simdformer.transformers import NAME, register
 
     register()
-    model = transformers.load(inputs["config"], inputs["weights"])
+    model = transformers.model_of(inputs["config"], inputs["weights"])
     model.set_attn_implementation({EAGER: "eager", SDPA: "sdpa"}.get(name, NAME))
     if name == OURS:
         accelerate(model)

@@ -8,7 +8,6 @@ from typing import Any
 import simdformer as sf
 from simdformer.bench.machine import best_time, free_memory, this_machine
 from simdformer.bench.models import random_weights
-from simdformer.bench.quantized_models import quantized_weights
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.models.budget import decode_bytes
 from simdformer.models.tensors import block_of
@@ -105,7 +104,7 @@ def made(config: ModelConfig, type: str) -> Transformer:
     if block_of(type) > 1:
         kind = sf.quantization_types().get(type)
         written = kind is not None and kind.writable
-        return Transformer(config, quantized_weights(config, type if written else SIMILAR))
+        return Transformer(config, random_weights(config, type if written else SIMILAR))
     return Transformer(config, random_weights(config), dtype=type)
 
 

@@ -34,10 +34,9 @@ from simdformer.bench.machine import (
     read_memory,
     this_machine,
 )
-from simdformer.bench.models import forget_models, model_cases
+from simdformer.bench.models import forget_models, model_cases, quantised_model_cases
 from simdformer.bench.plugins import plugin_cases
 from simdformer.bench.quantized import QuantizedLinear
-from simdformer.bench.quantized_models import quantized_model_cases
 from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
 from simdformer.bench.work import NOT_BEHIND, Case, Goal, Operation, relative_error
@@ -85,7 +84,7 @@ def all_cases(*, models: bool = False, transformers: bool = False) -> list[Case]
         cases.append(Case(f"call/{name}", work, (NOT_BEHIND, SHORTEST_CALL)))
     if models:
         cases += [*model_cases(), *batch_cases(), *draft_cases(), *loading_cases()]
-        cases += quantized_model_cases()
+        cases += quantised_model_cases()
     if transformers:
         cases += plugin_cases()
     return cases

@@ -1,6 +1,7 @@
 """transformers on PyTorch as a contestant for whole models, in bfloat16 and on the same weights."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from simdformer.bench.contestants import TRANSFORMERS, Contestant, Missing, Way, optional, tensor
@@ -9,7 +10,9 @@ from simdformer.checkpoints.names import Names
 from simdformer.models import ModelConfig
 from simdformer.types import Array
 
-__all__ = ["contestant", "load", "missing", "names_of", "open_model", "settings"]
+__all__ = ["NAME", "contestant", "missing", "model_of", "names_of", "open_model", "settings"]
+
+NAME = TRANSFORMERS
 
 MORE = 32  # steps of decoding
 
@@ -46,7 +49,7 @@ def names_of(config: ModelConfig) -> Names:
     return ARCHITECTURES[settings(config)["model_type"]].names
 
 
-def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
+def model_of(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
     """Its own class for the architecture, with our tensors in it: no memory of its own."""
     torch: Any = optional("torch")
     library: Any = optional("transformers")
@@ -62,8 +65,10 @@ def load(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
     return model.eval()
 
 
-def open_model(path: str) -> Any:
+def open_model(path: Path, config: ModelConfig) -> Any:
     """Its own class for a directory of Hugging Face's, with the weights in bfloat16."""
+    if not path.is_dir():
+        raise NotADirectoryError("it opens directories")
     torch: Any = optional("torch")
     library: Any = optional("transformers")
     return library.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
