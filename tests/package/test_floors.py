@@ -10,7 +10,7 @@ import pytest
 import simdformer
 
 ROOT = Path(simdformer.__file__).parent
-CPP = Path(__file__).parents[2] / "cpp"
+CPP, DOCS = (Path(__file__).parents[2] / name for name in ("cpp", "docs"))
 MODULES = {
     ".".join(["simdformer", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(
         ".__init__"
@@ -18,20 +18,48 @@ MODULES = {
     for file in sorted(ROOT.rglob("*.py"))
 }
 EXTENSION = "simdformer._core"
-# Of two floors that import each other one would not be above the other.
+# From the ground up, as in docs/architecture.md: every folder and every module of the package.
 FLOORS = (
-    *("models", "checkpoints", "parallel", "text", "tensors", "transformers", "torch"),
-    *("learn", "bench", "cli"),
+    ("types", "mpiexec"),
+    ("arguments",),
+    ("quantization",),
+    ("reference",),
+    ("rope_scaling", "runtime", "attention"),
+    ("functional",),
+    ("layer_checks",),
+    ("experts",),
+    ("nn",),
+    ("models",),
+    ("data",),
+    ("checkpoints", "parallel"),
+    ("text",),
+    ("tensors",),
+    ("transformers",),
+    ("torch",),
+    ("simdformer",),
+    ("interpret", "bench"),
+    ("learn",),
+    ("demo",),
+    ("cli",),
+    ("__main__",),
 )
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FACE = "simdformer"  # names what it loads on request, of every floor, for type checkers
 
 
-def statements(tree, everywhere):
-    """The import statements of a module: those that run while it is imported, or all but those for
-    type checkers."""
-    waiting = list(tree.body)
+def room(module):
+    """The folder or module of the package in which a module lies."""
+    return module.split(".")[min(1, module.count("."))]
+
+
+def statements(module, everywhere):
+    """The import statements of a module: those that run while it is imported and those for type
+    checkers, or all."""
+    waiting = list(ast.parse(MODULES[module].read_text()).body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if for_types and module == FACE:
             continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -41,7 +69,7 @@ def statements(tree, everywhere):
 
 def imported(module, everywhere=False):
     """The modules of ours that a module imports."""
-    for node in statements(ast.parse(MODULES[module].read_text()), everywhere):
+    for node in statements(module, everywhere):
         assert not getattr(node, "level", 0), f"{module}: a relative import"
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -69,15 +97,22 @@ def test_no_module_imports_itself_round_a_corner():
     assert circle({module: set(imported(module)) for module in MODULES}) == []
 
 
-@pytest.mark.parametrize("below", range(len(FLOORS) - 1))
-def test_no_floor_imports_one_above(below):
-    """Inside functions neither: an import is not put there to open a circle."""
-    floor = f"simdformer.{FLOORS[below]}"
-    above = tuple(f"simdformer.{name}" for name in FLOORS[below + 1 :])
-    for module in MODULES:
-        if module == floor or module.startswith(f"{floor}."):
-            up = [name for name in imported(module, everywhere=True) if name.startswith(above)]
-            assert not up, f"{module} imports {up}"
+def test_every_room_has_a_floor():
+    assert {room(module) for module in MODULES} == set(FLOOR)
+
+
+@pytest.mark.parametrize("own", FLOOR)
+def test_a_room_imports_only_what_lies_below_it(own):
+    """Inside functions too: an import is not put there to open a circle."""
+    for module in (name for name in MODULES if room(name) == own):
+        rooms = {room(name) for name in imported(module, everywhere=True)} - {own}
+        assert all(FLOOR[other] < FLOOR[own] for other in rooms), f"{module} imports {rooms}"
+
+
+def test_the_list_of_floors_names_every_room():
+    table = (DOCS / "architecture.md").read_text().partition("## Floors")[2].partition("\n## ")[0]
+    rooms = set(FLOOR) - {FACE, "__main__"}
+    assert {name for name in rooms if not re.search(rf"`[\w/]*\b{name}(/|\.py)`", table)} == set()
 
 
 def test_no_file_knows_the_name_of_a_format_but_its_own():

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     rows["end of text"] = ", ".join(map(str, checkpoint.eos_ids)) or "as the tokenizer says"
     budget = parameter_budget(config)
     total = sum(budget.values())
-    kinds = kinds_by_part(checkpoint.weights)
+    kinds = kinds_by_part(config, checkpoint.weights)
     for part, parameters in budget.items():
         share = f"{parameters:,} parameters, {parameters / total:.1%}"
         rows[part] = ", ".join([share, " and ".join(kinds[part])] if part in kinds else [share])

@@ -1,6 +1,5 @@
 """What is enough and what is needed: activations of one text put into another, or taken away."""
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -9,6 +8,12 @@ import numpy as np
 from simdformer.arguments import shown
 from simdformer.interpret.metric import Metric, MetricLike, read_metric
 from simdformer.interpret.subject import Subject, counting_layers, read_subject
+from simdformer.models.activation_table import (
+    Activation,
+    activation_of,
+    layer_and_short_name,
+    trace_names,
+)
 from simdformer.models.config import ModelConfig
 from simdformer.models.observer import meant_names
 from simdformer.models.progress import Progress
@@ -18,12 +23,7 @@ __all__ = ["ablate", "patch"]
 
 By = Literal["position", "head", "layer"]
 SIZES = ("position", "head", "layer")
-OF_QUERIES = ("attn.q", "attn.q_normed", "attn.q_rot", "attn.z", "attn.result")  # (L,H,..)
-OF_KEYS = ("attn.k", "attn.k_normed", "attn.k_rot", "attn.v")  # (L,K,D)
-OF_PAIRS = ("attn.scores", "attn.pattern")  # (H,L,S)
-WITH_HEADS = OF_QUERIES + OF_KEYS + OF_PAIRS
 MOST_ROWS, MOST_LOGITS = 32, 1 << 26  # texts that are read side by side, and what they may give
-LAYER = re.compile(r"layers\.\d+\.")
 
 
 def patch(
@@ -130,7 +130,7 @@ def ablate(
     whole = number(subject.run(())[0])
 
     def take_away(name: str, own: Array, at: Any) -> None:
-        positions = 1 if name.endswith(OF_PAIRS) else 0
+        positions = row_of(subject.transformer.config, name).axes.index("L")
         instead = np.zeros_like(own) if value == "zero" else own.mean(positions, keepdims=True)
         own[at] = np.broadcast_to(instead, own.shape)[at]
 
@@ -151,20 +151,23 @@ def read_names(
     glob = names if names is not None else "layers.*.attn.z" if by == "head" else otherwise
     if not isinstance(glob, str):
         raise TypeError(f"{subject.function}: names is {shown(names)}, needed is a name or a glob")
-    found = meant_names(subject.transformer.config, glob, subject.function)
-    kinds = {LAYER.sub("", name) for name in found}
+    config = subject.transformer.config
+    found = meant_names(config, glob, subject.function)
+    kinds = {layer_and_short_name(name)[1] for name in found}
     if len(kinds) > 1:
         raise ValueError(
             f"{subject.function}: names {glob!r} fits {', '.join(sorted(kinds)[:4])}; needed is "
             "one activation of each layer"
         )
     (kind,) = kinds
-    if by == "head" and kind not in WITH_HEADS:
+    row = row_of(config, found[0])
+    if by == "head" and row.head_axis is None:
+        having = [name for name in trace_names(config, on_request=True) if has_heads(config, name)]
+        known = dict.fromkeys(layer_and_short_name(name)[1] for name in having)
         raise ValueError(
-            f"{subject.function}: {kind} has no heads; by='head' needs one of "
-            f"{', '.join(WITH_HEADS)}"
+            f"{subject.function}: {kind} has no heads; by='head' needs one of {', '.join(known)}"
         )
-    if by == "position" and kind in OF_PAIRS:
+    if by == "position" and row.is_square:
         raise ValueError(
             f"{subject.function}: {kind} belongs to two positions at a time; needed is "
             "by='head' or by='layer'"
@@ -207,8 +210,17 @@ def places_of(name: str, by: By, config: ModelConfig, length: int) -> Iterator[A
         yield ...
     elif by == "position":
         yield from range(length)
-    elif name.endswith(OF_PAIRS):
-        yield from range(config.num_heads)
     else:
-        heads = config.num_kv_heads if name.endswith(OF_KEYS) else config.num_heads
-        yield from ((slice(None), head) for head in range(heads))
+        row = row_of(config, name)
+        before = (slice(None),) * (row.head_axis or 0)
+        yield from ((*before, head) for head in range(row.heads(config)))
+
+
+def row_of(config: ModelConfig, name: str) -> Activation:
+    row = activation_of(config, name)
+    assert row is not None  # a name of this model
+    return row
+
+
+def has_heads(config: ModelConfig, name: str) -> bool:
+    return row_of(config, name).head_axis is not None

@@ -3,9 +3,9 @@
 Where weights come from is one floor above, in `simdformer.checkpoints`; text in `simdformer.text`.
 """
 
+from simdformer.models.activation_table import trace_names
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
-from simdformer.models.observer import trace_names
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer

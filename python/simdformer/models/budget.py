@@ -8,6 +8,7 @@ from typing import Any
 from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
 from simdformer.models.tensors import AnyTensor, Quantized, kind_of
+from simdformer.models.weight_table import weight_rows
 from simdformer.models.weights import Weights, weight_shapes
 
 __all__ = [
@@ -21,14 +22,7 @@ __all__ = [
 
 FLOAT32 = 4
 PANEL = 16  # `simdformer.pack` rounds a matrix up to so many rows
-PARTS = {
-    **dict.fromkeys(("embed", "pos_embed"), "embedding"),
-    **dict.fromkeys(("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "sinks"), "attention"),
-    **dict.fromkeys(("gate", "up", "down", "router"), "mlp"),
-    **dict.fromkeys(("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"), "norms"),
-    **dict.fromkeys(("q_norm", "k_norm", "final_norm"), "norms"),
-    "lm_head": "lm_head",
-}
+PARTS = ("embedding", "attention", "mlp", "norms", "lm_head")
 
 
 def parameter_budget(config: ModelConfig) -> dict[str, int]:
@@ -43,10 +37,9 @@ def parameter_budget(config: ModelConfig) -> dict[str, int]:
     {'embedding': 622329856, 'attention': 1509949440, 'mlp': 5435817984, 'norms': 308224,
      'lm_head': 622329856}
     """
-    budget = dict.fromkeys(PARTS.values(), 0)
-    for name, shape in weight_shapes(config).items():
-        part = part_of(name)
-        budget[part] = budget.get(part, 0) + math.prod(shape)
+    budget, shapes = dict.fromkeys(PARTS, 0), weight_shapes(config)
+    for name, row in weight_rows(config).items():
+        budget[row.part] = budget.get(row.part, 0) + math.prod(shapes[name])
     return budget
 
 
@@ -58,18 +51,11 @@ def active_parameters(config: ModelConfig) -> int:
     return sum(budget.values()) + active
 
 
-def part_of(name: str) -> str:
-    """The part that a tensor belongs to, and its bias with it."""
-    if ".experts." in name:
-        return "experts"
-    return PARTS[name.split(".")[-1].removesuffix("_bias")]
-
-
-def kinds_by_part(weights: Mapping[str, AnyTensor]) -> dict[str, list[str]]:
+def kinds_by_part(config: ModelConfig, weights: Mapping[str, AnyTensor]) -> dict[str, list[str]]:
     """What the matrices and vectors of each part are held in: dtypes, and quantised types."""
     kinds: dict[str, set[str]] = {}
-    for name, tensor in weights.items():
-        kinds.setdefault(part_of(name), set()).add(kind_of(tensor))
+    for name, row in weight_rows(config).items():
+        kinds.setdefault(row.part, set()).add(kind_of(weights[name]))
     return {part: sorted(found) for part, found in kinds.items()}
 
 
@@ -78,18 +64,17 @@ def weight_bytes(
 ) -> int:
     """What the weights take in memory once they are packed: `itemsize` bytes each, or as they are
     where it is None."""
-    total = 0
+    total, rows = 0, weight_rows(config)
     for name, shape in weight_shapes(config).items():
-        tensor = weights[name]
-        if len(shape) == 2 and itemsize is None and isinstance(tensor, Quantized):
+        tensor, row = weights[name], rows[name]
+        if row.is_matrix and itemsize is None and isinstance(tensor, Quantized):
             total += tensor.nbytes if isinstance(tensor, QuantizedWeight) else tensor.packed_nbytes
             continue
         size = itemsize or tensor.dtype.itemsize
-        if config.norm_offset and name.endswith("norm"):
+        if config.norm_offset and row.is_norm:
             size = max(size, FLOAT32)  # the sum is not rounded
-        is_matrix = len(shape) == 2 and name != "pos_embed"
-        rows = -(-shape[0] // PANEL) * PANEL if is_matrix else shape[0]
-        total += math.prod((rows, *shape[1:])) * size
+        height = -(-shape[0] // PANEL) * PANEL if row.is_matrix else shape[0]
+        total += math.prod((height, *shape[1:])) * size
     return total
 
 

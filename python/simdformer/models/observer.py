@@ -12,6 +12,7 @@ import numpy as np
 
 from simdformer.arguments import as_array, read_several, shown
 from simdformer.functional import softmax
+from simdformer.models.activation_table import Activation, activations, trace_names
 from simdformer.models.config import ModelConfig
 from simdformer.models.ranks import Ranks, Split
 from simdformer.models.trace import matching_names
@@ -28,92 +29,13 @@ __all__ = [
     "see_experts",
     "see_results",
     "see_scale",
-    "trace_names",
     "unseen",
 ]
 
 Edit = Array | Callable[[Array], Array | None]
 
-LAYER_NAMES = (
-    "resid_pre",
-    "attn_norm",
-    "attn.q",
-    "attn.k",
-    "attn.v",
-    "attn.q_normed",
-    "attn.k_normed",
-    "attn.q_rot",
-    "attn.k_rot",
-    "attn.scores",
-    "attn.pattern",
-    "attn.z",
-    "attn.result",
-    "attn.out",
-    "resid_mid",
-    "mlp_norm",
-    "mlp.router",
-    "mlp.experts",
-    "mlp.expert_weights",
-    "mlp.gate",
-    "mlp.up",
-    "mlp.act",
-    "mlp.expert_out",
-    "mlp.shared.gate",
-    "mlp.shared.up",
-    "mlp.shared.act",
-    "mlp.shared.weight",
-    "mlp.shared.out",
-    "mlp.out",
-    "resid_post",
-)
-ON_REQUEST = ("attn.result", "final_norm_scale")  # computed for nothing but a trace
-# Of a model that several ranks hold each sees a part of these: along an axis, or what it adds to
-# their sum. What is the work of experts is 0 where another rank holds them.
-SPLIT: dict[str, tuple[Split, int]] = {
-    **dict.fromkeys(("attn.q", "attn.q_normed", "attn.q_rot"), ("heads", 2)),
-    **dict.fromkeys(("attn.k", "attn.k_normed", "attn.k_rot", "attn.v"), ("kv_heads", 2)),
-    **dict.fromkeys(("attn.z", "attn.result"), ("heads", 2)),
-    **dict.fromkeys(("attn.scores", "attn.pattern"), ("heads", 1)),
-    **dict.fromkeys(("mlp.gate", "mlp.up", "mlp.act"), ("inner", -1)),
-    **dict.fromkeys(("mlp.shared.gate", "mlp.shared.up", "mlp.shared.act"), ("shared_inner", -1)),
-}
-BY_EXPERT = {"mlp.gate", "mlp.up", "mlp.act"}
-ADDED = {"mlp.expert_out", "mlp.shared.out"}  # changed, it is all rank 0's
-OF_THE_SHARED = {name for name in LAYER_NAMES if name.startswith("mlp.shared.")}
-OF_EXPERTS = OF_THE_SHARED | {
-    "mlp.router",
-    "mlp.experts",
-    "mlp.expert_weights",
-    "mlp.expert_out",
-}
-
-
-def trace_names(config: ModelConfig, *, on_request: bool = False) -> list[str]:
-    """The names that a trace of this model has, in the order of computation; with `on_request` also
-    those that it has only where they are asked for."""
-    layers = [
-        f"layers.{index}.{name}"
-        for index in range(config.num_layers)
-        for name in names_of_layer(config, index)
-    ]
-    begin = ["embed", "pos_embed"] if config.positions == "learned" else ["embed"]
-    names = [*begin, *layers, "final_norm_scale", "final_norm", "logits"]
-    if on_request:
-        return names
-    return [name for name in names if not name.endswith(ON_REQUEST)]
-
-
-def names_of_layer(config: ModelConfig, layer: int) -> list[str]:
-    absent = set() if config.qk_norm else {"attn.q_normed", "attn.k_normed"}
-    absent |= {"attn_norm", "mlp_norm"} if config.norm_placement == "after" else set()
-    absent |= set() if config.gated_mlp else {"mlp.gate", "mlp.shared.gate"}
-    if not config.has_experts(layer):
-        absent |= OF_EXPERTS
-    elif not config.shared_intermediate_size:
-        absent |= OF_THE_SHARED
-    elif not config.shared_router:
-        absent.add("mlp.shared.weight")
-    return [name for name in LAYER_NAMES if name not in absent]
+# Of a model that several ranks hold each sees its part along one of these axes.
+SPLIT: dict[str, Split] = {"H": "heads", "K": "kv_heads", "I": "inner", "J": "shared_inner"}
 
 
 def meant_names(config: ModelConfig, glob: str, who: str) -> list[str]:
@@ -149,6 +71,7 @@ class Observer:
     ) -> None:
         self._ranks, self._config = ranks, config
         self._batched = batched
+        self._rows = activations(config, without=("untraced",))
         self._edits: dict[str, list[Callable[[Array], Array | None]]] = {}
         self._kept: dict[str, Array] = {}
         self._wanted: set[str] = set(trace_names(config)) if names is None else set()
@@ -163,8 +86,7 @@ class Observer:
     @property
     def activations(self) -> dict[str, Array]:
         """What was kept, in the order of computation."""
-        order = trace_names(self._config, on_request=True)
-        return {name: self._kept[name] for name in order if name in self._kept}
+        return {name: self._kept[name] for name in self._rows if name in self._kept}
 
     def wants(self, name: str) -> bool:
         return name in self._wanted or name in self._edits
@@ -183,27 +105,19 @@ class Observer:
 
     def _joined(self, name: str, value: Array) -> Array:
         """The whole of what each rank has its part of."""
-        layer, kind = self._kind(name)
-        if kind in ADDED or (kind in BY_EXPERT and self._config.has_experts(layer)):
+        row = self._rows[name]
+        if row.mark in ("by expert", "added"):
             return self._ranks.sum(value)
-        return self._ranks.joined(value, *SPLIT[kind]) if kind in SPLIT else value
+        split = split_of(row)
+        return self._ranks.joined(value, *split) if split else value
 
     def _own(self, name: str, whole: Array) -> Array:
-        """What of a whole one is this rank's."""
-        layer, kind = self._kind(name)
-        if kind in ADDED:
+        """What of a whole one is this rank's; of a sum all is rank 0's."""
+        row = self._rows[name]
+        if row.mark == "added":
             return whole if self._ranks.communicator.rank == 0 else np.zeros_like(whole)
-        if kind in SPLIT and not (kind in BY_EXPERT and self._config.has_experts(layer)):
-            return self._ranks.part(whole, *SPLIT[kind])
-        return whole
-
-    @staticmethod
-    def _kind(name: str) -> tuple[int, str]:
-        """Its layer (-1: none), and the name that it has in each."""
-        if not name.startswith("layers."):
-            return -1, name
-        _, layer, kind = name.split(".", 2)
-        return int(layer), kind
+        split = split_of(row)
+        return self._ranks.part(whole, *split) if split else whole
 
     def _edited(self, name: str, value: Array) -> Array | None:
         """None when nothing has changed, so that nothing need be computed anew."""
@@ -235,6 +149,14 @@ class Observer:
         if not isinstance(glob, str):
             raise TypeError(f"{who}: {shown(glob)} among the names, needed are names or globs")
         return meant_names(self._config, glob, who)
+
+
+def split_of(row: Activation) -> tuple[Split, int] | None:
+    """Along which axis of (B, ...) ranks have parts of it; None: all have all of it."""
+    for at, axis in enumerate(row.axes):
+        if axis in SPLIT:
+            return SPLIT[axis], at + 1
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ and biases that come behind a sum are everywhere, but only rank 0 adds the biase
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,24 +18,15 @@ from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
 from simdformer.models.packing import Matrix
 from simdformer.models.tensors import AnyTensor, cut
-from simdformer.models.weights import (
-    HEADS,
-    INNER,
-    KV_WIDTH,
-    Q_WIDTH,
-    SHARED_INNER,
-    VOCABULARY,
-    weight_axes,
-)
+from simdformer.models.weight_table import axis, expert_of, weight_rows
 from simdformer.types import Array, DTypeLike
 
 __all__ = ["Part", "Ranks", "Split", "deal", "tensors_of"]
 
 Split = Literal["heads", "kv_heads", "inner", "shared_inner", "vocabulary"]
 ROWS = 16  # that are packed together: a cut elsewhere would leave some of them empty
-EXPERT = re.compile(r"experts\.(\d+)\.")
-WHOLE = ("q_norm", "k_norm")  # a norm over all heads wants them joined
-ADDED_ONCE = ("bo", "down_bias", "shared.down_bias")  # behind a sum over ranks
+Q_WIDTH, KV_WIDTH, INNER, SHARED_INNER = axis("HD"), axis("KD"), axis("I"), axis("J")
+HEADS, VOCABULARY = axis("H"), axis("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class Part:
         )
 
     def along(self, axis: str, head_dim: int) -> range | None:
-        """What of an axis of `weight_axes` the rank holds; None: all of it."""
+        """What of an axis of a tensor the rank holds; None: all of it."""
         if axis in (Q_WIDTH, KV_WIDTH):
             held = self.heads if axis == Q_WIDTH else self.kv_heads
             return range(held.start * head_dim, held.stop * head_dim)
@@ -138,9 +128,9 @@ def deal(config: ModelConfig, block: Callable[[str], int], size: int) -> list[Pa
     if size == 1:
         return [Part.whole(config)]
     blocks: dict[str, int] = {}
-    for name, axes in weight_axes(config).items():
-        if len(axes) == 2:
-            blocks[axes[1]] = math.lcm(blocks.get(axes[1], 1), block(name))
+    for name, row in weight_rows(config).items():
+        if len(row.axes) == 2:
+            blocks[row.axes[1]] = math.lcm(blocks.get(row.axes[1], 1), block(name))
     heads = deal_heads(config, size, blocks[Q_WIDTH])
     if config.num_experts and size > config.num_experts:
         raise ValueError(
@@ -216,16 +206,15 @@ def tensors_of(
 ) -> dict[str, AnyTensor]:
     """What a rank holds, cut out of the whole tensors without reading them."""
     own: dict[str, AnyTensor] = {}
-    for name, axes in weight_axes(config).items():
-        _, _, in_layer = name.split(".", 2) if name.startswith("layers.") else ("", "", name)
-        expert = EXPERT.match(in_layer)
-        if expert and int(expert[1]) not in part.experts:
+    for name, row in weight_rows(config).items():
+        expert = expert_of(name)
+        if expert is not None and expert not in part.experts:
             continue
-        if in_layer in ADDED_ONCE and not is_first:
+        if row.mark == "once" and not is_first:
             continue
         own[name] = tensors[name]
-        for at, axis in enumerate(axes if in_layer not in WHOLE else ()):
-            held = part.along(axis, config.head_dim)
+        for at, along in enumerate(row.axes if row.mark != "whole" else ()):
+            held = part.along(along, config.head_dim)
             if held is not None:
                 own[name] = cut(own[name], at, held)
     return own

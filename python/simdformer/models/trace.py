@@ -13,36 +13,18 @@ from typing import Any
 import numpy as np
 
 from simdformer.arguments import shown
+from simdformer.models.activation_table import every_activation
 from simdformer.types import Array
 
 __all__ = ["Trace", "matching_names", "transformer_lens_name"]
 
 # TransformerLens' names for ours; {} is a layer.
 TRANSFORMER_LENS = {
-    "hook_embed": "embed",
-    "hook_pos_embed": "pos_embed",
-    "blocks.{}.hook_resid_pre": "layers.{}.resid_pre",
-    "blocks.{}.ln1.hook_normalized": "layers.{}.attn_norm",
-    "blocks.{}.attn.hook_q": "layers.{}.attn.q",
-    "blocks.{}.attn.hook_k": "layers.{}.attn.k",
-    "blocks.{}.attn.hook_v": "layers.{}.attn.v",
-    "blocks.{}.attn.hook_rot_q": "layers.{}.attn.q_rot",
-    "blocks.{}.attn.hook_rot_k": "layers.{}.attn.k_rot",
-    "blocks.{}.attn.hook_attn_scores": "layers.{}.attn.scores",
-    "blocks.{}.attn.hook_pattern": "layers.{}.attn.pattern",
-    "blocks.{}.attn.hook_z": "layers.{}.attn.z",
-    "blocks.{}.attn.hook_result": "layers.{}.attn.result",
-    "blocks.{}.hook_attn_out": "layers.{}.attn.out",
-    "blocks.{}.hook_resid_mid": "layers.{}.resid_mid",
-    "blocks.{}.ln2.hook_normalized": "layers.{}.mlp_norm",
-    "blocks.{}.mlp.hook_pre": "layers.{}.mlp.gate",
-    "blocks.{}.mlp.hook_pre_linear": "layers.{}.mlp.up",
-    "blocks.{}.mlp.hook_post": "layers.{}.mlp.act",
-    "blocks.{}.hook_mlp_out": "layers.{}.mlp.out",
-    "blocks.{}.hook_resid_post": "layers.{}.resid_post",
-    "ln_final.hook_scale": "final_norm_scale",
-    "ln_final.hook_normalized": "final_norm",
-    "hook_logits": "logits",
+    f"blocks.{{}}.{row.lens}" if row.in_layer else row.lens: (
+        f"layers.{{}}.{row.name}" if row.in_layer else row.name
+    )
+    for row in every_activation()
+    if row.lens
 }
 LAYER = re.compile(r"(?<=^blocks\.)(\d+|\*)(?=\.)")
 OF_A_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
@@ -133,6 +115,10 @@ class Trace(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._activations)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """What a notebook offers behind `trace["`."""
+        return list(self)
 
     def __or__(self, other: Mapping[str, Array]) -> "Trace":
         return self._with(self._activations | dict(other))

@@ -1,7 +1,9 @@
 """The tensors of a model: canonical names and shapes, the check against a config, packing."""
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -10,11 +12,12 @@ import ml_dtypes
 import numpy as np
 
 from simdformer.arguments import as_array, shown
-from simdformer.functional import QuantizedWeight
+from simdformer.functional import PackedWeight, QuantizedWeight
 from simdformer.models.config import ModelConfig
 from simdformer.models.packing import Matrix, Packing
 from simdformer.models.progress import Progress
 from simdformer.models.tensors import AnyTensor, Quantized, Tensor, kind_of
+from simdformer.models.weight_table import LENGTH_ONE, WeightRow, expert_of, weight_rows
 from simdformer.types import Array, ArrayLike, DTypeLike
 
 __all__ = [
@@ -37,12 +40,6 @@ BF16, F16, F32, F64 = FLOATS = tuple(
 # What the kernels take beside activations of a dtype.
 BESIDE = {F32: (F32, BF16, F16), BF16: (BF16, F32), F16: (F16, F32), F64: (F64,)}
 LISTED = 4  # of each kind of complaint
-
-WIDTH, INNER, HEAD, VOCABULARY = "hidden_size", "intermediate_size", "head_dim", "vocab_size"
-POSITIONS = "max_seq_len"
-Q_WIDTH, KV_WIDTH = f"num_heads * {HEAD}", f"num_kv_heads * {HEAD}"
-EXPERTS, HEADS, ONE = "num_experts", "num_heads", "1"
-EXPERT_INNER, SHARED_INNER = "expert_intermediate_size", "shared_intermediate_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +101,31 @@ class LayerWeights:
     mlp_out_norm_bias: Array | None
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The whole model, in memory of its own: what it was made from is not looked at again."""
+QKV, QKV_BIAS = ("wq", "wk", "wv"), ("bq", "bk", "bv")
+ALONE = (
+    *("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "wo", "sinks", "attn_out_norm"),
+    *("attn_out_norm_bias", "mlp_norm", "mlp_norm_bias", "mlp_out_norm", "mlp_out_norm_bias"),
+)
+# Where a tensor is kept that has no field of its name.
+PLACES: dict[str, tuple[str, int | None]] = {
+    **{name: ("wq_wk_wv", at) for at, name in enumerate(QKV)},
+    **{name: ("qkv_bias", at) for at, name in enumerate(QKV_BIAS)},
+    "bo": ("wo_bias", None),
+    "shared.router": ("shared_router", None),
+    "gate": ("gate_up", 0),
+    "up": ("gate_up", -1),
+    "gate_bias": ("gate_up_bias", 0),
+    "up_bias": ("gate_up_bias", -1),
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Weights(Mapping[str, Array]):
+    """The whole model, in memory of its own: what it was made from is not looked at again.
+
+    `weights["layers.0.wq"]` is one tensor as an array, unpacked when it is asked for; the names are
+    those of `weight_shapes`.
+    """
 
     embed: Matrix  # (V, E)
     pos_embed: Array | None  # (max_seq_len, E)
@@ -114,6 +133,8 @@ class Weights:
     final_norm: Array  # (E,)
     final_norm_bias: Array | None
     lm_head: Matrix  # (V, E); the embedding itself where the two are tied
+    rows: Mapping[str, WeightRow]  # of the tensors that are here, by name
+    own_experts: range
 
     @classmethod
     def prepare(
@@ -130,152 +151,129 @@ class Weights:
         kind = None if dtype is None else np.dtype(dtype)
         progress = Progress("loading", sum(tensor.nbytes for tensor in tensors.values()))
         packing = Packing(kind, progress)
+        rows = weight_rows(config)
 
-        def array(name: str) -> Array:
-            return packing.array(tensors[name])
+        def held(name: str) -> Any:
+            """A tensor as it is kept; None where the model, or this rank, does not have it."""
+            if name not in tensors:
+                return None
+            tensor, row = tensors[name], rows[name]
+            if row.is_matrix:
+                return packing.matrix(tensor)
+            if not row.is_norm or config.norm_offset == 0:
+                return packing.array(tensor)
+            wide = np.promote_types(kind or tensor.dtype, np.float32)
+            return packing.array(tensor, wide) + wide.type(config.norm_offset)
 
-        def matrix(name: str) -> Matrix:
-            return packing.matrix(tensors[name])
+        def several(at: str, *names: str) -> list[Any] | None:
+            return [held(at + name) for name in names] if at + names[0] in tensors else None
 
-        def norm(name: str) -> Array:
-            if config.norm_offset == 0:
-                return array(name)
-            wide = np.promote_types(kind or tensors[name].dtype, np.float32)
-            shifted: Array = packing.array(tensors[name], wide) + wide.type(config.norm_offset)
-            return shifted
-
-        def norm_if_any(name: str) -> Array | None:
-            return norm(name) if name in tensors else None
-
-        def array_if_any(name: str) -> Array | None:
-            return array(name) if name in tensors else None
-
-        held = range(config.num_experts) if own_experts is None else own_experts
-        two = ("gate", "up") if config.gated_mlp else ("up",)
+        own = range(config.num_experts) if own_experts is None else own_experts
+        gate_up = ("gate", "up") if config.gated_mlp else ("up",)
 
         def mlp(at: str) -> MLPWeights:
             return MLPWeights(
-                gate_up=[matrix(at + name) for name in two],
-                gate_up_bias=[array(f"{at}{name}_bias") for name in two]
-                if config.mlp_bias
-                else None,
-                down=matrix(at + "down"),
-                down_bias=array_if_any(at + "down_bias"),
+                gate_up=several(at, *gate_up) or [],
+                gate_up_bias=several(at, *(f"{name}_bias" for name in gate_up)),
+                down=held(at + "down"),
+                down_bias=held(at + "down_bias"),
             )
 
         def experts(at: str) -> ExpertWeights:
             return ExpertWeights(
-                router=matrix(at + "router"),
-                router_bias=array_if_any(at + "router_bias"),
-                experts=[mlp(f"{at}experts.{number}.") for number in held],
+                router=held(at + "router"),
+                router_bias=held(at + "router_bias"),
+                experts=[mlp(f"{at}experts.{number}.") for number in own],
                 shared=mlp(at + "shared.") if config.shared_intermediate_size else None,
-                shared_router=matrix(at + "shared.router") if config.shared_router else None,
+                shared_router=held(at + "shared.router"),
             )
 
         def layer(index: int) -> LayerWeights:
             at = f"layers.{index}."
             return LayerWeights(
-                attn_norm=norm_if_any(at + "attn_norm"),
-                attn_norm_bias=array_if_any(at + "attn_norm_bias"),
-                wq_wk_wv=[matrix(at + name) for name in ("wq", "wk", "wv")],
-                qkv_bias=[array(at + name) for name in ("bq", "bk", "bv")]
-                if config.qkv_bias
-                else None,
-                q_norm=norm_if_any(at + "q_norm"),
-                k_norm=norm_if_any(at + "k_norm"),
-                wo=matrix(at + "wo"),
-                wo_bias=array_if_any(at + "bo"),
-                sinks=array_if_any(at + "sinks"),
-                attn_out_norm=norm_if_any(at + "attn_out_norm"),
-                attn_out_norm_bias=array_if_any(at + "attn_out_norm_bias"),
-                mlp_norm=norm_if_any(at + "mlp_norm"),
-                mlp_norm_bias=array_if_any(at + "mlp_norm_bias"),
+                wq_wk_wv=several(at, *QKV) or [],
+                qkv_bias=several(at, *QKV_BIAS),
                 mlp=experts(at) if config.has_experts(index) else mlp(at),
-                mlp_out_norm=norm_if_any(at + "mlp_out_norm"),
-                mlp_out_norm_bias=array_if_any(at + "mlp_out_norm_bias"),
+                wo_bias=held(at + "bo"),
+                **{field: held(at + field) for field in ALONE},
             )
 
         with progress:
-            embed = matrix("embed")
+            embed = held("embed")
             weights = cls(
                 embed=embed,
-                pos_embed=array_if_any("pos_embed"),
+                pos_embed=held("pos_embed"),
                 layers=[layer(index) for index in range(config.num_layers)],
-                final_norm=norm("final_norm"),
-                final_norm_bias=array_if_any("final_norm_bias"),
-                lm_head=embed if config.tie_embeddings else matrix("lm_head"),
+                final_norm=held("final_norm"),
+                final_norm_bias=held("final_norm_bias"),
+                lm_head=embed if config.tie_embeddings else held("lm_head"),
+                rows={name: row for name, row in rows.items() if name in tensors},
+                own_experts=own,
             )
             packing.finish()
         return weights
+
+    # ---- a mapping of names ----------------------------------------------------------------------
+
+    def held(self, name: str) -> Array | Matrix | None:
+        """The tensor of a name of `weight_shapes` as it is kept: packed, or quantised; None where
+        the model, or this rank, does not have it."""
+        if name not in self.rows:
+            return None
+        part: Any = self
+        short = name
+        if name.startswith("layers."):
+            _, index, short = name.split(".", 2)
+            part = self.layers[int(index)]
+            if self.rows[name].part in ("mlp", "experts"):
+                part = part.mlp
+            if (number := expert_of(short)) is not None:
+                part, short = part.experts[number - self.own_experts.start], short.split(".")[-1]
+            elif short.startswith("shared.") and short not in PLACES:
+                part, short = part.shared, short.removeprefix("shared.")
+        field, at = PLACES.get(short, (short, None))
+        found: Any = getattr(part, field)
+        kept: Array | Matrix = found if at is None else found[at]
+        return kept
+
+    def __getitem__(self, name: str) -> Array:
+        """A tensor as an array of the shape that `weight_shapes` says: a matrix is unpacked, a
+        quantised one becomes float32. KeyError, with near names, for one that is not here."""
+        found = self.held(name)
+        if found is None:
+            near = difflib.get_close_matches(str(name), list(self.rows), n=3, cutoff=0.4)
+            raise KeyError(
+                f"weights: no tensor is called {shown(name)}; near are "
+                f"{', '.join(near or list(self.rows)[:3])}"
+            )
+        if isinstance(found, PackedWeight):
+            return found.unpack()
+        return found.dequantize() if isinstance(found, QuantizedWeight) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.rows)
+
+    def __repr__(self) -> str:
+        kinds = Counter(kind_of_held(self.held(name)) for name in self.rows)
+        told = ", ".join(f"{count} in {kind}" for kind, count in kinds.most_common())
+        return f"Weights({len(self.layers)} layers, {len(self)} tensors: {told})"
+
+
+def kind_of_held(tensor: Any) -> str:
+    """What its numbers are: "float32", or "q4_k"."""
+    return tensor.type if isinstance(tensor, QuantizedWeight) else str(tensor.dtype)
 
 
 def weight_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Every tensor of a model of this config in the order of computation: its name, and for each
     axis the field of the config, or the product of two, that says how long it is."""
-    axes: dict[str, tuple[str, ...]] = {"embed": (VOCABULARY, WIDTH)}
-    if config.positions == "learned":
-        axes["pos_embed"] = (POSITIONS, WIDTH)
-    for index in range(config.num_layers):
-        of_layer = layer_axes(config, mixed=config.has_experts(index))
-        axes |= {f"layers.{index}.{name}": of_one for name, of_one in of_layer.items()}
-    axes |= norm_axes(config, "final_norm")
-    if not config.tie_embeddings:
-        axes["lm_head"] = (VOCABULARY, WIDTH)
-    return axes
-
-
-def layer_axes(config: ModelConfig, *, mixed: bool) -> dict[str, tuple[str, ...]]:
-    """The tensors of one layer, which has experts or not."""
-    before, after = config.norm_placement != "after", config.norm_placement != "before"
-    layer = norm_axes(config, "attn_norm") if before else {}
-    layer |= {"wq": (Q_WIDTH, WIDTH), "wk": (KV_WIDTH, WIDTH), "wv": (KV_WIDTH, WIDTH)}
-    if config.qkv_bias:
-        layer |= {"bq": (Q_WIDTH,), "bk": (KV_WIDTH,), "bv": (KV_WIDTH,)}
-    if config.qk_norm:
-        each = config.qk_norm_over == "head"
-        layer |= {"q_norm": (HEAD if each else Q_WIDTH,), "k_norm": (HEAD if each else KV_WIDTH,)}
-    layer |= {"wo": (WIDTH, Q_WIDTH)}
-    if config.wo_bias:
-        layer |= {"bo": (WIDTH,)}
-    if config.attention_sinks:
-        layer |= {"sinks": (HEADS,)}
-    if after:
-        layer |= norm_axes(config, "attn_out_norm")
-    if before:
-        layer |= norm_axes(config, "mlp_norm")
-    layer |= expert_axes(config) if mixed else mlp_axes(config, "", INNER)
-    if after:
-        layer |= norm_axes(config, "mlp_out_norm")
-    return layer
-
-
-def norm_axes(config: ModelConfig, name: str) -> dict[str, tuple[str, ...]]:
-    """A norm's weight, and its bias where it has one."""
-    names = (name,) if config.norm == "rms_norm" else (name, f"{name}_bias")
-    return dict.fromkeys(names, (WIDTH,))
-
-
-def mlp_axes(config: ModelConfig, at: str, inner: str) -> dict[str, tuple[str, ...]]:
-    """The tensors of an MLP, whose names begin with `at`."""
-    axes: dict[str, tuple[str, ...]] = {f"{at}gate": (inner, WIDTH)} if config.gated_mlp else {}
-    axes |= {f"{at}up": (inner, WIDTH), f"{at}down": (WIDTH, inner)}
-    if config.mlp_bias:
-        axes |= {f"{name}_bias": of_matrix[:1] for name, of_matrix in axes.items()}
-    return axes
-
-
-def expert_axes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The tensors of a layer that has experts."""
-    axes: dict[str, tuple[str, ...]] = {"router": (EXPERTS, WIDTH)}
-    if config.mlp_bias:
-        axes |= {"router_bias": (EXPERTS,)}
-    for number in range(config.num_experts):
-        axes |= mlp_axes(config, f"experts.{number}.", EXPERT_INNER)
-    if config.shared_intermediate_size:
-        axes |= mlp_axes(config, "shared.", SHARED_INNER)
-    if config.shared_router:
-        axes |= {"shared.router": (ONE, WIDTH)}
-    return axes
+    return {name: row.axes for name, row in weight_rows(config).items()}
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -283,7 +281,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     @cache
     def size(axis: str) -> int:
-        return 1 if axis == ONE else math.prod(getattr(config, of) for of in axis.split(" * "))
+        lengths = (getattr(config, of) for of in axis.split(" * "))
+        return 1 if axis == LENGTH_ONE else math.prod(lengths)
 
     return {name: tuple(map(size, axes)) for name, axes in weight_axes(config).items()}
 

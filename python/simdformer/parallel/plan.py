@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdformer.models.config import ModelConfig
-from simdformer.models.ranks import EXPERT, Part, deal
+from simdformer.models.ranks import Part, deal
 from simdformer.models.tensors import bits_of, block_of
-from simdformer.models.weights import weight_axes, weight_shapes
+from simdformer.models.weight_table import expert_of, weight_rows
+from simdformer.models.weights import weight_shapes
 from simdformer.parallel.mpi import in_one_exchange
 
 __all__ = ["Link", "Load", "Prediction", "Rates", "operations_of", "predict", "sizes_of"]
@@ -164,22 +165,23 @@ class Bill:
         """`chosen`: how many experts of a layer are read for a token."""
         shapes = weight_shapes(config)
         held = read = operations = 0.0
-        for name, axes in weight_axes(config).items():
-            expert = EXPERT.match(name.split(".", 2)[-1])
+        for name, row in weight_rows(config).items():
+            expert = expert_of(name)
             share = 1.0
-            for axis, length in zip(axes, shapes[name], strict=True):
+            for axis, length in zip(row.axes, shapes[name], strict=True):
                 own = part.along(axis, config.head_dim)
                 share *= 1.0 if own is None else len(own) / length
-            if not expert or int(expert[1]) in part.experts:
+            if expert is None or expert in part.experts:
                 held += share * sizes[name]
-            if expert and int(expert[1]) > 0:
+            if expert:
                 continue  # they are alike: the first one stands for those that are chosen
+            of_expert = expert is not None
             if name != "pos_embed" and (name != "embed" or config.tie_embeddings):
-                read += (chosen if expert else 1.0) * share * sizes[name]
-            if len(axes) == 2 and name not in ("embed", "lm_head", "pos_embed"):
+                read += (chosen if of_expert else 1.0) * share * sizes[name]
+            if row.is_matrix and name not in ("embed", "lm_head"):
                 # over many ids the choice of experts evens out
-                evenly = config.num_experts_per_tok / config.num_experts if expert else 1.0
-                dealt = len(part.experts) if expert else 1.0
+                evenly = config.num_experts_per_tok / config.num_experts if of_expert else 1.0
+                dealt = len(part.experts) if of_expert else 1.0
                 rows = load.prompt * evenly * dealt
                 operations += 2 * rows * share * math.prod(shapes[name])
         width = config.head_dim * len(part.kv_heads)

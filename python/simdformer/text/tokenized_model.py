@@ -7,6 +7,7 @@ from simdformer.arguments import LARGEST, is_whole, read_several, read_whole, sh
 from simdformer.models.config import ModelConfig
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.transformer import Transformer
+from simdformer.models.weights import Weights
 from simdformer.text.chat import ChatTemplate, check_messages
 from simdformer.text.continuation import Continuation
 from simdformer.text.continuous_batch import Request
@@ -44,6 +45,12 @@ class TokenizedModel:
         if isinstance(self._tokenizer, ImportError):
             raise self._tokenizer
         return self._tokenizer
+
+    @property
+    def weights(self) -> Weights:
+        """Every tensor by name: `model.weights["layers.0.wq"]` is an array, unpacked when it is
+        asked for."""
+        return self.transformer.weights
 
     @property
     def config(self) -> ModelConfig:

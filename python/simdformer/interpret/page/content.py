@@ -11,6 +11,8 @@ from simdformer.interpret.attribution import Attribution
 from simdformer.interpret.heads import head_scores
 from simdformer.interpret.lens import LogitLens, likeliest
 from simdformer.interpret.subject import Subject, token_text
+from simdformer.models.activation_table import activation_of, sources_of
+from simdformer.models.config import ModelConfig
 from simdformer.models.progress import Progress
 from simdformer.models.trace import Trace
 from simdformer.types import Array
@@ -26,7 +28,6 @@ MEANS = {
     "induction": "the share that goes to what came after earlier places of the same token",
     "entropy": "of a row, in bits: 0 looks at one token",
 }
-HEAD_FIRST = ("attn.scores", "attn.pattern")
 ALIGNMENT = 4  # bytes, of every array
 
 
@@ -102,7 +103,7 @@ def content(
             "target": written["target"],
             "against": written["against"],
         },
-        "activations": activations(trace, length, numbers),
+        "activations": activations(trace, subject.transformer.config, numbers),
         "words": words.known,
     }
 
@@ -149,30 +150,48 @@ def eight_bits(patterns: Array) -> Array:
     return shares.astype(np.uint8)
 
 
-def activations(trace: Trace, length: int, numbers: Numbers) -> dict[str, Any]:
-    """Of each activation of a layer: its shapes (None in layers that have no such one), and for
-    each layer and token the root mean square and the first few numbers."""
-    layers, told = range(trace.num_layers), {}
+def activations(trace: Trace, config: ModelConfig, numbers: Numbers) -> dict[str, Any]:
+    """Of each activation of a layer: its shapes and what it is computed from (None in layers that
+    have no such one), and for each layer and token the root mean square and the first numbers."""
+    layers, length, told = range(config.num_layers), len(trace.ids), {}
     names = list(dict.fromkeys(name for layer in layers for name in trace[layer]))
     with Progress("look: numbers", len(names), unit="name") as progress:
         for name in names:
-            arrays = [trace[layer].get(name) for layer in layers]
+            shapes: list[list[int] | None] = [None] * len(layers)
+            sources: list[list[str] | None] = [None] * len(layers)
             rms = np.full((len(layers), length), np.nan, np.float32)
             few = np.full((len(layers), length, FIRST), np.nan, np.float32)
-            for layer, array in enumerate(arrays):
-                if array is None:
+            for layer in layers:
+                row = activation_of(config, f"layers.{layer}.{name}")
+                if row is None:
                     continue
-                rows = (array.swapaxes(0, 1) if name in HEAD_FIRST else array).reshape(length, -1)
+                array = trace[layer][name]
+                shapes[layer] = list(array.shape)
+                sources[layer] = nearest_sources(config, layer, name)
+                rows = np.moveaxis(array, row.axes.index("L"), 0).reshape(length, -1)
                 rms[layer] = root_mean_square(rows)
                 few[layer, :, : rows.shape[-1]] = rows[:, :FIRST]
             told[name] = {
-                "shapes": [None if array is None else list(array.shape) for array in arrays],
+                "shapes": shapes,
+                "sources": sources,
                 "rms": numbers.add(rms),
                 "first": numbers.add(few),
                 "count": FIRST,
             }
             progress.advance(1)
     return told
+
+
+def nearest_sources(config: ModelConfig, layer: int, name: str) -> list[str]:
+    """What an activation is computed from, but for what one of these is computed from itself: an
+    arrow each, and no second way beside a first."""
+    sources = sources_of(config, layer, name, untraced=False)
+    further, waiting = set[str](), list(sources)
+    while waiting:
+        before = sources_of(config, layer, waiting.pop(), untraced=False)
+        waiting += before
+        further.update(before)
+    return [source for source in sources if source not in further]
 
 
 def root_mean_square(rows: Array) -> Array:

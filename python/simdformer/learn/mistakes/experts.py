@@ -9,12 +9,11 @@ layer that are not here, mlp_gate to mlp_act, are those of any layer, once for e
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.activations import sigmoid
 from simdformer.learn.mistakes.mixture import largest, over_all, over_chosen
-from simdformer.learn.mistakes.model import activated, added, layer_steps, project
+from simdformer.learn.mistakes.model import activated, added, project
 from simdformer.learn.mistakes.softmax import softmax
 from simdformer.learn.program import Program
-from simdformer.models.config import ModelConfig
 
-__all__ = ["experts", "steps_of"]
+__all__ = ["experts"]
 
 experts = Program(
     "experts",
@@ -43,36 +42,6 @@ experts = Program(
     """,
     calls=(activated, added, largest, over_all, over_chosen, project, sigmoid, softmax),
 )
-
-# What each is computed from.
-INPUTS = {
-    "mlp_router": ("mlp_norm",),
-    "mlp_router_probs": ("mlp_router",),
-    "mlp_experts": ("mlp_router",),
-    "mlp_expert_weights": ("mlp_router", "mlp_experts"),
-    "mlp_gate": ("mlp_norm", "mlp_experts"),
-    "mlp_up": ("mlp_norm", "mlp_experts"),
-    "mlp_expert_out": ("mlp_act", "mlp_experts"),
-    "mlp_shared_gate": ("mlp_norm",),
-    "mlp_shared_up": ("mlp_norm",),
-    "mlp_shared_act": ("mlp_shared_gate", "mlp_shared_up"),
-    "mlp_shared_router": ("mlp_norm",),
-    "mlp_shared_weight": ("mlp_shared_router",),
-    "mlp_shared_down": ("mlp_shared_act",),
-    "mlp_shared_out": ("mlp_shared_down", "mlp_shared_weight"),
-    "mlp_routed": ("mlp_expert_out", "mlp_expert_weights"),
-    "mlp_out": ("mlp_routed", "mlp_shared_out"),
-}
-
-
-def steps_of(config: ModelConfig, index: int) -> dict[str, tuple[str, ...]]:
-    """The steps that a layer may have, by variable, and what each is computed from."""
-    mixed = config.has_experts(index)
-    inputs = layer_steps(config) | (INPUTS if mixed else {})
-    if config.norm_placement == "after":
-        as_it_is = {"mlp_norm": "resid_mid"}
-        inputs = {name: tuple(as_it_is.get(x, x) for x in of) for name, of in inputs.items()}
-    return inputs
 
 
 mistakes(

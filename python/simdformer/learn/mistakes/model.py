@@ -26,9 +26,8 @@ from simdformer.learn.mistakes.rope import rope
 from simdformer.learn.mistakes.rope_frequencies import rope_frequencies
 from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
 from simdformer.learn.program import Program, State
-from simdformer.models.config import ModelConfig
 
-__all__ = ["ATTENDING", "INPUTS", "layer", "layer_steps", "model", "variable"]
+__all__ = ["ATTENDING", "layer", "model", "variable"]
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -257,48 +256,10 @@ ATTENDING = {
 }  # fmt: skip
 BETWEEN = ATTENDING | attention.steps.keys()
 
-# What each step of a layer is computed from.
-INPUTS = {
-    "resid_pre": ("came_in",),
-    "attn_norm": ("resid_pre",),
-    "attn_q": ("attn_norm",),
-    "attn_k": ("attn_norm",),
-    "attn_v": ("attn_norm",),
-    "attn_q_normed": ("attn_q",),
-    "attn_k_normed": ("attn_k",),
-    "attn_q_rot": ("attn_q_normed",),
-    "attn_k_rot": ("attn_k_normed",),
-    "attn_scores_unmasked": ("attn_q_rot", "attn_k_rot"),
-    "attn_scores": ("attn_scores_unmasked",),
-    "attn_pattern": ("attn_scores",),
-    "attn_z": ("attn_pattern", "attn_v"),
-    "attn_out": ("attn_z",),
-    "resid_mid": ("resid_pre", "attn_out"),
-    "mlp_norm": ("resid_mid",),
-    "mlp_gate": ("mlp_norm",),
-    "mlp_up": ("mlp_norm",),
-    "mlp_silu": ("mlp_gate",),
-    "mlp_act": ("mlp_gate", "mlp_up"),
-    "mlp_out": ("mlp_act",),
-    "resid_post": ("resid_mid", "mlp_out"),
-}
-
 
 def variable(name: str) -> str:
     """The variable of a trace's name: layers.3.attn.q_rot is attn_q_rot."""
     return (name.split(".", 2)[-1] if name.startswith("layers.") else name).replace(".", "_")
-
-
-def layer_steps(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The steps that a layer of such a model has, and what each is computed from."""
-    missing = {} if config.qk_norm else {"attn_q_normed": "attn_q", "attn_k_normed": "attn_k"}
-    if config.norm_placement == "after":
-        missing |= {"attn_norm": "resid_pre", "mlp_norm": "resid_mid"}
-    return {
-        name: tuple(missing.get(source, source) for source in sources)
-        for name, sources in INPUTS.items()
-        if name not in missing
-    }
 
 
 # ---- the whole -----------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ TransformerLens ("blocks.0.hook_resid_pre"), or of his own with `aliases=`. How 
 places.py.
 """
 
+from simdformer.models.activation_table import every_activation
+
 __all__ = [
-    "BEFORE",
     "FUSED",
     "INSTEAD",
     "LAYER_ALIASES",
@@ -19,17 +20,6 @@ __all__ = [
 ]
 
 UNMASKED, SILU, PROBS, ROUTED = "attn.scores_unmasked", "mlp.silu", "mlp.router_probs", "mlp.routed"
-# What a learner has on the way and no trace has, by what it stands before: scores before the mask,
-# silu(gate), the softmax over all experts, the sum over those that are asked, the MLP beside them
-# and the logit of its share.
-BEFORE = {
-    "attn.scores": UNMASKED,
-    "mlp.act": SILU,
-    "mlp.experts": PROBS,
-    "mlp.shared.weight": "mlp.shared.router",
-    "mlp.shared.out": "mlp.shared.down",
-    "mlp.out": ROUTED,
-}
 # What a name means where a model has not that.
 INSTEAD = {
     "mlp.gate": "mlp.up",
@@ -220,24 +210,7 @@ LAYER_ALIASES = {
     "feed_forward.w2": "mlp.out",
     "feed_forward": "mlp.out",
     # TransformerLens
-    "hook_resid_pre": "resid_pre",
-    "ln1.hook_normalized": "attn_norm",
-    "ln2.hook_normalized": "mlp_norm",
-    "attn.hook_q": "attn.q",
-    "attn.hook_k": "attn.k",
-    "attn.hook_v": "attn.v",
-    "attn.hook_rot_q": "attn.q_rot",
-    "attn.hook_rot_k": "attn.k_rot",
-    "attn.hook_attn_scores": "attn.scores",
-    "attn.hook_pattern": "attn.pattern",
-    "attn.hook_z": "attn.z",
-    "hook_attn_out": "attn.out",
-    "hook_resid_mid": "resid_mid",
-    "mlp.hook_pre": "mlp.gate",
-    "mlp.hook_pre_linear": "mlp.up",
-    "mlp.hook_post": "mlp.act",
-    "hook_mlp_out": "mlp.out",
-    "hook_resid_post": "resid_post",
+    **{row.lens: row.name for row in every_activation() if row.lens and row.in_layer},
 }
 
 # Words that are used for several things; the first meaning stands above.
@@ -286,17 +259,14 @@ MODEL_ALIASES = {
     "tok_embeddings": "embed",
     "embed_tokens": "embed",
     "model.embed_tokens": "embed",
-    "hook_embed": "embed",
     "tok_emb": "embed",
     "x0": "embed",
     "wte": "embed",
     "wpe": "pos_embed",
     "pos_emb": "pos_embed",
     "position_embeddings": "pos_embed",
-    "hook_pos_embed": "pos_embed",
     "drop": "layers.0.resid_pre",
     "ln_f": "final_norm",
-    "ln_final.hook_normalized": "final_norm",
     "final_embedding": "final_norm",
     "norm": "final_norm",
     "final_normed": "final_norm",
@@ -304,5 +274,5 @@ MODEL_ALIASES = {
     "model.norm": "final_norm",
     "lm_head": "logits",
     "output": "logits",
-    "hook_logits": "logits",
+    **{row.lens: row.name for row in every_activation() if row.lens and not row.in_layer},
 }

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.check.operation import as_array
-from simdformer.learn.trace.aliases import SILU, UNMASKED
-from simdformer.learn.trace.places import Place, heads_of, layer_of, parts_of
+from simdformer.learn.trace.places import Place, heads_of, parts_of
+from simdformer.models.activation_table import Activation, activation_of
 from simdformer.models.config import ModelConfig
 
 __all__ = ["View", "array_of", "axes_of", "needed_shape", "taken_apart", "views", "whole"]
 
 Array = np.ndarray[Any, Any]
 SQUARE = ("head", "query", "key")
+CALLED = {"L": "position", "H": "head", "K": "head", "X": "expert", "k": "choice"}
 Move = Callable[[Any], Any]
 
 
@@ -45,36 +46,30 @@ def array_of(value: Any) -> Array:
     return np.asarray(as_array(value))
 
 
-def is_square(name: str) -> bool:
+def row_of(name: str, config: ModelConfig) -> Activation:
+    row = activation_of(config, name)
+    assert row is not None  # a name of this model
+    return row
+
+
+def is_square(name: str, config: ModelConfig) -> bool:
     """Whether an activation has queries and keys as axes."""
-    return name.endswith(("attn.scores", "attn.pattern", UNMASKED))
+    return row_of(name, config).is_square
 
 
 def sizes_of(name: str, config: ModelConfig) -> dict[str, int]:
     """The axes of an activation behind that of the positions, and how long they are."""
-    if heads := heads_of(name, config):
-        return {"head": heads, "channel": config.head_dim}
-    short, layer = name.split(".", 2)[-1], layer_of(name)
-    mixed = layer is not None and config.has_experts(layer)
-    if short in ("mlp.router", "mlp.router_probs"):
-        return {"expert": config.num_experts}
-    if short in ("mlp.experts", "mlp.expert_weights"):
-        return {"choice": config.num_experts_per_tok}
-    if short in ("mlp.shared.weight", "mlp.shared.router"):
-        return {"channel": 1}
-    width = config.vocab_size if name == "logits" else config.hidden_size
-    if short.startswith("mlp.shared.") and short.endswith(("gate", "up", "act")):
-        width = config.shared_intermediate_size
-    elif short in ("mlp.gate", "mlp.up", "mlp.act", SILU):
-        width = config.expert_intermediate_size if mixed else config.intermediate_size
-    of_experts = mixed and short in ("mlp.gate", "mlp.up", "mlp.act", SILU, "mlp.expert_out")
-    each = {"choice": config.num_experts_per_tok} if of_experts else {}
-    return {**each, "channel": width}
+    row = row_of(name, config)
+    sizes = zip(row.axes, row.shape(config, 0), strict=True)
+    return {CALLED.get(axis, "channel"): size for axis, size in sizes if axis not in "LS"}
 
 
 def axes_of(name: str, config: ModelConfig) -> tuple[str, ...]:
     """What the axes of an activation are called in a trace."""
-    return SQUARE if is_square(name) else ("position", *sizes_of(name, config))
+    row = row_of(name, config)
+    if row.is_square:
+        return SQUARE
+    return tuple(CALLED.get(axis, "channel") for axis in row.axes)
 
 
 def needed_shape(place: Place, config: ModelConfig, ids: Array, batched: bool) -> tuple[int, ...]:
@@ -130,10 +125,10 @@ def views_behind_batch(
     if heads:
         if place.head is None:
             yield from views_of_heads(rest, name, config, length)
-        if rest == (length, length if is_square(name) else config.head_dim):
+        if rest == (length, length if is_square(name, config) else config.head_dim):
             one = tuple(axis for axis in axes if axis != "head")
             for head in range(heads) if place.head is None else [place.head]:
-                yield View(head_of(name, head), None, one, head)
+                yield View(head_of(name, head, config), None, one, head)
         return
     sizes = tuple(sizes_of(name, config).values())
     if rest == (length, *sizes):
@@ -153,7 +148,7 @@ def views_of_heads(
 ) -> Iterator[View]:
     """All heads at once."""
     heads, size, many = heads_of(name, config), config.head_dim, config.num_heads
-    if is_square(name):
+    if is_square(name, config):
         if rest == (heads, length, length):
             yield View(as_it_is, as_it_is, ("head", "query", "key"))
         if rest == (length, heads, length):
@@ -185,8 +180,8 @@ def views_of_heads(
             )
 
 
-def head_of(name: str, head: int) -> Move:
-    if is_square(name):
+def head_of(name: str, head: int, config: ModelConfig) -> Move:
+    if is_square(name, config):
         return lambda ours: ours[:, head]
     return lambda ours: ours[:, :, head]
 

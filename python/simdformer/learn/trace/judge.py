@@ -19,21 +19,20 @@ from simdformer.learn.trace.axes import (
     views,
     whole,
 )
-from simdformer.learn.trace.decided import Choices
+from simdformer.learn.trace.choices import Choices
 from simdformer.learn.trace.entry import Entry, hidden, in_few_bits
 from simdformer.learn.trace.neighbours import Neighbours
 from simdformer.learn.trace.places import (
     Place,
     heads_of,
-    layer_of,
     near,
     place,
 )
 from simdformer.learn.trace.question import Activation, OfModel
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps
+from simdformer.models.activation_table import layer_of, trace_names
 from simdformer.models.forward_pass import checked_ids
-from simdformer.models.observer import trace_names
 from simdformer.models.progress import Progress
 from simdformer.models.transformer import Transformer
 from simdformer.types import NumpyArrayLike

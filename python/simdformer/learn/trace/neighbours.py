@@ -13,8 +13,9 @@ from simdformer.learn.check.problem import distance
 from simdformer.learn.check.rounding import F32
 from simdformer.learn.trace.axes import View, views
 from simdformer.learn.trace.entry import Entry, hidden
-from simdformer.learn.trace.places import Place, heads_of, layer_of, other_meanings
+from simdformer.learn.trace.places import Place, heads_of, other_meanings
 from simdformer.learn.trace.steps import ModelSteps
+from simdformer.models.activation_table import layer_of
 
 __all__ = ["Neighbours"]
 

@@ -11,24 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdformer.learn.trace.aliases import (
-    BEFORE,
     FUSED,
     INSTEAD,
     LAYER_ALIASES,
     MODEL_ALIASES,
     OTHER_MEANINGS,
-    ROUTED,
-    SILU,
-    UNMASKED,
 )
+from simdformer.models.activation_table import activation_of, activations
 from simdformer.models.config import ModelConfig
-from simdformer.models.observer import trace_names
 
 __all__ = [
     "Place",
     "heads_of",
     "known_names",
-    "layer_of",
     "near",
     "other_meanings",
     "parts_of",
@@ -53,26 +48,9 @@ class Place:
         return self.name if self.head is None else f"{self.name}, head {self.head}"
 
 
-def layer_of(name: str) -> int | None:
-    """The layer that an activation belongs to: layers.3.attn.q to layer 3."""
-    return int(name.split(".")[1]) if name.startswith("layers.") else None
-
-
 def known_names(config: ModelConfig) -> list[str]:
     """The names of a trace in the order of computation, and what a learner has on the way."""
-    absent = set()
-    if not config.gated_mlp or config.activation == "clamped_swiglu":
-        absent.add(SILU)
-    names: list[str] = []
-    for name in trace_names(config):
-        layer = layer_of(name)
-        if layer is not None:
-            at, short = f"layers.{layer}.", name.split(".", 2)[2]
-            before = BEFORE.get(short)
-            experts = before != ROUTED or config.has_experts(layer)
-            names += [at + before] if before and before not in absent and experts else []
-        names.append(name)
-    return names
+    return list(activations(config, without=("on request",)))
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -153,12 +131,8 @@ def trace_name(key: str, known: set[str]) -> str | None:
 
 def heads_of(name: str, config: ModelConfig) -> int:
     """How many heads such an array has; 0 where it has none."""
-    part = name.split(".", 2)[-1]
-    if part in ("attn.k", "attn.v", "attn.k_normed", "attn.k_rot"):
-        return config.num_kv_heads
-    if part in ("attn.q", "attn.q_normed", "attn.q_rot", "attn.z", "attn.pattern", "attn.scores"):
-        return config.num_heads
-    return config.num_heads if part == UNMASKED else 0
+    row = activation_of(config, name)
+    return 0 if row is None else row.heads(config)
 
 
 def near(key: Any, config: ModelConfig) -> list[str]:

@@ -11,24 +11,30 @@ import numpy as np
 
 from simdformer.learn.check.compare import TOLERANCE, compare, numbers
 from simdformer.learn.check.rounding import F32
-from simdformer.learn.mistakes.experts import experts, steps_of
+from simdformer.learn.mistakes.experts import experts
 from simdformer.learn.mistakes.model import ATTENDING, model, variable
 from simdformer.learn.mistakes.model_weights import STEPS
 from simdformer.learn.program import STEPS as PROGRAM_STEPS
 from simdformer.learn.program import Beginning, Program, Run, State, Thin
-from simdformer.learn.trace.aliases import SILU
 from simdformer.learn.trace.decided import Decided
-from simdformer.learn.trace.places import known_names, layer_of
+from simdformer.learn.trace.places import known_names
 from simdformer.learn.trace.tensors import Tensors
+from simdformer.models.activation_table import (
+    activation_of,
+    every_activation,
+    layer_and_short_name,
+    layer_of,
+    sources_of,
+)
 from simdformer.models.transformer import Transformer
 
 __all__ = ["ModelSteps"]
 
-BY_EXPERT = ("mlp.expert_weights", "mlp.gate", "mlp.up", SILU, "mlp.act", "mlp.expert_out")
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 Known = Mapping[str, Float64]
 POSITIONS = ("position", "query", "key")  # axes of tokens
-SQUARE = ("attn_scores_unmasked", "attn_scores", "attn_pattern")  # (B,H,L,S); all others (B,L,...)
+# (B,H,L,S); all others (B,L,...)
+SQUARE = {variable(row.name) for row in every_activation() if row.is_square}
 FIRST = 16  # positions, fewer of which take nearly as long
 LAYERS = 2  # in which most mistakes have shown
 
@@ -77,19 +83,24 @@ class ModelSteps:
             last = f"layers.{self.config.num_layers - 1}.resid_post"
             whole = {"embed": [], "pos_embed": [], "final_norm": [last]}
             return whole.get(name, ["final_norm"])
-        found = []
-        at = f"layers.{index}."
-        names = {variable(one): one for one in self.names if one.startswith(at)}
-        for source in steps_of(self.config, index)[variable(name)]:
-            found += self.before(index) if source == "came_in" else [names.get(source, "")]
-        return [source for source in found if source]
+        short = layer_and_short_name(name)[1]
+        if short == "resid_pre":
+            return self.before(index)
+        return [f"layers.{index}.{source}" for source in sources_of(self.config, index, short)]
 
     def reorder(self, index: int, ids: Float64) -> None:
         """Brings what is right of the experts of a layer into the order of ids (B,L,k)."""
         at = f"layers.{index}."
         if (ids == self.right[at + "mlp.experts"]).all():
             return
-        each = [name for name in self.names if name.startswith(at) and name.endswith(BY_EXPERT)]
+        each = [
+            name
+            for name in self.names
+            if name.startswith(at)
+            and name != at + "mlp.experts"
+            and (row := activation_of(self.config, name))
+            and "k" in row.axes
+        ]
         known = {name: x for name, x in self.right.items() if name not in each}
         known[at + "mlp.experts"] = ids
         for name in each:

@@ -10,12 +10,11 @@ from simdformer import functional
 from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
 from simdformer.models.packing import Matrix
-from simdformer.models.weights import ExpertWeights, LayerWeights, MLPWeights, Weights
+from simdformer.models.weights import Weights
 from simdformer.types import Array
 
 __all__ = ["Held", "Tensors"]
 
-INNER = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias")
 MOST = 2**26  # numbers of a matrix that may be copied
 
 
@@ -111,39 +110,8 @@ class Tensors:
 
     def held(self, name: str, layer: int | None, expert: int | None) -> Array | Matrix | None:
         """The tensor as the model keeps it."""
-        if layer is None:
-            whole: Array | Matrix = getattr(self.weights, name)
-            return whole
-        one: LayerWeights = self.weights.layers[layer]
-        if name in (three := ("wq", "wk", "wv")):
-            return one.wq_wk_wv[three.index(name)]
-        if name in (biases := ("bq", "bk", "bv")):
-            return None if one.qkv_bias is None else one.qkv_bias[biases.index(name)]
-        if isinstance(one.mlp, MLPWeights):
-            tensors = of_mlp(one.mlp)
-        else:
-            tensors = of_mixture(one.mlp, expert)
-        if name in tensors:
-            return tensors[name]
-        found: Array | Matrix | None = getattr(one, {"bo": "wo_bias"}.get(name, name), None)
-        return found
-
-
-def of_mixture(mixture: ExpertWeights, expert: int | None) -> dict[str, Array | Matrix | None]:
-    """The matrices and biases of a router, of the MLP beside the experts, and of one of these."""
-    found: dict[str, Array | Matrix | None] = {}
-    if mixture.shared is not None:
-        found |= {f"shared.{name}": tensor for name, tensor in of_mlp(mixture.shared).items()}
-    found |= {"router": mixture.router, "router_bias": mixture.router_bias}
-    found |= {"shared.router": mixture.shared_router}
-    return found if expert is None else found | of_mlp(mixture.experts[expert])
-
-
-def of_mlp(mlp: MLPWeights) -> dict[str, Array | Matrix | None]:
-    """Its matrices and biases by name."""
-    gate_up = ("gate", "up")[-len(mlp.gate_up) :]
-    found: dict[str, Array | Matrix | None] = dict.fromkeys(INNER)
-    found |= zip(gate_up, mlp.gate_up, strict=True)
-    if mlp.gate_up_bias is not None:
-        found |= zip((f"{name}_bias" for name in gate_up), mlp.gate_up_bias, strict=True)
-    return found | {"down": mlp.down, "down_bias": mlp.down_bias}
+        if name == "lm_head" and self.config.tie_embeddings:
+            name = "embed"
+        at = "" if layer is None else f"layers.{layer}."
+        of_expert = None if expert is None else self.weights.held(f"{at}experts.{expert}.{name}")
+        return self.weights.held(at + name) if of_expert is None else of_expert

@@ -1,44 +1,44 @@
 // One layer as a picture of data flow, with the shapes of this call; a click shows the numbers.
 
-// name: [x, y, from]; x and y count boxes
+// name: [x, y], counted in boxes
 const FLOW = {
-  resid_pre: [1.3, 0, []],
-  attn_norm: [1.3, 1, ["resid_pre"]],
-  "attn.q": [0, 2, ["attn_norm"]],
-  "attn.k": [1.3, 2, ["attn_norm"]],
-  "attn.v": [2.6, 2, ["attn_norm"]],
-  "attn.q_normed": [0, 3, ["attn.q"]],
-  "attn.k_normed": [1.3, 3, ["attn.k"]],
-  "attn.q_rot": [0, 4, ["attn.q_normed"]],
-  "attn.k_rot": [1.3, 4, ["attn.k_normed"]],
-  "attn.scores": [0.65, 5, ["attn.q_rot", "attn.k_rot"]],
-  "attn.pattern": [0.65, 6, ["attn.scores"]],
-  "attn.z": [1.3, 7, ["attn.pattern", "attn.v"]],
-  "attn.out": [1.3, 8, ["attn.z"]],
-  resid_mid: [1.3, 9, ["attn.out"]],
-  mlp_norm: [1.3, 10, ["resid_mid"]],
-  "mlp.gate": [0.65, 11, ["mlp_norm"]],
-  "mlp.up": [1.95, 11, ["mlp_norm"]],
-  "mlp.act": [1.3, 12, ["mlp.gate", "mlp.up"]],
-  "mlp.out": [1.3, 13, ["mlp.act"]],
-  resid_post: [1.3, 14, ["mlp.out"]],
+  resid_pre: [1.3, 0],
+  attn_norm: [1.3, 1],
+  "attn.q": [0, 2],
+  "attn.k": [1.3, 2],
+  "attn.v": [2.6, 2],
+  "attn.q_normed": [0, 3],
+  "attn.k_normed": [1.3, 3],
+  "attn.q_rot": [0, 4],
+  "attn.k_rot": [1.3, 4],
+  "attn.scores": [0.65, 5],
+  "attn.pattern": [0.65, 6],
+  "attn.z": [1.3, 7],
+  "attn.out": [1.3, 8],
+  resid_mid: [1.3, 9],
+  mlp_norm: [1.3, 10],
+  "mlp.gate": [0.65, 11],
+  "mlp.up": [1.95, 11],
+  "mlp.act": [1.3, 12],
+  "mlp.out": [1.3, 13],
+  resid_post: [1.3, 14],
 };
 // The same in a layer with experts, and with an MLP beside them.
 const MIXTURE = {
-  "mlp.router": [0.77, 11, ["mlp_norm"]],
-  "mlp.experts": [0, 12, ["mlp.router"]],
-  "mlp.expert_weights": [1.55, 12, ["mlp.router"]],
-  "mlp.gate": [0, 13, ["mlp.experts"]],
-  "mlp.up": [0.97, 13, ["mlp.experts"]],
-  "mlp.act": [0.5, 14, ["mlp.gate", "mlp.up"]],
-  "mlp.expert_out": [0.5, 15, ["mlp.act"]],
-  "mlp.shared.gate": [2, 11, ["mlp_norm"]],
-  "mlp.shared.up": [3, 11, ["mlp_norm"]],
-  "mlp.shared.act": [2.5, 12, ["mlp.shared.gate", "mlp.shared.up"]],
-  "mlp.shared.weight": [3, 14, ["mlp_norm"]],
-  "mlp.shared.out": [2.5, 15, ["mlp.shared.act", "mlp.shared.weight"]],
-  "mlp.out": [1.3, 16, ["mlp.expert_out", "mlp.expert_weights", "mlp.shared.out"]],
-  resid_post: [1.3, 17, ["mlp.out"]],
+  "mlp.router": [0.77, 11],
+  "mlp.experts": [0, 12],
+  "mlp.expert_weights": [2, 13],
+  "mlp.gate": [0, 13],
+  "mlp.up": [0.97, 13],
+  "mlp.act": [0.5, 14],
+  "mlp.expert_out": [0.5, 15],
+  "mlp.shared.gate": [2, 11],
+  "mlp.shared.up": [3, 11],
+  "mlp.shared.act": [2.5, 12],
+  "mlp.shared.weight": [3, 14],
+  "mlp.shared.out": [2.5, 15],
+  "mlp.out": [1.3, 16],
+  resid_post: [1.3, 17],
 };
 const BOX = { wide: 124, high: 34, stepX: 132, stepY: 46 };
 const activations = {};
@@ -54,14 +54,6 @@ function flowOf(layer) {
   const levels = [...new Set(known.map((name) => places[name][1]))].sort((a, b) => a - b);
   const right = Math.max(...known.map((name) => places[name][0]));
   const beside = right * BOX.stepX + BOX.wide + 53; // where the residual stream passes
-
-  /** What an activation is made from; where the layer has no such one, what that is made from. */
-  function sources(name) {
-    return places[name][2].flatMap((from) => {
-      if (known.includes(from)) return [from];
-      return from.startsWith("mlp.shared.") ? [] : sources(from);
-    });
-  }
 
   function middle(name) {
     const [x, y] = places[name];
@@ -91,7 +83,7 @@ function flowOf(layer) {
     { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "data flow" },
     stream("resid_pre", "resid_mid"),
     stream("resid_mid", "resid_post"),
-    ...known.flatMap((name) => sources(name).map((from) => arrow(from, name))),
+    ...known.flatMap((name) => activations[name].sources[layer].map((from) => arrow(from, name))),
     ...known.map((name) => boxOf(name, activations[name].shapes[layer].join(" × "), middle(name))),
   );
 }
