@@ -74,6 +74,7 @@ def test_bytes_are_those_of_the_arrays(case, rng):
             num_kv_heads=work.config.num_kv_heads,
             head_dim=work.config.head_dim,
             max_seq_len=positions,
+            page_size=positions,
             dtype="float32" if few else "bfloat16",
         )
         counted = sum(array.nbytes for array in arrays)

@@ -36,7 +36,7 @@ def test_what_many_texts_take_is_counted():
 def test_each_text_has_pages_of_its_own_and_stays_where_it_is(rng):
     inputs = BATCH.inputs(rng)
     model = models.Transformer(BATCH.config, inputs["weights"])
-    cache = model.new_paged_cache(dtype="bfloat16")
+    cache = model.new_pages(dtype="bfloat16")
     beginning, ids = np.split(inputs["ids"], [BATCH.in_cache])
     texts = batches.begun(model, cache, beginning, 3)
     call = batches.step(model, texts, ids)
@@ -67,7 +67,7 @@ def test_a_draft_reads_the_answer_in_fewer_steps(rng, monkeypatch):
     monkeypatch.setattr(model, "forward_batch", lambda run: steps.append(run) or forward(run))
     counts, logits = [], []
     for drafted in (False, True):
-        cache = model.new_paged_cache(dtype="float32")
+        cache = model.new_pages(dtype="float32")
         logits.append(drafts.said(model, cache, inputs["ids"], 20, drafted=drafted))
         counts.append(len(steps))
         steps.clear()

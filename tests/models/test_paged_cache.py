@@ -1,11 +1,13 @@
-"""Keys and values in pages: who owns which, what is shared, and what is copied."""
+"""Keys and values in pages: who owns which, what is shared, and what is copied; and the cache of a
+model, which is texts in such pages."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simdformer.models import PagedKVCache
+import simdformer as sf
+from simdformer.models import KVCache, PagedKVCache
 
 
 def new_cache(**how):
@@ -124,7 +126,7 @@ def test_sequences_hold_what_was_written_into_them(data):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"page_size": 20}, "page_size is 20, needed is a multiple of 16"),
+        ({"page_size": 0}, "page_size is 0, needed is a whole number > 0"),
         ({"dtype": "int8"}, "dtype is 'int8', needed is one of float64"),
         ({"max_pages": 0}, "max_pages is 0"),
         ({"head_dim": 1.5}, "head_dim is 1.5"),
@@ -141,3 +143,204 @@ def test_sizes():
     cache.open().reserve(17)
     assert cache.nbytes == cache.data.nbytes
     assert np.shares_memory(cache.key_pages(1), cache.data)
+
+
+# ---- what is written and read by hand ------------------------------------------------------------
+
+SIZES = {"num_layers": 2, "num_kv_heads": 3, "head_dim": 4}
+
+
+def keys_and_values(rng, new, batch=2, dtype=np.float32):
+    return rng.normal(size=(2, batch, 3, new, 4)).astype(dtype)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 7, 16, 32])
+def test_what_is_written_is_gathered(page_size, rng):
+    """In any pieces, over the ends of pages, in pages that do not lie side by side."""
+    cache = KVCache(**SIZES, max_seq_len=60, batch=2, page_size=page_size)
+    written = [np.zeros((2, 2, 3, 0, 4), np.float32)] * 2
+    for new in (1, 5, 30, 2, 9):
+        for layer in range(2):
+            piece = keys_and_values(rng, new)
+            written[layer] = np.concatenate([written[layer], piece], axis=3)
+            got = cache.write(layer, *piece)
+            np.testing.assert_array_equal(got, written[layer])
+        cache.advance(new)
+        other = cache.pages.open()  # which takes the page behind
+        other.reserve(1)
+    assert cache.length == 47
+    for layer in range(2):
+        np.testing.assert_array_equal(cache.gather(layer), written[layer])
+        alone = cache.texts[1].gather(layer)
+        np.testing.assert_array_equal(alone, written[layer][:, 1])
+    cache.truncate([4, 47])
+    np.testing.assert_array_equal(cache.sequence(0).gather(1), written[1][:, :1, :, :4])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ((2, 3, 1, 4), (2, 3, 2, 4), r"value has shape \(2, 3, 2, 4\), needed is that of key"),
+        ((1, 3, 1, 4), (1, 3, 1, 4), r"key has shape \(1, 3, 1, 4\), needed is \(2, 3, T, 4\)"),
+        ((2, 3, 1, 1), (2, 3, 1, 1), r"key has shape \(2, 3, 1, 1\), needed is \(2, 3, T, 4\)"),
+        ((3, 1, 4), (3, 1, 4), r"key has shape \(3, 1, 4\), needed is \(2, 3, T, 4\)"),
+        ((2, 3, 6, 4), (2, 3, 6, 4), "6 more positions do not fit, 3 of 8 are filled"),
+    ],
+)
+def test_what_does_not_fit_into_a_cache_is_refused(key, value, message):
+    """And not broadcast, and none of its positions dropped."""
+    cache = KVCache(**SIZES, max_seq_len=8, batch=2)
+    for layer in range(2):
+        cache.write(layer, np.ones((2, 3, 3, 4), np.float32), np.ones((2, 3, 3, 4), np.float32))
+    cache.advance(3)
+    with pytest.raises(ValueError, match=message):
+        cache.write(0, np.zeros(key, np.float32), np.zeros(value, np.float32))
+    for wrong in (6, -1):
+        with pytest.raises(ValueError, match="KVCache"):
+            cache.advance(wrong)
+    assert cache.length == 3
+    with pytest.raises(IndexError, match=r"KVCache.write: layer is 2, needed is 0 to 1"):
+        cache.write(2, np.zeros((2, 3, 1, 4)), np.zeros((2, 3, 1, 4)))
+    np.testing.assert_array_equal(cache.gather(0), np.ones((2, 2, 3, 3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "taken", "refused"),
+    [
+        ("float32", ["float32", "float16", "bfloat16"], ["float64", "int64", "complex64", "bool"]),
+        ("bfloat16", ["float32", "bfloat16"], ["float64", "float16", "int8"]),
+        ("float64", ["float64", "float32", "float16"], ["int64"]),
+    ],
+)
+def test_keys_and_values_have_a_dtype_that_the_cache_takes(dtype, taken, refused):
+    cache = KVCache(**SIZES, max_seq_len=8, dtype=dtype)
+    pages = PagedKVCache(**SIZES, dtype=dtype).open()
+    pages.reserve(8)
+    for kind in (*taken, *refused):
+        x = np.ones((1, 3, 2, 4)).astype(kind)
+        for write, new in ((cache.write, x), (pages.write, x[0])):
+            if kind in taken:
+                write(1, new, new)
+            else:
+                with pytest.raises(TypeError, match=f"write: key is {kind}, needed is one of"):
+                    write(1, new, new)
+
+
+def test_a_text_is_written_into_pages_that_it_has():
+    text = new_cache().open()
+    text.reserve(3)
+    x = np.zeros((1, 17, 1), np.float32)
+    with pytest.raises(ValueError, match=r"key has 17 positions, .* the 16 that are reserved"):
+        text.write(0, x, x)
+    with pytest.raises(ValueError, match=r"found 17 positions, .* the 16 that are reserved"):
+        text.advance(range(17))
+    with pytest.raises(ValueError, match=r"key has shape \(2, 3, 1\), needed is \(1, T, 1\)"):
+        text.write(0, np.zeros((2, 3, 1), np.float32), np.zeros((2, 3, 1), np.float32))
+    text.advance(16)
+    assert text.length == 16
+    assert text.cache.open([-1] * 20).length == 0  # what only a number counted is found by nobody
+
+
+# ---- one cache for everything --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return sf.from_pretrained("demo")
+
+
+def test_a_model_and_generate_share_a_cache(demo):
+    """What one has read the other does not read again; the text of the model stays as it is."""
+    ids = demo.tokenizer.encode("Once upon a time there was a big dog. " * 6)
+    cache = demo.new_cache()
+    read = demo(ids, cache)
+    report = sf.text.Report()
+    more = demo.generate(ids, max_new_tokens=9, cache=cache, report=report)
+    assert more == demo.generate(ids, max_new_tokens=9)
+    assert report.cached_ids == (len(ids) - 2) // 32 * 32
+    assert cache.length == len(ids)
+    assert demo([more[0]], cache).argmax() == more[1]
+    np.testing.assert_array_equal(read[-1].argmax(), more[0])
+    said = [{"role": "user", "content": "Once upon a time"}]
+    assert demo.chat(said, 9, cache=cache) == demo.chat(said, 9)
+    with demo.batch(cache=cache) as batch:
+        batch.add(ids, max_new_tokens=2, draft=demo)
+        assert [update.new for update in batch.step()] == [more[:1]]
+
+
+def test_an_edited_text_shares_nothing(demo):
+    ids = demo.tokenizer.encode("Once upon a time there was a big dog. " * 6)
+    cache, edit = demo.new_cache(), {"layers.*.attn.v": lambda v: v * 0}
+    demo(ids, cache, edit=edit)
+    edited = demo.generate(ids, max_new_tokens=4, cache=cache, edit=edit)
+    plain = sf.text.Report()
+    demo.generate(ids, max_new_tokens=4, cache=cache, report=plain)
+    assert plain.cached_ids == 0
+    again = sf.text.Report()
+    found = demo.generate(ids, max_new_tokens=4, cache=cache, edit=edit, report=again)
+    assert (found, again.cached_ids) == (edited, 0)
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 32])
+def test_bits_do_not_depend_on_pages(demo, page_size):
+    ids = demo.tokenizer.encode("Mia has a red kite and Tom has a blue boat.")
+    plain, other = demo.new_cache(), demo.new_cache(page_size=page_size)
+    for piece in (ids[:5], ids[5:6], ids[6:]):
+        np.testing.assert_array_equal(demo(piece, plain), demo(piece, other))
+    kept = demo.generate(ids, max_new_tokens=9, cache=demo.new_cache(page_size=page_size))
+    assert kept == demo.generate(ids, max_new_tokens=9)
+
+
+def test_a_cache_of_little_memory_is_for_all_texts_in_it(demo):
+    page = demo.new_cache().pages.page_bytes
+    cache = demo.new_cache(memory=3 * page)
+    demo(range(1, 60), cache)
+    with pytest.raises(
+        MemoryError, match="the next text takes 2 pages, and of the cache's 3 other"
+    ):
+        demo.generate([300] * 40, max_new_tokens=9, cache=cache)
+    assert demo.generate([300], max_new_tokens=9, cache=cache)
+    with pytest.raises(MemoryError, match="all 3 pages of 32 positions are in use"):
+        demo([5] * 60, cache)
+    assert cache.length == 59
+    with pytest.raises(
+        ValueError, match=f"new_cache: memory is 5 bytes, needed are at least {page}"
+    ):
+        demo.new_cache(memory=5)
+
+
+def test_the_cache_of_before_is_still_taken(demo):
+    with pytest.warns(DeprecationWarning, match="new_paged_cache is new_cache"):
+        cache = demo.new_paged_cache()
+    prompt = [*range(1, 40)]
+    assert demo.generate(prompt, 5, cache=cache) == demo.generate(prompt, 5)
+    assert cache.open(prompt).length == 32
+    with pytest.raises(TypeError, match=r"model: cache is .*, needed is a KVCache"):
+        demo(prompt, cache)
+
+
+def test_whatever_has_the_protocol_of_a_model_is_continued(demo):
+    """A model that hands everything on, and counts."""
+
+    class Counting:
+        def __init__(self, model):
+            self.model, self.read = model, 0
+            self.config, self.ranks = model.config, model.ranks
+            self.new_cache, self.new_pages = model.new_cache, model.new_pages
+            self.check_pages = model.check_pages
+
+        def __call__(self, ids, *rest, **options):
+            self.read += len(ids)
+            return self.model(ids, *rest, **options)
+
+        def forward_batch(self, run):
+            self.read += run.ids.size
+            return self.model.forward_batch(run)
+
+    counting, drafting = Counting(demo.transformer), Counting(demo.transformer)
+    model = sf.text.LanguageModel(counting)
+    ids = demo.tokenizer.encode("Once upon a time")
+    expected = demo.generate(ids, max_new_tokens=12)
+    assert model.generate(ids, max_new_tokens=12, draft=drafting) == expected
+    assert counting.read >= len(ids) + 11
+    assert drafting.read > len(ids)

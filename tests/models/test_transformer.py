@@ -280,7 +280,8 @@ def test_no_ids_give_no_logits(model):
 
 def test_the_cache_is_head_major(model):
     cache = model.new_cache(10, batch=2, dtype=ml_dtypes.bfloat16)
-    assert cache.data.shape == (3, 2, 2, 2, 10, 8)
+    assert cache.data.shape == (3, 2, 2, 2, 32, 8)  # a page for each
+    assert repr(cache) == "KVCache(0 of 10 positions, batch=2, bfloat16)"
     assert (cache.batch, cache.max_seq_len, cache.length) == (2, 10, 0)
     assert model.new_cache().max_seq_len == 64
 
@@ -558,7 +559,7 @@ def test_every_combination_of_switches_caches(kv_heads, tied, bias, norm, layout
 
 def test_the_cache_needs_no_model():
     cache = KVCache(num_layers=1, num_kv_heads=1, head_dim=2, max_seq_len=3)
-    assert (cache.data.dtype, cache.data.shape) == (np.float32, (1, 2, 1, 1, 3, 2))
+    assert (cache.data.dtype, cache.data.shape) == (np.float32, (1, 2, 1, 1, 32, 2))
 
 
 def test_a_cache_that_no_memory_holds_is_refused():

@@ -61,7 +61,7 @@ def test_alone_a_rank_holds_and_reads_what_a_model_does(name):
     model = Transformer(config, weights)
     found = predict(config, floats(config), RATES, LINK, Load(context=20), 1)
     assert found.weights == weight_bytes(config, weights, None)
-    assert found.cache == model.new_cache(20).data.nbytes
+    assert found.cache == model.new_cache(20, page_size=20).data.nbytes
     bill = bill_of(config, 1)
     rows = 2 * 4 * config.hidden_size  # of the embedding and of the positions: nothing beside that
     assert 0 <= decode_bytes(config, model.weights, 20, 4) - bill.read <= rows

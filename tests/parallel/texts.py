@@ -35,8 +35,8 @@ def main():
     assert "".join(pieces) == (text if comm.rank == 0 else "")
 
     # The memory of a cache is that of the rank that has room for the fewest pages.
-    cache = model.new_paged_cache(500_000)
-    assert len(set(comm.allgather(cache.max_pages))) == 1
+    cache = model.new_cache(memory=500_000)
+    assert len(set(comm.allgather(cache.pages.max_pages))) == 1
     assert model.generate(PROMPTS, 24, cache_memory=2_000_000) == alone.generate(PROMPTS, 24)
 
     # An edit is made by rank 0, whatever the others would.

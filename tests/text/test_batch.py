@@ -41,6 +41,10 @@ def demo():
     return sf.from_pretrained(sf.demo_path())
 
 
+def page_bytes(model):
+    return model.new_cache().pages.page_bytes
+
+
 def prompts_of(rng, count, vocabulary):
     """Of one id and of many; some begin alike, some are the same."""
     beginning = rng.integers(1, vocabulary, 90).tolist()
@@ -77,7 +81,7 @@ def test_a_text_of_longrope_is_that_of_the_model_by_hand(rng):
 
 def test_arrivals_at_any_time_change_nothing(tiny, rng):
     prompts = prompts_of(rng, 9, tiny.config.vocab_size)
-    batch = tiny.batch(max_batch=4, cache_memory=60 * tiny.new_paged_cache().page_bytes)
+    batch = tiny.batch(max_batch=4, cache_memory=60 * page_bytes(tiny))
     waiting, said, ended = list(enumerate(prompts)), {}, set()
     numbers = {}
     while waiting or batch.unfinished:
@@ -119,18 +123,19 @@ def test_every_prompt_has_random_numbers_of_its_own(demo):
 
 
 def test_a_cache_is_kept_between_calls(demo):
-    cache = demo.new_paged_cache()
+    cache = demo.new_cache()
     story = demo.generate("Once upon a time", max_new_tokens=80)
     assert demo.generate("Once upon a time", max_new_tokens=80, cache=cache) == story
     ids = demo.tokenizer.encode("Once upon a time" + story)
-    assert cache.open(ids).length >= 64
+    assert cache.pages.open(ids).length >= 64
     report = Report()
     more = demo.generate(ids, max_new_tokens=8, cache=cache, report=report)
+    assert (report.prompt_ids, report.cached_ids) == (len(ids), (len(ids) - 2) // 32 * 32)
     assert more == demo.generate(ids, max_new_tokens=8)
     np.testing.assert_allclose(
         report.logits[0], demo([*ids, *more[:7]], logits_to_keep=1)[0], rtol=1e-3, atol=1e-3
     )
-    assert cache.free_pages is None
+    assert cache.pages.free_pages is None
 
 
 def test_a_batch_for_programs(demo):
@@ -160,54 +165,54 @@ def test_a_batch_for_programs(demo):
 
 
 def test_prompts_wait_for_memory(demo):
-    page = demo.new_paged_cache().page_bytes
+    page = page_bytes(demo)
     prompts = ["Once upon a time", "Tom", "Mia has a red kite.", "The big dog"]
     expected = demo.generate(prompts, max_new_tokens=40)
     assert demo.generate(prompts, max_new_tokens=40, cache_memory=2 * page) == expected
     with pytest.raises(ValueError, match="take 3 pages of 32 positions, and the cache has 2"):
         demo.generate("Once", max_new_tokens=90, cache_memory=2 * page)
-    with pytest.raises(ValueError, match="memory is 5 bytes, needed are"):
+    with pytest.raises(ValueError, match="generate: cache_memory is 5 bytes, needed are at least"):
         demo.generate("Once", max_new_tokens=9, cache_memory=5)
-    with pytest.raises(TypeError, match="cache is 3, needed is a PagedKVCache"):
+    with pytest.raises(TypeError, match="cache is 3, needed is a KVCache"):
         demo.generate("Once", max_new_tokens=9, cache=3)
     with pytest.raises(ValueError, match="generate: max_batch is 0"):
         demo.generate("Once", max_new_tokens=9, max_batch=0)
 
 
 def test_an_interrupted_batch_gives_its_pages_back(demo):
-    cache = demo.new_paged_cache(40 * demo.new_paged_cache().page_bytes)
+    cache = demo.new_cache(memory=40 * page_bytes(demo))
 
     def interrupt(piece):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         demo.generate("Once upon", max_new_tokens=30, cache=cache, streamer=interrupt)
-    assert cache.free_pages == 40
+    assert cache.pages.free_pages == 40
 
 
 def test_a_batch_over_a_shared_cache_gives_its_pages_back(demo):
     """Closed, at the end of a with, or when nobody holds it any more."""
-    cache = demo.new_paged_cache(40 * demo.new_paged_cache().page_bytes)
+    cache = demo.new_cache(memory=40 * page_bytes(demo))
 
     def begun():
         batch = demo.batch(cache=cache)
         for text in ("Once upon a time", "Tom"):
             batch.add(text, max_new_tokens=30)
         batch.step()
-        assert cache.free_pages == 38
+        assert cache.pages.free_pages == 38
         return batch
 
     batch = begun()
     batch.close()
-    assert (cache.free_pages, batch.unfinished, batch.step()) == (40, 0, [])
+    assert (cache.pages.free_pages, batch.unfinished, batch.step()) == (40, 0, [])
     with pytest.raises(ValueError, match=r"Batch.add: the batch is closed; begin another with"):
         batch.add("Mia")
     with begun() as batch, pytest.raises(KeyError):
         batch.cancel(7)
-    assert (cache.free_pages, batch.unfinished) == (40, 0)
+    assert (cache.pages.free_pages, batch.unfinished) == (40, 0)
     batch = begun()
     del batch
-    assert cache.free_pages == 40
+    assert cache.pages.free_pages == 40
 
 
 # ---- speculation ---------------------------------------------------------------------------------

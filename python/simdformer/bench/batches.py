@@ -75,12 +75,12 @@ class BatchRun(ModelRun):
     def our_ways(self, inputs: Inputs) -> Iterator[Contestant]:
         model = self.our_model(inputs)
         beginning, next_ids = np.split(inputs["ids"], [self.in_cache])
-        cache = model.new_paged_cache(dtype=self.cache_dtype)
+        cache = model.new_pages(dtype=self.cache_dtype)
         texts = begun(model, cache, beginning, self.texts)
         together = step(model, texts, next_ids)
 
         def checked(_: Array) -> Array:
-            few, pages = self.checked_ids(inputs), model.new_paged_cache(dtype=self.cache_dtype)
+            few, pages = self.checked_ids(inputs), model.new_pages(dtype=self.cache_dtype)
             short = begun(model, pages, few[:-1], self.texts)
             return step(model, short, np.repeat(few[-1:], self.texts))()
 

@@ -77,14 +77,14 @@ class DraftRun(ModelRun):
 
     def way(self, model: Transformer, inputs: Inputs, name: str, *, drafted: bool) -> Way:
         ids, few = inputs["ids"], self.checked_ids(inputs)
-        cache = model.new_paged_cache(dtype=self.cache_dtype)
+        cache = model.new_pages(dtype=self.cache_dtype)
 
         def call() -> Array:
             return said(model, cache, ids, self.in_cache, drafted=drafted)
 
         def checked(_: Array) -> Array:
             # What is chosen behind the last id is not read any more.
-            short, more = model.new_paged_cache(dtype=self.cache_dtype), np.append(few, few[:1])
+            short, more = model.new_pages(dtype=self.cache_dtype), np.append(few, few[:1])
             return said(model, short, more, len(few) // 2, drafted=drafted)
 
         return Way(name, call, checked)

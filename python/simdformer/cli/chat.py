@@ -62,7 +62,7 @@ def converse(
 ) -> None:
     beginning = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(beginning)
-    cache = model.new_paged_cache()  # what was said is not read again
+    cache = model.new_cache()  # what was said is not read again
     how = {"cache": cache, "draft": draft, **shared.sampling_of(options)}
     while (line := options.ranks.first(next_line)) is not None:
         if line.startswith("/"):

@@ -8,7 +8,7 @@ import numpy as np
 from simdformer.functional import RopeFrequencies
 from simdformer.models.forward_pass import Attending, ByLength, Integers, by_length
 from simdformer.models.observer import See, unseen
-from simdformer.models.paged_cache import PagedKVCache, PagedSequence
+from simdformer.models.paged_cache import PagedKVCache, PagedSequence, write_spans
 from simdformer.types import Array
 
 __all__ = ["BatchPass", "Piece"]
@@ -64,11 +64,13 @@ class BatchPass:
         for row, piece in zip(table, self.pieces, strict=True):
             row[: len(piece.sequence.pages)] = piece.sequence.pages
         self._table: Integers = table[np.repeat(np.arange(len(pieces)), counts)]  # of every id
-        self._pages: Integers = self._table[
-            np.arange(ends[-1]), self.positions[0] // cache.page_size
-        ]
-        self._slots: Integers = self.positions[0] % cache.page_size
         self._alone = sum(alone)  # so many pieces, the first, attend id by id
+        self._ids_alone = n = int(ends[self._alone - 1]) if self._alone else 0
+        pages, self._slots = np.divmod(self.positions[0, :n], cache.page_size)
+        self._pages: Integers = self._table[np.arange(n), pages]
+        self._spans = [
+            list(piece.sequence.spans(len(piece.ids))) for piece in self.pieces[self._alone :]
+        ]
 
     def at(self, layer: int | None = None) -> See:
         """Nobody looks on."""
@@ -81,10 +83,10 @@ class BatchPass:
     def attending(self, layer: int, q: Array, k: Array, v: Array, z: Array) -> Iterator[Attending]:
         """Writes k and v (1,T,K,D) into the pages; then who attends together, q and z (1,T,H,D)."""
         keys, values = self.cache.key_pages(layer), self.cache.value_pages(layer)
-        keys[self._pages, :, self._slots] = k[0]
-        values[self._pages, :, self._slots] = v[0]
-        n = self._ends[self._alone - 1] if self._alone else 0
+        n = self._ids_alone
         if n:
+            keys[self._pages, :, self._slots] = k[0, :n]
+            values[self._pages, :, self._slots] = v[0, :n]
             positions = self.positions[0, :n]
             yield Attending(
                 q[0, :n, :, None],
@@ -95,8 +97,10 @@ class BatchPass:
                 self._table[:n],
                 positions + 1,
             )
-        for at in range(self._alone, len(self.pieces)):
+        for at, spans in enumerate(self._spans, self._alone):
             first, end = self._ends[at - 1] if at else 0, self._ends[at]
+            write_spans(keys, spans, k[0, first:end].swapaxes(0, 1))
+            write_spans(values, spans, v[0, first:end].swapaxes(0, 1))
             yield Attending(
                 q[0, first:end].swapaxes(0, 1),
                 keys,

@@ -1,40 +1,54 @@
 """The keys and values of what a model has read, so that the next token costs one token's work."""
 
-import math
-import mmap
-from contextlib import suppress
+from typing import Any, Self
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from simdformer import _core
-from simdformer.arguments import as_array, read_whole, shown
+from simdformer.arguments import as_array, is_whole, read_whole, shown
+from simdformer.models.paged_cache import (
+    PagedKVCache,
+    PagedSequence,
+    check_cache_dtype,
+    gathered,
+    new_of_layer,
+    read_layer,
+)
 from simdformer.types import Array, ArrayLike, DTypeLike, NumpyArrayLike
 
-__all__ = ["KVCache", "check_cache_dtype"]
-
-
-HUGE_PAGE = 2 << 20
-DTYPES = tuple(map(np.dtype, ("float64", "float32", "float16", ml_dtypes.bfloat16)))
+__all__ = ["KVCache"]
 
 
 class KVCache:
-    """The keys and values of up to `max_seq_len` positions, preallocated.
+    """The keys and values of up to `max_seq_len` positions of a text, or of a batch of them.
 
-    `data` is head-major: (layers, 2, batch, K, max_seq_len, D). `model.new_cache()` makes one. A
-    model given a cache reads its ids as the continuation of what is in it, and appends them. An
-    interrupted call leaves the cache as it was.
+    `model.new_cache()` makes one. A model given a cache reads its ids as the continuation of what
+    is in it, and appends them; an interrupted call leaves the cache as it was. `generate`, `chat`
+    and `batch` take the same cache: whatever has been read with it, by them or by the model, is not
+    read again when a prompt begins with it.
 
-    Sequences of a batch may differ in length: `lengths` (batch,) says how many positions of each
-    are filled. What lies behind them is garbage that attention never looks at.
+    The texts of a batch may differ in length: `lengths` (batch,) says how many positions of each
+    are filled. `texts` are their `PagedSequence`s, in the `PagedKVCache` that is `pages`.
 
-    dtype is float32, or float16 or bfloat16 for half of the memory (arithmetic stays float32).
+    Parameters
+    ----------
+    num_layers, num_kv_heads, head_dim, max_seq_len, batch : int
+    dtype : {"float32", "float16", "bfloat16", "float64"}
+        16 bits take half of the memory; arithmetic stays float32.
+    page_size : int
+        Memory is shared in pieces of so many positions. Kernels are fast where it is a multiple
+        of 16.
+    max_pages : int, optional
+        The most pages that the cache takes for all texts; None: as many as there is memory for.
 
     >>> from simdformer.models import KVCache
     >>> cache = KVCache(num_layers=2, num_kv_heads=1, head_dim=4, max_seq_len=100)
-    >>> cache.data.shape, cache.length, cache.nbytes
-    ((2, 2, 1, 1, 100, 4), 0, 6400)
+    >>> key = np.ones((1, 1, 3, 4), np.float32)
+    >>> for layer in range(2):
+    ...     keys, values = cache.write(layer, key, -key)
+    >>> cache.advance(3)
+    >>> keys.shape, cache.length, cache.data.shape, cache.nbytes
+    ((1, 1, 3, 4), 3, (2, 2, 4, 1, 32, 4), 8192)
     """
 
     def __init__(
@@ -46,65 +60,90 @@ class KVCache:
         max_seq_len: int,
         batch: int = 1,
         dtype: DTypeLike = "float32",
+        page_size: int = 32,
+        max_pages: int | None = None,
     ) -> None:
         sizes = {"num_layers": num_layers, "batch": batch, "num_kv_heads": num_kv_heads}
-        sizes |= {"max_seq_len": max_seq_len, "head_dim": head_dim}
-        layers, *shape = (read_whole("KVCache", name, value) for name, value in sizes.items())
+        sizes |= {"max_seq_len": max_seq_len, "head_dim": head_dim, "page_size": page_size}
+        if max_pages is not None:
+            sizes["max_pages"] = max_pages
+        checked = {name: read_whole("KVCache", name, value) for name, value in sizes.items()}
         check_cache_dtype("KVCache", dtype)
-        needed = math.prod((layers, 2, *shape)) * np.dtype(dtype).itemsize
-        if needed >= 1 << 63:
-            raise ValueError(
-                f"KVCache: {needed:.3g} bytes are more than any memory; {shown(sizes)}"
-            )
-        run = shape[2] * shape[3] * np.dtype(dtype).itemsize  # the positions of one head
-        make = untouched if run >= HUGE_PAGE else np.empty
-        self.data: Array = make((layers, 2, *shape), dtype)
-        self.lengths: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
+        needed = checked["batch"] * -(-checked["max_seq_len"] // checked["page_size"])
+        pages = PagedKVCache(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_pages=max_pages,
+            page_size=page_size,
+            dtype=dtype,
+            set_aside=min(needed, checked.get("max_pages", needed)),
+        )
+        self._prepare(pages, [pages.open() for _ in range(checked["batch"])], max_seq_len)
+
+    def _prepare(self, pages: PagedKVCache, texts: list[PagedSequence], max_seq_len: int) -> None:
+        self.pages, self.texts, self.max_seq_len = pages, texts, int(max_seq_len)
+
+    @classmethod
+    def of(cls, texts: list[PagedSequence], max_seq_len: int) -> Self:
+        """Texts of one `PagedKVCache` as a cache that a model reads on with."""
+        cache = object.__new__(cls)
+        cache._prepare(texts[0].cache, texts, max_seq_len)
+        return cache
+
+    def __repr__(self) -> str:
+        several = f", batch={self.batch}" if self.batch > 1 else ""
+        filled = self.length if self.common_length is not None else self.lengths.tolist()
+        return f"KVCache({filled} of {self.max_seq_len} positions{several}, {self.data.dtype})"
+
+    @property
+    def data(self) -> Array:
+        """The memory: (layers, 2, pages, K, page_size, D), keys and values by pages."""
+        return self.pages.data
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Positions filled of each sequence: (batch,)."""
+        return np.array([text.length for text in self.texts], np.int64)
 
     @property
     def length(self) -> int:
         """Positions filled; in a batch, those of the longest sequence."""
-        return int(self.lengths.max())
+        return max(text.length for text in self.texts)
 
     @property
     def common_length(self) -> int | None:
         """The length of every sequence; None when they differ."""
-        first = int(self.lengths[0])
-        return first if self.batch == 1 or (self.lengths == first).all() else None
-
-    @property
-    def max_seq_len(self) -> int:
-        return int(self.data.shape[4])
+        first = self.texts[0].length
+        return first if all(text.length == first for text in self.texts) else None
 
     @property
     def batch(self) -> int:
-        return int(self.data.shape[2])
+        return len(self.texts)
 
     @property
     def nbytes(self) -> int:
-        return int(self.data.nbytes)
+        """Of all pages that have their place, filled or not."""
+        return self.pages.nbytes
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.lengths[:] = 0
+        self.truncate(0)
 
     def truncate(self, length: int | NumpyArrayLike) -> None:
         """Forgets all positions from `length` on (one number, or one a sequence)."""
-        lengths = as_array("KVCache.truncate", "length", length)
-        fits = lengths.dtype.kind in "iu" and lengths.shape in ((), (1,), self.lengths.shape)
-        if not fits or (lengths < 0).any() or (lengths > self.lengths).any():
+        lengths, own = as_array("KVCache.truncate", "length", length), self.lengths
+        fits = lengths.dtype.kind in "iu" and lengths.shape in ((), (1,), own.shape)
+        if not fits or (lengths < 0).any() or (lengths > own).any():
             raise ValueError(
-                f"KVCache.truncate: length is {shown(length)}, needed is 0 to "
-                f"{self.lengths.tolist()}"
+                f"KVCache.truncate: length is {shown(length)}, needed is 0 to {own.tolist()}"
             )
-        self.lengths[:] = lengths
+        for text, end in zip(self.texts, np.broadcast_to(lengths, own.shape), strict=True):
+            text.truncate(int(end))
 
     def sequence(self, index: int) -> "KVCache":
         """One sequence of the batch as a cache of its own that shares the memory and the length."""
-        one = object.__new__(KVCache)
-        one.data = self.data[:, :, index : index + 1]
-        one.lengths = self.lengths[index : index + 1]
-        return one
+        return KVCache.of([self.texts[index]], self.max_seq_len)
 
     def require_room(self, new: int) -> None:
         """ValueError when `new` more positions do not fit."""
@@ -115,63 +154,59 @@ class KVCache:
                 "new_cache(max_seq_len)"
             )
 
+    def reserve(self, new: int) -> None:
+        """Takes the pages for `new` more positions of each sequence, if they do not have them.
+        ValueError: they do not fit; MemoryError: the cache may take no more pages."""
+        self.require_room(new)
+        for text in self.texts:
+            text.reserve(new)
+
     def write(self, layer: int, key: ArrayLike, value: ArrayLike) -> tuple[Array, Array]:
         """Puts key and value (B,K,T,D) of one layer behind what is filled.
 
-        Gives views (B,K,length + T,D) of everything. The new positions count only after
-        `advance`, when all layers are written.
+        Gives copies (B,K,length + T,D) of everything. The new positions count only after
+        `advance`, when all layers are written. ValueError: they do not fit, or have another shape;
+        TypeError: another dtype than the cache's, float32 or a smaller one.
         """
-        key, value = as_array("KVCache", "key", key), as_array("KVCache", "value", value)
+        key, value = new_of_layer("KVCache.write", self.data, layer, key, value, self.batch)
         new = key.shape[2]
-        data, start = self.data, self.common_length
-        if start is not None:
-            filled = start + new
-            put(data[layer, 0, :, :, start:filled], key)
-            put(data[layer, 1, :, :, start:filled], value)
+        self.reserve(new)
+        for text, own_key, own_value in zip(self.texts, key, value, strict=True):
+            text.write(layer, own_key, own_value)
+        return self.everything(layer, new)
+
+    def gather(self, layer: int) -> tuple[Array, Array]:
+        """Copies of the keys and values (B,K,length,D) of one layer. What lies behind the end of a
+        shorter sequence is garbage."""
+        read_layer("KVCache.gather", self.data, layer)
+        return self.everything(layer, 0)
+
+    def everything(self, layer: int, new: int) -> tuple[Array, Array]:
+        """`gather` with `new` positions that do not count yet."""
+        table, length = self.table(), self.length + new
+        keys, values = self.pages.key_pages(layer), self.pages.value_pages(layer)
+        return gathered(keys, table, length), gathered(values, table, length)
+
+    def table(self) -> npt.NDArray[np.int64]:
+        """The pages of each sequence (B,n), as `block_table=` has them; 0 behind their end."""
+        table = np.zeros((self.batch, max(len(text.pages) for text in self.texts)), np.int64)
+        for row, text in zip(table, self.texts, strict=True):
+            row[: len(text.pages)] = text.pages
+        return table
+
+    def advance(self, new: int | NumpyArrayLike) -> None:
+        """Counts `new` positions of every sequence as filled; or those of these ids, one row for
+        all or one a sequence, which later texts that begin alike then find. ValueError: they do not
+        fit, or have no pages, which `write` and `reserve` take."""
+        if isinstance(new, int | np.integer):
+            if not is_whole(new, 0):
+                raise ValueError(f"KVCache.advance: found {shown(new)}, needed is a number >= 0")
+            rows: Any = [int(new)] * self.batch
+            count = int(new)
         else:
-            filled = self.length + new
-            for index, start in enumerate(self.lengths.tolist()):
-                put(data[layer, 0, index, :, start : start + new], key[index])
-                put(data[layer, 1, index, :, start : start + new], value[index])
-        return data[layer, 0, :, :, :filled], data[layer, 1, :, :, :filled]
-
-    def advance(self, new: int) -> None:
-        """Counts `new` positions as filled."""
-        self.lengths += new
-
-
-def put(place: Array, x: Array) -> None:
-    """place[...] = x, on all threads where they are alike: new pages of memory take longest"""
-    if x.shape == place.shape and x.dtype in DTYPES:
-        _core.convert(x, place)
-    else:
-        place[...] = x
-
-
-def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """An array of no particular content, which takes memory where it is written, 4 KB at a time.
-
-    np.empty asks for pages of 2 MB, which are read faster, by up to a half where what is read lies
-    in short pieces. But each head of each layer would touch one of its own for the shortest text.
-    """
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"KVCache: there is no memory for {nbytes:.3g} bytes") from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with suppress(OSError):  # of a kernel that has no such pages
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
-
-
-def check_cache_dtype(function: str, dtype: DTypeLike) -> None:
-    """TypeError for what is none of the dtypes that keys and values may have."""
-    try:
-        known = np.dtype(dtype) in DTYPES
-    except (TypeError, ValueError, SyntaxError):
-        known = False
-    if not known:
-        raise TypeError(
-            f"{function}: dtype is {shown(dtype)}, needed is one of {', '.join(map(str, DTYPES))}"
-        )
+            ids = as_array("KVCache.advance", "new", new)
+            rows = np.broadcast_to(ids, (self.batch, ids.shape[-1])).tolist()
+            count = ids.shape[-1]
+        self.require_room(count)
+        for text, row in zip(self.texts, rows, strict=True):
+            text.advance(row)

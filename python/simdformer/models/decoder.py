@@ -3,6 +3,8 @@
 The computation itself is `forward`, in models/transformer.py.
 """
 
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
@@ -16,7 +18,7 @@ from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.observer import Edit, Observer
-from simdformer.models.paged_cache import PagedKVCache
+from simdformer.models.paged_cache import PagedKVCache, check_cache_dtype
 from simdformer.models.ranks import Ranks, config_of, deal, tensors_of
 from simdformer.models.tensors import AnyTensor, block_of, kind_of
 from simdformer.models.trace import Trace
@@ -166,9 +168,20 @@ class Decoder(ABC):
             )
 
     def new_cache(
-        self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
+        self,
+        max_seq_len: int | None = None,
+        batch: int = 1,
+        dtype: DTypeLike = "float32",
+        *,
+        memory: int | None = None,
+        page_size: int = 32,
     ) -> KVCache:
-        """An empty cache for this model, for `max_seq_len` positions (None: the config's)."""
+        """An empty cache for this model, for `max_seq_len` positions (None: the config's) of a text
+        or of `batch` of them. `model(ids, cache)`, `generate`, `chat` and `batch` take it.
+
+        `memory` bounds the bytes of all texts in it, in pages of `page_size` positions. ValueError:
+        a page takes more.
+        """
         return KVCache(
             num_layers=self.config.num_layers,
             num_kv_heads=self.own.num_kv_heads,
@@ -176,34 +189,60 @@ class Decoder(ABC):
             max_seq_len=self.config.max_seq_len if max_seq_len is None else max_seq_len,
             batch=batch,
             dtype=dtype,
+            page_size=page_size,
+            max_pages=self.most_pages("new_cache: memory", memory, page_size, dtype),
         )
+
+    def new_pages(
+        self,
+        memory: int | None = None,
+        *,
+        page_size: int = 32,
+        dtype: DTypeLike = "float32",
+        argument: str = "new_pages: memory",
+    ) -> PagedKVCache:
+        """The pages of a cache without a text of its own, as `generate` makes them where it is
+        given none. Errors as of `new_cache`; `argument` is what they call the memory."""
+        return PagedKVCache(
+            num_layers=self.config.num_layers,
+            num_kv_heads=self.own.num_kv_heads,
+            head_dim=self.config.head_dim,
+            max_pages=self.most_pages(argument, memory, page_size, dtype),
+            page_size=page_size,
+            dtype=dtype,
+        )
+
+    def most_pages(
+        self, argument: str, memory: int | None, page_size: int, dtype: DTypeLike
+    ) -> int | None:
+        """How many pages so many bytes hold; on several ranks, where they hold the fewest."""
+        if memory is None:
+            return None
+        function, name = argument.split(": ")
+        read_whole(function, name, memory)
+        each = math.prod((self.config.num_layers, 2, self.own.num_kv_heads, self.config.head_dim))
+        check_cache_dtype("KVCache", dtype)
+        each *= np.dtype(dtype).itemsize * read_whole("KVCache", "page_size", page_size)
+        if memory < each:
+            raise ValueError(
+                f"{argument} is {memory} bytes, needed are at least {each}, for one page of "
+                f"{page_size} positions; each text takes whole pages"
+            )
+        return self.ranks.communicator.least(memory // each)
 
     def new_paged_cache(
         self, memory: int | None = None, *, page_size: int = 32, dtype: DTypeLike = "float32"
     ) -> PagedKVCache:
-        """An empty cache of pages for many texts with this model, of at most `memory` bytes.
-
-        ValueError: a page takes more.
-        """
-        cache = PagedKVCache(
-            num_layers=self.config.num_layers,
-            num_kv_heads=self.own.num_kv_heads,
-            head_dim=self.config.head_dim,
-            page_size=page_size,
-            dtype=dtype,
+        """The name of `new_pages` in 0.1; `new_cache` makes what `generate` takes too."""
+        warnings.warn(
+            "new_paged_cache is new_cache(memory=...) now, which generate and the model take both",
+            DeprecationWarning,
+            stacklevel=2,
         )
-        if memory is not None:
-            read_whole("new_paged_cache", "memory", memory)
-            if memory < cache.page_bytes:
-                raise ValueError(
-                    f"new_paged_cache: memory is {memory} bytes, needed are {cache.page_bytes} for "
-                    f"one page of {page_size} positions, and that for 32 ids of every text"
-                )
-            cache.max_pages = self.ranks.communicator.least(memory // cache.page_bytes)
-        return cache
+        return self.new_pages(memory, page_size=page_size, dtype=dtype)
 
-    def check_paged_cache(self, cache: PagedKVCache) -> None:
-        """ValueError when the cache belongs to another model."""
+    def check_pages(self, cache: PagedKVCache) -> None:
+        """ValueError when the pages belong to another model."""
         layers, _, _, kv_heads, _, head_dim = cache.data.shape
         config = self.own
         found, needed = (
@@ -213,7 +252,7 @@ class Decoder(ABC):
         if found != needed:
             raise ValueError(
                 f"model: cache has (layers, key/value heads, head_dim) = {found}, needed is "
-                f"{needed}; make one with new_paged_cache()"
+                f"{needed}; make one with new_cache()"
             )
 
     @abstractmethod

@@ -12,6 +12,7 @@ from simdformer.functional import RopeFrequencies, rope_frequencies
 from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.observer import Observer, See, unseen
+from simdformer.models.paged_cache import Span, write_spans
 from simdformer.types import Array, NumpyArrayLike
 
 __all__ = [
@@ -42,14 +43,40 @@ class Attending(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class InCache:
+    """Where the new positions of a call go in a cache: the spans of each sequence, the pages of all
+    of them (B,n), and their lengths (B,) with what is new."""
+
+    cache: KVCache
+    spans: list[list[Span]]
+    table: Integers
+    lengths: Integers
+
+    @classmethod
+    def reserve(cls, cache: KVCache, new: int) -> "InCache":
+        cache.reserve(new)
+        spans = [list(text.spans(new)) for text in cache.texts]
+        return cls(cache, spans, cache.table(), cache.lengths + new)
+
+    def write(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """k and v (B,K,T,D) into the pages of a layer; gives all pages (pages,K,page_size,D)."""
+        keys, values = self.cache.pages.key_pages(layer), self.cache.pages.value_pages(layer)
+        for spans, key, value in zip(self.spans, k, v, strict=True):
+            write_spans(keys, spans, key)
+            write_spans(values, spans, value)
+        return keys, values
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """One call of a model. The positions of its ids are (L,), or (B,L) where the sequences of a
-    cache differ in length; `offset` is the position of the first id, one for all or (B,). `long`
+    """One call of a model with ids (B,L). Their positions are (L,), or (B,L) where the sequences of
+    a cache differ in length; `offset` is the position of the first id, one for all or (B,). `long`
     says of which sequences, or of all of them, RoPE's frequencies are those of long texts."""
 
+    ids: Integers
     positions: Integers
     offset: int | Integers
-    cache: KVCache | None
+    place: InCache | None
     observer: Observer | None
     long: bool | npt.NDArray[np.bool_]
 
@@ -65,13 +92,13 @@ class ForwardPass:
                     f"model: {new} ids are more than max_seq_len = {config.max_seq_len}; "
                     "shorten them, or load the model with a larger max_seq_len"
                 )
-            return cls(np.arange(new), 0, None, observer, are_long(config, new))
+            return cls(ids, np.arange(new), 0, None, observer, are_long(config, new))
         if not isinstance(cache, KVCache):
             raise TypeError(
                 f"model: cache is {shown(cache)}, needed is a KVCache; make one with new_cache()"
             )
-        layers, _, sequences, kv_heads, _, head_dim = cache.data.shape
-        found = (layers, kv_heads, head_dim, sequences)
+        layers, _, _, kv_heads, _, head_dim = cache.data.shape
+        found = (layers, kv_heads, head_dim, cache.batch)
         needed = (config.num_layers, config.num_kv_heads, config.head_dim, batch)
         if found != needed:
             raise ValueError(
@@ -85,12 +112,13 @@ class ForwardPass:
                 "positions that it has learned"
             )
         start = cache.common_length
+        place = InCache.reserve(cache, new)
         if start is not None:
-            long = are_long(config, start + new)
-            return cls(np.arange(start, start + new), start, cache, observer, long)
-        starts = cache.lengths.copy()
+            long = are_long(config, start + new) or cache.texts[0].long
+            return cls(ids, np.arange(start, start + new), start, place, observer, long)
+        starts = cache.lengths
         long = are_long(config, starts + new)
-        return cls(starts[:, None] + np.arange(new), starts, cache, observer, long)
+        return cls(ids, starts[:, None] + np.arange(new), starts, place, observer, long)
 
     def by_length(self, rotated: Callable[[RopeFrequencies], Array], tables: ByLength) -> Array:
         """rotated(table) (B,L,H,D) by the table for short texts, and for long ones by the other."""
@@ -102,10 +130,25 @@ class ForwardPass:
 
     def attending(self, layer: int, q: Array, k: Array, v: Array, z: Array) -> Iterator[Attending]:
         """k and v (B,L,K,D) join the cache; then who attends together: all of q and z (B,L,H,D)."""
-        keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)  # (B,K,S,D)
-        if self.cache is not None:
-            keys, values = self.cache.write(layer, keys, values)
-        yield Attending(q.swapaxes(1, 2), keys, values, self.offset, z.swapaxes(1, 2))
+        queries, keys, values = (x.swapaxes(1, 2) for x in (q, k, v))  # (B,K,S,D)
+        table = lengths = None
+        if self.place is not None:
+            keys, values = self.place.write(layer, keys, values)
+            if self.at(layer).wants("attn.scores", "attn.pattern"):  # which are not those of pages
+                keys, values = self.place.cache.everything(layer, k.shape[1])
+            else:
+                table, lengths = self.place.table, self.place.lengths
+        yield Attending(queries, keys, values, self.offset, z.swapaxes(1, 2), table, lengths)
+
+    def advance(self) -> None:
+        """Counts the new positions as filled. Other texts may begin with what is as the model has
+        it: with the frequencies of short texts, and edited by nobody."""
+        if self.place is None:
+            return
+        texts = self.place.cache.texts
+        long = np.broadcast_to(self.long, len(texts))
+        for text, ids, far in zip(texts, self.ids.tolist(), long, strict=True):
+            text.advance(ids, shared=self.observer is None and not far)
 
 
 def are_long(config: ModelConfig, lengths: Any) -> Any:

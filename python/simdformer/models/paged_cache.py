@@ -1,23 +1,29 @@
-"""Keys and values in pages, which many texts share: how a batch of them fits into memory.
+"""Keys and values in pages, which many texts share: what lies below every cache.
 
 Kwon et al. 2023, "Efficient memory management for large language model serving with
 PagedAttention", arXiv:2309.06180.
 """
 
 import math
+import mmap
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
-from simdformer.arguments import as_array, read_whole
-from simdformer.models.cache import check_cache_dtype
+from simdformer import _core
+from simdformer.arguments import as_array, is_whole, read_whole, shown
 from simdformer.types import Array, ArrayLike, DTypeLike
 
-__all__ = ["PagedKVCache", "PagedSequence"]
+__all__ = ["PagedKVCache", "PagedSequence", "Span", "new_of_layer", "write_spans"]
 
+DTYPES = tuple(map(np.dtype, ("float64", "float32", "float16", ml_dtypes.bfloat16)))
 FIRST_PAGES = 4
+HUGE_PAGE = 2 << 20
+UNKNOWN = -1  # the id of a position of which only the keys and values are known
 
 
 # What Prefix.parent says of a first page: its text is a short one, or a long one.
@@ -47,8 +53,11 @@ class PagedKVCache:
     max_pages : int, optional
         None: as many as there is memory for.
     page_size : int
-        A multiple of 16, so that kernels read pages in place.
+        Kernels read pages in place where it is a multiple of 16, and else copy them first.
     dtype : {"float32", "float16", "bfloat16", "float64"}
+    set_aside : int
+        So many pages get their place at once; they take memory as they are filled, from a size on
+        where that makes a difference.
 
     >>> from simdformer.models import PagedKVCache
     >>> cache = PagedKVCache(num_layers=2, num_kv_heads=1, head_dim=4, max_pages=8)
@@ -66,23 +75,23 @@ class PagedKVCache:
         max_pages: int | None = None,
         page_size: int = 32,
         dtype: DTypeLike = "float32",
+        set_aside: int = 0,
     ) -> None:
         sizes = {"num_layers": num_layers, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        layers, heads, depth = (
+        sizes["page_size"] = page_size
+        layers, heads, depth, page = (
             read_whole("PagedKVCache", name, value) for name, value in sizes.items()
         )
-        if read_whole("PagedKVCache", "page_size", page_size) % 16:
-            raise ValueError(
-                f"PagedKVCache: page_size is {page_size}, needed is a multiple of 16: kernels read "
-                "so many positions of a page at a time"
-            )
         if max_pages is not None:
             read_whole("PagedKVCache", "max_pages", max_pages)
         check_cache_dtype("PagedKVCache", dtype)
         self.max_pages = max_pages
-        self.data: Array = np.empty((layers, 2, 0, heads, page_size, depth), dtype)
+        shape = (layers, 2, set_aside, heads, page, depth)
+        run = set_aside * page * depth * np.dtype(dtype).itemsize  # the positions of one head
+        self.data: Array = untouched(shape, dtype) if run >= HUGE_PAGE else np.empty(shape, dtype)
         self._free: list[int] = []
         self._users: list[int] = []  # of each page
+        self.used_pages = 0  # those that have any
         self._known: dict[Prefix, int] = {}  # the pages that a text may begin with
         self._prefix_of: dict[int, Prefix] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # known, used by nobody, oldest first
@@ -108,7 +117,7 @@ class PagedKVCache:
         """How many more pages may be taken; None where memory is the only limit."""
         if self.max_pages is None:
             return None
-        return self.max_pages - sum(users > 0 for users in self._users)
+        return self.max_pages - self.used_pages
 
     def key_pages(self, layer: int) -> Array:
         """(pages, K, page_size, D)"""
@@ -141,9 +150,10 @@ class PagedKVCache:
 
     # ---- for sequences ---------------------------------------------------------------------------
 
-    def take(self) -> int:
-        """A page for one sequence alone. MemoryError when all are in use."""
-        if not self._free and not self._grow():
+    def take(self, wanted: int = 1) -> int:
+        """A page for one sequence alone, the first of so many that are `wanted`. MemoryError when
+        all are in use."""
+        if not self._free and not self._grow(wanted):
             if not self._idle:
                 raise MemoryError(
                     f"PagedKVCache: all {self.max_pages} pages of {self.page_size} positions are "
@@ -154,12 +164,14 @@ class PagedKVCache:
             self._free.append(page)
         page = self._free.pop()
         self._users[page] = 1
+        self.used_pages += 1
         return page
 
     def give_back(self, page: int) -> None:
         """One sequence less uses the page."""
         self._users[page] -= 1
         if self._users[page] == 0:
+            self.used_pages -= 1
             if page in self._prefix_of:
                 self._idle[page] = None
             else:
@@ -168,6 +180,7 @@ class PagedKVCache:
     def share(self, page: int) -> None:
         """One sequence more uses the page."""
         self._idle.pop(page, None)
+        self.used_pages += self._users[page] == 0
         self._users[page] += 1
 
     def is_shared(self, page: int) -> bool:
@@ -185,19 +198,22 @@ class PagedKVCache:
     def _forget(self, page: int) -> None:
         del self._known[self._prefix_of.pop(page)], self._names[page]
 
-    def _grow(self) -> bool:
-        """Twice as many pages, as far as allowed: whether there are more."""
-        old = len(self._users)
-        new = max(FIRST_PAGES, 2 * old)
+    def _grow(self, wanted: int) -> bool:
+        """Twice as many pages, or as many more as are wanted, as far as allowed: whether there are
+        more. Those that were set aside come first."""
+        old, there = len(self._users), self.data.shape[2]
+        new = max(FIRST_PAGES, 2 * old, old + wanted)
+        new = min(new, there) if there > old else new
         new = new if self.max_pages is None else min(new, self.max_pages)
         if new == old:
             return False
         if self.max_pages is None and self._idle and len(self._idle) * 2 >= old:
             return False  # half of what is there serves nobody
-        layers, two, _, *shape = self.data.shape
-        data: Array = np.empty((layers, two, new, *shape), self.data.dtype)
-        data[:, :, :old] = self.data
-        self.data = data
+        if new > there:
+            layers, two, _, *shape = self.data.shape
+            data: Array = np.empty((layers, two, new, *shape), self.data.dtype)
+            data[:, :, :old] = self.data[:, :, :old]
+            self.data = data
         self._users += [0] * (new - old)
         self._free += range(new - 1, old - 1, -1)
         return True
@@ -206,8 +222,8 @@ class PagedKVCache:
 class PagedSequence:
     """One text in a `PagedKVCache`: its ids, and the pages that hold their keys and values.
 
-    `reserve(n)` before n positions are written, into `pages` or with `write`; `advance(ids)` when
-    they are.
+    `reserve(n)` before n positions are written, into `pages` or with `write`; `advance` when they
+    are, with their ids or how many they are.
     """
 
     def __init__(self, cache: PagedKVCache, long: bool = False) -> None:
@@ -232,8 +248,9 @@ class PagedSequence:
         begun = self.length // size
         copied = new > 0 and begun < had and self.cache.is_shared(self.pages[begun])
         try:
-            for _ in range(-(-(self.length + new) // size) - had + copied):
-                taken.append(self.cache.take())
+            needed = max(-(-(self.length + new) // size) - had, 0) + copied
+            while len(taken) < needed:
+                taken.append(self.cache.take(needed - len(taken)))
         except MemoryError:
             for page in taken:
                 self.cache.give_back(page)
@@ -245,20 +262,67 @@ class PagedSequence:
             self.cache.give_back(shared)
         self.pages += taken
 
+    @property
+    def room(self) -> int:
+        """How many positions more the reserved pages have."""
+        return len(self.pages) * self.cache.page_size - self.length
+
     def write(self, layer: int, key: ArrayLike, value: ArrayLike) -> None:
         """Puts key and value (K,T,D) of one layer behind what is filled, into reserved pages. The
-        new positions count only after `advance`, when all layers are written."""
-        key, value = as_array("PagedKVCache", "key", key), as_array("PagedKVCache", "value", value)
-        positions = np.arange(self.length, self.length + key.shape[1])
-        pages, slots = np.divmod(positions, self.cache.page_size)
-        pages = np.array(self.pages)[pages]
-        self.cache.key_pages(layer)[pages, :, slots] = key.swapaxes(0, 1)
-        self.cache.value_pages(layer)[pages, :, slots] = value.swapaxes(0, 1)
+        new positions count only after `advance`, when all layers are written. ValueError for other
+        shapes, TypeError for other dtypes than `new_of_layer` takes."""
+        function = "PagedSequence.write"
+        key, value = new_of_layer(function, self.cache.data, layer, key, value)
+        if key.shape[1] > self.room:
+            raise ValueError(
+                f"{function}: key has {key.shape[1]} positions, needed are at most the "
+                f"{self.room} that are reserved; call reserve({key.shape[1]}) first"
+            )
+        spans = list(self.spans(key.shape[1]))
+        write_spans(self.cache.key_pages(layer), spans, key)
+        write_spans(self.cache.value_pages(layer), spans, value)
 
-    def advance(self, ids: Sequence[int], *, shared: bool = True) -> None:
+    def spans(self, new: int) -> "Iterator[Span]":
+        """Where `new` positions behind what is filled go, in reserved pages."""
+        size, done = self.cache.page_size, 0
+        while done < new:
+            at, slot = divmod(self.length + done, size)
+            page, last = self.pages[at], at
+            count = min(size - slot, new - done)
+            if count == size:
+                while new - done - count >= size and self.pages[last + 1] == self.pages[last] + 1:
+                    last, count = last + 1, count + size
+            pages = slice(page, page + last - at + 1)
+            width = min(count, size)
+            yield Span(slice(done, done + count), pages, slice(slot, slot + width))
+            done += count
+
+    def gather(self, layer: int) -> tuple[Array, Array]:
+        """Copies of the keys and values (K,length,D) of one layer, one behind the other."""
+        read_layer("PagedSequence.gather", self.cache.data, layer)
+        keys, values = (
+            gathered(pages(layer), np.array(self.pages, np.int64), self.length)
+            for pages in (self.cache.key_pages, self.cache.value_pages)
+        )
+        return keys, values
+
+    def advance(self, ids: Sequence[int] | int, *, shared: bool = True) -> None:
         """Counts the positions of these ids as written. Pages that become full may be found by
-        later texts, unless any of their ids came with `shared=False`."""
+        later texts, unless any of their ids came with `shared=False`. A number counts so many
+        positions whose ids nobody knows, and which are not shared. ValueError: they have no
+        pages."""
+        if isinstance(ids, int | np.integer):
+            if not is_whole(ids, 0):
+                raise ValueError(
+                    f"PagedSequence.advance: found {shown(ids)}, needed is ids, or >= 0"
+                )
+            ids, shared = [UNKNOWN] * int(ids), False
         size, ids = self.cache.page_size, listed(ids)
+        if len(ids) > self.room:
+            raise ValueError(
+                f"PagedSequence.advance: found {len(ids)} positions, needed are at most the "
+                f"{self.room} that are reserved; call reserve({len(ids)}) before they are written"
+            )
         if shared and self._sharable == self.length:
             self._sharable += len(ids)
         self.ids += ids
@@ -300,6 +364,110 @@ class PagedSequence:
     def close(self) -> None:
         """Gives all pages back."""
         self.truncate(0)
+
+
+class Span(NamedTuple):
+    """New positions of a text that lie side by side: which of them, in which pages, and at which
+    places of a page."""
+
+    new: slice
+    pages: slice
+    slots: slice
+
+
+def write_spans(memory: Array, spans: Sequence[Span], new: Array) -> None:
+    """new (K,T,D) goes into memory (pages,K,page_size,D)"""
+    for span in spans:
+        place = memory[span.pages, :, span.slots]
+        part = new[:, span.new].reshape(len(new), len(place), -1, new.shape[-1])
+        put(place, part.swapaxes(0, 1))
+
+
+def gathered(memory: Array, table: Array, length: int) -> Array:
+    """The first `length` positions (...,K,length,D) of texts whose pages (...,n) are in memory
+    (pages,K,page_size,D), as a copy."""
+    pages = np.moveaxis(memory[table], -4, -3)  # (...,K,n,page_size,D)
+    *front, n, size, depth = pages.shape
+    every: Array = pages.reshape(*front, n * size, depth)[..., :length, :]
+    return every
+
+
+def new_of_layer(
+    function: str,
+    data: Array,
+    layer: int,
+    key: ArrayLike,
+    value: ArrayLike,
+    batch: int | None = None,
+) -> tuple[Array, Array]:
+    """key and value (K,T,D), or (batch,K,T,D), as arrays. TypeError, ValueError: they are none of
+    `data` (layers,2,pages,K,page_size,D). What is converted on the way is float32, which a cache of
+    16 bits is there to round, and what has fewer bits than the cache."""
+    read_layer(function, data, layer)
+    _, _, _, heads, _, depth = data.shape
+    front = () if batch is None else (batch,)
+    found = {"key": as_array(function, "key", key), "value": as_array(function, "value", value)}
+    small = [kind for kind in DTYPES if kind.itemsize < data.itemsize]
+    allowed = list(dict.fromkeys([data.dtype, np.dtype(np.float32), *small]))
+    for name, x in found.items():
+        if x.dtype not in allowed:
+            raise TypeError(
+                f"{function}: {name} is {x.dtype}, needed is one of "
+                f"{', '.join(map(str, allowed))}; convert it first"
+            )
+        if x.ndim != 3 + len(front) or (*x.shape[:-2], x.shape[-1]) != (*front, heads, depth):
+            axes = ", ".join(map(str, (*front, heads, "T", depth)))
+            raise ValueError(f"{function}: {name} has shape {x.shape}, needed is ({axes})")
+    if found["key"].shape != found["value"].shape:
+        raise ValueError(
+            f"{function}: value has shape {found['value'].shape}, needed is that of key, "
+            f"{found['key'].shape}"
+        )
+    return found["key"], found["value"]
+
+
+def read_layer(function: str, data: Array, layer: Any) -> None:
+    """IndexError for what is no layer of data."""
+    if not is_whole(layer, 0) or layer >= len(data):
+        raise IndexError(f"{function}: layer is {shown(layer)}, needed is 0 to {len(data) - 1}")
+
+
+def put(place: Array, x: Array) -> None:
+    """place[...] = x, on all threads where they are alike: new pages of memory take longest"""
+    if x.shape == place.shape and x.dtype in DTYPES:
+        _core.convert(x, place)
+    else:
+        place[...] = x
+
+
+def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """An array of no particular content, which takes memory where it is written, 4 KB at a time.
+
+    np.empty asks for pages of 2 MB, of which each layer would touch one for the shortest text.
+    """
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if nbytes >= 1 << 63:
+        raise ValueError(f"KVCache: {nbytes:.3g} bytes are more than any memory; found {shape}")
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"KVCache: there is no memory for {nbytes:.3g} bytes") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # of a kernel that has no such pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
+
+
+def check_cache_dtype(function: str, dtype: DTypeLike) -> None:
+    """TypeError for what is none of the dtypes that keys and values may have."""
+    try:
+        known = np.dtype(dtype) in DTYPES
+    except (TypeError, ValueError, SyntaxError):
+        known = False
+    if not known:
+        raise TypeError(
+            f"{function}: dtype is {shown(dtype)}, needed is one of {', '.join(map(str, DTYPES))}"
+        )
 
 
 def listed(ids: Sequence[int]) -> Sequence[int]:

@@ -106,8 +106,7 @@ class Transformer(Decoder):
         """ids (B,L) -> logits (B,L,V)"""
         run = ForwardPass.begin(self.own, ids, cache, observer)
         x = self.residual(ids, run)
-        if cache is not None:
-            cache.advance(ids.shape[1])
+        run.advance()
         kept = x if logits_to_keep is None else x[:, -logits_to_keep:]
         return run.at()("logits", self.unembed(kept, run.at()))
 

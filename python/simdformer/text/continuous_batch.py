@@ -5,15 +5,18 @@ chunks: Agrawal et al. 2023, arXiv:2308.16369. What a text gets are the bits tha
 kernels see to that, and what a prompt is cut into here are pieces of two ids or more.
 """
 
+import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simdformer.models.batch_pass import BatchPass, Piece
+from simdformer.models.cache import KVCache
 from simdformer.models.communicator import Communicator
+from simdformer.models.observer import Edit
 from simdformer.models.paged_cache import PagedKVCache, PagedSequence
-from simdformer.models.transformer import Transformer
+from simdformer.models.protocol import CausalModel
 from simdformer.text.continuation import Continuation
 from simdformer.text.draft import Draft
 from simdformer.text.sampling import Sampler
@@ -39,6 +42,7 @@ class Request:
     ranks: Communicator = field(default_factory=Communicator)
     sequence: PagedSequence | None = None
     chosen: int = 0
+    cached: int = 0  # ids of the prompt that the cache had already
     proposed: Sequence[int] = ()
 
     def put(self, logits: Array) -> None:
@@ -68,7 +72,7 @@ class Request:
         raise AssertionError("the last row has no id proposed behind it")
 
 
-class Step(NamedTuple):
+class Taken(NamedTuple):
     """What a step did: for each text that got ids the logits (V,) by which the last was chosen, how
     many ids of prompts it read, how many that were chosen before, how many that drafts proposed,
     and how many of those were as chosen."""
@@ -84,20 +88,21 @@ class ContinuousBatch:
     """Texts that are continued together; `step` reads what is new of each and chooses one id.
 
     At most `max_batch` at a time, and no more than find room in the cache to their end: none has to
-    be interrupted.
+    be interrupted. With an `edit` one goes on at a time, and shares what was read with no other.
     """
 
     def __init__(
         self,
-        model: Transformer,
+        model: CausalModel,
         cache: PagedKVCache,
         *,
         max_batch: int,
         share_answers: bool = False,
+        edit: Mapping[str, Edit] | None = None,
     ) -> None:
-        self.model, self.cache = model, cache
+        self.model, self.cache, self.edit = model, cache, edit
         self.boundary = model.config.rope_boundary
-        self.max_batch, self.share_answers = max_batch, share_answers
+        self.max_batch, self.share_answers = 1 if edit else max_batch, share_answers
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -131,7 +136,7 @@ class ContinuousBatch:
             self._leave(request)
         self.waiting.clear()
 
-    def step(self) -> Step:
+    def step(self) -> Taken:
         """One forward pass, over one id of each text that goes on and some of those that begin."""
         self._admit()
         going_on = [request for request in self.running if self._goes_on(request)]
@@ -142,7 +147,7 @@ class ContinuousBatch:
             pieces[request] = Piece(opened(request), ids, self.share_answers, one_by_one=True)
         prompts = self._prompts(pieces)
         pieces |= prompts
-        answers = self.model.forward_batch(BatchPass(self.cache, list(pieces.values())))
+        answers = self._read(list(pieces.values()))
         got, accepted = [], 0
         for request, logits in zip(pieces, answers, strict=True):
             sequence, before = opened(request), request.chosen
@@ -156,16 +161,40 @@ class ContinuousBatch:
                 sequence.truncate(len(request.text.ids) - 1)
         drafted = sum(len(request.proposed) for request in going_on)
         prompt_ids = sum(len(piece.ids) for piece in prompts.values())
-        return Step(got, prompt_ids, len(going_on), drafted, accepted)
+        return Taken(got, prompt_ids, len(going_on), drafted, accepted)
+
+    def _read(self, pieces: list[Piece]) -> list[Array]:
+        """The logits (rows,V) that each piece wants."""
+        if not self.edit:
+            return self.model.forward_batch(BatchPass(self.cache, pieces))
+        room = self.model.config.max_seq_len
+        return [
+            self.model(piece.ids, KVCache.of([piece.sequence], room), 1, edit=self.edit)
+            for piece in pieces
+        ]
 
     def _admit(self) -> None:
+        """Lets texts in while there are pages for them. MemoryError when none goes on and others
+        hold the pages that the next one takes."""
         most = self.cache.max_pages
+        free = math.inf if most is None else most - self._held_by_others()
         promised = sum(map(self._pages_needed, self.running))
         while self.waiting and len(self.running) < self.max_batch:
-            promised += self._pages_needed(self.waiting[0])
-            if most is not None and promised > most:
+            needed = self._pages_needed(self.waiting[0])
+            if promised + needed > free:
                 break
+            promised += needed
             self.running.append(self.waiting.popleft())
+        if self.waiting and not self.running:
+            raise MemoryError(
+                f"generate: the next text takes {needed} pages, and of the cache's {most} others "
+                f"hold {self._held_by_others()}; close them, or give it more memory"
+            )
+
+    def _held_by_others(self) -> int:
+        """How many pages are in use by texts that are not of this batch."""
+        sequences = [request.sequence for request in self.running if request.sequence is not None]
+        return self.cache.used_pages - len({page for text in sequences for page in text.pages})
 
     def _goes_on(self, request: Request) -> bool:
         """Whether all but its last id has been read, as RoPE turns a text of its length now. One
@@ -195,11 +224,14 @@ class ContinuousBatch:
             if request in going_on:
                 continue
             if request.sequence is None:
-                sequence = self.cache.open(request.text.ids, long=self._is_long(request))
+                known = () if self.edit else request.text.ids
+                sequence = self.cache.open(known, long=self._is_long(request))
                 if any(will_share(sequence, request, other) for other in pieces):
                     sequence.close()
                     continue  # what it begins with is being read for another
                 request.sequence = sequence
+                if request.chosen == 0:
+                    request.cached = sequence.length
             unread = request.text.ids[request.sequence.length :]
             count = min(len(unread), room)
             count -= len(unread) - count == 1  # a single id is decoded: other bits

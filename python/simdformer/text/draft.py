@@ -8,7 +8,7 @@ text is the one without them, greedy or sampled; what changes is how often the w
 from collections.abc import Sequence
 from typing import Protocol
 
-from simdformer.models.transformer import Transformer
+from simdformer.models.protocol import CausalModel
 
 __all__ = ["Draft", "ModelDraft", "PromptLookup"]
 
@@ -50,7 +50,7 @@ class ModelDraft:
     """What a smaller model of the same vocabulary would say, greedily: `most` ids, in a text of up
     to `positions`."""
 
-    def __init__(self, model: Transformer, positions: int, most: int = 4) -> None:
+    def __init__(self, model: CausalModel, positions: int, most: int = 4) -> None:
         self.model, self.most = model, most
         self._cache = model.new_cache(min(positions, model.config.max_seq_len))
         self._read: list[int] = []

@@ -10,7 +10,7 @@ from simdformer.arguments import read_whole, shown
 from simdformer.models.cache import KVCache
 from simdformer.models.observer import Edit
 from simdformer.models.paged_cache import PagedKVCache
-from simdformer.models.transformer import Transformer
+from simdformer.models.protocol import CausalModel
 from simdformer.text import generate as generation
 from simdformer.text.batch import Batch
 from simdformer.text.loss import token_losses
@@ -41,10 +41,10 @@ class GenerateOptions(TypedDict, total=False):
     streamer: Callable[[Any], object] | generation.Streamer | None
     report: generation.Report | None
     max_batch: int
-    cache: PagedKVCache | None
+    cache: KVCache | PagedKVCache | None
     cache_memory: int | None
     cache_dtype: DTypeLike
-    draft: TokenizedModel | Transformer | str | None
+    draft: TokenizedModel | CausalModel | str | None
     edit: Mapping[str, Edit] | None
 
 
@@ -115,17 +115,25 @@ class LanguageModel(TokenizedModel):
         losses = [token_losses(self.transformer, ids) for ids in prompts.ids]
         return losses if prompts.is_list else losses[0]
 
+    def new_cache(
+        self,
+        max_seq_len: int | None = None,
+        batch: int = 1,
+        dtype: DTypeLike = "float32",
+        *,
+        memory: int | None = None,
+        page_size: int = 32,
+    ) -> KVCache:
+        """An empty cache for this model: see `Transformer.new_cache`."""
+        return self.transformer.new_cache(
+            max_seq_len, batch, dtype, memory=memory, page_size=page_size
+        )
+
     def new_paged_cache(
         self, memory: int | None = None, *, page_size: int = 32, dtype: DTypeLike = "float32"
     ) -> PagedKVCache:
-        """An empty cache for `generate(..., cache=)`: see `Transformer.new_paged_cache`."""
+        """See `Transformer.new_paged_cache`."""
         return self.transformer.new_paged_cache(memory, page_size=page_size, dtype=dtype)
-
-    def new_cache(
-        self, max_seq_len: int | None = None, batch: int = 1, dtype: DTypeLike = "float32"
-    ) -> KVCache:
-        """An empty cache for this model: see `Transformer.new_cache`."""
-        return self.transformer.new_cache(max_seq_len, batch, dtype)
 
     @overload
     def generate(
@@ -177,10 +185,10 @@ class LanguageModel(TokenizedModel):
         streamer: Callable[[Any], object] | generation.Streamer | None = None,
         report: generation.Report | None = None,
         max_batch: int = MAX_BATCH,
-        cache: PagedKVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         cache_memory: int | None = None,
         cache_dtype: DTypeLike = "float32",
-        draft: TokenizedModel | Transformer | str | None = None,
+        draft: TokenizedModel | CausalModel | str | None = None,
         edit: Mapping[str, Edit] | None = None,
     ) -> Any:
         """Continues a prompt: text in, the new text out; ids in, the new ids out.
@@ -206,9 +214,10 @@ class LanguageModel(TokenizedModel):
             Is filled in with counts, times and the last logits.
         max_batch : int
             So many prompts are continued at a time; the others wait.
-        cache : PagedKVCache, optional
-            Kept between calls: what a prompt shares with earlier prompts and answers, in whole
-            pages of 32 ids, is not read again. `new_paged_cache()` makes one.
+        cache : KVCache, optional
+            Kept between calls: what a prompt shares with earlier prompts and answers, or with what
+            `model(ids, cache)` has read, in whole pages of 32 ids, is not read again. `new_cache()`
+            makes one. The text that the model itself goes on with in it stays as it is.
         cache_memory : int, optional
             Bytes that the KV cache may take; prompts wait for room in it. None: what it takes.
         cache_dtype : {"float32", "float16", "bfloat16"}
@@ -219,7 +228,8 @@ class LanguageModel(TokenizedModel):
             without, greedy or sampled; one that repeats itself comes faster.
         edit : dict of name or glob -> function
             Changes activations on their way, see `Transformer.__call__`. Prompts are continued one
-            after the other then; a long one is read in chunks of 512 ids, then id after id.
+            after the other then, without a draft; a long one is read in chunks of 512 ids, then id
+            after id, and nothing is taken from the cache or left in it.
 
         Raises
         ------
@@ -262,19 +272,15 @@ class LanguageModel(TokenizedModel):
             for ids, own_seed in zip(prompts.ids, seeds(seed, len(prompts.ids)), strict=True)
         ]
         try:
-            if edit:
-                generation.generate_one_by_one(
-                    self.transformer, requests, edit, cache_dtype=cache_dtype, report=report
-                )
-            else:
-                generation.generate(
-                    self.transformer,
-                    requests,
-                    cache=self.pages(cache, cache_memory, cache_dtype),
-                    max_batch=max_batch,
-                    share_answers=cache is not None,
-                    report=report,
-                )
+            generation.generate(
+                self.transformer,
+                requests,
+                cache=self.pages("generate", cache, cache_memory, cache_dtype),
+                max_batch=max_batch,
+                share_answers=cache is not None,
+                edit=edit,
+                report=report,
+            )
         finally:
             if isinstance(streamer, generation.Streamer):
                 streamer.end()
@@ -287,7 +293,7 @@ class LanguageModel(TokenizedModel):
         self,
         *,
         max_batch: int = MAX_BATCH,
-        cache: PagedKVCache | None = None,
+        cache: KVCache | PagedKVCache | None = None,
         cache_memory: int | None = None,
         cache_dtype: DTypeLike = "float32",
     ) -> Batch:
@@ -295,7 +301,7 @@ class LanguageModel(TokenizedModel):
         parameters are those of `generate`."""
         return Batch(
             self,
-            self.pages(cache, cache_memory, cache_dtype),
+            self.pages("batch", cache, cache_memory, cache_dtype),
             max_batch=read_whole("batch", "max_batch", max_batch),
             share_answers=cache is not None,
         )

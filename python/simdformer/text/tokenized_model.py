@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from simdformer.arguments import LARGEST, is_whole, read_several, read_whole, shown
+from simdformer.models.cache import KVCache
 from simdformer.models.config import ModelConfig
 from simdformer.models.paged_cache import PagedKVCache
+from simdformer.models.protocol import CausalModel
 from simdformer.models.transformer import Transformer
 from simdformer.models.weights import Weights
 from simdformer.text.chat import ChatTemplate, check_messages
@@ -80,7 +82,7 @@ class TokenizedModel:
         is_text: bool,
         show: Callable[[Any], object] | None = None,
         stop: Stop | None = None,
-        draft: "TokenizedModel | Transformer | str | None" = None,
+        draft: "TokenizedModel | CausalModel | str | None" = None,
         **sampling: Any,
     ) -> Request:
         """A prompt with all that its continuation takes: what chooses, and what ends it."""
@@ -102,7 +104,7 @@ class TokenizedModel:
         )
 
     def _draft(
-        self, draft: "TokenizedModel | Transformer | str | None", positions: int
+        self, draft: "TokenizedModel | CausalModel | str | None", positions: int
     ) -> Draft | None:
         """Who proposes ids in a text of up to so many positions."""
         if draft is None:
@@ -110,7 +112,7 @@ class TokenizedModel:
         if isinstance(draft, str) and draft == "prompt":
             return PromptLookup()
         model = draft.transformer if isinstance(draft, TokenizedModel) else draft
-        if not isinstance(model, Transformer):
+        if not isinstance(model, CausalModel):
             raise ValueError(
                 f'generate: draft is {shown(draft)}, needed is "prompt" or a model with the same '
                 "vocabulary"
@@ -123,20 +125,27 @@ class TokenizedModel:
         return ModelDraft(model, positions)
 
     def pages(
-        self, cache: PagedKVCache | None, cache_memory: int | None, dtype: DTypeLike
+        self,
+        function: str,
+        cache: KVCache | PagedKVCache | None,
+        memory: int | None,
+        dtype: DTypeLike,
     ) -> PagedKVCache:
-        """The cache given, or one of that many bytes."""
+        """Those of the cache given, or new ones of that many bytes."""
         if cache is None:
-            return self.transformer.new_paged_cache(cache_memory, dtype=dtype)
-        if not isinstance(cache, PagedKVCache):
-            raise TypeError(
-                f"generate: cache is {shown(cache)}, needed is a PagedKVCache; make one with "
-                "new_paged_cache()"
+            return self.transformer.new_pages(
+                memory, dtype=dtype, argument=f"{function}: cache_memory"
             )
-        if cache_memory is not None:
-            raise ValueError("generate: cache has its memory already; leave out cache_memory")
-        self.transformer.check_paged_cache(cache)
-        return cache
+        pages = cache.pages if isinstance(cache, KVCache) else cache
+        if not isinstance(pages, PagedKVCache):
+            raise TypeError(
+                f"{function}: cache is {shown(cache)}, needed is a KVCache; make one with "
+                "new_cache()"
+            )
+        if memory is not None:
+            raise ValueError(f"{function}: cache has its memory already; leave out cache_memory")
+        self.transformer.check_pages(pages)
+        return pages
 
     def check_room(self, prompt_len: int, max_new_tokens: int | None) -> int:
         """How many ids may follow a prompt of that length."""
