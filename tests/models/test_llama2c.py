@@ -250,11 +250,12 @@ def test_a_directory_without_or_with_several_checkpoints_is_refused(write, tmp_p
     message = "found no checkpoint among ['tokenizer.bin']; needed is "
     assert refusal(tmp_path).startswith(message)
     assert refusal(tmp_path).endswith("or a .bin of llama2.c")
-    with pytest.raises(CheckpointError, match=r"needed is a \.bin file of llama2\.c"):
+    with pytest.raises(CheckpointError, match=r"needed is one \.bin file of llama2\.c"):
         read_checkpoint(tmp_path, format="llama2.c")
     for name in ("a.bin", "b.bin"):
         write(a_model()[2], name=name)
     assert (
         refusal(tmp_path)
-        == "found 2 checkpoints (a.bin, b.bin); needed is one; give the path of one"
+        == "found 2 checkpoints (a.bin, b.bin); needed is one .bin file of llama2.c; "
+        "give the path of one"
     )

@@ -7,6 +7,8 @@ a file gives fewer bytes than were there before, which is an error like any othe
 import json
 import os
 import stat
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,15 @@ import numpy.typing as npt
 from simdformer import _core
 from simdformer.checkpoints.error import CheckpointError, told_of
 
-__all__ = ["InputFile", "parse_object", "read_file", "read_object"]
+__all__ = [
+    "InputFile",
+    "begins_with",
+    "only",
+    "parse_object",
+    "read_file",
+    "read_object",
+    "read_text",
+]
 
 MAX_JSON = 16 << 20  # bytes; the index of the largest published checkpoint has about 1 MB
 GAP = 512  # bytes: as many take longer to read than another read takes to begin
@@ -84,6 +94,37 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     if file.size > most:
         raise CheckpointError(f"{file.size} bytes", f"at most {most}", file=path)
     return file.read(0, file.size)
+
+
+def read_text(path: str | os.PathLike[str], most: int) -> str:
+    """A whole file of UTF-8. CheckpointError when it is none, or has more than `most` bytes."""
+    data = read_file(path, most)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"no UTF-8 ({error})", "text in UTF-8", file=path) from None
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Whether there is a file whose first bytes are these."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(magic)) == magic
+
+
+def only(directory: Path, what: str, names: Sequence[str], needed: str) -> str:
+    """The one name that was found in a directory. CheckpointError lists them when there are more,
+    or none."""
+    if len(names) != 1:
+        listed = ", ".join(names[:8]) or "none"
+        raise CheckpointError(
+            f"{len(names)} {what} ({listed})",
+            needed,
+            file=directory,
+            advice="give the path of one",
+        )
+    return names[0]
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from simdformer.arguments import is_whole, shown
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTemplate
 from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.files import begins_with, only
 from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.gguf_config import (
     DIVISORS,
@@ -50,26 +51,14 @@ def candidates(directory: Path) -> list[Path]:
 
 def find(directory: Path) -> Path:
     """The one model in a directory."""
-    found = candidates(directory)
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found[:8]) or "none"
-        raise CheckpointError(
-            f"{len(found)} models ({names})",
-            f"one {SUFFIX} file, or all parts of one",
-            file=directory,
-            advice="give the path of one",
-        )
-    return found[0]
+    names = [file.name for file in candidates(directory)]
+    needed = f"one {SUFFIX} file, or all parts of one"
+    return directory / only(directory, "models", names, needed)
 
 
 def has_file(file: Path) -> bool:
     """By its name, or by its first bytes."""
-    if file.suffix == SUFFIX:
-        return True
-    if not file.is_file():
-        return False
-    with file.open("rb") as stream:
-        return stream.read(len(MAGIC)) == MAGIC
+    return file.suffix == SUFFIX or begins_with(file, MAGIC)
 
 
 def read(path: Path, config: ConfigSource) -> Checkpoint:

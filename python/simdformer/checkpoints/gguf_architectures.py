@@ -10,6 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from simdformer.checkpoints.names import Names, require
+from simdformer.checkpoints.tensor_names import (
+    GEMMA,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    OLMO2,
+    PHI3,
+    TensorNames,
+)
 
 __all__ = ["ARCHITECTURES", "Architecture"]
 
@@ -27,85 +36,9 @@ FIELDS = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
-OUTSIDE = {
-    "token_embd.weight": "embed",
-    "output_norm.weight": "final_norm",
-    "output.weight": "lm_head",
-}
-ATTENTION = {
-    "blk.{}.attn_q.weight": "layers.{}.wq",
-    "blk.{}.attn_k.weight": "layers.{}.wk",
-    "blk.{}.attn_v.weight": "layers.{}.wv",
-    "blk.{}.attn_q.bias": "layers.{}.bq",
-    "blk.{}.attn_k.bias": "layers.{}.bk",
-    "blk.{}.attn_v.bias": "layers.{}.bv",
-    "blk.{}.attn_q_norm.weight": "layers.{}.q_norm",
-    "blk.{}.attn_k_norm.weight": "layers.{}.k_norm",
-}
-GATE_AND_UP = {
-    "blk.{}.ffn_gate.weight": "layers.{}.gate",
-    "blk.{}.ffn_up.weight": "layers.{}.up",
-}
-OUTPUTS = {
-    "blk.{}.attn_output.weight": "layers.{}.wo",
-    "blk.{}.attn_output.bias": "layers.{}.bo",
-    "blk.{}.ffn_down.weight": "layers.{}.down",
-}
-FUSED = {  # their rows stand below each other
-    "blk.{}.attn_qkv.weight": "layers.{}.wq_wk_wv",
-    "blk.{}.ffn_up.weight": "layers.{}.gate_up",
-}
-NORMS_BEFORE = {
-    "blk.{}.attn_norm.weight": "layers.{}.attn_norm",
-    "blk.{}.ffn_norm.weight": "layers.{}.mlp_norm",
-}
-NORMS_AFTER = {
-    "blk.{}.post_attention_norm.weight": "layers.{}.attn_out_norm",
-    "blk.{}.post_ffw_norm.weight": "layers.{}.mlp_out_norm",
-}
-GPT2 = {
-    "token_embd.weight": "embed",
-    "position_embd.weight": "pos_embed",
-    "blk.{}.attn_norm.weight": "layers.{}.attn_norm",
-    "blk.{}.attn_norm.bias": "layers.{}.attn_norm_bias",
-    "blk.{}.attn_qkv.weight": "layers.{}.wq_wk_wv",
-    "blk.{}.attn_qkv.bias": "layers.{}.bq_bk_bv",
-    "blk.{}.attn_output.weight": "layers.{}.wo",
-    "blk.{}.attn_output.bias": "layers.{}.bo",
-    "blk.{}.ffn_norm.weight": "layers.{}.mlp_norm",
-    "blk.{}.ffn_norm.bias": "layers.{}.mlp_norm_bias",
-    "blk.{}.ffn_up.weight": "layers.{}.up",
-    "blk.{}.ffn_up.bias": "layers.{}.up_bias",
-    "blk.{}.ffn_down.weight": "layers.{}.down",
-    "blk.{}.ffn_down.bias": "layers.{}.down_bias",
-    "output_norm.weight": "final_norm",
-    "output_norm.bias": "final_norm_bias",
-    "output.weight": "lm_head",
-}
-EXPERTS = {  # all of a layer in one tensor
-    "blk.{}.ffn_gate_inp.weight": "layers.{}.router",
-    "blk.{}.ffn_gate_exps.weight": "layers.{}.experts.gate",
-    "blk.{}.ffn_up_exps.weight": "layers.{}.experts.up",
-    "blk.{}.ffn_down_exps.weight": "layers.{}.experts.down",
-}
-SHARED_EXPERT = {
-    "blk.{}.ffn_gate_inp_shexp.weight": "layers.{}.shared.router",
-    "blk.{}.ffn_gate_shexp.weight": "layers.{}.shared.gate",
-    "blk.{}.ffn_up_shexp.weight": "layers.{}.shared.up",
-    "blk.{}.ffn_down_shexp.weight": "layers.{}.shared.down",
-}
-GPT_OSS = {
-    "blk.{}.attn_norm.weight": "layers.{}.attn_norm",
-    "blk.{}.post_attention_norm.weight": "layers.{}.mlp_norm",
-    "blk.{}.attn_sinks.weight": "layers.{}.sinks",
-    "blk.{}.ffn_gate_inp.bias": "layers.{}.router_bias",
-    "blk.{}.ffn_gate_exps.bias": "layers.{}.experts.gate_bias",
-    "blk.{}.ffn_up_exps.bias": "layers.{}.experts.up_bias",
-    "blk.{}.ffn_down_exps.bias": "layers.{}.experts.down_bias",
-}
+QKV = ("bq", "bk", "bv")
 COUNTS_OF_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 WIDTH_OF_EXPERTS = {"expert_feed_forward_length": "expert_intermediate_size"}
-LLAMA = OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE
 
 
 # ---- what follows from the keys ------------------------------------------------------------------
@@ -166,8 +99,10 @@ class Architecture:
     rope_layout
         The pairs of RoPE in its files: llama.cpp's converter stores wq and wk of some models with
         neighbours as pairs.
-    tensors, numbers
-        Its tensors, and its keys besides those of `fields`: theirs -> ours.
+    tensors
+        The names of its tensors.
+    numbers
+        Its keys that others do not have: theirs -> ours.
     fields
         The keys of the sizes that all have.
     always
@@ -187,10 +122,16 @@ class Architecture:
         What a scaling has besides what the keys say.
     partial_rotary
         Whether rope.dimension_count may be less than a head.
+    biases
+        The biases of attention that llama.cpp's graph of it reads.
+    tied
+        Whether that graph needs the last matrix to be the embedding; None: it may be.
+    square
+        Whether all heads together have to be as wide as the model there.
     """
 
     rope_layout: Literal["half", "interleaved"]
-    tensors: dict[str, str] = field(default_factory=lambda: LLAMA)
+    tensors: TensorNames = LLAMA
     fields: dict[str, str] = field(default_factory=lambda: FIELDS)
     numbers: dict[str, str] = field(default_factory=dict)
     always: dict[str, Any] = field(default_factory=dict)
@@ -201,6 +142,9 @@ class Architecture:
     window_period: int | None = None
     rope_scaling: dict[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False
+    biases: tuple[str, ...] = ()
+    tied: bool | None = None
+    square: bool = False
 
     def names(self, arch: str) -> Names:
         """Those in the files of architecture `arch`."""
@@ -211,14 +155,14 @@ class Architecture:
         derived = {"head_dim": "embedding_length / attention.head_count"} | self.derived
         return Names(
             {full(theirs): ours for theirs, ours in (self.fields | self.numbers).items()},
-            self.tensors,
+            self.tensors.gguf,
             {ours: full(theirs) for ours, theirs in derived.items()},
         )
 
 
 GEMMA2 = Architecture(
     rope_layout="half",
-    tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_BEFORE | NORMS_AFTER,
+    tensors=GEMMA,
     numbers={
         "attn_logit_softcapping": "attention_softcap",
         "final_logit_softcapping": "logit_softcap",
@@ -232,41 +176,24 @@ GEMMA2 = Architecture(
     follows=gemma_scales(46),
     derived={"attention_scale": "attention.key_length", "embed_scale": "embedding_length"},
     window_period=2,
+    tied=True,
 )
 ARCHITECTURES = {
     "llama": Architecture(
         rope_layout="interleaved",
-        tensors=LLAMA | EXPERTS,
         numbers=COUNTS_OF_EXPERTS,
         follows=as_wide_as_an_mlp,
         derived={"expert_intermediate_size": "feed_forward_length"},
+        biases=(*QKV, "bo"),
     ),
-    "qwen2": Architecture(rope_layout="half", always={"qkv_bias": True}),
-    "qwen2moe": Architecture(
-        rope_layout="half",
-        tensors=LLAMA | EXPERTS | SHARED_EXPERT,
-        numbers=COUNTS_OF_EXPERTS
-        | WIDTH_OF_EXPERTS
-        | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
-        always={"qkv_bias": True, "shared_router": True, "normalize_expert_weights": False},
-        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS, "expert_shared_feed_forward_length"),
-    ),
+    "qwen2": Architecture(rope_layout="half", always={"qkv_bias": True}, biases=QKV, square=True),
     "qwen3": Architecture(rope_layout="half", always={"qk_norm": True}),
-    "qwen3moe": Architecture(
+    "phi3": Architecture(
         rope_layout="half",
-        tensors=LLAMA | EXPERTS,
-        numbers=COUNTS_OF_EXPERTS | WIDTH_OF_EXPERTS,
-        always={"qk_norm": True},
-        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS),
-    ),
-    "gpt-oss": Architecture(
-        rope_layout="half",
-        tensors=OUTSIDE | ATTENTION | OUTPUTS | EXPERTS | GPT_OSS,
-        numbers=COUNTS_OF_EXPERTS | WIDTH_OF_EXPERTS,
-        always={"attention_sinks": True, "activation": "clamped_swiglu", "mlp_bias": True},
-        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS),
-        window_period=2,
-        rope_scaling={"truncate": False},
+        tensors=PHI3,
+        derived={"rotary_dim": "rope.dimension_count"},
+        partial_rotary=True,
+        square=True,
     ),
     "granite": Architecture(
         rope_layout="interleaved",
@@ -278,15 +205,18 @@ ARCHITECTURES = {
         },
         required=("logit_scale",),
         follows=rope_that_is_on,
+        biases=(*QKV, "bo"),
     ),
     "smollm3": Architecture(rope_layout="interleaved", follows=rope_in_three_of_four),
     "olmo2": Architecture(
         rope_layout="half",
-        tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AFTER,
+        tensors=OLMO2,
         always={"norm_placement": "after", "qk_norm": True, "qk_norm_over": "all_heads"},
         follows=olmo_rope,
         derived={"local_rope_theta": "rope.freq_base_swa"},
         window_period=4,
+        tied=False,
+        square=True,
     ),
     "gemma2": GEMMA2,
     "gemma3": replace(
@@ -297,6 +227,35 @@ ARCHITECTURES = {
         follows=gemma3_scales_and_rope,
         derived=GEMMA2.derived | {"local_rope_theta": "rope.freq_base_swa"},
         window_period=6,
+        tied=None,
+    ),
+    "qwen2moe": Architecture(
+        rope_layout="half",
+        numbers=COUNTS_OF_EXPERTS
+        | WIDTH_OF_EXPERTS
+        | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        always={"qkv_bias": True, "shared_router": True, "normalize_expert_weights": False},
+        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS, "expert_shared_feed_forward_length"),
+        biases=QKV,
+        tied=False,
+        square=True,
+    ),
+    "qwen3moe": Architecture(
+        rope_layout="half",
+        numbers=COUNTS_OF_EXPERTS | WIDTH_OF_EXPERTS,
+        always={"qk_norm": True},
+        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS),
+    ),
+    "gpt-oss": Architecture(
+        rope_layout="half",
+        tensors=GPT_OSS,
+        numbers=COUNTS_OF_EXPERTS | WIDTH_OF_EXPERTS,
+        always={"attention_sinks": True, "activation": "clamped_swiglu", "mlp_bias": True},
+        required=(*COUNTS_OF_EXPERTS, *WIDTH_OF_EXPERTS),
+        window_period=2,
+        rope_scaling={"truncate": False},
+        biases=(*QKV, "bo"),
+        tied=False,
     ),
     "gpt2": Architecture(
         rope_layout="half",  # there is none
@@ -314,11 +273,7 @@ ARCHITECTURES = {
             "wo_bias": True,
             "mlp_bias": True,
         },
-    ),
-    "phi3": Architecture(
-        rope_layout="half",
-        tensors=OUTSIDE | OUTPUTS | FUSED | NORMS_BEFORE,
-        derived={"rotary_dim": "rope.dimension_count"},
-        partial_rotary=True,
+        biases=(*QKV, "bo"),
+        square=True,
     ),
 }

@@ -10,7 +10,7 @@ from simdformer.arguments import LARGEST, is_whole, shown
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
 from simdformer.checkpoints.gguf_file import StoredArray
-from simdformer.checkpoints.names import check_rope, require
+from simdformer.checkpoints.names import check_present, check_rope, require, width_of_heads
 from simdformer.models.config import ModelConfig, by_layer
 from simdformer.models.tensors import AnyTensor, Tensor
 
@@ -83,9 +83,7 @@ def make_config(
     }
     required = [name for name, ours in architecture.fields.items() if ours not in OPTIONAL]
     required += architecture.required
-    missing = [f"{arch}.{name}" for name in required if name not in found]
-    if missing:
-        raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
+    check_present(found, required, f"{arch}.")
     for name, harmless in REFUSED.items():
         if name in found and name not in architecture.numbers and found[name] not in harmless:
             supported = f"{harmless[0]!r}" if harmless else "no such key"
@@ -103,9 +101,8 @@ def make_config(
     found.setdefault("attention.head_count_kv", heads)
     found.setdefault("rope.freq_base", 10000.0)
     if "attention.key_length" not in found:
-        needed = f"a divisor of {arch}.embedding_length = {shown(width)}"
-        require(width % heads == 0, f"{arch}.attention.head_count", heads, needed)
-        found["attention.key_length"] = width // heads
+        both = f"{arch}.embedding_length", f"{arch}.attention.head_count"
+        found["attention.key_length"] = width_of_heads(width, heads, both)
     found.setdefault("vocab_size", num_tokens(metadata, weights))
     turned = rotary_dim(arch, architecture, found)
     scaling = divided(arch, found, divisors, turned or found["attention.key_length"])

@@ -2,7 +2,7 @@
 holds: the way back from `gguf_config.make_config`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -23,39 +23,8 @@ ROPE = "rope."
 STORED_OTHERWISE = ("rope_layout", "rope_scaling", "norm_offset")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Graph:
-    """What llama.cpp's graph of an architecture asks of a model besides what its keys say.
-
-    biases
-        Those of attention that it reads.
-    tied
-        Whether the last matrix has to be the embedding; None: it may.
-    square
-        Whether all heads together have to be as wide as the model.
-    """
-
-    biases: tuple[str, ...] = ()
-    tied: bool | None = None
-    square: bool = False
-
-
-QKV = ("bq", "bk", "bv")
-GRAPHS = {
-    "qwen3": Graph(),
-    "qwen2": Graph(biases=QKV, square=True),
-    "phi3": Graph(square=True),
-    "llama": Graph(biases=(*QKV, "bo")),
-    "granite": Graph(biases=(*QKV, "bo")),
-    "smollm3": Graph(),
-    "olmo2": Graph(tied=False, square=True),
-    "gemma2": Graph(tied=True),
-    "gemma3": Graph(),
-    "qwen2moe": Graph(biases=QKV, tied=False, square=True),
-    "qwen3moe": Graph(),
-    "gpt-oss": Graph(biases=(*QKV, "bo"), tied=False),
-    "gpt2": Graph(biases=(*QKV, "bo"), square=True),
-}
+# The architectures that are tried first: others hold their models too.
+FIRST = ("qwen3", "qwen2", "phi3")
 
 
 def not_held(
@@ -65,14 +34,14 @@ def not_held(
     architecture that holds all of them last. `fused`: whether wq, wk and wv are one tensor, which
     tells Phi-3 from Llama."""
     lost: dict[str, list[str]] = {}
-    for arch in GRAPHS:
+    for arch in dict.fromkeys([*FIRST, *ARCHITECTURES]):
         if arch == "phi3" and not fused:
             continue
         try:
             again = make_config(arch, keys_of(arch, config), weights, divisors_of(config))
         except CheckpointError:  # without experts, say, or with a part of each head turned
             continue
-        lost[arch] = different_fields(config, again) + refused_fields(GRAPHS[arch], config)
+        lost[arch] = different_fields(config, again) + refused_fields(ARCHITECTURES[arch], config)
         if not lost[arch]:
             break
     return lost
@@ -90,13 +59,14 @@ def different_fields(config: ModelConfig, again: ModelConfig) -> list[str]:
     return found
 
 
-def refused_fields(graph: Graph, config: ModelConfig) -> list[str]:
+def refused_fields(architecture: Architecture, config: ModelConfig) -> list[str]:
     """The fields that llama.cpp has no graph for."""
     wrong = {
-        "qkv_bias": config.qkv_bias and "bq" not in graph.biases,
-        "wo_bias": config.wo_bias and "bo" not in graph.biases,
-        "tie_embeddings": graph.tied not in (None, config.tie_embeddings),
-        "head_dim": graph.square and config.num_heads * config.head_dim != config.hidden_size,
+        "qkv_bias": config.qkv_bias and "bq" not in architecture.biases,
+        "wo_bias": config.wo_bias and "bo" not in architecture.biases,
+        "tie_embeddings": architecture.tied not in (None, config.tie_embeddings),
+        "head_dim": architecture.square
+        and config.num_heads * config.head_dim != config.hidden_size,
     }
     return [name for name, is_wrong in wrong.items() if is_wrong]
 

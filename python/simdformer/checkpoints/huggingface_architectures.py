@@ -8,25 +8,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simdformer.checkpoints.huggingface_names import (
-    ATTENTION,
-    EXPERTS,
-    FIELDS,
-    FUSED,
-    GATE_AND_UP,
-    GPT2,
-    GPT_OSS,
-    LLAMA,
-    MINIMIND_SHARED_EXPERT,
-    MIXTRAL_EXPERTS,
-    MLP_BIASES,
-    NORMS_AFTER,
-    NORMS_AROUND,
-    NORMS_BEFORE,
-    OUTPUTS,
-    OUTSIDE,
-    SHARED_EXPERT,
-)
 from simdformer.checkpoints.huggingface_rules import (
     Found,
     all_but_every_nth,
@@ -45,18 +26,44 @@ from simdformer.checkpoints.huggingface_rules import (
     smollm3_rope,
 )
 from simdformer.checkpoints.names import Names
+from simdformer.checkpoints.tensor_names import (
+    GEMMA,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    MINIMIND,
+    MIXTRAL,
+    OLMO2,
+    PHI3,
+    TensorNames,
+)
 
-__all__ = ["ARCHITECTURES", "Architecture"]
+__all__ = ["ARCHITECTURES", "ModelType"]
+
+FIELDS = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_seq_len",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tie_embeddings",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class ModelType:
     """What a model_type means.
 
     model
         Its class, as `architectures` names it.
-    tensors, numbers
-        Its tensors, and its fields besides those of `fields`: theirs -> ours.
+    tensors
+        The names of its tensors.
+    numbers
+        Its fields that others do not have: theirs -> ours.
     fields
         What it calls the sizes and switches that all have.
     prefix
@@ -104,7 +111,7 @@ class Architecture:
     """
 
     model: str
-    tensors: dict[str, str] = field(default_factory=lambda: LLAMA)
+    tensors: TensorNames = LLAMA
     fields: dict[str, str] = field(default_factory=lambda: FIELDS)
     prefix: str = ""
     ignored: tuple[str, ...] = (".inv_freq",)
@@ -130,24 +137,25 @@ class Architecture:
 
     @property
     def names(self) -> Names:
-        return Names(self.fields | self.numbers, self.tensors, self.derived)
+        return Names(self.fields | self.numbers, self.tensors.huggingface, self.derived)
 
     def names_among(self, tensors: Collection[str]) -> Names:
         """Its names in a file with such tensors."""
+        names = self.names
         if any(name.startswith(self.prefix) for name in tensors):
-            return self.names
-        short = {theirs.removeprefix(self.prefix): ours for theirs, ours in self.tensors.items()}
-        return replace(self, tensors=short).names
+            return names
+        short = {theirs.removeprefix(self.prefix): ours for theirs, ours in names.tensors.items()}
+        return replace(names, tensors=short)
 
 
-OLMO2 = Architecture(
+OLMO2_TYPE = ModelType(
     model="Olmo2ForCausalLM",
-    tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AFTER,
+    tensors=OLMO2,
     always={"norm_placement": "after", "qk_norm": True, "qk_norm_over": "all_heads"},
 )
-GEMMA2 = Architecture(
+GEMMA2_TYPE = ModelType(
     model="Gemma2ForCausalLM",
-    tensors=OUTSIDE | ATTENTION | OUTPUTS | GATE_AND_UP | NORMS_AROUND,
+    tensors=GEMMA,
     numbers={
         "attn_logit_softcapping": "attention_softcap",
         "final_logit_softcapping": "logit_softcap",
@@ -166,12 +174,12 @@ GEMMA2 = Architecture(
     activation="hidden_activation",
     windows=all_but_every_nth,
 )
-GEMMA3 = replace(
-    GEMMA2,
+GEMMA3_TYPE = replace(
+    GEMMA2_TYPE,
     model="Gemma3ForCausalLM",
     numbers={"final_logit_softcapping": "logit_softcap"},
-    always=GEMMA2.always | {"qk_norm": True},
-    derived=GEMMA2.derived | {"local_rope_theta": "rope_local_base_freq"},
+    always=GEMMA2_TYPE.always | {"qk_norm": True},
+    derived=GEMMA2_TYPE.derived | {"local_rope_theta": "rope_local_base_freq"},
     unsaid={
         "head_dim": 256,
         "query_pre_attn_scalar": 256,
@@ -182,7 +190,7 @@ GEMMA3 = replace(
     local_theta=10000.0,
 )
 
-GPT2_MODEL = Architecture(
+GPT2_TYPE = ModelType(
     model="GPT2LMHeadModel",
     tensors=GPT2,
     fields={
@@ -218,9 +226,8 @@ QWEN_EXPERTS = {
     "moe_intermediate_size": "expert_intermediate_size",
     "norm_topk_prob": "normalize_expert_weights",
 }
-QWEN2_MOE = Architecture(
+QWEN2_MOE = ModelType(
     model="Qwen2MoeForCausalLM",
-    tensors=LLAMA | EXPERTS | SHARED_EXPERT,
     numbers=QWEN_EXPERTS | {"shared_expert_intermediate_size": "shared_intermediate_size"},
     aliases={"num_local_experts": "num_experts"},
     always={"wo_bias": False, "shared_router": True},
@@ -233,28 +240,27 @@ QWEN2_MOE = Architecture(
 )
 
 ARCHITECTURES = {
-    "gpt2": GPT2_MODEL,
-    "llama": Architecture(
+    "gpt2": GPT2_TYPE,
+    "llama": ModelType(
         model="LlamaForCausalLM",
-        tensors=LLAMA | MLP_BIASES,
         numbers={"mlp_bias": "mlp_bias"},
     ),
-    "qwen2": Architecture(
+    "qwen2": ModelType(
         model="Qwen2ForCausalLM",
         always={"qkv_bias": True, "wo_bias": False},
         windows=from_max_window_layers,
         window_switch=True,
     ),
-    "qwen3": Architecture(
+    "qwen3": ModelType(
         model="Qwen3ForCausalLM",
         always={"qk_norm": True},
         windows=from_max_window_layers,
         window_switch=True,
     ),
-    "mistral": Architecture(model="MistralForCausalLM", windows=all_layers),
-    "minimind": Architecture(
+    "mistral": ModelType(model="MistralForCausalLM", windows=all_layers),
+    "minimind": ModelType(
         model="MiniMindForCausalLM",
-        tensors=LLAMA | EXPERTS | MINIMIND_SHARED_EXPERT,
+        tensors=MINIMIND,
         unsaid={"norm_topk_prob": True},
         follows=minimind,
         derived={
@@ -265,9 +271,9 @@ ARCHITECTURES = {
         },
         knows=("use_moe",),
     ),
-    "mixtral": Architecture(
+    "mixtral": ModelType(
         model="MixtralForCausalLM",
-        tensors=OUTSIDE | ATTENTION | OUTPUTS | NORMS_BEFORE | MIXTRAL_EXPERTS,
+        tensors=MIXTRAL,
         numbers={
             "num_local_experts": "num_experts",
             "num_experts_per_tok": "num_experts_per_tok",
@@ -278,9 +284,9 @@ ARCHITECTURES = {
         windows=all_layers,
         theta=1000000.0,
     ),
-    "gpt_oss": Architecture(
+    "gpt_oss": ModelType(
         model="GptOssForCausalLM",
-        tensors=OUTSIDE | ATTENTION | OUTPUTS | NORMS_BEFORE | GPT_OSS,
+        tensors=GPT_OSS,
         numbers={
             "num_local_experts": "num_experts",
             "num_experts_per_tok": "num_experts_per_tok",
@@ -301,16 +307,14 @@ ARCHITECTURES = {
     "qwen3_moe": replace(
         QWEN2_MOE,
         model="Qwen3MoeForCausalLM",
-        tensors=LLAMA | EXPERTS,
         numbers=QWEN_EXPERTS,
         always={"qk_norm": True},
         unsaid={"norm_topk_prob": False, "decoder_sparse_step": 1},
         follows=layers_with_experts,
         windows=all_layers,
     ),
-    "granite": Architecture(
+    "granite": ModelType(
         model="GraniteForCausalLM",
-        tensors=LLAMA | MLP_BIASES,
         numbers={
             "mlp_bias": "mlp_bias",
             "embedding_multiplier": "embed_scale",
@@ -320,7 +324,7 @@ ARCHITECTURES = {
         },
         unsaid={"attention_multiplier": 1.0},
     ),
-    "smollm3": Architecture(
+    "smollm3": ModelType(
         model="SmolLM3ForCausalLM",
         unsaid={"no_rope_layer_interval": 4},
         follows=smollm3_rope,
@@ -328,9 +332,9 @@ ARCHITECTURES = {
         window_switch=True,
         theta=2000000.0,
     ),
-    "olmo2": OLMO2,
+    "olmo2": OLMO2_TYPE,
     "olmo3": replace(
-        OLMO2,
+        OLMO2_TYPE,
         model="Olmo3ForCausalLM",
         unsaid={"sliding_window": 4096, "sliding_window_pattern": 4},
         derived={"local_rope_theta": "rope_parameters"},
@@ -338,11 +342,11 @@ ARCHITECTURES = {
         theta=500000.0,
         local_theta=500000.0,
     ),
-    "gemma2": GEMMA2,
-    "gemma3_text": GEMMA3,
-    "phi3": Architecture(
+    "gemma2": GEMMA2_TYPE,
+    "gemma3_text": GEMMA3_TYPE,
+    "phi3": ModelType(
         model="Phi3ForCausalLM",
-        tensors=OUTSIDE | FUSED | OUTPUTS | NORMS_BEFORE,
+        tensors=PHI3,
         always={"qkv_bias": False, "wo_bias": False},
         derived={"rotary_dim": "partial_rotary_factor"},
         windows=all_layers,

@@ -10,8 +10,8 @@ from typing import Any
 
 from simdformer.arguments import LARGEST, is_whole, shown
 from simdformer.checkpoints.error import CheckpointError
-from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES, Architecture
-from simdformer.checkpoints.names import check_rope, require, wrong
+from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES, ModelType
+from simdformer.checkpoints.names import check_present, check_rope, require, width_of_heads, wrong
 from simdformer.models.config import ModelConfig, by_layer
 
 __all__ = ["architecture_of", "make_config"]
@@ -46,7 +46,7 @@ NO_ROPE = {"rope_theta": 10000.0}  # a config has one even where nothing is turn
 
 
 def make_config(
-    found: Mapping[str, Any], architecture: Architecture, tensors: Collection[str] | None
+    found: Mapping[str, Any], architecture: ModelType, tensors: Collection[str] | None
 ) -> ModelConfig:
     """The config of a model with such tensors (our names; None: nobody has them at hand).
     CheckpointError names a field that is missing, makes no sense, or asks for what is not there."""
@@ -55,9 +55,7 @@ def make_config(
     theirs = {ours: name for name, ours in names.fields.items()}
     required = [theirs[name] for name in REQUIRED if name in theirs]
     required += [architecture.activation, *architecture.required]
-    missing = [name for name in required if found.get(name) is None]
-    if missing:
-        raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
+    check_present(found, required)
     for name, harmless in (REFUSED | architecture.refused).items():
         if name not in architecture.numbers and name not in architecture.knows:
             supported(found, name, *harmless)
@@ -71,11 +69,9 @@ def make_config(
     require(is_whole(layers) and layers <= most, theirs["num_layers"], layers, enough)
     said.setdefault("num_kv_heads", heads)
     if "head_dim" not in said:
-        divides = is_whole(heads) and is_whole(width) and width % heads == 0
-        needed = f"a divisor of {theirs['hidden_size']} = {shown(width)}"
-        needed += ", or head_dim" if "head_dim" in theirs else ""
-        require(divides, theirs["num_heads"], heads, needed)
-        said["head_dim"] = width // heads
+        both = theirs["hidden_size"], theirs["num_heads"]
+        instead = ", or head_dim" if "head_dim" in theirs else ""
+        said["head_dim"] = width_of_heads(width, heads, both, instead)
     # Where nothing is said the tensors say it: an embedding that stands alone is tied.
     said.setdefault("tie_embeddings", tensors is not None and "lm_head" not in tensors)
     bias = flag(found, "attention_bias")
@@ -93,7 +89,7 @@ def make_config(
     )
 
 
-def one_name_each(found: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+def one_name_each(found: Mapping[str, Any], architecture: ModelType) -> dict[str, Any]:
     """The config without second names."""
     found = dict(found)
     for alias, name in architecture.aliases.items():
@@ -104,7 +100,7 @@ def one_name_each(found: Mapping[str, Any], architecture: Architecture) -> dict[
     return found
 
 
-def architecture_of(found: Mapping[str, Any]) -> Architecture:
+def architecture_of(found: Mapping[str, Any]) -> ModelType:
     """What the model_type of a config means."""
     kind, classes = found.get("model_type"), found.get("architectures")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
@@ -130,7 +126,7 @@ def supported(found: Mapping[str, Any], name: str, *harmless: Any) -> None:
 # ---- RoPE ----------------------------------------------------------------------------------------
 
 
-def ropes_of(found: Mapping[str, Any], architecture: Architecture, head_dim: int) -> dict[str, Any]:
+def ropes_of(found: Mapping[str, Any], architecture: ModelType, head_dim: int) -> dict[str, Any]:
     """What ModelConfig has to know of RoPE."""
     local = None
     if architecture.local_theta is not None:
@@ -177,9 +173,7 @@ def with_one_rope(found: Mapping[str, Any], theta: float) -> tuple[Mapping[str, 
     return {**found, "rope_parameters": full}, local
 
 
-def rope_of(
-    found: Mapping[str, Any], architecture: Architecture
-) -> tuple[float, dict[str, Any], Any]:
+def rope_of(found: Mapping[str, Any], architecture: ModelType) -> tuple[float, dict[str, Any], Any]:
     """theta (that of the architecture where none is said), scaling and the part of a head that is
     turned, from whichever dialect has them."""
     parts = {name: found.get(name) or {} for name in ("rope_parameters", "rope_scaling")}
@@ -231,7 +225,7 @@ def agree(one: Mapping[str, Any], other: Mapping[str, Any], names: str) -> None:
 
 
 def windows_of(
-    found: Mapping[str, Any], architecture: Architecture, layers: int
+    found: Mapping[str, Any], architecture: ModelType, layers: int
 ) -> int | tuple[int | None, ...] | None:
     """The sliding window of each layer: as `layer_types` say, else by the rule of the type."""
     window, types = found.get("sliding_window"), found.get("layer_types")

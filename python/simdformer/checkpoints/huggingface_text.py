@@ -9,7 +9,7 @@ from typing import Any
 from simdformer.arguments import shown
 from simdformer.checkpoints.checkpoint import Checkpoint, StoredTemplate
 from simdformer.checkpoints.error import CheckpointError
-from simdformer.checkpoints.files import read_file, read_object
+from simdformer.checkpoints.files import read_object, read_text
 
 __all__ = ["TokenizerConfig", "chat_template", "read_tokenizer_config", "tokenizer_files"]
 
@@ -34,8 +34,8 @@ class TokenizerConfig:
     def token(self, name: str) -> str | None:
         """The text of bos_token or its like: a string, or an object with `content`."""
         value = self.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if value is not None and not isinstance(text, str):
+        text = token_text(value)
+        if value is not None and text is None:
             raise self.wrong(name, 'text, or an object with text as "content"')
         return text
 
@@ -84,7 +84,7 @@ def chat_template(checkpoint: Checkpoint) -> StoredTemplate | None:
     tokens = {name: text for name in names if (text := token_text(config.get(name))) is not None}
     file = folder / "chat_template.jinja"
     if file.exists():
-        return StoredTemplate(read_text(file), file, tokens)
+        return StoredTemplate(read_text(file, MAX_TEMPLATE), file, tokens)
     file, template = folder / CONFIG, config.get("chat_template")
     if template is None and (folder / "chat_template.json").exists():
         file = folder / "chat_template.json"
@@ -111,14 +111,6 @@ def default_template(template: Any, file: Path) -> str:
             file=file,
         )
     return template
-
-
-def read_text(file: Path) -> str:
-    data = read_file(file, MAX_TEMPLATE)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"no UTF-8 ({error})", "text in UTF-8", file=file) from None
 
 
 def token_text(value: Any) -> str | None:

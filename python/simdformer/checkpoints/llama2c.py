@@ -21,8 +21,8 @@ import numpy as np
 
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
 from simdformer.checkpoints.error import CheckpointError, told_of
-from simdformer.checkpoints.files import InputFile
-from simdformer.checkpoints.names import Names, require
+from simdformer.checkpoints.files import InputFile, only
+from simdformer.checkpoints.names import Names, require, width_of_heads
 from simdformer.checkpoints.stored_tensor import StoredTensor
 from simdformer.models.config import ModelConfig
 
@@ -58,24 +58,10 @@ def candidates(directory: Path) -> list[str]:
     return [name for name in there if name.endswith(".bin") and not name.startswith(OTHERS)]
 
 
-def find(directory: Path) -> Path:
-    """The one checkpoint in a directory."""
-    found = candidates(directory)
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{len(found)} checkpoints ({', '.join(found)})",
-            "one",
-            file=directory,
-            advice="give the path of one",
-        )
-    if not found:
-        raise CheckpointError("no checkpoint", "a .bin file of llama2.c", file=directory)
-    return directory / found[0]
-
-
 def read(path: Path, config: ConfigSource) -> Checkpoint:
     """Checks the header against the file's size. The weights stay in the file."""
-    path = find(path) if path.is_dir() else path
+    if path.is_dir():
+        path = path / only(path, "checkpoints", candidates(path), "one .bin file of llama2.c")
     file = InputFile(path)
     with told_of(path):
         made, weights = tensors_of(file)
@@ -143,11 +129,11 @@ def make_config(file: str, fields: dict[str, int | bool]) -> ModelConfig:
     with told_of(file, advice=DOUBT):
         for name in SIZES:
             require(fields[name] > 0, name, fields[name], "a number > 0")
-        dim, heads = fields["dim"], fields["n_heads"]
-        require(dim % heads == 0, "n_heads", heads, f"a divisor of dim = {dim}")
+        both = "dim", "n_heads"
+        head_dim = width_of_heads(fields["dim"], fields["n_heads"], both)
         return NAMES.config(
             fields,
-            head_dim=dim // heads,
+            head_dim=head_dim,
             norm_eps=1e-5,
             rope_theta=10000.0,
             rope_layout="interleaved",

@@ -20,8 +20,9 @@ from simdformer.arguments import is_whole
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
 from simdformer.checkpoints.error import CheckpointError, misfit, told_of
 from simdformer.checkpoints.files import read_object
-from simdformer.checkpoints.names import Names, check_rope, require
+from simdformer.checkpoints.names import Names, check_present, check_rope, require, width_of_heads
 from simdformer.checkpoints.stored_tensor import StoredTensor
+from simdformer.checkpoints.tensor_names import LLAMA
 from simdformer.checkpoints.torch_file import read_tensors
 from simdformer.models.config import ModelConfig
 from simdformer.models.tensors import JoinedTensor
@@ -62,20 +63,7 @@ NAMES = Names(
         "norm_eps": "norm_eps",
         "rope_theta": "rope_theta",
     },
-    tensors={
-        "tok_embeddings.weight": "embed",
-        "layers.{}.attention_norm.weight": "layers.{}.attn_norm",
-        "layers.{}.attention.wq.weight": "layers.{}.wq",
-        "layers.{}.attention.wk.weight": "layers.{}.wk",
-        "layers.{}.attention.wv.weight": "layers.{}.wv",
-        "layers.{}.attention.wo.weight": "layers.{}.wo",
-        "layers.{}.ffn_norm.weight": "layers.{}.mlp_norm",
-        "layers.{}.feed_forward.w1.weight": "layers.{}.gate",
-        "layers.{}.feed_forward.w3.weight": "layers.{}.up",
-        "layers.{}.feed_forward.w2.weight": "layers.{}.down",
-        "norm.weight": "final_norm",
-        "output.weight": "lm_head",
-    },
+    tensors=LLAMA.meta,
     derived={
         "head_dim": "(dim / n_heads)",
         "intermediate_size": "width by multiple_of and ffn_dim_multiplier",
@@ -196,10 +184,8 @@ def make_config(
     params: Mapping[str, Any], weights: Mapping[str, StoredTensor | JoinedTensor]
 ) -> ModelConfig:
     """Meta's parameters, and the defaults that Meta's own code has."""
-    missing = [name for name in REQUIRED if params.get(name) is None]
+    check_present(params, REQUIRED)
     unknown = [repr(name[:40]) for name in params if name not in REQUIRED + OPTIONAL]
-    if missing:
-        raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
     if unknown:
         raise CheckpointError(
             f"entries that are not understood: {', '.join(unknown[:8])}", "a model without them"
@@ -207,8 +193,8 @@ def make_config(
     for name in ("dim", "n_heads", "multiple_of"):
         right = is_whole(params[name]) and params[name] <= MAX_WIDTH
         require(right, name, params[name], "a whole number > 0")
-    dim, heads = params["dim"], params["n_heads"]
-    require(dim % heads == 0, "n_heads", heads, f"a divisor of dim = {dim}")
+    heads = params["n_heads"]
+    head_dim = width_of_heads(params["dim"], heads, ("dim", "n_heads"))
     scaling = rope_scaling(params)
     fields = {"n_kv_heads": heads, "rope_theta": 10000.0, "vocab_size": -1}
     # No file of Meta's says how long a text may be: what the generations were trained on. A file of
@@ -220,7 +206,7 @@ def make_config(
     check_rope(fields["rope_theta"], scaling)
     return NAMES.config(
         fields,
-        head_dim=dim // heads,
+        head_dim=head_dim,
         intermediate_size=inner_width(params),
         rope_layout="interleaved",
         rope_scaling=scaling,

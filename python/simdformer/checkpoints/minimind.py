@@ -6,6 +6,7 @@ from pathlib import Path
 from simdformer.checkpoints import huggingface_text
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
 from simdformer.checkpoints.error import CheckpointError
+from simdformer.checkpoints.files import begins_with, only
 from simdformer.checkpoints.huggingface import CONFIG, make_checkpoint, read_config
 from simdformer.checkpoints.torch_file import read_tensors
 
@@ -29,27 +30,14 @@ def found_in(directory: Path) -> bool:
 
 def has_file(file: Path) -> bool:
     """By its name, or by its first bytes."""
-    if file.suffix in (".pth", ".pt"):
-        return True
-    if not file.is_file():
-        return False
-    with file.open("rb") as stream:
-        return stream.read(len(ZIP)) == ZIP
+    return file.suffix in (".pth", ".pt") or begins_with(file, ZIP)
 
 
 def read(path: Path, config: ConfigSource) -> Checkpoint:
     """The state dict at `path`, or the only .pth file of that directory, with its config."""
     if path.is_dir():
-        files = candidates(path)
-        if len(files) != 1:
-            names = ", ".join(file.name for file in files) or "none"
-            raise CheckpointError(
-                f"{len(files)} .pth files ({names}) beside a {CONFIG}",
-                "one",
-                file=path,
-                advice="give the path of one",
-            )
-        path = files[0]
+        names = [file.name for file in candidates(path)]
+        path = path / only(path, f".pth files beside a {CONFIG}", names, "one")
     if config is None and not (path.parent / CONFIG).exists():
         raise CheckpointError(
             f"no {CONFIG} beside it",

@@ -1,13 +1,13 @@
 """What a format calls our tensors and our config's fields, and whether the two fit each other."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simdformer.arguments import shown
+from simdformer.arguments import is_whole, shown
 from simdformer.checkpoints.error import CheckpointError, file_name
 from simdformer.checkpoints.fused import FUSED
 from simdformer.checkpoints.stacked import STACKED
@@ -16,7 +16,15 @@ from simdformer.models.config import FieldError, ModelConfig
 from simdformer.models.tensors import LazyTensor
 from simdformer.models.weights import Misfit, listed, misfits, too_few, weight_axes
 
-__all__ = ["Names", "check_rope", "printable", "require", "wrong"]
+__all__ = [
+    "Names",
+    "check_present",
+    "check_rope",
+    "printable",
+    "require",
+    "width_of_heads",
+    "wrong",
+]
 
 LONGEST_CONTEXT = 1 << 24  # no file proves it by its length
 MOST_EXPERTS = 1 << 12  # a layer; no model comes near
@@ -164,6 +172,21 @@ def check_rope(theta: Any, scaling: Mapping[str, Any] | None, head_dim: int = 2)
     except (TypeError, ValueError, ArithmeticError) as error:
         text = str(error).removeprefix("rope_frequencies: ")
         raise CheckpointError(f"RoPE without frequencies: {text}") from None
+
+
+def check_present(found: Mapping[str, Any], names: Iterable[str], prefix: str = "") -> None:
+    """CheckpointError that lists the fields without a value."""
+    missing = [prefix + name for name in names if found.get(name) is None]
+    if missing:
+        raise CheckpointError(f"no {', no '.join(missing)}", "a value for each")
+
+
+def width_of_heads(width: Any, heads: Any, names: tuple[str, str], instead: str = "") -> int:
+    """The head_dim of heads that are as wide as the model together; `names` are those of both
+    fields."""
+    divides = is_whole(heads) and is_whole(width) and width % heads == 0
+    require(divides, names[1], heads, f"a divisor of {names[0]} = {shown(width)}{instead}")
+    return int(width // heads)
 
 
 def wrong(name: str, value: object, needed: str) -> CheckpointError:

@@ -1,15 +1,15 @@
 """What the tensors of a model would be held in that nobody has written yet."""
 
-from simdformer.checkpoints.gguf_architectures import EXPERTS, LLAMA, SHARED_EXPERT
 from simdformer.checkpoints.gguf_encode import FLOAT_TYPES
 from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of
 from simdformer.checkpoints.names import Names
+from simdformer.checkpoints.tensor_names import LLAMA
 from simdformer.models.config import ModelConfig
 from simdformer.models.weights import weight_shapes
 
 __all__ = ["planned_types"]
 
-NAMES = Names({}, LLAMA | EXPERTS | SHARED_EXPERT)
+NAMES = Names({}, LLAMA.gguf)
 
 
 def planned_types(config: ModelConfig, type: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ Two of ggml's kinds are read: "gpt2", byte-level byte-pair encoding, where `pre`
 expressions that cut a text into parts first; and "llama", sentencepiece's encoding by score.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,12 @@ from simdformer.checkpoints.names import require
 from simdformer.text import tiktoken_tokenizer, vocab_merges
 from simdformer.text.huggingface_tokenizer import BYTE_PIECE, HuggingFaceTokenizer
 from simdformer.text.piece_tokenizer import PieceTokenizer
-from simdformer.text.pieces import optional_package, told_in_one_line
+from simdformer.text.pieces import (
+    check_all_bytes,
+    optional_package,
+    pattern_of,
+    told_in_one_line,
+)
 from simdformer.text.scored_merges import ScoredMerges
 from simdformer.text.sentencepiece_tokenizer import SPACE
 
@@ -213,12 +217,7 @@ class ScoredGGUFTokenizer(PieceTokenizer):
             for token, id in vocabulary.of_type(BYTE).items()
             if (match := BYTE_PIECE.fullmatch(token))
         }
-        if missing := sorted(set(range(256)) - byte_ids.keys()):
-            raise CheckpointError(
-                f"no tokens for {len(missing)} of the 256 single bytes, the first is byte "
-                f"{missing[0]}",
-                "all of them, because any text may need them",
-            )
+        check_all_bytes(byte_ids)
         pieces = {id: token.replace(SPACE, " ").encode() for id, token in enumerate(tokens)}
         control, defined = vocabulary.of_type(CONTROL), vocabulary.of_type(USER_DEFINED)
         self._apart = control | defined
@@ -254,9 +253,3 @@ class ScoredGGUFTokenizer(PieceTokenizer):
             elif part:
                 ids += self._merges.encode(space + part.replace(SPACE, " "))
         return ids
-
-
-def pattern_of(tokens: Mapping[str, int]) -> re.Pattern[str]:
-    """Finds them in a text: of two that match, the longer one is meant."""
-    names = sorted(map(re.escape, filter(None, tokens)), key=len, reverse=True)
-    return re.compile(f"({'|'.join(names) or '(?!)'})")

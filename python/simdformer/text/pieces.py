@@ -3,14 +3,22 @@ missing or fail."""
 
 import operator
 import os
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from simdformer.checkpoints.error import CheckpointError
 
-__all__ = ["PieceReader", "check_text", "optional_package", "told_in_one_line"]
+__all__ = [
+    "PieceReader",
+    "check_all_bytes",
+    "check_text",
+    "optional_package",
+    "pattern_of",
+    "told_in_one_line",
+]
 
 
 def check_text(text: str) -> None:
@@ -24,6 +32,22 @@ def check_text(text: str) -> None:
             f"encode: text[{error.start}] is the lone surrogate {text[error.start]!r}, which has "
             "no UTF-8; decode the text properly, or remove it"
         ) from None
+
+
+def check_all_bytes(known: Iterable[int]) -> None:
+    """CheckpointError when a byte is not among those that have a token."""
+    missing = sorted(set(range(256)).difference(known))
+    if missing:
+        raise CheckpointError(
+            f"no tokens for {len(missing)} of the 256 single bytes, the first is byte {missing[0]}",
+            "all of them, because any text may need them",
+        )
+
+
+def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Finds tokens in a text: the longer one of two that match."""
+    names = sorted(map(re.escape, filter(None, tokens)), key=len, reverse=True)
+    return re.compile(f"({'|'.join(names) or '(?!)'})")
 
 
 class PieceReader:

@@ -5,13 +5,12 @@ The package sentencepiece encodes; decoding is done here, byte by byte, so that 
 """
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
-from simdformer.text.pieces import optional_package, told_in_one_line
+from simdformer.text.pieces import optional_package, pattern_of, told_in_one_line
 
 __all__ = ["SPACE", "SentencePieceTokenizer"]
 
@@ -30,9 +29,7 @@ class SentencePieceTokenizer(PieceTokenizer):
         self._special = {piece: id for id, piece in special.items()}
         skipped = {*special, *(id for id in ids if processor.is_unknown(id))}
         pieces = {id: bytes_of(processor, id, id in skipped) for id in ids}
-        # The longest first: of two that match, the longer one is meant.
-        names = sorted(map(re.escape, self._special), key=len, reverse=True)
-        self._special_pattern = re.compile(f"({'|'.join(names) or '(?!)'})")
+        self._special_pattern = pattern_of(self._special)
         bos, eos = (id if id >= 0 else None for id in (processor.bos_id(), processor.eos_id()))
         first = processor.encode("a")[:1]
         puts_space = bool(first) and pieces[first[0]].startswith(b" ")

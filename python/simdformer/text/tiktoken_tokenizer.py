@@ -17,7 +17,7 @@ from typing import Any
 from simdformer.checkpoints.error import CheckpointError, told_of
 from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
-from simdformer.text.pieces import optional_package
+from simdformer.text.pieces import check_all_bytes, optional_package
 
 __all__ = ["SPLIT", "TiktokenTokenizer"]
 
@@ -62,13 +62,7 @@ class TiktokenTokenizer(PieceTokenizer):
         ranks = {token: rank for rank, token in enumerate(tokens)}
         if len(ranks) != len(tokens):
             raise CheckpointError(f"{len(tokens) - len(ranks)} tokens twice", "each once")
-        missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
-        if missing:
-            raise CheckpointError(
-                f"no tokens for {len(missing)} of the 256 single bytes, the first is byte "
-                f"{missing[0]}",
-                "all of them, because any text may need them",
-            )
+        check_all_bytes(byte for byte in range(256) if bytes([byte]) in ranks)
         self.ranks = ranks
         self.special = {
             name: len(tokens) + index for index, name in enumerate(special_token_names())

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from simdformer.checkpoints.error import CheckpointError, told_of
-from simdformer.checkpoints.files import read_file, read_object
+from simdformer.checkpoints.files import read_object, read_text
 from simdformer.checkpoints.huggingface_text import TokenizerConfig
-from simdformer.text.pieces import optional_package
+from simdformer.text.pieces import check_all_bytes, optional_package
 
 __all__ = [
     "BYTE_OF_CHARACTER",
@@ -102,21 +102,13 @@ def read_vocabulary(file: Path) -> dict[str, int]:
 
 def check_bytes(vocabulary: Mapping[str, int]) -> None:
     """CheckpointError when a byte has no token."""
-    missing = [byte for character, byte in BYTE_OF_CHARACTER.items() if character not in vocabulary]
-    if missing:
-        raise CheckpointError(
-            f"no tokens for {len(missing)} of the 256 single bytes, the first is byte "
-            f"{min(missing)}",
-            "all of them, because any text may need them",
-        )
+    check_all_bytes(
+        byte for character, byte in BYTE_OF_CHARACTER.items() if character in vocabulary
+    )
 
 
 def read_merges(file: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    data = read_file(file, MAX_MERGES_FILE)
-    try:
-        lines = data.decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"no UTF-8 ({error})", "text in UTF-8", file=file) from None
+    lines = read_text(file, MAX_MERGES_FILE).split("\n")
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
         if not line or (number == 1 and line.startswith("#version")):
