@@ -131,7 +131,8 @@ def configs():
 
 
 def params():
-    return dumped(META, {name: META[name] for name in [*META][:6]})
+    few = (*[*META][:6], "ffn_dim_multiplier")
+    return dumped(META, {name: META[name] for name in few})
 
 
 def huggingface_files():

@@ -12,6 +12,7 @@ import torch
 import gguf_files
 import simdformer as sf
 import tiny_models
+from checkpoints import agree, refusal
 from gguf_files import ARRAY, STRING, key_bytes, small_arrays, small_file, small_keys, tensor_bytes
 from simdformer.checkpoints import CheckpointError, read_checkpoint
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
@@ -38,21 +39,6 @@ DTYPES = {
     torch.float16: np.dtype(np.float16),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
 }
-
-
-def agree(found, needed, tolerance=1e-5):
-    found, needed = np.asarray(found, np.float64), np.asarray(needed, np.float64)
-    assert np.abs(found - needed).max() <= tolerance * np.abs(needed).max()
-
-
-def refusal(path, **options):
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(path, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert len(message) < 1000
-    assert message.startswith(str(path))
-    return message.removeprefix(f"{path}: ")
 
 
 # ---- the same as transformers --------------------------------------------------------------------

@@ -8,8 +8,9 @@ import pytest
 
 import gguf_files
 import simdformer as sf
+from checkpoints import refusal
 from gguf_files import ARRAY, STRING, key_bytes, tensor_bytes
-from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints import CheckpointError
 from simdformer.checkpoints.gguf_file import read_gguf
 
 KEY = key_bytes("a", 4, 1)
@@ -148,12 +149,7 @@ def test_a_hostile_file_is_refused(case, tmp_path):
     data, message = HOSTILE[case]
     file = tmp_path / "model.gguf"
     file.write_bytes(data)
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(file, format="gguf")
-    text = str(caught.value)
-    assert text.startswith(f"{file}: {message}")
-    assert "\n" not in text
-    assert len(text) < 1000
+    assert refusal(file, format="gguf").startswith(message)
 
 
 def test_an_array_is_read_as_what_it_is(tmp_path):
@@ -225,8 +221,5 @@ def test_a_tensor_of_any_shape_and_type_is_read_or_named(arch, tmp_path):
                 assert sf.from_pretrained(file)([1, 2]).shape == (2, 64)
                 read += 1
                 continue
-            with pytest.raises(CheckpointError) as caught:
-                sf.from_pretrained(file)
-            assert str(caught.value).startswith(f"{file}: ")
-            assert name in str(caught.value)
+            assert name in refusal(file)
     assert read == 2 * (len(right) + ("blk.0.ffn_gate_inp_shexp.weight" in right))

@@ -87,6 +87,17 @@ def test_a_cache_that_does_not_hold_it(here, commit):
         assert str(here / ".cache/huggingface/hub") in str(caught.value)
 
 
+def test_a_name_without_its_owner_says_what_a_model_is(here):
+    for name in ("gpt2", "Qwen3-0.6B"):
+        with pytest.raises(FileNotFoundError, match="Owner/Name on the Hugging Face hub") as caught:
+            sf.from_pretrained(name)
+        assert caught.value.filename == name
+        assert "did you mean" not in str(caught.value)
+    download(here / ".cache/huggingface/hub", "Qwen/Qwen3-0.6B")
+    with pytest.raises(FileNotFoundError, match=r"did you mean Qwen/Qwen3-0\.6B, which is in the"):
+        sf.from_pretrained("Qwen3-0.6B")
+
+
 def test_what_looks_like_a_path_is_one(here):
     (here / "models").mkdir()
     paths = ["models/name", "Owner/Name/more", "/Owner/Name", "../Name", "Owner/", "x.bin", ""]

@@ -2,17 +2,20 @@
 that looks into a model looks into them."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
 
 import simdformer as sf
+from checkpoints import agree as agree_within
 from simdformer.checkpoints import read_checkpoint
 from simdformer.models import Transformer
 from simdformer.models.budget import decode_bytes, weight_bytes
 from simdformer.text.language_model import LanguageModel
 
 TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+agree = partial(agree_within, tolerance=3e-4)  # activations are rounded to 16 bits
 TALK = [{"role": "user", "content": "What colour is the boat?"}]
 
 
@@ -27,11 +30,6 @@ def quantized(type, *, tied=True, **options):
     floats = {n: t.dequantize() if tensors[n].ndim == 2 else t for n, t in few.items()}
     models = Transformer(config, few, **options), Transformer(config, floats)
     return [LanguageModel(one, demo.tokenizer, chat_template=demo.chat_template) for one in models]
-
-
-def agree(found, needed, tolerance=3e-4):
-    found, needed = np.asarray(found, np.float64), np.asarray(needed, np.float64)
-    assert np.abs(found - needed).max() <= tolerance * np.abs(needed).max()
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -63,7 +61,7 @@ def test_weights_become_floats_where_a_dtype_is_asked_for():
     few, _ = quantized("q8_0", dtype="bfloat16")
     _, floats = quantized("q8_0")
     assert few.transformer.weights.layers[0].mlp.down.dtype.name == "bfloat16"
-    agree(few(TEXT), floats(TEXT), 0.05)
+    agree(few(TEXT), floats(TEXT), tolerance=0.05)
 
 
 def test_activations_of_64_bits_need_floats():
@@ -112,16 +110,16 @@ def test_attribution_adds_up_and_is_that_of_the_values(pair):
 
 def test_the_lens_and_patching(pair):
     lens, same = (sf.logit_lens(model, TEXT, target=" blue") for model in pair)
-    agree(lens.probability, same.probability, 2e-3)
+    agree(lens.probability, same.probability, tolerance=2e-3)
     metric = (" blue", " red")
     other = TEXT.replace("blue", "green")
     found, needed = (sf.patch(model, TEXT, other, metric, "layers.*.attn.out") for model in pair)
-    agree(found, needed, 2e-2)
+    agree(found, needed, tolerance=2e-2)
 
 
 def test_loss_chat_and_the_page(pair, tmp_path):
     few, floats = pair
-    agree(few.loss(TEXT), floats.loss(TEXT), 1e-3)
+    agree(few.loss(TEXT), floats.loss(TEXT), tolerance=1e-3)
     assert few.chat(TALK, max_new_tokens=8) == floats.chat(TALK, max_new_tokens=8)
     sf.look(few, "Mia has a red kite.").save(tmp_path / "look.html")
     assert (tmp_path / "look.html").stat().st_size > 10_000

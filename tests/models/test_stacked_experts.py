@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import gguf_files
 import simdformer as sf
 import tiny_models
-from checkpoints import tiny_config
+from checkpoints import agree, tiny_config
 from simdformer import cli
 from simdformer.checkpoints import CheckpointError, read_checkpoint
 from simdformer.checkpoints.stacked import MXFP4Tensor
@@ -21,11 +21,6 @@ from test_experts import IDS, make
 WIDE = {"hidden_size": 64, "intermediate_size": 96}  # whole blocks of 32
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 FP4 = np.concatenate([FP4, -FP4])
-
-
-def agree(found, needed, tolerance=1e-5):
-    found, needed = np.asarray(found, np.float64), np.asarray(needed, np.float64)
-    assert np.abs(found - needed).max() <= tolerance * np.abs(needed).max()
 
 
 def mxfp4(rng, *shape):

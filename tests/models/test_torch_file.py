@@ -7,16 +7,15 @@ import os
 import pickle
 import struct
 import zipfile
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+import checkpoints
 from operations import traced_peak
-from simdformer.checkpoints import CheckpointError
 from simdformer.checkpoints.torch_file import read_tensors
 
 DTYPES = {
@@ -50,20 +49,13 @@ def saved(content, **options):
     return buffer.getvalue()
 
 
+refusal = partial(checkpoints.refusal, read=read_tensors)
+
+
 def tiny():
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(4, 6, generator=generator)
     return {"weight": weight, "tied": weight, "half": weight[1].bfloat16()}
-
-
-def refusal(path):
-    with pytest.raises(CheckpointError) as caught:
-        read_tensors(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert "\n" not in message
-    assert len(message) < 600
-    return message.removeprefix(f"{path}: ")
 
 
 # ---- good files ----------------------------------------------------------------------------------
@@ -385,47 +377,3 @@ def test_a_memo_bomb_is_harmless(write):
 def test_a_deep_pickle_is_harmless(write):
     deep = b"\x80\2)" + b"\x85" * 1_000_000 + b"."
     assert "found something that is no dict" in refusal(write(with_pickle(deep)))
-
-
-# ---- damage --------------------------------------------------------------------------------------
-
-
-def test_a_file_cut_anywhere_is_refused(write):
-    data = saved(tiny())
-    for end in [*range(0, len(data), 7), len(data) - 1]:
-        refusal(write(data[:end]))
-
-
-@given(at=st.integers(0, 10**6), value=st.integers(0, 255), at2=st.integers(0, 10**6))
-def test_a_tampered_file_is_refused_or_harmless(tmp_path_factory, at, value, at2):
-    data = bytearray(saved(tiny()))
-    data[at % len(data)] = value
-    data[at2 % len(data)] ^= 1 + value % 255
-    check_harmless(tmp_path_factory, bytes(data))
-
-
-@given(at=st.integers(0, 10**6), value=st.integers(0, 255))
-def test_a_tampered_pickle_is_refused_or_harmless(tmp_path_factory, at, value):
-    data = saved(tiny())
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        pickled = bytearray(archive.read("archive/data.pkl"))
-    pickled[at % len(pickled)] = value
-    check_harmless(tmp_path_factory, with_pickle(bytes(pickled)))
-
-
-@given(pickled=st.binary(max_size=60))
-def test_any_pickle_is_refused(tmp_path_factory, pickled):
-    check_harmless(tmp_path_factory, with_pickle(b"\x80\2" + pickled))
-
-
-def check_harmless(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("tampered") / "model.pth"
-    path.write_bytes(data)
-    try:
-        tensors = read_tensors(path)
-    except CheckpointError:
-        refusal(path)
-        return
-    assert sum(tensor.span for tensor in tensors.values()) <= 4 * len(data)
-    for tensor in tensors.values():
-        assert np.asarray(tensor).nbytes == tensor.nbytes  # every element lies inside the file

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from simdformer.models.tensors import LazyTensor
 
-__all__ = ["CheckpointError", "file_name", "misfit", "told_of"]
+__all__ = ["CheckpointError", "file_name", "in_file", "misfit"]
 
 
 class CheckpointError(ValueError):
@@ -16,7 +16,7 @@ class CheckpointError(ValueError):
 
         FILE: tensor NAME: found FOUND; needed is NEEDED; ADVICE
 
-    Who looks into the middle of a file need not know its name: `told_of` adds it further out.
+    Code that looks into the middle of a file need not know its name: `in_file` adds it further out.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class CheckpointError(ValueError):
 
 
 @contextmanager
-def told_of(
+def in_file(
     file: str | os.PathLike[str], *, needed: str | None = None, advice: str | None = None
 ) -> Iterator[None]:
-    """What is refused inside is refused of this file, with these words where there are none yet."""
+    """An error from inside is about this file, and gets these words where it has none yet."""
     try:
         yield
     except CheckpointError as error:

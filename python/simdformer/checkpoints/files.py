@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer import _core
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 
 __all__ = [
     "InputFile",
@@ -130,7 +130,7 @@ def only(directory: Path, what: str, names: Sequence[str], needed: str) -> str:
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The object in a JSON file. CheckpointError when it is something else, or far too large."""
     text = read_file(path, MAX_JSON)
-    with told_of(path):
+    with in_file(path):
         return parse_object(text)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from simdformer.arguments import is_whole, shown
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format, StoredTemplate
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import begins_with, only
 from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.gguf_config import (
@@ -66,7 +66,7 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
     path = first_part(find(path) if path.is_dir() else path)
     first = read_gguf(path)
     tensors = all_tensors(first)
-    with told_of(path):
+    with in_file(path):
         arch, architecture = architecture_of(first.metadata)
         divisors = {name: tensors.pop(name) for name in DIVISORS if name in tensors}
         names = architecture.names(arch)
@@ -135,7 +135,7 @@ def other_parts(first: GGUFFile) -> dict[str, LazyTensor]:
 def check_part(part: GGUFFile, number: int, count: Any) -> int:
     """How many parts there are (0 or 1: it is whole), as metadata and name say alike."""
     name = PART.fullmatch(part.path.name)
-    with told_of(part.path):
+    with in_file(part.path):
         require(is_whole(count, 0), "split.count", count, "a whole number")
         if count < 2:
             return int(count)
@@ -176,7 +176,7 @@ def chat_template(checkpoint: Checkpoint) -> StoredTemplate | None:
     template, tokens = metadata.get(TEMPLATE), metadata.get(TOKENS)
     if template is None:
         return None
-    with told_of(path):
+    with in_file(path):
         right = isinstance(template, str) and len(template) <= MAX_TEMPLATE
         require(right, TEMPLATE, template, f"text of at most {MAX_TEMPLATE} characters")
         known = tokens if isinstance(tokens, StoredArray) else ()

@@ -108,7 +108,7 @@ class Architecture:
     always
         Fields of ModelConfig that every such model has.
     required
-        Keys that a file must have besides those that all have.
+        Further keys that a file must have.
     unsaid
         Its keys where a file leaves them out.
     follows(found)
@@ -116,10 +116,10 @@ class Architecture:
     derived
         Those fields, and the keys that they follow from, for messages.
     window_period
-        Where no pattern says which layers have the sliding window: all but every so manieth. None:
+        Where no pattern says which layers have the sliding window: all but every n-th. None:
         all have it, and no pattern can say otherwise.
     rope_scaling
-        What a scaling has besides what the keys say.
+        What a scaling has that no key says.
     partial_rotary
         Whether rope.dimension_count may be less than a head.
     biases

@@ -123,14 +123,14 @@ def make_config(
 
 
 def shortest(value: Any) -> Any:
-    """Of a number in 32 bits the shortest decimal that it stands for: 1e-05, not 9.99999975e-06."""
+    """The shortest decimal that a number in 32 bits stands for: 1e-05, not 9.99999975e-06."""
     if isinstance(value, float) and np.float32(value) == value:
         return float(str(np.float32(value)))
     return value
 
 
 def num_tokens(metadata: Mapping[str, Any], weights: Mapping[str, AnyTensor]) -> int:
-    """Of the tokenizer; where there is none, of the embedding."""
+    """The tokens of the tokenizer; where there is none, the rows of the embedding."""
     tokens, embed = metadata.get(TOKENS), weights.get("embed")
     if isinstance(tokens, StoredArray):
         return len(tokens)

@@ -1,7 +1,7 @@
 """A checkpoint of any format as the keys and tensors of a GGUF file of llama.cpp.
 
-Which architecture of theirs it is, nobody looks up: the keys that a file would have are read as
-those of every file are, and the architecture is the one that gives the same model again.
+The architecture is not looked up: the keys that a file would have are read as those of every file
+are, and the architecture that gives the same model again is the one.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import numpy as np
 
 from simdformer.arguments import shown
 from simdformer.checkpoints.checkpoint import Checkpoint
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.gguf import GGUF, all_tensors
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_file import read_gguf
@@ -47,7 +47,7 @@ def source_of(checkpoint: Checkpoint, name: str) -> Source:
     """CheckpointError for a model that no file written here can hold."""
     if checkpoint.format is GGUF:
         return of_gguf(checkpoint)
-    with told_of(checkpoint.path):
+    with in_file(checkpoint.path):
         return of_model(checkpoint.config, checkpoint.weights, name)
 
 

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.names import printable
 from simdformer.checkpoints.stored_tensor import BlockTensor, StoredTensor
@@ -172,7 +172,7 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Metadata and tensors of one file; the tensors' bytes stay in it."""
     file = InputFile(path)
-    with told_of(path):
+    with in_file(path):
         header = Header(file)
         num_tensors, num_keys = header.begin()
         metadata = header.metadata(num_keys)

@@ -13,7 +13,7 @@ import numpy as np
 
 from simdformer.checkpoints import huggingface_quantized, huggingface_text, safetensors_file
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
-from simdformer.checkpoints.error import CheckpointError, file_name, told_of
+from simdformer.checkpoints.error import CheckpointError, file_name, in_file
 from simdformer.checkpoints.files import read_object
 from simdformer.checkpoints.fused import split_fused
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
@@ -61,7 +61,7 @@ def config_alone(file: Path) -> tuple[ModelConfig, str | None]:
     """What a config.json says without any weights, and the dtype that it has them in, where it is
     one of ours."""
     found = read_object(file)
-    with told_of(str(file)):
+    with in_file(str(file)):
         config = make_config(found, architecture_of(found), None)
     dtype = found.get("dtype", found.get("torch_dtype"))
     return config, dtype if dtype in ("float32", "float16", "bfloat16") else None
@@ -76,7 +76,7 @@ def make_checkpoint(
     index: Path,
 ) -> Checkpoint:
     """`index` is the file that says which tensors there are."""
-    with told_of(config_name):
+    with in_file(config_name):
         architecture = architecture_of(found)
         scheme = huggingface_quantized.read_scheme(found, architecture.quant_method)
         if scheme is not None:
@@ -135,7 +135,7 @@ def eos_ids(
         if generation is not None:
             source, given = str(file), generation
     ids = given if isinstance(given, list) else [] if given is None else [given]
-    with told_of(source):
+    with in_file(source):
         right = all(type(id) is int and id >= 0 for id in ids)
         require(right, "eos_token_id", given, "an id or a list of ids")
     # Ids past the vocabulary never come.

@@ -69,7 +69,7 @@ class ModelType:
     prefix
         How the names of its tensors begin, or do not: files of both kinds are published.
     ignored
-        How the names of tensors end that nobody reads: masks, and frequencies of RoPE.
+        How the names of tensors end that are not needed: masks, and frequencies of RoPE.
     transposed
         Its matrices that are stored as (in, out), by the last part of our names.
     aliases
@@ -77,7 +77,7 @@ class ModelType:
     always
         Fields of ModelConfig that every such model has.
     required
-        Fields that its config must have besides those that all have.
+        Further fields that its config must have.
     unsaid
         Its config's fields where a config.json leaves them out.
     follows(found, tensors)
@@ -85,8 +85,7 @@ class ModelType:
     derived
         Those fields, and theirs that they follow from, for messages.
     refused
-        What the model does not do besides what no model does: the fields, with the values that ask
-        for nothing.
+        Further fields of what the model does not do, with the values that ask for nothing.
     knows
         Fields that no other model does, and that `follows` looks at.
     quant_method
@@ -101,7 +100,7 @@ class ModelType:
     theta
         rope_theta, where it is not said.
     local_theta
-        The same of layers with a window, which have a RoPE of their own; None: they have not.
+        The same of layers with a window, where they have a RoPE of their own.
     partial_rotary
         Whether partial_rotary_factor counts.
     longrope

@@ -48,7 +48,7 @@ NO_ROPE = {"rope_theta": 10000.0}  # a config has one even where nothing is turn
 def make_config(
     found: Mapping[str, Any], architecture: ModelType, tensors: Collection[str] | None
 ) -> ModelConfig:
-    """The config of a model with such tensors (our names; None: nobody has them at hand).
+    """The config of a model with such tensors (our names; None: there are none at hand).
     CheckpointError names a field that is missing, makes no sense, or asks for what is not there."""
     found = architecture.unsaid | one_name_each(found, architecture)
     names = architecture.names

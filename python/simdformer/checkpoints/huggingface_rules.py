@@ -1,4 +1,4 @@
-"""What follows from a config.json and its tensors besides fields that we call otherwise."""
+"""What follows from a config.json and its tensors, beyond fields that only have another name."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -78,7 +78,7 @@ def gpt_oss_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
 
 
 def layers_with_experts(found: Found, tensors: Collection[str]) -> dict[str, Any]:
-    """Every so manieth layer, without those that mlp_only_layers counts."""
+    """Each decoder_sparse_step-th layer, without those that mlp_only_layers lists."""
     layers, step = found["num_hidden_layers"], found["decoder_sparse_step"]
     plain = found.get("mlp_only_layers") or []
     require(is_whole(step), "decoder_sparse_step", step, "a whole number > 0")

@@ -2,7 +2,7 @@
 
 legacy     7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: the
            classifier is not the embedding), max_seq_len; float32 tensors, among them two tables of
-           RoPE angles that nobody reads any more
+           RoPE angles that are not needed
 version 1  "ak42", int32 1, the same 7 int32 (vocab_size positive), byte shared_classifier, zeros
            up to byte 256; float32 tensors, the norms first
 version 2  as version 1, but with weights quantised to int8: refused
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import InputFile, only
 from simdformer.checkpoints.names import Names, require, width_of_heads
 from simdformer.checkpoints.stored_tensor import StoredTensor
@@ -63,7 +63,7 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
     if path.is_dir():
         path = path / only(path, "checkpoints", candidates(path), "one .bin file of llama2.c")
     file = InputFile(path)
-    with told_of(path):
+    with in_file(path):
         made, weights = tensors_of(file)
     return Checkpoint(path, LLAMA2C, made, weights)
 
@@ -126,7 +126,7 @@ def parse_header(data: bytes, size: int) -> tuple[int, dict[str, int | bool], in
 
 def make_config(file: str, fields: dict[str, int | bool]) -> ModelConfig:
     """The config that a header stands for."""
-    with told_of(file, advice=DOUBT):
+    with in_file(file, advice=DOUBT):
         for name in SIZES:
             require(fields[name] > 0, name, fields[name], "a number > 0")
         both = "dim", "n_heads"

@@ -1,6 +1,6 @@
 """Names that stand for a checkpoint: `demo`, and `Owner/Name` of the Hugging Face hub.
 
-Nothing is ever downloaded. Of the hub only the cache on this machine is looked at, where
+Nothing is ever downloaded. Only the hub's cache on this machine is looked at:
 models--Owner--Name/refs/main holds the name of a directory in models--Owner--Name/snapshots.
 """
 
@@ -15,13 +15,15 @@ __all__ = ["locate"]
 
 DEMO = "demo"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+BARE_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+FILES = (".bin", ".gguf", ".json", ".model", ".pt", ".pth", ".safetensors")  # ends of their names
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def locate(model: str | os.PathLike[str]) -> Path:
     """The path that is meant: a path that exists means itself, and so does everything but a str.
 
-    FileNotFoundError for a name of the hub that is not in its cache tells how to get it there.
+    FileNotFoundError for a name that is in no cache says what a model may be, and how to get one.
     """
     path = Path(model)
     if not isinstance(model, str) or path.exists():
@@ -31,7 +33,20 @@ def locate(model: str | os.PathLike[str]) -> Path:
     # Where there is such a directory, Owner/Name is a file that is missing in it.
     if HUB_NAME.fullmatch(model) and not path.parent.exists():
         return cached(model)
+    if BARE_NAME.fullmatch(model) and path.suffix not in FILES:
+        raise FileNotFoundError(errno.ENOENT, without_owner(model), model)
     return path
+
+
+def without_owner(name: str) -> str:
+    """What is said about a name that is neither a path nor has an owner."""
+    owners = sorted(found.name.split("--")[1] for found in hub_cache().glob(f"models--*--{name}"))
+    meant = f"; did you mean {owners[0]}/{name}, which is in the hub's cache" if owners else ""
+    return (
+        f"no such file or directory{meant}; a model is the path of a checkpoint, {DEMO!r}, or "
+        "Owner/Name on the Hugging Face hub (openai-community/gpt2), which opens here after "
+        "`hf download Owner/Name` (of the package huggingface_hub)"
+    )
 
 
 def cached(name: str) -> Path:

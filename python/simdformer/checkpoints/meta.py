@@ -18,7 +18,7 @@ from typing import Any
 
 from simdformer.arguments import is_whole
 from simdformer.checkpoints.checkpoint import Checkpoint, ConfigSource, Format
-from simdformer.checkpoints.error import CheckpointError, misfit, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file, misfit
 from simdformer.checkpoints.files import read_object
 from simdformer.checkpoints.names import Names, check_present, check_rope, require, width_of_heads
 from simdformer.checkpoints.stored_tensor import StoredTensor
@@ -107,7 +107,7 @@ def read(path: Path, config: ConfigSource) -> Checkpoint:
             if name != "rope.freqs"
         }
     )
-    with told_of(params_file):
+    with in_file(params_file):
         made = make_config(params, weights)
     check_number_of_shards(made, shards[0], files)
     NAMES.check(made, weights, params_file, files[0])

@@ -1,4 +1,4 @@
-"""What the tensors of a model would be held in that nobody has written yet."""
+"""The types that the tensors of a model would have in a file that is not written yet."""
 
 from simdformer.checkpoints.gguf_encode import FLOAT_TYPES
 from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of

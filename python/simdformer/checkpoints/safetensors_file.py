@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import InputFile, parse_object, read_object
 from simdformer.checkpoints.stored_tensor import StoredTensor
 
@@ -52,7 +52,7 @@ class Entry:
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file by name, in the file's dtypes."""
     file = InputFile(path)
-    with told_of(path):
+    with in_file(path):
         return tensors_of(file)
 
 
@@ -161,7 +161,7 @@ def read_directory(directory: Path) -> dict[str, StoredTensor]:
 
 def read_indexed(directory: Path, index: Path) -> dict[str, StoredTensor]:
     placed = read_object(index).get("weight_map")
-    with told_of(index):
+    with in_file(index):
         names = files_of(directory, placed)
     tensors: dict[str, StoredTensor] = {}
     for file in sorted(names):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.pickle_machine import TensorView, run_pickle
 from simdformer.checkpoints.stored_tensor import StoredTensor
@@ -29,7 +29,7 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
     CheckpointError when it holds anything else, or is damaged.
     """
     file = InputFile(path)
-    with told_of(path, needed=NEEDED):
+    with in_file(path, needed=NEEDED):
         return tensors_of(file)
 
 

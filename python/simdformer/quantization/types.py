@@ -25,6 +25,12 @@ class QuantizationType(NamedTuple):
     def bits_per_weight(self) -> float:
         return 8 * self.nbytes / self.block
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields[1:])
+        return (
+            f"QuantizationType({self.name!r}, bits_per_weight={self.bits_per_weight:g}, {fields})"
+        )
+
 
 # name, block, bytes, group, minimum, writable
 _TYPES = (
@@ -50,6 +56,9 @@ def quantization_types() -> Mapping[str, QuantizationType]:
 
     >>> quantization_types()["q4_k"].bits_per_weight
     4.5
+    >>> quantization_types()["q8_0"]
+    QuantizationType('q8_0', bits_per_weight=8.5, block=32, nbytes=34, group=32, has_minimum=False,
+                     writable=True)
     >>> [name for name, kind in quantization_types().items() if not kind.writable]
     ['iq4_nl', 'iq4_xs', 'q3_k', 'q2_k']
     """

@@ -164,12 +164,12 @@ class QuantizedWeight(_core.QuantizedPanels):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its values: float32."""
+        """The dtype of its values: float32."""
         return np.dtype(np.float32)
 
     @property
     def bits_per_weight(self) -> float:
-        """Of a weight, its part of the scales and minimums included."""
+        """The bits of one weight, with its share of the scales and minimums."""
         if self._type:
             return quantization_types()[self._type].bits_per_weight
         scales = 1 if self.minimums is None else 2

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import shown
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.gguf import END_KEYS, id_of
 from simdformer.checkpoints.gguf_file import StoredArray, read_gguf
 from simdformer.checkpoints.huggingface_text import TokenizerConfig
@@ -23,10 +23,10 @@ from simdformer.text import tiktoken_tokenizer, vocab_merges
 from simdformer.text.huggingface_tokenizer import BYTE_PIECE, HuggingFaceTokenizer
 from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.text.pieces import (
+    as_checkpoint_error,
     check_all_bytes,
     optional_package,
     pattern_of,
-    told_in_one_line,
 )
 from simdformer.text.scored_merges import ScoredMerges
 from simdformer.text.sentencepiece_tokenizer import SPACE
@@ -96,7 +96,7 @@ class Vocabulary:
         return bool(value)
 
     def id(self, name: str) -> int | None:
-        """Of the token that is called bos, eos, ..."""
+        """The id of the token that is called bos, eos, ..."""
         return id_of(self.metadata, name, len(self.tokens))
 
     def ends(self) -> list[int]:
@@ -109,14 +109,14 @@ class Vocabulary:
 def load(path: Path) -> PieceTokenizer:
     """The tokenizer in a GGUF file."""
     metadata = read_gguf(path).metadata
-    with told_of(path):
+    with in_file(path):
         vocabulary = read_vocabulary(metadata)
         kind = metadata.get(f"{KEY}model")
         if kind == "llama":
             return ScoredGGUFTokenizer(vocabulary)
         if kind != "gpt2":
             raise CheckpointError(f"{KEY}model = {shown(kind)}", "gpt2 or llama")
-    with told_in_one_line(path):
+    with as_checkpoint_error(path):
         return byte_level(vocabulary, path)
 
 

@@ -55,7 +55,7 @@ def vocabulary_keys(
     tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int], file: Path
 ) -> dict[str, Any]:
     """The keys of a tokenizer whose model has `vocab_size` ids and ends texts with `eos_ids`
-    besides the tokenizer's own. CheckpointError, which names `file`, for one that a GGUF file
+    and with the tokenizer's own. CheckpointError, which names `file`, for one that a GGUF file
     cannot hold."""
     try:
         keys = keys_of(tokenizer)
@@ -146,7 +146,7 @@ def halves(ranks: Mapping[bytes, int], token: bytes) -> list[tuple[bytes, bytes]
 
 
 def of_json(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the state of a `tokenizers.Tokenizer`."""
+    """The keys for the state of a `tokenizers.Tokenizer`."""
     model = state["model"]
     if model.get("type") != "BPE":
         raise CheckpointError(f"a tokenizer of the kind {model.get('type')}", "BPE")
@@ -200,7 +200,7 @@ def pre_of(state: Mapping[str, Any]) -> str:
 def scored(
     keys: Mapping[str, Any], merges: Sequence[Sequence[str]], unknown: Any
 ) -> dict[str, Any]:
-    """Of merges, with single bytes for what is no token: what is joined earlier scores higher."""
+    """The keys for merges, with single bytes for what is no token: earlier merges score higher."""
     scores = dict.fromkeys(keys["tokens"], NEVER)
     for rank, (left, right) in reversed(list(enumerate(merges))):
         scores[left + right] = -float(rank)

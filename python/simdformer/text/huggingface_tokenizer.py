@@ -18,7 +18,7 @@ from simdformer.checkpoints.files import parse_object, read_file
 from simdformer.checkpoints.huggingface_text import TokenizerConfig, read_tokenizer_config
 from simdformer.text.growth import check_growth
 from simdformer.text.piece_tokenizer import PieceTokenizer
-from simdformer.text.pieces import optional_package, told_in_one_line
+from simdformer.text.pieces import as_checkpoint_error, optional_package
 from simdformer.text.vocab_merges import BYTE_OF_CHARACTER, END_OF_TEXT, from_vocab_and_merges
 
 __all__ = ["HuggingFaceTokenizer"]
@@ -29,7 +29,7 @@ BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 class HuggingFaceTokenizer(PieceTokenizer):
     """A `tokenizers.Tokenizer` with what its config says; `HuggingFaceTokenizer.load(path)` reads
-    a tokenizer.json or a vocab.json, and the config beside it. `eos_ids`: what ends a text besides
+    a tokenizer.json or a vocab.json, and the config beside it. `eos_ids`: what ends a text, beside
     the config's eos_token; `ids`: those of its model, without what was added, where they are
     known."""
 
@@ -83,14 +83,14 @@ class HuggingFaceTokenizer(PieceTokenizer):
         package = optional_package("tokenizers", f"Reading {path}")
         config = read_tokenizer_config(path.parent)
         if path.name == "vocab.json":
-            with told_in_one_line(path):
+            with as_checkpoint_error(path):
                 tokenizer, added = from_vocab_and_merges(path, config)
                 if tokenizer.token_to_id(END_OF_TEXT) is not None:
                     config = config.or_else("eos_token", END_OF_TEXT)
                 files = dict.fromkeys(added, config.files.get("added_tokens_decoder", path))
                 return cls(tokenizer, config, path, files)
         data = read_file(path, MAX_FILE)
-        with told_in_one_line(path):
+        with as_checkpoint_error(path):
             state = parse_object(data)
             check_growth(state)
             tokenizer = package.Tokenizer.from_buffer(data)
@@ -98,7 +98,7 @@ class HuggingFaceTokenizer(PieceTokenizer):
             return cls(tokenizer, config, path)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        with self._lock, told_in_one_line(self._file, "a text that it cannot encode"):
+        with self._lock, as_checkpoint_error(self._file, "a text that it cannot encode"):
             self.tokenizer.encode_special_tokens = not special
             return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 

@@ -12,7 +12,7 @@ import os
 import re
 import struct
 
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.text.scored_merges import ScoredMerges
@@ -78,7 +78,7 @@ class Llama2cTokenizer(PieceTokenizer):
         """Reads a `tokenizer.bin`. FileNotFoundError, or CheckpointError for a file that cannot be
         one."""
         data = read_file(path, MAX_FILE)
-        with told_of(path, advice="is this a tokenizer of llama2.c?"):
+        with in_file(path, advice="is this a tokenizer of llama2.c?"):
             return cls(*parse(data))
 
     def _encode(self, text: str, special: bool) -> list[int]:

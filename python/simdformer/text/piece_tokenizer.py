@@ -14,7 +14,7 @@ __all__ = ["PieceTokenizer"]
 class PieceTokenizer(ABC):
     """A tokenizer whose every id stands for some bytes: `pieces`.
 
-    front : the ids that encoding puts in front of a text when nobody says otherwise
+    front : the ids that encoding puts in front of a text by default
     special_ids : those that `skip_special` leaves out
     begins : ids behind which a text begins, and with it the space that encoding puts in front of
         one; decoding takes it away. None when encoding puts none

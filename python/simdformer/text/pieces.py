@@ -13,11 +13,11 @@ from simdformer.checkpoints.error import CheckpointError
 
 __all__ = [
     "PieceReader",
+    "as_checkpoint_error",
     "check_all_bytes",
     "check_text",
     "optional_package",
     "pattern_of",
-    "told_in_one_line",
 ]
 
 
@@ -98,7 +98,7 @@ def optional_package(name: str, what: str) -> Any:
 
 
 @contextmanager
-def told_in_one_line(file: str | os.PathLike[str], what: str = "") -> Iterator[None]:
+def as_checkpoint_error(file: str | os.PathLike[str], what: str = "") -> Iterator[None]:
     """Whatever goes wrong inside becomes a CheckpointError of that file: what, and the rest in
     brackets. A panic of a package in Rust is no Exception, only a BaseException."""
     try:

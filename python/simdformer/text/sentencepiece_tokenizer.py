@@ -10,7 +10,7 @@ from typing import Any
 
 from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
-from simdformer.text.pieces import optional_package, pattern_of, told_in_one_line
+from simdformer.text.pieces import as_checkpoint_error, optional_package, pattern_of
 
 __all__ = ["SPACE", "SentencePieceTokenizer"]
 
@@ -20,7 +20,7 @@ SPACE = "\u2581"  # how pieces spell a space
 
 class SentencePieceTokenizer(PieceTokenizer):
     """A `SentencePieceProcessor`; `SentencePieceTokenizer.load(path)` reads a file. `add_bos`:
-    whether a text begins with bos when nobody says otherwise."""
+    whether a text begins with bos by default."""
 
     def __init__(self, processor: Any, add_bos: bool = True) -> None:
         self.processor = processor
@@ -50,7 +50,7 @@ class SentencePieceTokenizer(PieceTokenizer):
         be one."""
         package = optional_package("sentencepiece", f"Reading {Path(path)}")
         data = read_file(path, MAX_FILE)
-        with told_in_one_line(path, "no model of sentencepiece"):
+        with as_checkpoint_error(path, "no model of sentencepiece"):
             processor = package.SentencePieceProcessor()
             processor.LoadFromSerializedProto(data)
             return cls(processor, add_bos is not False)

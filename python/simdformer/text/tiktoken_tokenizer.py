@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import read_file
 from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.text.pieces import check_all_bytes, optional_package
@@ -81,7 +81,7 @@ class TiktokenTokenizer(PieceTokenizer):
         """Reads a `tokenizer.model`. FileNotFoundError, or CheckpointError for a file that cannot
         be one."""
         data = read_file(path, MAX_FILE)
-        with told_of(path, advice="download the file again"):
+        with in_file(path, advice="download the file again"):
             return cls(parse(data))
 
     @cached_property

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simdformer.checkpoints.error import CheckpointError, told_of
+from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import read_object, read_text
 from simdformer.checkpoints.huggingface_text import TokenizerConfig
 from simdformer.text.pieces import check_all_bytes, optional_package
@@ -62,7 +62,7 @@ def from_vocab_and_merges(vocab_file: Path, config: TokenizerConfig) -> tuple[An
         tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     if END_OF_TEXT in vocabulary:
         tokenizer.add_special_tokens([END_OF_TEXT])
-    with told_of(config.files.get("added_tokens_decoder", vocab_file)):
+    with in_file(config.files.get("added_tokens_decoder", vocab_file)):
         add_tokens(tokenizer, config)
     return tokenizer, range(len(vocabulary), tokenizer.get_vocab_size(with_added_tokens=True))
 
@@ -95,7 +95,7 @@ def read_vocabulary(file: Path) -> dict[str, int]:
             file=file,
             advice="download it again",
         )
-    with told_of(file):
+    with in_file(file):
         check_bytes(vocabulary)
     return vocabulary
 
