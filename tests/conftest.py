@@ -347,8 +347,8 @@ def sharper(op, *args, **kwargs):
         return np.longdouble(float(value)) + np.longdouble(float(value - float(value)))
 
     with (
-        mock.patch.object(reference, "float64", lambda x: np.asarray(x, np.longdouble)),
-        mock.patch.object(reference, "erfc", np.vectorize(erfc, otypes=[np.longdouble])),
+        mock.patch.object(reference.forward, "float64", lambda x: np.asarray(x, np.longdouble)),
+        mock.patch.object(reference.forward, "erfc", np.vectorize(erfc, otypes=[np.longdouble])),
     ):
         return getattr(reference, op)(*args, **kwargs)
 
