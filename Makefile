@@ -51,7 +51,7 @@ help:
 	@echo "make format     clang-format, ruff and biome, in place"
 	@echo "make notebooks  runs the notebooks again from their .py sources"
 	@echo "make build      only the package, editable, in $(VENV)"
-	@echo "make wheel      wheel and sdist in dist/"
+	@echo "make wheel      wheel and sdist in dist/, and on how old a Linux the wheel works"
 	@echo "make clean      takes away $(VENV), build/ and dist/"
 
 demo: $(STAMPS)/models
@@ -146,6 +146,7 @@ build: $(STAMPS)/models
 
 wheel: $(STAMPS)/test
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/auditwheel show "$$(ls -t dist/*.whl | head -n 1)" # how old a Linux may be, and which symbols say so
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
