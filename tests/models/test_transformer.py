@@ -14,6 +14,7 @@ import simdformer as sf
 from checkpoints import GEMMA, GPT2, OLMO2, TINY, random_weights, tiny_config
 from conftest import same_bits
 from simdformer.models import KVCache, ModelConfig, Transformer
+from simdformer.text import LanguageModel
 
 # Logits are of the order of 3, float32 arithmetic all the way: a few hundred roundings of 6e-8,
 # relative to the largest.
@@ -270,8 +271,22 @@ def test_activations_of_16_bits(dtype):
     assert np.array_equal(logits, logits.astype(dtype).astype(np.float32))
 
 
+def test_rows_of_different_lengths_are_several_texts(model):
+    ragged = [[1, 5, 6], [1, 2]]
+    for ids in (ragged, [tuple(row) for row in ragged], [[], [1]]):
+        with pytest.raises(ValueError, match=r"model: ids have rows of \d, \d ids, needed is"):
+            model(ids)
+    whole = LanguageModel(model)
+    for row, logits in zip(ragged, whole(ragged), strict=True):
+        assert same_bits(logits, model(row))
+    logits, traces = whole.run_with_cache(ragged, "embed")
+    assert [len(trace["embed"]) for trace in traces] == [len(row) for row in logits] == [3, 2]
+    with pytest.raises(ValueError, match="model: cache holds one text that goes on"):
+        whole(ragged, model.new_cache())
+
+
 def test_no_ids_give_no_logits(model):
-    assert model([]).shape == (0, 300)
+    assert model([]).shape == model([], model.new_cache()).shape == (0, 300)
     assert model(np.zeros((2, 0), np.int64)).shape == (2, 0, 300)
 
 

@@ -119,6 +119,7 @@ NUMBERS = ["-1", "-0.1", "0", "0.5", "1", "1.5", "nan", "inf", "1e400", "x", ""]
         ("min_p", float, NUMBERS),
         ("repetition_penalty", float, NUMBERS),
         ("top_k", int, WHOLE),
+        ("seed", int, [value for value in WHOLE if len(value) < 19]),  # any number in Python
     ],
 )
 def test_the_command_line_takes_what_sampling_takes(command, monkeypatch, name, kind, values):

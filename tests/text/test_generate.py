@@ -1,7 +1,10 @@
 """Generation: the published text of a real model, the sampling chain against PyTorch's, stops and
 streams."""
 
+import dataclasses
+import inspect
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import simdformer as sf
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
 from conftest import same_bits
 from simdformer.checkpoints import CheckpointError
-from simdformer.text import Report, Sampler
+from simdformer.text import Report, Sampler, sampling
 
 # ---- the real model ------------------------------------------------------------------------------
 
@@ -370,6 +373,38 @@ def test_top_p_sorts_as_many_as_it_needs(spread, top_p, rng):
     order = np.argsort(-alone, kind="stable")
     count = np.searchsorted(np.cumsum(alone[order]), top_p) + 1
     assert set(np.flatnonzero(found)) == set(order[:count])
+
+
+def test_the_options_stand_once():
+    """The dataclass and the type are those of the table, and every signature shows them."""
+    names = [option.name for option in sampling.OPTIONS]
+    fields = {field.name: field.default for field in dataclasses.fields(Sampler) if field.init}
+    assert fields == {option.name: option.default for option in sampling.OPTIONS}
+    assert list(sampling.SamplingOptions.__annotations__) == names
+    for function in (sf.text.LanguageModel.generate, sf.text.Batch.add):
+        shown = inspect.signature(function).parameters
+        assert {name: shown[name].default for name in names} == fields
+    for option in sampling.OPTIONS:
+        assert f"    {option.name} : {option.needed}" in Sampler.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_tokens", "; max_new_tokens?"),
+        ("temprature", "; temperature?"),
+        ("assistant_model", "; draft?"),
+        ("xyz", ", needed are some of max_new_tokens, "),
+    ],
+)
+def test_an_option_that_is_none_tells_which_is_meant(model, name, meant):
+    said = [{"role": "user", "content": "hello"}]
+    with pytest.raises(TypeError, match=re.escape(f"generate: there is no option {name}{meant}")):
+        model.generate("a", **{name: 3})
+    with pytest.raises(TypeError, match=re.escape(f"Batch.add: there is no option {name}")):
+        model.batch().add("a", **{name: 3})
+    with pytest.raises(TypeError, match=re.escape(f"there is no option {name}{meant}")):
+        sf.from_pretrained("demo").chat(said, **{name: 3})
 
 
 @pytest.mark.parametrize("size", [3, 1000, 150_000])

@@ -154,9 +154,12 @@ def test_eval_prints_a_perplexity(command, demo, tmp_path):
 def test_eval_refuses_in_one_line(command, tmp_path):
     file = tmp_path / "bytes.txt"
     file.write_bytes(b"\xff\xfe")
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
     for arguments, message in (
         (("demo", tmp_path / "missing"), "there is no file"),
-        (("demo", file), "can't decode byte 0xff"),
+        (("demo", file), "bytes.txt: found bytes that are not UTF-8"),
+        (("demo", empty), "empty.txt: the text has 1 tokens, needed are at least two"),
         (("demo", tmp_path), "directory"),
         (("demo", file, "--window", "1"), "a whole number >= 2"),
     ):

@@ -10,6 +10,7 @@ from simdformer.checkpoints import FORMATS
 from simdformer.cli import _values as values
 from simdformer.cli._output import describe
 from simdformer.models.communicator import Communicator
+from simdformer.text.sampling import OPTIONS
 
 if TYPE_CHECKING:
     from simdformer.text import Batch, LanguageModel, Report
@@ -210,41 +211,16 @@ def tokenizer_of(model: "LanguageModel", options: argparse.Namespace) -> "Tokeni
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """How the next token is chosen, and where the text ends."""
     group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--temperature",
-        type=values.number("a number >= 0", lambda t: t >= 0),
-        default=0.0,
-        metavar="T",
-        help="0 (default): the likeliest token every time; 1: each as often as it is likely",
-    )
-    group.add_argument(
-        "--top-k", type=values.whole(), metavar="K", help="choose among the K likeliest tokens"
-    )
-    group.add_argument(
-        "--top-p",
-        type=values.number("a number in (0, 1]", lambda p: 0 < p <= 1),
-        metavar="P",
-        help="choose among the likeliest that sum up to P",
-    )
-    group.add_argument(
-        "--min-p",
-        type=values.number("a number in [0, 1]", lambda p: 0 <= p <= 1),
-        metavar="P",
-        help="leave out what is less than P times as likely as the likeliest",
-    )
-    group.add_argument(
-        "--repetition-penalty",
-        type=values.number("a number > 0", lambda x: x > 0),
-        default=1.0,
-        metavar="X",
-        help="above 1: say less again (default: 1)",
-    )
-    group.add_argument(
-        "--seed",
-        type=values.whole(0),
-        metavar="N",
-        help="makes a temperature above 0 repeatable",
-    )
+    for option in OPTIONS:
+        group.add_argument(
+            f"--{option.name.replace('_', '-')}",
+            type=values.number(f"a number {option.needed}", option.allowed)
+            if option.least is None
+            else values.whole(option.least),
+            default=option.default,
+            metavar=option.metavar,
+            help=option.help,
+        )
     group.add_argument(
         "--stop",
         type=values.text,
@@ -292,5 +268,5 @@ def drafted(counts: "Report | Batch") -> str:
 
 def sampling_of(options: argparse.Namespace) -> dict[str, Any]:
     """What `add_sampling` asked for, as keywords of `LanguageModel.generate`."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+    names = (*(option.name for option in OPTIONS), "stop")
     return {name: getattr(options, name) for name in names}

@@ -1,6 +1,7 @@
 """`simdformer eval`: the perplexity of a text file."""
 
 import argparse
+from pathlib import Path
 
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
@@ -14,7 +15,7 @@ def add(commands: "shared.Commands") -> None:
         "eval",
         run,
         arguments="MODEL FILE",
-        help="measure how well a model foretells a text: its perplexity",
+        help="measure how well a model predicts a text: its perplexity",
         description="Reads FILE in windows that overlap, and prints the perplexity (exp of the "
         "mean loss in nats) with its standard error. Every token is counted once.",
         epilog="example: simdformer eval demo story.txt --stride 64",
@@ -40,11 +41,13 @@ def add(commands: "shared.Commands") -> None:
 def run(options: argparse.Namespace) -> int:
     from simdformer.text.loss import perplexity
 
-    text = options.ranks.first(lambda: options.file.read_text(encoding="utf-8"))
+    text = options.ranks.first(lambda: read(options.file))
     model = shared.load(options)
     tokenizer = shared.tokenizer_of(model, options)
     ids = tokenizer.encode(text)
     bos_id = tokenizer.bos_id
+    if len(ids) < 2:
+        raise ValueError(f"{options.file}: the text has {len(ids)} tokens, needed are at least two")
     found = perplexity(
         model.transformer,
         ids,
@@ -54,3 +57,11 @@ def run(options: argparse.Namespace) -> int:
     )
     print(f"perplexity {found.value:.4f} ± {found.error:.4f} over {found.count:,} tokens")
     return 0
+
+
+def read(file: Path) -> str:
+    """The text in a file. ValueError: it is none."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: found bytes that are not UTF-8 ({error})") from None

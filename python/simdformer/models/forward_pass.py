@@ -1,8 +1,8 @@
 """What the layers of one forward pass share: positions, cache, who looks on; and how each turns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ __all__ = [
     "Integers",
     "by_length",
     "checked_ids",
+    "is_ragged",
     "rope_of_layers",
 ]
 
@@ -174,8 +175,23 @@ def by_length(
     return np.where(of_each, far, short)
 
 
+def is_ragged(ids: Any) -> TypeGuard[Sequence[Sequence[int]]]:
+    """Whether it is a list of lists of different lengths."""
+    return (
+        isinstance(ids, list | tuple)
+        and all(isinstance(row, list | tuple) for row in ids)
+        and len(set(map(len, ids))) > 1
+    )
+
+
 def checked_ids(ids: NumpyArrayLike) -> Integers:
     """ids as an integer array of one or two axes."""
+    if is_ragged(ids):
+        lengths = ", ".join(str(len(row)) for row in ids)
+        raise ValueError(
+            f"model: ids have rows of {lengths[:80]} ids, needed is (L,) or (B,L), rows of one "
+            "length; give each row by itself"
+        )
     ids = as_array("model", "ids", ids)
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(

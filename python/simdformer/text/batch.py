@@ -2,12 +2,14 @@
 
 import weakref
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 from simdformer.models.paged_cache import PagedKVCache
+from simdformer.models.protocol import CausalModel
 from simdformer.text.continuous_batch import ContinuousBatch, Request
 from simdformer.text.prompts import read_prompts
-from simdformer.text.tokenized_model import TokenizedModel
+from simdformer.text.sampling import SamplingOptions, check_names, shows_sampling
+from simdformer.text.tokenized_model import Stop, TokenizedModel
 from simdformer.types import NumpyArrayLike
 
 __all__ = ["Batch", "Update"]
@@ -71,16 +73,25 @@ class Batch:
         """How many texts have not ended."""
         return len(self._requests)
 
+    @shows_sampling
     def add(
-        self, prompt: NumpyArrayLike, max_new_tokens: int | None = None, **sampling: Any
+        self,
+        prompt: NumpyArrayLike,
+        max_new_tokens: int | None = None,
+        *,
+        stop: Stop | None = None,
+        draft: TokenizedModel | CausalModel | str | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> int:
-        """A prompt, text or ids, with `max_new_tokens`, `stop`, `draft` and what samples
-        (temperature, top_k, top_p, min_p, repetition_penalty, seed) as in `generate`; its number.
+        """A prompt, text or ids, with `max_new_tokens`, `stop`, `draft` and what samples as in
+        `generate`; its number.
 
         ValueError, TypeError: as `generate`; the batch is closed.
         """
         if not self._release.alive:
             raise ValueError("Batch.add: the batch is closed; begin another with model.batch()")
+        names = ("max_new_tokens", "stop", "draft", *SamplingOptions.__annotations__)
+        check_names("Batch.add", sampling, names)
         prompts = read_prompts(prompt, self._model.encode, function="Batch.add")
         if prompts.is_list:
             raise ValueError("Batch.add: found is a list of prompts, needed is one; add each")
@@ -88,7 +99,7 @@ class Batch:
         said: list[Any] = []
         new = self._model.check_room(len(ids), max_new_tokens)
         request = self._model.request(
-            ids, new, is_text=prompts.is_text, show=said.append, **sampling
+            ids, new, is_text=prompts.is_text, show=said.append, stop=stop, draft=draft, **sampling
         )
         self._batch.add(request)
         self._added += 1

@@ -72,7 +72,7 @@ class Request:
         raise AssertionError("the last row has no id proposed behind it")
 
 
-class Taken(NamedTuple):
+class StepResult(NamedTuple):
     """What a step did: for each text that got ids the logits (V,) by which the last was chosen, how
     many ids of prompts it read, how many that were chosen before, how many that drafts proposed,
     and how many of those were as chosen."""
@@ -136,7 +136,7 @@ class ContinuousBatch:
             self._leave(request)
         self.waiting.clear()
 
-    def step(self) -> Taken:
+    def step(self) -> StepResult:
         """One forward pass, over one id of each text that goes on and some of those that begin."""
         self._admit()
         going_on = [request for request in self.running if self._goes_on(request)]
@@ -161,7 +161,7 @@ class ContinuousBatch:
                 sequence.truncate(len(request.text.ids) - 1)
         drafted = sum(len(request.proposed) for request in going_on)
         prompt_ids = sum(len(piece.ids) for piece in prompts.values())
-        return Taken(got, prompt_ids, len(going_on), drafted, accepted)
+        return StepResult(got, prompt_ids, len(going_on), drafted, accepted)
 
     def _read(self, pieces: list[Piece]) -> list[Array]:
         """The logits (rows,V) that each piece wants."""

@@ -1,13 +1,14 @@
 """A transformer with its tokenizer: what `from_pretrained` returns."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from simdformer.arguments import read_whole, shown
 from simdformer.models.cache import KVCache
+from simdformer.models.forward_pass import is_ragged
 from simdformer.models.observer import Edit
 from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.protocol import CausalModel
@@ -15,6 +16,7 @@ from simdformer.text import generate as generation
 from simdformer.text.batch import Batch
 from simdformer.text.loss import token_losses
 from simdformer.text.prompts import is_texts, read_prompts
+from simdformer.text.sampling import SamplingOptions, check_names, shows_sampling
 from simdformer.text.tokenized_model import Stop, TokenizedModel
 from simdformer.types import DTypeLike, NumpyArrayLike
 
@@ -28,15 +30,9 @@ MAX_BATCH = 64
 SHOWN = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "max_seq_len")
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(SamplingOptions, total=False):
     """The keywords of `LanguageModel.generate`, which explains them."""
 
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float
-    seed: int | Sequence[int] | None
     stop: Stop | None
     streamer: Callable[[Any], object] | generation.Streamer | None
     report: generation.Report | None
@@ -69,9 +65,9 @@ class LanguageModel(TokenizedModel):
         *,
         edit: Mapping[str, Edit] | None = None,
     ) -> Any:
-        """Text or ids (L,) -> float32 logits (L,V); ids (B,L) -> (B,L,V); a list of texts -> a list
-        of logits, each of its own length. Otherwise as `Transformer.__call__`."""
-        if is_texts(ids):
+        """Text or ids (L,) -> float32 logits (L,V); ids (B,L) -> (B,L,V); a list of texts, or of
+        ids of different lengths -> a list of logits. Otherwise as `Transformer.__call__`."""
+        if is_texts(ids) or is_ragged(ids):
             if cache is not None:
                 raise ValueError(
                     "model: cache holds one text that goes on, found is a list of texts; give "
@@ -88,8 +84,8 @@ class LanguageModel(TokenizedModel):
         edit: Mapping[str, Edit] | None = None,
     ) -> tuple[Any, Any]:
         """The logits of a text or of ids, and every activation by name, as a `Trace`; of a list of
-        texts a list of each. See `Transformer.run_with_cache`."""
-        if is_texts(ids):
+        texts, or of ids of different lengths, a list of each. See `Transformer.run_with_cache`."""
+        if is_texts(ids) or is_ragged(ids):
             several = [self.run_with_cache(one, names, edit=edit) for one in ids]
             return [logits for logits, _ in several], [trace for _, trace in several]
         logits, trace = self.transformer.run_with_cache(self._ids(ids), names, edit=edit)
@@ -170,17 +166,12 @@ class LanguageModel(TokenizedModel):
         max_new_tokens: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any: ...
+    @shows_sampling
     def generate(
         self,
         prompt: Any,
         max_new_tokens: int | None = None,
         *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        seed: int | Sequence[int] | None = None,
         stop: Stop | None = None,
         streamer: Callable[[Any], object] | generation.Streamer | None = None,
         report: generation.Report | None = None,
@@ -190,6 +181,7 @@ class LanguageModel(TokenizedModel):
         cache_dtype: DTypeLike = "float32",
         draft: TokenizedModel | CausalModel | str | None = None,
         edit: Mapping[str, Edit] | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> Any:
         """Continues a prompt: text in, the new text out; ids in, the new ids out.
 
@@ -200,11 +192,6 @@ class LanguageModel(TokenizedModel):
             a prompt gets are the bits that it gets alone, and what several begin with is read once.
         max_new_tokens : int, optional
             None: as many as max_seq_len has room for behind each prompt.
-        temperature : float
-            0: the likeliest id every time. The higher, the braver.
-        top_k, top_p, min_p, repetition_penalty, seed
-            See `simdformer.text.Sampler`. Every prompt has random numbers of its own; with one seed
-            they are the same for all, a list gives each its seed.
         stop : str, int, or several of them
             What ends the text and is cut off, besides the tokenizer's end of text.
         streamer : callable, or an object with put(piece) and end()
@@ -230,6 +217,10 @@ class LanguageModel(TokenizedModel):
             Changes activations on their way, see `Transformer.__call__`. Prompts are continued one
             after the other then, without a draft; a long one is read in chunks of 512 ids, then id
             after id, and nothing is taken from the cache or left in it.
+        temperature, top_k, top_p, min_p, repetition_penalty, seed
+            See `simdformer.text.Sampler`; greedy unless temperature is above 0. Every prompt has
+            random numbers of its own; with one seed they are the same for all, a list gives each
+            its seed.
 
         Raises
         ------
@@ -237,11 +228,13 @@ class LanguageModel(TokenizedModel):
             The prompt is empty, max_seq_len or cache_memory has no room for it, text without a
             tokenizer, a parameter that makes no sense.
         TypeError
-            The prompt is neither text nor ids.
+            The prompt is neither text nor ids, or there is no such option.
 
         Ctrl-C ends it with KeyboardInterrupt; the model stays usable.
         """
+        check_names("generate", sampling, ("max_new_tokens", *GenerateOptions.__annotations__))
         prompts = read_prompts(prompt, self.encode)
+        own_seeds = seeds(sampling.get("seed"), len(prompts.ids))
         if streamer is not None and prompts.is_list:
             raise ValueError(
                 "generate: a streamer follows one prompt, found is a list of them; call it for each"
@@ -262,14 +255,9 @@ class LanguageModel(TokenizedModel):
                 show=show,
                 stop=stop,
                 draft=None if edit else draft,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=own_seed,
+                **{**sampling, "seed": seed},
             )
-            for ids, own_seed in zip(prompts.ids, seeds(seed, len(prompts.ids)), strict=True)
+            for ids, seed in zip(prompts.ids, own_seeds, strict=True)
         ]
         try:
             generation.generate(

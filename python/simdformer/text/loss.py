@@ -1,4 +1,4 @@
-"""How well a model foretells a text: the negative log-likelihood of each token, and perplexity."""
+"""How well a model predicts a text: the negative log-likelihood of each token, and perplexity."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -18,14 +18,14 @@ from simdformer.models.progress import Progress
 from simdformer.text.gguf_vocabulary import vocabulary_keys
 from simdformer.text.pretrained import find_tokenizer
 
-__all__ = ["Quantized", "quantize_checkpoint"]
+__all__ = ["QuantizedFile", "quantize_checkpoint"]
 
 QUANTIZATION_VERSION = 2  # ggml's, of the blocks
 NO_TOKENIZER = "no_vocab"  # without which llama.cpp would ask for one
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedFile:
     """What was written: the file, its size in bytes, how many parameters, and `losses`: for each
     kind of tensor the types that it got and the relative RMS error that they make."""
 
@@ -47,7 +47,7 @@ def quantize_checkpoint(
     tokenizer: bool = True,
     format: str | None = None,
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-) -> Quantized:
+) -> QuantizedFile:
     """Writes a GGUF file of llama.cpp (version 3) with the weights of a checkpoint in few bits, its
     config, tokenizer and chat template.
 
@@ -68,7 +68,7 @@ def quantize_checkpoint(
 
     Returns
     -------
-    Quantized
+    QuantizedFile
 
     Raises
     ------
@@ -101,7 +101,7 @@ def quantize_checkpoint(
         new = in_mixture(source, type, losses, progress.advance)
         nbytes = write_gguf(target, keys, new)
     found = {kind: (tuple(types), losses.error(kind)) for kind, types in losses.types.items()}
-    return Quantized(target, nbytes, parameters, found)
+    return QuantizedFile(target, nbytes, parameters, found)
 
 
 def text_keys(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -4,10 +4,13 @@ In this order: repetition penalty, temperature, top_k, top_p, min_p, then one dr
 greedy: the penalty, then the highest logit (the lowest id of equals).
 """
 
+import difflib
+import inspect
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +18,143 @@ import numpy.typing as npt
 from simdformer.arguments import LARGEST, as_array, is_whole, shown
 from simdformer.types import Array, ArrayLike
 
-__all__ = ["Sampler"]
+__all__ = [
+    "OPTIONS",
+    "Option",
+    "Sampler",
+    "SamplingOptions",
+    "check_names",
+    "nucleus",
+    "shows_sampling",
+]
+
+
+def is_number(value: Any) -> bool:
+    if not isinstance(value, int | float | np.floating | np.integer) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float can hold
+        return False
+
+
+class Option(NamedTuple):
+    """One thing that can be said about how the next id is chosen: what it may be, in words and as
+    a test (`least` of a whole number, None for others); what it does; and how the command line
+    calls it. A default of None leaves it out."""
+
+    name: str
+    default: float | None
+    needed: str
+    allowed: Callable[[Any], bool]
+    least: int | None
+    about: str
+    metavar: str
+    help: str
+
+    def check(self, value: Any) -> None:
+        """ValueError for what it may not be."""
+        optional = self.default is None
+        right = is_number(value) if self.least is None else is_whole(value, self.least)
+        if not (right and self.allowed(value)) and not (optional and value is None):
+            needed = f"None or {self.needed}" if optional else self.needed
+            raise ValueError(f"sampling: {self.name} is {shown(value)}, needed is {needed}")
+
+
+# In the order in which they are applied.
+OPTIONS = (
+    Option(
+        "temperature",
+        default=0.0,
+        needed=">= 0",
+        allowed=lambda t: t >= 0,
+        least=None,
+        about="Logits are divided by it; 0 is greedy: the likeliest id every time.",
+        metavar="T",
+        help="0 (default): the likeliest token every time; 1: each as often as it is likely",
+    ),
+    Option(
+        "top_k",
+        default=None,
+        needed="in [1, 2**63)",
+        allowed=lambda k: k <= LARGEST,
+        least=1,
+        about="Only the k likeliest ids, and those as likely as the k-th.",
+        metavar="K",
+        help="choose among the K likeliest tokens",
+    ),
+    Option(
+        "top_p",
+        default=None,
+        needed="in (0, 1]",
+        allowed=lambda p: 0 < p <= 1,
+        least=None,
+        about="Only the nucleus, the likeliest ids until their probabilities sum up to p: "
+        "arXiv:1904.09751.",
+        metavar="P",
+        help="choose among the likeliest that sum up to P",
+    ),
+    Option(
+        "min_p",
+        default=None,
+        needed="in [0, 1]",
+        allowed=lambda p: 0 <= p <= 1,
+        least=None,
+        about="Only ids that are at least p times as likely as the likeliest: arXiv:2407.01082.",
+        metavar="P",
+        help="leave out what is less than P times as likely as the likeliest",
+    ),
+    Option(
+        "repetition_penalty",
+        default=1.0,
+        needed="> 0",
+        allowed=lambda x: x > 0,
+        least=None,
+        about="Above 1 it makes ids less likely that stand in the text already, the prompt "
+        "included: their logits are divided by it, or multiplied where negative. "
+        "arXiv:1909.05858.",
+        metavar="X",
+        help="above 1: say less again (default: 1)",
+    ),
+    Option(
+        "seed",
+        default=None,
+        needed=">= 0",
+        allowed=lambda seed: True,
+        least=0,
+        about="Of `numpy.random.default_rng`; None: another text every time.",
+        metavar="N",
+        help="makes a temperature above 0 repeatable",
+    ),
+)
+
+
+def described(options: Iterable[Option]) -> str:
+    """What they may be and do, as a docstring has it."""
+    rows = [
+        f"    {option.name} : {option.needed}{', optional' if option.default is None else ''}\n"
+        + textwrap.fill(option.about, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        for option in options
+    ]
+    return "\n".join(rows) + "\n"
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The OPTIONS as keywords of functions, for type checkers."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    seed: int | Sequence[int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """A way to choose the next id. ValueError names a parameter that makes no sense.
 
-    temperature : >= 0
-        Logits are divided by it; 0 is greedy.
-    top_k : in [1, 2**63), optional
-        Only the k likeliest ids, and those as likely as the k-th.
-    top_p : in (0, 1], optional
-        Only the likeliest ids, until their probabilities sum up to p: arXiv:1904.09751.
-    min_p : in [0, 1], optional
-        Only ids that are at least p times as likely as the likeliest: arXiv:2407.01082.
-    repetition_penalty : > 0
-        Above 1 it makes ids less likely that stand in the text already, the prompt included:
-        their logits are divided by it, or multiplied where negative. arXiv:1909.05858.
-    seed : >= 0, optional
-        Of `numpy.random.default_rng`; None: another text every time.
+    OPTIONS
 
     >>> from simdformer.text import Sampler
     >>> Sampler()([1.0, 4.0, 3.0])
@@ -52,21 +172,8 @@ class Sampler:
     random: np.random.Generator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        allowed = {
-            "temperature": (is_number(self.temperature) and self.temperature >= 0, ">= 0"),
-            "top_k": (self.top_k is None or is_count(self.top_k), "None or in [1, 2**63)"),
-            "top_p": (self.top_p is None or is_share(self.top_p, above=0), "None or in (0, 1]"),
-            "min_p": (self.min_p is None or is_share(self.min_p), "None or in [0, 1]"),
-            "repetition_penalty": (
-                is_number(self.repetition_penalty) and self.repetition_penalty > 0,
-                "> 0",
-            ),
-            "seed": (self.seed is None or is_whole(self.seed, 0), "None or >= 0"),
-        }
-        for name, (right, needed) in allowed.items():
-            if not right:
-                found = shown(getattr(self, name))
-                raise ValueError(f"sampling: {name} is {found}, needed is {needed}")
+        for option in OPTIONS:
+            option.check(getattr(self, option.name))
         object.__setattr__(self, "random", np.random.default_rng(self.seed))
 
     def __call__(self, logits: ArrayLike, so_far: Sequence[int] = ()) -> int:
@@ -118,7 +225,7 @@ class Sampler:
         np.exp(probabilities, out=probabilities)
         probabilities /= probabilities.sum()
         if self.top_p is not None and self.top_p < 1:
-            kept = likeliest(probabilities, self.top_p)
+            kept = nucleus(probabilities, self.top_p)
             ids, probabilities = ids[kept], probabilities[kept] / probabilities[kept].sum()
         if self.min_p is not None:
             kept = np.flatnonzero(probabilities >= self.min_p * probabilities.max())
@@ -126,14 +233,16 @@ class Sampler:
         return ids, probabilities
 
 
+Sampler.__doc__ = (Sampler.__doc__ or "").replace("    OPTIONS\n", described(OPTIONS))
+
 FAR = 1e-3  # so much less likely than the likeliest
 ROUNDING = 1e-9  # more than sums of probabilities are wrong by
 
 
-def likeliest(probabilities: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.intp]:
+def nucleus(probabilities: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.intp]:
     """Where the likeliest are that are needed to sum up to `share`; of equals the first.
 
-    >>> likeliest(np.array([0.1, 0.4, 0.1, 0.4]), 0.85)
+    >>> nucleus(np.array([0.1, 0.4, 0.1, 0.4]), 0.85)
     array([0, 1, 3])
     """
     # Of 150,000 ids a few hundred are enough, nearly always, and sorting is what takes time.
@@ -149,18 +258,55 @@ def likeliest(probabilities: npt.NDArray[np.float64], share: float) -> npt.NDArr
     return np.setdiff1d(kept, equals[len(equals) - too_many :], assume_unique=True)
 
 
-def is_number(value: Any) -> bool:
-    if not isinstance(value, int | float | np.floating | np.integer) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int that no float can hold
-        return False
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def is_share(value: Any, above: float = -1) -> bool:
-    return is_number(value) and bool(0 <= value <= 1 and value > above)
+def shows_sampling(function: Function) -> Function:
+    """The same function, whose signature shows `**sampling` option by option."""
+    signature = inspect.signature(function)
+    types = SamplingOptions.__annotations__
+    options = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=option.default,
+            annotation=types[option.name],
+        )
+        for option in OPTIONS
+    ]
+    before = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    function.__signature__ = signature.replace(parameters=[*before, *options])  # type: ignore[attr-defined]
+    return function
 
 
-def is_count(value: Any) -> bool:
-    return is_whole(value) and bool(value <= LARGEST)
+# What other programs call these options.
+ELSEWHERE = {
+    "max_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "num_predict": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "temp": "temperature",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "random_state": "seed",
+    "past_key_values": "cache",
+    "assistant_model": "draft",
+    "draft_model": "draft",
+}
+
+
+def check_names(function: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """TypeError for an option that there is not, with the one that may be meant."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = (
+                [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, known)
+            )
+            meant = f"; {near[0]}?" if near else f", needed are some of {', '.join(known)}"
+            raise TypeError(f"{function}: there is no option {name}{meant}")
