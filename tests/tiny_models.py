@@ -6,6 +6,7 @@ import json
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 SIZES = {
     "vocab_size": 96,
@@ -231,6 +232,18 @@ def edit_json(file, change):
     """change(object) gives the new content, or changes it in place."""
     content = json.loads(file.read_text())
     file.write_text(json.dumps(change(content) or content))
+
+
+def save_changed(folder, name, change=lambda tensors: None, **config):
+    """A directory with a model of MODELS whose tensors went through `change`, and whose config says
+    something else."""
+    make(name).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    edit_json(folder / "config.json", lambda found: found | config)
+    return folder
 
 
 # ---- Meta's format -------------------------------------------------------------------------------

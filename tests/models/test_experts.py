@@ -3,6 +3,7 @@ That whole models compute the same as transformers stands in test_checkpoints.py
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -390,19 +391,7 @@ def test_configs_that_make_no_sense_are_refused(changes, message):
 
 @pytest.fixture
 def changed(tmp_path):
-    """changed(name, change, **config) is a directory with a tiny model whose tensors went through
-    `change`, and whose config says something else."""
-    from safetensors.torch import load_file, save_file
-
-    def changed(name, change=lambda tensors: None, **config):
-        tiny_models.make(name).save_pretrained(tmp_path)
-        tensors = load_file(tmp_path / "model.safetensors")
-        change(tensors)
-        save_file(tensors, tmp_path / "model.safetensors")
-        tiny_models.edit_json(tmp_path / "config.json", lambda found: found | config)
-        return tmp_path
-
-    return changed
+    return partial(tiny_models.save_changed, tmp_path)
 
 
 GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"

@@ -1,20 +1,23 @@
 """Files that are not what their names say, change while they are read, or ask for more than there
 is: an exception that names the file, within bounded time and memory."""
 
+import collections
 import json
 import os
 import pickle
 import pickletools
 import struct
-import zlib
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import seeds
 import simdformer as sf
 from checkpoints import refusal
-from simdformer.checkpoints import CheckpointError, read_checkpoint
+from lies import LIES, archive, state_dict, with_pickle
+from simdformer.checkpoints import CheckpointError, read_checkpoint, safetensors_file
 from simdformer.checkpoints.files import InputFile
 from simdformer.checkpoints.pickle_machine import OPCODES, run_pickle
 from simdformer.checkpoints.torch_file import read_tensors
@@ -219,68 +222,59 @@ def test_a_pickle_that_refers_to_itself_is_harmless():
         assert run_pickle(pickle.dumps(every, protocol)) == every
 
 
-# ---- zip archives --------------------------------------------------------------------------------
+class Calls:
+    """Pickled, it is a call of `name` with `arguments`."""
+
+    def __init__(self, name, *arguments):
+        self.name, self.arguments = name, arguments
+
+    def __reduce__(self):
+        return self.name, self.arguments
 
 
-def archive(members, *, comment=b"", count=None):
-    """A zip archive out of (name, data, changes): changes are of the fields of the directory."""
-    body, directory = b"", b""
-    for name, data, changes in members:
-        local = {"flags": 0, "method": 0, "crc": zlib.crc32(data), "size": len(data), "extra": b""}
-        entry = local | {"packed": len(data), "offset": len(body), "extra": b""} | changes
-        inner = local | {key[6:]: value for key, value in changes.items() if key[:6] == "local_"}
-        inner_name = inner.get("name", name)
-        body += struct.pack("<4s5H3I2H", b"PK\3\4", 20, inner["flags"], inner["method"], 0, 0,
-                            inner["crc"], len(data), inner["size"], len(inner_name),
-                            inner.get("extra_size", 0)) + inner_name + data  # fmt: skip
-        directory += struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, entry["flags"], entry["method"],
-                                 0, 0, entry["crc"], entry["packed"], entry["size"], len(name),
-                                 len(entry["extra"]), 0, 0, 0, 0, entry["offset"])  # fmt: skip
-        directory += name + entry["extra"]
-    count = len(members) if count is None else count
-    end = struct.pack(
-        "<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), len(body), len(comment)
-    )
-    return body + directory + end + comment
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        (os.system, ("touch {marker}",)),
+        (eval, ("open('{marker}', 'w')",)),
+        (exec, ("open('{marker}', 'w')",)),
+        (open, ("{marker}", "w")),
+        (getattr, (collections, "OrderedDict")),
+        (__import__, ("os",)),
+        (torch.load, ("{marker}",)),
+        (torch._utils._rebuild_tensor, (1, 2, 3, 4)),
+        (collections.deque, ()),
+        (np.ndarray, ((2,),)),
+    ],
+)
+def test_nothing_in_a_pickle_is_called(tmp_path, protocol, name, arguments):
+    marker = tmp_path / "executed"
+    arguments = [a.format(marker=marker) if isinstance(a, str) else "x" for a in arguments]
+    for content in (Calls(name, *arguments), {"x": Calls(name, *arguments)}):
+        (tmp_path / "model.pth").write_bytes(with_pickle(pickle.dumps(content, protocol)))
+        message = refusal(tmp_path / "model.pth", read_tensors)
+        assert message.removeprefix("tensor 'x': ").startswith("found the name '")
+        assert "which no tensor needs" in message
+    assert not marker.exists()
 
 
-def state_dict(**changes):
-    """The members of a small state dict; `changes` are of the member of its numbers."""
-    tensors = {"a": np.arange(6, dtype=np.float32)}
-    return [
-        (b"x/data.pkl", seeds.pickle_bytes(tensors), {}),
-        (b"x/data/0", tensors["a"].tobytes(), changes),
-    ]
+# ---- files that lie ------------------------------------------------------------------------------
 
-
-BIG = b"\1\0\x08\0" + struct.pack("<Q", 2**63)  # the offset in 64 bits
-ARCHIVES = {
-    "a name twice": (state_dict() + state_dict()[1:], "two members 'x/data/0'"),
-    "compressed": (state_dict(method=8), "a compressed or encrypted member 'x/data/0'"),
-    "encrypted": (state_dict(flags=1), "a compressed or encrypted member 'x/data/0'"),
-    "sizes that differ": (state_dict(packed=12), "a compressed or encrypted member"),
-    "a bomb": (state_dict(size=2**31, packed=2**31), "reaches past the end"),
-    "beyond the file": (state_dict(offset=2**31), "a record lies outside the file"),
-    "before the file": (state_dict(offset=2**32 - 1, extra=BIG), "a record lies outside the file"),
-    "in the directory": (state_dict(offset=200), "a record is not where it should be"),
-    "64 bits missing": (state_dict(offset=2**32 - 1), "a record lies outside the file"),
-    "64 bits cut": (state_dict(offset=2**32 - 1, extra=b"\1\0\xff\xff"), "outside the file"),
-    "another name inside": (state_dict(local_name=b"x/data/1"), "has another name inside"),
-    "a long extra field": (state_dict(local_extra_size=65535), "reaches past the end"),
-    "over another member": (state_dict(offset=0), "has another name inside"),
-    "other numbers": (state_dict(size=20, packed=20), "tensor 'a': found 20 bytes"),
-    "no root": ([(b"/data.pkl", b"", {})], "a pickle that ends too early"),
-    "two roots": ([(b"x/data.pkl", b"", {}), (b"y/data.pkl", b"", {})], "2 members NAME/data.pkl"),
+READERS = {
+    "safetensors": safetensors_file.read_tensors,
+    "pth": read_tensors,
+    "gguf": partial(read_checkpoint, format="gguf"),
 }
 
 
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_an_archive_that_lies_is_refused(tmp_path, name):
-    members, message = ARCHIVES[name]
-    file = tmp_path / "model.pth"
-    file.write_bytes(archive(members))
-    found = refusal(file, read_tensors)
-    assert found.startswith(("found ", "tensor "))
+@pytest.mark.parametrize(("suffix", "data", "message"), LIES, ids=[lie[2][:40] for lie in LIES])
+def test_a_file_that_lies_is_refused(suffix, data, message, tmp_path):
+    file = tmp_path / f"model.{suffix}"
+    file.write_bytes(data)
+    found = refusal(file, READERS[suffix])
+    if suffix == "gguf" or message.startswith("tensor "):
+        assert found.startswith(message)
     assert message in found
 
 

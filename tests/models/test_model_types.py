@@ -3,6 +3,7 @@ That the models compute the same as transformers stands in test_checkpoints.py."
 
 import dataclasses
 import json
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -12,10 +13,14 @@ import torch
 import simdformer as sf
 import tiny_models
 from simdformer import cli
-from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints import CheckpointError, read_checkpoint, tensor_names
+from simdformer.checkpoints.fused import FUSED
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
+from simdformer.checkpoints.stacked import STACKED
+from simdformer.checkpoints.tensor_names import TensorNames
 from simdformer.models.budget import parameter_budget, weight_bytes
+from simdformer.models.weight_table import IN_LAYERS, OUTSIDE
 
 SIZES = {
     "hidden_size": 64,
@@ -36,6 +41,21 @@ def config_of(kind, **changes):
     usual = "silu" if activation == "hidden_act" else "gelu_pytorch_tanh"
     found = SIZES | {"model_type": kind, activation: usual} | changes
     return make_config(found, architecture_of(found), MANY)
+
+
+KINDS = [value for value in vars(tensor_names).values() if isinstance(value, TensorNames)]
+
+
+@pytest.mark.parametrize("format", TensorNames._fields)
+def test_every_name_of_a_file_means_a_tensor_that_there_is(format):
+    known = {row.name for rows in OUTSIDE for row in rows}
+    known |= {f"layers.{{}}.{row.name}" for row in IN_LAYERS}
+    for ours in {ours for kind in KINDS for ours in getattr(kind, format).values()}:
+        layer, _, kind = ours.rpartition(".")
+        stacked = layer.endswith(".experts")
+        parts = STACKED[kind][1] if stacked else FUSED.get(kind, (kind,))
+        at = f"{layer}.{{}}." if stacked else f"{layer}." if layer else ""
+        assert {at + part for part in parts} <= known
 
 
 # ---- what configs say, and what they leave out ---------------------------------------------------
@@ -223,18 +243,7 @@ def test_a_config_that_asks_for_what_is_not_there_is_refused(kind, changes, mess
 
 @pytest.fixture
 def changed(tmp_path):
-    """changed(name, change) is a directory with a tiny model whose tensors went through
-    `change`."""
-    from safetensors.torch import load_file, save_file
-
-    def changed(name, change):
-        tiny_models.make(name).save_pretrained(tmp_path)
-        tensors = load_file(tmp_path / "model.safetensors")
-        change(tensors)
-        save_file(tensors, tmp_path / "model.safetensors")
-        return tmp_path
-
-    return changed
+    return partial(tiny_models.save_changed, tmp_path)
 
 
 def test_gpt2_without_the_prefix_and_with_masks_is_the_same(changed):

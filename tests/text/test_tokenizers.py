@@ -158,11 +158,6 @@ def test_llama3_any_ids_decode_as_with_tiktoken(llama3, tiktoken_llama3, data):
     assert llama3.decode(ids) == tiktoken_llama3.decode(ids)
 
 
-@given(data=st.data())
-def test_llama3_streams(llama3, data):
-    check_streams(llama3, data)
-
-
 def test_llama3_special_tokens_have_their_ids(llama3):
     for id, name in {
         128000: "<|begin_of_text|>",
@@ -300,11 +295,6 @@ def test_minimind_any_ids_decode_as_with_tokenizers(minimind, reference_minimind
     for skip in (False, True):
         want = reference_minimind.decode(ids, skip_special_tokens=skip)
         assert minimind.decode(ids, skip_special=skip) == want
-
-
-@given(data=st.data())
-def test_minimind_streams(minimind, data):
-    check_streams(minimind, data)
 
 
 def small_json(**parts):
@@ -712,11 +702,6 @@ def test_sentencepiece_special(spm):
         assert spm.decode(spm.encode(text, bos=False, special=True)) == text
 
 
-@given(data=st.data())
-def test_sentencepiece_streams(spm, data):
-    check_streams(spm, data)
-
-
 def test_sentencepiece_keeps_the_space_of_a_continuation(spm):
     hello, world = spm.encode("hello world", bos=False)[:1], spm.encode("world", bos=False)
     stream = spm.stream()
@@ -774,6 +759,12 @@ def test_the_one_tokenizer_of_a_directory(tmp_path, spm_model):
 
 
 # ---- all of them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama3", "minimind", "spm"])
+@given(data=st.data())
+def test_a_stream_gives_what_decode_gives(request, name, data):
+    check_streams(request.getfixturevalue(name), data)
 
 
 @pytest.mark.parametrize("name", ["llama3", "minimind", "qwen2", "spm"])

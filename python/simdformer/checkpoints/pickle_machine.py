@@ -59,7 +59,7 @@ class TensorView:
 def run_pickle(data: bytes) -> Any:
     """What the pickle describes. CheckpointError when it needs anything but tensors and containers;
     it names the entry that was being made."""
-    machine = Machine(data)
+    machine = PickleMachine(data)
     try:
         return machine.run()
     except CheckpointError as error:
@@ -150,7 +150,7 @@ def find_storage(reference: Any) -> Storage:
 # ---- the machine ---------------------------------------------------------------------------------
 
 
-class Machine:
+class PickleMachine:
     """A stack and a memo over `data`, one method an opcode (see OPCODES)."""
 
     def __init__(self, data: bytes) -> None:
@@ -296,8 +296,8 @@ class Machine:
         self.top(dict)
 
 
-OPCODES: dict[bytes, Callable[[Machine], Any]] = {
-    b"\x80": Machine.protocol,
+OPCODES: dict[bytes, Callable[[PickleMachine], Any]] = {
+    b"\x80": PickleMachine.protocol,
     b"\x95": lambda m: m.take(8),  # the length of a frame
     b"(": lambda m: m.push(MARK),
     b"}": lambda m: m.push({}),
@@ -309,7 +309,7 @@ OPCODES: dict[bytes, Callable[[Machine], Any]] = {
     b"J": lambda m: m.push(m.number("i")),
     b"K": lambda m: m.push(m.number("B")),
     b"M": lambda m: m.push(m.number("H")),
-    b"\x8a": Machine.long,
+    b"\x8a": PickleMachine.long,
     b"G": lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
     b"X": lambda m: m.push(m.text(m.number("I"))),
     b"\x8c": lambda m: m.push(m.text(m.number("B"))),
@@ -326,9 +326,9 @@ OPCODES: dict[bytes, Callable[[Machine], Any]] = {
     b"\x94": lambda m: m.remember(len(m.memo)),
     b"h": lambda m: m.recall(m.number("B")),
     b"j": lambda m: m.recall(m.number("I")),
-    b"c": Machine.name,
-    b"\x93": Machine.name_on_stack,
+    b"c": PickleMachine.name,
+    b"\x93": PickleMachine.name_on_stack,
     b"Q": lambda m: m.push(find_storage(m.pop())),
-    b"R": Machine.call,
-    b"b": Machine.build,
+    b"R": PickleMachine.call,
+    b"b": PickleMachine.build,
 }

@@ -39,7 +39,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HeaderEntry:
     """What the header says about one tensor; begin and end count bytes after the header."""
 
     begin: int
@@ -93,7 +93,7 @@ def tensors_of(file: InputFile) -> dict[str, StoredTensor]:
     }
 
 
-def check_entry(name: str, entry: Any) -> Entry:
+def check_entry(name: str, entry: Any) -> HeaderEntry:
     """One entry of the header, checked against itself."""
 
     def require(right: bool, found: str, needed: str) -> None:
@@ -124,7 +124,7 @@ def check_entry(name: str, entry: Any) -> Entry:
     require(needed != 0, "a tensor without elements", "at least one")
     of_shape = f"{needed} for {kind} of shape {tuple(shape)}"
     require(end - begin == needed, f"{end - begin} bytes", of_shape)
-    return Entry(begin, end, name, tuple(shape), DTYPES[kind])
+    return HeaderEntry(begin, end, name, tuple(shape), DTYPES[kind])
 
 
 def list_of_tensors(path: Path) -> Path:

@@ -1,0 +1,415 @@
+"""Files that lie, each with what is said of it: one table over all formats, whose bytes are made
+here, independently of the readers."""
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import torch
+
+import gguf_files
+import seeds
+from gguf_files import ARRAY, STRING, key_bytes, tensor_bytes
+
+# ---- safetensors: (header, how many bytes lie behind it, what is said) ---------------------------
+
+
+def file_of(header, data=b""):
+    """A file with that header: bytes, or an object for json."""
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def entry(begin=0, end=8, shape=(2,), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+HEADERS = [
+    ({"a": entry(), "b": entry(4, 12)}, 12, "'b': found its first byte is 4; needed is 8"),
+    ({"a": entry(), "b": entry(0, 8)}, 8, "'b': found its first byte is 0; needed is 8"),
+    ({"a": entry(), "b": entry(12, 20)}, 20, "'b': found its first byte is 12; needed is 8"),
+    ({"a": entry(4, 12)}, 12, "'a': found its first byte is 4; needed is 0"),
+    ({"a": entry()}, 7, "bytes; needed is the"),
+    ({"a": entry()}, 9, "bytes; needed is the"),
+    ({}, 1, "bytes; needed is the"),
+    ({"a": entry(0, 2**63, [2**61])}, 8, "bytes; needed is the 92233720368547"),
+    ({"a": entry(0, 2**66, [2**32, 2**32])}, 8, "bytes; needed is the 737869762948382"),
+    ({"a": entry(0, 8, [2**62, 4])}, 8, "found 8 bytes; needed is 73786976294838206464 for"),
+    ({"a": entry(8, 0)}, 8, "found -8 bytes; needed is 8 for F32 of shape (2,)"),
+    ({"a": entry(-8, 0)}, 8, "found another shape or offset; needed is lists of whole"),
+    ({"a": entry(0, 8, [-2])}, 8, "found another shape or offset"),
+    ({"a": entry(0, 8, [2.0])}, 8, "found another shape or offset"),
+    ({"a": entry(0, 8, [True, 2])}, 8, "found another shape or offset"),
+    ({"a": entry(0, 0, [0, 2**62])}, 0, "found a tensor without elements"),
+    ({"a": entry(0, 8, [1] * 16 + [2])}, 8, "found 2 offsets and 17 axes"),
+    ({"a": entry() | {"data_offsets": [0, 4, 8]}}, 8, "found 3 offsets and 1 axes"),
+    ({"a": entry(dtype="F8_E4M3")}, 8, "found dtype 'F8_E4M3'; needed is one of F64, F32"),
+    ({"a": entry(dtype=["F32"])}, 8, "found dtype"),
+    ({"a": entry() | {"more": 1}}, 8, "found other fields; needed is dtype, shape and"),
+    ({"a": {"dtype": "F32", "shape": [2]}}, 8, "found other fields"),
+    ({"a": 3}, 8, "found other fields"),
+    ({"new\nline": 3}, 8, "tensor 'new\\nline': found other fields"),
+    ({"x" * 1000: 3}, 8, "found other fields"),
+    ([], 0, "found a JSON list; needed is a JSON object"),
+    (b"{", 0, "found no JSON object"),
+    (b'{"a": NaN}', 0, "found no JSON object (NaN is no JSON)"),
+    (b"\xff{}", 0, "found no JSON object"),
+    (b'{"a": ' + b"[" * 200_000, 0, "found no JSON object"),
+    (b'{"a": ' + b"9" * 5000 + b"}", 0, "found no JSON object (a number of 5000 digits)"),
+    (b'{"a": 1' + b"0" * 400 + b"}", 0, "found no JSON object (a number of 401 digits)"),
+    (b'{"a": {}, "a": {}}', 0, "found no JSON object (a key appears twice)"),
+    (b'{"a": {"dtype": "F32", "dtype": "F16"}}', 0, "a key appears twice"),
+]
+LENGTHS = [100, 2**31, 2**63, 2**64 - 1]
+SAFETENSORS = [(file_of(header, bytes(size)), message) for header, size, message in HEADERS]
+SAFETENSORS += [
+    (struct.pack("<Q", length) + b"{}", f"found a header of {length} bytes in a file of 10; needed")
+    for length in LENGTHS
+]
+
+# ---- PyTorch's files: zip archives ---------------------------------------------------------------
+
+
+def archive(members, *, comment=b"", count=None):
+    """A zip archive out of (name, data, changes): changes are of the fields of the directory."""
+    body, directory = b"", b""
+    for name, data, changes in members:
+        local = {"flags": 0, "method": 0, "crc": zlib.crc32(data), "size": len(data), "extra": b""}
+        entry = local | {"packed": len(data), "offset": len(body), "extra": b""} | changes
+        inner = local | {key[6:]: value for key, value in changes.items() if key[:6] == "local_"}
+        inner_name = inner.get("name", name)
+        body += struct.pack("<4s5H3I2H", b"PK\3\4", 20, inner["flags"], inner["method"], 0, 0,
+                            inner["crc"], len(data), inner["size"], len(inner_name),
+                            inner.get("extra_size", 0)) + inner_name + data  # fmt: skip
+        directory += struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, entry["flags"], entry["method"],
+                                 0, 0, entry["crc"], entry["packed"], entry["size"], len(name),
+                                 len(entry["extra"]), 0, 0, 0, 0, entry["offset"])  # fmt: skip
+        directory += name + entry["extra"]
+    count = len(members) if count is None else count
+    end = struct.pack(
+        "<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), len(body), len(comment)
+    )
+    return body + directory + end + comment
+
+
+def state_dict(**changes):
+    """The members of a small state dict; `changes` are of the member of its numbers."""
+    tensors = {"a": np.arange(6, dtype=np.float32)}
+    return [
+        (b"x/data.pkl", seeds.pickle_bytes(tensors), {}),
+        (b"x/data/0", tensors["a"].tobytes(), changes),
+    ]
+
+
+BIG = b"\1\0\x08\0" + struct.pack("<Q", 2**63)  # the offset in 64 bits
+LYING_ARCHIVES = {
+    "a name twice": (state_dict() + state_dict()[1:], "two members 'x/data/0'"),
+    "compressed": (state_dict(method=8), "a compressed or encrypted member 'x/data/0'"),
+    "encrypted": (state_dict(flags=1), "a compressed or encrypted member 'x/data/0'"),
+    "sizes that differ": (state_dict(packed=12), "a compressed or encrypted member"),
+    "a bomb": (state_dict(size=2**31, packed=2**31), "reaches past the end"),
+    "beyond the file": (state_dict(offset=2**31), "a record lies outside the file"),
+    "before the file": (state_dict(offset=2**32 - 1, extra=BIG), "a record lies outside the file"),
+    "in the directory": (state_dict(offset=200), "a record is not where it should be"),
+    "64 bits missing": (state_dict(offset=2**32 - 1), "a record lies outside the file"),
+    "64 bits cut": (state_dict(offset=2**32 - 1, extra=b"\1\0\xff\xff"), "outside the file"),
+    "another name inside": (state_dict(local_name=b"x/data/1"), "has another name inside"),
+    "a long extra field": (state_dict(local_extra_size=65535), "reaches past the end"),
+    "over another member": (state_dict(offset=0), "has another name inside"),
+    "other numbers": (state_dict(size=20, packed=20), "tensor 'a': found 20 bytes"),
+    "no root": ([(b"/data.pkl", b"", {})], "a pickle that ends too early"),
+    "two roots": ([(b"x/data.pkl", b"", {}), (b"y/data.pkl", b"", {})], "2 members NAME/data.pkl"),
+}
+
+
+def saved(content, **options):
+    """The bytes that torch.save makes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer, **options)
+    return buffer.getvalue()
+
+
+def rezipped(data, compression=zipfile.ZIP_STORED, change=None, **add):
+    """The same members in an archive of Python's zipfile, some of them with other content."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w", compression) as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if change is not None:
+                content = change(name, content)
+            if content is not None:
+                new.writestr(name, content)
+        for name, content in add.items():
+            new.writestr(name.replace("__", "/"), content)
+    return buffer.getvalue()
+
+
+def with_pickle(pickled, count=24):
+    """A .pth file whose index is `pickled`, over one storage of 24 float32."""
+    data = saved({"x": torch.zeros(count)})
+    return rezipped(data, change=lambda name, old: pickled if name.endswith("data.pkl") else old)
+
+
+# ---- PyTorch's files: what is pickled ------------------------------------------------------------
+
+CONTENTS = [
+    ([torch.ones(2)], "found something that is no dict of tensors"),
+    (torch.ones(2), "found something that is no dict of tensors"),
+    ({"model": {"w": torch.ones(2)}}, "tensor 'model': found something that is no tensor"),
+    ({"epoch": 3}, "tensor 'epoch': found something that is no tensor"),
+    ({3: torch.ones(2)}, "tensor '3': found something that is no tensor"),
+    ({"x": torch.ones(2, 0)}, "tensor 'x': found a tensor without elements"),
+    ({"x": torch.ones(1).expand(5)}, "tensor 'x': found a tensor of 5 elements that reaches"),
+    (
+        {"a": torch.ones(2), "x": torch.ones(2, dtype=torch.complex64)},
+        "tensor 'x': found the name 'torch.ComplexFloatStorage', which no tensor needs",
+    ),
+    ({"x": np.ones(2)}, "tensor 'x': found the name 'numpy"),
+    (
+        {"x": torch.nn.Linear(2, 2)},
+        "tensor 'x': found the name 'torch.nn.modules.linear.Linear'",
+    ),
+    ({"x": torch.float32}, "tensor 'x': found the name 'torch.float32', which no tensor needs"),
+]
+
+REFERENCE = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0" + b"0X\3\0\0\0cpu%stQ"
+TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + REFERENCE + b"%s%s%s\x89)tR"
+
+
+def number(n):
+    return b"\x8a\x09" + n.to_bytes(9, "little") if n > 2**62 else pickle.dumps(n, 2)[2:-1]
+
+
+def a_tensor(count=24, offset=0, shape=(24,), strides=(1,)):
+    """A pickle of {'x': tensor}, written by hand."""
+    numbers = [b"(" + b"".join(number(n) for n in axes) + b"t" for axes in (shape, strides)]
+    return b"\x80\2}X\1\0\0\0x" + TENSOR % (number(count), number(offset), *numbers) + b"s."
+
+
+OUTSIDE_OF_STORAGE = [
+    ({"offset": 1}, "24 elements that reaches element 24 of a storage of 24"),
+    ({"strides": (2,)}, "reaches element 46 of a storage of 24"),
+    ({"shape": (25,)}, "25 elements that reaches element 24"),
+    ({"shape": (25,), "strides": (0,)}, "25 elements that reaches element 0"),
+    ({"shape": (2**40,)}, "a storage of 24"),
+    ({"shape": (2**31, 2**31, 2**31), "strides": (0, 0, 0)}, "a storage of 24"),
+    ({"offset": 2**62}, "a storage of 24"),
+    ({"offset": 2**63}, "more than 64 bits"),
+    ({"shape": (2**64,)}, "more than 64 bits"),
+    ({"shape": (0, 2**62), "strides": (1, 1)}, "a tensor without elements"),
+    (
+        {"count": 25},
+        "tensor 'x': found 96 bytes; needed is 100 for the 25 elements of its storage",
+    ),
+    ({"count": 2**61}, "tensor 'x': found 96 bytes; needed is"),
+    ({"shape": (4, 6)}, "2 sizes and 1 strides"),
+    ({"shape": (1,) * 17, "strides": (1,) * 17}, "17 sizes and 17 strides"),
+    ({"offset": -1}, "not whole numbers >= 0"),
+    ({"shape": (-24,)}, "not whole numbers >= 0"),
+    ({"strides": (-1,)}, "not whole numbers >= 0"),
+    ({"count": -24}, "whose count is not a whole number >= 0"),
+]
+PICKLES = [
+    (b"\x80\2" + b"]" * 100_000 + b".", "piles up more than 65536 values"),
+    (b"\x80\2" + b"(" * 100_000 + b".", "piles up more than 65536 values"),
+    (b"\x80\2N" + b"h\0" * 3 + b".", "recalls what it never remembered"),
+    (b"\x80\2q\0.", "remembers what is not there"),
+    (b"\x80\2(q\0.", "remembers what is not there"),
+    (b"\x80\2.", "takes what is not there"),
+    (b"\x80\2(.", "takes what is not there"),
+    (b"\x80\2t.", "takes what is not there"),
+    (b"\x80\2R.", "takes what is not there"),
+    (b"\x80\2)NR.", "a call of something that is no name"),
+    (b"\x80\2N)R.", "a call of something that is no name"),
+    (b"\x80\2ccollections\nOrderedDict\n(K\1tR.", "an OrderedDict with arguments"),
+    (b"\x80\2ccollections\nOrderedDict\n)R)Rs.", "a call of something that is no name"),
+    (b"\x80\2}))s.", "a key that is neither text nor a number"),
+    (b"\x80\2}(K\1u.", "a key without a value"),
+    (b"\x80\2K\1(K\1e.", "adds to something that is no list"),
+    (b"\x80\2NQ.", "a reference that is not to a storage"),
+    (b"\x80\2N}b.", "adds to something that is no dict"),
+    (b"\x80\1N.", "a pickle of protocol 1"),
+    (b"\x80\6N.", "a pickle of protocol 6"),
+    (b"\x80\2\x8a\xff" + bytes(255) + b".", "more than 64 bits"),
+    (b"\x80\2X\xff\xff\xff\xff.", "ends too early"),
+    (b"\x80\2X\1\0\0\0\xff.", "text that is not UTF-8"),
+    (b"\x80\2cos\nsystem\n.", "found the name 'os.system', which no tensor needs"),
+    (b"\x80\2cos\n" + b"a" * 300 + b"\n.", "a name without an end"),
+    (b"\x80\2ccollections\nOrderedDict\n(X\1\0\0\0atb.", "to something that is no dict"),
+    (b"\x80\2(ios\nsystem\n.", "the pickle opcode b'i'"),
+    (b"\x80\2cos\nsystem\n)\x81.", "found the name 'os.system'"),
+    (b"\x80\2)\x81.", "the pickle opcode b'\\x81', which torch.save does not write"),
+    (b"\x80\2P1\n.", "the pickle opcode b'P'"),
+    (b"\x80\2\x82\1.", "the pickle opcode b'\\x82'"),
+    (b"\x80\2ctorch\nFloatStorage\n)R.", "a call of something that is no name"),
+    (b"\x80\2ctorch._utils\n_rebuild_tensor_v2\n)R.", "a tensor described by 0 values"),
+    (b"\x80\2ctorch._utils\n_rebuild_tensor_v2\n(NNNNNNtR.", "a tensor without a storage"),
+    (b"\x80\2ctorch._utils\n_rebuild_parameter\n(N\x89NtR.", "a parameter without a tensor"),
+    (b"\x80\2N" + b"K\1" * 9, "ends too early"),
+]
+NO_DICT = "found something that is no dict"
+# Each tuple holds the one before twice: 2**1000 elements, should anybody count them.
+BOMB = b"\x80\2)" + b"".join(b"r%sh%s\x86" % (struct.pack("<I", i), bytes([i])) for i in range(200))
+PICKLES += [
+    (BOMB + b".", NO_DICT),
+    (b"\x80\2}" + BOMB[2:] + b"Ns.", "a key that is neither text nor a number"),
+    (b"\x80\2}X\1\0\0\0x" + BOMB[2:] + b"s.", "tensor 'x': found something that is no tensor"),
+    (b"\x80\2)" + b"\x85" * 1_000_000 + b".", NO_DICT),
+]
+
+
+def sharing(count):
+    """So many tensors over the same 40,000 bytes."""
+    entry = TENSOR % (number(10_000), b"K\0", b"M\x10\x27\x85", b"K\1\x85")
+    entries = [b"X\2\0\0\0%02d" % i + entry + b"s" for i in range(count)]
+    return with_pickle(b"\x80\2}" + b"".join(entries) + b".", 10_000)
+
+
+PTH = [(sharing(50), "found tensors of 2000000 bytes in a file of")]
+PTH += [(archive(members), message) for members, message in LYING_ARCHIVES.values()]
+PTH += [(saved(content), message) for content, message in CONTENTS]
+PTH += [(with_pickle(a_tensor(**changes)), message) for changes, message in OUTSIDE_OF_STORAGE]
+PTH += [(with_pickle(pickled), message) for pickled, message in PICKLES]
+
+# ---- GGUF ----------------------------------------------------------------------------------------
+
+KEY = key_bytes("a", 4, 1)
+ONE = tensor_bytes("a", (2,), 0)
+HUGE = struct.pack("<Q", 2**62)
+
+
+def array_of(element, count):
+    return gguf_files.text("a") + struct.pack("<IIQ", ARRAY, element, count)
+
+
+NAMED = {
+    "another file": (b"GGML" + bytes(40), "found the first bytes b'GGML'; needed is b'GGUF'"),
+    "version 1": (gguf_files.file_bytes([], [], b"", version=1), "found a GGUF file of version 1"),
+    "big-endian": (
+        gguf_files.file_bytes([], [], b"", version=3 << 24),
+        "found a GGUF file that is big-endian",
+    ),
+    "too many keys": (
+        gguf_files.file_bytes([KEY], [], b"", counts=(0, 2**63)),
+        "found 0 tensors and 9223372036854775808 keys in ",
+    ),
+    "too many tensors": (
+        gguf_files.file_bytes([], [ONE], bytes(8), counts=(2**63, 0)),
+        "found 9223372036854775808 tensors and 0 keys in ",
+    ),
+    "an endless array": (
+        gguf_files.file_bytes([array_of(4, 2**60)], [], bytes(32)),
+        "found 1152921504606846976 elements of a in ",
+    ),
+    "an endless array of texts": (
+        gguf_files.file_bytes([array_of(STRING, 2**60)], [], bytes(32)),
+        "found 1152921504606846976 elements of a in ",
+    ),
+    "an array of arrays": (
+        gguf_files.file_bytes([array_of(ARRAY, 1)], [], bytes(32)),
+        "found an array of arrays as a; needed is an array of strings or numbers",
+    ),
+    "an endless text": (
+        gguf_files.file_bytes([gguf_files.text("a") + struct.pack("<I", STRING) + HUGE], [], b""),
+        "found the text a of 4611686018427387904 bytes; needed is at most",
+    ),
+    "an endless text in an array": (
+        gguf_files.file_bytes([array_of(STRING, 2) + HUGE], [], bytes(64)),
+        "found the array a that would end at byte 46116860184273",
+    ),
+    "an endless key": (
+        gguf_files.file_bytes([HUGE], [], bytes(64), counts=(0, 1)),
+        "found a key of 4611686018427387904 bytes; needed is at most 65535",
+    ),
+    "a type that nobody knows": (
+        gguf_files.file_bytes([gguf_files.text("a") + struct.pack("<I", 13)], [], bytes(32)),
+        "found the type 13 of a; needed is 0 to 12",
+    ),
+    "a key of two lines": (
+        gguf_files.file_bytes([key_bytes("a\nb", 7, 7)], [], b""),
+        r"found the byte 7 as a bool in 'a\nb'; needed is 0 or 1",
+    ),
+    "a bool": (
+        gguf_files.file_bytes([key_bytes("a", 7, 7)], [], b""),
+        "found the byte 7 as a bool in a; needed is 0 or 1",
+    ),
+    "no UTF-8": (
+        gguf_files.file_bytes([key_bytes("a", STRING, b"\xff")], [], b""),
+        "found no UTF-8 in the text a",
+    ),
+    "a key twice": (
+        gguf_files.file_bytes([KEY, KEY], [], b""),
+        "found the key 'a' twice; needed is each key once",
+    ),
+    "a tensor twice": (
+        gguf_files.file_bytes([], [ONE, tensor_bytes("a", (2,), 32)], bytes(64)),
+        "tensor 'a': found its name twice",
+    ),
+    "a long name": (
+        gguf_files.file_bytes([], [tensor_bytes("a" * 64, (2,), 0)], bytes(8)),
+        "found the name of a tensor of 64 bytes; needed is at most 63",
+    ),
+    "no axes": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (), 0) + bytes(8)], bytes(8)),
+        "tensor 'a': found 0 axes; needed is 1 to 4",
+    ),
+    "five axes": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (1,) * 5, 0)], bytes(8)),
+        "tensor 'a': found 5 axes; needed is 1 to 4",
+    ),
+    "nothing in it": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (2, 0), 0)], bytes(8)),
+        "tensor 'a': found the shape (2, 0); needed is no axis of length 0",
+    ),
+    "a product that wraps": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (2**32, 2**32), 0)], bytes(8)),
+        f"tensor 'a': found {2**66} bytes from byte",
+    ),
+    "an offset that wraps": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (2,), 2**64 - 64)], bytes(8)),
+        "tensor 'a': found the offset 18446744073709551552; needed is 0, where the tensor before",
+    ),
+    "an overlap": (
+        gguf_files.file_bytes([], [ONE, tensor_bytes("b", (2,), 0)], bytes(64)),
+        "tensor 'b': found the offset 0; needed is 32, where the tensor before it ends",
+    ),
+    "a hole": (
+        gguf_files.file_bytes([], [ONE, tensor_bytes("b", (2,), 64)], bytes(99)),
+        "tensor 'b': found the offset 64; needed is 32",
+    ),
+    "a tensor past the end": (
+        gguf_files.file_bytes([], [ONE], bytes(7)),
+        "tensor 'a': found 8 bytes from byte 64 on in a file of 71; needed is a tensor that lies",
+    ),
+    "rows that are no whole blocks": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (256, 32), 0, 12)], bytes(9999)),
+        "tensor 'a': found rows of 32 elements; needed is whole blocks of 256, the type being q4_k",
+    ),
+    "a type that is not read": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (256,), 0, 16)], bytes(99)),
+        "tensor 'a': found the type iq2_xxs (16); needed is one of f32, f16, bf16, q8_0, ",
+    ),
+    "a number that is no type": (
+        gguf_files.file_bytes([], [tensor_bytes("a", (256,), 0, 4)], bytes(99)),
+        "tensor 'a': found the type unknown (4)",
+    ),
+    "an alignment that is none": (
+        gguf_files.file_bytes([key_bytes("general.alignment", 4, 48)], [], b""),
+        "found general.alignment = 48; needed is a power of two up to 65536",
+    ),
+    "an endless alignment": (
+        gguf_files.file_bytes([key_bytes("general.alignment", 4, 1 << 17)], [], b""),
+        "found general.alignment = 131072; needed is a power of two up to 65536",
+    ),
+}
+
+FILES = {
+    "safetensors": SAFETENSORS,
+    "pth": PTH,
+    "gguf": list(NAMED.values()),
+}
+LIES = [(suffix, *lie) for suffix, lies in FILES.items() for lie in lies]
