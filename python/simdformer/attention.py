@@ -130,7 +130,7 @@ def scaled_dot_product_attention(
     chunk : int, optional
         Also j and p in one chunk of so many positions, as in Llama 4's local layers.
     key_starts, key_lengths : int or (B,) integers, optional
-        Of sequence b only the keys key_starts[b] <= j < key_lengths[b] count: a batch padded on the
+        Only the keys key_starts[b] <= j < key_lengths[b] of sequence b count: a batch padded on the
         left or on the right, the unused end of a cache. What lies elsewhere may be anything, NaN
         too. Positions stay those of the array, so that padding on the left changes no offset;
         chunks are counted from key_starts[b], where the text begins.

@@ -55,7 +55,7 @@ def linear_chosen(
     of the weights, a list (O, I) over the experts, what they make of it, (..., k, O).
 
     One call for all experts, each of which has all its tokens: what a token gets does not depend on
-    the others. Of ids that are no place in the lists, experts that others hold, it is 0.
+    the others. For ids without a place in the lists, experts that others hold, it is 0.
     """
     rows = x.reshape(math.prod(ids.shape[:-1]), *x.shape[-2:])
     found = _core.linear_chosen(
@@ -77,7 +77,7 @@ def mixed(x: Array, weights: Array) -> Array:
 
 
 def taken(x: Array, ids: Array) -> Array:
-    """Of each row of x (..., X) the elements ids (..., k)."""
+    """The elements ids (..., k) of each row of x (..., X)."""
     rows = x.reshape(-1, x.shape[-1])
     found: Array = rows[np.arange(len(rows))[:, None], ids.reshape(-1, ids.shape[-1])]
     return found.reshape(ids.shape)
@@ -96,7 +96,7 @@ class MixtureOfExperts:
     router x + router_bias. gate, up, down: for each expert a weight, (intermediate_size, E) twice
     and (E, intermediate_size): a list, or an array (X, ...). The weights are the softmax over the
     logits of the k chosen, or, without `normalize`, that over all X. `shared`, if there is one, is
-    called on every token too and added (an MLP: DeepSeek, MiniMind). Of equal logits that of the
+    called on every token too and added (an MLP: DeepSeek, MiniMind). Where logits are equal the
     lower number wins.
 
     Calling it: x (..., E) -> (..., E). Each expert is read once, for all its tokens. With packed

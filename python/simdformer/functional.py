@@ -155,7 +155,7 @@ def embedding(
 ) -> Array:
     """The rows of weight (V,E) that ids (...) name: (..., E), as `dtype` when one is given.
 
-    Of a packed weight they are those that were packed, of a quantised one what its `dequantize`
+    For a packed weight they are those that were packed, for a quantised one what its `dequantize`
     gives, in float32 without a `dtype`.
 
     IndexError: an id outside 0 ... V-1, negative ones too; the message names it and its place.

@@ -50,7 +50,7 @@ def rope_frequencies(
     Parameters
     ----------
     head_dim : int
-        D, even; of a model that turns a part of each head only, that part (its rotary_dim).
+        D, even; for a model that rotates only a part of each head, that part (its rotary_dim).
     theta : float
         The config's rope_theta: 10000 in Llama 2, 500000 in Llama 3, 1e6 in Qwen3.
     scaling : dict, optional

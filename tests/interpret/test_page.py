@@ -116,11 +116,11 @@ def test_numbers_are_those_of_the_model(tab, demo, trace):
 # ---- views are linked ----------------------------------------------------------------------------
 
 
-def listened_to(tab):
+def attended_to(tab):
     return re.findall(r"\((\d+)\) (\d+(?:\.\d)?) %", tab.text("#share"))
 
 
-def test_the_pointer_on_a_token_shows_whom_it_listens_to(tab, trace):
+def test_the_pointer_on_a_token_shows_what_it_attends_to(tab, trace):
     layer, head = tab.state("layer", "head")
     spans = tab.all("#text span")
     for query in (11, 17, 24):
@@ -128,7 +128,7 @@ def test_the_pointer_on_a_token_shows_whom_it_listens_to(tab, trace):
         assert tab.text("#next").startswith(f"token {query} {label(trace.tokens[query])}:")
         pattern = trace["pattern", layer][head, query]
         keys = pattern.argsort()[::-1][:4]
-        told = listened_to(tab)
+        told = attended_to(tab)
         assert int(told[0][0]) == keys[0]
         for key, percent in told:
             assert float(percent) == pytest.approx(100 * pattern[int(key)], abs=0.6)
@@ -147,7 +147,7 @@ def test_a_click_on_a_token_is_kept_in_every_view(tab, trace):
     assert "Behind token 5, ␣kite" in tab.text("#attribution-of")
     assert "of token 5, ␣kite" in tab.text("#numbers")
     assert "behind ␣kite" in tab.text("#lens-words")
-    assert "␣kite (5) listens to" in tab.text("#share")
+    assert "␣kite (5) attends to" in tab.text("#share")
     assert tab.one("#token").get_property("value") == "5"
     assert [span.text for span in tab.all("#text span.here")] == [" kite"]
 
@@ -200,7 +200,7 @@ def test_the_large_pattern_follows_the_pointer(tab, trace):
     assert tab.state("under", "key") == (17, 11)
     layer, head = tab.state("layer", "head")
     share = 100 * trace["pattern", layer][head, 17, 11]
-    [(key, percent)] = listened_to(tab)
+    [(key, percent)] = attended_to(tab)
     assert (int(key), float(percent)) == (11, pytest.approx(share, abs=0.6))
     tab.click(picture, 110 + 2.5 * cell, 110 + 9.5 * cell)
     assert tab.state("token") == (9,)
@@ -222,13 +222,13 @@ def test_tokens_are_coloured_by_probability_and_loss(tab):
     def shades():
         return [span.value_of_css_property("background-color") for span in tab.all("#text span")]
 
-    listens = shades()
+    attends = shades()
     tab.click(tab.one("input[value=probability]"))
     probability = shades()
     tab.click(tab.one("input[value=loss]"))
     loss = shades()
-    assert len({*map(tuple, (listens, probability, loss))}) == 3
-    assert loss[0] == probability[0]  # nothing foretells the first
+    assert len({*map(tuple, (attends, probability, loss))}) == 3
+    assert loss[0] == probability[0]  # nothing predicts the first
 
 
 def test_scores_can_be_chosen(tab, trace):

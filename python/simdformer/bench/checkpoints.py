@@ -79,13 +79,13 @@ class CheckpointRun(ModelRun):
 
     @property
     def matrices(self) -> int:
-        """Of experts as many as an id goes through."""
+        """With as many experts as an id goes through."""
         budget = parameter_budget(self.config)
         return active_parameters(self.config) - budget["embedding"] - budget["lm_head"]
 
     @property
     def nbytes(self) -> int:
-        """What a step of decoding reads. Of a mixture's experts a prompt reads more."""
+        """What a step of decoding reads. A prompt reads more of a mixture's experts."""
         weights = self.our_model({}).weights
         return decode_bytes(self.config, weights, self.in_cache + self.new, 4)
 
@@ -107,7 +107,7 @@ class CheckpointLoading(CheckpointRun, Loading):
 
     @property
     def nbytes(self) -> int:
-        """Of the files that the weights lie in."""
+        """The bytes of the files that the weights lie in."""
         return sum(Path(file).stat().st_size for file in files_of(Path(self.path), self.format))
 
     @contextmanager

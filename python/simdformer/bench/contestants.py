@@ -75,7 +75,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A library. Of its ways the fastest counts, so that it appears at its best.
+    """A library. The fastest of its ways counts, so that it appears at its best.
 
     `peer`: goals compare with it. Others (numpy, a variant of ours) are there to be looked at.
     """

@@ -50,7 +50,7 @@ class DraftRun(ModelRun):
 
     @property
     def flops(self) -> int:
-        """Of a step for each id, without attention."""
+        """Those of a step for each id, without attention."""
         return 2 * self.new * (self.matrices + self.last_matrix)
 
     @property

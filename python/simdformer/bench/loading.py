@@ -171,7 +171,7 @@ class Loading(ModelRun):
         return source.keys, in_mixture(source, self.mixture, Losses(), lambda nbytes: None)
 
     def packed(self, inputs: Inputs) -> Transformer:
-        """Of the weights that the file at inputs["path"] has."""
+        """A model of the weights that the file at inputs["path"] has."""
         found = read_checkpoint(inputs["path"])
         return Transformer.of_fitting(found.config, found.weights)
 

@@ -194,11 +194,11 @@ class Limits:
         return replace(self, levels=tuple(levels))
 
     def arithmetic_share(self, work: Work, seconds: float) -> float:
-        """Of the multiply-adds that could have been done meanwhile, those that were needed."""
+        """The share of the multiply-adds possible meanwhile that were needed."""
         return work.flops / seconds / 1e9 / self.gflops
 
     def read_share(self, work: Work, seconds: float) -> float:
-        """Of the bytes that could have been read meanwhile, those that were needed."""
+        """The share of the bytes that could have been read meanwhile that were needed."""
         return work.nbytes / seconds / 1e9 / self.level(work.nbytes).gigabytes_per_second
 
     def with_arithmetic(self, gflops: float) -> "Limits":
@@ -214,7 +214,7 @@ class Limits:
         return self.arithmetic_share(work, 1.0) > self.read_share(work, 1.0)
 
     def share(self, work: Work, seconds: float) -> float:
-        """Of whichever limit is nearer: 1 is as fast as the machine can."""
+        """The share of whichever limit is nearer: 1 is as fast as the machine can."""
         return max(self.arithmetic_share(work, seconds), self.read_share(work, seconds))
 
     def __str__(self) -> str:

@@ -170,7 +170,7 @@ class ModelRun(Work):
 
     @property
     def nbytes(self) -> int:
-        """Every weight once, and the cache. (Of the embedding only a few rows.)"""
+        """Every weight once, and the cache. (Only a few rows of the embedding.)"""
         weights = int((self.matrices + self.last_matrix) * bits_of(self.type)) // 8
         itemsize = numpy_dtype(self.cache_dtype).itemsize
         return weights + cache_bytes(self.config, self.in_cache + self.new, itemsize)

@@ -93,14 +93,14 @@ def sample(config: ModelConfig, **sizes: Any) -> ModelConfig:
 
 
 def inner_width(config: ModelConfig) -> int:
-    """Of the MLP, or of all experts together that a token goes through."""
+    """The width of the MLP, or of all experts together that a token goes through."""
     if config.num_experts:
         return config.num_experts_per_tok * config.expert_intermediate_size
     return config.intermediate_size
 
 
 def made(config: ModelConfig, type: str) -> Transformer:
-    """Of random weights."""
+    """A model of random weights."""
     if block_of(type) > 1:
         kind = sf.quantization_types().get(type)
         written = kind is not None and kind.writable

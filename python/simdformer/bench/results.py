@@ -129,7 +129,7 @@ class Result:
 
     @property
     def share(self) -> float:
-        """Of the nearer limit of the machine."""
+        """The share of the nearer limit of the machine."""
         return self.limits.share(self.case.work, self.ours.best) if self.ours else math.nan
 
     def reached(self, goal: Goal) -> GoalReached:
@@ -161,7 +161,7 @@ class Result:
 
     @property
     def goals(self) -> list[GoalReached]:
-        """Of what is over in less than LONG nobody asks that it be AT_THE_LIMIT."""
+        """What is over in less than LONG need not be AT_THE_LIMIT."""
         short = self.ours is not None and self.ours.best < LONG
         asked = (goal for goal in self.case.goals if not (short and goal == AT_THE_LIMIT))
         return [self.reached(goal) for goal in asked]

@@ -19,7 +19,7 @@ __all__ = ["divisors_of", "keys_of", "not_held"]
 
 WHOLE = COUNTS + COUNTS_OR_ZERO
 ROPE = "rope."
-# Of what is stored in another way: the order of rows, divisors for a scaling, norms with 1 added.
+# What is stored in another way: the order of rows, divisors for a scaling, norms with 1 added.
 STORED_OTHERWISE = ("rope_layout", "rope_scaling", "norm_offset")
 
 

@@ -16,7 +16,7 @@ from simdformer.models.config import ModelConfig, by_layer
 
 __all__ = ["architecture_of", "make_config"]
 
-# Of these a config has to say what an architecture does not compute, under its own names.
+# A config has to say these, under its own names, unless an architecture computes them.
 REQUIRED = (
     "hidden_size",
     "num_layers",

@@ -2,9 +2,9 @@
 
     value = scale · (code - zero), a scale and a zero for each group of inputs of an output
 
-Of a linear layer NAME the files hold NAME.qweight, NAME.qzeros (32-bit words of codes) and
-NAME.scales, all with the outputs on their last axis, and of GPTQ NAME.g_idx, the group of each
-input. Of 4 bits, code i of a word is
+For a linear layer NAME the files hold NAME.qweight, NAME.qzeros (32-bit words of codes) and
+NAME.scales, all with the outputs on their last axis, and for GPTQ NAME.g_idx, the group of each
+input. With 4 bits, code i of a word is
 
     AWQ       qweight (I, O/8), qzeros (I/group, O/8)    output 8j + (0 2 4 6 1 3 5 7)[i]
     GPTQ      qweight (I/8, O)                           input 8r + i

@@ -84,7 +84,7 @@ class StoredTensor(LazyTensor):
         if self.size == 0 or not self.shape:
             memory = self.file.read_array(self.offset, self.nbytes)
             return np.ndarray(self.shape, self.dtype, buffer=memory).astype(dtype)
-        # Along the slowest axis there may be gaps: of a part, or of every second row.
+        # Along the slowest axis there may be gaps, as in a part, or in every second row.
         slowest = self.strides.index(max(self.strides))
         strides = [stride * self.dtype.itemsize for stride in self.strides]
         each = replace(self, shape=(*self.shape[:slowest], 1, *self.shape[slowest + 1 :]))

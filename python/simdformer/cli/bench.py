@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def shapes_of(patterns: list[str]) -> list[str]:
-    """Of models; without patterns the smallest."""
+    """The shapes of models; without patterns the smallest."""
     from simdformer.bench import SHAPES
 
     known = list(SHAPES)

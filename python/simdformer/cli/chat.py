@@ -120,7 +120,7 @@ def answer(
     """Writes what the model says as it comes; after Ctrl-C it is what had come. `how` are options
     of `generate`."""
     streamer, report = Kept(), Report()
-    # Of several ranks one cannot stop while the others go on: there Ctrl-C ends the conversation.
+    # One of several ranks cannot stop alone: there Ctrl-C ends the conversation.
     stops = (KeyboardInterrupt,) if options.ranks.size == 1 else ()
     with contextlib.suppress(*stops):
         model.chat(messages, options.max_new_tokens, streamer=streamer, report=report, **how)

@@ -23,8 +23,8 @@ def add(commands: "shared.Commands") -> None:
         arguments="MODEL [PROMPT]",
         help="write a page that shows a model reading a text",
         description="Lets a model read PROMPT and writes one HTML file that shows it: what was "
-        "foretold, whom each head listens to, what the model would say after each layer, who "
-        "writes the answer, and the numbers behind it. The file needs no network.",
+        "predicted, what each head attends to, what the model would say after each layer, which "
+        "parts write the answer, and the numbers behind it. The file needs no network.",
         epilog="example: simdformer look demo 'Mia has a red kite. It is' --open",
     )
     shared.add_model(parser)

@@ -167,7 +167,7 @@ HEAD = "{:>5}  {:>11}   {:^21}   {:^21}   {:>11}\n".format(
 
 
 def line(found: "Prediction", prompt: int, fits: bool) -> str:
-    """Of the table."""
+    """A row of the table."""
     memory = output.memory(int(found.memory)) + (" " if fits else "*")
     token, link = found.token, found.token_link / found.token
     return (

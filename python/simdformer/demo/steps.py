@@ -148,8 +148,8 @@ def example() -> dict[str, Any]:
 
 
 def picture(pattern: Array) -> None:
-    """An attention pattern (L,L), in shades and per cent: who listens (rows) to whom (columns)."""
-    print("   Head 0 as a picture. Each row is a token: how much it listens to whom.")
+    """An attention pattern (L,L), in shades and per cent: queries down, keys across."""
+    print("   Head 0 as a picture. Each row is a token: how much it attends to each.")
     print(" " * 12 + "".join(f"{word:<8}" for word in WORDS).rstrip())
     for index, (word, row) in enumerate(zip(WORDS, pattern, strict=True)):
         cells = [f"{SHADES[math.ceil(4 * share)] * 2}{share:4.0%}" for share in row[: index + 1]]

@@ -16,7 +16,7 @@ def head_scores(trace: Mapping[str, Array], ids: Any = None) -> dict[str, Array]
     """How much of each head's attention goes where, (layers, heads) each, averaged over queries.
 
     trace : Trace, or a mapping of layers.{i}.attn.pattern (H,L,S)
-        Of one text, read without a cache.
+        For one text, read without a cache.
     ids : (L,) integers, optional
         What was read, where the trace does not say so.
 

@@ -30,7 +30,7 @@ class LogitLens:
     target : (L,)
         The id that is followed at each position.
     rank, probability : (n,L)
-        Of the target: 0 is the likeliest.
+        Those of the target: rank 0 is the most probable.
     """
 
     layers: list[int]

@@ -75,7 +75,7 @@ def gradcheck(
     *inputs : float64 arrays; integers (ids, labels) have no gradient
         Random numbers, as unlike as possible: a weight of ones hides a forgotten weight.
     seed : int
-        Of the random gradient of the output and of the directions.
+        For the random gradient of the output and the directions.
 
     Returns
     -------
@@ -162,7 +162,7 @@ def names_of(f: Callable[..., Any], count: int) -> list[str]:
 def slope(
     value: Callable[[list[Array]], float], place: int, arrays: list[Array], d: Array
 ) -> float:
-    """Of `value` along direction d of one input, up to errors of the fourth order."""
+    """The derivative of `value` along direction d of one input, to the fourth order."""
 
     def difference(h: float) -> float:
         ends = [[*arrays] for _ in range(2)]

@@ -68,7 +68,7 @@ class Lines:
         exec(self.code, self.around(s), vars(s))
 
     def value(self, s: Any) -> Any:
-        """Of lines that are one expression."""
+        """The value of lines that are one expression."""
         return eval(self.expression, self.around(s), vars(s))
 
     def around(self, s: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def assert_close(
     Parameters
     ----------
     mine, right : array
-        Of any float dtype, or integers; tensors on the CPU too. Their dtypes may differ, their
+        In any float dtype, or integers; tensors on the CPU too. Their dtypes may differ, their
         shapes may not.
     rtol : float, optional
         How large an error may be, relative to the root mean square of its row of `right` (what lies

@@ -123,7 +123,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Of all pages that have their place, filled or not."""
+        """The bytes of all pages that have their place, filled or not."""
         return self.pages.nbytes
 
     def reset(self) -> None:

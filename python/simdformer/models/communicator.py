@@ -18,7 +18,7 @@ class RankError(ValueError):
 class Communicator:
     """The processes, called ranks, that compute a model together, and what they tell each other.
 
-    This one is a process alone, to whom nobody has anything to say: what comes goes back at once.
+    This one is a process alone: what comes goes back at once.
     `simdformer.parallel` has the one that talks over MPI. Every rank calls the same methods in the
     same order.
     """

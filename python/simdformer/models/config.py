@@ -114,7 +114,7 @@ class ModelConfig:
     norm_offset
         What is added to the weights of all norms (Gemma's checkpoints hold the weight minus 1).
     activation
-        Of the MLP's gate: "silu", or "gelu_tanh" (Gemma), or "clamped_swiglu" (gpt-oss): with gate
+        For the MLP's gate: "silu", or "gelu_tanh" (Gemma), or "clamped_swiglu" (gpt-oss): with gate
         at most swiglu_limit and up within ± that, gate · sigmoid(swiglu_alpha · gate) · (up + 1).
     gated_mlp
         Whether the MLP is down(activation(gate x) * up x), or down(activation(up x)) (GPT-2).

@@ -143,7 +143,7 @@ class Decoder(ABC):
         In a layer with X experts, of which a token goes through k: mlp.router (L,X), their logits;
         mlp.experts (L,k), whole numbers, the chosen ones; mlp.expert_weights (L,k), how much each
         counts; mlp.gate, up, act (L,k,I) and mlp.expert_out (L,k,E) of each, before it is weighed.
-        Of an MLP beside them mlp.shared.gate, up, act, mlp.shared.weight (L,1) where it has a
+        For an MLP beside them mlp.shared.gate, up, act, mlp.shared.weight (L,1) where it has a
         router, and mlp.shared.out, what it adds. A changed mlp.router changes who is chosen.
 
         Computed only for a name or a glob that fits nothing else: layers.{i}.attn.result (L,H,E),

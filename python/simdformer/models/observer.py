@@ -34,7 +34,7 @@ __all__ = [
 
 Edit = Array | Callable[[Array], Array | None]
 
-# Of a model that several ranks hold each sees its part along one of these axes.
+# Where several ranks hold a model, each sees its part along one of these axes.
 SPLIT: dict[str, Split] = {"H": "heads", "K": "kv_heads", "I": "inner", "J": "shared_inner"}
 
 
@@ -220,7 +220,7 @@ def see_attention(
     see: See, scores: Array, pattern: Array, values: Array, z: Array, sinks: Array | None
 ) -> Array:
     """Shows scores and pattern (B,H,L,S); gives z (B,L,H,D), or what follows from their changes.
-    Of a row of the softmax a sink (H,) takes its share, which no key gets."""
+    A sink (H,) takes its share of a row of the softmax, which no key gets."""
     seen_scores = see("attn.scores", scores)
     if seen_scores is not scores:
         pattern = pattern_of(seen_scores, sinks)

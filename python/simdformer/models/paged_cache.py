@@ -104,7 +104,7 @@ class PagedKVCache:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page, in all layers."""
+        """The bytes of one page, in all layers."""
         layers, two, _, heads, page, depth = self.data.shape
         return math.prod((layers, two, heads, page, depth)) * self.data.itemsize
 

@@ -280,7 +280,7 @@ def cut_weight(weight: QuantizedWeight, axis: int, part: range) -> QuantizedWeig
     """Whole rows, or whole blocks of each row."""
 
     def piece(x: Array) -> Array:
-        """Of (O, n), whose columns stand for the inputs in equal shares."""
+        """A piece of (O, n), whose columns stand for the inputs in equal shares."""
         if axis == 0:
             return x[part.start : part.stop]
         share = part.start * x.shape[1], part.stop * x.shape[1]

@@ -61,11 +61,11 @@ class Transformer(Decoder):
     dtype : dtype, optional
         What the weights are converted to, quantised ones too; None: as they are.
     activations : dtype
-        Of the arithmetic between the kernels; float32 beside weights of 16 bits is the usual.
+        That of the arithmetic between the kernels; float32 beside weights of 16 bits is the usual.
     arithmetic : "int16" or "float32"
         How activations meet quantised weights, see `linear`.
     communicator : Communicator, optional
-        Of the processes that hold the model together, each a part: `simdformer.parallel` has one.
+        All processes that hold the model together, each a part: `simdformer.parallel` has one.
         Every one of them is given the whole weights, calls the same methods, and gets the same.
 
     Raises

@@ -56,7 +56,7 @@ class MLPWeights:
 @dataclass(frozen=True)
 class ExpertWeights:
     """A layer's experts (those that this rank holds), their router (X, E) with its bias (X,), and
-    the MLP that stands beside them with its router (1, E); None for what the model has not."""
+    the MLP that stands beside them with its router (1, E); None for what the model lacks."""
 
     router: Matrix
     router_bias: Array | None

@@ -41,7 +41,7 @@ GRACE, MOST = 1.0, 3.0
 
 
 def communicator_of(comm: Any) -> Communicator:
-    """Of an mpi4py communicator. TypeError for something else; None and one rank are a process
+    """Ours, for one of mpi4py. TypeError for something else; None and one rank are a process
     alone."""
     if comm is None or isinstance(comm, Communicator):
         return comm or Communicator()
@@ -205,7 +205,7 @@ class MPICommunicator(Communicator):
 
     def _wait(self, request: Any, patience: float | None = None) -> bool:
         """Until it is done; whether it was within so many seconds. (MPI itself would keep the core
-        busy, and not listen to Ctrl-C.)"""
+        busy, and not notice Ctrl-C.)"""
         started = time.perf_counter()
         while not request.Test():
             waited = time.perf_counter() - started

@@ -207,7 +207,7 @@ def busiest(experts: Sequence[range], chosen: int) -> float:
 
 
 def visible_pairs(length: int, window: int | None) -> float:
-    """Of queries and keys in a causal text."""
+    """How many pairs of a query and a key a causal text has."""
     seen = min(length, window or length)
     return seen * (seen + 1) / 2 + (length - seen) * seen
 

@@ -251,7 +251,7 @@ def quantize(weight: ArrayLike, type: str) -> QuantizedWeight:
     ----------
     weight : (O, I) of a float dtype; I a multiple of the type's block
     type : str
-        One that can be written, see `quantization_types`. Of a bell-shaped weight they lose (RMS):
+        One that can be written, see `quantization_types`. They lose of a bell-shaped weight (RMS):
         q8_0 0.5 %, q6_k 1.7 %, q5_k 3.5 %, q5_0 4.3 %, q4_k 7.0 %, q4_0 8.6 %, mxfp4 11.5 %.
 
     TypeError: not of a float dtype. ValueError: an unknown type or one that is only read, an I that

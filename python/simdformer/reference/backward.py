@@ -349,7 +349,7 @@ def scaled_dot_product_attention(
     grad_lse: ArrayLike | None = None,
     needs: Sequence[str] = ("query", "key", "value"),
 ) -> AttentionGradients:
-    """Of softmax(s + mask) value, s = query keyᵀ scale, from the out and lse of the forward:
+    """Gradients of softmax(s + mask) value, s = query keyᵀ scale, from out and lse of the forward:
 
         P      = exp(s + mask - lse)                  the weights again
         dvalue = Pᵀ dout

@@ -181,7 +181,7 @@ def places(
     segment_ids: Any = None,
     cu_seqlens: Any = None,
 ) -> Places:
-    """Of scores (...,H,L,S). Query i stands at key i + causal_offset; of packed sequences both are
+    """For scores (...,H,L,S). Query i stands at key i + causal_offset; of packed sequences both are
     counted from the beginning of the query's segment. Whether positions `counts`: then an offset
     has to be given where a text has not as many keys as queries."""
     i, offset = np.arange(shape[-2])[:, None], per_sequence(causal_offset, shape)

@@ -35,7 +35,7 @@ ATTENTION = (
 )
 PARTS = "bool return_weights=False, bool return_scores=False, bool return_lse=False"
 
-# Of these the functions take one number too, or a list;
+# The functions take one number for these too, or a list;
 COUNTS = ("positions", "causal_offset", "key_starts", "key_lengths", "block_table")
 # and of these one, or one for queries and one for keys (left and right).
 PAIRS = ("window", "segment_ids", "cu_seqlens")

@@ -28,7 +28,7 @@ class Streamer(Protocol):
 class Report:
     """What `generate(..., report=...)` did, in which time, and the last logits (B,V).
 
-    Of the `prompt_ids` the cache had `cached_ids` already, in whole pages; the others were read.
+    The cache had `cached_ids` of the `prompt_ids` already, in whole pages; the others were read.
     `new_ids` are all that were chosen, `decode_ids` those of them that the model then read.
     `drafted` ids were proposed by a draft and read with them; `accepted` of them saved a step.
     Where prompts are read beside texts that go on, the time of a step is divided by the ids of

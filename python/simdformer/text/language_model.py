@@ -26,7 +26,7 @@ TextOrIds = NumpyArrayLike  # a text, ids, or a list of either
 
 MAX_BATCH = 64
 
-# Of the config, in a repr.
+# What a repr shows of the config.
 SHOWN = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "vocab_size", "max_seq_len")
 
 
@@ -208,7 +208,7 @@ class LanguageModel(TokenizedModel):
         cache_memory : int, optional
             Bytes that the KV cache may take; prompts wait for room in it. None: what it takes.
         cache_dtype : {"float32", "float16", "bfloat16"}
-            Of the KV cache; 16 bits take half of the memory.
+            That of the KV cache; 16 bits take half of the memory.
         draft : LanguageModel, Transformer or "prompt", optional
             Guesses the next ids, which are then read together: a smaller model of the same
             vocabulary, or what followed the same ids before ("prompt"). The text is the same as

@@ -44,10 +44,10 @@ def from_pretrained(
         and "Owner/Name" the one of the Hugging Face hub, if its cache on this machine holds it:
         nothing is downloaded.
     dtype : {None, "float32", "float16", "bfloat16"}
-        Of the weights; None: as in the file. Weights of few bits (.gguf) are multiplied as they
+        For the weights; None: as in the file. Weights of few bits (.gguf) are multiplied as they
         are; with a dtype they become floats, which take several times the memory.
     activations : {"float32", "float16", "bfloat16"}
-        Of the arithmetic between the kernels.
+        For the arithmetic between the kernels.
     max_seq_len : int, optional
         The longest text; None: what the checkpoint was made for.
     tokenizer : path or Tokenizer, optional

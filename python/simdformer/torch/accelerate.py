@@ -92,10 +92,10 @@ def accelerate(
 ) -> Acceleration:
     """Gives the modules of a model on the CPU our kernels, in place, for computing forwards.
 
-    Every `torch.nn.Linear` and `torch.nn.RMSNorm`, in any model. Of Llama, Mistral, Qwen2 and Qwen3
-    in transformers the norms, the MLP and attention with RoPE as a whole, too; of every other model
-    of transformers the attention, see `simdformer.transformers`. What is not known stays as it is,
-    and the report lists it.
+    Every `torch.nn.Linear` and `torch.nn.RMSNorm`, any model. In Llama, Mistral, Qwen2 and Qwen3
+    of transformers the norms, the MLP and attention with RoPE as a whole, too; in every other
+    model of transformers the attention, see `simdformer.transformers`. What is not known stays as
+    it is, and the report lists it.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def replace_linears(
     pack_one: Callable[[torch.Tensor], Any],
     report: Acceleration,
 ) -> None:
-    """Of modules that share one weight the linear ones; all of them where it is to be released."""
+    """The linear ones of modules that share a weight; all of them if it is to be released."""
     linears: list[Any] = [m for m in modules if type(m) is torch.nn.Linear and is_plain(m)]
     if not linears:
         return
@@ -266,7 +266,7 @@ def can_be_released(module: torch.nn.Module) -> bool:
 
 
 def replace_norm(module: Any) -> None:
-    """Of transformers' and of torch's, where it is told an eps and has a weight for one axis."""
+    """Replaces transformers' and torch's, if it is told an eps and has a weight for one axis."""
     eps = module.variance_epsilon if is_of(module, "RMSNorm") else None
     if type(module) is torch.nn.RMSNorm and len(module.normalized_shape) == 1:
         eps = module.eps

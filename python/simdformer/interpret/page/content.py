@@ -20,7 +20,7 @@ from simdformer.types import Array
 __all__ = ["LENS_TOP", "Numbers", "content"]
 
 LONGEST_TITLE = 60
-NEXT, LENS_TOP, FIRST = 5, 10, 8  # words foretold, words of a lens, numbers of an activation
+NEXT, LENS_TOP, FIRST = 5, 10, 8  # words predicted, words of a lens, numbers of an activation
 MEANS = {
     "previous_token": "the share that goes to the token before",
     "first_token": "the share that goes to the first token, where a head rests",
@@ -151,7 +151,7 @@ def eight_bits(patterns: Array) -> Array:
 
 
 def activations(trace: Trace, config: ModelConfig, numbers: Numbers) -> dict[str, Any]:
-    """Of each activation of a layer: its shapes and what it is computed from (None in layers that
+    """Each activation of a layer: its shapes and what it is computed from (None in layers that
     have no such one), and for each layer and token the root mean square and the first numbers."""
     layers, length, told = range(config.num_layers), len(trace.ids), {}
     names = list(dict.fromkeys(name for layer in layers for name in trace[layer]))
@@ -195,7 +195,7 @@ def nearest_sources(config: ModelConfig, layer: int, name: str) -> list[str]:
 
 
 def root_mean_square(rows: Array) -> Array:
-    """Of each row's finite numbers."""
+    """The root mean square of each row's finite numbers."""
     finite = np.isfinite(rows)
     seen = np.where(finite, rows, 0)
     squares = np.einsum("ij,ij->i", seen, seen, dtype=np.float64)

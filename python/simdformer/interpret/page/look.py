@@ -55,8 +55,8 @@ def look(
     max_tokens: int = MOST_TOKENS,
     cut: bool = False,
 ) -> Page:
-    """A page on which one can see a model read a text: how it is foretold, whom each head listens
-    to, what the model would say after each layer, who writes it, and the numbers behind all of it.
+    """A page on which one can see a model read a text: how it is predicted, what each head
+    attends to, what the model would say after each layer, which parts write it, and the numbers.
 
     Parameters
     ----------

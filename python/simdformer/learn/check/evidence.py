@@ -72,8 +72,8 @@ class Evidence:
         return self.search.noise(self.small, {})
 
     def spreads(self, right: list[Any], dtype: np.dtype[Any]) -> list[Float64] | None:
-        """How far rounding to a dtype may take each number. Of a large problem a sample is looked
-        at, and its most sensitive row stands for all."""
+        """How far rounding to a dtype may take each number. A large problem is looked
+        at in a sample, whose most sensitive row stands for all."""
         moved = self.noise.spreads(dtype)
         if moved is None or self.small is self.problem:
             return moved

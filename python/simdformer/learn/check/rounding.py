@@ -31,7 +31,7 @@ LONG_SUM = 2.0  # times sqrt(n): a sum of n numbers, one after the other, rounds
 ENLARGED = 2**8  # times, where rounding to the dtype of the arithmetic is measured
 NOTICED = 0.02  # of the usual error; what is off by less is not off
 ALIKE = 0.2  # of the places that rounding one step reaches, an error has to be in so many
-# Of the squares of an error, how much a factor for each row may explain where no step brings one
+# How much of the squares of an error a factor for each row may explain where no step brings one
 # in; and what may be left of them where all rows have the same: rounding never makes that.
 SYSTEMATIC, SAME = 0.9, 1e-3
 

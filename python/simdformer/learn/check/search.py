@@ -142,7 +142,7 @@ class Search:
         return found
 
     def likely_first(self, known: list[Variation], problem: Problem, dtype: Any) -> list[Variation]:
-        """In the order in which they are to be tried. Of a long program the beginning is looked at:
+        """In the order in which they are to be tried. A long program is judged by its beginning:
         what changes the first position that is wrong, and none before it, is likely; what changes
         one before it is out of the question."""
         beginning = problem.program.beginning

@@ -142,7 +142,7 @@ HINTS: dict[str, tuple[str, str, str]] = {
         ),
     ),
     "generate": (
-        "model(prompt, None) first. Which row of its logits foretells something new?",
+        "model(prompt, None) first. Which row of its logits predicts something new?",
         (
             "The last row, logits[-1]. Its argmax is the next id; give the model this id alone, "
             "as a list, and the cache that came with the logits."
@@ -173,7 +173,7 @@ HINTS: dict[str, tuple[str, str, str]] = {
     ),
     "text_loss": (
         "The softmax of a row says how likely each token is. Which one came?",
-        "logits[:-1] foretell ids[1:]. The log of a softmax is x - max - log(sum(exp(x - max))).",
+        "logits[:-1] predict ids[1:]. The log of a softmax is x - max - log(sum(exp(x - max))).",
         (
             "logs[np.arange(len(ids) - 1), ids[1:]] picks them; leave out those whose next id "
             "is pad_id; minus the mean."

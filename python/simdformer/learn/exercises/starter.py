@@ -186,7 +186,7 @@ def generate(model, prompt, max_new_tokens, end_id):
     """The loop that writes a text, with a cache: always the likeliest token.
 
     logits, cache = model(ids, cache) reads ids (L,) behind what the cache holds (None: nothing yet)
-    and gives logits (L, V): row i foretells what follows ids[i]. prompt: a list of ids. Read it at
+    and gives logits (L, V): row i predicts what follows ids[i]. prompt: a list of ids. Read it at
     once, afterwards one id a call. Gives the list of new ids: at most max_new_tokens, and fewer
     where end_id comes, which is no part of it.
     """
@@ -215,9 +215,9 @@ def chat_ids(messages, encode, special):
 
 
 def text_loss(logits, ids, pad_id):
-    """How badly a model foretells a text: the mean of -log(probability of the right next token).
+    """How badly a model predicts a text: the mean of -log(probability of the right next token).
 
-    logits (L, V), ids (L,) -> a number, in nats. Row i foretells ids[i + 1]; places where that is
+    logits (L, V), ids (L,) -> a number, in nats. Row i predicts ids[i + 1]; places where that is
     pad_id do not count. Logits may be as large as ±100.
     """
     raise NotImplementedError

@@ -28,7 +28,7 @@ def with_pages(s: State) -> tuple[Any, Any]:
 
 
 def packed_places(s: State) -> tuple[Any, Any, Any]:
-    """Of packed sequences: where each query stands among the keys, counted from its own place in
+    """In packed sequences: where each query stands among the keys, counted from its own place in
     the row; where its text begins; and which keys are those of its text."""
     at = places(
         (*(1,) * (s.q.ndim - 2), s.L, s.S),

@@ -223,7 +223,7 @@ mistakes(
         > Count positions from key_starts[b].
         | start = 0; ...
 
-    attention.starts (01 §3) > Of sequence b, hide the keys j < key_starts[b].
+    attention.starts (01 §3) > In sequence b, hide the keys j < key_starts[b].
 
     no_key_starts: the padding on the left is not hidden: key_starts is forgotten
         The shorter sequences of the batch attend to what only fills them up.
@@ -248,7 +248,7 @@ mistakes(
         in the text.
         | ...; offset = 0
 
-    attention.lengths (01 §3) > Of sequence b, hide the keys j >= key_lengths[b].
+    attention.lengths (01 §3) > In sequence b, hide the keys j >= key_lengths[b].
 
     no_key_lengths: the padding is not hidden: key_lengths is forgotten
         The shorter sequences of the batch attend to what only fills them up.

@@ -98,7 +98,7 @@ mistakes(
         Only the queries are turned; it is the difference of the two angles that counts.
         turn_k | pass
     values_turned: RoPE is applied to the values too
-        Positions matter for who listens to whom; what is said (the values) is not turned.
+        Positions matter for what attends to what; the values are not rotated.
         heads | v = turned(s, v); ...
     frequencies_of_hidden_size: RoPE's exponents are divided by hidden_size instead of head_dim
         D in theta ** (-2i/D) is the size of one head; with hidden_size only the fastest of the

@@ -83,7 +83,7 @@ mistakes(
         {transposed("k")}
         {transposed("v")}
     self_attention: keys and values are made from `query`
-        Self-attention was written; here queries listen to another sequence.
+        Self-attention was written; here queries attend to another sequence.
         > Project `key` with wk and `value` with wv.
         {made("k", of="q")}
         {made("v", of="q")}

@@ -63,7 +63,7 @@ rope_frequencies = Program(
 )
 
 USUAL = (10_000, 500_000, 1_000_000)
-# Of Llama 2, CodeLlama, Llama 3, Qwen 2 and 3, and others.
+# Those of Llama 2, CodeLlama, Llama 3, Qwen 2 and 3, and others.
 THETAS = (10_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000)
 
 mistakes(

@@ -47,13 +47,13 @@ mistakes(
         | logits, cache = model(prompt[-1:], None)
     generation_last_twice: the last token of the prompt is read twice
         The prompt fills the cache, and then its last id is given once more.
-        > The logits of the prompt's last position already foretell the first new token.
+        > The logits of the prompt's last position already predict the first new token.
         | _, cache = model(prompt, None); logits, cache = model(prompt[-1:], cache)
 
     text.generation_choose (02 §11) > Take logits[-1].
 
     generation_first_row: the next token is taken from the first row of logits
-        Row i foretells what follows position i; only the last row foretells something new.
+        Row i predicts what follows position i; only the last row predicts something new.
         | choose = lambda logits: int(np.argmax(logits[0]))
     generation_least: the least likely token is taken
         argmin for argmax, or the first of what argsort gives.

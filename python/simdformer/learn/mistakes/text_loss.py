@@ -1,4 +1,4 @@
-"""How badly a model foretells a text, in steps; and what goes wrong there.
+"""How badly a model predicts a text, in steps; and what goes wrong there.
 
 logits (L,V), ids (L,) -> a number
 """
@@ -57,7 +57,7 @@ mistakes(
     text.loss_next (02 §10) > Compare logits[:-1] with ids[1:].
 
     loss_not_shifted: each row is compared with its own token, not with the next one
-        The shift is missing: row i foretells ids[i + 1].
+        The shift is missing: row i predicts ids[i + 1].
         | next = ids
     loss_shifted_back: the shift goes the wrong way: each row is compared with the token before
         logits[1:] and ids[:-1] are paired.
@@ -66,7 +66,7 @@ mistakes(
     text.loss_counted (02 §10) > Leave out the places whose next token is pad_id.
 
     loss_of_padding: padding counts as text
-        A model need not foretell padding; with it the loss depends on how long others are.
+        A model need not predict padding; with it the loss depends on how long others are.
         | counted = next >= 0
 
     text.loss_mean (02 §10) > Divide by the number of tokens that count.
@@ -75,7 +75,7 @@ mistakes(
         Longer texts get a higher loss.
         | out = -picked(s).sum()
     loss_over_length: the sum is divided by the length of the text
-        The first token and padding are foretold by nobody, and still counted.
+        The first token and padding are predicted by nobody, and still counted.
         | out = -picked(s).sum() / len(ids)
     loss_negative: the loss has the wrong sign
         Logarithms of probabilities are below 0, and a loss is their negative.

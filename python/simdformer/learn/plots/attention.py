@@ -1,4 +1,4 @@
-"""Pictures of matrices of an attention layer: who listens to whom; and of errors."""
+"""Pictures of matrices of an attention layer: what attends to what; and of errors."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ def attention_map(
     title: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """One head's pattern (L,S): row i shows whom token i listens to. Darker is more; grey is
+    """One head's pattern (L,S): row i shows what token i attends to. Darker is more; grey is
     exactly 0, as for a key that is hidden.
 
     `tokens` label the queries, `key_tokens` the keys (None: the same, when there are as many).

@@ -1,5 +1,5 @@
 """Still pictures of what `simdformer.interpret` finds: all heads, who writes an answer, what
-patching restores, how well each token was foretold, where two runs part."""
+patching restores, how well each token was predicted, where two runs part."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,7 @@ def token_losses(
     title: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """How badly each token was foretold, in nats, as `model.loss` tells it: (L-1,). Orange are
+    """How badly each token was predicted, in nats, as `model.loss` tells it: (L-1,). Orange are
     those that had less than an even chance.
 
     `tokens` are those of the whole text, L of them (`model.tokenizer.to_str_tokens(text)`).

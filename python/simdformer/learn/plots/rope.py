@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rope_bands", "rope_circle", "rope_turns"]
 
-# Of labels around a circle, in points.
+# Labels around a circle, in points.
 LABEL_DISTANCE, LABEL_HEIGHT, CHARACTER_WIDTH = 9, 9.5, 4.5
 RADIUS_LARGE, RADIUS_SMALL = 88, 46
 

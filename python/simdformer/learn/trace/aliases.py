@@ -28,7 +28,7 @@ INSTEAD = {
 # Several activations side by side, as one matrix makes them.
 FUSED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.gate_up": ("mlp.gate", "mlp.up")}
 
-# Of one layer. A name may stand alone, or behind a prefix that says which layer.
+# Names of one layer. A name may stand alone, or behind a prefix that says which layer.
 LAYER_ALIASES = {
     # Llama 3 step by step
     "token_embeddings": "attn_norm",
@@ -251,7 +251,7 @@ OTHER_MEANINGS = {
     "key_states": ("attn.k_normed", "attn.k_rot"),
 }
 
-# Of the whole model.
+# Names of the whole model.
 MODEL_ALIASES = {
     "token_embeddings_unnormalized": "embed",
     "embedding": "embed",

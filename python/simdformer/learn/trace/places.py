@@ -54,7 +54,7 @@ def known_names(config: ModelConfig) -> list[str]:
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """Of several activations side by side, which ones."""
+    """Which activations lie side by side in one."""
     short = name.split(".", 2)[-1]
     return tuple(name.removesuffix(short) + part for part in FUSED.get(short, ()))
 

@@ -106,7 +106,7 @@ view(["token", "under", "key", "layer", "head"], () => {
   const most = range(query + 1).sort((a, b) => given(b) - given(a));
   const keys = state.key !== null && state.key <= query ? [state.key] : most.slice(0, 4);
   const told = keys.map((key) => `${label(data.tokens[key])} (${key}) ${percent(given(key))}`);
-  byId("share").textContent = `${label(data.tokens[query])} (${query}) listens to: ${told.join(", ")}`;
+  byId("share").textContent = `${label(data.tokens[query])} (${query}) attends to: ${told.join(", ")}`;
 });
 
 /** The query and the key of a place in the large pattern. */

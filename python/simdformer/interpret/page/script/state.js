@@ -9,7 +9,7 @@ const state = {
   lensRow: data.lens.layers.length - 1,
   activation: "resid_post",
   score: Object.keys(data.scores)[0],
-  colour: "listens",
+  colour: "attends",
   drawn: "shading",
 };
 const LIMITS = { token: L, layer: LAYERS, head: HEADS };

@@ -1,4 +1,4 @@
-// The text: each token coloured by what it is given, or by how well it was foretold.
+// The text: each token coloured by what it is given, or by how well it was predicted.
 
 const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/; // the direction of what follows, too
 const spans = data.tokens.map((text, at) => {
@@ -17,7 +17,7 @@ byId("text").append(...spans);
 byId("text").classList.toggle("ids", !data.spelled);
 
 function tokenShade(at) {
-  if (state.colour === "listens") return share(state.layer, state.head, looked(), at);
+  if (state.colour === "attends") return share(state.layer, state.head, looked(), at);
   if (Number.isNaN(actual[at])) return 0;
   return state.colour === "probability" ? actual[at] ** 2 : Math.min(1, -Math.log(actual[at]) / 10) ** 2;
 }
@@ -36,7 +36,7 @@ view(["token", "under", "layer", "head", "colour"], () => {
 view(["token", "under"], () => {
   const at = looked();
   const own = Number.isNaN(actual[at])
-    ? "the first token: nothing foretells it"
+    ? "the first token: nothing predicts it"
     : `probability ${percent(actual[at])}, loss ${(-Math.log(actual[at])).toFixed(2)}`;
   byId("next").replaceChildren(
     make("div", {}, `token ${at} `, code(data.tokens[at], 30), `: ${own}. Next it expects:`),
