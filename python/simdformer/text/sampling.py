@@ -122,7 +122,7 @@ OPTIONS = (
         needed=">= 0",
         allowed=lambda seed: True,
         least=0,
-        about="Of `numpy.random.default_rng`; None: another text every time.",
+        about="For `numpy.random.default_rng`; None: another text every time.",
         metavar="N",
         help="makes a temperature above 0 repeatable",
     ),
@@ -245,7 +245,7 @@ def nucleus(probabilities: npt.NDArray[np.float64], share: float) -> npt.NDArray
     >>> nucleus(np.array([0.1, 0.4, 0.1, 0.4]), 0.85)
     array([0, 1, 3])
     """
-    # Of 150,000 ids a few hundred are enough, nearly always, and sorting is what takes time.
+    # A few hundred of 150,000 ids are nearly always enough, and sorting is what takes time.
     some = probabilities[probabilities >= FAR * probabilities.max()]
     if some.sum() < share + ROUNDING:
         some = probabilities
