@@ -11,13 +11,12 @@ from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
 from simdformer.checkpoints.gguf_config import FREQUENCIES, LONG, SHORT, make_config
 from simdformer.functional import RopeFrequencies, rope_frequencies
-from simdformer.models.config import COUNTS, COUNTS_OR_ZERO, ModelConfig
+from simdformer.models.config import COUNTS, ModelConfig
 from simdformer.models.tensors import AnyTensor
 from simdformer.types import Array
 
 __all__ = ["divisors_of", "keys_of", "not_held"]
 
-WHOLE = COUNTS + COUNTS_OR_ZERO
 ROPE = "rope."
 # What is stored in another way: the order of rows, divisors for a scaling, norms with 1 added.
 STORED_OTHERWISE = ("rope_layout", "rope_scaling", "norm_offset")
@@ -81,7 +80,7 @@ def keys_of(arch: str, config: ModelConfig) -> dict[str, Any]:
     for theirs, ours in (architecture.fields | architecture.numbers).items():
         value = getattr(config, ours)
         if value is not None and (config.num_experts or "expert" not in ours):
-            keys[theirs] = value if ours in WHOLE else float(value)
+            keys[theirs] = value if ours in COUNTS else float(value)
     keys["attention.value_length"] = config.head_dim
     keys[f"{ROPE}dimension_count"] = turned(config)
     if config.local_rope_theta is not None:

@@ -1,66 +1,13 @@
 """What makes one transformer differ from another, as data: no code asks "which model is this?"."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from simdformer.arguments import is_whole, shown
 
 __all__ = ["FieldError", "ModelConfig", "by_layer"]
-
-COUNTS = (
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_seq_len",
-)
-COUNTS_OR_ZERO = (
-    "num_experts",
-    "num_experts_per_tok",
-    "expert_intermediate_size",
-    "shared_intermediate_size",
-)
-OF_EXPERTS = (
-    "num_experts_per_tok",
-    "expert_intermediate_size",
-    "expert_layers",
-    "shared_intermediate_size",
-    "shared_router",
-)
-SWITCHES = (
-    "tie_embeddings",
-    "qkv_bias",
-    "wo_bias",
-    "qk_norm",
-    "mlp_bias",
-    "gated_mlp",
-    "attention_sinks",
-    "normalize_expert_weights",
-    "shared_router",
-)
-CHOICES = {
-    "rope_layout": ("half", "interleaved"),
-    "qk_norm_over": ("head", "all_heads"),
-    "norm": ("rms_norm", "layer_norm"),
-    "norm_placement": ("before", "after", "both"),
-    "positions": ("rope", "learned"),
-    "activation": ("silu", "gelu_tanh", "clamped_swiglu"),
-}
-BY_LAYER = ("rope_layers", "expert_layers")
-POSITIVE = (
-    "rope_theta",
-    "embed_scale",
-    "residual_scale",
-    "logit_divisor",
-    "swiglu_alpha",
-    "swiglu_limit",
-)
-POSITIVE_OR_NONE = ("attention_scale", "attention_softcap", "logit_softcap", "local_rope_theta")
 
 
 class FieldError(ValueError):
@@ -69,6 +16,89 @@ class FieldError(ValueError):
     def __init__(self, name: str, value: Any, needed: str) -> None:
         super().__init__(f"ModelConfig: {name} is {shown(value)}, needed is {needed}")
         self.name, self.value, self.needed = name, value, needed
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field must be: `right(value, config)`, and the same in words, in which other fields
+    stand in braces."""
+
+    right: Callable[[Any, Any], bool]
+    needed: str
+
+
+def one_of(kind: Any) -> Rule:
+    choices = get_args(kind)
+    return Rule(lambda value, config: value in choices, " or ".join(map(repr, choices)))
+
+
+def ruled(*rules: Rule, default: Any = MISSING, hash: bool | None = None) -> Any:
+    """A field with its rules. The first rules of all fields come before the second ones, and may
+    look at the fields above their own."""
+    return field(default=default, hash=hash, metadata={"rules": rules})
+
+
+RopeLayout = Literal["half", "interleaved"]
+QKNormOver = Literal["head", "all_heads"]
+PositionKind = Literal["rope", "learned"]
+Norm = Literal["rms_norm", "layer_norm"]
+NormPlacement = Literal["before", "after", "both"]
+ActivationFunction = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+
+LAYOUT = one_of(RopeLayout)
+NORMED_AT_ONCE = one_of(QKNormOver)
+POSITIONS = one_of(PositionKind)
+NORM = one_of(Norm)
+PLACEMENT = one_of(NormPlacement)
+FUNCTION = one_of(ActivationFunction)
+COUNT = Rule(lambda n, config: is_whole(n), "a whole number > 0")
+COUNT_OR_ZERO = Rule(lambda n, config: is_whole(n, 0), "a whole number >= 0")
+SWITCH = Rule(lambda value, config: isinstance(value, bool), "True or False")
+FINITE = Rule(lambda x, config: is_finite(x), "finite")
+NOT_NEGATIVE = Rule(lambda x, config: is_finite(x) and x >= 0, "finite and >= 0")
+POSITIVE = Rule(lambda x, config: is_finite(x) and x > 0, "finite and > 0")
+POSITIVE_OR_NONE = Rule(
+    lambda x, config: x is None or (is_finite(x) and x > 0), "None, or finite and > 0"
+)
+BY_LAYER = Rule(
+    lambda value, config: value is None or is_tuple_of(value, is_bool, config.num_layers),
+    "None, or a tuple of True and False for {num_layers} layers",
+)
+WINDOWS = Rule(
+    lambda value, config: is_window(value) or is_tuple_of(value, is_window, config.num_layers),
+    "None, a whole number > 0, or a tuple of {num_layers} such (one a layer)",
+)
+SCALING = Rule(
+    lambda value, config: value is None or isinstance(value, Mapping),
+    "None or a dict as in Hugging Face configs",
+)
+ROTARY = Rule(
+    lambda n, config: n is None or (is_whole(n) and n in range(2, config.head_dim + 1, 2)),
+    "None, or an even number from 2 to head_dim = {head_dim}",
+)
+EVEN = Rule(lambda n, config: n % 2 == 0, "an even number, because RoPE turns pairs")
+DIVIDES_HEADS = Rule(
+    lambda n, config: config.num_heads % n == 0, "a divisor of num_heads = {num_heads}"
+)
+CLAMPED_NEEDS_GATE = Rule(
+    lambda name, config: config.gated_mlp or name != "clamped_swiglu",
+    "silu or gelu_tanh without gated_mlp",
+)
+NEEDS_EXPERTS = Rule(
+    lambda value, config: config.num_experts > 0 or not value, "nothing without num_experts"
+)
+AT_MOST_EXPERTS = Rule(
+    lambda n, config: config.num_experts == 0 or 1 <= n <= config.num_experts,
+    "from 1 to num_experts = {num_experts}",
+)
+BESIDE_EXPERTS = Rule(
+    lambda n, config: config.num_experts == 0 or n > 0,
+    "a whole number > 0 beside num_experts",
+)
+NEEDS_SHARED = Rule(
+    lambda has, config: config.shared_intermediate_size > 0 or not has,
+    "False without shared_intermediate_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,131 +169,64 @@ class ModelConfig:
         logits are divided by (Granite; Gemma has the first).
     """
 
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_seq_len: int
-    norm_eps: float
-    rope_theta: float
-    rope_layout: Literal["half", "interleaved"]
-    tie_embeddings: bool
-    rope_scaling: Mapping[str, Any] | None = field(default=None, hash=False)
-    qkv_bias: bool = False
-    wo_bias: bool = False
-    qk_norm: bool = False
-    qk_norm_over: Literal["head", "all_heads"] = "head"
-    sliding_window: int | tuple[int | None, ...] | None = None
-    rope_layers: tuple[bool, ...] | None = None
-    local_rope_theta: float | None = None
-    rotary_dim: int | None = None
-    positions: Literal["rope", "learned"] = "rope"
-    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
-    norm_placement: Literal["before", "after", "both"] = "before"
-    norm_offset: float = 0.0
-    activation: Literal["silu", "gelu_tanh", "clamped_swiglu"] = "silu"
-    gated_mlp: bool = True
-    mlp_bias: bool = False
-    swiglu_alpha: float = 1.702
-    swiglu_limit: float = 7.0
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
-    expert_intermediate_size: int = 0
-    expert_layers: tuple[bool, ...] | None = None
-    normalize_expert_weights: bool = True
-    shared_intermediate_size: int = 0
-    shared_router: bool = False
-    attention_scale: float | None = None
-    attention_sinks: bool = False
-    attention_softcap: float | None = None
-    logit_softcap: float | None = None
-    embed_scale: float = 1.0
-    residual_scale: float = 1.0
-    logit_divisor: float = 1.0
+    hidden_size: int = ruled(COUNT)
+    num_layers: int = ruled(COUNT)
+    num_heads: int = ruled(COUNT)
+    num_kv_heads: int = ruled(COUNT, DIVIDES_HEADS)
+    head_dim: int = ruled(COUNT, EVEN)
+    intermediate_size: int = ruled(COUNT)
+    vocab_size: int = ruled(COUNT)
+    max_seq_len: int = ruled(COUNT)
+    norm_eps: float = ruled(NOT_NEGATIVE)
+    rope_theta: float = ruled(POSITIVE)
+    rope_layout: RopeLayout = ruled(LAYOUT)
+    tie_embeddings: bool = ruled(SWITCH)
+    rope_scaling: Mapping[str, Any] | None = ruled(SCALING, default=None, hash=False)
+    qkv_bias: bool = ruled(SWITCH, default=False)
+    wo_bias: bool = ruled(SWITCH, default=False)
+    qk_norm: bool = ruled(SWITCH, default=False)
+    qk_norm_over: QKNormOver = ruled(NORMED_AT_ONCE, default="head")
+    sliding_window: int | tuple[int | None, ...] | None = ruled(WINDOWS, default=None)
+    rope_layers: tuple[bool, ...] | None = ruled(BY_LAYER, default=None)
+    local_rope_theta: float | None = ruled(POSITIVE_OR_NONE, default=None)
+    rotary_dim: int | None = ruled(ROTARY, default=None)
+    positions: PositionKind = ruled(POSITIONS, default="rope")
+    norm: Norm = ruled(NORM, default="rms_norm")
+    norm_placement: NormPlacement = ruled(PLACEMENT, default="before")
+    norm_offset: float = ruled(FINITE, default=0.0)
+    activation: ActivationFunction = ruled(FUNCTION, CLAMPED_NEEDS_GATE, default="silu")
+    gated_mlp: bool = ruled(SWITCH, default=True)
+    mlp_bias: bool = ruled(SWITCH, default=False)
+    swiglu_alpha: float = ruled(POSITIVE, default=1.702)
+    swiglu_limit: float = ruled(POSITIVE, default=7.0)
+    num_experts: int = ruled(COUNT_OR_ZERO, default=0)
+    num_experts_per_tok: int = ruled(COUNT_OR_ZERO, NEEDS_EXPERTS, AT_MOST_EXPERTS, default=0)
+    expert_intermediate_size: int = ruled(COUNT_OR_ZERO, NEEDS_EXPERTS, BESIDE_EXPERTS, default=0)
+    expert_layers: tuple[bool, ...] | None = ruled(BY_LAYER, NEEDS_EXPERTS, default=None)
+    normalize_expert_weights: bool = ruled(SWITCH, default=True)
+    shared_intermediate_size: int = ruled(COUNT_OR_ZERO, NEEDS_EXPERTS, default=0)
+    shared_router: bool = ruled(SWITCH, NEEDS_EXPERTS, NEEDS_SHARED, default=False)
+    attention_scale: float | None = ruled(POSITIVE_OR_NONE, default=None)
+    attention_sinks: bool = ruled(SWITCH, default=False)
+    attention_softcap: float | None = ruled(POSITIVE_OR_NONE, default=None)
+    logit_softcap: float | None = ruled(POSITIVE_OR_NONE, default=None)
+    embed_scale: float = ruled(POSITIVE, default=1.0)
+    residual_scale: float = ruled(POSITIVE, default=1.0)
+    logit_divisor: float = ruled(POSITIVE, default=1.0)
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            value = getattr(self, name)
-            self._require(is_whole(value), name, "a whole number > 0")
-        for name in COUNTS_OR_ZERO:
-            self._require(is_whole(getattr(self, name), 0), name, "a whole number >= 0")
-        for name in SWITCHES:
-            self._require(isinstance(getattr(self, name), bool), name, "True or False")
-        for name, choices in CHOICES.items():
-            known = getattr(self, name) in choices
-            self._require(known, name, " or ".join(map(repr, choices)))
-        for name in (*POSITIVE, *POSITIVE_OR_NONE):
-            value, optional = getattr(self, name), name in POSITIVE_OR_NONE
-            right = (optional and value is None) or (is_finite(value) and value > 0)
-            self._require(right, name, "None, or finite and > 0" if optional else "finite and > 0")
-        self._require(
-            self.num_heads % self.num_kv_heads == 0,
-            "num_kv_heads",
-            f"a divisor of num_heads = {self.num_heads}",
-        )
-        self._require(
-            self.head_dim % 2 == 0, "head_dim", "an even number, because RoPE turns pairs"
-        )
-        self._require(
-            is_finite(self.norm_eps) and self.norm_eps >= 0, "norm_eps", "finite and >= 0"
-        )
-        self._require(is_finite(self.norm_offset), "norm_offset", "finite")
-        self._require(
-            self.rotary_dim is None
-            or (is_whole(self.rotary_dim) and self.rotary_dim in range(2, self.head_dim + 1, 2)),
-            "rotary_dim",
-            f"None, or an even number from 2 to head_dim = {self.head_dim}",
-        )
-        for name in BY_LAYER:
-            value = getattr(self, name)
-            self._require(
-                value is None
-                or (
-                    isinstance(value, tuple)
-                    and len(value) == self.num_layers
-                    and all(isinstance(one, bool) for one in value)
-                ),
-                name,
-                f"None, or a tuple of True and False for {self.num_layers} layers",
-            )
-        self._require(
-            self.gated_mlp or self.activation != "clamped_swiglu",
-            "activation",
-            "silu or gelu_tanh without gated_mlp",
-        )
-        self._check_experts()
-        self._require(
-            self.rope_scaling is None or isinstance(self.rope_scaling, Mapping),
-            "rope_scaling",
-            "None or a dict as in Hugging Face configs",
-        )
-        windows = (
-            self.sliding_window
-            if isinstance(self.sliding_window, tuple)
-            else (self.sliding_window,)
-        )
-        self._require(
-            all(window is None or is_whole(window) for window in windows)
-            and (not isinstance(self.sliding_window, tuple) or len(windows) == self.num_layers),
-            "sliding_window",
-            f"None, a whole number > 0, or a tuple of {self.num_layers} such (one a layer)",
-        )
+        for first in (True, False):  # each field by itself, then beside the others
+            for one in fields(self):
+                rules, value = one.metadata["rules"], getattr(self, one.name)
+                for rule in rules[:1] if first else rules[1:]:
+                    if not rule.right(value, self):
+                        raise FieldError(one.name, value, rule.needed.format_map(vars(self)))
 
-    def _check_experts(self) -> None:
-        if self.num_experts == 0:
-            for name in OF_EXPERTS:
-                self._require(not getattr(self, name), name, "nothing without num_experts")
-            return
-        right = 1 <= self.num_experts_per_tok <= self.num_experts
-        needed = f"from 1 to num_experts = {self.num_experts}"
-        self._require(right, "num_experts_per_tok", needed)
-        right = self.expert_intermediate_size > 0
-        self._require(right, "expert_intermediate_size", "a whole number > 0 beside num_experts")
-        right = self.shared_intermediate_size > 0 or not self.shared_router
-        self._require(right, "shared_router", "False without shared_intermediate_size")
+    def __repr__(self) -> str:
+        """The fields that are not as in Llama; it can be evaluated."""
+        told = ((one, getattr(self, one.name)) for one in fields(self))
+        own = [f"{one.name}={value!r}" for one, value in told if value != one.default]
+        return f"ModelConfig({', '.join(own)})"
 
     def has_experts(self, layer: int) -> bool:
         """Whether one layer has experts instead of one MLP."""
@@ -293,14 +256,27 @@ class ModelConfig:
         """Whether one layer has RoPE."""
         return self.positions == "rope" and (self.rope_layers is None or self.rope_layers[layer])
 
-    def _require(self, right: bool, name: str, needed: str) -> None:
-        if not right:
-            raise FieldError(name, getattr(self, name), needed)
+
+COUNTS = tuple(
+    one.name for one in fields(ModelConfig) if one.metadata["rules"][0] in (COUNT, COUNT_OR_ZERO)
+)
 
 
 def by_layer(windows: Sequence[int | None]) -> int | tuple[int | None, ...] | None:
     """A `sliding_window` of layers: one number where all of them agree."""
     return windows[0] if len(set(windows)) == 1 else tuple(windows)
+
+
+def is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def is_window(value: Any) -> bool:
+    return value is None or is_whole(value)
+
+
+def is_tuple_of(values: Any, right: Callable[[Any], bool], count: int) -> bool:
+    return isinstance(values, tuple) and len(values) == count and all(map(right, values))
 
 
 def is_finite(value: Any) -> bool:
