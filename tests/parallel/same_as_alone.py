@@ -67,7 +67,7 @@ def logits(alone, parts):
     needed, found = alone(IDS), parts(IDS)
     close(found, needed)
     assert parts(IDS).tobytes() == found.tobytes()
-    first = parts.ranks.communicator.first(lambda: found.tobytes())
+    first = parts.ranks.communicator.broadcast(lambda: found.tobytes())
     assert found.tobytes() == first  # the same bits on all ranks
     caches = alone.new_cache(40), parts.new_cache(40)
     for start, stop in ((0, 6), (6, 7), (7, 13)):

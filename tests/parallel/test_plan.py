@@ -118,7 +118,7 @@ class Counting(Communicator):
     def __init__(self):
         self.shapes = []
 
-    def sum(self, x):
+    def all_reduce(self, x):
         self.shapes.append(x.shape)
         return x
 

@@ -83,7 +83,7 @@ def measure_over_ranks(
 def on_one_machine(ranks: Communicator) -> int:
     """How many ranks run on the machine of the first."""
     name = np.array([crc32(os.uname().nodename.encode())])
-    names = ranks.gather(name, [name.shape] * ranks.size)
+    names = ranks.all_gather(name, [name.shape] * ranks.size)
     return sum(int(one[0] == names[0][0]) for one in names)
 
 

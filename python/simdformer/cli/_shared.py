@@ -117,7 +117,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 def prompt_of(options: argparse.Namespace) -> str:
     """The PROMPT, or what standard input holds."""
-    text: str = options.ranks.first(lambda: read_prompt(options))
+    text: str = options.ranks.broadcast(lambda: read_prompt(options))
     return text
 
 

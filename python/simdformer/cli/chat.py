@@ -64,7 +64,7 @@ def converse(
     messages = list(beginning)
     cache = model.new_cache()  # what was said is not read again
     how = {"cache": cache, "draft": draft, **shared.sampling_of(options)}
-    while (line := options.ranks.first(next_line)) is not None:
+    while (line := options.ranks.broadcast(next_line)) is not None:
         if line.startswith("/"):
             command = line.strip()
             if command == EXIT:

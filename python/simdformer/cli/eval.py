@@ -41,7 +41,7 @@ def add(commands: "shared.Commands") -> None:
 def run(options: argparse.Namespace) -> int:
     from simdformer.text.loss import perplexity
 
-    text = options.ranks.first(lambda: read(options.file))
+    text = options.ranks.broadcast(lambda: read(options.file))
     model = shared.load(options)
     tokenizer = shared.tokenizer_of(model, options)
     ids = tokenizer.encode(text)

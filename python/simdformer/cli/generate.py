@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
             opened.enter_context(answers)
             return len(prompts), [prompt for prompt in prompts if prompt.id not in answers]
 
-        count, left = options.ranks.first(unanswered)
+        count, left = options.ranks.broadcast(unanswered)
         if had := count - len(left):
             print(f"{had:,} of {count:,} answers are there already", file=sys.stderr)
         if left:
@@ -146,7 +146,7 @@ def answer(
                 if update.ended:
                     del running[update.id]
                     dealer.done(number, ("".join(said), update.chosen))
-    options.ranks.first(lambda: None)  # all stay until the last answer is written
+    options.ranks.broadcast(lambda: None)  # all stay until the last answer is written
     worth = shared.drafted(batch) if options.ranks.size == 1 else ""  # others know of theirs
     print(f"{output.count(len(prompts), 'prompt')}, {tally.rate}{worth}", file=sys.stderr)
 

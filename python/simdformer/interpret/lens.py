@@ -125,7 +125,7 @@ def lens_of(
         for at, layer in enumerate(layers):
             said = subject.transformer.unembed(trace[stream_name(layer)])
             every = softmax(said)
-            ids[at] = likeliest(said, top)
+            ids[at] = top_k(said, top)
             shares[at] = np.take_along_axis(every, ids[at], -1)
             probability[at] = np.take_along_axis(every, followed[:, None], -1)[:, 0]
             own = np.take_along_axis(said, followed[:, None], -1)
@@ -139,7 +139,7 @@ def stream_name(layer: int) -> str:
     return "layers.0.resid_pre" if layer < 0 else f"layers.{layer}.resid_post"
 
 
-def likeliest(logits: Array, count: int) -> Array:
+def top_k(logits: Array, count: int) -> Array:
     """The ids of the largest logits of each row, the largest first."""
     few = np.argpartition(logits, -count, axis=-1)[..., -count:]
     order = np.take_along_axis(logits, few, -1).argsort(-1)[..., ::-1]

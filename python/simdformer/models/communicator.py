@@ -29,20 +29,20 @@ class Communicator:
         """That of `size` successive ranks, of which this is one."""
         return self
 
-    def sum(self, x: Array) -> Array:
+    def all_reduce(self, x: Array) -> Array:
         """The sum over the arrays of all ranks, which have one shape, added in the order of ranks
         in float32 at least: on every rank the same bits."""
         return x
 
-    def gather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    def all_gather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
         """The arrays of all ranks, whose shapes everyone knows, in their order."""
         return [x]
 
-    def first(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T]) -> T:
         """What rank 0 makes of it; the others take that. An error is raised on all of them."""
         return make()
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """The least of the numbers of all ranks."""
         return number
 

@@ -228,7 +228,7 @@ class Decoder(ABC):
                 f"{argument} is {memory} bytes, needed are at least {each}, for one page of "
                 f"{page_size} positions; each text takes whole pages"
             )
-        return self.ranks.communicator.least(memory // each)
+        return self.ranks.communicator.all_reduce_min(memory // each)
 
     def new_paged_cache(
         self, memory: int | None = None, *, page_size: int = 32, dtype: DTypeLike = "float32"

@@ -96,7 +96,7 @@ class Observer:
             return value
         seen, changed = self._joined(name, value), None
         if name in self._edits:  # by rank 0
-            changed = self._ranks.communicator.first(lambda: self._edited(name, seen))
+            changed = self._ranks.communicator.broadcast(lambda: self._edited(name, seen))
         seen = seen if changed is None else changed
         if name in self._wanted:
             kind = np.float32 if seen.dtype.kind != "i" else seen.dtype
@@ -107,9 +107,9 @@ class Observer:
         """The whole of what each rank has its part of."""
         row = self._rows[name]
         if row.mark in ("by expert", "added"):
-            return self._ranks.sum(value)
+            return self._ranks.all_reduce(value)
         split = split_of(row)
-        return self._ranks.joined(value, *split) if split else value
+        return self._ranks.all_gather(value, *split) if split else value
 
     def _own(self, name: str, whole: Array) -> Array:
         """What of a whole one is this rank's; of a sum all is rank 0's."""

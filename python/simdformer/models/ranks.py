@@ -2,8 +2,8 @@
 
 Shoeybi et al. 2019, "Megatron-LM", arXiv:1909.08053: a rank holds some heads with their rows of wq,
 wk, wv and columns of wo, and some columns of the MLP, so that each of attention and MLP is one sum
-over ranks; besides, some experts of a mixture, and rows of embedding and lm_head. Norms, routers
-and biases that come behind a sum are everywhere, but only rank 0 adds the biases.
+over ranks; it also holds some experts of a mixture, and rows of embedding and lm_head. Norms,
+routers and biases that come behind a sum are everywhere, but only rank 0 adds the biases.
 """
 
 import math
@@ -77,18 +77,18 @@ class Ranks:
         """Where experts stand among those that are here: no place at all where others hold them."""
         return ids - self.own.experts.start if self.size > 1 else ids
 
-    def sum(self, x: Array) -> Array:
-        """The sum over what all ranks computed: see `Communicator.sum`."""
-        return self.communicator.sum(x)
+    def all_reduce(self, x: Array) -> Array:
+        """The sum over what all ranks computed: see `Communicator.all_reduce`."""
+        return self.communicator.all_reduce(x)
 
-    def joined(self, x: Array, split: Split, axis: int) -> Array:
+    def all_gather(self, x: Array, split: Split, axis: int) -> Array:
         """An array of which every rank has its part along an axis, whole."""
         if self.size == 1:
             return x
         axis = range(x.ndim)[axis]
         held: list[range] = [getattr(part, split) for part in self.parts]
         front, back = x.shape[:axis], x.shape[axis + 1 :]
-        pieces = self.communicator.gather(x, [(*front, len(one), *back) for one in held])
+        pieces = self.communicator.all_gather(x, [(*front, len(one), *back) for one in held])
         whole: Array = np.empty((*front, max(one.stop for one in held), *back), x.dtype)
         for one, piece in zip(held, pieces, strict=True):
             whole[(slice(None),) * axis + (slice(one.start, one.stop),)] = piece
@@ -113,7 +113,7 @@ class Ranks:
         here = (ids >= own.start) & (ids < own.stop)
         rows: Array = np.zeros((*ids.shape, weight.shape[1]), dtype)
         rows[here] = embedding(ids[here] - own.start, weight, dtype=dtype)
-        return self.sum(rows)
+        return self.all_reduce(rows)
 
 
 # ---- dealing -------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ class Transformer(Decoder):
         if see.wants("final_norm_scale"):
             normed = see_scale(see, x, normed, bias, self.config)
         logits = self.linear(see("final_norm", normed), self.weights.lm_head)
-        logits = self.ranks.joined(logits, "vocabulary", axis=-1)
+        logits = self.ranks.all_gather(logits, "vocabulary", axis=-1)
         logits = scaled(logits.astype(np.float32, copy=False), 1 / self.config.logit_divisor)
         return softcapped(logits, self.config.logit_softcap)
 
@@ -204,14 +204,14 @@ class Transformer(Decoder):
         out: Array = self.linear(merged, weights.wo, weights.wo_bias)
         if see.wants("attn.result"):
             out = see_results(see, z, out, lambda alone: self.linear(alone, weights.wo))
-        return self.ranks.sum(out)
+        return self.ranks.all_reduce(out)
 
     def mlp(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
         """x (B,L,E) -> (B,L,E): one MLP, or a mixture of experts"""
         weights, see = self.weights.layers[layer].mlp, run.at(layer)
         if isinstance(weights, ExpertWeights):
-            return self.ranks.sum(self.mixture(weights, x, see))
-        return self.ranks.sum(self.feed_forward(weights, x, see, "mlp"))
+            return self.ranks.all_reduce(self.mixture(weights, x, see))
+        return self.ranks.all_reduce(self.feed_forward(weights, x, see, "mlp"))
 
     def feed_forward(self, weights: MLPWeights, x: Array, see: See, name: str) -> Array:
         """x (B,L,E) -> (B,L,E): down(activation(gate x) * up x), or down(activation(up x))"""
@@ -264,7 +264,7 @@ class Transformer(Decoder):
         """x (B,L,H,D) -> (B,L,H,D): over each head, or over all of a position as one vector"""
         if weight is None or self.config.qk_norm_over == "head":
             return self.norm(x, weight)
-        every = self.ranks.joined(x, split, axis=2)
+        every = self.ranks.all_gather(x, split, axis=2)
         normed = self.norm(every.reshape(*every.shape[:2], len(weight)), weight)
         return self.ranks.part(normed.reshape(every.shape), split, axis=2)
 

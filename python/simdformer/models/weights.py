@@ -80,8 +80,8 @@ class ExpertWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer: norms and their biases (E,), q_norm and k_norm (D,) or all their heads long,
-    matrices (out, in), packed or quantised, biases (out,), sinks (H,); None for what the model has
-    not."""
+    matrices (out, in), packed or quantised, biases (out,), sinks (H,); None for what the model
+    lacks."""
 
     attn_norm: Array | None
     attn_norm_bias: Array | None

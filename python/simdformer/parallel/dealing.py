@@ -45,7 +45,7 @@ class Dealer:
     def take(self, *, idle: bool) -> list[int] | None:
         """New tasks for this group, on all of its ranks; None when there will be none. A group that
         is idle waits for some; that of rank 0 until all results have come."""
-        return self._group.first(lambda: self._taken(idle))
+        return self._group.broadcast(lambda: self._taken(idle))
 
     def done(self, number: int, result: Any) -> None:
         """Hands in a result; called on every rank of the group."""

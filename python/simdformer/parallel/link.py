@@ -29,6 +29,6 @@ def exchange(ranks: Communicator, nbytes: int) -> float:
     samples = []
     for _ in range(TIMES):
         start = time.perf_counter()
-        ranks.gather(own, [own.shape] * ranks.size)
+        ranks.all_gather(own, [own.shape] * ranks.size)
         samples.append(time.perf_counter() - start)
     return float(np.median(samples))

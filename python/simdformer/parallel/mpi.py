@@ -78,7 +78,7 @@ class MPICommunicator(Communicator):
 
     # ---- what models ask -------------------------------------------------------------------------
 
-    def sum(self, x: Array) -> Array:
+    def all_reduce(self, x: Array) -> Array:
         flat = np.ascontiguousarray(x).reshape(-1)
         if in_one_exchange(flat.nbytes, self.size):
             parts = self._gathered(flat, [flat.nbytes] * self.size)
@@ -94,12 +94,12 @@ class MPICommunicator(Communicator):
         pieces = self._gathered(in_order(list(received), x.dtype), lengths)
         return np.concatenate(pieces).view(x.dtype).reshape(x.shape)
 
-    def gather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    def all_gather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
         sizes = [int(np.prod(shape)) * x.itemsize for shape in shapes]
         parts = zip(self._gathered(np.ascontiguousarray(x).reshape(-1), sizes), shapes, strict=True)
         return [part.view(x.dtype).reshape(shape) for part, shape in parts]
 
-    def first(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T]) -> T:
         error: Exception | None = None
         made: Any = None
         if self.rank == 0:
@@ -115,7 +115,7 @@ class MPICommunicator(Communicator):
         chosen: T = made if self.rank == 0 else told
         return chosen
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         every = self._gathered(np.array([number], np.int64), [8] * self.size)
         return min(int(one.view(np.int64)[0]) for one in every)
 

@@ -47,7 +47,7 @@ class Request:
 
     def put(self, logits: Array) -> None:
         """Chooses the next id by logits (V,); the text has ended after the last."""
-        self.text.put(self.ranks.first(lambda: self.sampler(logits, self.text.ids)))
+        self.text.put(self.ranks.broadcast(lambda: self.sampler(logits, self.text.ids)))
         self.chosen += 1
         if self.chosen == self.max_new_tokens:
             self.text.finish()
@@ -59,7 +59,7 @@ class Request:
         if boundary is not None and len(self.text.ids) <= boundary:
             room = min(room, boundary - len(self.text.ids))
         proposed = self.draft.propose(self.text.ids)[:room] if self.draft and room else ()
-        self.proposed = self.ranks.first(lambda: proposed) if self.draft else ()
+        self.proposed = self.ranks.broadcast(lambda: proposed) if self.draft else ()
 
     def answer(self, logits: Array) -> int:
         """Chooses by logits (rows,V) behind the last id and behind each proposed one, up to the

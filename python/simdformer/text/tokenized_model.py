@@ -72,7 +72,7 @@ class TokenizedModel:
         check_messages(messages)
         template, variables = self.chat_template, template_variables or {}
         ranks = self.transformer.ranks.communicator
-        return IdsOfText(ranks.first(lambda: template.ids(messages, tokenizer, variables)))
+        return IdsOfText(ranks.broadcast(lambda: template.ids(messages, tokenizer, variables)))
 
     def request(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 from simdformer.functional import softmax
 from simdformer.interpret.attribution import Attribution
 from simdformer.interpret.heads import head_scores
-from simdformer.interpret.lens import LogitLens, likeliest
+from simdformer.interpret.lens import LogitLens, top_k
 from simdformer.interpret.subject import Subject, token_text
 from simdformer.models.activation_table import activation_of, sources_of
 from simdformer.models.config import ModelConfig
@@ -66,7 +66,7 @@ def content(
     words = Words(subject)
     length = len(subject.ids)
     shares = softmax(logits)
-    best = likeliest(logits, min(NEXT, shares.shape[-1]))
+    best = top_k(logits, min(NEXT, shares.shape[-1]))
     actual = np.full(length, np.nan, np.float32)
     actual[1:] = np.take_along_axis(shares[:-1], subject.ids[1:, None], -1)[:, 0]
     layers = range(subject.transformer.config.num_layers)

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 UNMASKED, SILU, PROBS, ROUTED = "attn.scores_unmasked", "mlp.silu", "mlp.router_probs", "mlp.routed"
-# What a name means where a model has not that.
+# What a name means where the model has no such activation.
 INSTEAD = {
     "mlp.gate": "mlp.up",
     ROUTED: "mlp.out",

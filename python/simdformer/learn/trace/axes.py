@@ -28,14 +28,14 @@ class View:
     back : gives ours from it; None where it is a part only
     axes : what its axes are called, the last one last
     head : which one, where it is one head alone
-    likeliest_last : whether a token's experts are in the order of argsort, not in that of topk
+    top_last : whether a token's experts are in the order of argsort, not in that of topk
     """
 
     take: Move
     back: Move | None
     axes: tuple[str, ...]
     head: int | None = None
-    likeliest_last: bool = False
+    top_last: bool = False
 
 
 def array_of(value: Any) -> Array:
@@ -134,7 +134,7 @@ def views_behind_batch(
     if rest == (length, *sizes):
         yield View(as_it_is, as_it_is, axes)
         if "choice" in axes and sizes[0] > 1:
-            yield View(reversed_choices, reversed_choices, axes, likeliest_last=True)
+            yield View(reversed_choices, reversed_choices, axes, top_last=True)
     elif name == "logits" and rest == sizes:  # of the last token alone
         yield View(lambda ours: ours[:, -1], None, axes[-1:])
     elif name == "logits" and rest == (1, *sizes):

@@ -28,7 +28,7 @@ from simdformer.learn.trace.places import (
     near,
     place,
 )
-from simdformer.learn.trace.question import Activation, OfModel
+from simdformer.learn.trace.question import ExpectedActivation, OfModel
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps
 from simdformer.models.activation_table import layer_of, trace_names
@@ -236,7 +236,7 @@ class Examination:
         place, array = entry.place, entry.array
         found = list(views(array.shape, place, self.config, self.steps.ids))
         if f"layers.{layer_of(place.name)}.mlp.experts" in self.known:  # they have that order
-            found = [view for view in found if not view.likeliest_last]
+            found = [view for view in found if not view.top_last]
         numeric = array.dtype.kind in "fiub" or array.dtype in TOLERANCE
         right = self.steps.right[place.name]
         if numeric and found and place.name.endswith("mlp.experts"):
@@ -330,7 +330,7 @@ class Examination:
         program.axes = view.axes
         self.steps.shorten(program, entry.array, right)
         return OfModel(
-            call=Activation(entry.called, variables, program, right),
+            call=ExpectedActivation(entry.called, variables, program, right),
             mine=[entry.array],
             rtol=None,
             until=self.work.until,

@@ -17,14 +17,14 @@ from simdformer.learn.check.search import Explanation, Search
 from simdformer.learn.mistakes.model_weights import STEPS, called, of_layer
 from simdformer.learn.program import Step
 
-__all__ = ["Activation", "OfModel"]
+__all__ = ["ExpectedActivation", "OfModel"]
 
 COLUMNS = 1000  # of a vocabulary are looked at closely, and
-WORST = 24  # besides
+WORST = 24  # more of them, the worst
 
 
 @dataclass(frozen=True)
-class Activation(Asked):
+class ExpectedActivation(Asked):
     """What an activation should be: computed from the learner's own last right values."""
 
     wanted: Any
@@ -51,7 +51,7 @@ class OfModel(Check):
     doubts : within what is usual, wrong only where a mistake explains more of it than rounding
     """
 
-    call: Activation
+    call: ExpectedActivation
     weights: list[str]
     layer: int | None
     streams: Mapping[int, Any]

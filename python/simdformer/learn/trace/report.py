@@ -24,7 +24,7 @@ class TraceReport:
     not_checked : names that come after it
     unknown : the learner's names that nobody knows, each with near ones
     missing : names of the trace that the learner does not have
-    remarks : what is worth knowing besides
+    remarks : what else is worth knowing
     """
 
     checked: tuple[str, ...]
