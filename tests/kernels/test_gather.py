@@ -11,7 +11,7 @@ import simdformer as sf
 from cases import each
 from conftest import DTYPES, SIXTEEN_BITS, bfloat16, from_torch, normal, same_bits, to_torch
 from simdformer import _core, reference
-from simdformer.models.cache import put
+from simdformer.models.paged_cache import put
 
 
 @each("shape", [(), (1,), (7,), (2, 3), (0,), (2, 0, 3)])
