@@ -291,6 +291,14 @@ def test_bits_do_not_depend_on_pages(demo, page_size):
     assert kept == demo.generate(ids, max_new_tokens=9)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 20])
+def test_a_cache_changes_no_bits_of_what_is_read_at_once(demo, count, isa):
+    ids = list(range(300, 300 + count))
+    np.testing.assert_array_equal(demo(ids, demo.new_cache()), demo(ids))
+    both = np.array([ids, ids[::-1]])
+    np.testing.assert_array_equal(demo(both, demo.new_cache(batch=2)), demo(both))
+
+
 def test_a_cache_of_little_memory_is_for_all_texts_in_it(demo):
     page = demo.new_cache().pages.page_bytes
     cache = demo.new_cache(memory=3 * page)

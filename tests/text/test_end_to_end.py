@@ -239,6 +239,7 @@ def test_the_overloads_of_generate_know_every_keyword():
     returned = [typing.get_type_hints(overload)["return"] for overload in overloads]
     assert returned == [str, list[str], list[int], list[list[int]], typing.Any]
     implementation = typing.get_type_hints(LanguageModel.generate)
+    implementation |= typing.get_type_hints(implementation.pop("sampling").__args__[0])
     options = typing.get_type_hints(GenerateOptions)
     for name in ("return", "prompt", "max_new_tokens"):
         implementation.pop(name)

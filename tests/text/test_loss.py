@@ -56,6 +56,28 @@ def test_text_and_lists_have_losses_too(demo):
     assert demo.loss([7]).shape == (0,)
 
 
+def test_losses_show_the_tokens_that_they_are_of(demo, model):
+    losses = demo.loss("Mia has <b> kites.")
+    assert "".join(losses.tokens) == "Mia has <b> kites."
+    shown = losses._repr_html_()
+    assert shown.count("<span title=") == len(losses) == len(losses.tokens)
+    assert f"{losses[0]:.3f} nats" in shown
+    assert f"{len(losses)} tokens, {losses.mean():.3f} nats each" in shown
+    assert "<b>" not in shown
+    assert losses[1:]._repr_html_() is None  # a part of them is an array
+    assert type(losses.mean()) is np.float64
+    assert type(losses * 2) is np.ndarray
+    assert model.loss([3, 1, 4]).tokens == ["1", "4"]  # ids, where there is no tokenizer
+    assert repr(demo.tokenizer).startswith("TiktokenTokenizer(vocab_size=1024, bos_id=")
+    cache = demo.new_cache()
+    demo("Mia has", cache)
+    assert [repr(part) for part in (cache, cache.pages, *cache.texts)] == [
+        f"KVCache({cache.length} of 256 positions, float32)",
+        "PagedKVCache(1 pages of 32 positions, float32)",
+        f"PagedSequence({cache.length} positions, 1 pages)",
+    ]
+
+
 def test_what_has_no_loss_is_refused(model):
     with pytest.raises(ValueError, match="loss: text has no ids, needed is at least one"):
         model.loss([])

@@ -79,7 +79,7 @@ class KVCache:
             dtype=dtype,
             set_aside=min(needed, checked.get("max_pages", needed)),
         )
-        self._prepare(pages, [pages.open() for _ in range(checked["batch"])], max_seq_len)
+        self._prepare(pages, [PagedSequence(pages) for _ in range(checked["batch"])], max_seq_len)
 
     def _prepare(self, pages: PagedKVCache, texts: list[PagedSequence], max_seq_len: int) -> None:
         self.pages, self.texts, self.max_seq_len = pages, texts, int(max_seq_len)

@@ -26,6 +26,10 @@ __all__ = [
     "rope_of_layers",
 ]
 
+# So many queries of a key/value head are decoded, without pages (cpp/base/attention_args.hpp). From
+# pages only single ones are; what several ids get with a cache are the bits that they get without.
+DECODE_ROWS = 16
+
 Integers = npt.NDArray[np.integer]
 ByLength = tuple[RopeFrequencies, RopeFrequencies]  # of short texts, and of long ones
 
@@ -132,14 +136,23 @@ class ForwardPass:
     def attending(self, layer: int, q: Array, k: Array, v: Array, z: Array) -> Iterator[Attending]:
         """k and v (B,L,K,D) join the cache; then who attends together: all of q and z (B,L,H,D)."""
         queries, keys, values = (x.swapaxes(1, 2) for x in (q, k, v))  # (B,K,S,D)
-        table = lengths = None
-        if self.place is not None:
-            keys, values = self.place.write(layer, keys, values)
-            if self.at(layer).wants("attn.scores", "attn.pattern"):  # which are not those of pages
-                keys, values = self.place.cache.everything(layer, k.shape[1])
-            else:
-                table, lengths = self.place.table, self.place.lengths
-        yield Attending(queries, keys, values, self.offset, z.swapaxes(1, 2), table, lengths)
+        if self.place is None:
+            yield Attending(queries, keys, values, self.offset, z.swapaxes(1, 2))
+            return
+        batch, new, heads, depth = q.shape
+        keys, values = self.place.write(layer, keys, values)
+        table, lengths = self.place.table, self.place.lengths
+        if self.at(layer).wants("attn.scores", "attn.pattern"):  # which are not those of pages
+            keys, values = self.place.cache.everything(layer, new)
+            yield Attending(queries, keys, values, self.offset, z.swapaxes(1, 2))
+        elif 1 < new <= DECODE_ROWS * k.shape[2] // heads:
+            each = (batch * new, heads, 1, depth)  # a text for each id, as without pages
+            positions = np.broadcast_to(self.positions, (batch, new)).reshape(-1)
+            table = np.repeat(table, new, axis=0)
+            q, z = q.reshape(each), z.reshape(each)
+            yield Attending(q, keys, values, positions, z, table, positions + 1)
+        else:
+            yield Attending(queries, keys, values, self.offset, z.swapaxes(1, 2), table, lengths)
 
     def advance(self) -> None:
         """Counts the new positions as filled. Other texts may begin with what is as the model has

@@ -98,6 +98,11 @@ class PagedKVCache:
         self._names: dict[int, int] = {}  # of known pages: what Prefix.parent calls them
         self._last_name = 0
 
+    def __repr__(self) -> str:
+        most = "" if self.max_pages is None else f" of {self.max_pages}"
+        kind = f"{self.page_size} positions, {self.data.dtype}"
+        return f"PagedKVCache({self.used_pages}{most} pages of {kind})"
+
     @property
     def page_size(self) -> int:
         return int(self.data.shape[4])
@@ -234,6 +239,9 @@ class PagedSequence:
             int | None
         ] = []  # of full pages, as the cache knows them; None: it does not
         self._sharable = 0  # so many ids, from the first on, were advanced as shared
+
+    def __repr__(self) -> str:
+        return f"PagedSequence({self.length} positions, {len(self.pages)} pages)"
 
     @property
     def length(self) -> int:

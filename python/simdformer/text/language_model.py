@@ -14,7 +14,7 @@ from simdformer.models.paged_cache import PagedKVCache
 from simdformer.models.protocol import CausalModel
 from simdformer.text import generate as generation
 from simdformer.text.batch import Batch
-from simdformer.text.loss import token_losses
+from simdformer.text.loss import Losses, token_losses
 from simdformer.text.prompts import is_texts, read_prompts
 from simdformer.text.sampling import SamplingOptions, check_names, shows_sampling
 from simdformer.text.tokenized_model import Stop, TokenizedModel
@@ -89,14 +89,15 @@ class LanguageModel(TokenizedModel):
             several = [self.run_with_cache(one, names, edit=edit) for one in ids]
             return [logits for logits, _ in several], [trace for _, trace in several]
         logits, trace = self.transformer.run_with_cache(self._ids(ids), names, edit=edit)
-        if self._tokenizer is not None and not isinstance(self._tokenizer, ImportError):
-            tokens = [self._tokenizer.to_str_tokens(row) for row in np.atleast_2d(trace.ids)]
+        if self._has_tokens:
+            tokens = [self._labels(row) for row in np.atleast_2d(trace.ids)]
             trace.tokens = tokens if trace.ids.ndim == 2 else tokens[0]
         return logits, trace
 
     def loss(self, text: TextOrIds) -> Any:
         """The negative log-likelihood of each token but the first, given those before it, in nats:
-        (L-1,) float64; of a list of texts, or of ids (B,L), a list of such.
+        (L-1,) float64, which Jupyter shows as the tokens; of a list of texts, or of ids (B,L), a
+        list of such.
 
         ValueError: text without a tokenizer, more ids than max_seq_len. TypeError: neither text
         nor ids.
@@ -108,7 +109,10 @@ class LanguageModel(TokenizedModel):
         ((6,), True)
         """
         prompts = read_prompts(text, self._ids, function="loss", name="text")
-        losses = [token_losses(self.transformer, ids) for ids in prompts.ids]
+        losses = [
+            Losses.of(token_losses(self.transformer, ids), self._labels(ids)[1:])
+            for ids in prompts.ids
+        ]
         return losses if prompts.is_list else losses[0]
 
     def new_cache(

@@ -1,8 +1,10 @@
 """How well a model predicts a text: the negative log-likelihood of each token, and perplexity."""
 
+import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -11,9 +13,10 @@ from simdformer.models.progress import Progress
 from simdformer.models.transformer import Transformer
 from simdformer.types import Array
 
-__all__ = ["Perplexity", "perplexity", "token_losses"]
+__all__ = ["Losses", "Perplexity", "perplexity", "token_losses"]
 
 CHUNK = 256  # ids whose logits are held at a time
+DARKEST = 10.0  # nats
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,39 @@ class Perplexity:
     value: float
     error: float
     count: int
+
+
+class Losses(np.ndarray[Any, np.dtype[np.float64]]):
+    """Losses (L-1,) of the `tokens` that they belong to, those of a text but its first. Jupyter
+    shows the tokens, the darker the less the model expected them. What is computed from it is an
+    array like any other."""
+
+    tokens: list[str] | None = None
+
+    @classmethod
+    def of(cls, losses: Array, tokens: Sequence[str]) -> Self:
+        labelled = losses.view(cls)
+        labelled.tokens = list(tokens)
+        return labelled
+
+    def __array_wrap__(self, array: Array, *_: Any, **__: Any) -> Any:
+        return np.asarray(array)[()]
+
+    def _repr_html_(self) -> str | None:
+        """The tokens with their losses; None for a part of them, which is shown as an array."""
+        if self.tokens is None:
+            return None
+        spans = [
+            f'<span title="{loss:.3f} nats, probability {math.exp(-loss):.2g}" style="background:'
+            f'rgba(208,72,40,{min(loss / DARKEST, 1) * 0.7:.2f})">{html.escape(token)}</span>'
+            for token, loss in zip(self.tokens, self.tolist(), strict=True)
+        ]
+        mean = (
+            f"<div>{len(spans)} tokens, {float(np.mean(self)):.3f} nats each</div>" if spans else ""
+        )
+        return (
+            f'<div style="white-space:pre-wrap;font-family:monospace">{"".join(spans)}</div>{mean}'
+        )
 
 
 def token_losses(model: Transformer, ids: Sequence[int], progress: Progress | None = None) -> Array:

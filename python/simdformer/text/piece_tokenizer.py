@@ -40,6 +40,10 @@ class PieceTokenizer(ABC):
         self._special_ids, self._begins, self._unspaced = special_ids, begins, unspaced
         self.files = files or {}
 
+    def __repr__(self) -> str:
+        ends = f"bos_id={self.bos_id}, eos_ids={self.eos_ids}"
+        return f"{type(self).__name__}(vocab_size={self.vocab_size}, {ends})"
+
     @property
     def vocab_size(self) -> int:
         """Ids are 0 to vocab_size - 1."""

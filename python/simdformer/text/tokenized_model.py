@@ -159,6 +159,16 @@ class TokenizedModel:
             )
         return new
 
+    @property
+    def _has_tokens(self) -> bool:
+        return self._tokenizer is not None and not isinstance(self._tokenizer, ImportError)
+
+    def _labels(self, ids: Iterable[int]) -> list[str]:
+        """Each token by itself as text; its id where there is no tokenizer."""
+        if self._has_tokens and self.tokenizer is not None:
+            return self.tokenizer.to_str_tokens(ids)
+        return [str(int(id)) for id in ids]
+
     def _ids(self, text: Any) -> Any:
         return self._need_tokenizer("text", "model").encode(text) if isinstance(text, str) else text
 
