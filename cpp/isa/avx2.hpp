@@ -7,9 +7,9 @@
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = false, kSignedDots = false;
-// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied: 12 sums at most.
+// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied: 12 sums at most.
 constexpr int kCodeVectors[] = {0, 4, 2, 2, 2, 2, 2};
-// From so many rows on codes of one plane, and of two, are widened before they are multiplied.
+// From this many rows on codes of one plane, and of two, are widened before they are multiplied.
 constexpr int64_t kWidenCodes = 16, kWidenTwoPlanes = 5;
 
 // sums + the products of both halves. The compiler would gather the additions of a loop at its end, and run

@@ -1,5 +1,4 @@
-// AVX2 with FMA and F16C: 16 registers of 256 bits. Read by
-// avx2.hpp and avx2_vnni.hpp.
+// AVX2 with FMA and F16C: 16 registers of 256 bits. Read by avx2.hpp and avx2_vnni.hpp.
 #pragma once
 
 #include "isa/words_sse2.hpp"
@@ -18,9 +17,9 @@ using Bits16 = __m128i;
 // registers. Few rows take more columns, because a chain of FMAs is bound by latency.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors[] = {0, 8, 4, 2, 2, 2, 2};
-// From so many rows on the microkernel asks for the panels to come: 60 and 30 % at 4 and 16 rows.
-constexpr int64_t kFewestAhead = 1;
-// From so many rows on 16-bit panels are widened before they are multiplied. A Zen 5 decodes them beside the
+// From this many rows on the microkernel prefetches the panels to come: 60 and 30 % at 4 and 16 rows.
+constexpr int64_t kFewestRowsForNext = 1;
+// From this many rows on 16-bit panels are widened before they are multiplied. A Zen 5 decodes them beside the
 // multiply-adds, on other ports: 24 rows 1.5 times as fast as widened, 128 rows 1.05 times, 512 rows alike. Where
 // they share ports many rows gain from it.
 constexpr int64_t kWidenRows = 256;
@@ -57,18 +56,6 @@ SF_INLINE Vec<double> settle(Vec<double> x) {
   return sum;
 }
 
-// a * b - product, exactly, where `product` is a * b rounded
-template <class V>
-SF_INLINE V product_error(V a, V b, V product) {
-  return mul_add(a, b, V(V(typename V::value_type(0)) - product));
-}
-
-// a / b, one rounding
-template <class V>
-SF_INLINE V divide(V a, V b) {
-  return a / b;
-}
-
 // a > b ? a : b and a < b ? a : b, so b where one is NaN
 SF_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) { return _mm256_max_ps(a, b); }
 SF_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return _mm256_max_pd(a, b); }
@@ -83,7 +70,7 @@ SF_INLINE Vec<double> where_negative(Vec<double> x, Vec<double> a, Vec<double> b
   return _mm256_blendv_pd(b, a, x);
 }
 
-// Of a table of 8 numbers, in every lane the one that the last three bits of `index` say.
+// Looks up 8 numbers: every lane takes the one that the last three bits of its `index` name.
 constexpr int kTableSize = 8;
 template <class T>
 SF_INLINE Vec<T> look_up(const T* table, Vec<float> index) {
@@ -184,13 +171,7 @@ SF_INLINE void store_rounded(float* p, Vec<double> x) { _mm_storeu_ps(p, _mm256_
 
 // ---- small integers ---------------------------------------------------------------------------------------
 
-// Sums of products of integers, in every lane; exact while they fit 32 bits. How they are added up: avx2.hpp,
-// avx2_vnni.hpp.
-using DotSums = Vec<int32_t>;
-SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
-SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }
-
-// Of a table of 16 bytes, for every byte of `index` (0 to 15) the one that it says.
+// Looks up 16 bytes: every byte of `index` (0 to 15) becomes the one that it names.
 SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), index);
@@ -233,4 +214,5 @@ SF_INLINE Bits16 narrow_bits(float16, Vec<float> x) {
 
 }  // namespace simdformer::SF_ISA
 
+#include "isa/lane_dots.hpp"
 #include "isa/portable.hpp"

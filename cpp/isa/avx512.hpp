@@ -7,9 +7,9 @@
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = false, kSignedDots = false;
-// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied.
+// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied.
 constexpr int kCodeVectors[] = {0, 4, 4, 4, 4, 4, 4};
-// From so many rows on codes of one plane, and of two, are widened before they are multiplied. One plane never:
+// From this many rows on codes of one plane, and of two, are widened before they are multiplied. One plane never:
 // taking it apart in registers, four rows at a time, costs less than loading twice as many bytes (150 % of the
 // FMA peak beside 105 %, Zen 5).
 constexpr int64_t kWidenCodes = INT64_MAX, kWidenTwoPlanes = 5;

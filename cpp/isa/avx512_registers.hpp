@@ -16,10 +16,10 @@ using Bits16 = __m256i;
 // registers.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
-// From so many rows on the microkernel asks for the panels to come: a tile is four panels wide, and the
+// From this many rows on the microkernel prefetches the panels to come: a tile is four panels wide, and the
 // hardware fetches four streams of up to one tile of rows by itself. 14 % at 16 rows.
-constexpr int64_t kFewestAhead = kTileRows + 1;
-// From so many rows on 16-bit panels are widened before they are multiplied: decoding costs 4 instructions
+constexpr int64_t kFewestRowsForNext = kTileRows + 1;
+// From this many rows on 16-bit panels are widened before they are multiplied: decoding costs 4 instructions
 // beside 24 FMAs, and none where the CPU has other ports for them, so that little is gained.
 constexpr int64_t kWidenRows = 1024;
 // Rows that share the loads of four dot products.
@@ -42,24 +42,6 @@ SF_INLINE Vec<double> neg_mul_add(Vec<double> a, Vec<double> b, Vec<double> c) {
   return _mm512_fnmadd_pd(a, b, c);
 }
 
-// x: the compiler has registers enough, see avx2_registers.hpp.
-template <class V>
-SF_INLINE V settle(V x) {
-  return x;
-}
-
-// a * b - product, exactly, where `product` is a * b rounded
-template <class V>
-SF_INLINE V product_error(V a, V b, V product) {
-  return mul_add(a, b, V(V(typename V::value_type(0)) - product));
-}
-
-// a / b, one rounding
-template <class V>
-SF_INLINE V divide(V a, V b) {
-  return a / b;
-}
-
 // a > b ? a : b and a < b ? a : b, so b where one is NaN
 SF_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) { return _mm512_max_ps(a, b); }
 SF_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return _mm512_max_pd(a, b); }
@@ -80,7 +62,7 @@ SF_INLINE Vec<double> scale_one_plus(Vec<double> rest, Vec<double> shifted) {
   return _mm512_scalef_pd(rest + Vec<double>(1.0), shifted - Vec<double>(kShifter));
 }
 
-// Of a table of 16 numbers, in every lane the one that the last four bits of `index` say.
+// Looks up 16 numbers: every lane takes the one that the last four bits of its `index` name.
 constexpr int kTableSize = 16;
 template <class T>
 SF_INLINE Vec<T> look_up(const T* table, Vec<float> index) {
@@ -189,13 +171,7 @@ SF_INLINE void store_rounded(float* p, Vec<double> x) { _mm256_storeu_ps(p, _mm5
 
 // ---- small integers ---------------------------------------------------------------------------------------
 
-// Sums of products of integers, in every lane; exact while they fit 32 bits. How they are added up: avx512.hpp,
-// avx512_bytes.hpp.
-using DotSums = Vec<int32_t>;
-SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
-SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }
-
-// Of a table of 16 bytes, for every byte of `index` (0 to 15) the one that it says.
+// Looks up 16 bytes: every byte of `index` (0 to 15) becomes the one that it names.
 SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), index);
@@ -239,3 +215,5 @@ SF_INLINE Bits16 narrow_bits(float16, Vec<float> x) {
 }
 
 }  // namespace simdformer::SF_ISA
+
+#include "isa/lane_dots.hpp"

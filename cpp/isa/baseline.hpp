@@ -17,20 +17,15 @@ using Bits16 = __m128i;
 // registers, because a product needs one of its own.
 constexpr int kTileRows = 4;
 constexpr int kTileVectors[] = {0, 8, 4, 2, 2};
-// From so many rows on the microkernel asks for the panels to come.
-constexpr int64_t kFewestAhead = 1;
-// From so many rows on 16-bit panels are widened before they are multiplied: no register is left to decode
+// From this many rows on the microkernel prefetches the panels to come.
+constexpr int64_t kFewestRowsForNext = 1;
+// From this many rows on 16-bit panels are widened before they are multiplied: no register is left to decode
 // in.
 constexpr int64_t kWidenRows = 24;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 2;
 // Rows of x that share the loads of four rows of a plain weight.
 constexpr int kDotTileRows = 2;
-// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied.
-constexpr int kCodeVectors[] = {0, 4, 2, 2, 2, 2, 2};
-// From so many rows on codes of one plane, and of two, are widened before they are multiplied.
-constexpr int64_t kWidenCodes = 16, kWidenTwoPlanes = 5;
-
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
 // a * b + c, one rounding where there is FMA
@@ -45,26 +40,20 @@ SF_INLINE V neg_mul_add(V a, V b, V c) {
   return c - a * b;
 }
 
-// x: the compiler has registers enough, see avx2_registers.hpp.
-template <class V>
-SF_INLINE V settle(V x) {
-  return x;
-}
-
 // a * b - product, exactly, where `product` is a * b rounded. Both are cut in two (Dekker): |a|, |b| up to
 // 2^100 in float32.
 template <class V>
-SF_INLINE V product_error(V a, V b, V product) {
+SF_INLINE V product_error_in_parts(V a, V b, V product) {
   const V split(kIsFloat<V> ? 0x1.001p12 : 0x1.0000002p27);
   const V ca = a * split, cb = b * split;
   const V ah = ca - (ca - a), al = a - ah, bh = cb - (cb - b), bl = b - bh;
   return al * bl - (((product - ah * bh) - al * bh) - ah * bl);
 }
-
-// a / b, one rounding
-template <class V>
-SF_INLINE V divide(V a, V b) {
-  return a / b;
+SF_INLINE Vec<float> product_error(Vec<float> a, Vec<float> b, Vec<float> product) {
+  return product_error_in_parts(a, b, product);
+}
+SF_INLINE Vec<double> product_error(Vec<double> a, Vec<double> b, Vec<double> product) {
+  return product_error_in_parts(a, b, product);
 }
 
 // a > b ? a : b and a < b ? a : b, so b where one is NaN
@@ -72,17 +61,6 @@ SF_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) { return _mm_max_ps(a, b
 SF_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return _mm_max_pd(a, b); }
 SF_INLINE Vec<float> smaller(Vec<float> a, Vec<float> b) { return _mm_min_ps(a, b); }
 SF_INLINE Vec<double> smaller(Vec<double> a, Vec<double> b) { return _mm_min_pd(a, b); }
-
-// a where the sign of x is set, else b. Where x is zero or NaN either may come of it, whatever its sign.
-template <class V>
-SF_INLINE V where_negative(V x, V a, V b) {
-  return xsimd::select(x < V(typename V::value_type(0)), a, b);
-}
-
-// No table fits a register: who looks up asks kTableSize before.
-constexpr int kTableSize = 0;
-template <class T>
-Vec<T> look_up(const T* table, Vec<float> index);
 
 // ---- lanes ------------------------------------------------------------------------------------------------
 
@@ -106,11 +84,7 @@ SF_INLINE Vec<double> zip_lower(Vec<double> a, Vec<double> b) { return _mm_unpac
 SF_INLINE Vec<float> zip_upper(Vec<float> a, Vec<float> b) { return _mm_unpackhi_ps(a, b); }
 SF_INLINE Vec<double> zip_upper(Vec<double> a, Vec<double> b) { return _mm_unpackhi_pd(a, b); }
 
-// all a, all b -> a0 b0 a1 b1 ... in two registers, and the way back
-template <class V>
-SF_INLINE Pair<V> zip(Pair<V> x) {
-  return {zip_lower(x.a, x.b), zip_upper(x.a, x.b)};
-}
+// The way back from zip
 SF_INLINE Pair<Vec<float>> unzip(Vec<float> first, Vec<float> second) {
   return {_mm_shuffle_ps(first, second, 0x88), _mm_shuffle_ps(first, second, 0xdd)};
 }
@@ -118,29 +92,7 @@ SF_INLINE Pair<Vec<double>> unzip(Vec<double> first, Vec<double> second) {
   return {_mm_unpacklo_pd(first, second), _mm_unpackhi_pd(first, second)};
 }
 
-// Quarter q = the 16 bytes at p + q * stride.
-template <class A>
-SF_INLINE Vec<A> load_quarters(const A* p, int64_t) {
-  return Vec<A>::load_unaligned(p);
-}
-
-// out = the sum of the quarters of x
-template <class A>
-SF_INLINE void add_quarters(Vec<A> x, A* out) {
-  x.store_unaligned(out);
-}
-
 // ---- memory -----------------------------------------------------------------------------------------------
-
-// The first n <= kLanes numbers at p, the other lanes zero, and the way back: nothing beyond is touched.
-template <class A>
-SF_INLINE Vec<A> load_part(const A* p, int64_t n) {
-  return lanes_as<Vec<A>>(load_words(p, n * static_cast<int64_t>(sizeof(A))));
-}
-SF_INLINE void store_part(float* p, int64_t n, Vec<float> x) { store_words(p, 4 * n, lanes_as<Bits128>(x)); }
-SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
-  store_words(p, 8 * n, lanes_as<Bits128>(x));
-}
 
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) {
@@ -149,21 +101,7 @@ SF_INLINE void store_rounded(float* p, Vec<double> x) {
 
 // ---- small integers ---------------------------------------------------------------------------------------
 
-// Sums of products of 16-bit integers, two products to a lane; exact while they fit 32 bits.
-constexpr bool kByteDots = false, kSignedDots = false;
-using DotSums = Vec<int32_t>;
-SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
-SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }
-
-// sums + the products of both halves. The compiler would gather the additions of a loop at its end, and run
-// out of registers: it may not look into a sum (GCC 12: 2.2 ms instead of 1.07).
-SF_INLINE DotSums add_dots(DotSums sums, Vec<uint32_t> a, Vec<uint32_t> b) {
-  __m128i out = _mm_add_epi32(sums, _mm_madd_epi16(a, b));
-  asm("" : "+x"(out));
-  return out;
-}
-
-// Of a table of 16 bytes, for every byte of `index` (0 to 15) the one that it says: one by one, because the
+// Looks up 16 bytes: every byte of `index` (0 to 15) becomes the one that it names. One by one, because the
 // instruction for it came with SSSE3.
 SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index) {
   const auto word = [&](uint64_t places) {
@@ -251,4 +189,24 @@ SF_INLINE Bits16 narrow_bits(float16, Vec<float> x) {
 
 }  // namespace simdformer::SF_ISA
 
+#include "isa/lane_dots.hpp"
+#include "isa/one_quarter.hpp"
 #include "isa/portable.hpp"
+
+namespace simdformer::SF_ISA {
+
+constexpr bool kByteDots = false, kSignedDots = false;
+// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied.
+constexpr int kCodeVectors[] = {0, 4, 2, 2, 2, 2, 2};
+// From this many rows on codes of one plane, and of two, are widened before they are multiplied.
+constexpr int64_t kWidenCodes = 16, kWidenTwoPlanes = 5;
+
+// sums + the products of both halves. The compiler would gather the additions of a loop at its end, and run
+// out of registers: it may not look into a sum (GCC 12: 2.2 ms instead of 1.07).
+SF_INLINE DotSums add_dots(DotSums sums, Vec<uint32_t> a, Vec<uint32_t> b) {
+  __m128i out = _mm_add_epi32(sums, _mm_madd_epi16(a, b));
+  asm("" : "+x"(out));
+  return out;
+}
+
+}  // namespace simdformer::SF_ISA

@@ -90,6 +90,41 @@ namespace simdformer::SF_ISA {
 template <class T>
 constexpr int64_t kLanes = static_cast<int64_t>(Vec<T>::size);
 
+// ---- what most of them do alike: the others have functions of their own, which are closer -------------------
+
+// x, as a sum that keeps its register: the compiler has enough of them, see avx2_registers.hpp.
+template <class V>
+SF_INLINE V settle(V x) {
+  return x;
+}
+
+// a / b, one rounding
+template <class V>
+SF_INLINE V divide(V a, V b) {
+  return a / b;
+}
+
+// a * b - product, exactly, where `product` is a * b rounded
+template <class V>
+SF_INLINE V product_error(V a, V b, V product) {
+  return mul_add(a, b, V(V(typename V::value_type(0)) - product));
+}
+
+// a where the sign of x is set, else b. Where x is zero or NaN either may come of it, whatever its sign.
+template <class V>
+SF_INLINE V where_negative(V x, V a, V b) {
+  return xsimd::select(x < V(typename V::value_type(0)), a, b);
+}
+
+// The first n lanes of x, and the rest of `other`.
+template <class V>
+SF_INLINE V first_lanes(int64_t n, V x, V other) {
+  using A = typename V::value_type;
+  static constexpr A kIndex[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  static_assert(sizeof(V) <= 32, "wider registers have masks");
+  return xsimd::select(V::load_unaligned(kIndex) < V(static_cast<A>(n)), x, other);
+}
+
 // ---- what follows from it ---------------------------------------------------------------------------------
 
 // -|x|: one instruction, where two would be obvious.

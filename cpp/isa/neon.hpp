@@ -6,9 +6,9 @@
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = false, kSignedDots = false;
-// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied: each sum takes two registers.
+// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied: each sum takes two registers.
 constexpr int kCodeVectors[] = {0, 4, 4, 2, 2, 2, 2};
-// From so many rows on codes of one plane, and of two, are widened before they are multiplied.
+// From this many rows on codes of one plane, and of two, are widened before they are multiplied.
 constexpr int64_t kWidenCodes = 16, kWidenTwoPlanes = 5;
 
 // Sums of products of 16-bit integers, two products to a lane; exact while they fit 32 bits. Products of

@@ -2,20 +2,16 @@
 // later). Read by isa.hpp, which lists the names.
 #pragma once
 
+#include "isa/lane_dots.hpp"
 #include "isa/neon_registers.hpp"
 
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = true, kSignedDots = true;
-// Vectors of columns of a tile of so many rows, where codes of quantised weights are multiplied: two sums for each.
+// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied: two sums for each.
 constexpr int kCodeVectors[] = {0, 4, 4, 2, 2, 2, 2};
 // Taking bytes apart costs little: codes are never widened before.
 constexpr int64_t kWidenCodes = INT64_MAX, kWidenTwoPlanes = INT64_MAX;
-
-// Sums of products of integers, in every lane; exact while they fit 32 bits.
-using DotSums = Vec<int32_t>;
-SF_INLINE DotSums start_dots(int32_t x) { return DotSums(x); }
-SF_INLINE Vec<float> finish_dots(DotSums sums) { return xsimd::to_float(sums); }
 
 // sums + the products of four signed bytes in every lane
 SF_INLINE DotSums add_dots(DotSums sums, Vec<uint32_t> a, Vec<uint32_t> b) {

@@ -30,9 +30,9 @@ namespace simdformer::SF_ISA {
 // registers.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
-// From so many rows on the microkernel asks for the panels to come.
-constexpr int64_t kFewestAhead = kTileRows + 1;
-// From so many rows on 16-bit panels are widened before they are multiplied.
+// From this many rows on the microkernel prefetches the panels to come.
+constexpr int64_t kFewestRowsForNext = kTileRows + 1;
+// From this many rows on 16-bit panels are widened before they are multiplied.
 constexpr int64_t kWidenRows = 128;
 // Rows that share the loads of four dot products.
 constexpr int kDotRows = 4;
@@ -48,18 +48,6 @@ SF_INLINE Vec<double> mul_add(Vec<double> a, Vec<double> b, Vec<double> c) { ret
 SF_INLINE Vec<float> neg_mul_add(Vec<float> a, Vec<float> b, Vec<float> c) { return vfmsq_f32(c, a, b); }
 SF_INLINE Vec<double> neg_mul_add(Vec<double> a, Vec<double> b, Vec<double> c) { return vfmsq_f64(c, a, b); }
 
-// x: the compiler has registers enough, see avx2_registers.hpp.
-template <class V>
-SF_INLINE V settle(V x) {
-  return x;
-}
-
-// a * b - product, exactly, where `product` is a * b rounded
-template <class V>
-SF_INLINE V product_error(V a, V b, V product) {
-  return mul_add(a, b, V(V(typename V::value_type(0)) - product));
-}
-
 // a / b, one rounding (xsimd 8 refines an estimate)
 SF_INLINE Vec<float> divide(Vec<float> a, Vec<float> b) { return vdivq_f32(a, b); }
 SF_INLINE Vec<double> divide(Vec<double> a, Vec<double> b) { return vdivq_f64(a, b); }
@@ -73,17 +61,6 @@ template <class V>
 SF_INLINE V smaller(V a, V b) {
   return xsimd::select(a < b, a, b);
 }
-
-// a where the sign of x is set, else b. Where x is zero or NaN either may come of it, whatever its sign.
-template <class V>
-SF_INLINE V where_negative(V x, V a, V b) {
-  return xsimd::select(x < V(typename V::value_type(0)), a, b);
-}
-
-// No table fits a register: who looks up asks kTableSize before.
-constexpr int kTableSize = 0;
-template <class T>
-Vec<T> look_up(const T* table, Vec<float> index);
 
 // ---- lanes ------------------------------------------------------------------------------------------------
 
@@ -107,11 +84,7 @@ SF_INLINE Vec<double> zip_lower(Vec<double> a, Vec<double> b) { return vzip1q_f6
 SF_INLINE Vec<float> zip_upper(Vec<float> a, Vec<float> b) { return vzip2q_f32(a, b); }
 SF_INLINE Vec<double> zip_upper(Vec<double> a, Vec<double> b) { return vzip2q_f64(a, b); }
 
-// all a, all b -> a0 b0 a1 b1 ... in two registers, and the way back
-template <class V>
-SF_INLINE Pair<V> zip(Pair<V> x) {
-  return {zip_lower(x.a, x.b), zip_upper(x.a, x.b)};
-}
+// The way back from zip
 SF_INLINE Pair<Vec<float>> unzip(Vec<float> first, Vec<float> second) {
   return {vuzp1q_f32(first, second), vuzp2q_f32(first, second)};
 }
@@ -119,29 +92,7 @@ SF_INLINE Pair<Vec<double>> unzip(Vec<double> first, Vec<double> second) {
   return {vuzp1q_f64(first, second), vuzp2q_f64(first, second)};
 }
 
-// Quarter q = the 16 bytes at p + q * stride.
-template <class A>
-SF_INLINE Vec<A> load_quarters(const A* p, int64_t) {
-  return Vec<A>::load_unaligned(p);
-}
-
-// out = the sum of the quarters of x
-template <class A>
-SF_INLINE void add_quarters(Vec<A> x, A* out) {
-  x.store_unaligned(out);
-}
-
 // ---- memory -----------------------------------------------------------------------------------------------
-
-// The first n <= kLanes numbers at p, the other lanes zero, and the way back: nothing beyond is touched.
-template <class A>
-SF_INLINE Vec<A> load_part(const A* p, int64_t n) {
-  return lanes_as<Vec<A>>(load_words(p, n * static_cast<int64_t>(sizeof(A))));
-}
-SF_INLINE void store_part(float* p, int64_t n, Vec<float> x) { store_words(p, 4 * n, lanes_as<Bits128>(x)); }
-SF_INLINE void store_part(double* p, int64_t n, Vec<double> x) {
-  store_words(p, 8 * n, lanes_as<Bits128>(x));
-}
 
 // All of x as float32
 SF_INLINE void store_rounded(float* p, Vec<double> x) { vst1_f32(p, vcvt_f32_f64(x)); }
@@ -149,7 +100,7 @@ SF_INLINE void store_rounded(float* p, Vec<double> x) { vst1_f32(p, vcvt_f32_f64
 // ---- small integers ---------------------------------------------------------------------------------------
 // How products of them are added up: neon.hpp, neon_dotprod.hpp.
 
-// Of a table of 16 bytes, for every byte of `index` (0 to 15) the one that it says.
+// Looks up 16 bytes: every byte of `index` (0 to 15) becomes the one that it names.
 SF_INLINE Vec<uint32_t> look_up_bytes(const uint8_t* table, Vec<uint32_t> index) {
   return vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_u32(index)));
 }
@@ -192,4 +143,5 @@ SF_INLINE Bits16 narrow_bits(float16, Vec<float> x) { return vreinterpret_u16_f1
 
 }  // namespace simdformer::SF_ISA
 
+#include "isa/one_quarter.hpp"
 #include "isa/portable.hpp"

@@ -1,5 +1,5 @@
-// The CPU cannot multiply pairs of bfloat16: who would multiply them asks kBf16Pairs before, and these
-// functions are named and never called.
+// The CPU cannot multiply pairs of bfloat16: kBf16Pairs is looked at first, and these functions are named and never
+// called.
 #pragma once
 
 namespace simdformer::SF_ISA {

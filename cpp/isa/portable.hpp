@@ -3,14 +3,6 @@
 
 namespace simdformer::SF_ISA {
 
-// The first n lanes of x, and the rest of `other`.
-template <class V>
-SF_INLINE V first_lanes(int64_t n, V x, V other) {
-  using A = typename V::value_type;
-  static constexpr A kIndex[] = {0, 1, 2, 3, 4, 5, 6, 7};
-  return xsimd::select(V::load_unaligned(kIndex) < V(static_cast<A>(n)), x, other);
-}
-
 // (1 + rest) 2^n, where adding kShifter has left n in the low bits of `shifted`. 2^n itself may leave the
 // exponent's range: 1 + rest is first taken 2^900 times as large, exactly. The shifter has the bias of that
 // exponent on top.

@@ -17,7 +17,7 @@ SF_INLINE Acc<T> element(const char* p) {
   return widen(value);
 }
 
-// Where scores are kept for those who asked: for the weights, until they take their place.
+// Where scores are kept if the caller wants them, or weights: these take their place later.
 template <class A>
 SF_INLINE A* kept_scores(const AttentionArgs& args, const Head& head, int64_t i, int64_t g) {
   const Attention& call = *args.call;
@@ -177,7 +177,8 @@ SF_INLINE void finish_scores(const AttentionArgs& args, A* s, KeyRange columns, 
   const KeyRange whole{panel_start(seen.begin), whole_panels(seen.end)};
   if (args.pairs) each_vector(s, whole.begin, whole.end, [&](V x, int64_t) { return x * scale; });
   if (call.softcap > 0)
-    each_vector(s, whole.begin, whole.end, [&](V x, int64_t) { return softcap * xsimd::tanh(x / softcap); });
+    each_vector(s, whole.begin, whole.end,
+                [&](V x, int64_t) { return softcap * xsimd::tanh(divide(x, softcap)); });
   if (mask != nullptr && call.mask->dtype == DType::boolean)
     each_vector(s, whole.begin, whole.end,
                 [&](V x, int64_t j) { return xsimd::select(load(mask + j) == V(A(0)), x, none); });
@@ -201,7 +202,7 @@ SF_INLINE void hide_unseen(const AttentionArgs& args, const Head& head, const St
   }
 }
 
-// Scores of a strip as softmax reads them, where the call asks for more than to hide. `stage` holds a row of
+// Scores of a strip as softmax reads them, where the call wants more than to hide. `stage` holds a row of
 // the mask.
 template <class A>
 SF_INLINE void finish_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip,

@@ -24,7 +24,7 @@ SF_INLINE A exp_of(A x) {
 
 constexpr int64_t kRowsTogether = 16;  // whose m and l are computed in the lanes of registers
 
-// Softmax of up to so many rows so far: the scores in `columns` become exp(s - m); m, l and the sums follow.
+// Softmax of up to this many rows so far: the scores in `columns` become exp(s - m); m, l and the sums follow.
 template <class A>
 SF_INLINE void softmax_so_far(A* scores, int64_t pitch, KeyRange columns, const Sums<A>& sums, int64_t rows) {
   using V = Vec<A>;
@@ -184,7 +184,7 @@ void finish_rows(const AttentionArgs& args, const Head& head, int64_t first, int
       if (is_blind(r))
         std::memset(weights, 0, static_cast<size_t>(args.keys) * sizeof(A));
       else
-        map_row(weights, args.keys, [&](V s) { return vec_exp(s - shift) / divisor; }, scores);
+        map_row(weights, args.keys, [&](V s) { return divide(vec_exp(s - shift), divisor); }, scores);
     });
 }
 
