@@ -1,9 +1,7 @@
 #include "core/quantised.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "base/linear_args.hpp"
@@ -15,52 +13,9 @@
 namespace simdformer {
 namespace {
 
-float of_half(uint32_t bits) {
-  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  float value;
-  if (exponent == 31)
-    value = mantissa == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
-  else
-    value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                          : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
-  return bits >> 15 & 1 ? -value : value;
-}
-
-// The scale, or the minimum, that `number` stands for.
-float scale_of(ScaleKind kind, uint32_t number, uint16_t factor) {
-  switch (kind) {
-    case ScaleKind::f16:
-      return of_half(number);
-    case ScaleKind::f32: {
-      float value;
-      std::memcpy(&value, &number, 4);
-      return value;
-    }
-    case ScaleKind::power_of_two:
-      return std::ldexp(1.0f, static_cast<int>(number) - 128);
-    case ScaleKind::f16_u8:
-      return of_half(factor) * static_cast<float>(number);
-    default:
-      return of_half(factor) * static_cast<float>(static_cast<int8_t>(number));
-  }
-}
-
 // A code as the integer that is multiplied.
 int value_of(const QuantisedFormat& format, uint8_t code) {
   return (format.table != nullptr ? format.table[code] : code) - format.offset;
-}
-
-// The values of one column of a span.
-void dequantise_column(const QuantisedFormat& format, const ColumnSpan& span, int64_t inputs, float* out) {
-  for (int64_t group = 0; group < inputs / format.group; ++group) {
-    const float scale = scale_of(format.scales, span.scales[group], span.factor);
-    const float minimum =
-        format.has_minimum ? scale_of(format.scales, span.minimums[group], span.minimum_factor) : 0.0f;
-    for (int64_t k = group * format.group; k < (group + 1) * format.group; ++k) {
-      const float value = scale * static_cast<float>(value_of(format, span.codes[k]));
-      out[k] = format.has_minimum ? value - minimum : value;
-    }
-  }
 }
 
 // Taking a row apart or putting it together costs a few operations an input.
@@ -161,7 +116,7 @@ QuantisedWeight::QuantisedWeight(const QuantisedType& type, const View& weight)
 
 // ---- reading ----------------------------------------------------------------------------------------------
 
-// use(first input, inputs, span) for every span of a row
+// use(first input, inputs, where the span lies, span) for every span of a row
 template <class Use>
 void QuantisedWeight::for_each_span(int64_t row, Use use) const {
   const uint8_t* at = data() + row / kSliceColumns * slice_bytes(format_, cols_);
@@ -169,7 +124,7 @@ void QuantisedWeight::for_each_span(int64_t row, Use use) const {
   for (int64_t k = 0; k < cols_; k += kSpanInputs) {
     const int64_t inputs = std::min(cols_ - k, kSpanInputs);
     get_span(format_, at, inputs, row % kSliceColumns, span);
-    use(k, inputs, static_cast<const ColumnSpan&>(span));
+    use(k, inputs, at, static_cast<const ColumnSpan&>(span));
     at += span_bytes(format_, inputs);
   }
 }
@@ -179,7 +134,7 @@ void QuantisedWeight::write_blocks(uint8_t* blocks) const {
   parallel_for(rows_, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       uint8_t* block = blocks + row * row_bytes;
-      for_each_span(row, [&](int64_t, int64_t inputs, const ColumnSpan& span) {
+      for_each_span(row, [&](int64_t, int64_t inputs, const uint8_t*, const ColumnSpan& span) {
         for (int64_t k = 0; k < inputs; k += type_->block, block += type_->nbytes)
           type_->write(span, k, block);
       });
@@ -188,55 +143,37 @@ void QuantisedWeight::write_blocks(uint8_t* blocks) const {
 }
 
 void QuantisedWeight::write_groups(uint8_t* codes, float* scales, float* minimums) const {
-  const int64_t per_row = cols_ / format_.group;
+  const int64_t per_row = cols_ / format_.group,
+                per_group = std::max<int64_t>(format_.group / kBlockInputs, 1);
+  const KernelTable& table = kernels();
   parallel_for(rows_, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
+    constexpr int64_t kFloats = kSpanInputs / 16 * kSliceColumns;
+    alignas(64) float some_scales[kFloats], some_minimums[kFloats];
     for (int64_t row = begin; row < end; ++row)
-      for_each_span(row, [&](int64_t first, int64_t inputs, const ColumnSpan& span) {
+      for_each_span(row, [&](int64_t first, int64_t inputs, const uint8_t* at, const ColumnSpan& span) {
         for (int64_t k = 0; k < inputs; ++k)
           codes[row * cols_ + first + k] = static_cast<uint8_t>(value_of(format_, span.codes[k]));
-        const int64_t at = row * per_row + first / format_.group;
+        const int64_t column = row % kPanelColumns, to = row * per_row + first / format_.group;
+        table.quantised_scales(format_, at, inputs, row % kSliceColumns - column, some_scales, some_minimums);
         for (int64_t g = 0; g < inputs / format_.group; ++g) {
-          scales[at + g] = scale_of(format_.scales, span.scales[g], span.factor);
-          if (minimums != nullptr)
-            minimums[at + g] = scale_of(format_.scales, span.minimums[g], span.minimum_factor);
+          scales[to + g] = some_scales[g * per_group * kSliceColumns + column];
+          if (minimums != nullptr) minimums[to + g] = some_minimums[g * per_group * kSliceColumns + column];
         }
       });
   });
 }
 
-void QuantisedWeight::dequantise(const View& out) const {
-  parallel_for(rows_, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      float* values = reinterpret_cast<float*>(out.data + row * out.strides[0]);
-      for_each_span(row, [&](int64_t first, int64_t inputs, const ColumnSpan& span) {
-        dequantise_column(format_, span, inputs, values + first);
-      });
-    }
-  });
-}
+void QuantisedWeight::dequantise(const View& out) const { gather(nullptr, out); }
 
 void QuantisedWeight::gather(const int64_t* ids, const View& out) const {
   if (out.size() == 0) return;
+  const DequantiseArgs args{&format_, data(), cols_, ids, rows_of(out)};
   const KernelTable& table = kernels();
-  const Rows target = rows_of(out);
-  parallel_for(target.count, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
-    alignas(64) float values[kSpanInputs];
-    RowCursor row(target, begin);
-    ConvertArgs part;
-    part.x.data = reinterpret_cast<char*>(values);
-    part.x.dtype = DType::f32, part.out.dtype = out.dtype;
-    part.x.count = part.out.count = 1;
-    for (int64_t i = begin; i < end; ++i, row.next())
-      for_each_span(ids[i], [&](int64_t first, int64_t inputs, const ColumnSpan& span) {
-        dequantise_column(format_, span, inputs, values);
-        part.x.length = part.out.length = part.segment = inputs;
-        part.out.data = row.get() + first * itemsize(out.dtype);
-        if (out.dtype == DType::f32)
-          std::memcpy(part.out.data, values, static_cast<size_t>(inputs) * sizeof(float));
-        else
-          table.convert(part, 0, 1);
-      });
-  });
+  const int64_t together = ids == nullptr ? kPanelColumns : 1;  // rows that lie side by side
+  parallel_for(ceil_div(args.out.count, together), grain_of_columns(cols_ * together),
+               [&](int64_t begin, int64_t end) {
+                 table.dequantise(args, begin * together, std::min(end * together, args.out.count));
+               });
 }
 
 }  // namespace simdformer
