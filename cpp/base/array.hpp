@@ -43,7 +43,7 @@ struct View {
 
   View() = default;
   SF_INLINE View(const View& other) { *this = other; }
-  SF_INLINE View& operator=(const View& other) {  // of the axes that there are: all of them are a kilobyte
+  SF_INLINE View& operator=(const View& other) {  // only the axes in use: all of them are a kilobyte
     data = other.data;
     dtype = other.dtype;
     rank = other.rank;

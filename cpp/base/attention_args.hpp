@@ -5,12 +5,11 @@
 
 #include "base/attention_call.hpp"
 #include "base/panels.hpp"
+#include "base/tuning.hpp"
 
 namespace simdformer {
 
 constexpr int64_t kKeyBlock = 256;     // prefill: keys whose scores are held at a time
-constexpr int64_t kStripRows = 24;     // rows that pass through scores, softmax and sum together
-constexpr int64_t kDecodeRows = 16;    // a head of at most so many rows reads its keys in place: decode
 constexpr int64_t kDecodeChunk = 512;  // keys of a work item there
 constexpr int64_t kDecodeBlock = 256;  // keys whose scores are held at a time there
 

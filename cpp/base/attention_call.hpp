@@ -45,7 +45,7 @@ struct Attention {
   const void* sinks = nullptr;  // (H), contiguous: one more score a head, without a value
   DType sinks_dtype = DType::f32;
 
-  // Wanted besides, or null: the accumulator's dtype, unit stride on the last axis (lse: any strides).
+  // Further results, or null: the accumulator's dtype, unit stride on the last axis (lse: any strides).
   const View* weights = nullptr;  // (..., H, L, S)
   const View* scores = nullptr;   // (..., H, L, S), scaled and masked, -inf where not seen
   const View* lse = nullptr;      // (..., H, L), log of the sum of exp(scores)

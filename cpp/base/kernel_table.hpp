@@ -8,13 +8,14 @@
 #include <cstdint>
 
 #include "base/array.hpp"
+#include "base/tuning.hpp"
 
 namespace simdformer {
 
 // ---- operands ---------------------------------------------------------------------------------------------
 // All Rows of one struct have the same count. `x` and `out` have the same dtype and length unless said
-// otherwise. Parameters (weight, bias) are contiguous vectors of Rows::length, null when absent; their dtype
-// is x's, or 16-bit beside float32, or float32 beside 16-bit.
+// otherwise. Parameters (weight, bias) are contiguous vectors of Rows::length in the accumulator's type of x, null
+// when absent.
 // With `past_caches`, out goes to memory as if there were none; then it is not x.
 
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
@@ -46,18 +47,14 @@ struct SoftmaxArgs {
 struct RmsNormArgs {
   Rows x, out;
   const void* weight;
-  DType weight_dtype;
   double eps;
   bool past_caches = false;
 };
 
-// out = (x - mean) / sqrt(var + eps) * weight + bias; weight and bias may have different dtypes
+// out = (x - mean) / sqrt(var + eps) * weight + bias
 struct LayerNormArgs {
   Rows x, out;
-  const void* weight;
-  DType weight_dtype;
-  const void* bias;
-  DType bias_dtype;
+  const void *weight, *bias;
   double eps;
   bool past_caches = false;
 };
@@ -88,7 +85,6 @@ struct RopeArgs {
   const void* table;
   bool past_caches = false;  // rows of out lie side by side and have kShortRow bytes at most
 };
-constexpr int64_t kShortRow = 4 << 10;
 
 // Conversion between float dtypes, row by row.
 struct ConvertArgs {
@@ -101,6 +97,8 @@ struct PackArgs;
 struct UnpackArgs;
 struct PackRowsArgs;
 struct QuantiseWeightArgs;
+struct DequantiseArgs;
+struct QuantisedFormat;
 struct LinearArgs;
 struct AttentionArgs;
 
@@ -123,6 +121,11 @@ struct KernelTable {
   void (*pack_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
   void (*quantise_weight)(const QuantiseWeightArgs&, int64_t begin, int64_t end) noexcept;
   void (*quantise_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
+  void (*dequantise)(const DequantiseArgs&, int64_t begin, int64_t end) noexcept;
+  // The scales and minimums of 16 columns of a span, from `first` on, as rows of 64 floats: one for each group, or
+  // for every 32 inputs of a longer one.
+  void (*quantised_scales)(const QuantisedFormat&, const uint8_t* span, int64_t inputs, int64_t first,
+                           float* scales, float* minimums) noexcept;
   void (*linear)(const LinearArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_pack)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
   void (*attention_prefill)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;

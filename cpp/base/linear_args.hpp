@@ -8,8 +8,6 @@
 namespace simdformer {
 
 constexpr int64_t kDepthBlock = 256;  // inputs that are widened or packed at a time
-// Up to so many rows of x, plain weights are read in place, as dot products.
-constexpr int64_t kDirectRows = 64;
 
 // Rows [16 p, 16 p + 16) of a weight -> panel p. Work items are panels.
 struct PackArgs {
@@ -26,6 +24,15 @@ struct QuantiseWeightArgs {
   PackArgs weight;
   const QuantisedFormat* format;
   QuantisingLoss* losses;  // one a panel
+};
+
+// Rows of a quantised weight, those in `rows` or all in order -> rows of `out`, of any float dtype.
+struct DequantiseArgs {
+  const QuantisedFormat* format;
+  const uint8_t* slices;
+  int64_t depth;
+  const int64_t* rows;
+  Rows out;
 };
 
 // Panel p -> rows [16 p, 16 p + 16) of a weight. Work items are panels.

@@ -42,7 +42,7 @@ struct VisibleKeys {
   }
 };
 
-// Of `queries` queries and `keys` keys of a sequence. Any offset, window and length will do.
+// For `queries` queries and `keys` keys of a sequence. Any offset, window and length will do.
 SF_INLINE VisibleKeys visible_keys(const Attention& call, int64_t sequence, int64_t queries, int64_t keys) {
   // Beyond these bounds a query sees nothing, or all.
   const int64_t low = -queries, high = keys;

@@ -14,16 +14,6 @@
 namespace simdformer {
 namespace {
 
-// Bytes that the threads share at a time: they should stay in the last-level cache.
-constexpr int64_t kWorkspace = int64_t{16} << 20;
-// Products of a work item: ~10 ms on one SSE2 core.
-constexpr int64_t kItemTerms = int64_t{1} << 27;
-constexpr int64_t kMostRows = 128, kFewestRows = 32;
-// Rows of a block that packs for itself: packing then takes a fortieth of the time of its products, and what
-// it works on fits the second cache.
-constexpr int64_t kOwnRows = 256;
-constexpr int64_t kItems = 16;  // to share out, where there are enough rows
-
 // Items to a chunk, at `terms` products an item. Beside them an item packs keys and takes exponentials.
 int64_t grain_of_terms(double terms) { return grain_of(2 * terms * cost::product); }
 
@@ -78,7 +68,7 @@ void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRan
     });
   }
   const int64_t head_bytes = bytes_of(args.chunks, sums_size(args, rows), size);
-  const int64_t wave = std::clamp<int64_t>(kWorkspace / head_bytes, 1, heads);
+  const int64_t wave = std::clamp<int64_t>(kAttentionBytes / head_bytes, 1, heads);
   const Scratch partials(bytes_of(wave, head_bytes));
   args.partials = partials.as<void>();
   for (args.first_head = 0; args.first_head < heads; args.first_head += wave) {
@@ -97,12 +87,13 @@ void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRan
 // packed once for all.
 void prefill(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRange seen, int64_t size) {
   const int64_t width = args.depth + args.value_depth, rows = args.queries * args.group;
-  const int64_t most = std::clamp<int64_t>((kMostRows * 256) / width, kStripRows, kMostRows);
+  const int64_t most = std::clamp<int64_t>((kMostBlockRows * 256) / width, kStripRows, kMostBlockRows);
   const int64_t whole_passes = kItemTerms / width / std::max<int64_t>(seen.end - seen.begin, 1);
   const int64_t own_rows = std::min((kOwnRows * 256) / width, whole_passes);
-  const bool own = own_rows > most && heads * ceil_div(rows, own_rows) >= kItems;
+  const bool own = own_rows > most && heads * ceil_div(rows, own_rows) >= kAttentionItems;
   const int64_t wanted =
-      own ? own_rows : std::clamp<int64_t>(heads * rows / kItems, std::min(kFewestRows, most), most);
+      own ? own_rows
+          : std::clamp<int64_t>(heads * rows / kAttentionItems, std::min(kFewestAttentionRows, most), most);
   args.block_queries =
       ceil_div(args.queries, ceil_div(args.queries, std::max<int64_t>(wanted / args.group, 1)));
   const int64_t blocks = ceil_div(args.queries, args.block_queries);
@@ -117,9 +108,10 @@ void prefill(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRa
 
   const int64_t packed_bytes = blocks > 1 && !own ? bytes_of(pass_blocks, packed_block_size(args), size) : 0;
   const int64_t state_bytes = several_passes ? bytes_of(sums_size(args, block_rows), size) : 0;
-  const int64_t wave_blocks = std::clamp<int64_t>(kWorkspace / std::max<int64_t>(state_bytes, 1), 1, blocks);
+  const int64_t wave_blocks =
+      std::clamp<int64_t>(kAttentionBytes / std::max<int64_t>(state_bytes, 1), 1, blocks);
   const int64_t head_bytes = packed_bytes + wave_blocks * state_bytes;
-  const int64_t wave = std::clamp<int64_t>(kWorkspace / std::max<int64_t>(head_bytes, 1), 1, heads);
+  const int64_t wave = std::clamp<int64_t>(kAttentionBytes / std::max<int64_t>(head_bytes, 1), 1, heads);
   const Scratch packed(wave * packed_bytes), state(bytes_of(wave * wave_blocks, state_bytes));
   args.packed = packed_bytes > 0 ? packed.as<void>() : nullptr;
   args.state = state_bytes > 0 ? state.as<void>() : nullptr;

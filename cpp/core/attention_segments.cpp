@@ -11,9 +11,6 @@
 namespace simdformer {
 namespace {
 
-// Nanoseconds of one core from which on a segment is worth all threads.
-constexpr double kLarge = 200000;
-
 // `count` places of an axis, from `first` on.
 void narrow(View& view, int axis, int64_t first, int64_t count) {
   view.data += first * view.strides[axis];
@@ -120,7 +117,7 @@ void attention(const Attention& call, const Segment* segments, int64_t count) {
   double nanoseconds = 0;
   for (const Segment* segment = segments; segment < segments + count; ++segment) {
     const double here = nanoseconds_of(call, *segment);
-    if (here >= kLarge) {
+    if (here >= kLargeSegment) {
       attend(call, *segment);
     } else {
       small.push_back(*segment);

@@ -147,23 +147,17 @@ double bytes_of_weight(const LinearWeight& w, int64_t depth) {
   return columns / kSliceColumns * static_cast<double>(slice_bytes(*w.format, depth));
 }
 
-// Rows of a work item at most: it stays within ~30 ms.
-constexpr int64_t kItemRows = 528;
-
-// Rows that are taken at a time: they stay within ~32 MB of scratch, and within an item's where all of them go
-// through the same weights.
+// Rows that are taken at a time: within an item's where all of them go through the same weights.
 int64_t block_rows(int64_t rows, int64_t depth, bool are_chosen) {
-  constexpr int64_t kFewest = 24, kElements = int64_t{8} << 20;
-  int64_t most = std::max(kElements / std::max<int64_t>(depth, 1), kFewest);
+  int64_t most = std::max(kBlockElements / std::max<int64_t>(depth, 1), kFewestBlockRows);
   if (!are_chosen) most = std::min(most, kItemRows);
   return ceil_div(rows, ceil_div(rows, most));
 }
 
-// Of weights that have at most so many rows each: fewer, when there are too few slices to share out.
+// The rows of a work item, where weights have at most `rows` each: fewer when there are too few slices to share out.
 int64_t chunk_rows_of(int64_t rows, int64_t slices) {
-  constexpr int64_t kItems = 64, kFewest = 32;
   const int64_t chunks =
-      std::clamp<int64_t>(ceil_div(kItems, slices), 1, std::max<int64_t>(rows / kFewest, 1));
+      std::clamp<int64_t>(ceil_div(kLinearItems, slices), 1, std::max<int64_t>(rows / kFewestItemRows, 1));
   return std::min(ceil_div(rows, chunks), kItemRows);
 }
 

@@ -18,7 +18,7 @@ constexpr auto kSmallest = static_cast<int64_t>(kLargeResult);
 constexpr int64_t kLargest = int64_t{64} << 20, kMostKept = 2 * kLargest;
 constexpr int kPieces = 64;
 
-// So much larger than what is asked for a piece may be; huge pages are rounded.
+// A piece may be this much larger than what is wanted; huge pages are rounded.
 constexpr int64_t spare_for(int64_t bytes) {
   return bytes < kHuge ? bytes / 8 : std::max(bytes / 8, kHugePage);
 }

@@ -7,25 +7,14 @@
 #include "base/array.hpp"
 #include "base/kernel_table.hpp"
 #include "base/sizes.hpp"
+#include "base/tuning.hpp"
 
 namespace simdformer {
 
-// What one core needs, in nanoseconds and roughly: within a factor of four on the machines that we know.
-namespace cost {
-constexpr double element = 20000.0 / 32768;  // of row-wise work: read, computed, written
-constexpr double angle = 16 * element;       // its cos and sin in float64
-constexpr double product = 1.0 / 50;         // multiplied and added, in a matrix product
-constexpr double byte = 1.0 / 20;            // read from memory
-}  // namespace cost
-
-// So many bytes do not stay in a second cache, nor in the last one of most machines.
-constexpr int64_t kFarBytes = int64_t{1} << 20, kFarthestBytes = int64_t{32} << 20;
 inline int64_t bytes_in(const Rows& rows) { return rows.count * rows.length * itemsize(rows.dtype); }
 
 // Whether to store an output past the caches: whoever reads it would not find it there, and what it overwrites
-// need not be read before (measured from memory: 1.2 to 2.1 times as fast). Short rows share too many lines with
-// their neighbours, which are read all the same (rows of 2 KB: a fifth slower).
-constexpr int64_t kLongRow = 8 << 10;
+// need not be read before (measured from memory: 1.2 to 2.1 times as fast).
 template <class... In>
 bool past_caches(const Rows& out, const In&... in) {
   return bytes_in(out) >= kFarthestBytes && out.length * itemsize(out.dtype) >= kLongRow &&
@@ -39,10 +28,10 @@ inline bool lines_past_caches(const Rows& out, const Rows& in) {
          out.strides[0] == bytes;
 }
 
-// Items to a chunk of 20 us: worth waking a thread for, and far below the 50 ms that Ctrl-C may wait.
+// Items to a chunk.
 inline int64_t grain_of(double nanoseconds_per_item) {
-  constexpr double kChunk = 20000;
-  return std::max<int64_t>(1, static_cast<int64_t>(kChunk / std::max(nanoseconds_per_item, cost::element)));
+  return std::max<int64_t>(
+      1, static_cast<int64_t>(kChunkNanoseconds / std::max(nanoseconds_per_item, cost::element)));
 }
 
 // The same for long loops at whose end no thread should wait for another's chunk: a quarter of it, but all in
@@ -61,7 +50,6 @@ inline int64_t short_grain_of(double nanoseconds_per_item) {
 inline int64_t grain_of_rows(int64_t length) { return grain_of(cost::element * static_cast<double>(length)); }
 
 // Where a row may be cut, work items are its pieces of kSegment elements.
-constexpr int64_t kSegment = 16384;
 inline int64_t pieces_of(const Rows& rows) { return rows.count * ceil_div(rows.length, kSegment); }
 inline int64_t grain_of_pieces(const Rows& rows) { return grain_of_rows(std::min(rows.length, kSegment)); }
 

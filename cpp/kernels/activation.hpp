@@ -14,7 +14,6 @@
 #include "base/kernel_table.hpp"
 #include "kernels/exp.hpp"
 #include "kernels/loops.hpp"
-#include "kernels/pieces.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -102,18 +101,11 @@ struct Sum {
   }
 };
 
-// ---- rows -------------------------------------------------------------------------------------------------
+// ---- entries of the table ---------------------------------------------------------------------------------
 
-template <class T, class F>
-SF_INLINE void activate(const ActivationArgs& args, int64_t begin, int64_t end, F f) {
-  for_each_piece(
-      begin, end, args.x.length, args.segment,
-      [&](int64_t offset, int64_t n, const char* x, char* out) {
-        write_row(args.past_caches, reinterpret_cast<T*>(out) + offset, n, 0, f,
-                  reinterpret_cast<const T*>(x) + offset);
-      },
-      args.x, args.out);
-  if (args.past_caches) finish_streams();
+template <class T, Activation kind>
+void activate(const ActivationArgs& args, int64_t begin, int64_t end) noexcept {
+  map_rows<T>(args, begin, end, ActivationOf<kind>(), args.x);
 }
 
 inline void activation(const ActivationArgs& args, int64_t begin, int64_t end) noexcept {
@@ -121,36 +113,25 @@ inline void activation(const ActivationArgs& args, int64_t begin, int64_t end) n
     using T = decltype(x);
     switch (args.kind) {
       case Activation::silu:
-        return activate<T>(args, begin, end, ActivationOf<Activation::silu>());
+        return activate<T, Activation::silu>(args, begin, end);
       case Activation::gelu:
-        return activate<T>(args, begin, end, ActivationOf<Activation::gelu>());
+        return activate<T, Activation::gelu>(args, begin, end);
       case Activation::gelu_tanh:
-        return activate<T>(args, begin, end, ActivationOf<Activation::gelu_tanh>());
+        return activate<T, Activation::gelu_tanh>(args, begin, end);
       case Activation::relu:
-        return activate<T>(args, begin, end, ActivationOf<Activation::relu>());
+        return activate<T, Activation::relu>(args, begin, end);
     }
   });
 }
 
-template <class F>
-SF_INLINE void join(const PairArgs& args, int64_t begin, int64_t end, F f) {
-  with_type(args.out.dtype, [&](auto type) {
-    using T = decltype(type);
-    for_each_piece(
-        begin, end, args.out.length, args.segment,
-        [&](int64_t offset, int64_t n, const char* x, const char* y, char* out) {
-          write_row(args.past_caches, reinterpret_cast<T*>(out) + offset, n, 0, f,
-                    reinterpret_cast<const T*>(x) + offset, reinterpret_cast<const T*>(y) + offset);
-        },
-        args.x, args.y, args.out);
-    if (args.past_caches) finish_streams();
-  });
-}
-
 inline void swiglu(const PairArgs& args, int64_t begin, int64_t end) noexcept {
-  join(args, begin, end, Swiglu());
+  with_type(args.out.dtype,
+            [&](auto type) { map_rows<decltype(type)>(args, begin, end, Swiglu(), args.x, args.y); });
 }
 
-inline void add(const PairArgs& args, int64_t begin, int64_t end) noexcept { join(args, begin, end, Sum()); }
+inline void add(const PairArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.out.dtype,
+            [&](auto type) { map_rows<decltype(type)>(args, begin, end, Sum(), args.x, args.y); });
+}
 
 }  // namespace simdformer::SF_ISA

@@ -10,7 +10,7 @@
 
 #include "kernels/attention_softmax.hpp"
 #include "kernels/gemm.hpp"
-#include "kernels/requests.hpp"
+#include "kernels/prefetch.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -18,36 +18,27 @@ namespace simdformer::SF_ISA {
 constexpr int kSharingKeys = 4;
 constexpr int kValueVectors = 4;
 
-// Keys whose values all tiles pass over before the next ones: they stay in the first cache beside what is asked
-// for ahead.
-constexpr int64_t kValueKeys = 16;
-
-// Some keys or values: `count` rows of `columns` numbers. Pointers up to `known` are there to be asked for.
+// Some keys or values: `count` rows of `columns` numbers. Pointers up to `known` may be prefetched.
 struct Positions {
   const char* const* rows;
   int64_t count, known, columns, row_bytes;
-  int64_t ahead;  // so many rows are asked for before they are read; 0: all lie near
+  int64_t ahead;  // this many rows are prefetched before they are read; 0: all lie near
 
   SF_INLINE const char* row(int64_t j) const { return rows[j]; }
   SF_INLINE Positions from(int64_t j, int64_t most) const {
     return {rows + j, min_of(count - j, most), known - j, columns, row_bytes, ahead};
   }
 
-  // What is asked for meanwhile, where every row is read by `readers` rows of queries.
+  // What is prefetched meanwhile, where every row is read by `readers` rows of queries.
   template <class Ahead>
   SF_INLINE Ahead next(int64_t readers) const {
     return {rows + ahead, rows + known, row_bytes, readers};
   }
 };
 
-// Bytes that are asked for before they are read. Measured from memory: 8 to 16 KB are alike, 4 KB and 32 KB
-// slower, and so is the second cache as their goal.
-constexpr int64_t kAheadBytes = 8192;
-constexpr int64_t kMostRowsAhead = 64;
-
 // Where rows of a head lie: those of a block, and behind them those that a thread will most likely read next.
 struct RowPointers {
-  const char* rows[kDecodeBlock + kMostRowsAhead];
+  const char* rows[kDecodeBlock + kMostKeysAhead];
   int64_t count, known;
 
   // The block begins at row `first`; of this head it ends at `end` at the latest. The head has rows up to `seen`.
@@ -117,14 +108,6 @@ SF_INLINE void score_tile(Matrix<RowOf<T>> q, const ElementOf<T>* const* keys, i
   SF_UNROLL for (int r = 0; r < MR; ++r) sum_four(sum[r], scores.p + r * scores.stride);
 }
 
-template <class T, int MR = kDotRows, class Ahead>
-SF_INLINE void score_rows(int64_t rows, Matrix<RowOf<T>> q, const ElementOf<T>* const* keys, int64_t depth,
-                          Ahead& ahead, Tile<SumOf<T>> scores) {
-  for (; rows >= MR; rows -= MR, q = q.from(MR), scores = scores.from(MR, 0))
-    score_tile<T, MR>(q, keys, depth, ahead, scores);
-  if constexpr (MR > 1) score_rows<T, MR / 2>(rows, q, keys, depth, ahead, scores);
-}
-
 // Scores of all rows with the keys, and of no meaning up to the next multiple of four.
 template <class T, class Ahead>
 void score_keys(int64_t rows, Matrix<RowOf<T>> q, const Positions& keys, Tile<SumOf<T>> scores) noexcept {
@@ -133,7 +116,9 @@ void score_keys(int64_t rows, Matrix<RowOf<T>> q, const Positions& keys, Tile<Su
     const ElementOf<T>* tile[kSharingKeys];
     for (int64_t n = 0; n < kSharingKeys; ++n)
       tile[n] = reinterpret_cast<const ElementOf<T>*>(keys.row(min_of(j + n, keys.count - 1)));
-    score_rows<T>(rows, q, tile, keys.columns, ahead, scores.from(0, j));
+    each_power<kDotRows>(rows, [&](int64_t r, auto count) __attribute__((always_inline)) {
+      score_tile<T, decltype(count)::value>(q.from(r), tile, keys.columns, ahead, scores.from(r, j));
+    });
   }
 }
 
@@ -170,14 +155,6 @@ SF_INLINE void sum_tile(Matrix<Acc<T>> p, const Positions& values, int64_t colum
   }
 }
 
-template <class T, int NV, bool kPart, int MR = kDotRows, class Ahead>
-SF_INLINE void sum_rows(int64_t rows, Matrix<Acc<T>> p, const Positions& values, int64_t column, Ahead& ahead,
-                        Sums<Acc<T>> sums) {
-  for (; rows >= MR; rows -= MR, p = p.from(MR), sums = sums.at(MR))
-    sum_tile<T, MR, NV, kPart>(p, values, column, ahead, sums);
-  if constexpr (MR > 1) sum_rows<T, NV, kPart, MR / 2>(rows, p, values, column, ahead, sums);
-}
-
 // out += p v
 template <class T, class Ahead>
 void add_values(int64_t rows, Matrix<Acc<T>> p, const Positions& values, const Sums<Acc<T>>& sums) noexcept {
@@ -186,11 +163,17 @@ void add_values(int64_t rows, Matrix<Acc<T>> p, const Positions& values, const S
   for (int64_t first = 0; first < values.count; first += kValueKeys) {
     const Positions some = values.from(first, kValueKeys);
     const Matrix<Acc<T>> weights = p.from(0, first);
+    const auto sum_rows = [&](int64_t column, auto vectors, auto is_part) __attribute__((always_inline)) {
+      each_power<kDotRows>(rows, [&](int64_t r, auto count) __attribute__((always_inline)) {
+        sum_tile<T, decltype(count)::value, decltype(vectors)::value, decltype(is_part)::value>(
+            weights.from(r), some, column, ahead, sums.at(r));
+      });
+    };
     int64_t c = 0;
     for (; c + kValueVectors * W <= values.columns; c += kValueVectors * W)
-      sum_rows<T, kValueVectors, false>(rows, weights, some, c, ahead, sums);
-    for (; c + W <= values.columns; c += W) sum_rows<T, 1, false>(rows, weights, some, c, ahead, sums);
-    if (c < values.columns) sum_rows<T, 1, true>(rows, weights, some, c, ahead, sums);
+      sum_rows(c, Count<kValueVectors>(), std::false_type());
+    for (; c + W <= values.columns; c += W) sum_rows(c, Count<1>(), std::false_type());
+    if (c < values.columns) sum_rows(c, Count<1>(), std::true_type());
   }
 }
 
@@ -287,7 +270,7 @@ void attend_chunks(const AttentionArgs& args, Acc<T>* scratch, int64_t begin, in
   using A = Acc<T>;
   const int64_t rows = args.queries * args.group, size = sums_size(args, rows);
   const int64_t key_bytes = max_of(args.depth, args.value_depth) * static_cast<int64_t>(sizeof(T));
-  const int64_t ahead = args.far ? clamp_to(kAheadBytes / key_bytes, kSharingKeys, kMostRowsAhead) : 0;
+  const int64_t ahead = args.far ? clamp_to(kKeyBytesAhead / key_bytes, kSharingKeys, kMostKeysAhead) : 0;
   const auto attend = ahead != 0 ? attend_chunk<T, LinesAhead> : attend_chunk<T, NothingAhead>;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t index = args.first_head + item / args.chunks;

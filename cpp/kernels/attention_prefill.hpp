@@ -13,7 +13,7 @@
 #include "kernels/attention_softmax.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/pack.hpp"
-#include "kernels/requests.hpp"
+#include "kernels/prefetch.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -55,12 +55,13 @@ SF_INLINE Item item_of(const AttentionArgs& args, int64_t index) {
 }
 
 // The keys and values of a block as they lie, unless they are packed already.
-SF_INLINE void add_block(const AttentionArgs& args, const Item& item, int64_t first_key, Requests& requests) {
+SF_INLINE void add_block(const AttentionArgs& args, const Item& item, int64_t first_key,
+                         Prefetches& prefetches) {
   if (args.packed != nullptr) return;
   const int64_t size = itemsize(args.call->key.dtype);
   const int64_t end = min_of(first_key + kKeyBlock, item.keys_end(args));
-  requests.add(item.head.keys, first_key, end, args.depth * size);
-  requests.add(item.head.values, first_key, end, args.value_depth * size);
+  prefetches.add(item.head.keys, first_key, end, args.depth * size);
+  prefetches.add(item.head.values, first_key, end, args.value_depth * size);
 }
 
 // `columns` of the `keys` rows from first_key on -> panels of 16 columns; true when all are finite
@@ -132,13 +133,13 @@ void pack_blocks(const AttentionArgs& args, int64_t begin, int64_t end) noexcept
 template <class T>
 SF_INLINE void score_strip(const AttentionArgs& args, const Head& head, const Strip<SumOf<T>>& strip,
                            Matrix<RowOf<T>> q, Panels<ElementOf<T>> keys, SumOf<T> scale,
-                           Requests& requests) {
+                           Prefetches& prefetches) {
   each_tile(args, head, strip, [&](int64_t row, int64_t rows, KeyRange columns) {
     const int64_t first = panel_start(columns.begin);
     for (int64_t d = 0; d < args.depth; d += kScoreTerms)
       gemm<T>(rows, columns.end - first, min_of(args.depth - d, kScoreTerms), q.from(row, d),
               keys.from(first, d), {strip.scores + row * strip.pitch + first, strip.pitch, d > 0, scale},
-              requests);
+              prefetches);
   });
 }
 
@@ -163,7 +164,7 @@ SF_INLINE Matrix<A> rows_of_queries(const AttentionArgs& args, const Head& head,
 // A strip against a packed block. q: its rows.
 template <class A>
 SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const Strip<A>& strip, Matrix<A> q,
-                            const A* block, A* stage, Requests& requests) {
+                            const A* block, A* stage, Prefetches& prefetches) {
   const A *keys = block + kPanelColumns, *values = keys + kKeyBlock * args.depth;
   bool paired = false;
   if constexpr (kBf16Pairs && std::is_same_v<A, float>) {
@@ -171,17 +172,17 @@ SF_INLINE void attend_strip(const AttentionArgs& args, const Head& head, const S
     if (paired)
       score_strip<Pairs>(args, head, strip, {reinterpret_cast<const bfloat16*>(q.p), 2 * q.stride},
                          {reinterpret_cast<const bfloat16*>(keys), even(args.depth) * kPanelColumns}, 1,
-                         requests);
+                         prefetches);
   }
   if (!paired)
     score_strip<A>(args, head, strip, q, {keys, args.depth * kPanelColumns}, static_cast<A>(args.call->scale),
-                   requests);
+                   prefetches);
   softmax_strip(args, head, strip, stage);
   each_tile(args, head, strip, [&](int64_t row, int64_t rows, KeyRange columns) {
     gemm<A>(rows, args.value_depth, columns.end - columns.begin,
             Matrix<A>{strip.scores, strip.pitch}.from(row, columns.begin),
             Panels<A>{values, kKeyBlock * kPanelColumns}.from(0, columns.begin),
-            {strip.sums.at(row).out, strip.sums.pitch, true}, requests);
+            {strip.sums.at(row).out, strip.sums.pitch, true}, prefetches);
   });
 }
 
@@ -192,7 +193,7 @@ SF_INLINE int64_t queries_together(const AttentionArgs& args, KeyRange first, Ke
   return kTileRows > args.group ? kTileRows / args.group : 1;
 }
 
-// About how many times requests are asked for while a strip is multiplied.
+// About how many times something is prefetched while a strip is multiplied.
 template <class A>
 SF_INLINE int64_t pauses_of(const AttentionArgs& args, const Strip<A>& strip) {
   constexpr int64_t kColumns = kTileVectors[kTileRows] * kLanes<A>;
@@ -229,13 +230,13 @@ void attend_item(const AttentionArgs& args, const Item& item, const Item& next, 
       block = static_cast<const A*>(args.packed) + packed_block(args, item.head_item, first_key);
     else
       pack_block<T>(args, head, first_key, own_block);
-    Requests requests;
+    Prefetches prefetches;
     if (first_key + kKeyBlock < end) {
-      add_block(args, item, first_key + kKeyBlock, requests);
+      add_block(args, item, first_key + kKeyBlock, prefetches);
     } else {
-      requests.add(args.call->out, head.out, args.group, item.first, item.queries);
-      requests.add(args.call->query, next.head.query, args.group, next.first, next.queries);
-      add_block(args, next, next.first_block(args), requests);
+      prefetches.add(args.call->out, head.out, args.group, item.first, item.queries);
+      prefetches.add(args.call->query, next.head.query, args.group, next.first, next.queries);
+      add_block(args, next, next.first_block(args), prefetches);
     }
     for (int64_t i = 0, count; i < item.queries; i += count) {
       count = min_of(item.queries - i, strip_queries(args));
@@ -251,9 +252,9 @@ void attend_item(const AttentionArgs& args, const Item& item, const Item& next, 
                            sums.at(i * args.group),
                            queries_together(args, one, other)};
       if (strip.columns.empty()) continue;
-      requests.deal_out(count, item.queries - i, pauses_of(args, strip));
+      prefetches.deal_out(count, item.queries - i, pauses_of(args, strip));
       attend_strip<A>(args, head, strip, rows_of_queries(args, head, strip.first, count, q), block, stage,
-                      requests);
+                      prefetches);
       if (block[0] != A(0)) add_non_finite<T>(args, head, strip);
     }
   }

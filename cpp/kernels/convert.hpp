@@ -5,7 +5,6 @@
 
 #include "base/kernel_table.hpp"
 #include "kernels/loops.hpp"
-#include "kernels/pieces.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -47,12 +46,11 @@ inline void convert(const ConvertArgs& args, int64_t begin, int64_t end) noexcep
     with_type(args.out.dtype, [&](auto to) {
       using In = decltype(from);
       using Out = decltype(to);
-      for_each_piece(
-          begin, end, args.x.length, args.segment,
-          [&](int64_t offset, int64_t n, const char* x, char* out) {
-            convert_piece(reinterpret_cast<const In*>(x) + offset, reinterpret_cast<Out*>(out) + offset, n);
-          },
-          args.x, args.out);
+      const auto piece = [&](int64_t offset, int64_t n, const char* x, char* out) {
+        convert_piece(reinterpret_cast<const In*>(x) + offset, reinterpret_cast<Out*>(out) + offset, n);
+      };
+      if constexpr (!std::is_same_v<In, Out>)
+        each_piece(begin, end, args.x.length, args.segment, piece, args.x, args.out);
     });
   });
 }

@@ -1,8 +1,8 @@
 // dot_products: C = A B^T      A: (m, depth) row-major   B: (n, depth) row-major, of any storage dtype   C: (m, n)
 //
-// For weights as they lie and few rows of A: no panels are made of B, which passes once. So many inputs of all
-// rows of A as kBlockElements hold are copied to where they stay in the first cache while all rows of B pass,
-// four at a time; B's rows that come next are asked for meanwhile. One row or two read B from its first byte to
+// For weights as they lie and few rows of A: no panels are made of B, which passes once. As many inputs of all
+// rows of A as kInputElements hold are copied to where they stay in the first cache while all rows of B pass,
+// four at a time; the rows of B that come next are prefetched meanwhile. One row or two read B from its first byte to
 // its last, which the hardware does best by itself.
 //
 // Lanes are summed apart for kDotDepth inputs, then added up in a tree and to C, in order. That depends on
@@ -16,9 +16,7 @@ namespace simdformer::SF_ISA {
 
 constexpr int kDotColumns = 4;      // rows of B whose dot products share the load of A
 constexpr int64_t kDotDepth = 256;  // a whole number of registers of every type
-constexpr int64_t kBlockElements = 4096;
-// How far ahead of the products B is asked for.
-constexpr int64_t kDotBytesAhead = 16 << 10;
+constexpr int64_t kInputElements = 4096;
 
 // A few rows of a weight, as they lie: `stride` bytes apart.
 struct WeightRows {
@@ -41,7 +39,7 @@ SF_INLINE void add_lane_sums(const V (&x)[kDotColumns], typename V::value_type* 
 // whole registers.
 template <class T, int MR, int NR, bool kAhead>
 __attribute__((noinline)) void dot_tile(int64_t k, Matrix<Acc<T>> a, WeightRows b,
-                                        [[maybe_unused]] Ahead next, Acc<T>* c) noexcept {
+                                        [[maybe_unused]] Prefetch next, Acc<T>* c) noexcept {
   using V = Vec<Acc<T>>;
   constexpr int64_t W = kLanes<Acc<T>>;
   static_assert(kDotDepth % W == 0);
@@ -63,7 +61,7 @@ __attribute__((noinline)) void dot_tile(int64_t k, Matrix<Acc<T>> a, WeightRows 
     const int64_t end = min_of(j + kDotDepth, k);
     for (; j + W <= end; j += W) {
       if constexpr (kAhead) {
-        ask_for<NR, 3>(next.address, static_cast<uintptr_t>(b.stride));
+        prefetch_lines<NR, 3>(next.address, static_cast<uintptr_t>(b.stride));
         next.address += next.step;
       }
       step(j, [](const T* p) { return load(p); });
@@ -76,26 +74,17 @@ __attribute__((noinline)) void dot_tile(int64_t k, Matrix<Acc<T>> a, WeightRows 
   }
 }
 
-template <class T, int NR, bool kAhead, int MR = kDotTileRows>
-SF_INLINE void dot_row_tile(int64_t rows, int64_t k, Matrix<Acc<T>> a, WeightRows b, Ahead next, Acc<T>* c) {
-  if constexpr (MR > 1) {
-    if (rows < MR) return dot_row_tile<T, NR, kAhead, MR - 1>(rows, k, a, b, next, c);
-  }
-  dot_tile<T, MR, NR, kAhead>(k, a, b, next, c);
-}
-
-// All rows of A, dealt out evenly, against NR rows of B. They ask for the NR rows at `next` together.
+// All rows of A, dealt out evenly, against NR rows of B. They prefetch the NR rows at `next` together.
 template <class T, int NR, bool kAhead>
 SF_INLINE void dot_columns(int64_t m, int64_t k, Matrix<Acc<T>> a, WeightRows b, uintptr_t next, Acc<T>* c) {
   constexpr auto kSize = static_cast<int64_t>(sizeof(T)), kBytes = kLanes<Acc<T>> * kSize;
-  int64_t tiles = (m + kDotTileRows - 1) / kDotTileRows;
-  for (int64_t i = 0; tiles > 0; --tiles) {
-    const int64_t rows = (m - i + tiles - 1) / tiles;
-    const Ahead share{next + static_cast<uintptr_t>(k * kSize * i / m),
-                      static_cast<uintptr_t>(kBytes * rows / m)};
-    dot_row_tile<T, NR, kAhead>(rows, k, a.from(i), b, share, c + i * kSliceColumns);
-    i += rows;
-  }
+  each_share(m, kDotTileRows, [&](int64_t i, int64_t rows) __attribute__((always_inline)) {
+    const Prefetch share{next + static_cast<uintptr_t>(k * kSize * i / m),
+                         static_cast<uintptr_t>(kBytes * rows / m)};
+    with_count<kDotTileRows>(rows, [&](auto count) __attribute__((always_inline)) {
+      dot_tile<T, decltype(count)::value, NR, kAhead>(k, a.from(i), b, share, c + i * kSliceColumns);
+    });
+  });
 }
 
 // m <= kSliceColumns rows of A, padded with zeros to whole registers, and n <= kSliceColumns rows of B. C has
@@ -105,9 +94,9 @@ SF_INLINE void dot_products(int64_t m, int64_t n, int64_t depth, Matrix<Acc<T>> 
                             Acc<T>* block) {
   using A = Acc<T>;
   constexpr auto kSize = static_cast<int64_t>(sizeof(T)), W = kLanes<A>;
-  static_assert(kBlockElements <= kSliceColumns * kDotDepth);
+  static_assert(kInputElements <= kSliceColumns * kDotDepth);
   for (int64_t i = 0; i < m * kSliceColumns; ++i) c[i] = A(0);
-  const int64_t most = max_of(kBlockElements / m / kDotDepth, int64_t{1}) * kDotDepth;
+  const int64_t most = max_of(kInputElements / m / kDotDepth, int64_t{1}) * kDotDepth;
   const int64_t columns_ahead =
       max_of(kDotBytesAhead / (most * kSize * kDotColumns), int64_t{1}) * kDotColumns;
   for (int64_t begin = 0; begin < depth; begin += most) {

@@ -52,7 +52,7 @@ SF_INLINE Vec<Acc<T>> load(const T* p) {
     return Vec<T>::load_unaligned(p);
 }
 
-// No template over T: argument lookup also finds xsimd::store, which asks for alignment, and would prefer it.
+// No template over T: argument lookup also finds xsimd::store, which needs alignment, and would prefer it.
 SF_INLINE void store(float* p, Vec<float> x) { x.store_unaligned(p); }
 SF_INLINE void store(double* p, Vec<double> x) { x.store_unaligned(p); }
 SF_INLINE void store(float16* p, Vec<float> x) { store_bits(p, narrow_bits(float16{}, x)); }
@@ -93,12 +93,13 @@ SF_INLINE void with_type(DType dtype, Body&& body) {
   }
 }
 
-// The same for a parameter (weight, bias) beside an x of type X: the mixtures that are allowed, no others.
-template <class X, class Body>
-SF_INLINE void with_parameter_type(DType dtype, Body&& body) {
-  if constexpr (std::is_same_v<X, double>) {
+// The same for anything whose arithmetic is done in A.
+template <class A, class Body>
+SF_INLINE void with_storage_of(DType dtype, Body&& body) {
+  if constexpr (std::is_same_v<A, double>) {
     body(double{});
-  } else if constexpr (std::is_same_v<X, float>) {
+  } else {
+    static_assert(std::is_same_v<A, float>);
     switch (dtype) {
       case DType::f16:
         return body(float16{});
@@ -107,17 +108,7 @@ SF_INLINE void with_parameter_type(DType dtype, Body&& body) {
       default:
         return body(float{});
     }
-  } else {
-    if (dtype == DType::f32) return body(float{});
-    body(X{});
   }
-}
-
-// The same for anything whose arithmetic is done in A.
-template <class A, class Body>
-SF_INLINE void with_storage_of(DType dtype, Body&& body) {
-  static_assert(std::is_same_v<A, Acc<A>>);
-  with_parameter_type<A>(dtype, body);
 }
 
 }  // namespace simdformer::SF_ISA

@@ -1,4 +1,4 @@
-// exp(x) for x <= 0, which is all that a softmax or a sigmoid asks for; float32 and float64, on every lane.
+// exp(x) for x <= 0, which is all that a softmax or a sigmoid needs; float32 and float64, on every lane.
 //
 // n = round(x log2 e), r = x - n ln 2 in two steps (Cody and Waite), exp(r) = 1 + r + r^2 q(r), scaled by 2^n.
 // q is the minimax polynomial on [-ln2/2, ln2/2] (own fits): degree 4 in float32, relative error 3.1e-9, degree
@@ -104,12 +104,12 @@ SF_INLINE Vec<double> vec_exp(Vec<double> x) {
   return scale_one_plus(mul_add(r * r, q, r), shifted);
 }
 
-// What a softmax asks for: e^x times a number that falls out when the sum divides it, so that nothing below
+// What a softmax needs: e^x times a number that falls out when the sum divides it, so that nothing below
 // the smallest normal number is lost, and slow, on the way.
 SF_INLINE Vec<float> softmax_exp(Vec<float> x) { return raised_exp<30, Times::c>(x); }
 SF_INLINE Vec<double> softmax_exp(Vec<double> x) { return vec_exp(x); }
 
-// What attention asks for: weights before they are divided, 0 where they were subnormal. Where the table is, so
+// What attention needs: weights before they are divided, 0 where they were subnormal. Where the table is, so
 // is FMA: n ln 2 is subtracted in one step, which lacks 2e-9 n and stays within an ulp down to weights of 2^-20.
 SF_INLINE Vec<float> weight_exp(Vec<float> x) { return raised_exp<0, Times::one>(x); }
 SF_INLINE Vec<double> weight_exp(Vec<double> x) { return vec_exp(x); }

@@ -3,7 +3,7 @@
 // Two rules take turns, from several starts: given scale and minimum each number goes to the nearest code;
 // given the codes the best scale and minimum are those of least squares. (Lloyd 1957, "Least squares
 // quantization in PCM", with the codes on a line.) Where the scales of a block are small integers times a
-// factor, the integers around each are tried, with the codes that they ask for.
+// factor, the integers around each are tried, with the codes that they lead to.
 //
 // Relative RMS error on normal numbers, beside that of llama.cpp's own search (b6290): q4_k 7.01 % (7.13),
 // q5_k 3.46 % (3.61), q6_k 1.66 % (1.78).
@@ -149,7 +149,7 @@ SF_INLINE Line fit_line(const float* x) {
 }
 
 // The integers that serve best as scale and minimum, which are `factor` times them; 32 numbers. Of each scale
-// tried two minimums are: the one there is, and the one that its codes ask for.
+// tried two minimums are: the one there is, and the one that suits its codes best.
 template <int top>
 SF_INLINE Line fit_integers(const float* x, Line factor, Line integers) {
   Lanes total(0.0f), least(kNoError);

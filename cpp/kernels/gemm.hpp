@@ -8,12 +8,11 @@
 #pragma once
 
 #include "base/panels.hpp"
+#include "base/tuning.hpp"
+#include "kernels/counts.hpp"
 #include "kernels/dtypes.hpp"
 
 namespace simdformer::SF_ISA {
-
-template <int n>
-using Count = std::integral_constant<int, n>;
 
 // ---- operands ---------------------------------------------------------------------------------------------
 
@@ -55,7 +54,6 @@ struct Tile {
 // What is done beside a product: a function called with every tile of registers or, where its class is one of
 // these, every kStepsBetween steps within the tiles.
 struct WithinTiles {};
-constexpr int64_t kStepsBetween = 16;
 
 struct Nothing : WithinTiles {
   SF_INLINE void operator()() const {}
@@ -120,45 +118,34 @@ struct PanelOf<Pairs> {
 // MR rows by NV vectors of columns, all sums in registers: kTileRows and kTileVectors say how many of them
 // the instruction set holds.
 
-// What a tile of sums asks for while it is multiplied. The hardware's prefetchers stop at a page, and a few rows
-// of A read B at the speed of memory.
-//
-//   panel   the same panel, kPrefetchBytes further: one or two rows, and more of them of 16-bit panels that do
-//           not ask for what is next
-//   next    the block of the panels that comes after this one, to the second cache, dealt out to the rows of A,
-//           or else the first of them would wait for memory. Measured with float32: 14 % at 16 rows on AVX-512,
-//           where a tile is four panels wide and the hardware fetches the four streams of up to one tile of rows
-//           by itself; 60 and 30 % at 4 and 16 rows on AVX2. With bfloat16 50, 25 and 7 % at 4, 8 and 16 rows on
-//           AVX2 beside `panel`.
-enum class Asks { nothing, panel, next };
-constexpr int kPanelRows = 2;  // up to so many rows a tile asks for its panel
-constexpr uintptr_t kPrefetchBytes = 1536;
-
-// Where the next block begins for a tile, and how far it goes on with every k.
-struct Ahead {
-  uintptr_t address, step;
+// What a tile of sums prefetches at every k: the line at `address` of its first panel, and those at the same place
+// in the panels beside it. The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of
+// memory. One or two rows prefetch the same panel further on, into all caches. More of them prefetch the block of the
+// panels that comes after this one, into the second cache, dealt out to the rows of A: else the first of them would
+// wait for memory. (With few rows AVX-512, whose tile is four panels wide, leaves that to the hardware, which fetches
+// four streams by itself.)
+struct Prefetch {
+  uintptr_t address, step;  // step: from one k to the next
 };
-constexpr int64_t kMostAhead = 128;
+constexpr int kPanelRows = 2;  // up to this many rows a tile prefetches its own panel
 
-// The line at `address` in a panel, and those at the same place in the panels beside it: into all caches (3),
-// or from the second on (2).
 template <int panels, int cache>
-SF_INLINE void ask_for(uintptr_t address, uintptr_t panel_bytes) {
+SF_INLINE void prefetch_lines(uintptr_t address, uintptr_t panel_bytes) {
   SF_UNROLL for (uintptr_t panel = 0; panel < panels; ++panel)
       __builtin_prefetch(reinterpret_cast<const void*>(address + panel * panel_bytes), 0, cache);
 }
 
-template <class T, int MR, int NV, Asks asks, class Beside>
+template <class T, int MR, int NV, class Beside>
 __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
-                                           [[maybe_unused]] Ahead next, Tile<SumOf<T>> c,
+                                           Prefetch next, Tile<SumOf<T>> c,
                                            [[maybe_unused]] Beside& beside) noexcept {
   using Panel = PanelOf<T>;
   using A = SumOf<T>;
   using V = Vec<A>;
   constexpr int W = static_cast<int>(kLanes<A>), kDepth = Panel::kDepth;
   constexpr int kColumns = static_cast<int>(kPanelColumns);
-  [[maybe_unused]] constexpr int kPanels = (NV * W + kColumns - 1) / kColumns;
-  [[maybe_unused]] const uintptr_t panel_bytes = static_cast<uintptr_t>(b.stride) * sizeof(ElementOf<T>);
+  constexpr int kPanels = (NV * W + kColumns - 1) / kColumns, kCache = MR <= kPanelRows ? 3 : 2;
+  const uintptr_t panel_bytes = static_cast<uintptr_t>(b.stride) * sizeof(ElementOf<T>);
   V sum[MR][NV];
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(A(0));
 
@@ -178,12 +165,8 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
   const ElementOf<T>* b_k = b.p;
   const auto multiply_until = [&](int64_t left) __attribute__((always_inline)) {
     for (; k >= left + kDepth; k -= kDepth, a_k += kDepth, b_k += kPanelColumns * kDepth) {
-      if constexpr (asks == Asks::panel) {
-        ask_for<kPanels, 3>(reinterpret_cast<uintptr_t>(b_k) + kPrefetchBytes, panel_bytes);
-      } else if constexpr (asks == Asks::next) {
-        ask_for<kPanels, 2>(next.address, panel_bytes);
-        next.address += next.step;
-      }
+      prefetch_lines<kPanels, kCache>(next.address, panel_bytes);
+      next.address += next.step;
       multiply(a_k, b_k, Count<0>());
       if constexpr (Panel::kSteps == 2) multiply(a_k + 1, b_k, Count<1>());
     }
@@ -206,38 +189,28 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
 
 // ---- blocking ---------------------------------------------------------------------------------------------
 
-template <class T, int MR, int NV, Asks asks, class Beside>
-SF_INLINE void row_tile(int64_t rows, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Ahead next,
-                        Tile<SumOf<T>> c, Beside& beside) {
-  if constexpr (MR > 1) {
-    if (rows < MR) return row_tile<T, MR - 1, NV, asks>(rows, k, a, b, next, c, beside);
-  }
-  microkernel<T, MR, NV, MR <= kPanelRows ? Asks::panel : asks>(k, a, b, next, c, beside);
-}
-
-// Some columns, in tiles of up to MR rows and of NV vectors. The tile of B stays in cache while the rows of A
-// pass. Rows are dealt out evenly: 4 + 3, never 6 + 1.
+// Some columns, in tiles of up to MR rows and of NV vectors. The tile of B stays in cache while the rows of A pass.
 template <class T, int MR, int NV, class Beside>
 SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Tile<SumOf<T>> c,
                          Beside& beside) {
   constexpr int64_t kDepth = PanelOf<T>::kDepth;
   constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<T>));
   constexpr bool kWithin = std::is_base_of_v<WithinTiles, Beside>;
-  constexpr Asks kElse = sizeof(ElementOf<T>) == 2 ? Asks::panel : Asks::nothing;
-  constexpr Asks kNext = kWithin && !std::is_same_v<Beside, Nothing> ? kElse : Asks::next;
-  const int64_t steps = k / kDepth;
-  const bool ahead = m >= kFewestAhead && m <= kMostAhead;
-  const uintptr_t after = reinterpret_cast<uintptr_t>(b.p) + static_cast<uintptr_t>(steps * kBytes);
-  int64_t tiles = (m + MR - 1) / MR;
-  for (int64_t i = 0; tiles > 0; --tiles) {
-    const int64_t rows = (m - i + tiles - 1) / tiles;
-    const Ahead next{after + static_cast<uintptr_t>(steps * kBytes * i / m),
-                     static_cast<uintptr_t>(kBytes * rows / m)};
+  constexpr bool kDeals = MR > kPanelRows && (!kWithin || std::is_same_v<Beside, Nothing>);
+  constexpr int kFewest = MR < 3 ? MR : (MR + 1) / 2;  // that MR + 1 rows make
+  const int64_t block = k / kDepth * kBytes;
+  const auto panel = reinterpret_cast<uintptr_t>(b.p);
+  each_share(m, MR, [&](int64_t i, int64_t rows) __attribute__((always_inline)) {
+    Prefetch next{panel, 0};  // the line that is read anyway
+    if (kDeals && m >= kFewestRowsForNext && m <= kMostRowsForNext)
+      next = {panel + static_cast<uintptr_t>(block + block * i / m),
+              static_cast<uintptr_t>(kBytes * rows / m)};
+    else if (MR <= kPanelRows || sizeof(ElementOf<T>) == 2)
+      next = {panel + kPanelBytesAhead, kBytes};
     const auto multiply = [&](auto& within) __attribute__((always_inline)) {
-      if (ahead)
-        row_tile<T, MR, NV, kNext>(rows, k, a.from(i), b, next, c.from(i, 0), within);
-      else
-        row_tile<T, MR, NV, kElse>(rows, k, a.from(i), b, next, c.from(i, 0), within);
+      with_count<MR, kFewest>(rows, [&](auto count) __attribute__((always_inline)) {
+        microkernel<T, decltype(count)::value, NV>(k, a.from(i), b, next, c.from(i, 0), within);
+      });
     };
     if constexpr (kWithin) {
       multiply(beside);
@@ -246,19 +219,7 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
       beside();
       multiply(nothing);
     }
-    i += rows;
-  }
-}
-
-// `panels` of B, at most `most`: one tile of columns.
-template <class T, int MR, int most, class Beside>
-SF_INLINE void panel_tile(int64_t panels, int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
-                          Tile<SumOf<T>> c, Beside& beside) {
-  constexpr int kPanelVectors = static_cast<int>(kPanelColumns / kLanes<SumOf<T>>);
-  if constexpr (most > 1) {
-    if (panels < most) return panel_tile<T, MR, most - 1>(panels, m, k, a, b, c, beside);
-  }
-  row_tiles<T, MR, most * kPanelVectors>(m, k, a, b, c, beside);
+  });
 }
 
 // All columns. Panels are dealt out evenly to tiles of up to NV vectors, as rows are: a tile of one panel by
@@ -273,14 +234,14 @@ SF_INLINE void column_tiles(int64_t panels, int64_t m, int64_t k, Matrix<RowOf<T
       row_tiles<T, MR, NV>(m, k, a, {part, b.stride}, c.from(0, begin), beside);
     }
   } else {
-    constexpr int kMost = static_cast<int>(kColumns / kPanelColumns);
-    int64_t tiles = (panels + kMost - 1) / kMost;
-    for (int64_t i = 0; tiles > 0; --tiles) {
-      const int64_t count = (panels - i + tiles - 1) / tiles;
-      panel_tile<T, MR, kMost>(count, m, k, a, b.from(i * kPanelColumns, 0), c.from(0, i * kPanelColumns),
-                               beside);
-      i += count;
-    }
+    constexpr int kMost = static_cast<int>(kColumns / kPanelColumns), kPanelVectors = NV / kMost;
+    each_share(panels, kMost, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+      const int64_t column = i * kPanelColumns;
+      with_count<kMost>(count, [&](auto tile) __attribute__((always_inline)) {
+        row_tiles<T, MR, decltype(tile)::value * kPanelVectors>(m, k, a, b.from(column, 0), c.from(0, column),
+                                                                beside);
+      });
+    });
   }
 }
 
@@ -289,23 +250,10 @@ template <class T, class Beside>
 void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Tile<SumOf<T>> c,
           Beside& beside) noexcept {
   const int64_t panels = whole_panels(n) / kPanelColumns;
-  const auto multiply = [&](auto rows) __attribute__((always_inline)) {
-    constexpr int MR = decltype(rows)::value;
+  with_count<3>(m, [&](auto rows) __attribute__((always_inline)) {
+    constexpr int MR = decltype(rows)::value < 3 ? decltype(rows)::value : kTileRows;
     column_tiles<T, MR, kTileVectors[MR]>(panels, m, k, a, b, c, beside);
-  };
-  if (m == 1)
-    multiply(Count<1>());
-  else if (m == 2)
-    multiply(Count<2>());
-  else
-    multiply(Count<kTileRows>());
-}
-
-template <class T>
-void gemm(int64_t m, int64_t n, int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
-          Tile<SumOf<T>> c) noexcept {
-  Nothing nothing;
-  gemm<T>(m, n, k, a, b, c, nothing);
+  });
 }
 
 }  // namespace simdformer::SF_ISA

@@ -3,8 +3,7 @@
 //
 // The mean is subtracted before squares are taken: mean(x^2) - mean^2 would lose what the mean and the spread
 // differ in. Sums in float32 (float64 for float64) with 4 accumulators, an exact root and an exact division,
-// one rounding at the store. weight and bias each have x's dtype, or 16 bits beside float32, or float32
-// beside 16 bits.
+// one rounding at the store. weight and bias have the type of that arithmetic.
 #pragma once
 
 #include "base/kernel_table.hpp"
@@ -12,13 +11,12 @@
 
 namespace simdformer::SF_ISA {
 
-template <class T, class W, class B>
+template <class T>
 void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
   using V = Vec<A>;
   const int64_t n = args.x.length;
-  const W* weight = static_cast<const W*>(args.weight);
-  const B* bias = static_cast<const B*>(args.bias);
+  const A *weight = static_cast<const A*>(args.weight), *bias = static_cast<const A*>(args.bias);
   RowCursor x(args.x, begin), out(args.out, begin);
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
@@ -42,16 +40,7 @@ void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) noex
 }
 
 inline void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) noexcept {
-  with_type(args.x.dtype, [&](auto x) {
-    using T = decltype(x);
-    const DType weight_dtype = args.weight == nullptr ? args.x.dtype : args.weight_dtype;
-    const DType bias_dtype = args.bias == nullptr ? weight_dtype : args.bias_dtype;
-    with_parameter_type<T>(weight_dtype, [&](auto weight) {
-      with_parameter_type<T>(bias_dtype, [&](auto bias) {
-        layer_norm_rows<T, decltype(weight), decltype(bias)>(args, begin, end);
-      });
-    });
-  });
+  with_type(args.x.dtype, [&](auto x) { layer_norm_rows<decltype(x)>(args, begin, end); });
 }
 
 }  // namespace simdformer::SF_ISA

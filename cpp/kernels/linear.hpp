@@ -18,6 +18,7 @@
 
 #include "base/bounds.hpp"
 #include "base/linear_args.hpp"
+#include "base/tuning.hpp"
 #include "kernels/dot_products.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/loops.hpp"
@@ -38,7 +39,7 @@ struct LinearItem {
   const LinearWeight& w;
   int64_t row, rows, column, columns;
 
-  // Of the call: they choose the algorithm, so that all blocks use the same.
+  // The rows of the whole call choose the algorithm, so that all blocks use the same.
   SF_INLINE int64_t all_rows() const { return w.end - w.begin; }
 
   template <class T>
@@ -64,7 +65,7 @@ struct LinearItem {
 // with every tile of registers.
 template <class T, class Beside>
 SF_INLINE void multiply_block(const LinearItem& item, int64_t k, Matrix<RowOf<T>> x,
-                              Panels<ElementOf<T>> panels, SumOf<T>* tile, bool accumulate, Beside&& beside) {
+                              Panels<ElementOf<T>> panels, SumOf<T>* tile, bool accumulate, Beside beside) {
   const int64_t length = sum_length(item.args.depth);
   int64_t begin = 0;
   do {
@@ -78,7 +79,7 @@ SF_INLINE void multiply_block(const LinearItem& item, int64_t k, Matrix<RowOf<T>
 template <class T>
 SF_INLINE void multiply_packed(const LinearItem& item, const void* x, SumOf<T>* tile) {
   multiply_block<T>(item, item.args.depth, item.x<RowOf<T>>(x), item.panels<ElementOf<T>>(), tile, false,
-                    [] {});
+                    Nothing());
 }
 
 // k inputs of a packed 16-bit panel -> [k][16] of float
@@ -95,14 +96,39 @@ SF_INLINE void widen_panel(const T* panel, int64_t k, float* out) {
     }
 }
 
-// Of a block of panels as many elements as one of its columns has: the sixteenth of a panel.
-template <class Element>
-SF_INLINE const char* run_of_panels(Panels<Element> panels, int64_t i) {
-  return reinterpret_cast<const char*>(panels.from(i, 0).p + i % kPanelColumns * kDepthBlock);
+// The block of a weight that is packed or widened next, prefetched to the second cache with every tile of registers,
+// a column's worth at a time: packing would wait for memory.
+struct PrefetchBlock {
+  const char* data;
+  int64_t columns, bytes;         // of a column in the block
+  int64_t stride, inner, within;  // bytes from every inner-th column to the next such, and between those
+  int64_t column = 0;
+
+  SF_INLINE void operator()() {
+    if (column == columns) return;
+    const char* const run = data + column / inner * stride + column % inner * within;
+    for (int64_t byte = 0; byte < bytes; byte += kLineBytes) __builtin_prefetch(run + byte, 0, 2);
+    ++column;
+  }
+};
+
+// The block of columns from `column` of the item and inputs from `input` on. A column's worth of packed panels is
+// the sixteenth part of one.
+template <class T>
+SF_INLINE PrefetchBlock prefetch_block(const LinearItem& item, int64_t column, int64_t input) {
+  constexpr auto kSize = static_cast<int64_t>(sizeof(T)), kBytes = kDepthBlock * kSize;
+  if (!item.w.packed)
+    return {item.weight_row(column) + input * kSize, item.columns, kBytes, item.w.row_stride, 1, 0};
+  const Panels<T> panels = item.panels<T>(column).from(0, input);
+  return {reinterpret_cast<const char*>(panels.p),
+          item.columns,
+          kBytes,
+          panels.stride * kSize,
+          kPanelColumns,
+          kBytes};
 }
 
-// Panels are made in `scratch`, kDepthBlock inputs at a time. What of the weight is packed or widened next is
-// asked for meanwhile, to the second cache, a column's worth at a time: that would wait for memory.
+// Panels are made in `scratch`, kDepthBlock inputs at a time.
 template <class T>
 SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) {
   constexpr auto kSize = static_cast<int64_t>(sizeof(T));
@@ -120,17 +146,9 @@ SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* 
         widen_panel(item.panels<T>(c).from(0, begin).p, k, panel);
     }
     const bool last = begin + k == args.depth;  // of the slice: the next one begins
-    const int64_t column = last ? item.columns : 0, input = last ? 0 : begin + k;
-    int64_t asked = 0;
-    const auto ask = [&] {
-      if (asked == item.columns) return;
-      const char* const run = w.packed ? run_of_panels(item.panels<T>(column).from(0, input), asked)
-                                       : item.weight_row(column + asked) + input * kSize;
-      for (int64_t byte = 0; byte < kDepthBlock * kSize; byte += 64) __builtin_prefetch(run + byte, 0, 2);
-      ++asked;
-    };
     multiply_block<Acc<T>>(item, k, item.x<Acc<T>>(args.x).from(0, begin),
-                           {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0, ask);
+                           {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0,
+                           prefetch_block<T>(item, last ? item.columns : 0, last ? 0 : begin + k));
     begin += kDepthBlock;
   } while (begin < args.depth);
 }
@@ -151,9 +169,9 @@ inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratc
   do {
     const int64_t k = min_of(args.depth - begin, kDepthBlock);
     for (int64_t c = 0; c < item.columns; c += kPanelColumns)
-      dequantise_span(format, slice, k, c, scratch + c * kDepthBlock);
+      dequantise_span(format, slice, k, {c, kPanelColumns}, scratch + c * kDepthBlock);
     multiply_block<float>(item, k, item.x<float>(args.x).from(0, begin),
-                          {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0, [] {});
+                          {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0, Nothing());
     slice += span_bytes(format, k);
     begin += kDepthBlock;
   } while (begin < args.depth);

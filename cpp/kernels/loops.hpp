@@ -1,5 +1,10 @@
-// The loops over a row, which have tails: body and tail are the same expression, so that a value does not
-// depend on where it stands.
+// The loops over rows, which have tails: body and tail are the same expression, so that a value does not depend on
+// where it stands.
+//
+//   map_row    out[i] = f(in[i]...) over a row; any number of inputs, one output or a Pair of them
+//   write_row  the same, past the caches where the caller wants that
+//   map_rows   the same over pieces of rows, which are the work items of what is done element by element
+//   fold_row   acc = step(acc, in[i]), then the accumulators are combined; sum_row is one
 #pragma once
 
 #include "base/bounds.hpp"
@@ -8,42 +13,97 @@
 
 namespace simdformer::SF_ISA {
 
-// out[i] = f(in[i]...) over a row. Body and tail are the same expression f, so that a value does not depend
-// on where it stands. out may be one of the inputs. Where f is next to nothing, several vectors to a turn of the
-// loop hide its cost.
-template <int vectors = 1, class Out, class F, class... In>
-SF_INLINE void map_row(Out* out, int64_t n, F f, const In*... in) {
-  constexpr int64_t W = kLanes<Acc<Out>>;
-  int64_t i = 0;
-  for (; i + vectors * W <= n; i += vectors * W)
-    SF_UNROLL for (int v = 0; v < vectors; ++v) store(out + i + v * W, f(load(in + i + v * W)...));
-  for (; vectors > 1 && i + W <= n; i += W) store(out + i, f(load(in + i)...));
-  if (i < n) store_part(out + i, n - i, f(load_part(in + i, n - i)...));
+// Two outputs of one type, where f gives a Pair of registers, are a Pair of pointers.
+template <class T>
+SF_INLINE T* at(T* p, int64_t i) {
+  return p + i;
+}
+template <class T>
+SF_INLINE Pair<T*> at(Pair<T*> p, int64_t i) {
+  return {p.a + i, p.b + i};
+}
+template <class T, class V>
+SF_INLINE void store(Pair<T*> p, Pair<V> x) {
+  store(p.a, x.a), store(p.b, x.b);
+}
+template <class T, class V>
+SF_INLINE void store_part(Pair<T*> p, int64_t n, Pair<V> x) {
+  store_part(p.a, n, x.a), store_part(p.b, n, x.b);
 }
 
-// The same, with every whole line of the cache stored past it. Of the first input what lies `ahead` elements
-// further is asked for meanwhile, if that is not 0.
+template <class Out>
+struct ElementOfOutput;
+template <class T>
+struct ElementOfOutput<T*> {
+  using Type = T;
+};
+template <class T>
+struct ElementOfOutput<Pair<T*>> {
+  using Type = T;
+};
+
+// out[i] = f(in[i]...) over a row. out may be one of the inputs. Where f is next to nothing, several vectors to a
+// turn of the loop hide its cost.
+template <int vectors = 1, class Out, class F, class... In>
+SF_INLINE void map_row(Out out, int64_t n, F f, const In*... in) {
+  constexpr int64_t W = kLanes<Acc<typename ElementOfOutput<Out>::Type>>;
+  int64_t i = 0;
+  for (; i + vectors * W <= n; i += vectors * W)
+    SF_UNROLL for (int v = 0; v < vectors; ++v) store(at(out, i + v * W), f(load(in + i + v * W)...));
+  for (; vectors > 1 && i + W <= n; i += W) store(at(out, i), f(load(in + i)...));
+  if (i < n) store_part(at(out, i), n - i, f(load_part(in + i, n - i)...));
+}
+
+// The same, with every whole line of the cache stored past it if `past_caches`. The first input is then prefetched
+// `ahead` elements before it is read, if that is not 0.
 template <class Out, class F, class First, class... In>
-SF_INLINE void stream_row(Out* out, int64_t n, int64_t ahead, F f, const First* x, const In*... in) {
+SF_INLINE void write_row(bool past_caches, Out* out, int64_t n, int64_t ahead, F f, const First* x,
+                         const In*... in) {
   constexpr int64_t W = kLanes<Acc<Out>>, kSize = sizeof(Out), kInLine = kLineBytes / kSize;
   const auto before = -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(out)) % kLineBytes;
-  const int64_t begin = before % kSize == 0 ? min_of(static_cast<int64_t>(before) / kSize, n) : n;
+  const bool streams = past_caches && before % kSize == 0;
+  const int64_t begin = streams ? min_of(static_cast<int64_t>(before) / kSize, n) : n;
   const int64_t end = begin + (n - begin) / kInLine * kInLine;
   for (int64_t i = begin; i < end; i += W) {
     if (ahead != 0) __builtin_prefetch(x + i + ahead);
     stream(out + i, f(load(x + i), load(in + i)...));
   }
-  const int64_t rest[][2] = {{0, begin}, {end, n}};
-  for (const auto& [first, last] : rest) map_row(out + first, last - first, f, x + first, (in + first)...);
+  for (int64_t first = 0, last = begin;; first = end, last = n) {
+    map_row(out + first, last - first, f, x + first, (in + first)...);
+    if (last == n) return;
+  }
 }
 
-// One or the other.
-template <class Out, class F, class... In>
-SF_INLINE void write_row(bool past_caches, Out* out, int64_t n, int64_t ahead, F f, const In*... in) {
-  if (past_caches)
-    stream_row(out, n, ahead, f, in...);
-  else
-    map_row(out, n, f, in...);
+// piece(offset, length, row of each operand ...) for the work items [begin, end), where rows are cut into pieces of
+// `segment` elements: item i is the piece i % pieces of row i / pieces.
+template <class Piece, class... Operands>
+SF_INLINE void each_piece(int64_t begin, int64_t end, int64_t length, int64_t segment, Piece piece,
+                          const Operands&... operands) {
+  const int64_t pieces = (length + segment - 1) / segment;
+  if (pieces == 0) return;
+  int64_t offset = begin % pieces * segment;
+  const auto walk = [&](auto... cursor) __attribute__((always_inline)) {
+    for (int64_t item = begin; item < end; ++item) {
+      piece(offset, min_of(length - offset, segment), cursor.get()...);
+      offset += segment;
+      if (offset < length) continue;
+      offset = 0;
+      (cursor.next(), ...);
+    }
+  };
+  walk(RowCursor(operands, begin / pieces)...);
+}
+
+// out = f(in...), element by element, for the work items of `args`, whose rows are all of type T.
+template <class T, class Args, class F, class... In>
+SF_INLINE void map_rows(const Args& args, int64_t begin, int64_t end, F f, const In&... in) {
+  const auto map = [&](int64_t offset, int64_t n, char* out, const auto*... x)
+                       __attribute__((always_inline)) {
+                         write_row(args.past_caches, reinterpret_cast<T*>(out) + offset, n, 0, f,
+                                   reinterpret_cast<const T*>(x) + offset...);
+                       };
+  each_piece(begin, end, args.out.length, args.segment, map, args.out, in...);
+  if (args.past_caches) finish_streams();
 }
 
 // Short rows side by side from `out` on, stored past the caches: a row is made at place(), and goes to memory when it

@@ -325,7 +325,7 @@ inline void quantise_weight(const QuantiseWeightArgs& args, int64_t begin, int64
       const int64_t inputs = min_of(depth - k, kSpanInputs);
       stage_span(args.weight, panel, k, inputs, x);
       with_fit(format, [&](auto fit) { quantise_span<decltype(fit)>(x, inputs, format, first, span); });
-      dequantise_span(format, span, inputs, first, values);
+      dequantise_span(format, span, inputs, {first, kPanelColumns}, values);
       add_losses(x, values, inputs, loss);
       span += span_bytes(format, inputs);
     }

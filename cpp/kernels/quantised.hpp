@@ -13,6 +13,9 @@
 
 #include "base/bounds.hpp"
 #include "base/linear_args.hpp"
+#include "base/tuning.hpp"
+#include "kernels/convert.hpp"
+#include "kernels/counts.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/quantised_codes.hpp"
 
@@ -88,15 +91,12 @@ struct QuantisedSpan {
   const uint8_t* table;
 };
 
-// A slice is asked for so many bytes before it is read: the hardware alone fetches too little ahead of a
-// kernel (a Zen 5, bytes a second of those that a plain loop reads: 35 to 85 % without, 90 to 110 % with it).
-constexpr int64_t kAhead = 12288;
-// What comes after `bytes` of whole rows of words, some columns of them.
+// What lies kSliceBytesAhead behind `bytes` of whole rows of words, some columns of them.
 template <int bytes, int columns = kWordRow>
-SF_INLINE void ask_ahead_of(const uint8_t* p) {
+SF_INLINE void prefetch_behind(const uint8_t* p) {
   SF_UNROLL for (int row = 0; row < bytes; row += kWordRow)
-      SF_UNROLL for (int line = row; line < row + columns; line += 64)
-          __builtin_prefetch(p + kAhead + line, 0, 3);
+      SF_UNROLL for (int line = row; line < row + columns; line += kLineBytes)
+          __builtin_prefetch(p + kSliceBytesAhead + line, 0, 3);
 }
 
 // A sum of products of codes of a column with a row of x: by pairs one sum, by bytes those of the high and of
@@ -161,7 +161,7 @@ __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t 
         const uint8_t* words = codes + column * 4 + (kShared ? 0 : unit * kTurns * kTurnBytes<Kind>);
         const int16_t* fours_of_x = x->codes + unit * kFours * kFourOfX;
         const auto take_turn = [&]() __attribute__((always_inline)) {
-          if (!Kind::kWidened && first == 0) ask_ahead_of<kTurnBytes<Kind>, NV * W * 4>(words);
+          if (!Kind::kWidened && first == 0) prefetch_behind<kTurnBytes<Kind>, NV * W * 4>(words);
           // Pairs one word of a four after the other: GCC 12 would read both from memory again for every row.
           constexpr int kAtOnce = kByteDots || !Kind::kWidened ? kFourWords : 1;
           SF_UNROLL for (int step = 0; step < kEach * kFourWords; step += kAtOnce) {
@@ -210,24 +210,17 @@ __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t 
 
 // ---- rows and columns -------------------------------------------------------------------------------------
 
-template <class Kind, int MR, int fewest>
-SF_INLINE void code_tile(int64_t rows, const ActivationBlock* x, int64_t x_stride, const QuantisedSpan& w,
-                         float* tile) {
-  if constexpr (MR > fewest) {
-    if (rows < MR) return code_tile<Kind, MR - 1, fewest>(rows, x, x_stride, w, tile);
-  }
-  multiply_codes<Kind, MR, kCodeVectors[MR]>(x, x_stride, w, tile);
-}
-
 // Rows are dealt out evenly, to tiles of at most `most`.
 template <class Kind, int most, int fewest>
 SF_INLINE void code_rows(int64_t rows, const ActivationBlock* x, int64_t x_stride, const QuantisedSpan& w,
                          float* tile) {
-  for (int64_t tiles = (rows + most - 1) / most, first = 0; tiles > 0; --tiles) {
-    const int64_t count = (rows - first + tiles - 1) / tiles;
-    code_tile<Kind, most, fewest>(count, x + first * x_stride, x_stride, w, tile + first * kSliceColumns);
-    first += count;
-  }
+  each_share(rows, most, [&](int64_t first, int64_t share) __attribute__((always_inline)) {
+    with_count<most, fewest>(share, [&](auto count) __attribute__((always_inline)) {
+      constexpr int MR = decltype(count)::value;
+      multiply_codes<Kind, MR, kCodeVectors[MR]>(x + first * x_stride, x_stride, w,
+                                                 tile + first * kSliceColumns);
+    });
+  });
 }
 
 // The codes of a span, taken apart.
@@ -235,7 +228,7 @@ template <class Kind>
 SF_INLINE void widen_codes(const QuantisedSpan& w, uint8_t* out) {
   const uint8_t* codes = w.codes;
   for (int64_t turn = 0; turn < w.blocks * 8 / Kind::kTurn; ++turn, codes += kTurnBytes<Kind>) {
-    ask_ahead_of<kTurnBytes<Kind>>(codes);
+    prefetch_behind<kTurnBytes<Kind>>(codes);
     SF_UNROLL for (int four = 0; four < Kind::kTurn;
                    ++four, out += kWordRow * kFourWords) for (int64_t column = 0; column < kSliceColumns;
                                                               column += kLanes<float>) {
@@ -246,7 +239,7 @@ SF_INLINE void widen_codes(const QuantisedSpan& w, uint8_t* out) {
   }
 }
 
-// From so many rows on codes are widened first: planes are then taken apart once, and not once for every tile
+// From this many rows on codes are widened first: planes are then taken apart once, and not once for every tile
 // of rows, which pays for a store and a load. Two planes are more work than one.
 template <class Kind>
 constexpr int64_t kWidenCodeRows = Kind::kPlanes == 1 ? kWidenCodes : kWidenTwoPlanes;
@@ -255,7 +248,7 @@ constexpr int kFewCodeRows = 4, kManyCodeRows = 6;  // of a tile, as codes lie a
 constexpr int kFewestOfMany = 3;                    // that 5 rows or more make
 constexpr int64_t kWidenedBytes = kSpanInputs / 4 * kWordRow * kFourWords;
 
-// Of the units of a span, 64 a unit.
+// The scales and minimums of a span, 64 a unit.
 struct SpanScales {
   alignas(64) float scales[kSpanInputs / 16 * kSliceColumns];
   alignas(64) float minimums[kSpanInputs / 16 * kSliceColumns];
@@ -270,7 +263,7 @@ inline void multiply_quantised(const QuantisedFormat& format, const uint8_t* sli
   std::memset(tile, 0, static_cast<size_t>(rows * kSliceColumns) * sizeof(float));
   for (int64_t k = 0; k < depth; k += kSpanInputs) {
     const int64_t inputs = min_of(depth - k, kSpanInputs), scales = scale_bytes(format, inputs);
-    for (int64_t row = 0; row < scales; row += kWordRow) ask_ahead_of<kWordRow>(slice + row);
+    for (int64_t row = 0; row < scales; row += kWordRow) prefetch_behind<kWordRow>(slice + row);
     decode_scales(format, slice, inputs, {0, kSliceColumns}, scratch.scales, scratch.minimums);
     QuantisedSpan w;
     w.codes = slice + scales;
@@ -281,28 +274,34 @@ inline void multiply_quantised(const QuantisedFormat& format, const uint8_t* sli
     w.table = format.table;
     with_codes(format, [&](auto codes) __attribute__((always_inline)) {
       using Kind = decltype(codes);
-      if (rows < kWidenCodeRows<Kind>) return code_rows<Kind, kFewCodeRows, 1>(rows, x, x_stride, w, tile);
-      widen_codes<Kind>(w, widened);
-      w.codes = widened;
-      code_rows<WideCodes<Kind::kUnit>, kManyCodeRows, kFewestOfMany>(rows, x, x_stride, w, tile);
+      constexpr bool kWidens = kWidenCodeRows<Kind> < INT64_MAX;
+      if (!kWidens || rows < kWidenCodeRows<Kind>)
+        return code_rows<Kind, kFewCodeRows, 1>(rows, x, x_stride, w, tile);
+      if constexpr (kWidens) {
+        widen_codes<Kind>(w, widened);
+        w.codes = widened;
+        code_rows<WideCodes<Kind::kUnit>, kManyCodeRows, kFewestOfMany>(rows, x, x_stride, w, tile);
+      }
     });
     slice += span_bytes(format, inputs);
     x += kSpanInputs / kBlockInputs;
   }
 }
 
-// 16 columns of a span as a panel of floats [inputs][16]: exactly the values that it holds.
-inline void dequantise_span(const QuantisedFormat& format, const uint8_t* span, int64_t inputs, int64_t first,
-                            float* out) noexcept {
+// ---- values -----------------------------------------------------------------------------------------------
+
+// Whole registers of columns of a span, up to 16, as floats [inputs][16]: exactly the values that it holds.
+inline void dequantise_span(const QuantisedFormat& format, const uint8_t* span, int64_t inputs,
+                            ColumnRange columns, float* out) noexcept {
   SpanScales scratch;
-  decode_scales(format, span, inputs, {first, kPanelColumns}, scratch.scales, scratch.minimums);
-  const uint8_t* codes = span + scale_bytes(format, inputs) + first * 4;
+  decode_scales(format, span, inputs, columns, scratch.scales, scratch.minimums);
+  const uint8_t* codes = span + scale_bytes(format, inputs) + columns.first * 4;
   with_codes(format, [&](auto kind) __attribute__((always_inline)) {
     using Kind = decltype(kind);
     const Vec<float> offset(static_cast<float>(format.offset));
     for (int64_t k = 0; k < inputs; k += 2) {
       const int64_t unit = k / Kind::kUnit, turn = k / (4 * Kind::kTurn), in_turn = k % (4 * Kind::kTurn);
-      for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>) {
+      for (int64_t column = 0; column < columns.count; column += kLanes<float>) {
         const CodeWords pair =
             Kind::pair(codes + turn * kTurnBytes<Kind> + column * 4, static_cast<int>(in_turn / 4),
                        static_cast<int>(in_turn % 4 / 2), format.table);
@@ -318,6 +317,46 @@ inline void dequantise_span(const QuantisedFormat& format, const uint8_t* span, 
       }
     }
   });
+}
+
+// The rows of the weight that lie side by side in slices: those from `row` on that one piece of 16 holds, up to
+// `last`, or the one at `row` where rows of the result are chosen.
+SF_INLINE int64_t rows_together(const DequantiseArgs& args, int64_t row, int64_t last) {
+  if (args.rows != nullptr) return 1;
+  return min_of(kPanelColumns - row % kPanelColumns, last - row);
+}
+
+// Rows [begin, end) of the result. An entry of the table.
+inline void dequantise(const DequantiseArgs& args, int64_t begin, int64_t end) noexcept {
+  alignas(64) float values[kSpanInputs * kPanelColumns], one[kSpanInputs];
+  const QuantisedFormat& format = *args.format;
+  const int64_t size = itemsize(args.out.dtype);
+  for (int64_t i = begin, count; i < end; i += count) {
+    const int64_t row = args.rows != nullptr ? args.rows[i] : i, column = row % kSliceColumns;
+    count = rows_together(args, i, end);
+    const int64_t first = column / kLanes<float> * kLanes<float>;
+    const int64_t lanes = (column + count - first + kLanes<float> - 1) / kLanes<float> * kLanes<float>;
+    const uint8_t* span = args.slices + row / kSliceColumns * slice_bytes(format, args.depth);
+    for (int64_t k = 0; k < args.depth; k += kSpanInputs) {
+      const int64_t inputs = min_of(args.depth - k, kSpanInputs);
+      dequantise_span(format, span, inputs, {first, lanes}, values);
+      RowCursor out(args.out, i);
+      for (int64_t r = 0; r < count; ++r, out.next()) {
+        for (int64_t j = 0; j < inputs; ++j) one[j] = values[j * kPanelColumns + column - first + r];
+        with_type(args.out.dtype, [&](auto type) {
+          using T = decltype(type);
+          convert_piece(static_cast<const float*>(one), reinterpret_cast<T*>(out.get() + k * size), inputs);
+        });
+      }
+      span += span_bytes(format, inputs);
+    }
+  }
+}
+
+// The scales, and minimums, of 16 columns of a span. An entry of the table.
+inline void quantised_scales(const QuantisedFormat& format, const uint8_t* span, int64_t inputs,
+                             int64_t first, float* scales, float* minimums) noexcept {
+  decode_scales(format, span, inputs, {first, kPanelColumns}, scales, minimums);
 }
 
 }  // namespace simdformer::SF_ISA

@@ -1,7 +1,7 @@
 // rms_norm: y = x / sqrt(mean(x^2) + eps) * weight     x, y: (rows, n), y may be x     weight: (n) or none
 //
 // Sum of squares in float32 (float64 for float64) with 4 accumulators, an exact root and an exact division,
-// one rounding at the store. weight has x's dtype, or 16 bits beside float32, or float32 beside 16 bits.
+// one rounding at the store. weight has the type of that arithmetic.
 #pragma once
 
 #include "base/kernel_table.hpp"
@@ -9,12 +9,12 @@
 
 namespace simdformer::SF_ISA {
 
-template <class T, class W>
+template <class T>
 void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
   using V = Vec<A>;
   const int64_t n = args.x.length;
-  const W* weight = static_cast<const W*>(args.weight);
+  const A* weight = static_cast<const A*>(args.weight);
   RowCursor x(args.x, begin), out(args.out, begin);
   for (int64_t row = begin; row < end; ++row, x.next(), out.next()) {
     const T* in = x.template as<const T>();
@@ -30,11 +30,7 @@ void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept
 }
 
 inline void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) noexcept {
-  with_type(args.x.dtype, [&](auto x) {
-    with_parameter_type<decltype(x)>(
-        args.weight == nullptr ? args.x.dtype : args.weight_dtype,
-        [&](auto weight) { rms_norm_rows<decltype(x), decltype(weight)>(args, begin, end); });
-  });
+  with_type(args.x.dtype, [&](auto x) { rms_norm_rows<decltype(x)>(args, begin, end); });
 }
 
 }  // namespace simdformer::SF_ISA

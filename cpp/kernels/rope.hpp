@@ -64,19 +64,8 @@ SF_INLINE Pair<V> rotate(Pair<V> x, V cos, V sin) {
 template <class T>
 SF_INLINE void rotate_halves(const T* x, T* y, int64_t half, const Acc<T>* cos, const Acc<T>* sin) {
   using V = Vec<Acc<T>>;
-  constexpr int64_t W = kLanes<Acc<T>>;
-  int64_t i = 0;
-  for (; i + W <= half; i += W) {
-    const Pair<V> turned = rotate<V>({load(x + i), load(x + half + i)}, load(cos + i), load(sin + i));
-    store(y + i, turned.a);
-    store(y + half + i, turned.b);
-  }
-  if (const int64_t n = half - i; n > 0) {
-    const Pair<V> turned = rotate<V>({load_part(x + i, n), load_part(x + half + i, n)}, load_part(cos + i, n),
-                                     load_part(sin + i, n));
-    store_part(y + i, n, turned.a);
-    store_part(y + half + i, n, turned.b);
-  }
+  const auto turn = [](V a, V b, V cos, V sin) { return rotate<V>({a, b}, cos, sin); };
+  map_row(Pair<T*>{y, y + half}, half, turn, x, x + half, cos, sin);
 }
 
 template <class T>
@@ -99,9 +88,6 @@ SF_INLINE void rotate_neighbours(const T* x, T* y, int64_t half, const Acc<T>* c
   }
 }
 
-// Of x so many bytes are asked for ahead, where out goes past the caches (from memory: 1.3 times as fast as without).
-constexpr int64_t kRopeBytesAhead = 4 << 10;
-
 template <class T, RopeLayout layout>
 void rope_rows(const RopeArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
@@ -117,7 +103,8 @@ void rope_rows(const RopeArgs& args, int64_t begin, int64_t end) noexcept {
     const T* in = x.template as<const T>();
     T* y = args.past_caches ? reinterpret_cast<T*>(lines.place()) : out.template as<T>();
     if (args.past_caches)
-      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(x.get() + byte + kRopeBytesAhead);
+      for (int64_t byte = 0; byte < bytes; byte += kLineBytes)
+        __builtin_prefetch(x.get() + byte + kRopeBytesAhead);
     const A* cos = table + position * 2 * half;
     if constexpr (layout == RopeLayout::half)
       rotate_halves(in, y, half, cos, cos + half);

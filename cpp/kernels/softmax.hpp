@@ -33,10 +33,6 @@ SF_INLINE Vec<Acc<T>> highest_of(const T* row, int64_t n) {
   return fold_row(row, n, -std::numeric_limits<Acc<T>>::infinity(), higher, higher);
 }
 
-// What is read first is asked for so many bytes before (from memory, 4096 rows: 8 KB 1.5 times as fast as nothing;
-// 4, 12 and 16 KB were behind it).
-constexpr uintptr_t kBytesAhead = 8 << 10;
-
 // out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it. `highest`
 // becomes that of the row `next`, which is as long: exponentials leave time to find it, and it is brought near. (A
 // function of its own: with sanitizers the caller takes many minutes to compile otherwise.)
@@ -52,7 +48,7 @@ __attribute__((noinline)) A map_and_sum(A* out, const In* in, const In* next, in
     V sum[4] = {V(A(0)), V(A(0)), V(A(0)), V(A(0))};
     const auto map = [&](int64_t i, V& sum) __attribute__((always_inline)) {
       const V y = f(load(in + i));
-      __builtin_prefetch(reinterpret_cast<const char*>(next + i) + kBytesAhead);
+      __builtin_prefetch(reinterpret_cast<const char*>(next + i) + kSoftmaxBytesAhead);
       most = larger(load(next + i), most);
       store(out + i, y);
       sum = sum + y;

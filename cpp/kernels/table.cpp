@@ -35,6 +35,8 @@ constexpr KernelTable kernel_table() {
   table.pack_rows = pack_rows;
   table.quantise_weight = quantise_weight;
   table.quantise_rows = quantise_rows;
+  table.dequantise = dequantise;
+  table.quantised_scales = quantised_scales;
   table.linear = linear;
   table.attention_pack = attention_pack;
   table.attention_prefill = attention_prefill;

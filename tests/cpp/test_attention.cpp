@@ -25,7 +25,7 @@ struct Problem {
   double softcap = 0;
   Mask mask = Mask::none;
 
-  // Of sequence b.
+  // For sequence b.
   int64_t offset(std::size_t b) const {
     return causal_offset - (has_offsets ? 2 * static_cast<int64_t>(b) : 0);
   }

@@ -1,4 +1,4 @@
-// What attention will want soon, asked for while it multiplies.
+// What attention will read soon, prefetched while it multiplies.
 #pragma once
 
 #include "base/bounds.hpp"
@@ -8,7 +8,7 @@
 namespace simdformer::SF_ISA {
 
 // `count` rows of `bytes` bytes: `stride` apart within pages, of which there may be one.
-struct RequestedRows {
+struct PrefetchedRows {
   const char* data;
   int64_t stride;
   const int64_t* table;  // the pages in order; null: they are
@@ -21,12 +21,12 @@ struct RequestedRows {
   }
 };
 
-// Rows of up to four arrays: keys, values, queries and where the output goes. They are asked for a few lines at
-// a time within the products, to the second cache: memory then has all the time that these take, and no burst
-// of requests stands before what is needed at once.
-class Requests : public WithinTiles {
+// Rows of up to four arrays: keys, values, queries and where the output goes. They are prefetched a few lines at a
+// time within the products, to the second cache: memory then has all the time that these take, and no burst of
+// prefetches stands before what is needed at once.
+class Prefetches : public WithinTiles {
  public:
-  SF_INLINE void add(const RequestedRows& rows) {
+  SF_INLINE void add(const PrefetchedRows& rows) {
     if (rows.count <= 0) return;
     arrays_[arrays_count_++] = rows;
     left_ += rows.count * lines(rows);
@@ -46,7 +46,7 @@ class Requests : public WithinTiles {
          count * group, view.shape[view.rank - 1] * itemsize(view.dtype)});
   }
 
-  // `times` calls are to ask for `part` of `whole` of what is left.
+  // `times` calls are to prefetch `part` of `whole` of what is left.
   SF_INLINE void deal_out(int64_t part, int64_t whole, int64_t times) {
     each_ = (left_ * part + whole * times - 1) / (whole * times);
   }
@@ -57,34 +57,33 @@ class Requests : public WithinTiles {
   }
 
  private:
-  SF_INLINE static int64_t lines(const RequestedRows& rows) {
+  SF_INLINE static int64_t lines(const PrefetchedRows& rows) {
     return (rows.bytes + kLineBytes - 1) / kLineBytes;
   }
 
   // False when there is none.
   SF_INLINE bool next_row() {
     if (array_ == arrays_count_) return false;
-    const RequestedRows& rows = arrays_[array_];
-    if (asked_ == 0) place_ = rows.first / rows.page, row_ = rows.first % rows.page;
+    const PrefetchedRows& rows = arrays_[array_];
+    if (taken_ == 0) place_ = rows.first / rows.page, row_ = rows.first % rows.page;
     line_ = rows.row(place_, row_);
     end_ = line_ + rows.bytes;
     left_ -= lines(rows);
     if (++row_ == rows.page) ++place_, row_ = 0;
-    if (++asked_ == rows.count) ++array_, asked_ = 0;
+    if (++taken_ == rows.count) ++array_, taken_ = 0;
     return true;
   }
 
-  RequestedRows arrays_[4];
-  int64_t arrays_count_ = 0, array_ = 0, asked_ = 0, left_ = 0, each_ = 0;
+  PrefetchedRows arrays_[4];
+  int64_t arrays_count_ = 0, array_ = 0, taken_ = 0, left_ = 0, each_ = 0;
   int64_t place_ = 0, row_ = 0;  // of the row that comes next: its page, and where it is in that
-  const char *line_ = nullptr, *end_ = nullptr;  // of the row that is asked for: what is left
+  const char *line_ = nullptr, *end_ = nullptr;  // of the row that is prefetched: what is left
 };
 
-// Rows that are read next, asked for a line of the cache at a time, in the order in which they lie and as fast
-// as others are read now. A burst of requests waits for room among those that are under way, and nothing is
-// computed meanwhile; where nothing is asked for, memory rests. (From memory, one thread of a Zen 5: loops that
-// multiply four rows by what they read take as long as plain reading, and 1.5 times as long when they ask for
-// whole rows at a time.)
+// Rows that are read next, prefetched a line of the cache at a time, in the order in which they lie and as fast as
+// others are read now. A burst of prefetches waits for room among those that are under way, and nothing is computed
+// meanwhile; without them memory rests. (From memory, one thread of a Zen 5: loops that multiply four rows by what
+// they read take as long as plain reading, and 1.5 times as long when they prefetch whole rows at a time.)
 class LinesAhead {
  public:
   // The rows from *row to before *end. What is read now is read by `readers`, one after the other.

@@ -1,0 +1,89 @@
+// What was found by measuring, all in one place. Where no machine is named it was a Zen 5 (an AMD EPYC of two to
+// four cores in a virtual machine, 2 MB of second and 32 MB of last cache for two), GCC 12, 21 to 23 November 2026.
+// None of it changes a result. How many rows and columns registers hold is said by each instruction set (cpp/isa).
+#pragma once
+
+#include <cstdint>
+
+namespace simdformer {
+
+// ---- sizes of memory --------------------------------------------------------------------------------------
+
+// This many bytes do not stay in a second cache, nor in the last one of most machines.
+constexpr int64_t kFarBytes = int64_t{1} << 20, kFarthestBytes = int64_t{32} << 20;
+// Rows that are stored past the caches have this many bytes at least: short ones share too many lines with their
+// neighbours, which are read all the same (2 KB: a fifth slower).
+constexpr int64_t kLongRow = 8 << 10;
+// Rows up to here are put together to whole lines first.
+constexpr int64_t kShortRow = 4 << 10;
+
+// ---- prefetching: how far ahead ---------------------------------------------------------------------------
+
+// A panel, by products of one or two rows of x.
+constexpr uintptr_t kPanelBytesAhead = 1536;
+// The next block of panels is dealt out to the rows of x, up to this many: 14 % at 16 rows with AVX-512, 60 and 30 %
+// at 4 and 16 rows with AVX2.
+constexpr int64_t kMostRowsForNext = 128;
+// Steps of a product from one call of what runs within its tiles to the next.
+constexpr int64_t kStepsBetween = 16;
+// Rows of a plain weight, by dot products.
+constexpr int64_t kDotBytesAhead = 16 << 10;
+// A slice of a quantised weight: the hardware alone fetches too little ahead of a kernel (bytes a second of those
+// that a plain loop reads: 35 to 85 % without, 90 to 110 % with it).
+constexpr int64_t kSliceBytesAhead = 12 << 10;
+// Keys and values of a decode. From memory 8 to 16 KB are alike, 4 KB and 32 KB slower, and so is the second cache
+// as their goal.
+constexpr int64_t kKeyBytesAhead = 8 << 10;
+constexpr int64_t kMostKeysAhead = 64;
+// A softmax's input. From memory, 4096 rows: 1.5 times as fast as without; 4, 12 and 16 KB were behind it.
+constexpr uintptr_t kSoftmaxBytesAhead = 8 << 10;
+// RoPE's input, where the output goes past the caches: 1.3 times as fast as without.
+constexpr int64_t kRopeBytesAhead = 4 << 10;
+
+// ---- linear -----------------------------------------------------------------------------------------------
+
+// Up to this many rows of x, plain weights are read in place, as dot products.
+constexpr int64_t kDirectRows = 64;
+// Rows of a work item at most: it stays within about 30 ms.
+constexpr int64_t kItemRows = 528;
+// Rows and elements of x that are taken at a time, within about 32 MB of scratch.
+constexpr int64_t kFewestBlockRows = 24, kBlockElements = int64_t{8} << 20;
+// Work items that a product is cut into, of at least this many rows: 64 texts at once on four threads are 3 to 6 %
+// faster than with 32 items.
+constexpr int64_t kLinearItems = 64, kFewestItemRows = 32;
+
+// ---- attention --------------------------------------------------------------------------------------------
+
+constexpr int64_t kStripRows = 24;   // rows that pass through scores, softmax and sum together
+constexpr int64_t kDecodeRows = 16;  // a head of at most this many rows reads its keys in place: decode
+// Keys whose values all tiles of a decode pass over before the next ones: they stay in the first cache beside what
+// is prefetched.
+constexpr int64_t kValueKeys = 16;
+// Bytes that the threads share at a time: they should stay in the last cache.
+constexpr int64_t kAttentionBytes = int64_t{16} << 20;
+// Products of a work item: about 10 ms on one core with SSE2.
+constexpr int64_t kItemTerms = int64_t{1} << 27;
+// Rows of a block, and of one that packs its keys for itself: packing then takes a fortieth of the time of its
+// products, and what it works on fits the second cache. (Both at D = Dv = 128.)
+constexpr int64_t kMostBlockRows = 128, kFewestAttentionRows = 32, kOwnRows = 256;
+// Blocks to share out, where there are enough rows.
+constexpr int64_t kAttentionItems = 16;
+// Nanoseconds of one core from which on a segment is worth all threads.
+constexpr double kLargeSegment = 200000;
+
+// ---- how work is cut --------------------------------------------------------------------------------------
+
+// What one core needs, in nanoseconds and roughly: within a factor of four on the machines that we know.
+namespace cost {
+constexpr double element = 20000.0 / 32768;  // of row-wise work: read, computed, written
+constexpr double angle = 16 * element;       // its cos and sin in float64
+constexpr double product = 1.0 / 50;         // multiplied and added, in a matrix product
+constexpr double byte = 1.0 / 20;            // read from memory
+}  // namespace cost
+
+// Nanoseconds of a chunk: worth waking a thread for, and far below the 50 ms that Ctrl-C may wait.
+constexpr double kChunkNanoseconds = 20000;
+// Where a row may be cut, into pieces of this many elements.
+constexpr int64_t kSegment = 16384;
+
+}  // namespace simdformer
