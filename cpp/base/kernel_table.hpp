@@ -96,9 +96,9 @@ struct ConvertArgs {
 struct PackArgs;
 struct UnpackArgs;
 struct PackRowsArgs;
-struct QuantiseWeightArgs;
-struct DequantiseArgs;
-struct QuantisedFormat;
+struct QuantizeWeightArgs;
+struct DequantizeArgs;
+struct QuantizedFormat;
 struct LinearArgs;
 struct AttentionArgs;
 
@@ -119,12 +119,12 @@ struct KernelTable {
   void (*pack)(const PackArgs&, int64_t begin, int64_t end) noexcept;
   void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end) noexcept;
   void (*pack_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
-  void (*quantise_weight)(const QuantiseWeightArgs&, int64_t begin, int64_t end) noexcept;
-  void (*quantise_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
-  void (*dequantise)(const DequantiseArgs&, int64_t begin, int64_t end) noexcept;
+  void (*quantize_weight)(const QuantizeWeightArgs&, int64_t begin, int64_t end) noexcept;
+  void (*quantize_rows)(const PackRowsArgs&, int64_t begin, int64_t end) noexcept;
+  void (*dequantize)(const DequantizeArgs&, int64_t begin, int64_t end) noexcept;
   // The scales and minimums of 16 columns of a span, from `first` on, as rows of 64 floats: one for each group, or
   // for every 32 inputs of a longer one.
-  void (*quantised_scales)(const QuantisedFormat&, const uint8_t* span, int64_t inputs, int64_t first,
+  void (*quantized_scales)(const QuantizedFormat&, const uint8_t* span, int64_t inputs, int64_t first,
                            float* scales, float* minimums) noexcept;
   void (*linear)(const LinearArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_pack)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;

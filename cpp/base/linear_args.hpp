@@ -3,7 +3,7 @@
 
 #include "base/array.hpp"
 #include "base/panels.hpp"
-#include "base/quantised_args.hpp"
+#include "base/quantized_args.hpp"
 
 namespace simdformer {
 
@@ -18,17 +18,17 @@ struct PackArgs {
   char* panels;  // 64-byte aligned
 };
 
-// The same rows, of float32 or a 16-bit dtype -> their columns of a quantised weight, and what that lost. Its scales
-// and codes are sought; see kernels/quantise_weight.hpp for what can be written.
-struct QuantiseWeightArgs {
+// The same rows, of float32 or a 16-bit dtype -> their columns of a quantized weight, and what that lost. Its scales
+// and codes are sought; see kernels/quantize_weight.hpp for what can be written.
+struct QuantizeWeightArgs {
   PackArgs weight;
-  const QuantisedFormat* format;
-  QuantisingLoss* losses;  // one a panel
+  const QuantizedFormat* format;
+  QuantizingLoss* losses;  // one a panel
 };
 
-// Rows of a quantised weight, those in `rows` or all in order -> rows of `out`, of any float dtype.
-struct DequantiseArgs {
-  const QuantisedFormat* format;
+// Rows of a quantized weight, those in `rows` or all in order -> rows of `out`, of any float dtype.
+struct DequantizeArgs {
+  const QuantizedFormat* format;
   const uint8_t* slices;
   int64_t depth;
   const int64_t* rows;
@@ -45,7 +45,7 @@ struct UnpackArgs {
 };
 
 // Rows [first + begin, first + end) of x -> rows [begin, end) of `out` as x's accumulator, or as the bfloat16
-// they are, with zeros up to `stride`; for quantised weights as ActivationBlocks, `stride` of them a row.
+// they are, with zeros up to `stride`; for quantized weights as ActivationBlocks, `stride` of them a row.
 struct PackRowsArgs {
   Rows x;
   int64_t first;
@@ -60,8 +60,8 @@ struct LinearWeight {
   int64_t row_stride;
   DType dtype;
   bool packed;
-  const QuantisedFormat*
-      format;  // null unless it is quantised, in slices; then it is packed and its dtype f32
+  const QuantizedFormat*
+      format;  // null unless it is quantized, in slices; then it is packed and its dtype f32
   int64_t columns;
   const char* bias;  // (columns), bias_stride bytes apart; null when absent
   int64_t bias_stride;
@@ -80,7 +80,7 @@ struct LinearArgs {
   const void* x;
   // The same as bfloat16, for packed bfloat16 weights where the CPU multiplies pairs; null otherwise
   const bfloat16* x_pairs;
-  // The same as integers, for quantised weights; null when these are multiplied in float32
+  // The same as integers, for quantized weights; null when these are multiplied in float32
   const ActivationBlock* x_blocks;
   int64_t x_stride;  // in elements
   // The rows of the results that those of the block go to; null: `first` and those after it.

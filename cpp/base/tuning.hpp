@@ -28,7 +28,7 @@ constexpr int64_t kMostRowsForNext = 128;
 constexpr int64_t kStepsBetween = 16;
 // Rows of a plain weight, by dot products.
 constexpr int64_t kDotBytesAhead = 16 << 10;
-// A slice of a quantised weight: the hardware alone fetches too little ahead of a kernel (bytes a second of those
+// A slice of a quantized weight: the hardware alone fetches too little ahead of a kernel (bytes a second of those
 // that a plain loop reads: 35 to 85 % without, 90 to 110 % with it).
 constexpr int64_t kSliceBytesAhead = 12 << 10;
 // Keys and values of a decode. From memory 8 to 16 KB are alike, 4 KB and 32 KB slower, and so is the second cache

@@ -11,7 +11,7 @@
 #include "bindings/runtime.hpp"
 #include "core/copy.hpp"
 #include "core/linear.hpp"
-#include "core/quantised.hpp"
+#include "core/quantized.hpp"
 
 namespace simdformer {
 
@@ -43,22 +43,22 @@ py::object embedding_call(py::handle ids_object, py::handle weight_object, py::h
                           py::handle out_object) {
   const Integers ids = read_integers(kIds, ids_object);
   const bool is_packed = py::isinstance<PackedWeight>(weight_object);
-  const bool is_quantised = py::isinstance<QuantisedWeight>(weight_object);
+  const bool is_quantized = py::isinstance<QuantizedWeight>(weight_object);
   const auto* packed = is_packed ? weight_object.cast<const PackedWeight*>() : nullptr;
-  const auto* quantised = is_quantised ? weight_object.cast<const QuantisedWeight*>() : nullptr;
+  const auto* quantized = is_quantized ? weight_object.cast<const QuantizedWeight*>() : nullptr;
   Input plain;
   int64_t rows, width;
-  DType own_dtype = DType::f32;  // that of quantised values
+  DType own_dtype = DType::f32;  // that of quantized values
   if (is_packed) {
     rows = packed->rows(), width = packed->cols(), own_dtype = packed->dtype();
-  } else if (is_quantised) {
-    rows = quantised->rows(), width = quantised->cols();
+  } else if (is_quantized) {
+    rows = quantized->rows(), width = quantized->cols();
   } else {
     plain = read_array(kWeight, weight_object);
     check_rank(kWeight, plain.view, 2, "(V, E): a row for each id");
     rows = plain.view.shape[0], width = plain.view.shape[1], own_dtype = plain.view.dtype;
   }
-  const bool is_plain = !is_packed && !is_quantised;
+  const bool is_plain = !is_packed && !is_quantized;
   const DType dtype =
       dtype_object.is_none() ? own_dtype : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
   check_ids(ids, rows);
@@ -75,8 +75,8 @@ py::object embedding_call(py::handle ids_object, py::handle weight_object, py::h
     NoGil nogil;
     if (is_packed)
       packed->gather(ids.data, out.view);
-    else if (is_quantised)
-      quantised->gather(ids.data, out.view);
+    else if (is_quantized)
+      quantized->gather(ids.data, out.view);
     else
       embedding(plain.view, ids.data, out.view);
     out.finish();

@@ -79,13 +79,13 @@ std::string describe(const PackedWeight& weight) {
 struct Part {
   Input weight, bias;
   const PackedWeight* packed = nullptr;
-  const QuantisedWeight* quantised = nullptr;
+  const QuantizedWeight* quantized = nullptr;
   int64_t shape[2];  // of the weight
   DType dtype;       // that the weight is multiplied as
   bool has_bias = false;
   std::optional<Output> out;
 
-  bool is_plain() const { return packed == nullptr && quantised == nullptr; }
+  bool is_plain() const { return packed == nullptr && quantized == nullptr; }
 };
 
 template <class Weight>
@@ -100,11 +100,11 @@ void read_weight(const Arg& arg, py::handle object, const View& x, Part& part) {
   if (py::isinstance<PackedWeight>(object)) {
     part.packed = read_made<PackedWeight>(object, part);
     part.dtype = part.packed->dtype();
-  } else if (py::isinstance<QuantisedWeight>(object)) {
-    part.quantised = read_made<QuantisedWeight>(object, part);
+  } else if (py::isinstance<QuantizedWeight>(object)) {
+    part.quantized = read_made<QuantizedWeight>(object, part);
     part.dtype = DType::f32;
     if (x.dtype == DType::f64)
-      refuse_type(arg, "is quantised", "an x of float32, float16 or bfloat16, not float64",
+      refuse_type(arg, "is quantized", "an x of float32, float16 or bfloat16, not float64",
                   "weight.dequantize(\"float64\") has all of its values");
   } else {
     part.weight = read_array(arg, object);
@@ -163,7 +163,7 @@ LinearOperand operand_of(Part& part, const View& out) {
   if (part.is_plain()) unit_last_axis({kLinear, "weight"}, part.weight);
   operand.weight = part.is_plain() ? &part.weight.view : nullptr;
   operand.packed = part.packed;
-  operand.quantised = part.quantised;
+  operand.quantized = part.quantized;
   operand.bias = part.has_bias ? &part.bias.view : nullptr;
   operand.out = out;
   return operand;

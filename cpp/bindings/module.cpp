@@ -17,7 +17,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   bind_rope(module);
   bind_linear(module);
   bind_experts(module);
-  bind_quantised(module);
+  bind_quantized(module);
   bind_attention(module);
   bind_gather(module);
   bind_interchange(module);

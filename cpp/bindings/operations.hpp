@@ -1,5 +1,5 @@
 // The functions of the module, one file a family: rows.cpp, rope.cpp, linear.cpp, experts.cpp,
-// quantised.cpp, attention*.cpp, gather.cpp, interchange.cpp, files.cpp, limits.cpp.
+// quantized.cpp, attention*.cpp, gather.cpp, interchange.cpp, files.cpp, limits.cpp.
 // Arguments are positional and in the order of functional.py, which holds names, defaults and documentation.
 #pragma once
 
@@ -11,7 +11,7 @@ void bind_rows(py::module_& module);  // softmax, norms, activations
 void bind_rope(py::module_& module);
 void bind_linear(py::module_& module);       // linear, linear_chosen, pack, PackedWeight
 void bind_experts(py::module_& module);      // likeliest, mix
-void bind_quantised(py::module_& module);    // QuantizedPanels
+void bind_quantized(py::module_& module);    // QuantizedPanels
 void bind_attention(py::module_& module);    // scaled_dot_product_attention
 void bind_gather(py::module_& module);       // embedding, repeat_kv, causal_mask
 void bind_interchange(py::module_& module);  // array_of_tensor

@@ -118,11 +118,11 @@ LinearWeight weight_of(const LinearOperand& operand, int64_t begin, int64_t end)
   w.packed = operand.weight == nullptr;
   w.format = nullptr;
   w.row_stride = 0;
-  if (operand.quantised != nullptr) {
-    w.weight = reinterpret_cast<const char*>(operand.quantised->data());
-    w.format = &operand.quantised->format();
+  if (operand.quantized != nullptr) {
+    w.weight = reinterpret_cast<const char*>(operand.quantized->data());
+    w.format = &operand.quantized->format();
     w.dtype = DType::f32;
-    w.columns = operand.quantised->rows();
+    w.columns = operand.quantized->rows();
   } else if (operand.packed != nullptr) {
     w.weight = operand.packed->data();
     w.dtype = operand.packed->dtype();
@@ -248,7 +248,7 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
     if (widens) pack_rows(table.pack_rows, widened, args.x_stride * itemsize(sum), args.x_stride, false);
     if (pairs) pack_rows(table.pack_rows, paired, args.x_stride * itemsize(DType::bf16), args.x_stride, true);
     if (blocks)
-      pack_rows(table.quantise_rows, blocked, row_blocks * int64_t{sizeof(ActivationBlock)}, row_blocks,
+      pack_rows(table.quantize_rows, blocked, row_blocks * int64_t{sizeof(ActivationBlock)}, row_blocks,
                 false);
 
     while (own->end <= first) ++own;

@@ -4,7 +4,7 @@
 
 #include "base/array.hpp"
 #include "core/memory.hpp"
-#include "core/quantised.hpp"
+#include "core/quantized.hpp"
 
 namespace simdformer {
 
@@ -40,27 +40,27 @@ class PackedWeight {
   WeightMemory memory_;
 };
 
-// One weight of a call: plain, packed or quantised, with its bias and its result.
+// One weight of a call: plain, packed or quantized, with its bias and its result.
 struct LinearOperand {
   const View* weight = nullptr;                // (O, I), any leading stride, unit last stride
   const PackedWeight* packed = nullptr;        // instead of weight
-  const QuantisedWeight* quantised = nullptr;  // instead of both
+  const QuantizedWeight* quantized = nullptr;  // instead of both
   const View* bias = nullptr;                  // (O), any stride; null when absent
   View out;                                    // (..., O) with the leading axes of x
   int64_t begin = 0, end = 0;                  // of linear_chosen: which of the chosen rows are its own
 };
 
-// How quantised weights are multiplied: by x as 16-bit integers, a scale for every 32 of them, or by x as
+// How quantized weights are multiplied: by x as 16-bit integers, a scale for every 32 of them, or by x as
 // float32.
 enum class Arithmetic : uint8_t { int16, float32 };
 
 // out = x W^T + b for every operand, in one pass over x (..., I). x and out: any leading strides, unit last
 // stride. out has x's dtype; weight and bias have it too, or are 16-bit beside float32, or float32 beside
-// 16-bit; a quantised weight has no dtype, and x is not float64 beside it. Sums are float32 (float64 for
+// 16-bit; a quantized weight has no dtype, and x is not float64 beside it. Sums are float32 (float64 for
 // float64), rounded once.
 //
 // The bits of a row of out do not depend on the number of threads. With packed and
-// quantised weights they do not depend on the other rows either; with plain weights up to kDirectRows rows
+// quantized weights they do not depend on the other rows either; with plain weights up to kDirectRows rows
 // (base/linear_args.hpp) take another order of summation than more of them.
 void linear(const View& x, const LinearOperand* operands, int count,
             Arithmetic arithmetic = Arithmetic::int16);

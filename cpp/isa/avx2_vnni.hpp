@@ -7,7 +7,7 @@
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = true, kSignedDots = false;
-// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied: two sums for each.
+// Vectors of columns of a tile with this many rows, where codes of quantized weights are multiplied: two sums for each.
 constexpr int kCodeVectors[] = {0, 4, 2, 2, 1, 1, 1};
 // Taking bytes apart costs little: codes are never widened before.
 constexpr int64_t kWidenCodes = INT64_MAX, kWidenTwoPlanes = INT64_MAX;

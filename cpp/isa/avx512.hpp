@@ -7,7 +7,7 @@
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = false, kSignedDots = false;
-// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied.
+// Vectors of columns of a tile with this many rows, where codes of quantized weights are multiplied.
 constexpr int kCodeVectors[] = {0, 4, 4, 4, 4, 4, 4};
 // From this many rows on codes of one plane, and of two, are widened before they are multiplied. One plane never:
 // taking it apart in registers, four rows at a time, costs less than loading twice as many bytes (150 % of the

@@ -196,7 +196,7 @@ SF_INLINE Bits16 narrow_bits(float16, Vec<float> x) {
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = false, kSignedDots = false;
-// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied.
+// Vectors of columns of a tile with this many rows, where codes of quantized weights are multiplied.
 constexpr int kCodeVectors[] = {0, 4, 2, 2, 2, 2, 2};
 // From this many rows on codes of one plane, and of two, are widened before they are multiplied.
 constexpr int64_t kWidenCodes = 16, kWidenTwoPlanes = 5;

@@ -6,7 +6,7 @@
 namespace simdformer::SF_ISA {
 
 constexpr bool kByteDots = false, kSignedDots = false;
-// Vectors of columns of a tile with this many rows, where codes of quantised weights are multiplied: each sum takes two registers.
+// Vectors of columns of a tile with this many rows, where codes of quantized weights are multiplied: each sum takes two registers.
 constexpr int kCodeVectors[] = {0, 4, 4, 2, 2, 2, 2};
 // From this many rows on codes of one plane, and of two, are widened before they are multiplied.
 constexpr int64_t kWidenCodes = 16, kWidenTwoPlanes = 5;

@@ -6,7 +6,7 @@
 //   packed W              panels as they lie; 16-bit ones are decoded in registers, or, when many rows will
 //                         use them, widened once into scratch; beside bfloat16 x, bfloat16 ones are
 //                         multiplied as they are where the CPU can
-//   quantised W           small integers and their scales, see quantised.hpp
+//   quantized W           small integers and their scales, see quantized.hpp
 //   plain W, many rows    panels are packed into scratch, 256 inputs at a time
 //   plain W, few rows     no panels: dot products of rows of W with rows of x, see dot_products.hpp
 //
@@ -23,7 +23,7 @@
 #include "kernels/gemm.hpp"
 #include "kernels/loops.hpp"
 #include "kernels/pack.hpp"
-#include "kernels/quantised.hpp"
+#include "kernels/quantized.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -153,15 +153,15 @@ SF_INLINE void multiply_by_blocks(const LinearItem& item, Acc<T>* tile, Acc<T>* 
   } while (begin < args.depth);
 }
 
-// A quantised weight: by x as integers, or by x as float32 and the very values that the weight holds.
+// A quantized weight: by x as integers, or by x as float32 and the very values that the weight holds.
 inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratch) noexcept {
   const LinearArgs& args = item.args;
-  const QuantisedFormat& format = *item.w.format;
+  const QuantizedFormat& format = *item.w.format;
   const uint8_t* slice = reinterpret_cast<const uint8_t*>(item.w.weight) +
                          item.column / kSliceColumns * slice_bytes(format, args.depth);
   if (args.x_blocks != nullptr) {
     const ActivationBlock* x = args.x_blocks + item.row * (args.depth / kBlockInputs);
-    return multiply_quantised(format, slice, args.depth, x, item.rows, tile,
+    return multiply_quantized(format, slice, args.depth, x, item.rows, tile,
                               reinterpret_cast<uint8_t*>(scratch));
   }
   static_assert(kDepthBlock == kSpanInputs && kDepthBlock * kSliceColumns * 4 >= kWidenedBytes);
@@ -169,7 +169,7 @@ inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratc
   do {
     const int64_t k = min_of(args.depth - begin, kDepthBlock);
     for (int64_t c = 0; c < item.columns; c += kPanelColumns)
-      dequantise_span(format, slice, k, {c, kPanelColumns}, scratch + c * kDepthBlock);
+      dequantize_span(format, slice, k, {c, kPanelColumns}, scratch + c * kDepthBlock);
     multiply_block<float>(item, k, item.x<float>(args.x).from(0, begin),
                           {scratch, kDepthBlock * kPanelColumns}, tile, begin > 0, Nothing());
     slice += span_bytes(format, k);

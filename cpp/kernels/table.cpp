@@ -9,7 +9,7 @@
 #include "kernels/limits.hpp"
 #include "kernels/linear.hpp"
 #include "kernels/pack.hpp"
-#include "kernels/quantise_weight.hpp"
+#include "kernels/quantize_weight.hpp"
 #include "kernels/rms_norm.hpp"
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
@@ -33,10 +33,10 @@ constexpr KernelTable kernel_table() {
   table.pack = pack;
   table.unpack = unpack;
   table.pack_rows = pack_rows;
-  table.quantise_weight = quantise_weight;
-  table.quantise_rows = quantise_rows;
-  table.dequantise = dequantise;
-  table.quantised_scales = quantised_scales;
+  table.quantize_weight = quantize_weight;
+  table.quantize_rows = quantize_rows;
+  table.dequantize = dequantize;
+  table.quantized_scales = quantized_scales;
   table.linear = linear;
   table.attention_pack = attention_pack;
   table.attention_prefill = attention_prefill;

@@ -1,4 +1,4 @@
-// quantised: tile = x W^T      x: (rows, depth) in blocks of integers      W: 64 columns, quantised
+// quantized: tile = x W^T      x: (rows, depth) in blocks of integers      W: 64 columns, quantized
 //
 // x is rounded once, to 16-bit integers in blocks of 32: x = s q, s = max |x| / 32512, q = nearest. A sum of
 // products of integers is exact; each block adds to a float, in the order of the blocks,
@@ -17,7 +17,7 @@
 #include "kernels/convert.hpp"
 #include "kernels/counts.hpp"
 #include "kernels/loops.hpp"
-#include "kernels/quantised_codes.hpp"
+#include "kernels/quantized_codes.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -45,7 +45,7 @@ SF_INLINE void store_codes(const int16_t* codes, int16_t* out) {
 
 // 32 numbers as integers. Below 2^-112, where 1 / s would overflow, all of them count as zero.
 template <class T>
-SF_INLINE void quantise_block(const T* x, ActivationBlock* out) {
+SF_INLINE void quantize_block(const T* x, ActivationBlock* out) {
   constexpr int W = static_cast<int>(kLanes<float>), kParts = 32 / W;
   using V = Vec<float>;
   V parts[kParts], most(0.0f), not_finite(0.0f);
@@ -69,13 +69,13 @@ SF_INLINE void quantise_block(const T* x, ActivationBlock* out) {
 }
 
 // An entry of the table.
-inline void quantise_rows(const PackRowsArgs& args, int64_t begin, int64_t end) noexcept {
+inline void quantize_rows(const PackRowsArgs& args, int64_t begin, int64_t end) noexcept {
   with_storage_of<float>(args.x.dtype, [&](auto type) {
     RowCursor row(args.x, args.first + begin);
     for (int64_t i = begin; i < end; ++i, row.next()) {
       auto* out = static_cast<ActivationBlock*>(args.out) + i * args.stride;
       for (int64_t k = 0; k < args.x.length; k += kBlockInputs, ++out)
-        quantise_block(row.template as<const decltype(type)>() + k, out);
+        quantize_block(row.template as<const decltype(type)>() + k, out);
     }
   });
 }
@@ -83,7 +83,7 @@ inline void quantise_rows(const PackRowsArgs& args, int64_t begin, int64_t end) 
 // ---- microkernel ------------------------------------------------------------------------------------------
 
 // A span of W: codes, scales and minimums (null: none) [units][64].
-struct QuantisedSpan {
+struct QuantizedSpan {
   const uint8_t* codes;
   const float *scales, *minimums;
   int64_t blocks;
@@ -139,7 +139,7 @@ SF_INLINE CodeWords word_of(const int16_t* p) {
 // tile (MR, 64) += x W^T over a span, NV vectors of columns of a block at a time. x: the blocks of MR rows.
 template <class Kind, int MR, int NV>
 __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t x_stride,
-                                              const QuantisedSpan& w, float* tile) noexcept {
+                                              const QuantizedSpan& w, float* tile) noexcept {
   constexpr int W = static_cast<int>(kLanes<float>), kUnits = 32 / Kind::kUnit, kFours = Kind::kUnit / 4;
   constexpr bool kShared = Kind::kTurn > kFours;  // a turn, by two units
   constexpr int kTurns = kShared ? 1 : kFours / Kind::kTurn, kEach = kFours / kTurns;
@@ -212,7 +212,7 @@ __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t 
 
 // Rows are dealt out evenly, to tiles of at most `most`.
 template <class Kind, int most, int fewest>
-SF_INLINE void code_rows(int64_t rows, const ActivationBlock* x, int64_t x_stride, const QuantisedSpan& w,
+SF_INLINE void code_rows(int64_t rows, const ActivationBlock* x, int64_t x_stride, const QuantizedSpan& w,
                          float* tile) {
   each_share(rows, most, [&](int64_t first, int64_t share) __attribute__((always_inline)) {
     with_count<most, fewest>(share, [&](auto count) __attribute__((always_inline)) {
@@ -225,7 +225,7 @@ SF_INLINE void code_rows(int64_t rows, const ActivationBlock* x, int64_t x_strid
 
 // The codes of a span, taken apart.
 template <class Kind>
-SF_INLINE void widen_codes(const QuantisedSpan& w, uint8_t* out) {
+SF_INLINE void widen_codes(const QuantizedSpan& w, uint8_t* out) {
   const uint8_t* codes = w.codes;
   for (int64_t turn = 0; turn < w.blocks * 8 / Kind::kTurn; ++turn, codes += kTurnBytes<Kind>) {
     prefetch_behind<kTurnBytes<Kind>>(codes);
@@ -255,7 +255,7 @@ struct SpanScales {
 };
 
 // tile (rows, 64) = x W^T for a slice; widened: kWidenedBytes of scratch.
-inline void multiply_quantised(const QuantisedFormat& format, const uint8_t* slice, int64_t depth,
+inline void multiply_quantized(const QuantizedFormat& format, const uint8_t* slice, int64_t depth,
                                const ActivationBlock* x, int64_t rows, float* tile,
                                uint8_t* widened) noexcept {
   SpanScales scratch;
@@ -265,7 +265,7 @@ inline void multiply_quantised(const QuantisedFormat& format, const uint8_t* sli
     const int64_t inputs = min_of(depth - k, kSpanInputs), scales = scale_bytes(format, inputs);
     for (int64_t row = 0; row < scales; row += kWordRow) prefetch_behind<kWordRow>(slice + row);
     decode_scales(format, slice, inputs, {0, kSliceColumns}, scratch.scales, scratch.minimums);
-    QuantisedSpan w;
+    QuantizedSpan w;
     w.codes = slice + scales;
     w.scales = scratch.scales;
     w.minimums = format.has_minimum ? scratch.minimums : nullptr;
@@ -291,7 +291,7 @@ inline void multiply_quantised(const QuantisedFormat& format, const uint8_t* sli
 // ---- values -----------------------------------------------------------------------------------------------
 
 // Whole registers of columns of a span, up to 16, as floats [inputs][16]: exactly the values that it holds.
-inline void dequantise_span(const QuantisedFormat& format, const uint8_t* span, int64_t inputs,
+inline void dequantize_span(const QuantizedFormat& format, const uint8_t* span, int64_t inputs,
                             ColumnRange columns, float* out) noexcept {
   SpanScales scratch;
   decode_scales(format, span, inputs, columns, scratch.scales, scratch.minimums);
@@ -321,15 +321,15 @@ inline void dequantise_span(const QuantisedFormat& format, const uint8_t* span, 
 
 // The rows of the weight that lie side by side in slices: those from `row` on that one piece of 16 holds, up to
 // `last`, or the one at `row` where rows of the result are chosen.
-SF_INLINE int64_t rows_together(const DequantiseArgs& args, int64_t row, int64_t last) {
+SF_INLINE int64_t rows_together(const DequantizeArgs& args, int64_t row, int64_t last) {
   if (args.rows != nullptr) return 1;
   return min_of(kPanelColumns - row % kPanelColumns, last - row);
 }
 
 // Rows [begin, end) of the result. An entry of the table.
-inline void dequantise(const DequantiseArgs& args, int64_t begin, int64_t end) noexcept {
+inline void dequantize(const DequantizeArgs& args, int64_t begin, int64_t end) noexcept {
   alignas(64) float values[kSpanInputs * kPanelColumns], one[kSpanInputs];
-  const QuantisedFormat& format = *args.format;
+  const QuantizedFormat& format = *args.format;
   const int64_t size = itemsize(args.out.dtype);
   for (int64_t i = begin, count; i < end; i += count) {
     const int64_t row = args.rows != nullptr ? args.rows[i] : i, column = row % kSliceColumns;
@@ -339,7 +339,7 @@ inline void dequantise(const DequantiseArgs& args, int64_t begin, int64_t end) n
     const uint8_t* span = args.slices + row / kSliceColumns * slice_bytes(format, args.depth);
     for (int64_t k = 0; k < args.depth; k += kSpanInputs) {
       const int64_t inputs = min_of(args.depth - k, kSpanInputs);
-      dequantise_span(format, span, inputs, {first, lanes}, values);
+      dequantize_span(format, span, inputs, {first, lanes}, values);
       RowCursor out(args.out, i);
       for (int64_t r = 0; r < count; ++r, out.next()) {
         for (int64_t j = 0; j < inputs; ++j) one[j] = values[j * kPanelColumns + column - first + r];
@@ -354,7 +354,7 @@ inline void dequantise(const DequantiseArgs& args, int64_t begin, int64_t end) n
 }
 
 // The scales, and minimums, of 16 columns of a span. An entry of the table.
-inline void quantised_scales(const QuantisedFormat& format, const uint8_t* span, int64_t inputs,
+inline void quantized_scales(const QuantizedFormat& format, const uint8_t* span, int64_t inputs,
                              int64_t first, float* scales, float* minimums) noexcept {
   decode_scales(format, span, inputs, {first, kPanelColumns}, scales, minimums);
 }

@@ -1,4 +1,4 @@
-// Scales of quantised weights: from the encodings of base/quantised_args.hpp to floats, a span of a slice at a
+// Scales of quantized weights: from the encodings of base/quantized_args.hpp to floats, a span of a slice at a
 // time.
 #pragma once
 
@@ -63,7 +63,7 @@ SF_INLINE void spread_bytes(const uint8_t* p, const uint8_t* factors, int64_t gr
 }
 
 // The scales of some columns of a span as floats, a row of 64 for every `unit` inputs (16 or 32).
-SF_INLINE void decode_scales(const QuantisedFormat& format, const uint8_t* span, int64_t inputs,
+SF_INLINE void decode_scales(const QuantizedFormat& format, const uint8_t* span, int64_t inputs,
                              ColumnRange columns, float* scales, float* minimums) {
   constexpr int64_t kFactors = 2 * kSliceColumns;
   const int64_t groups = inputs / format.group, bytes = (groups + 3) / 4 * kWordRow;

@@ -1,4 +1,4 @@
-// Weights in few bits, as the kernels of kernels/quantised.hpp read them: integers (codes) and, for every
+// Weights in few bits, as the kernels of kernels/quantized.hpp read them: integers (codes) and, for every
 // `group` of inputs, a scale and perhaps a minimum. value = scale * (code - offset) - minimum
 //
 // 64 columns make a slice, on every instruction set, which is read from its first byte to its last by whoever
@@ -34,7 +34,7 @@ constexpr int64_t kWordRow = 4 * kSliceColumns;  // bytes of a word of every col
 
 enum class ScaleKind : uint8_t { f16, f32, power_of_two, f16_u8, f16_i8 };
 
-struct QuantisedFormat {
+struct QuantizedFormat {
   ScaleKind scales;
   bool has_minimum;
   int group;             // inputs that share a scale: 16, 32, 64 or 128
@@ -44,7 +44,7 @@ struct QuantisedFormat {
 };
 
 // Bytes that the scales of so many inputs of a slice take, at the start of a span.
-SF_INLINE int64_t scale_bytes(const QuantisedFormat& format, int64_t inputs) {
+SF_INLINE int64_t scale_bytes(const QuantizedFormat& format, int64_t inputs) {
   const int64_t groups = inputs / format.group, times = format.has_minimum ? 2 : 1;
   switch (format.scales) {
     case ScaleKind::f16:
@@ -58,21 +58,21 @@ SF_INLINE int64_t scale_bytes(const QuantisedFormat& format, int64_t inputs) {
   }
 }
 
-SF_INLINE int64_t code_bytes(const QuantisedFormat& format, int64_t inputs) {
+SF_INLINE int64_t code_bytes(const QuantizedFormat& format, int64_t inputs) {
   return inputs * format.bits * kSliceColumns / 8;
 }
 
-SF_INLINE int64_t span_bytes(const QuantisedFormat& format, int64_t inputs) {
+SF_INLINE int64_t span_bytes(const QuantizedFormat& format, int64_t inputs) {
   return scale_bytes(format, inputs) + code_bytes(format, inputs);
 }
 
-SF_INLINE int64_t slice_bytes(const QuantisedFormat& format, int64_t depth) {
+SF_INLINE int64_t slice_bytes(const QuantizedFormat& format, int64_t depth) {
   const int64_t rest = depth % kSpanInputs;
   return depth / kSpanInputs * span_bytes(format, kSpanInputs) + (rest > 0 ? span_bytes(format, rest) : 0);
 }
 
-// What quantising some columns lost.
-struct QuantisingLoss {
+// What quantizing some columns lost.
+struct QuantizingLoss {
   double missed, squares;  // sums of (value - number)^2 and of number^2; NaN where a number is not finite
   float largest;           // magnitude of a number
 };

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "core/quantised_blocks.hpp"
+#include "core/quantized_blocks.hpp"
 
 namespace simdformer {
 
@@ -83,7 +83,7 @@ inline void get_codes(int bits, const uint8_t* p, uint8_t* codes) {
 // Where the scales of a column lie in a span: visit(minimum?, field, group or -1, place, bytes), with `field`
 // the number in the ColumnSpan.
 template <class Span, class Visit>
-inline void for_each_scale(const QuantisedFormat& format, int64_t inputs, int64_t column, Span& span,
+inline void for_each_scale(const QuantizedFormat& format, int64_t inputs, int64_t column, Span& span,
                            Visit visit) {
   const int64_t groups = inputs / format.group, quads = (groups + 3) / 4 * kWordRow;
   const int kinds = format.has_minimum ? 2 : 1;
@@ -111,7 +111,7 @@ inline void for_each_scale(const QuantisedFormat& format, int64_t inputs, int64_
 }
 
 // Column `column` of a span of a slice, from and to the numbers it holds.
-inline void put_span(const QuantisedFormat& format, const ColumnSpan& span, int64_t inputs, int64_t column,
+inline void put_span(const QuantizedFormat& format, const ColumnSpan& span, int64_t inputs, int64_t column,
                      uint8_t* p) {
   for_each_scale(format, inputs, column, span, [&](auto number, int64_t at, int64_t bytes) {
     std::memcpy(p + at, &number, static_cast<size_t>(bytes));
@@ -120,7 +120,7 @@ inline void put_span(const QuantisedFormat& format, const ColumnSpan& span, int6
   for (int64_t k = 0; k < inputs; k += kBlockInputs, p += kWordRow * format.bits)
     put_codes(format.bits, span.codes + k, p);
 }
-inline void get_span(const QuantisedFormat& format, const uint8_t* p, int64_t inputs, int64_t column,
+inline void get_span(const QuantizedFormat& format, const uint8_t* p, int64_t inputs, int64_t column,
                      ColumnSpan& span) {
   for_each_scale(format, inputs, column, span, [&](auto& number, int64_t at, int64_t bytes) {
     number = 0;

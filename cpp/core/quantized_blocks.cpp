@@ -1,4 +1,4 @@
-#include "core/quantised_blocks.hpp"
+#include "core/quantized_blocks.hpp"
 
 #include <cstring>
 
@@ -217,14 +217,14 @@ void write(const ColumnSpan& span, int64_t first, uint8_t* bytes) {
 }
 
 template <class Layout>
-constexpr QuantisedType type(const char* name, QuantisedFormat format) {
+constexpr QuantizedType type(const char* name, QuantizedFormat format) {
   return {name, Layout::kInputs, Layout::kBytes, format, read<Layout>, write<Layout>};
 }
 
 constexpr auto kF16 = ScaleKind::f16, kU8 = ScaleKind::f16_u8, kI8 = ScaleKind::f16_i8;
 
 // name; scales, minimum, group, bits, offset, table
-const QuantisedType kTypes[] = {
+const QuantizedType kTypes[] = {
     type<Q8_0>("q8_0", {kF16, false, 32, 8, 128, nullptr}),
     type<Simple<false, false>>("q4_0", {kF16, false, 32, 4, 8, nullptr}),
     type<Simple<true, false>>("q4_1", {kF16, true, 32, 4, 0, nullptr}),
@@ -242,8 +242,8 @@ const QuantisedType kTypes[] = {
 
 }  // namespace
 
-const QuantisedType* quantised_type(const char* name) {
-  for (const QuantisedType& type : kTypes)
+const QuantizedType* quantized_type(const char* name) {
+  for (const QuantizedType& type : kTypes)
     if (std::strcmp(type.name, name) == 0) return &type;
   return nullptr;
 }

@@ -1,4 +1,4 @@
-// quantise_weight: floats -> slices of codes and scales (base/quantised_args.hpp)
+// quantize_weight: floats -> slices of codes and scales (base/quantized_args.hpp)
 //
 //   value = scale * code - minimum for every group of inputs of a column
 //
@@ -12,7 +12,7 @@
 #include "base/bounds.hpp"
 #include "kernels/fit_scales.hpp"
 #include "kernels/pack.hpp"
-#include "kernels/quantised.hpp"
+#include "kernels/quantized.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -204,7 +204,7 @@ struct SoughtScale {
 
 // body(type) for what `format` says: no two types that can be written have the same scales and bits
 template <class Body>
-SF_INLINE void with_fit(const QuantisedFormat& format, Body&& body) {
+SF_INLINE void with_fit(const QuantizedFormat& format, Body&& body) {
   const bool four = format.bits == 4;
   switch (format.scales) {
     case ScaleKind::power_of_two:
@@ -245,7 +245,7 @@ SF_INLINE uint8_t* put_plane(const uint32_t* codes, int shift, uint8_t* plane) {
 
 // `inputs` numbers of 16 columns, [inputs][16] -> those from `first` on of a span
 template <class Fit>
-SF_INLINE void quantise_span(const float* x, int64_t inputs, const QuantisedFormat& format, int64_t first,
+SF_INLINE void quantize_span(const float* x, int64_t inputs, const QuantizedFormat& format, int64_t first,
                              uint8_t* span) {
   GroupFit fits[kSpanInputs / Fit::kGroup];
   for (int64_t column = 0; column < kPanelColumns; column += kLanes<float>)
@@ -276,7 +276,7 @@ SF_INLINE void quantise_span(const float* x, int64_t inputs, const QuantisedForm
 
 // What a span lost is added: sums over the columns, each block measured by its own largest number, so that
 // squares of the smallest and of the largest floats stay within them.
-SF_INLINE void add_losses(const float* x, const float* values, int64_t inputs, QuantisingLoss& loss) {
+SF_INLINE void add_losses(const float* x, const float* values, int64_t inputs, QuantizingLoss& loss) {
   for (int64_t block = 0; block < inputs;
        block += kBlockInputs, x += kBlockInputs * kPanelColumns, values += kBlockInputs * kPanelColumns) {
     alignas(64) float most[kPanelColumns], missed[kPanelColumns], squares[kPanelColumns];
@@ -312,20 +312,20 @@ SF_INLINE void stage_span(const PackArgs& w, int64_t panel, int64_t first, int64
 }
 
 // An entry of the table.
-inline void quantise_weight(const QuantiseWeightArgs& args, int64_t begin, int64_t end) noexcept {
-  const QuantisedFormat& format = *args.format;
+inline void quantize_weight(const QuantizeWeightArgs& args, int64_t begin, int64_t end) noexcept {
+  const QuantizedFormat& format = *args.format;
   const int64_t depth = args.weight.depth;
   alignas(64) float x[kSpanInputs * kPanelColumns], values[kSpanInputs * kPanelColumns];
   for (int64_t panel = begin; panel < end; ++panel) {
     const int64_t column = panel * kPanelColumns, first = column % kSliceColumns;
     auto* span =
         reinterpret_cast<uint8_t*>(args.weight.panels) + column / kSliceColumns * slice_bytes(format, depth);
-    QuantisingLoss loss{0, 0, 0};
+    QuantizingLoss loss{0, 0, 0};
     for (int64_t k = 0; k < depth; k += kSpanInputs) {
       const int64_t inputs = min_of(depth - k, kSpanInputs);
       stage_span(args.weight, panel, k, inputs, x);
-      with_fit(format, [&](auto fit) { quantise_span<decltype(fit)>(x, inputs, format, first, span); });
-      dequantise_span(format, span, inputs, {first, kPanelColumns}, values);
+      with_fit(format, [&](auto fit) { quantize_span<decltype(fit)>(x, inputs, format, first, span); });
+      dequantize_span(format, span, inputs, {first, kPanelColumns}, values);
       add_losses(x, values, inputs, loss);
       span += span_bytes(format, inputs);
     }

@@ -1,4 +1,4 @@
-// Quantised weights: their bytes, and their product with x, against float64.
+// Quantized weights: their bytes, and their product with x, against float64.
 #include <cmath>
 #include <xtensor/xmath.hpp>
 #include <xtensor/xview.hpp>
@@ -6,7 +6,7 @@
 #include "arrays.hpp"
 #include "check.hpp"
 #include "core/linear.hpp"
-#include "core/quantised.hpp"
+#include "core/quantized.hpp"
 
 namespace simdformer::tests {
 namespace {
@@ -16,7 +16,7 @@ constexpr const char* kTypes[] = {"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_n
 
 // Bytes at random, of which half-precision numbers are not too large: bits 6 of all bytes are 0, so that no
 // exponent is beyond 2^0.
-std::vector<uint8_t> blocks_of(const QuantisedType& type, std::size_t rows, std::size_t depth) {
+std::vector<uint8_t> blocks_of(const QuantizedType& type, std::size_t rows, std::size_t depth) {
   const std::size_t blocks = rows * depth / static_cast<std::size_t>(type.block);
   std::vector<uint8_t> bytes(blocks * static_cast<std::size_t>(type.nbytes));
   uint64_t state = 88172645463325252u;
@@ -27,9 +27,9 @@ std::vector<uint8_t> blocks_of(const QuantisedType& type, std::size_t rows, std:
   return bytes;
 }
 
-Values values_of(const QuantisedWeight& weight, std::size_t rows, std::size_t depth) {
+Values values_of(const QuantizedWeight& weight, std::size_t rows, std::size_t depth) {
   const Array values = result({rows, depth}, DType::f32);
-  weight.dequantise(values.view());
+  weight.dequantize(values.view());
   CHECK(values.gaps_are_whole());
   return values.values();
 }
@@ -39,32 +39,32 @@ Values values_of(const QuantisedWeight& weight, std::size_t rows, std::size_t de
 TEST(blocks_are_read_and_written_without_loss) {
   for (const char* name : kTypes) {
     const Note note(name);
-    const QuantisedType& type = *quantised_type(name);
+    const QuantizedType& type = *quantized_type(name);
     for (const std::size_t rows : {0u, 1u, 16u, 37u, 64u, 130u}) {
       const std::size_t depth = 512;
       const std::vector<uint8_t> bytes = blocks_of(type, rows, depth);
-      const QuantisedWeight weight(type, bytes.data(), static_cast<int64_t>(rows), depth);
+      const QuantizedWeight weight(type, bytes.data(), static_cast<int64_t>(rows), depth);
       std::vector<uint8_t> again(bytes.size());
       weight.write_blocks(again.data());
       CHECK(again == bytes);
     }
   }
-  CHECK(quantised_type("q9_0") == nullptr);
+  CHECK(quantized_type("q9_0") == nullptr);
 }
 
-TEST(quantising_says_what_it_loses_and_does_so_alike_on_every_isa) {
+TEST(quantizing_says_what_it_loses_and_does_so_alike_on_every_isa) {
   constexpr std::size_t rows = 85, depth = 768;
   const std::pair<const char*, double> most[] = {{"q8_0", 0.006}, {"q4_0", 0.09},  {"q4_1", 0.085},
                                                  {"q5_0", 0.045}, {"q5_1", 0.04},  {"mxfp4", 0.12},
                                                  {"q4_k", 0.072}, {"q5_k", 0.036}, {"q6_k", 0.018}};
   for (const auto& [name, bound] : most) {
     const Note note(name);
-    const QuantisedType& type = *quantised_type(name);
+    const QuantizedType& type = *quantized_type(name);
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       const Array x(normal({rows, depth}, 7), dtype, 1);
       std::vector<uint8_t> first;
       for_each_isa([&] {
-        const QuantisedWeight weight(type, x.view());
+        const QuantizedWeight weight(type, x.view());
         const Values missed = values_of(weight, rows, depth) - x.values();
         const double lost = xt::sum(missed * missed)(), all = xt::sum(x.values() * x.values())();
         CHECK(std::sqrt(lost / all) < bound);
@@ -80,13 +80,13 @@ TEST(quantising_says_what_it_loses_and_does_so_alike_on_every_isa) {
   }
 }
 
-TEST(linear_is_the_product_with_the_values_of_a_quantised_weight) {
+TEST(linear_is_the_product_with_the_values_of_a_quantized_weight) {
   for (const char* name : kTypes) {
     const Note note(name);
-    const QuantisedType& type = *quantised_type(name);
+    const QuantizedType& type = *quantized_type(name);
     const std::size_t columns = 70, depth = type.block == 256 ? 512 : 352;
     const std::vector<uint8_t> bytes = blocks_of(type, columns, depth);
-    const QuantisedWeight weight(type, bytes.data(), columns, static_cast<int64_t>(depth));
+    const QuantizedWeight weight(type, bytes.data(), columns, static_cast<int64_t>(depth));
     const Values values = values_of(weight, columns, depth);
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const std::size_t rows : {1u, 2u, 3u, 4u, 20u}) {
@@ -97,7 +97,7 @@ TEST(linear_is_the_product_with_the_values_of_a_quantised_weight) {
           for (const Arithmetic arithmetic : {Arithmetic::int16, Arithmetic::float32}) {
             const Array out = result({rows, columns}, dtype);
             LinearOperand operand;
-            operand.quantised = &weight;
+            operand.quantized = &weight;
             operand.out = out.view();
             linear(x.view(), &operand, 1, arithmetic);
             // 16 bits: half a step of max |x| / 32512 an input, which is far above float32's own rounding
@@ -108,10 +108,10 @@ TEST(linear_is_the_product_with_the_values_of_a_quantised_weight) {
   }
 }
 
-TEST(rows_of_a_quantised_weight_are_its_values) {
-  const QuantisedType& type = *quantised_type("q4_k");
+TEST(rows_of_a_quantized_weight_are_its_values) {
+  const QuantizedType& type = *quantized_type("q4_k");
   const std::vector<uint8_t> bytes = blocks_of(type, 20, 512);
-  const QuantisedWeight weight(type, bytes.data(), 20, 512);
+  const QuantizedWeight weight(type, bytes.data(), 20, 512);
   const Values values = values_of(weight, 20, 512);
   const int64_t ids[] = {19, 0, 7};
   for (const DType dtype : kFloats) {

@@ -1,8 +1,8 @@
-// The quantised types of GGUF: how the bytes of a block are cut into codes, scales and minimums, and put
+// The quantized types of GGUF: how the bytes of a block are cut into codes, scales and minimums, and put
 // together again. What they mean: python/simdformer/quantization/blocks.py.
 #pragma once
 
-#include "base/quantised_args.hpp"
+#include "base/quantized_args.hpp"
 
 namespace simdformer {
 
@@ -14,17 +14,17 @@ struct ColumnSpan {
   uint16_t factor, minimum_factor;  // f16
 };
 
-struct QuantisedType {
+struct QuantizedType {
   const char* name;
   int block;   // inputs of a block: 32 or 256
   int nbytes;  // of a block
-  QuantisedFormat format;
+  QuantizedFormat format;
   // Block at `bytes` <-> inputs [first, first + block) of a span. Nothing is lost on the way.
   void (*read)(const uint8_t* bytes, int64_t first, ColumnSpan& span);
   void (*write)(const ColumnSpan& span, int64_t first, uint8_t* bytes);
 };
 
 // Null when there is none of that name.
-const QuantisedType* quantised_type(const char* name);
+const QuantizedType* quantized_type(const char* name);
 
 }  // namespace simdformer

@@ -1,4 +1,4 @@
-#include "core/quantised.hpp"
+#include "core/quantized.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -7,14 +7,14 @@
 #include "base/linear_args.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
-#include "core/quantised_slices.hpp"
+#include "core/quantized_slices.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
 namespace {
 
 // A code as the integer that is multiplied.
-int value_of(const QuantisedFormat& format, uint8_t code) {
+int value_of(const QuantizedFormat& format, uint8_t code) {
   return (format.table != nullptr ? format.table[code] : code) - format.offset;
 }
 
@@ -25,13 +25,13 @@ int64_t grain_of_columns(int64_t inputs) { return grain_of(4 * cost::element * s
 
 // ---- making -----------------------------------------------------------------------------------------------
 
-int64_t QuantisedWeight::size_of(const QuantisedFormat& format, int64_t rows, int64_t cols) {
+int64_t QuantizedWeight::size_of(const QuantizedFormat& format, int64_t rows, int64_t cols) {
   if (rows == 0 || cols == 0) return 0;
   bytes_of(cols, int64_t{1024});  // no size on the way leaves 64 bits
   return bytes_of(ceil_div(rows, kSliceColumns), slice_bytes(format, cols));
 }
 
-void QuantisedWeight::allocate_slices() {
+void QuantizedWeight::allocate_slices() {
   nbytes_ = size_of(format_, rows_, cols_);
   if (nbytes_ == 0) return;
   memory_ = allocate_weight(nbytes_);
@@ -41,7 +41,7 @@ void QuantisedWeight::allocate_slices() {
 
 // fill(row, first input, inputs, span) for every span of `count` rows from `first` on
 template <class Fill>
-void QuantisedWeight::fill_rows(int64_t first, int64_t count, Fill fill) {
+void QuantizedWeight::fill_rows(int64_t first, int64_t count, Fill fill) {
   if (count == 0 || cols_ == 0) return;
   const int64_t slice = slice_bytes(format_, cols_);
   const auto fill_row = [&](int64_t row) {
@@ -62,18 +62,18 @@ void QuantisedWeight::fill_rows(int64_t first, int64_t count, Fill fill) {
                });
 }
 
-QuantisedWeight::QuantisedWeight(const QuantisedType& type, int64_t rows, int64_t cols)
+QuantizedWeight::QuantizedWeight(const QuantizedType& type, int64_t rows, int64_t cols)
     : type_(&type), format_(type.format), rows_(rows), cols_(cols) {
   allocate_slices();
 }
 
-QuantisedWeight::QuantisedWeight(const QuantisedType& type, const uint8_t* blocks, int64_t rows, int64_t cols)
-    : QuantisedWeight(type, rows, cols) {
+QuantizedWeight::QuantizedWeight(const QuantizedType& type, const uint8_t* blocks, int64_t rows, int64_t cols)
+    : QuantizedWeight(type, rows, cols) {
   fill(blocks, 0, rows);
 }
 
-void QuantisedWeight::fill(const uint8_t* blocks, int64_t first, int64_t count) {
-  const QuantisedType& type = *type_;
+void QuantizedWeight::fill(const uint8_t* blocks, int64_t first, int64_t count) {
+  const QuantizedType& type = *type_;
   const int64_t row_bytes = cols_ / type.block * type.nbytes;
   fill_rows(first, count, [&](int64_t row, int64_t k, int64_t inputs, ColumnSpan& span) {
     const uint8_t* block = blocks + (row - first) * row_bytes + k / type.block * type.nbytes;
@@ -82,7 +82,7 @@ void QuantisedWeight::fill(const uint8_t* blocks, int64_t first, int64_t count) 
   });
 }
 
-QuantisedWeight::QuantisedWeight(const Groups& groups, int64_t rows, int64_t cols)
+QuantizedWeight::QuantizedWeight(const Groups& groups, int64_t rows, int64_t cols)
     : format_{ScaleKind::f32, groups.minimums != nullptr, groups.group, groups.bits, 0, nullptr},
       rows_(rows),
       cols_(cols) {
@@ -97,17 +97,17 @@ QuantisedWeight::QuantisedWeight(const Groups& groups, int64_t rows, int64_t col
   });
 }
 
-QuantisedWeight::QuantisedWeight(const QuantisedType& type, const View& weight)
+QuantizedWeight::QuantizedWeight(const QuantizedType& type, const View& weight)
     : type_(&type), format_(type.format), rows_(weight.shape[0]), cols_(weight.shape[1]) {
   allocate_slices();
   const int64_t panels = nbytes_ == 0 ? 0 : ceil_div(rows_, kPanelColumns);
-  std::vector<QuantisingLoss> losses(static_cast<size_t>(panels));
+  std::vector<QuantizingLoss> losses(static_cast<size_t>(panels));
   const PackArgs from{weight.data, weight.strides[0], weight.dtype, rows_, cols_, memory_.get()};
-  const QuantiseWeightArgs args{from, &format_, losses.data()};
+  const QuantizeWeightArgs args{from, &format_, losses.data()};
   const KernelTable& table = kernels();
   parallel_for(panels, grain_of_columns(cols_ * kPanelColumns),
-               [&](int64_t begin, int64_t end) { table.quantise_weight(args, begin, end); });
-  for (const QuantisingLoss& loss : losses) {
+               [&](int64_t begin, int64_t end) { table.quantize_weight(args, begin, end); });
+  for (const QuantizingLoss& loss : losses) {
     loss_.missed += loss.missed;
     loss_.squares += loss.squares;
     loss_.largest = std::max(loss_.largest, loss.largest);
@@ -118,7 +118,7 @@ QuantisedWeight::QuantisedWeight(const QuantisedType& type, const View& weight)
 
 // use(first input, inputs, where the span lies, span) for every span of a row
 template <class Use>
-void QuantisedWeight::for_each_span(int64_t row, Use use) const {
+void QuantizedWeight::for_each_span(int64_t row, Use use) const {
   const uint8_t* at = data() + row / kSliceColumns * slice_bytes(format_, cols_);
   ColumnSpan span;
   for (int64_t k = 0; k < cols_; k += kSpanInputs) {
@@ -129,7 +129,7 @@ void QuantisedWeight::for_each_span(int64_t row, Use use) const {
   }
 }
 
-void QuantisedWeight::write_blocks(uint8_t* blocks) const {
+void QuantizedWeight::write_blocks(uint8_t* blocks) const {
   const int64_t row_bytes = cols_ / type_->block * type_->nbytes;
   parallel_for(rows_, grain_of_columns(cols_), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -142,7 +142,7 @@ void QuantisedWeight::write_blocks(uint8_t* blocks) const {
   });
 }
 
-void QuantisedWeight::write_groups(uint8_t* codes, float* scales, float* minimums) const {
+void QuantizedWeight::write_groups(uint8_t* codes, float* scales, float* minimums) const {
   const int64_t per_row = cols_ / format_.group,
                 per_group = std::max<int64_t>(format_.group / kBlockInputs, 1);
   const KernelTable& table = kernels();
@@ -154,7 +154,7 @@ void QuantisedWeight::write_groups(uint8_t* codes, float* scales, float* minimum
         for (int64_t k = 0; k < inputs; ++k)
           codes[row * cols_ + first + k] = static_cast<uint8_t>(value_of(format_, span.codes[k]));
         const int64_t column = row % kPanelColumns, to = row * per_row + first / format_.group;
-        table.quantised_scales(format_, at, inputs, row % kSliceColumns - column, some_scales, some_minimums);
+        table.quantized_scales(format_, at, inputs, row % kSliceColumns - column, some_scales, some_minimums);
         for (int64_t g = 0; g < inputs / format_.group; ++g) {
           scales[to + g] = some_scales[g * per_group * kSliceColumns + column];
           if (minimums != nullptr) minimums[to + g] = some_minimums[g * per_group * kSliceColumns + column];
@@ -163,16 +163,16 @@ void QuantisedWeight::write_groups(uint8_t* codes, float* scales, float* minimum
   });
 }
 
-void QuantisedWeight::dequantise(const View& out) const { gather(nullptr, out); }
+void QuantizedWeight::dequantize(const View& out) const { gather(nullptr, out); }
 
-void QuantisedWeight::gather(const int64_t* ids, const View& out) const {
+void QuantizedWeight::gather(const int64_t* ids, const View& out) const {
   if (out.size() == 0) return;
-  const DequantiseArgs args{&format_, data(), cols_, ids, rows_of(out)};
+  const DequantizeArgs args{&format_, data(), cols_, ids, rows_of(out)};
   const KernelTable& table = kernels();
   const int64_t together = ids == nullptr ? kPanelColumns : 1;  // rows that lie side by side
   parallel_for(ceil_div(args.out.count, together), grain_of_columns(cols_ * together),
                [&](int64_t begin, int64_t end) {
-                 table.dequantise(args, begin * together, std::min(end * together, args.out.count));
+                 table.dequantize(args, begin * together, std::min(end * together, args.out.count));
                });
 }
 

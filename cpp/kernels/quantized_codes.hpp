@@ -1,4 +1,4 @@
-// Codes of quantised weights: from planes of bits (base/quantised_args.hpp) to what is multiplied. Four
+// Codes of quantized weights: from planes of bits (base/quantized_args.hpp) to what is multiplied. Four
 // successive inputs of a column are
 //
 //   two pairs of 16 bits: (0, 1) and (2, 3), or
@@ -9,7 +9,7 @@
 // pair of four `four` of the turn at p, bytes(p, four, table) its four bytes. kEightBits: codes go up to 255.
 #pragma once
 
-#include "kernels/quantised_scales.hpp"
+#include "kernels/quantized_scales.hpp"
 
 namespace simdformer::SF_ISA {
 
@@ -81,7 +81,7 @@ struct WideCodes {
 
 // body(Codes<...>{}) for the codes of a format
 template <class Body>
-SF_INLINE void with_codes(const QuantisedFormat& format, Body&& body) {
+SF_INLINE void with_codes(const QuantizedFormat& format, Body&& body) {
   if (format.table != nullptr) return body(TableCodes{});
   switch (format.bits) {
     case 2:
