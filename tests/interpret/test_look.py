@@ -38,7 +38,7 @@ def test_a_notebook_shows_it_in_a_frame(demo):
     page = sf.look(demo, TEXT)
     frame = page._repr_html_()
     assert isinstance(page, Page)
-    assert frame.startswith('<iframe srcdoc="')
+    assert '</p><iframe srcdoc="' in frame
     assert 'sandbox="allow-scripts"' in frame
     [content] = re.findall(r'srcdoc="([^"]*)"', frame)
     assert html.unescape(content) == page.html

@@ -231,6 +231,60 @@ def test_tokens_are_coloured_by_probability_and_loss(tab):
     assert loss[0] == probability[0]  # nothing predicts the first
 
 
+def test_both_columns_of_attribution_have_one_scale_and_an_axis(tab):
+    def drawn(column):
+        bars = [bar.text.split("\n")[-1] for bar in tab.all(f"#{column} .bar")]
+        lines = f"[...document.querySelectorAll('#{column} .bar i')]"
+        widths = tab(f"{lines}.map((line) => parseFloat(line.style.getPropertyValue('--wide')))")
+        return [abs(float(bar.replace("−", "-"))) for bar in bars], widths
+
+    for layer in (5, 0):
+        tab(f"page.choose({{layer: {layer}}})")
+        numbers, widths = map(np.concatenate, zip(drawn("by-layer"), drawn("by-head"), strict=True))
+        assert widths.max() == pytest.approx(50)
+        scale = widths.max() / numbers.max()
+        np.testing.assert_allclose(widths, numbers * scale, atol=0.3)
+        ends = [one.text for one in tab.all("#attribution-view .axis s")]
+        assert ends == [f"−{numbers.max():.2f}", "0", f"+{numbers.max():.2f}"] * 2
+
+
+def test_every_view_shows_the_token_under_the_pointer(tab):
+    spans = tab.all("#text span")
+    tab.point(spans[5])
+    assert "Behind token 5, ␣kite" in tab.text("#attribution-of")
+    assert "of token 5, ␣kite" in tab.text("#numbers")
+    assert "behind ␣kite" in tab.text("#lens-words")
+    assert "␣kite (5) attends to" in tab.text("#share")
+    tab.point(tab.one("h1"))
+    assert "Behind token 24" in tab.text("#attribution-of")
+    assert "of token 24" in tab.text("#numbers")
+
+
+def test_every_colour_has_a_legend(tab):
+    told = [legend.text for legend in tab.all(".legend")]
+    assert told.count("0 %\n100 % (shade: the square root)") == 4
+    assert "raises the logit\nlowers it" in told
+    tab.click(tab.one("input[value=probability]"))
+    assert tab.text("#text-view .legend") == "0 %\n100 %"
+    tab.click(tab.one("input[value=loss]"))
+    assert tab.text("#text-view .legend") == "loss 0\n10"
+
+
+def test_the_lens_begins_at_the_first_token_and_follows_the_chosen_one(tab):
+    assert tab("document.getElementById('lens').parentElement.scrollLeft") == 0
+    tab.press(Keys.ARROW_LEFT)
+    assert tab("document.getElementById('lens').parentElement.scrollLeft") > 0
+
+
+def test_thumbnails_grow_with_the_room(tab):
+    def side(width):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        tab.emulate("setDeviceMetricsOverride", **size)
+        return tab.one("#heads canvas").size["width"]
+
+    assert 45 < side(360) < side(600)
+
+
 def test_scores_can_be_chosen(tab, trace):
     tab.one("#score").send_keys("entropy")
     assert tab.state("score") == ("entropy",)
@@ -417,6 +471,12 @@ def test_a_notebook_draws_it_in_its_frame(driver, demo, tmp_path):
     canvas = driver.find_element("css selector", "#one-head canvas")
     assert canvas.size["width"] > 100
     assert driver.find_element("css selector", "h1").text == "Mia has"
+
+
+def test_a_notebook_that_is_not_trusted_shows_a_line(demo):
+    """It drops the frame and keeps paragraphs."""
+    shown = re.sub("<iframe.*</iframe>", "", sf.look(demo, "Mia has")._repr_html_(), flags=re.S)
+    assert shown.startswith("<p>6 layers of 4 heads, 3 tokens: the page is below, in a notebook")
 
 
 def test_a_browser_that_is_too_old_is_told(driver, demo, tmp_path):

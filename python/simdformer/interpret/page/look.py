@@ -40,7 +40,8 @@ class Page:
 
     def _repr_html_(self) -> str:
         page = html.escape(self.html, quote=True)
-        return (
+        return (  # a notebook that is not trusted drops the frame, and shows the line
+            f"<p>{html.escape(self.about)}: the page is below, in a notebook that is trusted.</p>"
             f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="{html.escape(self.about)}" '
             'style="width: 100%; height: 900px; border: 0"></iframe>'
         )

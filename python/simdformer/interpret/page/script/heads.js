@@ -20,10 +20,11 @@ function patternPicture(layer, head, size, canvas = document.createElement("canv
   return canvas;
 }
 
-const FINEST = 56;
+const FINEST = 180; // pixels of a thumbnail
 const thumbs = [];
-byId("heads").style.gridTemplateColumns = `max-content repeat(${HEADS}, max-content)`;
-byId("heads").style.setProperty("--thumb", HEADS <= 6 ? "84px" : "52px");
+const widest = clamp(690 / LAYERS - 18, 180); // so that all layers are in sight, where that can be
+byId("heads").style.gridTemplateColumns =
+  `max-content repeat(${HEADS}, minmax(52px, ${Math.max(52, widest)}px))`;
 for (const layer of range(LAYERS)) {
   byId("heads").append(make("div", { class: "of-layer" }, String(layer)));
   for (const head of range(HEADS)) {

@@ -126,17 +126,18 @@ view(["layer", "activation"], () => {
   for (const box of byId("flow").querySelectorAll("[data-name]"))
     box.classList.toggle("here", box.dataset.name === state.activation);
 });
-view(["layer", "token", "activation"], () => {
+view(["layer", "token", "under", "activation"], () => {
+  const at = looked();
   const { rms, first, count } = activations[state.activation];
-  const row = state.layer * L + state.token;
+  const row = state.layer * L + at;
   const some = Array.from(first.subarray(row * count, (row + 1) * count)).filter((n) => !Number.isNaN(n));
   byId("numbers").replaceChildren(
     make(
       "div",
       {},
       make("code", {}, state.activation),
-      ` of token ${state.token}, `,
-      code(data.tokens[state.token], 20),
+      ` of token ${at}, `,
+      code(data.tokens[at], 20),
       `: root mean square ${rms[row].toPrecision(3)}; its first numbers `,
       make("code", { class: "wraps" }, some.map((n) => n.toPrecision(3)).join("  ")),
     ),

@@ -42,7 +42,10 @@ view(["token", "under", "lensRow"], () => {
   mark.width = `${column}px`;
 });
 
+let scrolledTo = state.token;
 view(["token"], () => {
+  if (scrolledTo === state.token) return; // it begins, and is drawn again, where it is
+  scrolledTo = state.token;
   const scrolled = lens.parentElement;
   const left = state.token * column;
   const isSeen = left >= scrolled.scrollLeft && left + column <= scrolled.scrollLeft + scrolled.clientWidth;

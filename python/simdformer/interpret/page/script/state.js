@@ -73,3 +73,25 @@ function sized(canvas, width, height) {
   context.setTransform(scale, 0, 0, scale, 0, 0);
   return context;
 }
+
+// ---- legends
+
+for (const legend of document.querySelectorAll("[data-legend]"))
+  legend.append(make("span"), make("canvas", { width: 90, height: 1, "aria-hidden": "true" }), make("span"));
+
+/** From none to all; a shade is the square root of the share, so that small ones can be seen. */
+function drawLegends() {
+  for (const legend of document.querySelectorAll("[data-legend]")) {
+    const [none, strip, all] = legend.children;
+    const isLoss = legend.dataset.legend === "shade" && state.colour === "loss";
+    const isShare = legend.dataset.legend === "share" || state.colour === "attends";
+    none.textContent = isLoss ? "loss 0" : "0 %";
+    all.textContent = isLoss ? "10" : `100 %${isShare ? " (shade: the square root)" : ""}`;
+    const context = strip.getContext("2d");
+    for (const x of range(90)) {
+      context.fillStyle = css(shade(isShare ? x / 89 : (x / 89) ** 2));
+      context.fillRect(x, 0, 1, 1);
+    }
+  }
+}
+view(["colour"], drawLegends);

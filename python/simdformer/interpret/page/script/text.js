@@ -36,10 +36,11 @@ view(["token", "under", "layer", "head", "colour"], () => {
 view(["token", "under"], () => {
   const at = looked();
   const own = Number.isNaN(actual[at])
-    ? "the first token: nothing predicts it"
-    : `probability ${percent(actual[at])}, loss ${(-Math.log(actual[at])).toFixed(2)}`;
+    ? "the first token, which nothing predicts"
+    : `the token before gave it ${percent(actual[at])}, a loss of ${(-Math.log(actual[at])).toFixed(2)}`;
   byId("next").replaceChildren(
-    make("div", {}, `token ${at} `, code(data.tokens[at], 30), `: ${own}. Next it expects:`),
+    make("div", {}, `token ${at} `, code(data.tokens[at], 30), `: ${own}`),
+    make("div", {}, "what the model says comes next:"),
     listing(nextWords, nextShares, range(NEXT, at * NEXT)),
   );
 });
