@@ -5,6 +5,7 @@ Nothing is built here, and nothing comes from a network: downloads are of files.
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -140,3 +141,12 @@ def test_fast_math_is_refused(tmp_path):
     done = configure(tmp_path, "CMAKE_CXX_FLAGS=-O2 -ffast-math")
     assert done.returncode != 0
     assert "cannot be built with fast-math" in " ".join(done.stdout.split())
+
+
+def test_every_build_has_kernels_for_every_machine(tmp_path):
+    """Else there would be machines without any, and a null pointer at import."""
+    done = configure(tmp_path, "SIMDFORMER_ISAS=avx512_bf16")
+    assert done.returncode != 0
+    assert re.search(
+        r"SIMDFORMER_ISAS is avx512_bf16, needs \w+ too", " ".join(done.stdout.split())
+    )
