@@ -1,6 +1,7 @@
 #include "base/array.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace simdformer {
 
@@ -10,6 +11,8 @@ void move_axis_last(View& view, int axis) {
 }
 
 void insert_axis(View& view, int axis, int64_t extent, int64_t stride) {
+  if (view.rank == kMaxRank)
+    throw std::length_error("simdformer: an array has 64 axes, needs at most 63 here");
   std::copy_backward(view.shape + axis, view.shape + view.rank, view.shape + view.rank + 1);
   std::copy_backward(view.strides + axis, view.strides + view.rank, view.strides + view.rank + 1);
   ++view.rank;

@@ -20,6 +20,6 @@ SF_INLINE int64_t bytes_of(Sizes... sizes) {
   return product;
 }
 
-SF_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+SF_INLINE int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 }  // namespace simdformer

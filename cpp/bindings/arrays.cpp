@@ -7,9 +7,15 @@
 #include "base/sizes.hpp"
 #include "bindings/dlpack.hpp"
 #include "bindings/numpy_api.hpp"
+#include "bindings/runtime.hpp"
 #include "core/copy.hpp"
+#include "core/result_memory.hpp"
 
 namespace simdformer {
+
+// Python 3.11's header declares them as functions of C++.
+extern "C" int PyTraceMalloc_Track(unsigned domain, uintptr_t memory, size_t bytes);
+extern "C" int PyTraceMalloc_Untrack(unsigned domain, uintptr_t memory);
 
 const Numpy* numpy = nullptr;
 
@@ -28,6 +34,10 @@ void init_arrays() {
 namespace {
 
 SF_INLINE bool dtype_of(int number, Accept accept, DType& dtype) {
+  if (accept == Accept::bytes) {
+    dtype = DType::boolean;
+    return number == NPY_UBYTE;
+  }
   if (number == NPY_FLOAT)
     dtype = DType::f32;
   else if (number == numpy->bfloat16_number)
@@ -52,6 +62,7 @@ SF_INLINE bool dtype_of(int number, Accept accept, DType& dtype) {
     advice = name + ".astype(bool) if 1 stands for True";  // added to scores, 0 and 1 would hide nothing
   if (kind == 'c') advice = "take its .real, or handle .real and .imag one after the other";
   if (kind == 'S' || kind == 'U' || kind == 'T') advice = "pass numbers";
+  if (accept == Accept::bytes) advice = "convert it: np.asarray(" + name + ", np.uint8)";
   refuse_type(arg, "has dtype " + dtype_text(descr), names_of(accept), advice);
 }
 
@@ -65,6 +76,7 @@ void check_native(const Arg& arg, PyArray_Descr* descr) {
 }  // namespace
 
 const char* names_of(Accept accept) {
+  if (accept == Accept::bytes) return "uint8";
   return accept == Accept::floats_and_bool ? "bool, float32, float64, float16 or bfloat16"
                                            : "float32, float64, float16 or bfloat16";
 }
@@ -92,10 +104,8 @@ py::object dtype_object(DType dtype) {
 void check_size(const Arg& arg, const View& view) {
   int64_t bytes = itemsize(view.dtype);
   bool fits = true;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    if (view.shape[axis] == 0) return;
-    fits &= multiply(bytes, view.shape[axis]);
-  }
+  for (int axis = 0; axis < view.rank; ++axis)
+    if (view.shape[axis] != 0) fits &= multiply(bytes, view.shape[axis]);
   if (!fits) refuse_value(arg, "has shape " + shape_text(view), "a size that 64 bits can count");
 }
 
@@ -147,21 +157,76 @@ Input read_array(const Arg& arg, py::handle object, Accept accept) {
   return input;
 }
 
-void unit_last_axis(const Arg& arg, Input& input) {
-  if (has_unit_last_axis(input.view)) return;
+// ---- copies ---------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr unsigned kTraced = 0x51f0;  // of tracemalloc's domains the one that copies are counted in
+
+bool is_long(const View& view) { return view.size() * itemsize(view.dtype) >= kLongMove; }
+
+// What is copied stays until it has been.
+void replace(const Arg& arg, Input& input, DType dtype) {
   View copy;
-  py::object owner = new_array(arg, input.view.dtype, input.view.rank, input.view.shape, copy);
-  copy_elements(input.view, copy);
+  CopyMemory memory = new_memory(arg, dtype, input.view.rank, input.view.shape, copy);
+  {
+    const NoGil nogil(is_long(copy));
+    convert_elements(input.view, copy);
+  }
   input.view = copy;
-  input.owner = std::move(owner);
+  input.copy = std::move(memory);
 }
 
-Input converted(const Arg& arg, const Input& input, DType dtype) {
-  Input plain = input, result;
-  unit_last_axis(arg, plain);
-  result.owner = new_array(arg, dtype, plain.view.rank, plain.view.shape, result.view);
-  convert_elements(plain.view, result.view);
-  return result;
+bool is_contiguous(const View& view) {
+  int64_t stride = itemsize(view.dtype);
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    if (view.shape[axis] != 1 && view.strides[axis] != stride) return view.size() == 0;
+    stride *= view.shape[axis];
+  }
+  return true;
+}
+
+}  // namespace
+
+CopyMemory new_memory(int64_t bytes) {
+  void* const memory = take_result(static_cast<size_t>(bytes));
+  if (memory == nullptr && bytes > 0) throw std::bad_alloc();
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  simdformer::PyTraceMalloc_Track(kTraced, address, static_cast<size_t>(bytes));
+  return CopyMemory(static_cast<char*>(memory), [bytes, address](char* memory) {
+    simdformer::PyTraceMalloc_Untrack(kTraced, address);
+    const NoGil nogil(bytes >= static_cast<int64_t>(kLargeResult));
+    give_back_result(memory);
+  });
+}
+
+CopyMemory new_memory(const Arg& arg, DType dtype, int rank, const int64_t* shape, View& view) {
+  view.dtype = dtype;
+  view.rank = rank;
+  std::copy_n(shape, rank, view.shape);
+  check_size(arg, view);
+  int64_t stride = itemsize(dtype);
+  for (int axis = rank - 1; axis >= 0; --axis) {
+    view.strides[axis] = stride;
+    if (shape[axis] != 0) stride *= shape[axis];
+  }
+  CopyMemory memory = new_memory(view.size() * itemsize(dtype));
+  view.data = memory.get();
+  return memory;
+}
+
+void unit_last_axis(const Arg& arg, Input& input) {
+  if (!has_unit_last_axis(input.view)) replace(arg, input, input.view.dtype);
+}
+
+void contiguous(const Arg& arg, Input& input) {
+  if (!is_contiguous(input.view)) replace(arg, input, input.view.dtype);
+}
+
+void convert(const Arg& arg, Input& input, DType dtype) {
+  if (input.view.dtype == dtype) return;
+  unit_last_axis(arg, input);
+  replace(arg, input, dtype);
 }
 
 // ---- integers -------------------------------------------------------------------------------------------
@@ -194,10 +259,11 @@ Integers read_integers(const Arg& arg, py::handle object) {
   integers.array = steal(PyArray_FromArray(array, int64, kInOrder));  // the given one, where it is like that
   integers.data = static_cast<const int64_t*>(PyArray_DATA(as_ndarray(integers.array)));
   if (integers.array.is(given)) {
-    const size_t count = static_cast<size_t>(integers.size);
-    integers.copy.reset(new int64_t[count]);
-    std::memcpy(integers.copy.get(), integers.data, count * sizeof(int64_t));
-    integers.data = integers.copy.get();
+    const auto bytes = static_cast<size_t>(integers.size) * sizeof(int64_t);
+    integers.copy = new_memory(static_cast<int64_t>(bytes));
+    const NoGil nogil(static_cast<int64_t>(bytes) >= kLongMove);
+    if (bytes > 0) std::memcpy(integers.copy.get(), integers.data, bytes);
+    integers.data = reinterpret_cast<const int64_t*>(integers.copy.get());
   }
   return integers;
 }

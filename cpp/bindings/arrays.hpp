@@ -14,20 +14,30 @@ void init_arrays();
 
 // ---- inputs ---------------------------------------------------------------------------------------------
 
-// An argument's memory. `owner` is set when that memory is not kept alive by the caller's own reference.
+// Memory of our own, which no Python object shows. What is large is given back without the GIL.
+using CopyMemory = std::shared_ptr<char>;
+CopyMemory new_memory(int64_t bytes);  // throws std::bad_alloc
+// For a contiguous array, which `view` becomes.
+CopyMemory new_memory(const Arg& arg, DType dtype, int rank, const int64_t* shape, View& view);
+
+// Bytes from which on moving them is worth letting go of the GIL.
+constexpr int64_t kLongMove = int64_t{64} << 10;
+
+// An argument's memory. `owner` or `copy` is set when that memory is not kept alive by the caller's own reference.
 struct Input {
   View view;
   py::object owner;
+  CopyMemory copy;
 };
 
-enum class Accept { floats, floats_and_bool };
-const char* names_of(Accept accept);  // "float32, float64, ..."
+enum class Accept { floats, floats_and_bool, bytes };  // bytes: uint8, as DType::boolean, which is a byte too
+const char* names_of(Accept accept);                   // "float32, float64, ..."
 
 // numpy arrays and anything with __dlpack__ on the CPU without a copy, the rest as np.asarray reads it.
 // Raises TypeError for a dtype outside `accept`, for byte-swapped, masked, object and structured arrays.
 Input read_array(const Arg& arg, py::handle object, Accept accept = Accept::floats);
 
-// The number of elements and of their bytes must fit in 64 bits, unless there are none.
+// The number of elements and of their bytes must fit in 64 bits, extents of 0 left out.
 void check_size(const Arg& arg, const View& view);
 
 // Integers of any width: `data` has the elements in order. They are ours alone: what was checked stays so,
@@ -40,8 +50,8 @@ struct Integers {
   const int64_t* data = nullptr;
   bool is_unsigned = false;
 
-  std::unique_ptr<int64_t[]> copy;  // the memory, or
-  py::object array;                 // its owner
+  CopyMemory copy;   // the memory, or
+  py::object array;  // its owner
 };
 Integers read_integers(const Arg& arg, py::handle object);
 [[noreturn]] void refuse_not_integers(const Arg& arg, const std::string& found);
@@ -52,16 +62,23 @@ std::string integer_text(const Integers& integers, int64_t value);  // as it was
 DType read_dtype(const Arg& arg, py::handle object, Accept accept);
 py::object dtype_object(DType dtype);  // as numpy's
 
-// Copies once, inside, if the elements of the last axis do not lie side by side.
+// Copies once, inside, if the elements of the last axis do not lie side by side; or, if any do not lie in order.
 void unit_last_axis(const Arg& arg, Input& input);
+void contiguous(const Arg& arg, Input& input);
 
-// The input in another dtype, as a new contiguous array (the kernel's conversion, so one rounding at most).
-Input converted(const Arg& arg, const Input& input, DType dtype);
+// Another dtype, as a contiguous copy (the kernel's conversion, so one rounding at most); nothing where it has it.
+void convert(const Arg& arg, Input& input, DType dtype);
 
 // ---- outputs --------------------------------------------------------------------------------------------
 
 // A new C-contiguous array. Sizes beyond 64 bits are a ValueError.
 py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape, View& view);
+// The same of int64 or uint8.
+template <class T>
+py::object new_integers(const Arg& arg, int rank, const int64_t* shape, T*& data);
+
+// The memory of a contiguous ndarray of uint8, to be written.
+View writable_bytes(const Arg& arg, py::handle object);
 
 // Where the result goes: a new array, or the caller's `out`, an ndarray or a tensor of another library.
 class Output {
@@ -84,8 +101,28 @@ class Output {
   Arg arg_;
   bool given_;
   py::object memory_;    // of a tensor of another library
-  py::object stand_in_;  // with its view, and where it is copied in the end
+  CopyMemory stand_in_;  // with its view, and where it is copied in the end
   View from_, to_;
+};
+
+// A new array that is computed in another dtype than it is given in. No std::optional where nobody may want it, which
+// would clear the memory of three views.
+class Computed {
+ public:
+  Computed() {}
+  Computed(const Computed&) = delete;
+  explicit operator bool() const { return static_cast<bool>(array); }
+
+  void allocate(const Arg& arg, DType dtype, DType as, int rank, const int64_t* shape);
+  // The GIL may be released.
+  void finish() const;
+
+  py::object array;
+  View computed;  // for the kernel, which may want an axis more
+
+ private:
+  View view_, from_;
+  CopyMemory stand_in_;
 };
 
 }  // namespace simdformer

@@ -5,7 +5,6 @@
 
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
-#include "core/copy.hpp"
 
 namespace simdformer {
 
@@ -14,37 +13,6 @@ namespace {
 using Alias = Output::Alias;
 
 constexpr Arg kSinks{kAttention, "sinks"}, kOut{kAttention, "out"};
-
-// A result beside `out`, if it is wanted: computed in the accumulator's dtype, given in the query's. No
-// std::optional, which would clear the memory of three views that hardly anybody wants.
-class Extra {
- public:
-  Extra() {}
-  explicit operator bool() const { return static_cast<bool>(array); }
-
-  void allocate(const char* name, DType dtype, DType sum, int rank, const int64_t* shape) {
-    const Arg arg{kAttention, name};
-    array = new_array(arg, dtype, rank, shape, view_);
-    if (dtype == sum) {
-      computed = view_;
-    } else {
-      stand_in_ = new_array(arg, sum, rank, shape, computed);
-    }
-    given_ = computed;
-  }
-
-  // The GIL may be released.
-  void finish() const {
-    if (stand_in_) convert_elements(given_, view_);
-  }
-
-  py::object array;
-  View computed;  // for the kernel, which may want an axis more
-
- private:
-  View view_, given_;
-  py::object stand_in_;
-};
 
 py::object attend(py::handle query_object, py::handle key_object, py::handle value_object,
                   py::handle mask_object, py::handle dropout_p, py::handle is_causal, py::handle scale,
@@ -121,13 +89,13 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
   }
   if (no_heads) add_head_axis(call.out);
 
-  Extra weights, scores, lse;
-  const auto wanted = [&](const char* option, py::handle flag, Extra& extra, const View*& view, DType as,
+  Computed weights, scores, lse;  // beside `out`, if they are wanted
+  const auto wanted = [&](const char* option, py::handle flag, Computed& result, const View*& view, DType as,
                           int axes) {
     if (!read_flag({kAttention, option}, flag)) return;
-    extra.allocate(option, as, sum, axes, shape);
-    if (no_heads) add_head_axis(extra.computed);
-    view = &extra.computed;
+    result.allocate({kAttention, option}, as, sum, axes, shape);
+    if (no_heads) add_head_axis(result.computed);
+    view = &result.computed;
   };
   shape[rank - 1] = sizes.keys;
   wanted("return_weights", return_weights, weights, call.weights, dtype, rank);

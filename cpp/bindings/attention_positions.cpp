@@ -81,7 +81,7 @@ void read_window(py::handle window, Attention& call) {
     call.left = call.right = read_above_0(kWindow, window) - 1;
     return;
   }
-  const auto pair = py::reinterpret_borrow<py::sequence>(window);
+  const py::tuple pair(py::reinterpret_borrow<py::object>(window));  // which nobody can shorten
   if (pair.size() != 2)
     refuse_value(kWindow, "has " + std::to_string(pair.size()) + " entries",
                  "one number, or two: how far a query sees to the left and to the right");

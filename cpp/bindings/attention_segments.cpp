@@ -160,6 +160,8 @@ void read_segments(const PositionArguments& given, bool positions_count, const V
 
   PerSequence& offsets = positions.offsets;
   View counted = query;  // of cumulative lengths it is the segments that may have an offset each
+  if (!by_id && query.rank == kMaxRank)
+    refuse_value(kQuery, "has 64 axes", "at most 63 beside cu_seqlens and an offset");
   if (!by_id) insert_axis(counted, 0, static_cast<int64_t>(segments.size()), 0);
   read_offsets(given.causal_offset, counted, offsets);
   for (size_t n = 0; n < segments.size(); ++n) {

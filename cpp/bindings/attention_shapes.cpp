@@ -32,31 +32,49 @@ void check_sizes(const Sizes& sizes, const View& query, const View& key, bool en
                      std::to_string(sizes.kv_heads) + " key/value heads");
 }
 
-void stretch(View& view, int axis, int64_t extent) {
-  if (view.shape[axis] == extent) return;
-  view.shape[axis] = extent;
-  view.strides[axis] = 0;
+using Shape = xt::dynamic_shape<int64_t>;
+
+// `common` becomes what it and another shape have together, as numpy broadcasts them; false where they do not fit.
+bool broadcast(int rank, const int64_t* shape, Shape& common) {
+  const Shape given(shape, shape + rank);
+  if (given.size() > common.size()) return false;
+  try {
+    xt::broadcast_shape(given, common);
+  } catch (const xt::broadcast_error&) {
+    return false;
+  }
+  return true;
 }
 
-// The extent that leading axis `axis` has in all three, as numpy broadcasts them.
-int64_t common_extent(int axis, const View& query, const View& key, const View& value) {
-  int64_t extent = query.shape[axis];
-  for (const auto& [arg, view] : {std::pair{kKey, &key}, {kValue, &value}}) {
-    const int64_t here = view->shape[axis];
-    if (extent != 1 && here != 1 && here != extent)
-      refuse_value(arg, "has shape " + shape_text(*view),
-                   "leading axes that fit those of query and key, or 1",
-                   "query has shape " + shape_text(query) + ", key " + shape_text(key));
-    if (extent == 1) extent = here;
+// The view in a shape that it fits, axes lined up at the last: strides of 0 where it is stretched.
+void stretch(View& view, int rank, const int64_t* shape) {
+  View full;
+  full.data = view.data;
+  full.dtype = view.dtype;
+  full.rank = rank;
+  const int missing = rank - view.rank;
+  for (int axis = 0; axis < rank; ++axis) {
+    full.shape[axis] = shape[axis];
+    const bool stretched = axis < missing || view.shape[axis - missing] != shape[axis];
+    full.strides[axis] = stretched ? 0 : view.strides[axis - missing];
   }
-  return extent;
+  view = full;
 }
 
 void broadcast_leading(View& query, View& key, View& value) {
-  int64_t extents[kMaxRank];
-  for (int axis = 0; axis + 3 < query.rank; ++axis) extents[axis] = common_extent(axis, query, key, value);
-  for (View* view : {&query, &key, &value})
-    for (int axis = 0; axis + 3 < query.rank; ++axis) stretch(*view, axis, extents[axis]);
+  const int leading = query.rank - 3;
+  Shape common(query.shape, query.shape + leading);
+  for (const auto& [arg, view] : {std::pair{kKey, &key}, {kValue, &value}})
+    if (!broadcast(leading, view->shape, common))
+      refuse_value(arg, "has shape " + shape_text(*view),
+                   "leading axes that fit those of query and key, or 1",
+                   "query has shape " + shape_text(query) + ", key " + shape_text(key));
+  for (View* view : {&query, &key, &value}) {
+    int64_t shape[kMaxRank];
+    std::copy_n(view->shape, view->rank, shape);
+    std::copy(common.begin(), common.end(), shape);
+    stretch(*view, view->rank, shape);
+  }
 }
 
 }  // namespace
@@ -84,7 +102,10 @@ Sizes read_paged_shapes(View& query, const View& key, const View& value, const I
                     query.shape[query.rank - 2], bytes_of(table.shape[table.rank - 1], key.shape[2]),
                     query.shape[query.rank - 1], value.shape[3]};
   check_sizes(sizes, query, key, enable_gqa);
-  if (shared) stretch(query, 0, table.shape[0]);
+  if (shared) {
+    const int64_t shape[] = {table.shape[0], query.shape[1], query.shape[2], query.shape[3]};
+    stretch(query, 4, shape);
+  }
   return sizes;
 }
 
@@ -109,34 +130,15 @@ Sizes read_shapes(View& query, View& key, View& value, bool enable_gqa) {
 }
 
 void broadcast_mask(View& mask, int scores_rank, const int64_t* scores_shape) {
-  const std::vector<int64_t> wanted(scores_shape, scores_shape + scores_rank);
-  const std::vector<int64_t> given(mask.shape, mask.shape + mask.rank);
-  bool fits = given.size() <= wanted.size();
-  if (fits) {
-    std::vector<int64_t> common(wanted.size(), 1);
-    try {
-      xt::broadcast_shape(given, common);
-      xt::broadcast_shape(wanted, common);
-      fits = common == wanted;
-    } catch (const xt::broadcast_error&) {
-      fits = false;
-    }
-  }
+  const Shape wanted(scores_shape, scores_shape + scores_rank);
+  Shape common(wanted.size(), 1);
+  const bool fits = broadcast(mask.rank, mask.shape, common) &&
+                    broadcast(scores_rank, scores_shape, common) && common == wanted;
   if (!fits)
     refuse_value(kMask, "has shape " + shape_text(mask),
                  "one that can be broadcast to the scores, " + shape_text(scores_rank, scores_shape),
                  "axes are lined up at the last: (..., H, L, S)");
-  View full;
-  full.data = mask.data;
-  full.dtype = mask.dtype;
-  full.rank = scores_rank;
-  const int missing = scores_rank - mask.rank;
-  for (int axis = 0; axis < scores_rank; ++axis) {
-    full.shape[axis] = scores_shape[axis];
-    const bool stretched = axis < missing || mask.shape[axis - missing] != scores_shape[axis];
-    full.strides[axis] = stretched ? 0 : mask.strides[axis - missing];
-  }
-  mask = full;
+  stretch(mask, scores_rank, scores_shape);
 }
 
 }  // namespace simdformer

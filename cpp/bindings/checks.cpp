@@ -76,6 +76,12 @@ int64_t read_integer(const Arg& arg, py::handle object) {
   return value;
 }
 
+int64_t read_length(const Arg& arg, py::handle object) {
+  const int64_t length = read_integer(arg, object);
+  if (length < 0) refuse_value(arg, "is " + std::to_string(length), "a length >= 0");
+  return length;
+}
+
 bool read_flag(const Arg& arg, py::handle object) {
   if (object.ptr() == Py_True) return true;
   if (object.ptr() == Py_False) return false;

@@ -13,6 +13,7 @@ double read_finite(const Arg& arg, py::handle object);
 double read_positive(const Arg& arg, py::handle object);      // > 0 and finite
 double read_non_negative(const Arg& arg, py::handle object);  // >= 0 and finite
 int64_t read_integer(const Arg& arg, py::handle object);      // int or anything with __index__, bool excepted
+int64_t read_length(const Arg& arg, py::handle object);       // of these >= 0
 bool read_flag(const Arg& arg, py::handle object);            // bool, numpy's too
 
 // One of `names` (null-terminated); its place.

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 
+#include "bindings/checks.hpp"
+#include "bindings/made.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
 
@@ -32,38 +34,64 @@ class OpenFile {
 
   int descriptor() const { return descriptor_; }
 
-  // Fills the rows of memory (count, length), contiguous bytes, one every `step` bytes from `start` on; how
-  // many bytes there were before the file ended.
-  py::ssize_t read_pieces(const py::buffer& memory, off_t start, off_t step) const {
-    const py::buffer_info rows = memory.request(/*writable=*/true);
-    auto* to = static_cast<unsigned char*>(rows.ptr);
-    const py::ssize_t length = rows.shape.at(1), size = rows.size;
-    py::ssize_t done = 0;
+  // Fills `count` rows of `length` bytes, one every `step` bytes from `start` on; how many bytes there were before
+  // the file ended, or -1. Without the GIL.
+  int64_t read(char* to, int64_t count, int64_t length, int64_t start, int64_t step) const {
+    const int64_t size = count * length;
+    int64_t done = 0;
     ssize_t got = 1;
-    {
-      const NoGil nogil;
-      while (done < size && (got > 0 || (got < 0 && errno == EINTR))) {
-        const py::ssize_t inside = done % length;
-        got = pread(descriptor_, to + done, static_cast<size_t>(length - inside),
-                    start + done / length * step + inside);
-        if (got > 0) done += got;
-      }
+    while (done < size && (got > 0 || (got < 0 && errno == EINTR))) {
+      const int64_t inside = done % length;
+      got = pread(descriptor_, to + done, static_cast<size_t>(length - inside),
+                  start + done / length * step + inside);
+      if (got > 0) done += got;
     }
-    if (got >= 0) return done;
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw py::error_already_set();
+    return got < 0 ? -1 : done;
   }
 
  private:
   int descriptor_ = -1;
 };
 
+int64_t read_pieces(const OpenFile& file, py::handle memory, py::handle start_object,
+                    py::handle step_object) {
+  const Arg start_arg{"read_pieces", "start"}, step_arg{"read_pieces", "step"};
+  const View rows = writable_bytes({"read_pieces", "memory"}, memory);
+  if (rows.rank != 2)
+    refuse_value({"read_pieces", "memory"}, "has shape " + shape_text(rows), "(count, bytes of a piece)");
+  const int64_t start = read_length(start_arg, start_object), step = read_length(step_arg, step_object);
+  const int64_t count = rows.shape[0], length = rows.shape[1];
+  checked_add(start_arg, checked_add(start_arg, start, length), checked_multiply(step_arg, step, count));
+  int64_t done;
+  {
+    const NoGil nogil;
+    done = file.read(rows.data, count, length, start, step);
+  }
+  if (done >= 0) return done;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw py::error_already_set();
+}
+
 }  // namespace
+
+template <>
+struct Made<OpenFile> {
+  static constexpr const char *kName = "OpenFile", *kAdvice = "make it with OpenFile(path)";
+};
+
+}  // namespace simdformer
+
+namespace pybind11::detail {
+template <>
+struct type_caster<simdformer::OpenFile> : simdformer::MadeCaster<simdformer::OpenFile> {};
+}  // namespace pybind11::detail
+
+namespace simdformer {
 
 void bind_files(py::module_& module) {
   py::class_<OpenFile>(module, "OpenFile")
       .def(py::init<py::object>())
-      .def("read_pieces", &OpenFile::read_pieces, py::arg("memory"), py::arg("start"), py::arg("step"))
+      .def("read_pieces", &read_pieces, py::arg("memory"), py::arg("start"), py::arg("step"))
       .def_property_readonly("descriptor", &OpenFile::descriptor);
 }
 

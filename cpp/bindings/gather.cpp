@@ -6,12 +6,10 @@
 #include <vector>
 #include <xtensor/xstrides.hpp>
 
-#include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
+#include "bindings/weights.hpp"
 #include "core/copy.hpp"
-#include "core/linear.hpp"
-#include "core/quantized.hpp"
 
 namespace simdformer {
 
@@ -23,7 +21,11 @@ constexpr Arg kIds{"embedding", "ids"}, kWeight{"embedding", "weight"}, kOut{"em
 
 void check_ids(const Integers& ids, int64_t rows) {
   const int64_t* const end = ids.data + ids.size;
-  const int64_t* const bad = std::find_if(ids.data, end, [&](int64_t id) { return id < 0 || id >= rows; });
+  const int64_t* bad;
+  {
+    const NoGil nogil(ids.size * int64_t{sizeof(int64_t)} >= kLongMove);
+    bad = std::find_if(ids.data, end, [&](int64_t id) { return id < 0 || id >= rows; });
+  }
   if (bad == end) return;
   std::string position;
   if (ids.rank > 0) {
@@ -42,43 +44,29 @@ void check_ids(const Integers& ids, int64_t rows) {
 py::object embedding_call(py::handle ids_object, py::handle weight_object, py::handle dtype_object,
                           py::handle out_object) {
   const Integers ids = read_integers(kIds, ids_object);
-  const bool is_packed = py::isinstance<PackedWeight>(weight_object);
-  const bool is_quantized = py::isinstance<QuantizedWeight>(weight_object);
-  const auto* packed = is_packed ? weight_object.cast<const PackedWeight*>() : nullptr;
-  const auto* quantized = is_quantized ? weight_object.cast<const QuantizedWeight*>() : nullptr;
-  Input plain;
-  int64_t rows, width;
-  DType own_dtype = DType::f32;  // that of quantized values
-  if (is_packed) {
-    rows = packed->rows(), width = packed->cols(), own_dtype = packed->dtype();
-  } else if (is_quantized) {
-    rows = quantized->rows(), width = quantized->cols();
-  } else {
-    plain = read_array(kWeight, weight_object);
-    check_rank(kWeight, plain.view, 2, "(V, E): a row for each id");
-    rows = plain.view.shape[0], width = plain.view.shape[1], own_dtype = plain.view.dtype;
-  }
-  const bool is_plain = !is_packed && !is_quantized;
-  const DType dtype =
-      dtype_object.is_none() ? own_dtype : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
-  check_ids(ids, rows);
+  Weight weight;
+  read_weight(kWeight, weight_object, "(V, E): a row for each id", weight);
+  const DType dtype = dtype_object.is_none()
+                          ? weight.dtype
+                          : read_dtype({"embedding", "dtype"}, dtype_object, Accept::floats);
+  check_ids(ids, weight.shape[0]);
   if (ids.rank == kMaxRank) refuse_value(kIds, "has 64 axes", "at most 63");
   int64_t shape[kMaxRank];
-  *std::copy_n(ids.shape, ids.rank, shape) = width;
+  *std::copy_n(ids.shape, ids.rank, shape) = weight.shape[1];
   Output out(kOut, out_object, dtype, ids.rank + 1, shape);
-  if (is_plain) out.check_overlap(kWeight, plain.view, Output::Alias::refused);
+  if (weight.is_plain()) out.check_overlap(kWeight, weight.plain.view, Output::Alias::refused);
   if (out.view.size() == 0) return std::move(out.array);
 
-  if (is_plain) unit_last_axis(kWeight, plain);
+  if (weight.is_plain()) unit_last_axis(kWeight, weight.plain);
   out.unit_last_axis();
   {
     NoGil nogil;
-    if (is_packed)
-      packed->gather(ids.data, out.view);
-    else if (is_quantized)
-      quantized->gather(ids.data, out.view);
+    if (weight.packed != nullptr)
+      weight.packed->gather(ids.data, out.view);
+    else if (weight.quantized != nullptr)
+      weight.quantized->gather(ids.data, out.view);
     else
-      embedding(plain.view, ids.data, out.view);
+      embedding(weight.plain.view, ids.data, out.view);
     out.finish();
   }
   return std::move(out.array);
@@ -110,9 +98,7 @@ py::object causal_mask_call(py::handle queries_object, py::handle keys_object, p
                             py::handle dtype_object) {
   const Arg queries_arg{"causal_mask", "L"}, keys_arg{"causal_mask", "S"},
       offset_arg{"causal_mask", "offset"};
-  const int64_t shape[] = {read_integer(queries_arg, queries_object), read_integer(keys_arg, keys_object)};
-  if (shape[0] < 0) refuse_value(queries_arg, "is " + std::to_string(shape[0]), "a length >= 0");
-  if (shape[1] < 0) refuse_value(keys_arg, "is " + std::to_string(shape[1]), "a length >= 0");
+  const int64_t shape[] = {read_length(queries_arg, queries_object), read_length(keys_arg, keys_object)};
   if (offset_object.is_none() && shape[0] != shape[1])
     refuse_value(
         offset_arg,

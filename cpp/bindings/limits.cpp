@@ -1,15 +1,17 @@
 // fma_chains, read_memory: for simdformer.bench, which times them.
 #include "core/limits.hpp"
 
-#include "bindings/arrays.hpp"
+#include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
 
 namespace simdformer {
 namespace {
 
-double fma_chains_call(int64_t steps) {
-  if (steps < 1) throw py::value_error("fma_chains: steps must be at least 1");
+double fma_chains_call(py::handle object) {
+  const Arg arg{"fma_chains", "steps"};
+  const int64_t steps = read_integer(arg, object);
+  if (steps < 1) refuse_value(arg, "is " + std::to_string(steps), "at least 1");
   NoGil nogil;
   return fma_chains(steps);
 }

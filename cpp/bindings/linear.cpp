@@ -1,7 +1,5 @@
-// linear, linear_chosen, pack, PackedWeight.
+// linear, expert_linear, pack, PackedWeight.
 #include "core/linear.hpp"
-
-#include <pybind11/numpy.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,50 +8,66 @@
 #include <optional>
 #include <vector>
 
-#include "bindings/checks.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
-#include "core/copy.hpp"
+#include "bindings/weights.hpp"
 
 namespace simdformer {
+
+void read_weight(const Arg& arg, py::handle object, const char* axes, Weight& weight) {
+  const auto read = [&](const auto& made) { weight.shape[0] = made.rows(), weight.shape[1] = made.cols(); };
+  weight.packed = made_or_null<PackedWeight>(arg, object);
+  weight.quantized = made_or_null<QuantizedWeight>(arg, object);
+  if (weight.packed != nullptr) {
+    weight.dtype = weight.packed->dtype();
+    read(*weight.packed);
+  } else if (weight.quantized != nullptr) {
+    read(*weight.quantized);
+  } else {
+    weight.plain = read_array(arg, object);
+    check_rank(arg, weight.plain.view, 2, axes);
+    std::copy_n(weight.plain.view.shape, 2, weight.shape);
+    weight.dtype = weight.plain.view.dtype;
+  }
+}
 
 namespace {
 
 using Alias = Output::Alias;
 
-constexpr const char* kLinear = "linear";
-constexpr Arg kX{kLinear, "x"};
+constexpr const char *kLinear = "linear", *kExpertLinear = "expert_linear";
+constexpr const char* kAxes = "(O, I): a row for each output";
 
 // ---- packed weights -------------------------------------------------------------------------------------
 
 std::unique_ptr<PackedWeight> pack(py::handle weight_object) {
   const Arg arg{"pack", "weight"};
   Input weight = read_array(arg, weight_object);
-  check_rank(arg, weight.view, 2, "(O, I): a row for each output");
+  check_rank(arg, weight.view, 2, kAxes);
   unit_last_axis(arg, weight);
   NoGil nogil;
   return std::make_unique<PackedWeight>(weight.view);
 }
 
 // A weight that `fill` completes, piece by piece.
-std::unique_ptr<PackedWeight> empty(int64_t rows, int64_t cols, py::handle dtype) {
-  return std::make_unique<PackedWeight>(rows, cols, read_dtype({"pack", "dtype"}, dtype, Accept::floats));
+std::unique_ptr<PackedWeight> empty(py::handle rows, py::handle cols, py::handle dtype) {
+  return std::make_unique<PackedWeight>(read_length({"pack", "rows"}, rows),
+                                        read_length({"pack", "columns"}, cols),
+                                        read_dtype({"pack", "dtype"}, dtype, Accept::floats));
 }
 
 // Rows from `first` on, converted to the weight's dtype.
-void fill(PackedWeight& weight, int64_t first, py::handle rows_object) {
+void fill(PackedWeight& weight, py::handle first_object, py::handle rows_object) {
   const Arg arg{"pack", "rows"};
-  Input given = read_array(arg, rows_object);
-  check_rank(arg, given.view, 2, "(rows, I)");
-  check_piece(arg, given.view.shape[0], first, weight.rows());
-  if (given.view.shape[1] != weight.cols())
-    refuse_value(arg, "has shape " + shape_text(given.view), "rows of " + std::to_string(weight.cols()));
-  unit_last_axis(arg, given);
-  Input rows = given;
-  const bool converts = given.view.dtype != weight.dtype();
-  if (converts) rows.owner = new_array(arg, weight.dtype(), 2, given.view.shape, rows.view);
+  const int64_t first = read_length({"pack", "first"}, first_object);
+  Input rows = read_array(arg, rows_object);
+  check_rank(arg, rows.view, 2, "(rows, I)");
+  check_piece(arg, rows.view.shape[0], first, weight.rows());
+  if (rows.view.shape[1] != weight.cols())
+    refuse_value(arg, "has shape " + shape_text(rows.view), "rows of " + std::to_string(weight.cols()));
+  convert(arg, rows, weight.dtype());
+  unit_last_axis(arg, rows);
   NoGil nogil;
-  if (converts) convert_elements(given.view, rows.view);
   weight.fill(first, rows.view);
 }
 
@@ -77,70 +91,42 @@ std::string describe(const PackedWeight& weight) {
 
 // One weight with its bias and its result: what they are, checked, and what keeps them alive.
 struct Part {
-  Input weight, bias;
-  const PackedWeight* packed = nullptr;
-  const QuantizedWeight* quantized = nullptr;
-  int64_t shape[2];  // of the weight
-  DType dtype;       // that the weight is multiplied as
+  Weight weight;
+  Input bias;
   bool has_bias = false;
   std::optional<Output> out;
-
-  bool is_plain() const { return packed == nullptr && quantized == nullptr; }
 };
 
-template <class Weight>
-const Weight* read_made(py::handle object, Part& part) {
-  const auto* weight = object.cast<const Weight*>();
-  part.shape[0] = weight->rows();
-  part.shape[1] = weight->cols();
-  return weight;
-}
-
-void read_weight(const Arg& arg, py::handle object, const View& x, Part& part) {
-  if (py::isinstance<PackedWeight>(object)) {
-    part.packed = read_made<PackedWeight>(object, part);
-    part.dtype = part.packed->dtype();
-  } else if (py::isinstance<QuantizedWeight>(object)) {
-    part.quantized = read_made<QuantizedWeight>(object, part);
-    part.dtype = DType::f32;
-    if (x.dtype == DType::f64)
-      refuse_type(arg, "is quantized", "an x of float32, float16 or bfloat16, not float64",
-                  "weight.dequantize(\"float64\") has all of its values");
-  } else {
-    part.weight = read_array(arg, object);
-    check_rank(arg, part.weight.view, 2, "(O, I): a row for each output");
-    std::copy_n(part.weight.view.shape, 2, part.shape);
-    part.dtype = part.weight.view.dtype;
-  }
-  check_parameter_dtype(arg, part.dtype, kX, x.dtype);
+void read_weight_and_bias(const char* function, int index, const View& x, py::handle weight_object,
+                          py::handle bias_object, Part& part) {
+  const Arg arg{function, "weight", index}, bias_arg{function, "bias", index}, x_arg{function, "x"};
+  Weight& weight = part.weight;
+  read_weight(arg, weight_object, kAxes, weight);
+  if (weight.quantized != nullptr && x.dtype == DType::f64)
+    refuse_type(arg, "is quantized", "an x of float32, float16 or bfloat16, not float64",
+                "weight.dequantize(\"float64\") has all of its values");
+  check_parameter_dtype(arg, weight.dtype, x_arg, x.dtype);
   const int64_t needed = x.shape[x.rank - 1];
-  if (part.shape[1] == needed) return;
-  refuse_value(
-      arg, "has shape " + shape_text(2, part.shape),
-      "(O, " + std::to_string(needed) + ") beside x of shape " + shape_text(x),
-      part.shape[0] == needed ? "transpose it: weight is (outputs, inputs)" : "weight is (outputs, inputs)");
-}
-
-void read_weight_and_bias(int index, const View& x, py::handle weight, py::handle bias, Part& part) {
-  const Arg weight_arg{kLinear, "weight", index}, bias_arg{kLinear, "bias", index};
-  read_weight(weight_arg, weight, x, part);
-  if (!bias.is_none()) {
-    part.has_bias = true;
-    part.bias = read_array(bias_arg, bias);
-    check_parameter_dtype(bias_arg, part.bias.view.dtype, kX, x.dtype);
-    check_not_both_16_bit(bias_arg, part.bias.view.dtype, weight_arg, part.dtype);
-    check_vector(bias_arg, part.bias.view, part.shape[0], "one number for each output");
-  }
+  if (weight.shape[1] != needed)
+    refuse_value(arg, "has shape " + shape_text(2, weight.shape),
+                 "(O, " + std::to_string(needed) + ") beside x of shape " + shape_text(x),
+                 weight.shape[0] == needed ? "transpose it: weight is (outputs, inputs)"
+                                           : "weight is (outputs, inputs)");
+  if (bias_object.is_none()) return;
+  part.has_bias = true;
+  part.bias = read_array(bias_arg, bias_object);
+  check_parameter_dtype(bias_arg, part.bias.view.dtype, x_arg, x.dtype);
+  check_not_both_16_bit(bias_arg, part.bias.view.dtype, arg, weight.dtype);
+  check_vector(bias_arg, part.bias.view, weight.shape[0], "one number for each output");
 }
 
 void read_part(int index, const View& x, py::handle weight, py::handle bias, py::handle out, Part& part) {
-  const Arg out_arg{kLinear, "out", index};
-  read_weight_and_bias(index, x, weight, bias, part);
+  read_weight_and_bias(kLinear, index, x, weight, bias, part);
   int64_t shape[kMaxRank];
   for (int axis = 0; axis < x.rank; ++axis) shape[axis] = x.shape[axis];
-  shape[x.rank - 1] = part.shape[0];
-  part.out.emplace(out_arg, out, x.dtype, x.rank, shape);
-  part.out->check_overlap(kX, x, Alias::refused);
+  shape[x.rank - 1] = part.weight.shape[0];
+  part.out.emplace(Arg{kLinear, "out", index}, out, x.dtype, x.rank, shape);
+  part.out->check_overlap({kLinear, "x"}, x, Alias::refused);
 }
 
 // No result may lie in what another part of the same pass still reads or writes.
@@ -150,7 +136,8 @@ void check_overlaps(const Part* parts, int count) {
       const int index = count == 1 ? -1 : j;
       const Output& out = *parts[i].out;
       const Part& other = parts[j];
-      if (other.is_plain()) out.check_overlap({kLinear, "weight", index}, other.weight.view, Alias::refused);
+      if (other.weight.is_plain())
+        out.check_overlap({kLinear, "weight", index}, other.weight.plain.view, Alias::refused);
       if (other.has_bias) out.check_overlap({kLinear, "bias", index}, other.bias.view, Alias::refused);
       if (j < i) out.check_overlap({kLinear, "out", index}, other.out->view, Alias::refused);
     }
@@ -160,10 +147,11 @@ void check_overlaps(const Part* parts, int count) {
 // What core multiplies, while `part` lasts.
 LinearOperand operand_of(Part& part, const View& out) {
   LinearOperand operand;
-  if (part.is_plain()) unit_last_axis({kLinear, "weight"}, part.weight);
-  operand.weight = part.is_plain() ? &part.weight.view : nullptr;
-  operand.packed = part.packed;
-  operand.quantized = part.quantized;
+  Weight& weight = part.weight;
+  if (weight.is_plain()) unit_last_axis({kLinear, "weight"}, weight.plain);
+  operand.weight = weight.is_plain() ? &weight.plain.view : nullptr;
+  operand.packed = weight.packed;
+  operand.quantized = weight.quantized;
   operand.bias = part.has_bias ? &part.bias.view : nullptr;
   operand.out = out;
   return operand;
@@ -172,7 +160,7 @@ LinearOperand operand_of(Part& part, const View& out) {
 // All weights of the call in one pass over x. `parts` have been read.
 void run(Input& x, Part* parts, int count, Arithmetic arithmetic) {
   check_overlaps(parts, count);
-  unit_last_axis(kX, x);
+  unit_last_axis({kLinear, "x"}, x);
   const std::unique_ptr<LinearOperand[]> operands(new LinearOperand[static_cast<size_t>(count)]);
   for (int i = 0; i < count; ++i) {
     parts[i].out->unit_last_axis();
@@ -187,51 +175,56 @@ void run(Input& x, Part* parts, int count, Arithmetic arithmetic) {
 
 bool is_list(py::handle object) { return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()); }
 
-// The items that belong to `count` weights: of a list, or as many None.
-class Items {
- public:
-  Items(const Arg& arg, py::handle object, int count) {
-    if (object.is_none()) return;
-    if (!is_list(object)) refuse_type(arg, type_of(object), "a list, because weight is one");
-    items_ = py::reinterpret_steal<py::object>(PySequence_Fast(object.ptr(), ""));
-    const auto found = PySequence_Fast_GET_SIZE(items_.ptr());
-    if (found != count)
-      refuse_value(arg, "has " + std::to_string(found) + " items",
-                   std::to_string(count) + ", one for each weight (None for one that has none)");
-  }
-  py::handle operator[](int index) const {
-    return items_ ? PySequence_Fast_GET_ITEM(items_.ptr(), index) : Py_None;
-  }
+// The items of a list, in a tuple: reading one of them may run a stranger's code, which may shorten the list.
+py::tuple items_of(const Arg& arg, py::handle list, const char* needed) {
+  auto items = py::reinterpret_steal<py::object>(PySequence_Tuple(list.ptr()));
+  if (items) return items;
+  if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
+  PyErr_Clear();
+  refuse_type(arg, type_of(list), needed);
+}
 
- private:
-  py::object items_;
-};
+// Those that belong to `count` weights: of a list, or as many None.
+py::tuple items_beside(const Arg& arg, py::handle list, size_t count) {
+  if (list.is_none()) {
+    py::tuple none(count);
+    for (size_t i = 0; i < count; ++i) none[i] = py::none();
+    return none;
+  }
+  if (!is_list(list)) refuse_type(arg, type_of(list), "a list, because weight is one");
+  py::tuple items = items_of(arg, list, "a list");
+  if (items.size() != count)
+    refuse_value(arg, "has " + std::to_string(items.size()) + " items",
+                 std::to_string(count) + ", one for each weight (None for one that has none)");
+  return items;
+}
 
 py::object linear_list(Input& x, py::handle weights, py::handle biases, Arithmetic arithmetic,
                        py::handle outs) {
-  const py::tuple all = py::reinterpret_steal<py::tuple>(PySequence_Tuple(weights.ptr()));
-  const int count = static_cast<int>(all.size());
-  const Items bias({kLinear, "bias"}, biases, count), out({kLinear, "out"}, outs, count);
-  const std::unique_ptr<Part[]> parts(new Part[all.size()]);
-  py::list results(all.size());
-  for (int i = 0; i < count; ++i) {
-    read_part(i, x.view, all[static_cast<size_t>(i)], bias[i], out[i], parts[i]);
-    results[static_cast<size_t>(i)] = parts[i].out->array;
+  const py::tuple all = items_of({kLinear, "weight"}, weights, "a list");
+  const size_t count = all.size();
+  const py::tuple bias = items_beside({kLinear, "bias"}, biases, count);
+  const py::tuple out = items_beside({kLinear, "out"}, outs, count);
+  const std::unique_ptr<Part[]> parts(new Part[count]);
+  py::list results(count);
+  for (size_t i = 0; i < count; ++i) {
+    read_part(static_cast<int>(i), x.view, all[i], bias[i], out[i], parts[i]);
+    results[i] = parts[i].out->array;
   }
-  run(x, parts.get(), count, arithmetic);
+  run(x, parts.get(), static_cast<int>(count), arithmetic);
   return std::move(results);
 }
 
-Arithmetic read_arithmetic(py::handle name) {
+Arithmetic read_arithmetic(const char* function, py::handle name) {
   static constexpr const char* kNames[] = {"int16", "float32", nullptr};
-  return static_cast<Arithmetic>(read_name({kLinear, "arithmetic"}, name, kNames));
+  return static_cast<Arithmetic>(read_name({function, "arithmetic"}, name, kNames));
 }
 
 py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, py::handle arithmetic_name,
                        py::handle out) {
-  Input x = read_array(kX, x_object);
-  const auto arithmetic = read_arithmetic(arithmetic_name);
-  check_rank_at_least(kX, x.view, 1, "at least one axis");
+  Input x = read_array({kLinear, "x"}, x_object);
+  const auto arithmetic = read_arithmetic(kLinear, arithmetic_name);
+  check_rank_at_least({kLinear, "x"}, x.view, 1, "at least one axis");
   if (is_list(weight)) return linear_list(x, weight, bias, arithmetic, out);
   Part part;
   read_part(-1, x.view, weight, bias, out, part);
@@ -239,7 +232,7 @@ py::object linear_call(py::handle x_object, py::handle weight, py::handle bias, 
   return std::move(part.out->array);
 }
 
-// ---- linear_chosen --------------------------------------------------------------------------------------
+// ---- expert_linear --------------------------------------------------------------------------------------
 
 // The rows of a result in the order of the experts that make them: those of expert e are
 // rows[starts[e] ... starts[e + 1]). Ids that name none are left out.
@@ -261,22 +254,55 @@ struct ByExpert {
   }
 };
 
-// x (n, 1 or k, I), ids (n, k); for each result a list of weights, one an expert, and one of biases or None.
-// Row (i, j) of a result (n, k, O) is that of x times the weight of expert ids[i, j]; 0 where there is none.
-py::list linear_chosen_call(py::handle x_object, const py::array_t<int64_t, py::array::c_style>& ids,
-                            const py::tuple& weights, const py::tuple& biases, py::handle arithmetic_name) {
-  Input x = read_array(kX, x_object);
-  const Arithmetic arithmetic = read_arithmetic(arithmetic_name);
-  check_rank(kX, x.view, 3, "(n, 1 or k, I)");
-  unit_last_axis(kX, x);
-  const size_t results = weights.size();
-  std::vector<py::tuple> of_experts;
-  std::vector<Items> of_biases;
-  for (size_t r = 0; r < results; ++r) {
-    of_experts.push_back(py::reinterpret_steal<py::tuple>(PySequence_Tuple(weights[r].ptr())));
-    of_biases.emplace_back(Arg{kLinear, "bias"}, biases[r], static_cast<int>(of_experts[r].size()));
+// How many results read the same row of x (..., 1 or k, I) beside ids (..., k): 1 or k.
+int64_t read_share(const View& x, const Integers& ids) {
+  const int leading = x.rank - 2;
+  const int64_t k = ids.rank == 0 ? 0 : ids.shape[ids.rank - 1];
+  const bool fits = ids.rank == leading + 1 && std::equal(x.shape, x.shape + leading, ids.shape);
+  if (!fits || (x.shape[leading] != 1 && x.shape[leading] != k))
+    refuse_value({kExpertLinear, "ids"}, "has shape " + shape_text(ids.rank, ids.shape),
+                 "(..., k) beside x (..., 1, I) or (..., k, I), which has shape " + shape_text(x));
+  return x.shape[leading] == 1 ? std::max<int64_t>(k, 1) : 1;
+}
+
+// The weights of each expert, or their biases: for every result a tuple with `experts` of them. 0: as many as the first.
+std::vector<py::tuple> read_of_experts(const Arg& arg, const py::tuple& lists, size_t experts) {
+  std::vector<py::tuple> read;
+  const char* const needed = "a list, one item for each expert";
+  for (size_t r = 0; r < lists.size(); ++r) {
+    const Arg own{arg.function, arg.name, static_cast<int>(r)};
+    py::tuple items = experts > 0 && lists[r].is_none() ? items_beside(own, py::none(), experts)
+                                                        : items_of(own, lists[r], needed);
+    if (experts == 0) experts = items.size();
+    if (items.size() != experts || experts == 0)
+      refuse_value(own, "has " + std::to_string(items.size()) + " items",
+                   experts == 0 ? "at least one" : std::to_string(experts) + ", one for each expert");
+    read.push_back(std::move(items));
   }
-  const ByExpert sorted(ids.data(), ids.size(), of_experts.front().size());
+  return read;
+}
+
+// x (..., 1 or k, I), ids (..., k); for each result a list of weights, one an expert, and one of biases or None.
+// Row (..., j) of a result (..., k, O) is that of x times the weight of expert ids[..., j]; 0 where there is none.
+py::list expert_linear_call(py::handle x_object, py::handle ids_object, py::handle weights_object,
+                            py::handle biases_object, py::handle arithmetic_name) {
+  const Arg x_arg{kExpertLinear, "x"}, weights_arg{kExpertLinear, "weights"},
+      biases_arg{kExpertLinear, "biases"};
+  Input x = read_array(x_arg, x_object);
+  const Integers ids = read_integers({kExpertLinear, "ids"}, ids_object);
+  const Arithmetic arithmetic = read_arithmetic(kExpertLinear, arithmetic_name);
+  check_rank_at_least(x_arg, x.view, 2, "(..., 1, I) or (..., k, I)");
+  const int64_t share = read_share(x.view, ids);
+  const py::tuple lists = items_of(weights_arg, weights_object, "a list of weights for each result");
+  const size_t results = lists.size();
+  py::list made;
+  if (results == 0) return made;
+  const auto weights = read_of_experts(weights_arg, lists, 0);
+  const auto biases =
+      read_of_experts(biases_arg, items_beside(biases_arg, biases_object, results), weights[0].size());
+  unit_last_axis(x_arg, x);
+
+  const ByExpert sorted(ids.data, ids.size, weights[0].size());
   std::vector<size_t> asked;
   for (size_t expert = 0; expert + 1 < sorted.starts.size(); ++expert)
     if (sorted.starts[expert] < sorted.starts[expert + 1]) asked.push_back(expert);
@@ -285,32 +311,35 @@ py::list linear_chosen_call(py::handle x_object, const py::array_t<int64_t, py::
   const std::unique_ptr<Part[]> parts(new Part[asked.size() * results]);
   std::vector<LinearOperand> operands;
   std::vector<View> views(results);
-  py::list made;
   for (size_t i = 0; i < asked.size(); ++i) {
     for (size_t r = 0; r < results; ++r) {
       const size_t expert = asked[i];
       const int index = static_cast<int>(expert);
       Part& part = parts[i * results + r];
-      read_weight_and_bias(index, x.view, of_experts[r][expert], of_biases[r][index], part);
+      read_weight_and_bias(kExpertLinear, index, x.view, weights[r][expert], biases[r][expert], part);
+      const int64_t outputs = part.weight.shape[0];
       if (i == 0) {
-        const int64_t shape[] = {ids.shape(0), ids.shape(1), part.shape[0]};
-        made.append(new_array({kLinear, "out"}, x.view.dtype, 3, shape, views[r]));
-        if (static_cast<int64_t>(sorted.rows.size()) < ids.size())
-          std::memset(views[r].data, 0, static_cast<size_t>(views[r].size() * itemsize(x.view.dtype)));
+        int64_t shape[kMaxRank];
+        *std::copy_n(ids.shape, ids.rank, shape) = outputs;
+        made.append(new_array({kExpertLinear, "result"}, x.view.dtype, x.view.rank, shape, views[r]));
       }
-      if (part.shape[0] != views[r].shape[2])
-        refuse_value({kLinear, "weight", index}, "has shape " + shape_text(2, part.shape),
-                     std::to_string(views[r].shape[2]) + " outputs, as the other experts");
+      if (outputs != views[r].shape[x.view.rank - 1])
+        refuse_value({kExpertLinear, "weight", index}, "has shape " + shape_text(2, part.weight.shape),
+                     std::to_string(views[r].shape[x.view.rank - 1]) + " outputs, as the other experts");
       operands.push_back(operand_of(part, views[r]));
       operands.back().begin = sorted.starts[expert];
       operands.back().end = sorted.starts[expert + 1];
     }
   }
   const auto count = static_cast<int64_t>(sorted.rows.size());
-  if (count > 0) {
+  {
     NoGil nogil;
-    linear_chosen(x.view, operands.data(), static_cast<int>(operands.size()),
-                  {sorted.rows.data(), count, ids.shape(1) / x.view.shape[1]}, arithmetic);
+    if (count < ids.size)
+      for (const View& view : views)
+        std::memset(view.data, 0, static_cast<size_t>(view.size() * itemsize(view.dtype)));
+    if (count > 0)
+      expert_linear(x.view, operands.data(), static_cast<int>(operands.size()),
+                    {sorted.rows.data(), count, share}, arithmetic);
   }
   return made;
 }
@@ -319,7 +348,7 @@ py::list linear_chosen_call(py::handle x_object, const py::array_t<int64_t, py::
 
 void bind_linear(py::module_& module) {
   module.def("linear", &linear_call);
-  module.def("linear_chosen", &linear_chosen_call);
+  module.def("expert_linear", &expert_linear_call);
   module.def("pack", &pack);
   py::class_<PackedWeight>(module, "PackedWeight",
                            R"(A weight (O, I) repacked once for speed; made by `pack`, taken by `linear`.
@@ -328,9 +357,7 @@ It cannot be changed. Its pickle holds the weight as it was, so that it can be r
       .def(py::init([](const py::args&, const py::kwargs&) -> std::unique_ptr<PackedWeight> {
         throw py::type_error("PackedWeight: is called, needs to be made from an array; use pack(weight)");
       }))
-      .def_property_readonly(
-          "shape", [](const PackedWeight& weight) { return py::make_tuple(weight.rows(), weight.cols()); },
-          "(O, I): outputs and inputs")
+      .def_property_readonly("shape", &shape_of<PackedWeight>, "(O, I): outputs and inputs")
       .def_property_readonly(
           "dtype", [](const PackedWeight& weight) { return dtype_object(weight.dtype()); },
           "numpy dtype of the elements")

@@ -21,6 +21,30 @@ py::object new_array(const Arg& arg, DType dtype, int rank, const int64_t* shape
   return array;
 }
 
+template <class T>
+py::object new_integers(const Arg& arg, int rank, const int64_t* shape, T*& data) {
+  View view;  // for its size
+  view.dtype = sizeof(T) == 8 ? DType::f64 : DType::boolean;
+  view.rank = rank;
+  std::copy_n(shape, rank, view.shape);
+  check_size(arg, view);
+  py::object array = make_ndarray(sizeof(T) == 8 ? NPY_INT64 : NPY_UINT8, rank, shape);
+  data = reinterpret_cast<T*>(PyArray_BYTES(as_ndarray(array)));
+  return array;
+}
+template py::object new_integers(const Arg&, int, const int64_t*, int64_t*&);
+template py::object new_integers(const Arg&, int, const int64_t*, uint8_t*&);
+
+View writable_bytes(const Arg& arg, py::handle object) {
+  if (!is_ndarray(object)) refuse_type(arg, type_of(object), "a numpy array of uint8");
+  View view;
+  check_not_masked(arg, object);
+  view_of_ndarray(arg, object, Accept::bytes, view);
+  if (!PyArray_ISWRITEABLE(as_ndarray(object)) || !PyArray_IS_C_CONTIGUOUS(as_ndarray(object)))
+    refuse_value(arg, "is read-only or has gaps", "a writable contiguous array");
+  return view;
+}
+
 namespace {
 
 // Whether two elements of one view may lie on each other: sorted by stride, each axis has to step over all of
@@ -125,12 +149,25 @@ void Output::check_overlap(const Arg& input_arg, const View& input, Alias alias)
 void Output::unit_last_axis() {
   if (has_unit_last_axis(view)) return;
   to_ = view;
-  stand_in_ = new_array(arg_, to_.dtype, to_.rank, to_.shape, view);
+  stand_in_ = new_memory(arg_, to_.dtype, to_.rank, to_.shape, view);
   from_ = view;
 }
 
 void Output::finish() const {
   if (stand_in_) copy_elements(from_, to_);
+}
+
+void Computed::allocate(const Arg& arg, DType dtype, DType as, int rank, const int64_t* shape) {
+  array = new_array(arg, dtype, rank, shape, view_);
+  if (dtype == as)
+    computed = view_;
+  else
+    stand_in_ = new_memory(arg, as, rank, shape, computed);
+  from_ = computed;
+}
+
+void Computed::finish() const {
+  if (stand_in_) convert_elements(from_, view_);
 }
 
 }  // namespace simdformer

@@ -65,7 +65,7 @@ void read_frequencies(py::handle theta, py::handle inv_freq_object, Operand& inv
   inv_freq.input = read_array(kInvFreq, inv_freq_object);
   const View& view = inv_freq.input.view;
   check_vector(kInvFreq, view, call.rotary_dim / 2, "one frequency for each pair of the rotary_dim");
-  if (view.dtype != DType::f64) inv_freq.input = converted(kInvFreq, inv_freq.input, DType::f64);
+  convert(kInvFreq, inv_freq.input, DType::f64);
 }
 
 py::object rope_call(py::handle x, py::handle layout, py::handle positions_object, py::handle offset,

@@ -6,7 +6,7 @@
 
 namespace simdformer {
 
-// Lets go of the GIL in a brace: `{ NoGil nogil; parallel_for(...); }`
+// Lets go of the GIL in a brace: `{ NoGil nogil; parallel_for(...); }`; where it is not worth it, not.
 //
 // Not pybind11's gil_scoped_release: a daemon thread that comes back while the interpreter shuts down is
 // ended by CPython inside PyEval_RestoreThread, by unwinding its stack (before 3.14). That would leave a
@@ -14,10 +14,10 @@ namespace simdformer {
 // thread stops here and sleeps until the process is gone, which is what CPython itself does from 3.14 on.
 class NoGil {
  public:
-  NoGil() : state_(PyEval_SaveThread()) {}
+  explicit NoGil(bool lets_go = true) : state_(lets_go ? PyEval_SaveThread() : nullptr) {}
   ~NoGil() {
     try {
-      PyEval_RestoreThread(state_);
+      if (state_ != nullptr) PyEval_RestoreThread(state_);
     } catch (...) {
       for (;;) pause();
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/parallel.hpp"
@@ -12,7 +13,7 @@ namespace {
 
 // The k largest of `logits`: found[0 ... i) are those of the first i, and each new one moves to its place.
 template <class T>
-void likeliest_of(const T* logits, int64_t experts, int64_t k, int64_t* found) {
+void top_k_of(const T* logits, int64_t experts, int64_t k, int64_t* found) {
   const auto key = [&](int64_t id) {
     return std::isnan(logits[id]) ? -std::numeric_limits<T>::infinity() : logits[id];
   };
@@ -24,11 +25,16 @@ void likeliest_of(const T* logits, int64_t experts, int64_t k, int64_t* found) {
   }
 }
 
+// Rows j of x, `k` of them, times weights[j].
 template <class T>
-void mix_row(const T* x, const T* weights, int64_t k, int64_t width, T* __restrict out) {
-  for (int64_t i = 0; i < width; ++i) out[i] = weights[0] * x[i];
-  for (int64_t j = 1; j < k; ++j)
-    for (int64_t i = 0; i < width; ++i) out[i] += weights[j] * x[j * width + i];
+void combine_rows(RowCursor& x, const T* weights, int64_t k, int64_t width, T* __restrict out) {
+  for (int64_t j = 0; j < k; ++j, x.next()) {
+    const T* const row = x.as<const T>();
+    if (j == 0)
+      for (int64_t i = 0; i < width; ++i) out[i] = weights[0] * row[i];
+    else
+      for (int64_t i = 0; i < width; ++i) out[i] += weights[j] * row[i];
+  }
 }
 
 template <class Use>
@@ -41,24 +47,33 @@ void with_float(DType dtype, Use use) {
 
 }  // namespace
 
-void likeliest(const View& logits, int64_t k, int64_t* ids) {
-  const int64_t experts = logits.shape[1];
-  with_float(logits.dtype, [&](auto type) {
-    const auto* all = reinterpret_cast<const decltype(type)*>(logits.data);
-    for (int64_t row = 0; row < logits.shape[0]; ++row)
-      likeliest_of(all + row * experts, experts, k, ids + row * k);
+void top_k(const View& logits, int64_t k, int64_t* ids) {
+  const Rows rows = rows_of(logits);
+  with_float(rows.dtype, [&](auto type) {
+    parallel_for(rows.count, grain_of_rows(2 * rows.length), [&](int64_t begin, int64_t end) {
+      RowCursor row(rows, begin);
+      for (int64_t i = begin; i < end; ++i, row.next())
+        top_k_of(row.as<const decltype(type)>(), rows.length, k, ids + i * k);
+    });
   });
 }
 
-void mix(const View& x, const View& weights, const View& out) {
-  const int64_t k = x.shape[1], width = x.shape[2];
+void combine_experts(const View& x, const View& weights, const View& out) {
+  if (out.size() == 0) return;
+  const Rows from = rows_of(x), shares = rows_of(weights), to = rows_of(out);
+  const int64_t k = shares.length, width = from.length;
+  if (k == 0) {
+    RowCursor sum(to, 0);
+    for (int64_t i = 0; i < to.count; ++i, sum.next())
+      std::memset(sum.get(), 0, static_cast<size_t>(width * itemsize(to.dtype)));
+    return;
+  }
   with_float(x.dtype, [&](auto type) {
     using T = decltype(type);
-    parallel_for(x.shape[0], grain_of_rows(k * width), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row)
-        mix_row(reinterpret_cast<const T*>(x.data) + row * k * width,
-                reinterpret_cast<const T*>(weights.data) + row * k, k, width,
-                reinterpret_cast<T*>(out.data) + row * width);
+    parallel_for(to.count, grain_of_rows(k * width), [&](int64_t begin, int64_t end) {
+      RowCursor rows(from, begin * k), share(shares, begin), sum(to, begin);
+      for (int64_t i = begin; i < end; ++i, share.next(), sum.next())
+        combine_rows(rows, share.as<const T>(), k, width, sum.as<T>());
     });
   });
 }

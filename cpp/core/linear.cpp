@@ -276,7 +276,7 @@ void linear(const View& x, const LinearOperand* operands, int count, Arithmetic 
   multiply(rows_of(x), operands, count, nullptr, arithmetic);
 }
 
-void linear_chosen(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,
+void expert_linear(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,
                    Arithmetic arithmetic) {
   multiply(rows_of(x), operands, count, &chosen, arithmetic);
 }

@@ -47,7 +47,7 @@ struct LinearOperand {
   const QuantizedWeight* quantized = nullptr;  // instead of both
   const View* bias = nullptr;                  // (O), any stride; null when absent
   View out;                                    // (..., O) with the leading axes of x
-  int64_t begin = 0, end = 0;                  // of linear_chosen: which of the chosen rows are its own
+  int64_t begin = 0, end = 0;                  // of expert_linear: which of the chosen rows are its own
 };
 
 // How quantized weights are multiplied: by x as 16-bit integers, a scale for every 32 of them, or by x as
@@ -65,7 +65,7 @@ enum class Arithmetic : uint8_t { int16, float32 };
 void linear(const View& x, const LinearOperand* operands, int count,
             Arithmetic arithmetic = Arithmetic::int16);
 
-// What linear_chosen makes: rows `rows[0 ... count)` of the results, row p out of row p / share of x.
+// What expert_linear makes: rows `rows[0 ... count)` of the results, row p out of row p / share of x.
 struct ChosenRows {
   const int64_t* rows;
   int64_t count, share;
@@ -73,7 +73,7 @@ struct ChosenRows {
 
 // The same where each operand has some of the chosen rows alone, [begin, end) of them, as the experts of a
 // mixture have. Operands lie in the order of their rows; those with the same rows lie side by side.
-void linear_chosen(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,
+void expert_linear(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,
                    Arithmetic arithmetic = Arithmetic::int16);
 
 }  // namespace simdformer

@@ -67,11 +67,6 @@ QuantizedWeight::QuantizedWeight(const QuantizedType& type, int64_t rows, int64_
   allocate_slices();
 }
 
-QuantizedWeight::QuantizedWeight(const QuantizedType& type, const uint8_t* blocks, int64_t rows, int64_t cols)
-    : QuantizedWeight(type, rows, cols) {
-  fill(blocks, 0, rows);
-}
-
 void QuantizedWeight::fill(const uint8_t* blocks, int64_t first, int64_t count) {
   const QuantizedType& type = *type_;
   const int64_t row_bytes = cols_ / type.block * type.nbytes;

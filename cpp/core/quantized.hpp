@@ -12,12 +12,10 @@ namespace simdformer {
 // instruction set, lossless both ways. Rows are padded to whole slices of 64, with zeros.
 class QuantizedWeight {
  public:
-  // blocks: (rows, cols / type.block, type.nbytes), contiguous; cols is a multiple of type.block.
-  QuantizedWeight(const QuantizedType& type, const uint8_t* blocks, int64_t rows, int64_t cols);
-  // One whose rows are still to be filled in.
+  // One whose rows are still to be filled in; cols is a multiple of type.block.
   QuantizedWeight(const QuantizedType& type, int64_t rows, int64_t cols);
 
-  // The blocks of `count` rows from `first` on, a multiple of 16, and as many but at the end. Pieces may be
+  // The blocks (count, cols / type.block, type.nbytes) of rows from `first` on, a multiple of 16, and as many but at the end. Pieces may be
   // filled in by several threads at a time.
   void fill(const uint8_t* blocks, int64_t first, int64_t count);
 

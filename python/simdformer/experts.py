@@ -4,7 +4,7 @@
 X experts, k of them a token, E hidden_size.
 """
 
-import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -24,14 +24,19 @@ from simdformer.layer_checks import (
 )
 from simdformer.types import Array, ArrayLike
 
-__all__ = ["MixtureOfExperts", "expert_weights", "likeliest", "linear_chosen", "mixed"]
+__all__ = ["MixtureOfExperts", "combine_experts", "expert_linear", "expert_weights", "top_k"]
 
 
-def likeliest(logits: Array, count: int) -> Array:
+def top_k(logits: ArrayLike, k: int) -> Array:
     """The experts (..., k) with the largest logits (..., X), the largest first; of equals the one
-    with the lower number."""
-    found = _core.likeliest(widened(logits).reshape(-1, logits.shape[-1]), count)
-    return found.reshape(*logits.shape[:-1], count)
+    with the lower number. NaN counts as minus infinity.
+
+    ValueError: k is not 1 to X.
+
+    >>> top_k(np.array([0.5, 2.0, 1.0]), 2)
+    array([1, 2])
+    """
+    return _core.top_k(logits, k)
 
 
 def expert_weights(logits: Array, ids: Array, *, normalize: bool) -> Array:
@@ -43,9 +48,9 @@ def expert_weights(logits: Array, ids: Array, *, normalize: bool) -> Array:
     return taken(softmax(wide), ids)
 
 
-def linear_chosen(
-    x: Array,
-    ids: Array,
+def expert_linear(
+    x: ArrayLike,
+    ids: ArrayLike,
     weights: Sequence[Sequence[Any]],
     biases: Sequence[Sequence[Any] | None] | None = None,
     *,
@@ -56,24 +61,43 @@ def linear_chosen(
 
     One call for all experts, each of which has all its tokens: what a token gets does not depend on
     the others. For ids without a place in the lists, experts that others hold, it is 0.
+
+    TypeError, ValueError: as `linear`; the leading axes of x and ids differ, or the lists' lengths.
+
+    >>> experts = [np.full((1, 2), n, np.float32) for n in range(3)]
+    >>> (y,) = expert_linear(np.ones((4, 1, 2), np.float32), [[2, 1]] * 4, [experts])
+    >>> y[0]
+    array([[4.],
+           [2.]], dtype=float32)
     """
-    rows = x.reshape(math.prod(ids.shape[:-1]), *x.shape[-2:])
-    found = _core.linear_chosen(
-        rows,
-        ids.reshape(len(rows), ids.shape[-1]).astype(np.int64, copy=False),
-        tuple(weights),
-        (None,) * len(weights) if biases is None else tuple(biases),
-        arithmetic,
-    )
-    return [one.reshape(*ids.shape, one.shape[-1]) for one in found]
+    return _core.expert_linear(x, ids, weights, biases, arithmetic)
 
 
-def mixed(x: Array, weights: Array) -> Array:
+def combine_experts(x: ArrayLike, weights: ArrayLike) -> Array:
     """x (..., k, E), weights (..., k) -> (..., E): their weighted sum, in float32 at least and in
-    this order."""
-    wide = widened(x).reshape(-1, *x.shape[-2:])
-    total = _core.mix(wide, weights.reshape(-1, weights.shape[-1]).astype(wide.dtype, copy=False))
-    return total.reshape(*x.shape[:-2], x.shape[-1]).astype(x.dtype, copy=False)
+    this order.
+
+    ValueError: weights has another shape than x without its last axis.
+
+    >>> combine_experts(np.ones((2, 3), np.float32), np.array([0.25, 0.5], np.float32))
+    array([0.75, 0.75, 0.75], dtype=float32)
+    """
+    return _core.combine_experts(x, weights)
+
+
+# The names until 0.1: for one release.
+FORMER = {"likeliest": "top_k", "linear_chosen": "expert_linear", "mixed": "combine_experts"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in FORMER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"simdformer.experts.{name} is called {FORMER[name]} now",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return globals()[FORMER[name]]
 
 
 def taken(x: Array, ids: Array) -> Array:
@@ -156,15 +180,15 @@ class MixtureOfExperts:
         """x (..., E) -> the experts (..., k), the likeliest first, and their weights (..., k)."""
         check_input("MixtureOfExperts", "x", x, "(..., {})", shape_of(self.router)[1])
         logits = linear_of(x, self.router, self.router_bias)
-        experts = likeliest(logits, self.num_experts_per_tok)
+        experts = top_k(logits, self.num_experts_per_tok)
         return experts, expert_weights(logits, experts, normalize=self.normalize)
 
     def __call__(self, x: ArrayLike) -> Array:
         experts, weights = self.route(x)
         x = as_array("MixtureOfExperts", "x", x)
-        gate, up = linear_chosen(x[..., None, :], experts, [self.gate, self.up])
-        (out,) = linear_chosen(swiglu(gate, up, out=gate), experts, [self.down])
-        total = mixed(out, weights)
+        gate, up = expert_linear(x[..., None, :], experts, [self.gate, self.up])
+        (out,) = expert_linear(swiglu(gate, up, out=gate), experts, [self.down])
+        total = combine_experts(out, weights)
         return total if self.shared is None else np.asarray(total + self.shared(x))
 
     def __repr__(self) -> str:

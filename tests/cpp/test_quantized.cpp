@@ -27,6 +27,13 @@ std::vector<uint8_t> blocks_of(const QuantizedType& type, std::size_t rows, std:
   return bytes;
 }
 
+QuantizedWeight weight_of(const QuantizedType& type, const std::vector<uint8_t>& blocks, std::size_t rows,
+                          std::size_t depth) {
+  QuantizedWeight weight(type, static_cast<int64_t>(rows), static_cast<int64_t>(depth));
+  weight.fill(blocks.data(), 0, weight.rows());
+  return weight;
+}
+
 Values values_of(const QuantizedWeight& weight, std::size_t rows, std::size_t depth) {
   const Array values = result({rows, depth}, DType::f32);
   weight.dequantize(values.view());
@@ -43,7 +50,7 @@ TEST(blocks_are_read_and_written_without_loss) {
     for (const std::size_t rows : {0u, 1u, 16u, 37u, 64u, 130u}) {
       const std::size_t depth = 512;
       const std::vector<uint8_t> bytes = blocks_of(type, rows, depth);
-      const QuantizedWeight weight(type, bytes.data(), static_cast<int64_t>(rows), depth);
+      const QuantizedWeight weight = weight_of(type, bytes, rows, depth);
       std::vector<uint8_t> again(bytes.size());
       weight.write_blocks(again.data());
       CHECK(again == bytes);
@@ -86,7 +93,7 @@ TEST(linear_is_the_product_with_the_values_of_a_quantized_weight) {
     const QuantizedType& type = *quantized_type(name);
     const std::size_t columns = 70, depth = type.block == 256 ? 512 : 352;
     const std::vector<uint8_t> bytes = blocks_of(type, columns, depth);
-    const QuantizedWeight weight(type, bytes.data(), columns, static_cast<int64_t>(depth));
+    const QuantizedWeight weight = weight_of(type, bytes, columns, depth);
     const Values values = values_of(weight, columns, depth);
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const std::size_t rows : {1u, 2u, 3u, 4u, 20u}) {
@@ -111,7 +118,7 @@ TEST(linear_is_the_product_with_the_values_of_a_quantized_weight) {
 TEST(rows_of_a_quantized_weight_are_its_values) {
   const QuantizedType& type = *quantized_type("q4_k");
   const std::vector<uint8_t> bytes = blocks_of(type, 20, 512);
-  const QuantizedWeight weight(type, bytes.data(), 20, 512);
+  const QuantizedWeight weight = weight_of(type, bytes, 20, 512);
   const Values values = values_of(weight, 20, 512);
   const int64_t ids[] = {19, 0, 7};
   for (const DType dtype : kFloats) {

@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
+import simdformer as sf
+
 FLOATS = [np.dtype(kind) for kind in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)]
 OTHER_DTYPES = [
     *map(np.dtype, ("i1", "u1", "i4", "i8", "u8", "?", "F", "D", "g", "O", "U3", "S3", "V5")),
@@ -59,6 +61,47 @@ class Index:
         return f"Index({self.value!r})"
 
 
+class Exports:
+    """Says that it speaks DLPack, and then does as it is told."""
+
+    def __init__(self, device=(1, 0), capsule=None):
+        self.device, self.capsule = device, capsule
+
+    def __dlpack__(self, **options):
+        if isinstance(self.capsule, Exception):
+            raise self.capsule
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __repr__(self):
+        return f"Exports({self.device!r}, {self.capsule!r})"
+
+
+class Emptied(list):
+    """Loses its items as soon as one of them is looked at."""
+
+    def __init__(self, array):
+        super().__init__([Looked(self, array), np.zeros(2), np.zeros((2, 2))])
+
+
+class Looked:
+    def __init__(self, items, array):
+        self.items, self.array = items, array
+
+    def __array__(self, dtype=None, copy=None):
+        self.items.clear()
+        return self.array
+
+
+class Lengthless(list):
+    """Its length and its items have nothing to do with each other."""
+
+    def __len__(self):
+        return 2**40
+
+
 class Raises:
     def __index__(self):
         raise RuntimeError(OWN_ERROR)
@@ -85,6 +128,20 @@ ODD_VALUES = [
     np.str_("half"), np.datetime64("NaT"), np.float32, np.dtype("f4"), np.array(2), np.array(0.5),
     np.array([3]), np.array([0.5], object), np.array(None), np.void(b"12345678"),
 ]  # fmt: skip
+
+# Weights that were made, and the like without contents.
+WEIGHTS = [
+    sf.pack(np.ones((2, 4), np.float32)), sf.pack(np.ones((0, 3), np.float16)),
+    sf.quantize(np.ones((2, 32), np.float32), "q4_0"),
+    sf.QuantizedWeight.from_groups(np.ones((2, 64), np.uint8), np.ones((2, 1), np.float32)),
+    sf.PackedWeight.__new__(sf.PackedWeight), sf.QuantizedWeight.__new__(sf.QuantizedWeight),
+]  # fmt: skip
+STRANGERS = [
+    Exports(), Exports((2, 0)), Exports(()), Exports("12"), Exports(capsule=RuntimeError("no")),
+    Exports(capsule=np.zeros(2)), Emptied(np.zeros(2)), Emptied(None), Lengthless([1.0]),
+    Lengthless(), *WEIGHTS,
+]  # fmt: skip
+ODD_VALUES += STRANGERS
 
 numbers = st.sampled_from(NUMBERS) | st.integers() | st.floats()
 scalars = numbers | st.integers(0, len(ODD_VALUES) - 1).map(ODD_VALUES.__getitem__)

@@ -1,12 +1,15 @@
-"""Every public function with arguments at random, right and wrong ones together.
+"""Every public function, and every one of the compiled module, with arguments at random, right and
+wrong ones together.
 
 A call gives what the reference gives, in the promised shape and dtype, and writes nothing but its
 result; or it is refused by an exception of the documented kinds whose message begins with the
 function's name. SIMDFORMER_FUZZ_EXAMPLES=100000 makes it longer.
 """
 
+import ast
 import inspect
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +18,8 @@ from hypothesis import strategies as st
 
 import simdformer as sf
 from conftest import epsilon
-from hostile import FLOATS, OWN_ERROR, good_array, hostile, hostile_array
-from simdformer import reference
+from hostile import FLOATS, NUMBERS, OWN_ERROR, WEIGHTS, good_array, hostile, hostile_array
+from simdformer import _core, reference
 
 EXAMPLES = int(os.environ.get("SIMDFORMER_FUZZ_EXAMPLES", "60"))
 REFUSALS = (TypeError, ValueError, IndexError, BufferError, MemoryError)
@@ -285,3 +288,142 @@ def test_any_call_is_right_or_refused(name):
                 )
 
     check()
+
+
+# ---- the compiled module -------------------------------------------------------------------------
+
+# runtime.py has checked their numbers and names; what array_of_tensor is told are our own names.
+CHECKED_BEFORE = {"set_isa", "set_num_threads", "cgroup_cpus", "array_of_tensor"}
+ENDLESS = {"fma_chains"}  # with a large number
+OBJECTS = {
+    "PackedWeight": [weight for weight in WEIGHTS if isinstance(weight, _core.PackedWeight)],
+    "QuantizedPanels": [weight for weight in WEIGHTS if isinstance(weight, _core.QuantizedPanels)],
+    "OpenFile": [_core.OpenFile(__file__), _core.OpenFile.__new__(_core.OpenFile)],
+}
+NAMES = {
+    "arithmetic": ["int16", "float32"],
+    "layout": ["half", "interleaved"],
+    "approximate": ["none", "tanh"],
+    "type": ["q4_0", "q8_0", "mxfp4", "q4_k", "q2_k", "q9_0", "Q4_0"],
+    "dtype": FLOATS,
+    "bits": [4, 8],
+}
+# Sizes between what is computed at once and what no memory holds.
+small = st.sampled_from([n for n in NUMBERS if not 2**12 < abs(n) < 2**50])
+
+
+def stub():
+    """The arguments of everything that the compiled module has, as its types say."""
+
+    def names(function):
+        given = [*function.args.posonlyargs, *function.args.args]
+        return [one.arg for one in given if one.arg != "self"]
+
+    tree = ast.parse(Path(sf.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
+    found = {}
+    for node in tree.body:
+        inner = node.body if isinstance(node, ast.ClassDef) else []
+        for one in inner if inner else [node]:
+            if isinstance(one, ast.FunctionDef):
+                label = f"{node.name}.{one.name}" if inner else one.name
+                found.setdefault(label, []).append(names(one))
+    return found
+
+
+def targets():
+    """Every function, method and property that the module has, by name."""
+    for name, value in vars(_core).items():
+        if isinstance(value, type):
+            for member, inner in vars(value).items():
+                own = callable(inner) or isinstance(inner, property | staticmethod)
+                own = own and not member.startswith("_pybind11")
+                if own and (not member.startswith("__") or member in ("__init__", "__reduce__")):
+                    yield f"{name}.{member}"
+        elif callable(value):
+            yield name
+
+
+def whole(call, n=4):
+    """Numbers of a shape that fits, for what is called so."""
+    return {
+        "x": np.ones((n, 2, 32), np.float32), "ids": np.zeros((n, 2), np.int64) + 1,
+        "weight": np.ones((3, 32), np.float32), "weights": [[np.ones((3, 32), np.float32)] * 2],
+        "logits": np.ones((n, 8), np.float32), "k": 2, "axis": -1, "temperature": 1.0, "eps": 1e-5,
+        "rows": np.ones((2, 4), np.float32) if "_fill" in call else 2, "cols": 32, "inputs": 32,
+        "first": 0, "blocks": np.ones((2, 18), np.uint8), "codes": np.ones((2, 64), np.uint8),
+        "scales": np.ones((2, 1), np.float32), "gate": np.ones((2, 4)), "up": np.ones((2, 4)),
+        "query": np.ones((1, 2, n, 8)), "key": np.ones((1, 2, n, 8)),
+        "value": np.ones((1, 2, n, 8)), "dropout_p": 0, "is_causal": True, "enable_gqa": True,
+        "return_weights": True, "return_scores": False, "return_lse": True, "L": 3, "S": 3,
+        "n": 2, "positions": [1, 2], "offset": 0, "attention_factor": 1.0, "step": 8, "start": 0,
+        "memory": np.zeros((3, 8), np.uint8), "y": np.ones((n, 2, 32), np.float32),
+        "steps": 3, "array": np.ones(8, np.float32), "path": __file__, "function": "f",
+        "name": "x", "root": "", "tensor": np.ones(3),
+    }  # fmt: skip
+
+
+@st.composite
+def arguments(draw, label, overloads):
+    """For each parameter what fits, None, or anything."""
+    parameters = draw(st.sampled_from(overloads))
+    fitting = whole(label)
+    if label == "combine_experts":
+        fitting["weights"] = np.ones((4, 2), np.float32)
+    if label == "set_isa":
+        fitting["name"] = sf.isa()
+    wrong = draw(st.sets(st.integers(0, max(len(parameters) - 1, 0)), max_size=3))
+    values = []
+    for place, name in enumerate(parameters):
+        fits = st.sampled_from(NAMES[name]) if name in NAMES else st.just(fitting.get(name))
+        anything = st.sampled_from([0, -1, 2.5, 7]) if label in ENDLESS else hostile | small
+        values.append(draw(anything if place in wrong else fits))
+    return values
+
+
+def ends_well(label, function, values):
+    """A result, or an exception that is not one of pybind11's own."""
+    try:
+        function(*values)
+    except RuntimeError as error:
+        if str(error) != OWN_ERROR:
+            raise
+    except (*REFUSALS, OSError) as error:
+        if "incompatible" in str(error) and label not in CHECKED_BEFORE:
+            raise AssertionError(f"{label}: pybind11 refused {values}") from error
+
+
+@pytest.mark.parametrize("label", [*targets()])
+def test_the_compiled_module_refuses_what_it_cannot_take(label):
+    """Whatever it is given: its callers may have checked less than they think."""
+    owner, _, member = label.partition(".")
+    value = getattr(_core, owner)
+    of_class = isinstance(value, type)
+    inner = vars(value)[member] if of_class else None
+    is_property, is_static = isinstance(inner, property), isinstance(inner, staticmethod)
+    needs_self = of_class and not is_static and member != "__init__"
+    objects = st.sampled_from(OBJECTS[owner]) if needs_self else st.none()
+
+    def function(self, *values):
+        if not of_class:
+            return value(*values)
+        if is_property:
+            return getattr(self, member)
+        if member == "__init__":
+            return value(*values)
+        return inner.__func__(*values) if is_static else getattr(self, member)(*values)
+
+    @settings(max_examples=EXAMPLES, phases=PHASES, report_multiple_bugs=False)
+    @given(self=objects, values=arguments(label, [[]] if is_property else stub()[label]))
+    def check(self, values):
+        with np.errstate(all="ignore"):
+            ends_well(label, lambda *values: function(self, *values), values)
+
+    with sf.num_threads(sf.get_num_threads()), sf.use_isa(sf.isa()):
+        check()
+        _core.end_pass()  # as many as there were beginnings, or more
+
+
+def test_every_function_of_the_compiled_module_is_tried():
+    tried = set(targets())
+    assert {"linear", "expert_linear", "QuantizedPanels._fill", "OpenFile.descriptor"} <= tried
+    assert {name for name in tried if "." not in name} <= set(stub())

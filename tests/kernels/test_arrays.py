@@ -15,6 +15,8 @@ import simdformer as sf
 from cases import each
 from conftest import DTYPES, SIXTEEN_BITS, normal, relaid, same_bits
 from operations import MIXING, OPERATIONS, ROW_WISE, ROWS, WIDTH, traced_peak
+from simdformer import _core
+from simdformer.experts import expert_linear
 from subprocesses import run_python
 
 
@@ -358,3 +360,86 @@ def test_a_packed_weight_is_a_value(dtype, rng):
         assert same_bits(read.unpack(), packed.unpack())
     with pytest.raises(AttributeError):
         packed.shape = (5, 17)
+
+
+# ---- objects and lists of strangers --------------------------------------------------------------
+
+USES_OF_A_WEIGHT = {
+    "repr": repr,
+    "shape": lambda weight: weight.shape,
+    "dtype": lambda weight: (weight.dtype, weight.nbytes),
+    "unpack": lambda weight: weight.unpack(),
+    "pickle": pickle.dumps,
+    "linear": lambda weight: sf.linear(np.ones(2, np.float32), weight),
+    "linear, a list": lambda weight: sf.linear(np.ones(2, np.float32), [weight]),
+    "embedding": lambda weight: sf.embedding([0], weight),
+    "expert_linear": lambda weight: expert_linear(np.ones((1, 2), np.float32), [0], [[weight]]),
+    "_fill": lambda weight: weight._fill(0, np.ones((1, 2), np.float32)),
+}
+
+
+@each("kind", [sf.PackedWeight, sf.QuantizedWeight])
+@each("use", USES_OF_A_WEIGHT)
+def test_a_weight_that_was_never_made_is_refused(kind, use):
+    """pybind11 hands out raw memory for one."""
+    weight = kind.__new__(kind)
+    message = f" is of type {kind.__name__} and without contents, needs a whole one; make it with "
+    with pytest.raises(TypeError, match=message):
+        USES_OF_A_WEIGHT[use](weight)
+
+
+def test_a_file_that_was_never_opened_is_refused():
+    file = _core.OpenFile.__new__(_core.OpenFile)
+    for use in (lambda: file.descriptor, lambda: file.read_pieces(np.zeros((1, 1), "u1"), 0, 1)):
+        with pytest.raises(TypeError, match="self is of type OpenFile and without contents"):
+            use()
+
+
+class Shortens:
+    """Empties the list that it lies in while somebody reads it."""
+
+    def __init__(self, array, items):
+        self.array, self.items = array, items
+
+    def __array__(self, dtype=None, copy=None):
+        self.items.clear()
+        return self.array
+
+    def __index__(self):
+        self.items.clear()
+        return 2
+
+
+class ShorteningTensor(Shortens):
+    def __dlpack__(self, **options):
+        self.items.clear()
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@each("argument", ["weight", "bias", "out"])
+@each("kind", [Shortens, ShorteningTensor])
+def test_a_list_may_be_shortened_while_it_is_read(argument, kind, rng):
+    x, weights, biases = normal(rng, 5, 8), normal(rng, 40, 3, 8), normal(rng, 40, 3)
+    wanted = sf.linear(x, list(weights), list(biases))
+    outs = [np.empty((5, 3), np.float32) for _ in weights]
+    call = {"weight": list(weights), "bias": list(biases), "out": outs}
+    items = call[argument]
+    if argument == "out":
+        kind = ShorteningTensor  # what it hands out is written to
+    items[0] = kind(items[0], items)
+    del outs
+    results = sf.linear(x, **call)
+    assert items == []
+    for got, want in zip(results[1:], wanted[1:], strict=True):
+        assert same_bits(got, want)
+
+
+def test_a_window_may_be_shortened_while_it_is_read(rng):
+    x = normal(rng, 1, 6, 8)
+    window = [2, 1]
+    window[0] = Shortens(None, window)
+    got = sf.scaled_dot_product_attention(x, x, x, window=window)
+    assert same_bits(got, sf.scaled_dot_product_attention(x, x, x, window=(2, 1)))

@@ -8,8 +8,8 @@ import pytest
 import simdformer as sf
 from cases import each
 from conftest import bfloat16, normal, same_bits
-from simdformer import nn
-from simdformer.experts import likeliest, linear_chosen, mixed
+from simdformer import experts, nn
+from simdformer.experts import combine_experts, expert_linear, top_k
 
 X, K, E, I = 5, 2, 32, 64  # experts, of them a token, widths
 
@@ -117,7 +117,7 @@ def test_every_row_is_that_of_its_expert(isa, form, shared, rng):
     biases = [None, *normal(rng, X - 1, I)]
     ids = rng.permuted(np.tile(np.arange(-1, X + 1), (9, 1)), axis=1)[:, :4]
     x = normal(rng, 9, 1 if shared else 4, E)
-    gate, up = linear_chosen(x, ids, [w["gate"], w["up"]], [biases, None])
+    gate, up = expert_linear(x, ids, [w["gate"], w["up"]], [biases, None])
     rows = np.broadcast_to(x, (9, 4, E))
     for expert in range(X):
         own = rows[ids == expert]
@@ -135,15 +135,17 @@ def test_more_rows_than_are_taken_at_a_time(rng):
     matrices = [sf.pack(normal(rng, 3, E)) for _ in range(3)]
     ids = np.array([[0, 1], [2, 1], [1, 0]])[rng.integers(0, 3, tokens)]
     x = normal(rng, tokens, 1, E)
-    (found,) = linear_chosen(x, ids, [matrices])
+    (found,) = expert_linear(x, ids, [matrices])
     each_alone = np.stack([sf.linear(x[:, 0], matrix) for matrix in matrices], axis=1)
     assert same_bits(found, np.take_along_axis(each_alone, ids[..., None], axis=1))
 
 
 def test_an_expert_of_other_outputs_is_refused(rng):
     matrices = [normal(rng, 4, E), normal(rng, 5, E)]
-    with pytest.raises(ValueError, match=re.escape("linear: weight[1] has shape (5, 32), needs 4")):
-        linear_chosen(normal(rng, 1, 1, E), np.array([[0, 1]]), [matrices])
+    with pytest.raises(
+        ValueError, match=re.escape("expert_linear: weight[1] has shape (5, 32), needs 4")
+    ):
+        expert_linear(normal(rng, 1, 1, E), np.array([[0, 1]]), [matrices])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
@@ -151,10 +153,10 @@ def test_the_likeliest_first_and_of_equals_the_lower(dtype, rng):
     logits = rng.integers(-4, 4, (3, 50, 12)).astype(dtype)
     right = np.argsort(-logits, axis=-1, kind="stable")
     for k in (1, 5, 12):
-        np.testing.assert_array_equal(likeliest(logits, k), right[..., :k])
+        np.testing.assert_array_equal(top_k(logits, k), right[..., :k])
     nan, low = np.nan, -np.inf
     odd = np.array([[nan, 1, nan, 2], [low, nan, 0, low], [nan] * 4], dtype)
-    np.testing.assert_array_equal(likeliest(odd, 3), [[3, 1, 0], [2, 0, 1], [0, 1, 2]])
+    np.testing.assert_array_equal(top_k(odd, 3), [[3, 1, 0], [2, 0, 1], [0, 1, 2]])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, bfloat16])
@@ -165,8 +167,8 @@ def test_what_experts_write_is_added_in_order(dtype, rng):
     total = wide[..., 0, :] * shares[..., :1]
     for j in range(1, K):
         total = total + wide[..., j, :] * shares[..., j, None]
-    assert same_bits(mixed(x, shares), total.astype(dtype))
-    assert same_bits(mixed(x[0, 7], shares[0, 7]), mixed(x, shares)[0, 7])
+    assert same_bits(combine_experts(x, shares), total.astype(dtype))
+    assert same_bits(combine_experts(x[0, 7], shares[0, 7]), combine_experts(x, shares)[0, 7])
 
 
 def test_route(rng):
@@ -210,3 +212,38 @@ def test_an_input_of_another_width_is_refused(rng):
         "MixtureOfExperts(hidden_size=32, intermediate_size=64, num_experts=5, "
         "num_experts_per_tok=2)"
     )
+
+
+def test_no_experts_at_all_add_up_to_nothing(rng):
+    got = combine_experts(normal(rng, 3, 0, E), normal(rng, 3, 0))
+    assert got.shape == (3, E)
+    assert not got.any()
+    assert combine_experts(normal(rng, 0, 2, E), normal(rng, 0, 2)).shape == (0, E)
+    (none,) = expert_linear(normal(rng, 3, 0, E), np.zeros((3, 0), int), [normal(rng, X, I, E)])
+    assert none.shape == (3, 0, I)
+    assert expert_linear(normal(rng, 3, 1, E), np.zeros((3, 2), int), []) == []
+
+
+@each("layout", ["turned", "gaps", "backwards"])
+def test_experts_read_any_layout(layout, rng):
+    laid = {
+        "turned": lambda x: np.asfortranarray(x),
+        "gaps": lambda x: np.repeat(x, 2, -1)[..., ::2],
+        "backwards": lambda x: x[::-1, ..., ::-1].copy()[::-1, ..., ::-1],
+    }[layout]
+    logits, x, shares = normal(rng, 4, 7, X), normal(rng, 4, 7, K, E), normal(rng, 4, 7, K)
+    np.testing.assert_array_equal(top_k(laid(logits), K), top_k(logits, K))
+    assert same_bits(combine_experts(laid(x), laid(shares)), combine_experts(x, shares))
+    ids, w = top_k(logits, K), normal(rng, X, I, E)
+    assert same_bits(expert_linear(laid(x), laid(ids), [laid(w)])[0], expert_linear(x, ids, [w])[0])
+
+
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [("likeliest", "top_k"), ("linear_chosen", "expert_linear"), ("mixed", "combine_experts")],
+)
+def test_former_names(former, name):
+    with pytest.warns(DeprecationWarning, match=f"experts.{former} is called {name} now"):
+        assert getattr(experts, former) is getattr(experts, name)
+    with pytest.raises(AttributeError, match="has no attribute 'likely'"):
+        _ = experts.likely

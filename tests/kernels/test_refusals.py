@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import simdformer as sf
-from simdformer import nn  # noqa: F401 - the table calls it
+from simdformer import _core, nn  # noqa: F401 - the table calls them
+from simdformer.experts import combine_experts, expert_linear, top_k  # noqa: F401
 from simdformer.models import KVCache  # noqa: F401
 from simdformer.text import Sampler  # noqa: F401
 

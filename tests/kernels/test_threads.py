@@ -12,6 +12,7 @@ import threadpoolctl
 import simdformer as sf
 from conftest import normal, same_bits
 from simdformer import _core
+from simdformer.experts import expert_linear
 from subprocesses import import_error, run_python
 
 pytestmark = pytest.mark.xdist_group("threads")  # one after the other: they count threads and time
@@ -416,3 +417,59 @@ def test_threadpoolctl_is_not_needed(instead):
     print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True))
     """
     assert "returncode=0, stdout='3\\n', stderr=''" in run_python(code, SIMDFORMER_NUM_THREADS="3")
+
+
+# ---- the GIL -------------------------------------------------------------------------------------
+
+SIDE = 2048
+ONE = np.ones((1, SIDE), np.float32)
+
+
+def filled_in(array):
+    packed = sf.PackedWeight._empty(*array.shape, np.float16)
+    packed._fill(0, array)
+    return packed.unpack()
+
+
+COPIES = {  # of an array (SIDE, SIDE) whose rows do not lie side by side
+    "linear, x": lambda a: sf.linear(a, ONE),
+    "linear, weight": lambda a: sf.linear(ONE, a),
+    "linear, a list": lambda a: sf.linear(ONE, [a])[0],
+    "expert_linear": lambda a: expert_linear(ONE, [0], [[a]])[0],
+    "pack": lambda a: sf.pack(a).unpack(),
+    "_fill, another dtype": filled_in,
+    "quantize, float64": lambda a: sf.quantize(a.astype(np.float64, order="K"), "q8_0").codes,
+    "silu": lambda a: sf.silu(a),
+    "attention": lambda a: sf.scaled_dot_product_attention(ONE[:, :8], ONE[:1, :8] + a[:, :8], a),
+    "embedding, weight": lambda a: sf.embedding(np.arange(SIDE), a),
+    "embedding, ids": lambda a: sf.embedding(a.T.view(np.int32), np.arange(2.0)[:, None]),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_other_threads_run_while_an_input_is_copied(name):
+    """One writes to the input meanwhile, and the result knows of it. With the GIL held it could
+    not before the copy is complete, and the kernel reads nothing else."""
+    numbers = np.zeros((SIDE, SIDE), np.int32 if "ids" in name else np.float32)
+    gate = threading.Lock()
+
+    def write():
+        with gate:
+            numbers[...] = 1
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # nobody is asked for the GIL: it is let go of, or kept
+    try:
+        for _ in range(200):
+            numbers[...] = 0
+            gate.acquire()
+            writer = threading.Thread(target=write)
+            writer.start()
+            gate.release()  # it waits for the GIL alone
+            result = COPIES[name](numbers.T)
+            writer.join()
+            if np.any(result):
+                return
+    finally:
+        sys.setswitchinterval(before)
+    pytest.fail("no other thread ran while the input was copied")

@@ -57,10 +57,10 @@ def test_all_experts_of_a_step_are_called_at_once(monkeypatch, rng):
 
     def counted(x, ids, weights, *arguments, **options):
         calls.append((ids.size, len(weights)))
-        return linear_chosen(x, ids, weights, *arguments, **options)
+        return expert_linear(x, ids, weights, *arguments, **options)
 
-    linear_chosen = transformer.linear_chosen
-    monkeypatch.setattr(transformer, "linear_chosen", counted)
+    expert_linear = transformer.expert_linear
+    monkeypatch.setattr(transformer, "expert_linear", counted)
     together = model.mixture(weights, x, unseen)
     for at in range(9):
         assert same_bits(

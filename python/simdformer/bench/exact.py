@@ -38,7 +38,7 @@ class Exact(Transformer):
         out = np.concatenate([linear(x, part.astype(np.float64)) for part in parts], axis=-1)
         return out if bias is None else out + bias
 
-    def linear_chosen(self, x: Array, ids: Array, weights: Any, biases: Any = None) -> list[Array]:
+    def expert_linear(self, x: Array, ids: Array, weights: Any, biases: Any = None) -> list[Array]:
         """x (B,L,k,I), or (B,L,1,I) for all k, ids (B,L,k) -> (B,L,k,O) by each list of experts"""
         x = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
         found = []

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.experts import expert_weights, likeliest, linear_chosen, mixed
+from simdformer.experts import combine_experts, expert_linear, expert_weights, top_k
 from simdformer.functional import (
     RopeFrequencies,
     embedding,
@@ -237,13 +237,13 @@ class Transformer(Decoder):
         """x (B,L,E) -> (B,L,E): the k of X experts that a router likes best, each by its weight"""
         config = self.config
         logits = see("mlp.router", self.linear(x, weights.router, weights.router_bias))
-        ids = see_experts(see, likeliest(logits, config.num_experts_per_tok), config.num_experts)
+        ids = see_experts(see, top_k(logits, config.num_experts_per_tok), config.num_experts)
         shares = expert_weights(logits, ids, normalize=config.normalize_expert_weights)
         shares = see("mlp.expert_weights", shares)  # (B,L,k)
         held = self.ranks.place_of_experts(ids)
-        inner = self.linear_chosen(x[..., None, :], held, *weights.gate_up)  # (B,L,k,I)
-        (out,) = self.linear_chosen(self.activated(inner, see, "mlp"), held, *weights.down)
-        summed = mixed(see("mlp.expert_out", out), shares)
+        inner = self.expert_linear(x[..., None, :], held, *weights.gate_up)  # (B,L,k,I)
+        (out,) = self.expert_linear(self.activated(inner, see, "mlp"), held, *weights.down)
+        summed = combine_experts(see("mlp.expert_out", out), shares)
         if weights.shared is not None:  # an MLP for all positions
             beside = self.feed_forward(weights.shared, x, see, "mlp.shared")
             if weights.shared_router is not None:
@@ -256,9 +256,9 @@ class Transformer(Decoder):
         """x (...,I) weight (O,I) -> (...,O), by the arithmetic that was asked for"""
         return linear(x, weight, bias, arithmetic=self.arithmetic)
 
-    def linear_chosen(self, x: Array, ids: Array, weights: Any, biases: Any = None) -> list[Array]:
+    def expert_linear(self, x: Array, ids: Array, weights: Any, biases: Any = None) -> list[Array]:
         """x (B,L,k,I), or (B,L,1,I) for all k, ids (B,L,k) -> (B,L,k,O) by each list of experts"""
-        return linear_chosen(x, ids, weights, biases, arithmetic=self.arithmetic)
+        return expert_linear(x, ids, weights, biases, arithmetic=self.arithmetic)
 
     def norm_heads(self, x: Array, weight: Array | None, split: Split) -> Array:
         """x (B,L,H,D) -> (B,L,H,D): over each head, or over all of a position as one vector"""

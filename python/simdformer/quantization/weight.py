@@ -89,8 +89,9 @@ class QuantizedWeight(_core.QuantizedPanels):
                 f"{name}: blocks has {data.size} bytes, needs {outputs * row} for a weight "
                 f"{(outputs, inputs)} in {kind.name} ({kind.nbytes} for {kind.block} inputs)"
             )
-        rows = np.ascontiguousarray(data).reshape(outputs, row)
-        return cls._made(error, kind.name, rows, inputs)
+        weight = cls._made(error, kind.name, outputs, inputs)
+        weight._fill(0, data.reshape(outputs, row))
+        return weight
 
     @classmethod
     def from_groups(
@@ -215,8 +216,9 @@ class QuantizedWeight(_core.QuantizedPanels):
         return self._blocks()
 
     def __repr__(self) -> str:
+        text = f"shape={self.shape}, type={self.type!r}"  # of one without contents a TypeError
         error = "" if self.error is None else f", error={self.error:.2g}"
-        return f"QuantizedWeight(shape={self.shape}, type={self.type!r}{error})"
+        return f"QuantizedWeight({text}{error})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._type:
