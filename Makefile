@@ -12,13 +12,15 @@ PYTEST_ARGS ?=
 LAB_ARGS ?=
 FUZZ_SECONDS ?= 600
 FUZZ_ARGS ?=
-# what `make sanitize` runs of tests/kernels/test_*.py
-SANITIZED_TESTS ?= activation arrays attention attention_semantics dlpack gather linear norms out refusals rope softmax
+# what `make sanitize` runs of tests/kernels/test_*.py, beside tests/fuzz/test_fuzz_arguments.py
+SANITIZED_TESTS ?= activation arrays attention attention_semantics dlpack gather linear mixture norms out refusals rope \
+  softmax
 
 # Builds of the same sources in several folders compile them once, where ccache is installed.
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
@@ -113,7 +115,7 @@ sanitize-address: $(STAMPS)/test
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  build/address/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -p no:cacheprovider -m "not slow" \
-	  $(SANITIZED_TESTS:%=tests/kernels/test_%.py) $(PYTEST_ARGS)
+	  $(SANITIZED_TESTS:%=tests/kernels/test_%.py) tests/fuzz/test_fuzz_arguments.py $(PYTEST_ARGS)
 
 # qemu runs what the cross compiler makes; only headers are wanted of xsimd and its companions.
 aarch64: $(STAMPS)/tools

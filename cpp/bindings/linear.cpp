@@ -59,7 +59,7 @@ std::unique_ptr<PackedWeight> empty(py::handle rows, py::handle cols, py::handle
 // Rows from `first` on, converted to the weight's dtype.
 void fill(PackedWeight& weight, py::handle first_object, py::handle rows_object) {
   const Arg arg{"pack", "rows"};
-  const int64_t first = read_length({"pack", "first"}, first_object);
+  const int64_t first = read_integer({"pack", "first"}, first_object);
   Input rows = read_array(arg, rows_object);
   check_rank(arg, rows.view, 2, "(rows, I)");
   check_piece(arg, rows.view.shape[0], first, weight.rows());

@@ -69,7 +69,7 @@ int64_t row_bytes_of(const QuantizedWeight& weight) {
 // blocks: bytes (rows, bytes of a row)
 void fill(QuantizedWeight& weight, py::handle first_object, py::handle blocks_object) {
   const Arg arg{kWeight, "blocks"};
-  const int64_t first = read_length({kWeight, "first"}, first_object), row_bytes = row_bytes_of(weight);
+  const int64_t first = read_integer({kWeight, "first"}, first_object), row_bytes = row_bytes_of(weight);
   Input blocks = read_array(arg, blocks_object, Accept::bytes);
   check_rank(arg, blocks.view, 2, "(rows, bytes of a row)");
   const int64_t count = blocks.view.shape[0];
