@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -68,10 +68,6 @@ class Attention(Operation):
             for keys in (512, 4096, 32768):
                 step = cls(heads=32, kv_heads=8, queries=1, keys=keys, head_dim=128, dtype=dtype)
                 yield Case(f"decode/{dtype}/s{keys}", step)
-
-    @classmethod
-    def smallest(cls) -> tuple[str, Self]:
-        return "attention", cls(heads=1, kv_heads=1, queries=1, keys=1, head_dim=8)
 
     @property
     def causal(self) -> bool:
@@ -252,6 +248,8 @@ def tokens_first(x: Array) -> Array:
 class RoPE(Operation):
     """Every head of every token turned by its position; the first token stands at POSITION."""
 
+    counted_in: ClassVar[Unit] = "GB/s"
+    operation: ClassVar[str] = "RoPE"
     heads: int
     tokens: int
     head_dim: int
@@ -262,14 +260,6 @@ class RoPE(Operation):
         for tokens in (1, 128, 2048):
             yield Case(f"rope/t{tokens}", cls(heads=32, tokens=tokens, head_dim=128))
 
-    @classmethod
-    def smallest(cls) -> tuple[str, Self]:
-        return "rope", cls(heads=1, tokens=1, head_dim=8)
-
-    @property
-    def operation(self) -> str:
-        return "RoPE"
-
     @property
     def flops(self) -> int:
         """Four products and two sums a pair; cos and sin, shared by the heads, are not counted."""
@@ -278,10 +268,6 @@ class RoPE(Operation):
     @property
     def nbytes(self) -> int:
         return 2 * self.heads * self.tokens * self.head_dim * self.itemsize
-
-    @property
-    def counted_in(self) -> Unit:
-        return "GB/s"
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         """x (heads, tokens, head_dim)"""

@@ -7,7 +7,7 @@ begin alike. Beside several texts stand the same texts one by one.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -45,12 +45,9 @@ def batch_cases() -> Iterator[Case]:
 class BatchRun(ModelRun):
     """A step of `texts` texts, behind `in_cache` ids each."""
 
+    operation: ClassVar[str] = "decode many texts"
     new: int = 1
     texts: int
-
-    @property
-    def operation(self) -> str:
-        return "decode many texts"
 
     @property
     def flops(self) -> int:

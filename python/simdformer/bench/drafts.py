@@ -8,7 +8,7 @@ given; the draft knows the ids that were read and nothing else.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -44,9 +44,7 @@ class DraftRun(ModelRun):
     what a draft saves.
     """
 
-    @property
-    def operation(self) -> str:
-        return "decode with a draft"
+    operation: ClassVar[str] = "decode with a draft"
 
     @property
     def flops(self) -> int:

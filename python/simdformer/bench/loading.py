@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -107,16 +107,14 @@ class Loading(ModelRun):
     """From a file to a model, and on to the token after a prompt of `new` ids. The file is that of
     Hugging Face, in bfloat16, or one of llama.cpp in the types of a mixture, such as "q4_k_m"."""
 
+    counted_in: ClassVar[Unit] = "GB/s"
+    operation: ClassVar[str] = "load a model"
     mixture: str | None = None
     format: str | None = None  # None: there is only one
 
     @property
     def model(self) -> Any:
         return self.config, "from a file", self.mixture
-
-    @property
-    def operation(self) -> str:
-        return "load a model"
 
     @property
     def flops(self) -> int:
@@ -132,10 +130,6 @@ class Loading(ModelRun):
         shapes = weight_shapes(self.config)
         weights = {name: np.broadcast_to(nothing, shape) for name, shape in shapes.items()}
         return sum(tensor.nbytes for tensor in self.tensors(weights)[1])
-
-    @property
-    def counted_in(self) -> Unit:
-        return "GB/s"
 
     def speed(self, seconds: float) -> float:
         return self.nbytes / seconds / 1e9

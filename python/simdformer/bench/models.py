@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -129,6 +129,7 @@ class ModelRun(Work):
     that of the arithmetic between the kernels. Logits are wanted for the last id only.
     """
 
+    counted_in: ClassVar[Unit] = "tok/s"
     config: ModelConfig
     new: int
     in_cache: int = 0
@@ -174,10 +175,6 @@ class ModelRun(Work):
         weights = int((self.matrices + self.last_matrix) * bits_of(self.type)) // 8
         itemsize = numpy_dtype(self.cache_dtype).itemsize
         return weights + cache_bytes(self.config, self.in_cache + self.new, itemsize)
-
-    @property
-    def counted_in(self) -> Unit:
-        return "tok/s"
 
     @property
     def tolerance(self) -> float:

@@ -45,10 +45,6 @@ class QuantizedLinear(MatrixProduct):
                 goals = (times(1.0, *peers), AT_THE_LIMIT)
                 yield Case(f"linear/{name}/m{rows}", cls(rows=rows, type=name), goals)
 
-    @classmethod
-    def smallest(cls) -> tuple[str, Self]:
-        return "linear-quantized", cls(rows=1, width_in=32, width_out=8)
-
     @property
     def nbytes(self) -> int:
         kind = sf.quantization_types()[self.type]

@@ -268,13 +268,6 @@ class Operation(Work):
     def cases(cls) -> Iterator[Case]:
         """The sizes that are measured."""
 
-    @classmethod
-    @abstractmethod
-    def smallest(cls) -> tuple[str, Self]:
-        """The name of our function and its smallest call, which computes next to nothing: what is
-        left is the way from Python into the kernel and back.
-        """
-
     @abstractmethod
     def with_ours(self, *arrays: Any, **inputs: Any) -> Way:
         """One call into an output that exists already."""
