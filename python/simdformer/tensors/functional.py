@@ -1,7 +1,7 @@
 """The operations of `simdformer.functional` on tensors: `simdformer.torch` shows them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 
 from torch import Tensor
 
@@ -26,6 +26,14 @@ __all__ = [
     "softmax",
     "swiglu",
 ]
+
+
+P = ParamSpec("P")
+
+
+def wrapped(function: Callable[P, Any]) -> Callable[P, Tensor]:
+    """A function on tensors; in graphs the operator of its name, where there is one."""
+    return on_tensors(function, traced(function.__name__))
 
 
 class Linear(Protocol):
@@ -53,21 +61,21 @@ class Linear(Protocol):
     ) -> list[Tensor]: ...
 
 
-linear = cast("Linear", on_tensors(functional.linear, traced("linear")))
-embedding = on_tensors(functional.embedding, traced("embedding"))
-rms_norm = on_tensors(functional.rms_norm, traced("rms_norm"))
-layer_norm = on_tensors(functional.layer_norm, traced("layer_norm"))
-rope = on_tensors(functional.rope, traced("rope"))
-silu = on_tensors(functional.silu, traced("silu"))
-gelu = on_tensors(functional.gelu, traced("gelu"))
-relu = on_tensors(functional.relu, traced("relu"))
-swiglu = on_tensors(functional.swiglu, traced("swiglu"))
-softmax = on_tensors(functional.softmax, traced("softmax"))
-repeat_kv = on_tensors(functional.repeat_kv, traced("repeat_kv"))
-causal_mask = on_tensors(functional.causal_mask)
-rope_frequencies = cast("Callable[..., RopeFrequencies]", on_tensors(functional.rope_frequencies))
+linear = cast("Linear", wrapped(functional.linear))
+embedding = wrapped(functional.embedding)
+rms_norm = wrapped(functional.rms_norm)
+layer_norm = wrapped(functional.layer_norm)
+rope = wrapped(functional.rope)
+silu = wrapped(functional.silu)
+gelu = wrapped(functional.gelu)
+relu = wrapped(functional.relu)
+swiglu = wrapped(functional.swiglu)
+softmax = wrapped(functional.softmax)
+repeat_kv = wrapped(functional.repeat_kv)
+causal_mask = wrapped(functional.causal_mask)
+rope_frequencies = cast("Callable[..., RopeFrequencies]", wrapped(functional.rope_frequencies))
 # With return_weights and the like it gives a tuple.
 scaled_dot_product_attention = cast(
     "Callable[..., Any]",
-    on_tensors(functional.scaled_dot_product_attention, traced("scaled_dot_product_attention")),
+    wrapped(functional.scaled_dot_product_attention),
 )
