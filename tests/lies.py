@@ -29,32 +29,32 @@ def entry(begin=0, end=8, shape=(2,), dtype="F32"):
 
 
 HEADERS = [
-    ({"a": entry(), "b": entry(4, 12)}, 12, "'b': found its first byte is 4; needed is 8"),
-    ({"a": entry(), "b": entry(0, 8)}, 8, "'b': found its first byte is 0; needed is 8"),
-    ({"a": entry(), "b": entry(12, 20)}, 20, "'b': found its first byte is 12; needed is 8"),
-    ({"a": entry(4, 12)}, 12, "'a': found its first byte is 4; needed is 0"),
-    ({"a": entry()}, 7, "bytes; needed is the"),
-    ({"a": entry()}, 9, "bytes; needed is the"),
-    ({}, 1, "bytes; needed is the"),
-    ({"a": entry(0, 2**63, [2**61])}, 8, "bytes; needed is the 92233720368547"),
-    ({"a": entry(0, 2**66, [2**32, 2**32])}, 8, "bytes; needed is the 737869762948382"),
-    ({"a": entry(0, 8, [2**62, 4])}, 8, "found 8 bytes; needed is 73786976294838206464 for"),
-    ({"a": entry(8, 0)}, 8, "found -8 bytes; needed is 8 for F32 of shape (2,)"),
-    ({"a": entry(-8, 0)}, 8, "found another shape or offset; needed is lists of whole"),
+    ({"a": entry(), "b": entry(4, 12)}, 12, "'b': found its first byte is 4, needs 8"),
+    ({"a": entry(), "b": entry(0, 8)}, 8, "'b': found its first byte is 0, needs 8"),
+    ({"a": entry(), "b": entry(12, 20)}, 20, "'b': found its first byte is 12, needs 8"),
+    ({"a": entry(4, 12)}, 12, "'a': found its first byte is 4, needs 0"),
+    ({"a": entry()}, 7, "bytes, needs the"),
+    ({"a": entry()}, 9, "bytes, needs the"),
+    ({}, 1, "bytes, needs the"),
+    ({"a": entry(0, 2**63, [2**61])}, 8, "bytes, needs the 92233720368547"),
+    ({"a": entry(0, 2**66, [2**32, 2**32])}, 8, "bytes, needs the 737869762948382"),
+    ({"a": entry(0, 8, [2**62, 4])}, 8, "found 8 bytes, needs 73786976294838206464 for"),
+    ({"a": entry(8, 0)}, 8, "found -8 bytes, needs 8 for F32 of shape (2,)"),
+    ({"a": entry(-8, 0)}, 8, "found another shape or offset, needs lists of whole"),
     ({"a": entry(0, 8, [-2])}, 8, "found another shape or offset"),
     ({"a": entry(0, 8, [2.0])}, 8, "found another shape or offset"),
     ({"a": entry(0, 8, [True, 2])}, 8, "found another shape or offset"),
     ({"a": entry(0, 0, [0, 2**62])}, 0, "found a tensor without elements"),
     ({"a": entry(0, 8, [1] * 16 + [2])}, 8, "found 2 offsets and 17 axes"),
     ({"a": entry() | {"data_offsets": [0, 4, 8]}}, 8, "found 3 offsets and 1 axes"),
-    ({"a": entry(dtype="F8_E4M3")}, 8, "found dtype 'F8_E4M3'; needed is one of F64, F32"),
+    ({"a": entry(dtype="F8_E4M3")}, 8, "found dtype 'F8_E4M3', needs one of F64, F32"),
     ({"a": entry(dtype=["F32"])}, 8, "found dtype"),
-    ({"a": entry() | {"more": 1}}, 8, "found other fields; needed is dtype, shape and"),
+    ({"a": entry() | {"more": 1}}, 8, "found other fields, needs dtype, shape and"),
     ({"a": {"dtype": "F32", "shape": [2]}}, 8, "found other fields"),
     ({"a": 3}, 8, "found other fields"),
     ({"new\nline": 3}, 8, "tensor 'new\\nline': found other fields"),
     ({"x" * 1000: 3}, 8, "found other fields"),
-    ([], 0, "found a JSON list; needed is a JSON object"),
+    ([], 0, "found a JSON list, needs a JSON object"),
     (b"{", 0, "found no JSON object"),
     (b'{"a": NaN}', 0, "found no JSON object (NaN is no JSON)"),
     (b"\xff{}", 0, "found no JSON object"),
@@ -203,9 +203,9 @@ OUTSIDE_OF_STORAGE = [
     ({"shape": (0, 2**62), "strides": (1, 1)}, "a tensor without elements"),
     (
         {"count": 25},
-        "tensor 'x': found 96 bytes; needed is 100 for the 25 elements of its storage",
+        "tensor 'x': found 96 bytes, needs 100 for the 25 elements of its storage",
     ),
-    ({"count": 2**61}, "tensor 'x': found 96 bytes; needed is"),
+    ({"count": 2**61}, "tensor 'x': found 96 bytes; needs"),
     ({"shape": (4, 6)}, "2 sizes and 1 strides"),
     ({"shape": (1,) * 17, "strides": (1,) * 17}, "17 sizes and 17 strides"),
     ({"offset": -1}, "not whole numbers >= 0"),
@@ -287,7 +287,7 @@ def array_of(element, count):
 
 
 NAMED = {
-    "another file": (b"GGML" + bytes(40), "found the first bytes b'GGML'; needed is b'GGUF'"),
+    "another file": (b"GGML" + bytes(40), "found the first bytes b'GGML', needs b'GGUF'"),
     "version 1": (gguf_files.file_bytes([], [], b"", version=1), "found a GGUF file of version 1"),
     "big-endian": (
         gguf_files.file_bytes([], [], b"", version=3 << 24),
@@ -311,11 +311,11 @@ NAMED = {
     ),
     "an array of arrays": (
         gguf_files.file_bytes([array_of(ARRAY, 1)], [], bytes(32)),
-        "found an array of arrays as a; needed is an array of strings or numbers",
+        "found an array of arrays as a, needs an array of strings or numbers",
     ),
     "an endless text": (
         gguf_files.file_bytes([gguf_files.text("a") + struct.pack("<I", STRING) + HUGE], [], b""),
-        "found the text a of 4611686018427387904 bytes; needed is at most",
+        "found the text a of 4611686018427387904 bytes, needs at most",
     ),
     "an endless text in an array": (
         gguf_files.file_bytes([array_of(STRING, 2) + HUGE], [], bytes(64)),
@@ -323,19 +323,19 @@ NAMED = {
     ),
     "an endless key": (
         gguf_files.file_bytes([HUGE], [], bytes(64), counts=(0, 1)),
-        "found a key of 4611686018427387904 bytes; needed is at most 65535",
+        "found a key of 4611686018427387904 bytes, needs at most 65535",
     ),
     "a type that nobody knows": (
         gguf_files.file_bytes([gguf_files.text("a") + struct.pack("<I", 13)], [], bytes(32)),
-        "found the type 13 of a; needed is 0 to 12",
+        "found the type 13 of a, needs 0 to 12",
     ),
     "a key of two lines": (
         gguf_files.file_bytes([key_bytes("a\nb", 7, 7)], [], b""),
-        r"found the byte 7 as a bool in 'a\nb'; needed is 0 or 1",
+        r"found the byte 7 as a bool in 'a\nb', needs 0 or 1",
     ),
     "a bool": (
         gguf_files.file_bytes([key_bytes("a", 7, 7)], [], b""),
-        "found the byte 7 as a bool in a; needed is 0 or 1",
+        "found the byte 7 as a bool in a, needs 0 or 1",
     ),
     "no UTF-8": (
         gguf_files.file_bytes([key_bytes("a", STRING, b"\xff")], [], b""),
@@ -343,7 +343,7 @@ NAMED = {
     ),
     "a key twice": (
         gguf_files.file_bytes([KEY, KEY], [], b""),
-        "found the key 'a' twice; needed is each key once",
+        "found the key 'a' twice, needs each key once",
     ),
     "a tensor twice": (
         gguf_files.file_bytes([], [ONE, tensor_bytes("a", (2,), 32)], bytes(64)),
@@ -351,19 +351,19 @@ NAMED = {
     ),
     "a long name": (
         gguf_files.file_bytes([], [tensor_bytes("a" * 64, (2,), 0)], bytes(8)),
-        "found the name of a tensor of 64 bytes; needed is at most 63",
+        "found the name of a tensor of 64 bytes, needs at most 63",
     ),
     "no axes": (
         gguf_files.file_bytes([], [tensor_bytes("a", (), 0) + bytes(8)], bytes(8)),
-        "tensor 'a': found 0 axes; needed is 1 to 4",
+        "tensor 'a': found 0 axes, needs 1 to 4",
     ),
     "five axes": (
         gguf_files.file_bytes([], [tensor_bytes("a", (1,) * 5, 0)], bytes(8)),
-        "tensor 'a': found 5 axes; needed is 1 to 4",
+        "tensor 'a': found 5 axes, needs 1 to 4",
     ),
     "nothing in it": (
         gguf_files.file_bytes([], [tensor_bytes("a", (2, 0), 0)], bytes(8)),
-        "tensor 'a': found the shape (2, 0); needed is no axis of length 0",
+        "tensor 'a': found the shape (2, 0), needs no axis of length 0",
     ),
     "a product that wraps": (
         gguf_files.file_bytes([], [tensor_bytes("a", (2**32, 2**32), 0)], bytes(8)),
@@ -371,27 +371,27 @@ NAMED = {
     ),
     "an offset that wraps": (
         gguf_files.file_bytes([], [tensor_bytes("a", (2,), 2**64 - 64)], bytes(8)),
-        "tensor 'a': found the offset 18446744073709551552; needed is 0, where the tensor before",
+        "tensor 'a': found the offset 18446744073709551552, needs 0, where the tensor before",
     ),
     "an overlap": (
         gguf_files.file_bytes([], [ONE, tensor_bytes("b", (2,), 0)], bytes(64)),
-        "tensor 'b': found the offset 0; needed is 32, where the tensor before it ends",
+        "tensor 'b': found the offset 0, needs 32, where the tensor before it ends",
     ),
     "a hole": (
         gguf_files.file_bytes([], [ONE, tensor_bytes("b", (2,), 64)], bytes(99)),
-        "tensor 'b': found the offset 64; needed is 32",
+        "tensor 'b': found the offset 64, needs 32",
     ),
     "a tensor past the end": (
         gguf_files.file_bytes([], [ONE], bytes(7)),
-        "tensor 'a': found 8 bytes from byte 64 on in a file of 71; needed is a tensor that lies",
+        "tensor 'a': found 8 bytes from byte 64 on in a file of 71, needs a tensor that lies",
     ),
     "rows that are no whole blocks": (
         gguf_files.file_bytes([], [tensor_bytes("a", (256, 32), 0, 12)], bytes(9999)),
-        "tensor 'a': found rows of 32 elements; needed is whole blocks of 256, the type being q4_k",
+        "tensor 'a': found rows of 32 elements, needs whole blocks of 256, the type being q4_k",
     ),
     "a type that is not read": (
         gguf_files.file_bytes([], [tensor_bytes("a", (256,), 0, 16)], bytes(99)),
-        "tensor 'a': found the type iq2_xxs (16); needed is one of f32, f16, bf16, q8_0, ",
+        "tensor 'a': found the type iq2_xxs (16), needs one of f32, f16, bf16, q8_0, ",
     ),
     "a number that is no type": (
         gguf_files.file_bytes([], [tensor_bytes("a", (256,), 0, 4)], bytes(99)),
@@ -399,11 +399,11 @@ NAMED = {
     ),
     "an alignment that is none": (
         gguf_files.file_bytes([key_bytes("general.alignment", 4, 48)], [], b""),
-        "found general.alignment = 48; needed is a power of two up to 65536",
+        "found general.alignment = 48, needs a power of two up to 65536",
     ),
     "an endless alignment": (
         gguf_files.file_bytes([key_bytes("general.alignment", 4, 1 << 17)], [], b""),
-        "found general.alignment = 131072; needed is a power of two up to 65536",
+        "found general.alignment = 131072, needs a power of two up to 65536",
     ),
 }
 

@@ -35,7 +35,7 @@ def read_whole(function: str, name: str, value: Any, needed: str = "a whole numb
     """A whole number > 0 that a computer can count to."""
     if not is_whole(value) or value > LARGEST:
         limit = " and < 2**63" if is_whole(value) else ""
-        raise ValueError(f"{function}: {name} is {shown(value)}, needed is {needed}{limit}")
+        raise ValueError(f"{function}: {name} is {shown(value)}, needs {needed}{limit}")
     return int(value)
 
 
@@ -60,4 +60,4 @@ def read_several(function: str, name: str, value: Any, needed: str) -> list[Any]
     if not isinstance(value, Mapping):  # whose keys are names of something else
         with suppress(TypeError):
             return list(value)
-    raise TypeError(f"{function}: {name} is {shown(value)}, needed are {needed}")
+    raise TypeError(f"{function}: {name} is {shown(value)}, needs {needed}")

@@ -100,7 +100,7 @@ def test_operations_are_counted_where_they_are_needed():
     assert bench.Linear(rows=3, width_in=5, width_out=7).flops == 2 * 3 * 5 * 7
     step = CASES["Qwen3-0.6B/decode"].work
     assert 1.15e9 < step.flops < 1.25e9  # 2 for each of 0.6 billion parameters
-    with pytest.raises(ValueError, match="queries is 2, needed is 1 or keys = 5"):
+    with pytest.raises(ValueError, match="queries is 2, needs 1 or keys = 5"):
         bench.Attention(heads=1, kv_heads=1, queries=2, keys=5, head_dim=8)
 
 

@@ -190,7 +190,7 @@ def test_the_list_names_cases_and_goals(run):
     ("arguments", "message"),
     [
         (["--only", "sofmax"], "bench: no case is called 'sofmax'; near is "),
-        (["--only", "call", "--budget", 0], "bench: budget is 0, needed are seconds > 0"),
+        (["--only", "call", "--budget", 0], "bench: budget is 0, needs seconds > 0"),
         (["--only", "call", "--json", "/nowhere/x.json"], "/nowhere/x.json: No such file"),
     ],
 )

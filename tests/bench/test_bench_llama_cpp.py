@@ -246,7 +246,7 @@ def test_why_it_is_missing(fake, monkeypatch):
     assert [str(goal.goal) for goal in result.goals if not goal.known] == ["1× llama.cpp"]
     not_there = Missing(LLAMA_CPP, result.missing[LLAMA_CPP])
     absent = [
-        (old, "llama-cpp-python 0.2.90 is installed, needed is 0.3.36 or later"),
+        (old, "llama-cpp-python 0.2.90 is installed, needs 0.3.36 or later"),
         (broken, "llama-cpp-python is installed, but does not load: Failed to load shared library"),
         (not_there, "llama-cpp-python is not installed"),
     ]

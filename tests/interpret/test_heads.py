@@ -79,16 +79,12 @@ def test_what_is_no_pattern_of_one_text_is_refused():
     with pytest.raises(ValueError, match=r"no layers.0.attn.pattern; run_with_cache\(text, names="):
         sf.head_scores({})
     _, batch = model.run_with_cache([IDS, IDS])
-    with pytest.raises(
-        ValueError, match=r"patterns have shape \(2, 4, 13, 13\), needed is \(H,L,L"
-    ):
+    with pytest.raises(ValueError, match=r"patterns have shape \(2, 4, 13, 13\), needs \(H,L,L"):
         sf.head_scores(batch)
     with pytest.raises(ValueError, match=r"shape \(2, 3, 4\)"):
         sf.head_scores({"layers.0.attn.pattern": np.ones((2, 3, 4))}, [1, 2, 3])
     _, trace = model.run_with_cache(IDS)
-    with pytest.raises(
-        ValueError, match=r"ids have shape \(3,\), needed is \(13,\), a number for e"
-    ):
+    with pytest.raises(ValueError, match=r"ids have shape \(3,\), needs \(13,\), a number for e"):
         sf.head_scores(trace, [1, 2, 3])
-    with pytest.raises(ValueError, match=r"ids have shape \(\), needed is \(13,\)"):
+    with pytest.raises(ValueError, match=r"ids have shape \(\), needs \(13,\)"):
         sf.head_scores({**trace})

@@ -144,13 +144,13 @@ def test_what_is_no_text_is_refused(call):
     model, _ = make()
     who = r"^(logit_lens|attribute): "
     for text in ([], [[1, 2], [3, 4]], [1.5, 2], None, {"a": 1}):
-        with pytest.raises(TypeError, match=who + "text is .*, needed is one text, or its ids"):
+        with pytest.raises(TypeError, match=who + "text is .*, needs one text, or its ids"):
             call(model, text)
     with pytest.raises(ValueError, match=who + "text cannot be read as an array"):
         call(model, [[1], [2, 3]])
     with pytest.raises(ValueError, match=who + "text needs a tokenizer, and this model has none"):
         call(model, "text")
-    with pytest.raises(TypeError, match=who + "model is 'demo', needed is a model, as from_pretra"):
+    with pytest.raises(TypeError, match=who + "model is 'demo', needs a model, as from_pretra"):
         call("demo", IDS)
     with pytest.raises(IndexError, match="300"):
         call(model, [300])
@@ -161,21 +161,15 @@ def test_what_is_no_text_is_refused(call):
 def test_a_target_is_one_token(demo):
     model, _ = make()
     for target in (300, -1, np.int64(300)):
-        with pytest.raises(
-            IndexError, match=r"attribute: target is -?\d+, needed is an id from 0 "
-        ):
+        with pytest.raises(IndexError, match=r"attribute: target is -?\d+, needs an id from 0 "):
             sf.attribute(model, IDS, target)
     for target in (1.0, None, [1], True):
-        with pytest.raises(
-            TypeError, match=r"attribute: target is .*, needed is a token: its text"
-        ):
+        with pytest.raises(TypeError, match=r"attribute: target is .*, needs a token: its text"):
             sf.attribute(model, IDS, target)
     with pytest.raises(ValueError, match="attribute: against is text, and this model has no token"):
         sf.attribute(model, IDS, 3, " red")
     for text in (" red kite", ""):
-        with pytest.raises(
-            ValueError, match=f"target '{text}' is . tokens, .*; needed is one: min"
-        ):
+        with pytest.raises(ValueError, match=f"target '{text}' is . tokens, .*, needs one: min"):
             sf.attribute(demo, LOOKUP, text)
     with pytest.raises(ValueError, match="logit_lens: target 'Miaa' is 2 tokens"):
         sf.logit_lens(demo, LOOKUP, target="Miaa")
@@ -184,14 +178,10 @@ def test_a_target_is_one_token(demo):
 def test_layers_and_positions_exist():
     model, _ = make()
     for layer in (3, -2, 1.0, True, "0"):
-        with pytest.raises(
-            ValueError, match=r"logit_lens: a layer is .*, needed are numbers from -1"
-        ):
+        with pytest.raises(ValueError, match=r"logit_lens: a layer is .*, needs numbers from -1"):
             sf.logit_lens(model, IDS, layers=[0, layer])
     with pytest.raises(ValueError, match="logit_lens: top is 0"):
         sf.logit_lens(model, IDS, top=0)
     for position in (13, -14, 1.0, None):
-        with pytest.raises(
-            IndexError, match=r"attribute: position is .*, needed is a number from -13"
-        ):
+        with pytest.raises(IndexError, match=r"attribute: position is .*, needs a number from -13"):
             sf.attribute(model, IDS, 9, position=position)

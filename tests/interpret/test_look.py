@@ -48,9 +48,7 @@ def test_text_that_is_too_long_is_refused_or_cut(demo):
     long = "Once upon a time there was a dog. " * 30
     count = len(demo.tokenizer.encode(long))
     assert count > 200
-    with pytest.raises(
-        ValueError, match=f"look: the text has {count} tokens, needed are at most 200"
-    ):
+    with pytest.raises(ValueError, match=f"look: the text has {count} tokens, needs at most 200"):
         sf.look(demo, long)
     page = sf.look(demo, long, max_tokens=20, cut=True)
     assert page.about == f"6 layers of 4 heads, 20 tokens; the first 20 of {count} tokens"
@@ -67,7 +65,7 @@ def test_ids_are_shown_without_a_tokenizer():
     assert told(page)["attribution"]["target"] == "9"
     with pytest.raises(ValueError, match="look: text needs a tokenizer, and this model has none"):
         sf.look(model, "text")
-    with pytest.raises(TypeError, match=r"look: text is .*, needed is one text, or its ids"):
+    with pytest.raises(TypeError, match=r"look: text is .*, needs one text, or its ids"):
         sf.look(model, [IDS, IDS])
 
 

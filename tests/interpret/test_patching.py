@@ -172,9 +172,7 @@ def test_positions_and_layers_are_taken_away():
 
 
 def test_texts_have_the_same_number_of_tokens(demo):
-    with pytest.raises(
-        ValueError, match="patch: clean has 13 tokens, corrupted 12; needed are as ma"
-    ):
+    with pytest.raises(ValueError, match="patch: clean has 13 tokens, corrupted 12, needs as ma"):
         sf.patch(make()[0], IDS, OTHERS[1:], 9)
     with pytest.raises(ValueError, match=r"as many, so that .*: \['<\|begin_of_text\|>', 'Mia'"):
         sf.patch(demo, "Mia has", "Mia has a", " red")
@@ -182,9 +180,7 @@ def test_texts_have_the_same_number_of_tokens(demo):
 
 def test_a_metric_tells_the_texts_apart():
     model, _ = make()
-    with pytest.raises(
-        ValueError, match=r"patch: the metric is .* for both texts; needed is one tha"
-    ):
+    with pytest.raises(ValueError, match=r"patch: the metric is .* for both texts, needs one tha"):
         sf.patch(model, IDS, IDS, 9)
     with pytest.raises(ValueError, match="patch: the metric is 1 for both texts"):
         sf.patch(model, IDS, OTHERS, lambda logits: 1)
@@ -193,16 +189,16 @@ def test_a_metric_tells_the_texts_apart():
 @pytest.mark.parametrize(
     ("metric", "error", "message"),
     [
-        (lambda logits: logits, TypeError, r"metric gave .*, needed is one number for the logits"),
-        (lambda logits: None, TypeError, "metric gave None, needed is one number"),
+        (lambda logits: logits, TypeError, r"metric gave .*, needs one number for the logits"),
+        (lambda logits: None, TypeError, "metric gave None, needs one number"),
         (
             (1, 2, 3),
             TypeError,
-            r"metric is \(1, 2, 3\), needed is a function of the logits \(L,V\)",
+            r"metric is \(1, 2, 3\), needs a function of the logits \(L,V\)",
         ),
         ((), TypeError, r"metric is \(\), needed"),
-        (None, TypeError, "metric is None, needed is a token"),
-        (300, IndexError, "metric is 300, needed is an id from 0 to 299"),
+        (None, TypeError, "metric is None, needs a token"),
+        (300, IndexError, "metric is 300, needs an id from 0 to 299"),
         (" red", ValueError, "metric is text, and this model has no tokenizer; give an id"),
     ],
 )
@@ -236,8 +232,8 @@ def test_a_metric_is_a_number(metric, error, message):
             "mlp.out has no heads; by='head' needs one of attn",
         ),
         ("layers.*.attn.pattern", "position", ValueError, "attn.pattern belongs to two positions"),
-        (["embed"], "position", TypeError, "names is .*, needed is a name or a glob"),
-        (None, "neuron", ValueError, "by is 'neuron', needed is one of position, head, layer"),
+        (["embed"], "position", TypeError, "names is .*, needs a name or a glob"),
+        (None, "neuron", ValueError, "by is 'neuron', needs one of position, head, layer"),
     ],
 )
 def test_names_fit_one_activation_of_each_layer(names, by, error, message):
@@ -249,5 +245,5 @@ def test_names_fit_one_activation_of_each_layer(names, by, error, message):
 
 
 def test_zero_or_mean():
-    with pytest.raises(ValueError, match="ablate: value is 'noise', needed is 'zero' or 'mean'"):
+    with pytest.raises(ValueError, match="ablate: value is 'noise', needs 'zero' or 'mean'"):
         sf.ablate(make()[0], IDS, 9, value="noise")

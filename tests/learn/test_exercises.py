@@ -395,7 +395,7 @@ def test_whatever_a_function_does_the_others_are_checked(write):
         "mlp": "raised EOFError",
         "grouped_query_attention": "gives a wrong result: shape",
         "transformer_block": "changed its input weights",
-        "attend_with_cache": "returned an array, needed are 3 arrays",
+        "attend_with_cache": "returned an array, needs 3 arrays",
         "sampling_probabilities": "not in the file",
         "generate": "not in the file",
         "bpe_merges": "not in the file",

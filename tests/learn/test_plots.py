@@ -200,7 +200,7 @@ def test_a_refusal_says_whose_it_is_and_leaves_no_figure(draw):
 
 def test_too_few_axes_are_refused():
     figure, one = plt.subplots()
-    with pytest.raises(ValueError, match="ax has 1 Axes, needed are 3"):
+    with pytest.raises(ValueError, match="ax has 1 Axes, needs 3"):
         sf.plots.attention_heads(pattern(), ax=[one])
     assert plt.get_fignums() == [figure.number]
 
@@ -212,7 +212,7 @@ def test_a_lens_needs_the_trace_of_one_sequence_and_all_its_layers(model, run):
         sf.plots.logit_lens(model, few)
     with pytest.raises(ValueError, match="resid_pre \\(1, 5, 16\\)"):
         sf.plots.logit_lens(model, {name: array[None] for name, array in trace.items()})
-    with pytest.raises(ValueError, match="tokens are 2, needed are 5"):
+    with pytest.raises(ValueError, match="tokens are 2, needs 5"):
         sf.plots.logit_lens(model, trace, ["a", "b"])
     with pytest.raises(IndexError):
         sf.plots.logit_lens(model, trace, positions=[9])

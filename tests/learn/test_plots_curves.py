@@ -82,7 +82,7 @@ def test_a_roofline_has_a_roof_for_each_level_of_memory():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"gflops": 0.0}, "gflops is 0.0, needed is a number > 0"),
+        ({"gflops": 0.0}, "gflops is 0.0, needs a number > 0"),
         ({"gigabytes_per_second": float("nan")}, "gigabytes_per_second is nan"),
         ({"work": {"a": -1.0}}, "a is -1.0"),
         ({"work": {}}, "work or roofs are empty"),

@@ -350,7 +350,7 @@ def test_minimind_is_transformers_qwen3(minimind):
     model, folder, config = minimind
     file = folder / "full_sft_768.pth"
     assert refusal(file) == (
-        f"{file}: found no config.json beside it; needed is one, or config=, because the number "
+        f"{file}: found no config.json beside it, needs one, or config=, because the number "
         "of heads does not follow from the tensors"
     )
     ours = sf.from_pretrained(file, config=config)
@@ -376,7 +376,7 @@ def test_minimind_finds_its_config(minimind, tmp_path):
         assert read_checkpoint(path).config == expected.config
     config = config | {"use_moe": True}
     assert refusal(file, config=config) == (
-        f"{folder}: config: found num_experts_per_tok = None; needed is a whole number > 0"
+        f"{folder}: config: found num_experts_per_tok = None, needs a whole number > 0"
     )
 
 
@@ -389,16 +389,16 @@ def test_two_formats_in_one_directory_ask_for_one(copy_of):
     tiny_models.save_meta(folder, model, tiny_models.meta_params())
     message = refusal(folder)
     assert message == (
-        f"{folder}: found checkpoints of 2 formats; needed is one; say which one to read: "
+        f"{folder}: found checkpoints of 2 formats, needs one; say which one to read: "
         'format="meta" or format="huggingface"'
     )
     for format, layout in (("meta", "interleaved"), ("huggingface", "half")):
         checkpoint = read_checkpoint(folder, format=format)
         assert (checkpoint.format.name, checkpoint.config.rope_layout) == (format, layout)
         agree(sf.from_pretrained(folder, format=format)(IDS), tiny_models.logits(model, IDS))
-    with pytest.raises(ValueError, match="format is 'onnx', needed is one of meta, huggingface"):
+    with pytest.raises(ValueError, match="format is 'onnx', needs one of meta, huggingface"):
         read_checkpoint(folder, format="onnx")
-    assert "needed is none: a meta checkpoint has its config inside" in refusal(
+    assert "needs none: a meta checkpoint has its config inside" in refusal(
         folder, format="meta", config={}
     )
 
@@ -424,7 +424,7 @@ def test_files_of_pytorch_beside_safetensors_are_no_second_checkpoint(copy_of):
 
 def test_a_directory_without_a_checkpoint_says_what_is_needed(tmp_path):
     message = refusal(tmp_path)
-    assert message.startswith(f"{tmp_path}: found no checkpoint among []; needed is params.json ")
+    assert message.startswith(f"{tmp_path}: found no checkpoint among [], needs params.json ")
     (tmp_path / "config.json").write_text("{}")
     assert "among ['config.json']" in refusal(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -438,18 +438,18 @@ QWEN = {"model_type": "qwen3", "architectures": None}
 BAD_CONFIGS = [
     (
         {"model_type": "gpt_neox"},
-        "model_type = 'gpt_neox' (architectures: ['LlamaForCausalLM']); needed is",
+        "model_type = 'gpt_neox' (architectures: ['LlamaForCausalLM']); needs",
     ),
     ({"model_type": ["llama"]}, "model_type = ['llama']"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures = ['LlamaForSequence"),
     ({"hidden_size": None}, "found no hidden_size; needed"),
     ({"rms_norm_eps": None, "vocab_size": None}, "found no vocab_size, no rms_norm_eps; needed"),
     (QWEN | {"mlp_bias": True}, "mlp_bias = True, which is not supported; needed"),
-    ({"mlp_bias": 1}, "mlp_bias = 1; needed is True or False"),
-    ({"hidden_act": "gelu"}, "hidden_act = 'gelu', which is not supported; needed is 'silu'"),
-    ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method = None; needed is "),
+    ({"mlp_bias": 1}, "mlp_bias = 1, needs True or False"),
+    ({"hidden_act": "gelu"}, "hidden_act = 'gelu', which is not supported, needs 'silu'"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method = None, needs "),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, which is not supported"),
-    ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000; needed is a whole number"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000, needs a whole number"),
     ({"num_hidden_layers": "3"}, "num_hidden_layers = '3'"),
     (
         {"num_hidden_layers": 4},
@@ -467,36 +467,36 @@ BAD_CONFIGS = [
     ({"vocab_size": 2**63}, "in model.safetensors, needed (9223372036854775808, 32)"),
     (
         {"max_position_embeddings": 10**18},
-        "max_position_embeddings = 1000000000000000000; needed is at most",
+        "max_position_embeddings = 1000000000000000000, needs at most",
     ),
-    ({"num_attention_heads": 0}, "num_attention_heads = 0; needed is a whole number > 0"),
-    ({"num_attention_heads": 5, "head_dim": None}, "num_attention_heads = 5; needed is a divisor"),
+    ({"num_attention_heads": 0}, "num_attention_heads = 0, needs a whole number > 0"),
+    ({"num_attention_heads": 5, "head_dim": None}, "num_attention_heads = 5, needs a divisor"),
     (
         {"num_key_value_heads": 3},
-        "num_key_value_heads = 3; needed is a divisor of num_attention_heads = 4",
+        "num_key_value_heads = 3, needs a divisor of num_attention_heads = 4",
     ),
-    ({"rms_norm_eps": -1}, "rms_norm_eps = -1; needed is finite and >= 0"),
-    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'; needed is True or False"),
+    ({"rms_norm_eps": -1}, "rms_norm_eps = -1, needs finite and >= 0"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes', needs True or False"),
     (
         {"tie_word_embeddings": True},
         "tie_word_embeddings = True, but lm_head.weight in model.safetensors is not the embedding",
     ),
     ({"attention_bias": True}, "missing: model.layers.0.self_attn.q_proj.bias (32,) [layers.0.bq]"),
-    ({"attention_bias": 1}, "attention_bias = 1; needed is true or false"),
-    ({"sliding_window": 4}, "sliding_window = 4; needed is null or layer_types: llama has none"),
-    ({"sliding_window": -4}, "sliding_window = -4; needed is a whole number > 0 or null"),
+    ({"attention_bias": 1}, "attention_bias = 1, needs true or false"),
+    ({"sliding_window": 4}, "sliding_window = 4, needs null or layer_types: llama has none"),
+    ({"sliding_window": -4}, "sliding_window = -4, needs a whole number > 0 or null"),
     ({"layer_types": ["chunked_attention"] * 3}, "layer_types = ['chunked_attention'"),
     ({"layer_types": ["full_attention"]}, "for each of 3 layers"),
     ({"layer_types": ["sliding_attention"] * 3}, "but sliding_window is off"),
-    ({"eos_token_id": "end"}, "eos_token_id = 'end'; needed is an id or a list of ids"),
-    ({"eos_token_id": [-1]}, "eos_token_id = [-1]; needed is an id or a list of ids"),
+    ({"eos_token_id": "end"}, "eos_token_id = 'end', needs an id or a list of ids"),
+    ({"eos_token_id": [-1]}, "eos_token_id = [-1], needs an id or a list of ids"),
     ({"rope_theta": 1.0}, "rope_theta and rope_parameters that disagree on 'rope_theta'"),
     ({"rope_parameters": {"rope_theta": "x"}}, "theta is of type str"),
-    ({"rope_parameters": [1]}, "rope_parameters = [1]; needed is an object"),
+    ({"rope_parameters": [1]}, "rope_parameters = [1], needs an object"),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "scaling is of type 'dynamic'"),
     ({"rope_parameters": {"rope_type": "longrope"}}, '"longrope" has no short_factor'),
     ({"rope_parameters": {"rope_type": "new"}}, "scaling is of type 'new', needs one of"),
-    ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type = ['linear']; needed is text"),
+    ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type = ['linear'], needs text"),
     ({"rope_parameters": {"rope_type": "linear"}}, 'scaling of type "linear" has no factor'),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary"),
     (
@@ -560,24 +560,24 @@ def test_windows_of_qwen_need_their_rule(copy_of):
     assert read_checkpoint(folder).config.sliding_window == expected
     change = {"max_window_layers": None}
     tiny_models.edit_json(folder / "config.json", lambda config: config | change)
-    assert "max_window_layers = None; needed is a whole number >= 0" in refusal(folder)
+    assert "max_window_layers = None, needs a whole number >= 0" in refusal(folder)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm_eps": None}, "found no norm_eps; needed is a value for each"),
+        ({"norm_eps": None}, "found no norm_eps, needs a value for each"),
         ({"moe": {"experts": 8}}, "entries that are not understood: 'moe'; needed"),
         ({"quantization_args": {}, "lora_args": {}}, "'quantization_args', 'lora_args'"),
-        ({"dim": 10**12}, "dim = 1000000000000; needed is a whole number > 0"),
-        ({"dim": True}, "dim = True; needed is a whole number > 0"),
-        ({"n_heads": 5}, "n_heads = 5; needed is a divisor of dim = 32"),
+        ({"dim": 10**12}, "dim = 1000000000000, needs a whole number > 0"),
+        ({"dim": True}, "dim = True, needs a whole number > 0"),
+        ({"n_heads": 5}, "n_heads = 5, needs a divisor of dim = 32"),
         (
             {"n_layers": 10**9},
-            "n_layers = 1000000000, but 30 tensors in consolidated.00.pth; needed is several",
+            "n_layers = 1000000000, but 30 tensors in consolidated.00.pth, needs several",
         ),
         ({"n_layers": 10**18}, "n_layers = 1000000000000000000, but 30 tensors in"),
-        ({"multiple_of": 0}, "multiple_of = 0; needed is a whole number > 0"),
+        ({"multiple_of": 0}, "multiple_of = 0, needs a whole number > 0"),
         (
             {"multiple_of": 2**29},
             "[layers.0.gate] in consolidated.00.pth, needed (536870912, 32) = (width by",
@@ -588,14 +588,14 @@ def test_windows_of_qwen_need_their_rule(copy_of):
             {"vocab_size": 95},
             "tok_embeddings.weight (96, 32) [embed] in consolidated.00.pth, needed (95, ",
         ),
-        ({"use_scaled_rope": 1}, "use_scaled_rope = 1; needed is true or false"),
+        ({"use_scaled_rope": 1}, "use_scaled_rope = 1, needs true or false"),
         ({"rope_theta": 0}, "theta is 0, needs a finite number > 0"),
         (
             {"rope_scaling_factor": 32},
-            "rope_scaling_factor = 32; needed is no such entry where use_scaled_rope is not",
+            "rope_scaling_factor = 32, needs no such entry where use_scaled_rope is not",
         ),
         ({"use_scaled_rope": True, "rope_high_freq_factor": "4"}, "rope_high_freq_factor = '4'"),
-        ({"max_seq_len": 10**10}, "max_seq_len = 10000000000; needed is at most 16777216"),
+        ({"max_seq_len": 10**10}, "max_seq_len = 10000000000, needs at most 16777216"),
     ],
 )
 def test_params_that_make_no_sense_are_refused(tmp_path, changes, message):
@@ -629,7 +629,7 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path):
         message = refused(lambda tensors, wrong=wrong: tensors.update({name: wrong}))
         assert message.startswith(f"{first}: tensor {name!r}: found in the shards")
     second.rename(folder / "consolidated.02.pth")
-    assert "needed is consolidated.01.pth too" in refusal(folder)
+    assert "needs consolidated.01.pth too" in refusal(folder)
 
 
 def test_weights_that_are_no_floats_are_refused(tmp_path):
@@ -664,7 +664,7 @@ def test_names_of_ours_in_a_file_are_left_over(copy_of):
     [
         (torch.float64, "float32", "weights are float64, needed beside activations of float32 is"),
         (torch.float16, "bfloat16", "weights are float16, needed beside activations of bfloat16"),
-        (torch.float32, "int32", "activations is int32, needed is float32, bfloat16 or float16"),
+        (torch.float32, "int32", "activations is int32, needs float32, bfloat16 or float16"),
     ],
 )
 def test_dtypes_that_no_kernel_takes_are_refused(saved, dtype, activations, message):

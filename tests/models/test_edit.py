@@ -326,13 +326,13 @@ def test_what_comes_back_must_fit():
     ):
         with pytest.raises(
             ValueError,
-            match=r"edit: the function for 'layers.1.attn.z' gave " + found + ", needed is float32 "
+            match=r"edit: the function for 'layers.1.attn.z' gave " + found + ", needs float32 "
             r"\(13, 4, 8\), or None",
         ):
             model(IDS, cache, edit={"layers.1.attn.z": wrong})
     assert cache.length == 0
     assert same_bits(model(IDS, cache), model(IDS))
-    with pytest.raises(TypeError, match="edit: 'embed' is 'x', needed is an array, or a f"):
+    with pytest.raises(TypeError, match="edit: 'embed' is 'x', needs an array, or a f"):
         model(IDS, edit={"embed": "x"})
 
 

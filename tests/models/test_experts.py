@@ -221,17 +221,17 @@ def test_minimind_with_one_expert_a_token(minimind, earlier):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "num_experts = None; needed is a whole number > 0"),
-        ({"num_experts": 5}, "num_experts_per_tok = None; needed is a whole number > 0"),
-        ({"num_experts": 5, "num_experts_per_tok": 9}, "num_experts_per_tok = 9; needed is from 1"),
-        ({"use_moe": "yes"}, "use_moe = 'yes'; needed is true or false"),
+        ({}, "num_experts = None, needs a whole number > 0"),
+        ({"num_experts": 5}, "num_experts_per_tok = None, needs a whole number > 0"),
+        ({"num_experts": 5, "num_experts_per_tok": 9}, "num_experts_per_tok = 9, needs from 1"),
+        ({"use_moe": "yes"}, "use_moe = 'yes', needs true or false"),
         (
             {"n_routed_experts": 5, "num_experts_per_tok": 1, "n_shared_experts": 2},
-            "n_shared_experts = 2; needed is 0 or 1",
+            "n_shared_experts = 2, needs 0 or 1",
         ),
         (
             {"n_routed_experts": 5, "num_experts_per_tok": 1, "scoring_func": "sigmoid"},
-            "scoring_func = 'sigmoid'; needed is 'softmax'",
+            "scoring_func = 'sigmoid', needs 'softmax'",
         ),
     ],
 )
@@ -303,7 +303,7 @@ def test_experts_that_are_chosen_by_hand():
 @pytest.mark.parametrize("ids", [[0, 1, 6], [-1, 1, 2], [2, 2, 3]])
 def test_numbers_of_no_experts_are_refused(ids):
     model, _ = make()
-    with pytest.raises(ValueError, match="needed are for each position 3 different numbers from 0"):
+    with pytest.raises(ValueError, match="needs for each position 3 different numbers from 0"):
         model(IDS, edit={"layers.0.mlp.experts": np.array(ids)})
 
 
@@ -374,13 +374,13 @@ def test_info_counts_experts(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_experts_per_tok": 7}, "num_experts_per_tok is 7, needed is from 1 to num_experts"),
-        ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0, needed is from 1 to num_experts"),
-        ({"expert_intermediate_size": 0}, "expert_intermediate_size is 0, needed is a whole num"),
-        ({"num_experts": -1}, "num_experts is -1, needed is a whole number >= 0"),
-        ({"num_experts": 0}, "num_experts_per_tok is 3, needed is nothing without num_experts"),
-        ({"expert_layers": (True,)}, "expert_layers is (True,), needed is None, or a tuple of"),
-        ({"shared_intermediate_size": 0}, "shared_router is True, needed is False without"),
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok is 7, needs from 1 to num_experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0, needs from 1 to num_experts"),
+        ({"expert_intermediate_size": 0}, "expert_intermediate_size is 0, needs a whole num"),
+        ({"num_experts": -1}, "num_experts is -1, needs a whole number >= 0"),
+        ({"num_experts": 0}, "num_experts_per_tok is 3, needs nothing without num_experts"),
+        ({"expert_layers": (True,)}, "expert_layers is (True,), needs None, or a tuple of"),
+        ({"shared_intermediate_size": 0}, "shared_router is True, needs False without"),
     ],
 )
 def test_configs_that_make_no_sense_are_refused(changes, message):
@@ -420,18 +420,18 @@ GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
             {},
             "left over: model.layers.1.mlp.experts.03.gate_proj.weight (24, 32) in model.safe",
         ),
-        (lambda t: None, {"num_experts_per_tok": 6}, "num_experts_per_tok = 6; needed is from 1"),
+        (lambda t: None, {"num_experts_per_tok": 6}, "num_experts_per_tok = 6, needs from 1"),
         (lambda t: None, {"num_experts": 4}, "num_local_experts and num_experts that disagree"),
         (lambda t: None, {"num_experts_per_tok": None}, "found no num_experts_per_tok; needed"),
-        (lambda t: None, {"mlp_only_layers": [-1]}, "mlp_only_layers = [-1]; needed is a list"),
-        (lambda t: None, {"decoder_sparse_step": 0}, "decoder_sparse_step = 0; needed is a who"),
-        (lambda t: None, {"norm_topk_prob": 1}, "norm_topk_prob = 1; needed is True or False"),
+        (lambda t: None, {"mlp_only_layers": [-1]}, "mlp_only_layers = [-1], needs a list"),
+        (lambda t: None, {"decoder_sparse_step": 0}, "decoder_sparse_step = 0, needs a who"),
+        (lambda t: None, {"norm_topk_prob": 1}, "norm_topk_prob = 1, needs True or False"),
         (
             lambda t: None,
             {"num_local_experts": 4000},
-            "num_experts = 4000, but 75 tensors in model.safetensors; needed is several tensors",
+            "num_experts = 4000, but 75 tensors in model.safetensors, needs several tensors",
         ),
-        (lambda t: None, {"num_local_experts": 5000}, "num_experts = 5000; needed is at most 4096"),
+        (lambda t: None, {"num_local_experts": 5000}, "num_experts = 5000, needs at most 4096"),
     ],
 )
 def test_experts_that_do_not_fit_are_told_as_in_the_file(changed, change, config, message):

@@ -187,20 +187,20 @@ def test_parts_that_are_missing_or_another_models(parts, tmp_path):
     files, _ = parts
     away = files[1].rename(tmp_path / "away")
     assert refusal(files[0]) == (
-        f"found no file {files[1].name!r} beside it; needed is all parts; download it too"
+        f"found no file {files[1].name!r} beside it, needs all parts; download it too"
     )
     files[1].write_bytes(files[2].read_bytes())
     count = len(files)
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint(files[0])
     assert str(caught.value) == (
-        f"{files[1]}: found split.no = 2 and split.count = {count}; needed is 1 and {count}"
+        f"{files[1]}: found split.no = 2 and split.count = {count}, needs 1 and {count}"
     )
     away.rename(files[1])
     first = files[0].rename(tmp_path / "away")
     assert refusal(files[1]).startswith(f"found no file {files[0].name!r} beside it")
     whole = first.rename(tmp_path / "whole.gguf")
-    assert "under another name; needed is NAME-00001-of-0000" in refusal(whole)
+    assert "under another name, needs NAME-00001-of-0000" in refusal(whole)
 
 
 def test_several_models_in_a_directory(tmp_path):
@@ -209,7 +209,7 @@ def test_several_models_in_a_directory(tmp_path):
     assert read_checkpoint(tmp_path).path == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").write_bytes(small_file())
     assert refusal(tmp_path) == (
-        "found 2 models (a.gguf, b.gguf); needed is one .gguf file, or all parts of one; "
+        "found 2 models (a.gguf, b.gguf), needs one .gguf file, or all parts of one; "
         "give the path of one"
     )
 
@@ -264,41 +264,41 @@ OWN_KEYS = {
 CHANGES = {
     "another architecture": (
         {"general.architecture": (STRING, "gemma3n")},
-        "found general.architecture = 'gemma3n', which does not run here; needed is one of llama, ",
+        "found general.architecture = 'gemma3n', which does not run here, needs one of llama, ",
     ),
     "no architecture": ({"general.architecture": None}, "found general.architecture = None"),
     "a mixture of experts": (
         {"llama.expert_count": (4, 8)},
-        "found llama.expert_used_count = 0; needed is from 1 to llama.expert_count = 8",
+        "found llama.expert_used_count = 0, needs from 1 to llama.expert_count = 8",
     ),
     "heads by layer": (
         {"llama.attention.head_count_kv": (ARRAY, [1], 4)},
-        "found llama.attention.head_count_kv that differs by layer; needed is one for all layers",
+        "found llama.attention.head_count_kv that differs by layer, needs one for all layers",
     ),
-    "no layers": ({"llama.block_count": None}, "found no llama.block_count; needed is a value"),
+    "no layers": ({"llama.block_count": None}, "found no llama.block_count, needs a value"),
     "layers that are not there": (
         {"llama.block_count": (4, 2**32 - 1)},
-        "found llama.block_count = 4294967295; needed is a whole number that the 11 tensors are ",
+        "found llama.block_count = 4294967295, needs a whole number that the 11 tensors are ",
     ),
     "a width that is text": (
         {"llama.embedding_length": (STRING, "8")},
-        "found llama.embedding_length = '8'; needed is a whole number > 0",
+        "found llama.embedding_length = '8', needs a whole number > 0",
     ),
     "heads that do not divide": (
         {"llama.attention.key_length": None, "llama.attention.head_count": (4, 3)},
-        "found llama.attention.head_count = 3; needed is a divisor of llama.embedding_length = 8",
+        "found llama.attention.head_count = 3, needs a divisor of llama.embedding_length = 8",
     ),
     "values of another width": (
         {"llama.attention.value_length": (4, 8)},
-        "found llama.attention.value_length = 8; needed is 4, the length of a head",
+        "found llama.attention.value_length = 8, needs 4, the length of a head",
     ),
     "half of a head turned": (
         {"llama.rope.dimension_count": (4, 2)},
-        "found llama.rope.dimension_count = 2; needed is 4, the length of a head",
+        "found llama.rope.dimension_count = 2, needs 4, the length of a head",
     ),
     "eps that is no number": (
         {"llama.attention.layer_norm_rms_epsilon": (6, float("nan"))},
-        "found llama.attention.layer_norm_rms_epsilon = nan; needed is finite and >= 0",
+        "found llama.attention.layer_norm_rms_epsilon = nan, needs finite and >= 0",
     ),
     "a scaling that is unknown": (
         {"llama.rope.scaling.type": (STRING, "dynamic")},
@@ -311,35 +311,35 @@ CHANGES = {
     ),
     "a pattern that is shorter": (
         {"olmo2.attention.sliding_window_pattern": (ARRAY, [1, 0], 7)},
-        "found olmo2.attention.sliding_window_pattern = [True, False]; needed is true or false for",
+        "found olmo2.attention.sliding_window_pattern = [True, False], needs true or false for",
     ),
     "a pattern of none": (
         {"olmo2.attention.sliding_window_pattern": (4, 0)},
-        "found olmo2.attention.sliding_window_pattern = 0; needed is a whole number > 0",
+        "found olmo2.attention.sliding_window_pattern = 0, needs a whole number > 0",
     ),
     "a local theta that is text": (
         {"olmo2.rope.freq_base_swa": (STRING, "x")},
-        "found olmo2.rope.freq_base_swa = 'x'; needed is None, or finite and > 0",
+        "found olmo2.rope.freq_base_swa = 'x', needs None, or finite and > 0",
     ),
     "a model without RoPE": (
         {"granite.rope.scaling.finetuned": (7, 0)},
-        "found granite.rope.scaling.finetuned = False; needed is true",
+        "found granite.rope.scaling.finetuned = False, needs true",
     ),
     "no scale of logits": (
         {"granite.logit_scale": None},
-        "found no granite.logit_scale; needed is a value",
+        "found no granite.logit_scale, needs a value",
     ),
     "a scale of logits of 0": (
         {"granite.logit_scale": (6, 0.0)},
-        "found granite.logit_scale = 0.0; needed is finite and > 0",
+        "found granite.logit_scale = 0.0, needs finite and > 0",
     ),
     "a width that is no number": (
         {"gemma3.attention.key_length": (6, 0.5)},
-        "found gemma3.attention.key_length = 0.5; needed is a whole number > 0",
+        "found gemma3.attention.key_length = 0.5, needs a whole number > 0",
     ),
     "an end of text past the vocabulary": (
         {"tokenizer.ggml.eos_token_id": (4, 12)},
-        "found tokenizer.ggml.eos_token_id = 12; needed is an id below 12",
+        "found tokenizer.ggml.eos_token_id = 12, needs an id below 12",
     ),
     "another width": (
         {"llama.feed_forward_length": (4, 16)},
@@ -347,11 +347,11 @@ CHANGES = {
     ),
     "a part under another name": (
         {"split.count": (2, 2), "split.no": (2, 0)},
-        "found part 1 of 2 under another name; needed is NAME-00001-of-00002.gguf",
+        "found part 1 of 2 under another name, needs NAME-00001-of-00002.gguf",
     ),
     "more tensors than there are": (
         {"split.tensors.count": (5, 12)},
-        "found 11 tensors in 1 parts; needed is the 12 of split.tensors.count",
+        "found 11 tensors in 1 parts, needs the 12 of split.tensors.count",
     ),
 }
 
@@ -374,16 +374,14 @@ def test_divisors_of_rope(tmp_path):
         file.write_bytes(gguf_files.of_arrays(small_keys(**changes), arrays))
         return refusal(file)
 
-    assert "shape (3,), float32; needed is half of llama.attention.key_length = 4" in refused(
-        [1, 1, 1]
-    )
+    assert "shape (3,), float32, needs half of llama.attention.key_length = 4" in refused([1, 1, 1])
     file.write_bytes(gguf_files.of_arrays(small_keys(), small_arrays() | {long: np.ones(2, "<f4")}))
-    assert refusal(file) == f"found no tensor {short}; needed is both {long} and {short}"
+    assert refusal(file) == f"found no tensor {short}, needs both {long} and {short}"
     two = small_arrays() | {long: np.ones(2, "<f4"), short: np.ones(2, "<f4")}
     file.write_bytes(gguf_files.of_arrays(small_keys(), two))
-    assert "llama.rope.scaling.original_context_length = 0; needed is a whole num" in refusal(file)
+    assert "llama.rope.scaling.original_context_length = 0, needs a whole num" in refusal(file)
     assert "scaling['divisors'][1] is 0.0, needs a finite number > 0" in refused([1, 0])
     linear = {"llama.rope.scaling.type": (STRING, "linear"), "llama.rope.scaling.factor": (6, 2.0)}
     assert refused([1, 2], **linear).startswith(
-        "found rope_freqs.weight beside llama.rope.scaling.type = 'linear'; needed is one of both"
+        "found rope_freqs.weight beside llama.rope.scaling.type = 'linear', needs one of both"
     )

@@ -162,7 +162,7 @@ def test_what_llama_cpp_takes_for_granted_is_checked(name, changes, field, tmp_p
 
 
 def test_a_type_or_a_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(ValueError, match="type is 'q3_x', needed is one of f16, bf16, q8_0"):
+    with pytest.raises(ValueError, match="type is 'q3_x', needs one of f16, bf16, q8_0"):
         quantize_checkpoint("demo", tmp_path / "out.gguf", "q3_x")
     with pytest.raises(FileNotFoundError):
         quantize_checkpoint("demo", tmp_path / "missing" / "out.gguf")

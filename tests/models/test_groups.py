@@ -139,29 +139,29 @@ def short(scheme, tensors):
 REFUSED = {
     "bitsandbytes": (
         changed(quant_method="bitsandbytes"),
-        "quantization_config.quant_method = 'bitsandbytes'; needed is 'awq' or 'gptq'",
+        "quantization_config.quant_method = 'bitsandbytes', needs 'awq' or 'gptq'",
     ),
-    "fp8": (changed(quant_method="fp8"), "quantization_config.quant_method = 'fp8'; needed is "),
-    "3 bits": (changed(bits=3), "quantization_config.bits = 3; needed is 4 or 8"),
+    "fp8": (changed(quant_method="fp8"), "quantization_config.quant_method = 'fp8', needs "),
+    "3 bits": (changed(bits=3), "quantization_config.bits = 3, needs 4 or 8"),
     "a group a row": (
         changed(group_size=-1),
-        "quantization_config.group_size = -1; needed is 32 or 64 or 128",
+        "quantization_config.group_size = -1, needs 32 or 64 or 128",
     ),
-    "act-order": (changed(desc_act=True), "quantization_config.desc_act = True; needed is False"),
+    "act-order": (changed(desc_act=True), "quantization_config.desc_act = True, needs False"),
     "marlin": (
         changed(checkpoint_format="marlin"),
-        "quantization_config.checkpoint_format = 'marlin'; needed is 'gptq' or 'gptq_v2'",
+        "quantization_config.checkpoint_format = 'marlin', needs 'gptq' or 'gptq_v2'",
     ),
     "bits by module": (changed(dynamic={"a": {}}), "quantization_config.dynamic = {'a': {}}"),
-    "bits that are true": (changed(bits=True), "quantization_config.bits = True; needed is 4"),
+    "bits that are true": (changed(bits=True), "quantization_config.bits = True, needs 4"),
     "groups out of order": (act_order, "up_proj.g_idx': found groups in another order (act-order)"),
     "no scales": (
         without("scales"),
-        "found no model.layers.0.mlp.up_proj.scales beside it; needed is qweight, qzeros, scales",
+        "found no model.layers.0.mlp.up_proj.scales beside it, needs qweight, qzeros, scales",
     ),
     "scales of another shape": (
         short,
-        "up_proj.scales': found shape (2, 248); needed is (2, 256) beside model.layers.0.mlp.",
+        "up_proj.scales': found shape (2, 248), needs (2, 256) beside model.layers.0.mlp.",
     ),
 }
 
@@ -181,4 +181,4 @@ def test_awq_of_another_version(tmp_path):
     save(tmp_path, change=changed(version="gemv"))
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint(tmp_path)
-    assert "quantization_config.version = 'gemv'; needed is 'gemm'" in str(caught.value)
+    assert "quantization_config.version = 'gemv', needs 'gemm'" in str(caught.value)

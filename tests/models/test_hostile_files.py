@@ -103,7 +103,7 @@ def test_files_are_closed_when_nobody_holds_a_tensor(checkpoint):
 
 # ---- what lies there instead of a file -----------------------------------------------------------
 
-REGULAR = "needed is a regular file"
+REGULAR = "needs a regular file"
 INSTEAD = {  # what it is, how it is made, what is said of it
     "directory": (lambda file: file.mkdir(), f"found a directory; {REGULAR}"),
     "pipe": (lambda file: os.mkfifo(file), f"found a pipe; {REGULAR}"),
@@ -152,9 +152,7 @@ def test_only_regular_files_are_tokenizers(tmp_path, name, kind):
         inside = kind == "directory" and path != tmp_path  # a folder without a tokenizer
         assert message in str(caught.value) or inside
         if kind == "endless":
-            assert f"{tmp_path / name}: found {1 << 40} bytes; needed is at most" in str(
-                caught.value
-            )
+            assert f"{tmp_path / name}: found {1 << 40} bytes, needs at most" in str(caught.value)
 
 
 # ---- pickles -------------------------------------------------------------------------------------

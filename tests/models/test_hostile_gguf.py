@@ -19,8 +19,8 @@ def test_an_array_is_read_as_what_it_is(tmp_path):
     file.write_bytes(gguf_files.file_bytes(keys, [], b""))
     found = read_gguf(file).metadata
     for read, message in (
-        (found["n"].texts, "an array of numbers as n; needed is an array of strings"),
-        (found["t"].numbers, "an array of strings as t; needed is an array of numbers"),
+        (found["n"].texts, "an array of numbers as n, needs an array of strings"),
+        (found["t"].numbers, "an array of strings as t, needs an array of numbers"),
         (found["t"].texts, r"no UTF-8 in t\[1\]"),
         (found["b"].numbers, "the byte 2 as a bool in b"),
     ):

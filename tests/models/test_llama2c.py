@@ -97,7 +97,7 @@ def test_a_cut_file_says_which_tensor_is_incomplete(write):
     message = refusal(write(data[:5000]))
     assert message.startswith(
         "found 5000 bytes: the file ends in tensor embed of shape (300, 32); "
-        f"needed is {len(data)} (llama2.c, legacy header"
+        f"needs {len(data)} (llama2.c, legacy header"
     )
     assert message.endswith("the file is damaged or of another format, download or export it again")
 
@@ -106,29 +106,29 @@ def test_bytes_after_the_last_tensor_are_refused(write, version):
     _, _, data = a_model(version)
     message = refusal(write(data + b"\0\0\0"))
     assert message.startswith(
-        f"found {len(data) + 3} bytes: 3 are left over after the last tensor; needed is {len(data)}"
+        f"found {len(data) + 3} bytes: 3 are left over after the last tensor, needs {len(data)}"
     )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("dim", 0, "found dim = 0; needed is a number > 0; is this a llama2.c checkpoint?"),
-        ("dim", -32, "found dim = -32; needed is a number > 0; is this a llama2.c checkpoint?"),
-        ("hidden_dim", 0, "found hidden_dim = 0; needed is a number > 0"),
-        ("n_layers", -1, "found n_layers = -1; needed is a number > 0"),
+        ("dim", 0, "found dim = 0, needs a number > 0; is this a llama2.c checkpoint?"),
+        ("dim", -32, "found dim = -32, needs a number > 0; is this a llama2.c checkpoint?"),
+        ("hidden_dim", 0, "found hidden_dim = 0, needs a number > 0"),
+        ("n_layers", -1, "found n_layers = -1, needs a number > 0"),
         ("n_layers", 2**31 - 1, "bytes: the file ends in tensor"),
         ("hidden_dim", 2**31 - 1, "bytes: the file ends in tensor"),
-        ("n_heads", 0, "found n_heads = 0; needed is a number > 0"),
-        ("n_heads", 5, "found n_heads = 5; needed is a divisor of dim = 32"),
-        ("n_heads", 32, "dim / n_heads = 1; needed is an even number"),
-        ("n_kv_heads", 0, "found n_kv_heads = 0; needed is a number > 0"),
-        ("n_kv_heads", 3, "n_kv_heads = 3; needed is a divisor of n_heads = 4"),
-        ("n_kv_heads", 8, "n_kv_heads = 8; needed is a divisor of n_heads = 4"),
-        ("vocab_size", 0, "found vocab_size = 0; needed is a number > 0"),
+        ("n_heads", 0, "found n_heads = 0, needs a number > 0"),
+        ("n_heads", 5, "found n_heads = 5, needs a divisor of dim = 32"),
+        ("n_heads", 32, "dim / n_heads = 1, needs an even number"),
+        ("n_kv_heads", 0, "found n_kv_heads = 0, needs a number > 0"),
+        ("n_kv_heads", 3, "n_kv_heads = 3, needs a divisor of n_heads = 4"),
+        ("n_kv_heads", 8, "n_kv_heads = 8, needs a divisor of n_heads = 4"),
+        ("vocab_size", 0, "found vocab_size = 0, needs a number > 0"),
         ("vocab_size", 2**31 - 1, "bytes: the file ends in tensor"),
-        ("max_seq_len", 0, "found max_seq_len = 0; needed is a number > 0"),
-        ("max_seq_len", 2**31 - 1, "found max_seq_len = 2147483647; needed is at most 16777216"),
+        ("max_seq_len", 0, "found max_seq_len = 0, needs a number > 0"),
+        ("max_seq_len", 2**31 - 1, "found max_seq_len = 2147483647, needs at most 16777216"),
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused(write, version, name, value, message):
@@ -166,20 +166,19 @@ def test_other_versions_are_refused_by_name(write):
     _, _, data = a_model(1)
     message = refusal(write(data[:4] + struct.pack("<i", 2) + data[8:]))
     assert message == (
-        "found a llama2.c file of version 2, quantised to int8, which is not supported; needed is "
+        "found a llama2.c file of version 2, quantised to int8, which is not supported, needs "
         "an export as version 0 or 1"
     )
     message = refusal(write(data[:4] + struct.pack("<i", 7) + data[8:]))
     assert message == (
-        "found a llama2.c file of version 7; needed is one with the legacy header or of version 1"
+        "found a llama2.c file of version 7, needs one with the legacy header or of version 1"
     )
 
 
 def test_the_classifier_flag_is_0_or_1(write):
     _, _, data = a_model(1)
     assert (
-        refusal(write(data[:36] + b"\2" + data[37:]))
-        == "found shared_classifier = 2; needed is 0 or 1"
+        refusal(write(data[:36] + b"\2" + data[37:])) == "found shared_classifier = 2, needs 0 or 1"
     )
 
 
@@ -190,15 +189,14 @@ def test_a_missing_file_is_file_not_found(tmp_path):
 
 def test_a_directory_without_or_with_several_checkpoints_is_refused(write, tmp_path):
     write(b"", name="tokenizer.bin")
-    message = "found no checkpoint among ['tokenizer.bin']; needed is "
+    message = "found no checkpoint among ['tokenizer.bin'], needs "
     assert refusal(tmp_path).startswith(message)
     assert refusal(tmp_path).endswith("or a .bin of llama2.c")
-    with pytest.raises(CheckpointError, match=r"needed is one \.bin file of llama2\.c"):
+    with pytest.raises(CheckpointError, match=r"needs one \.bin file of llama2\.c"):
         read_checkpoint(tmp_path, format="llama2.c")
     for name in ("a.bin", "b.bin"):
         write(a_model()[2], name=name)
     assert (
-        refusal(tmp_path)
-        == "found 2 checkpoints (a.bin, b.bin); needed is one .bin file of llama2.c; "
+        refusal(tmp_path) == "found 2 checkpoints (a.bin, b.bin), needs one .bin file of llama2.c; "
         "give the path of one"
     )

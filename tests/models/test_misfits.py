@@ -125,7 +125,7 @@ def test_a_shard_that_was_left_behind_is_asked_for(meta):
     folder = meta(half)
     assert refusal(folder) == (
         f"{folder}: found 1 of 2 shards: layers.0.attention.wo.weight in consolidated.00.pth is "
-        "(8, 4), and params.json asks for 8 columns; needed is consolidated.01.pth; download the "
+        "(8, 4), and params.json asks for 8 columns, needs consolidated.01.pth; download the "
         "others too"
     )
 
@@ -136,18 +136,16 @@ def test_a_shard_that_was_left_behind_is_asked_for(meta):
 def test_what_has_no_tensors_blames_itself(huggingface, meta):
     folder = huggingface(lambda tensors: tensors.clear())
     file = folder / SAFETENSORS
-    assert refusal(folder) == (
-        f"{file}: found a header without tensors; needed is at least one tensor"
-    )
+    assert refusal(folder) == (f"{file}: found a header without tensors, needs at least one tensor")
     index = folder / f"{SAFETENSORS}.index.json"
     index.write_text('{"weight_map": {}}')
     assert refusal(folder) == (
-        f"{index}: found a weight_map without tensors; needed is at least one tensor"
+        f"{index}: found a weight_map without tensors, needs at least one tensor"
     )
     index.unlink()
     file.unlink()
     assert refusal(folder, format="huggingface") == (
-        f"{folder}: found no .safetensors file; needed is at least one"
+        f"{folder}: found no .safetensors file, needs at least one"
     )
     folder = meta(lambda tensors: tensors.clear())
     assert refusal(folder, format="meta").startswith(
@@ -158,7 +156,7 @@ def test_what_has_no_tensors_blames_itself(huggingface, meta):
 @pytest.mark.parametrize("name", ["n_layers", "norm_eps", "dim", "n_heads", "multiple_of"])
 def test_null_is_no_number(meta, name):
     folder = meta(**{name: None})
-    assert refusal(folder) == (f"{folder}/params.json: found no {name}; needed is a value for each")
+    assert refusal(folder) == (f"{folder}/params.json: found no {name}, needs a value for each")
 
 
 def test_a_pickle_whose_checksum_is_wrong_is_refused(meta):
@@ -171,7 +169,7 @@ def test_a_pickle_whose_checksum_is_wrong_is_refused(meta):
     message = refusal(folder)
     assert message.startswith(f"{file}: found the checksum {crc:08x} at byte ")
     assert message.endswith(
-        f"; needed is {crc ^ 1:08x}, which the archive has of it; the file is damaged, download it "
+        f", needs {crc ^ 1:08x}, which the archive has of it; the file is damaged, download it "
         "again"
     )
 
@@ -181,7 +179,7 @@ def test_a_pickle_whose_checksum_is_wrong_is_refused(meta):
 
 @pytest.mark.parametrize("value", [2**70, 0, -1, 1.5, True, "9"])
 def test_a_longest_text_that_makes_no_sense_is_refused_by_name(huggingface, value):
-    message = "from_pretrained: max_seq_len is .*, needed is a whole number > 0"
+    message = "from_pretrained: max_seq_len is .*, needs a whole number > 0"
     with pytest.raises(ValueError, match=message):
         sf.from_pretrained(huggingface(), max_seq_len=value)
 
@@ -191,7 +189,7 @@ def test_a_longest_text_that_makes_no_sense_is_refused_by_name(huggingface, valu
 
 def test_an_error_is_composed_of_its_parts():
     error = CheckpointError("3 bytes", "4", file="a/b", tensor="w\n", advice="try again")
-    told = "a/b: tensor 'w\\n': found 3 bytes; needed is 4; try again"
+    told = "a/b: tensor 'w\\n': found 3 bytes, needs 4; try again"
     assert str(error) == told
     assert (error.file, error.tensor, error.found, error.needed) == ("a/b", "w\n", "3 bytes", "4")
     assert str(pickle.loads(pickle.dumps(error))) == told

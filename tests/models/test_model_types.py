@@ -177,39 +177,39 @@ def test_phi_3_turns_a_part_of_each_head():
     [
         ("gemma2", {"hidden_activation": None}, "found no hidden_activation; needed"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu', which is not supp"),
-        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0; needed is a whole"),
-        ("gemma2", {"hidden_size": "64"}, "hidden_size = '64'; needed is a whole number"),
-        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping = -1.0; needed is"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0, needs a whole"),
+        ("gemma2", {"hidden_size": "64"}, "hidden_size = '64', needs a whole number"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping = -1.0; needs"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True, wh"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0, which"),
-        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0; needed is a"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0, needs a"),
         (
             "gemma3_text",
             {"rope_parameters": {"full_attention": {}, "chunked_attention": {}}},
-            "needed is one of a type",
+            "needs one of a type",
         ),
         (
             "gemma3_text",
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "rope_type = 'linear', which is not supported; needed is 'default'",
+            "rope_type = 'linear', which is not supported, needs 'default'",
         ),
         ("gemma3_text", {"rope_parameters": {"full_attention": [1]}}, "an object for each type"),
-        ("gemma3_text", {"rope_local_base_freq": -1}, "rope_local_base_freq = -1; needed is"),
-        ("gpt2", GPT2 | {"n_embd": None}, "found no n_embd; needed is a value"),
-        ("gpt2", GPT2 | {"n_embd": 66}, "n_head = 4; needed is a divisor of n_embd = 66"),
-        ("gpt2", GPT2 | {"n_inner": -1}, "n_inner = -1; needed is a whole number > 0"),
+        ("gemma3_text", {"rope_local_base_freq": -1}, "rope_local_base_freq = -1; needs"),
+        ("gpt2", GPT2 | {"n_embd": None}, "found no n_embd, needs a value"),
+        ("gpt2", GPT2 | {"n_embd": 66}, "n_head = 4, needs a divisor of n_embd = 66"),
+        ("gpt2", GPT2 | {"n_inner": -1}, "n_inner = -1, needs a whole number > 0"),
         ("gpt2", GPT2 | {"scale_attn_weights": False}, "scale_attn_weights = False, which is not"),
         (
             "gpt2",
             GPT2 | {"scale_attn_by_inverse_layer_idx": True},
-            "scale_attn_by_inverse_layer_idx = True, which is not supported; needed is False",
+            "scale_attn_by_inverse_layer_idx = True, which is not supported, needs False",
         ),
         ("gpt2", GPT2 | {"activation_function": "relu"}, "activation_function = 'relu', which is"),
-        ("granite", {"logits_scaling": 0}, "logits_scaling = 0; needed is finite and > 0"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling = 0, needs finite and > 0"),
         ("smollm3", {"mlp_bias": True}, "mlp_bias = True, which is not supported"),
-        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0]; needed is 0 or 1 for"),
-        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0; needed is"),
-        ("olmo2", {"sliding_window": 8}, "needed is null or layer_types: olmo2 has none"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0], needs 0 or 1 for"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0; needs"),
+        ("olmo2", {"sliding_window": 8}, "needs null or layer_types: olmo2 has none"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "has no short_factor, long_factor, orig"),
         (
             "phi3",  # what transformers takes for longrope too
@@ -219,15 +219,15 @@ def test_phi_3_turns_a_part_of_each_head():
         (
             "phi3",
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_type = 'linear', which is not supported; needed is 'default' or 'longrope'",
+            "rope_type = 'linear', which is not supported, needs 'default' or 'longrope'",
         ),
         (
             "phi3",
             {"rope_scaling": LONGROPE, "partial_rotary_factor": 0.5},
             "scaling['short_factor'] are 8 numbers, needs 4, one for each pair",
         ),
-        ("phi3", {"partial_rotary_factor": 2}, "partial_rotary_factor = 2; needed is a number > 0"),
-        ("phi3", {"partial_rotary_factor": 0.2}, "partial_rotary_factor = 3; needed is None, or"),
+        ("phi3", {"partial_rotary_factor": 2}, "partial_rotary_factor = 2, needs a number > 0"),
+        ("phi3", {"partial_rotary_factor": 0.2}, "partial_rotary_factor = 3, needs None, or"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, which is not sup"),
         ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0, which is"),
     ],
@@ -273,7 +273,7 @@ def test_positions_that_nobody_has_learned(changed):
     model(np.zeros(100, int), cache)
     with pytest.raises(ValueError, match="1 ids behind 100 are more than the 100 positions that"):
         model([1], cache)
-    with pytest.raises(ValueError, match="max_seq_len is 129, needed is at most 128, the positio"):
+    with pytest.raises(ValueError, match="max_seq_len is 129, needs at most 128, the positio"):
         sf.from_pretrained(folder, max_seq_len=129)
 
 
@@ -374,7 +374,7 @@ def test_a_class_of_another_type_is_refused(changed):
     file = folder / "config.json"
     config = json.loads(file.read_text()) | {"architectures": ["LlamaForCausalLM"]}
     file.write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="needed is GraniteForCausalLM for granite"):
+    with pytest.raises(CheckpointError, match="needs GraniteForCausalLM for granite"):
         read_checkpoint(folder)
 
 

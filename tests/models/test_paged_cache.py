@@ -82,7 +82,7 @@ def test_a_fork_copies_what_it_writes_into():
     assert read(other) == [*range(20), 7, 8]
     assert one.pages[0] == other.pages[0]
     assert one.pages[1] != other.pages[1]
-    with pytest.raises(ValueError, match="length is 23, needed is 0 to 22"):
+    with pytest.raises(ValueError, match="length is 23, needs 0 to 22"):
         other.truncate(23)
 
 
@@ -126,8 +126,8 @@ def test_sequences_hold_what_was_written_into_them(data):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"page_size": 0}, "page_size is 0, needed is a whole number > 0"),
-        ({"dtype": "int8"}, "dtype is 'int8', needed is one of float64"),
+        ({"page_size": 0}, "page_size is 0, needs a whole number > 0"),
+        ({"dtype": "int8"}, "dtype is 'int8', needs one of float64"),
         ({"max_pages": 0}, "max_pages is 0"),
         ({"head_dim": 1.5}, "head_dim is 1.5"),
     ],
@@ -180,10 +180,10 @@ def test_what_is_written_is_gathered(page_size, rng):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ((2, 3, 1, 4), (2, 3, 2, 4), r"value has shape \(2, 3, 2, 4\), needed is that of key"),
-        ((1, 3, 1, 4), (1, 3, 1, 4), r"key has shape \(1, 3, 1, 4\), needed is \(2, 3, T, 4\)"),
-        ((2, 3, 1, 1), (2, 3, 1, 1), r"key has shape \(2, 3, 1, 1\), needed is \(2, 3, T, 4\)"),
-        ((3, 1, 4), (3, 1, 4), r"key has shape \(3, 1, 4\), needed is \(2, 3, T, 4\)"),
+        ((2, 3, 1, 4), (2, 3, 2, 4), r"value has shape \(2, 3, 2, 4\), needs that of key"),
+        ((1, 3, 1, 4), (1, 3, 1, 4), r"key has shape \(1, 3, 1, 4\), needs \(2, 3, T, 4\)"),
+        ((2, 3, 1, 1), (2, 3, 1, 1), r"key has shape \(2, 3, 1, 1\), needs \(2, 3, T, 4\)"),
+        ((3, 1, 4), (3, 1, 4), r"key has shape \(3, 1, 4\), needs \(2, 3, T, 4\)"),
         ((2, 3, 6, 4), (2, 3, 6, 4), "6 more positions do not fit, 3 of 8 are filled"),
     ],
 )
@@ -199,7 +199,7 @@ def test_what_does_not_fit_into_a_cache_is_refused(key, value, message):
         with pytest.raises(ValueError, match="KVCache"):
             cache.advance(wrong)
     assert cache.length == 3
-    with pytest.raises(IndexError, match=r"KVCache.write: layer is 2, needed is 0 to 1"):
+    with pytest.raises(IndexError, match=r"KVCache.write: layer is 2, needs 0 to 1"):
         cache.write(2, np.zeros((2, 3, 1, 4)), np.zeros((2, 3, 1, 4)))
     np.testing.assert_array_equal(cache.gather(0), np.ones((2, 2, 3, 3, 4)))
 
@@ -222,7 +222,7 @@ def test_keys_and_values_have_a_dtype_that_the_cache_takes(dtype, taken, refused
             if kind in taken:
                 write(1, new, new)
             else:
-                with pytest.raises(TypeError, match=f"write: key is {kind}, needed is one of"):
+                with pytest.raises(TypeError, match=f"write: key is {kind}, needs one of"):
                     write(1, new, new)
 
 
@@ -234,7 +234,7 @@ def test_a_text_is_written_into_pages_that_it_has():
         text.write(0, x, x)
     with pytest.raises(ValueError, match=r"found 17 positions, .* the 16 that are reserved"):
         text.advance(range(17))
-    with pytest.raises(ValueError, match=r"key has shape \(2, 3, 1\), needed is \(1, T, 1\)"):
+    with pytest.raises(ValueError, match=r"key has shape \(2, 3, 1\), needs \(1, T, 1\)"):
         text.write(0, np.zeros((2, 3, 1), np.float32), np.zeros((2, 3, 1), np.float32))
     text.advance(16)
     assert text.length == 16
@@ -311,9 +311,7 @@ def test_a_cache_of_little_memory_is_for_all_texts_in_it(demo):
     with pytest.raises(MemoryError, match="all 3 pages of 32 positions are in use"):
         demo([5] * 60, cache)
     assert cache.length == 59
-    with pytest.raises(
-        ValueError, match=f"new_cache: memory is 5 bytes, needed are at least {page}"
-    ):
+    with pytest.raises(ValueError, match=f"new_cache: memory is 5 bytes, needs at least {page}"):
         demo.new_cache(memory=5)
 
 
@@ -323,7 +321,7 @@ def test_the_cache_of_before_is_still_taken(demo):
     prompt = [*range(1, 40)]
     assert demo.generate(prompt, 5, cache=cache) == demo.generate(prompt, 5)
     assert cache.open(prompt).length == 32
-    with pytest.raises(TypeError, match=r"model: cache is .*, needed is a KVCache"):
+    with pytest.raises(TypeError, match=r"model: cache is .*, needs a KVCache"):
         demo(prompt, cache)
 
 

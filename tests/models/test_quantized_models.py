@@ -53,7 +53,7 @@ def test_exact_arithmetic_reaches_every_matrix():
     for name in ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.gate", "mlp.up", "mlp.out"):
         assert (found["layers.0." + name] != exact["layers.0." + name]).any()
     assert (found["logits"] != exact["logits"]).any()
-    with pytest.raises(ValueError, match="arithmetic is 'int8', needed is int16 or float32"):
+    with pytest.raises(ValueError, match="arithmetic is 'int8', needs int16 or float32"):
         quantized("q4_0", arithmetic="int8")
 
 

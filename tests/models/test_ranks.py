@@ -67,11 +67,11 @@ def test_everything_is_dealt_once_and_evenly(heads, kv_heads, size):
 @pytest.mark.parametrize(
     ("size", "changes", "message"),
     [
-        (5, {}, "found 5 ranks, needed are at most 4: 4 heads, in 2 groups that share keys and"),
+        (5, {}, "found 5 ranks, needs at most 4: 4 heads, in 2 groups that share keys and"),
         (
             6,
             MIXED | {"num_heads": 8},
-            "found 6 ranks, needed are at most 5, the experts of",
+            "found 6 ranks, needs at most 5, the experts of",
         ),
     ],
 )

@@ -92,11 +92,11 @@ SCALES = BLOCKS.replace("blocks", "scales")
     [
         (
             lambda t: t.update({BLOCKS: t[BLOCKS][:4]}),
-            f"{BLOCKS!r}: found shape (4, 64, 3, 16); needed is 4 axes, the first of them 5 exp",
+            f"{BLOCKS!r}: found shape (4, 64, 3, 16), needs 4 axes, the first of them 5 exp",
         ),
         (
             lambda t: t.update({BLOCKS: t[BLOCKS][..., :15]}),
-            f"{BLOCKS!r}: found uint8 (64, 3, 15) of an expert beside scales (64, 3); needed is",
+            f"{BLOCKS!r}: found uint8 (64, 3, 15) of an expert beside scales (64, 3); needs",
         ),
         (
             lambda t: t.update({SCALES: t[SCALES].float()}),
@@ -130,15 +130,15 @@ def test_mxfp4_that_does_not_fit_is_named(few_bits, change, message):
         (
             "gpt-oss",
             {"quantization_config": {"quant_method": "fp8"}},
-            "quant_method = 'fp8'; needed is 'awq' or 'gptq' or 'mxfp4'",
+            "quant_method = 'fp8', needs 'awq' or 'gptq' or 'mxfp4'",
         ),
-        ("gpt-oss", {"rope_parameters": None}, "rope_scaling = None; needed is an object"),
-        ("gpt-oss", {"swiglu_limit": 0}, "swiglu_limit = 0; needed is finite and > 0"),
+        ("gpt-oss", {"rope_parameters": None}, "rope_scaling = None, needs an object"),
+        ("gpt-oss", {"swiglu_limit": 0}, "swiglu_limit = 0, needs finite and > 0"),
         ("gpt-oss", {"num_local_experts": None}, "found no num_local_experts; needed"),
         (
             "mixtral",
             {"quantization_config": {"quant_method": "mxfp4"}},
-            "needed is 'awq' or 'gptq'",
+            "needs 'awq' or 'gptq'",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_gguf_experts_that_do_not_fit_are_named(tmp_path):
 
     name = "blk.2.ffn_down_exps.weight"
     assert refusal(lambda t: t.update({name: t[name][:4]})) == (
-        f"{file}: tensor {name!r}: found shape (4, 32, 24); needed is 3 axes, the first of them 5 "
+        f"{file}: tensor {name!r}: found shape (4, 32, 24), needs 3 axes, the first of them 5 "
         "experts long"
     )
     assert f"missing: {name} (32, 24) [layers.2.experts.0.down] in model.gguf" in refusal(
@@ -303,5 +303,5 @@ def test_the_clamped_swiglu(activations):
 
 
 def test_the_clamped_swiglu_needs_a_gate():
-    with pytest.raises(FieldError, match="activation is 'clamped_swiglu', needed is silu or gelu"):
+    with pytest.raises(FieldError, match="activation is 'clamped_swiglu', needs silu or gelu"):
         tiny_config(activation="clamped_swiglu", gated_mlp=False)

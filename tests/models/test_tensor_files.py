@@ -148,7 +148,7 @@ def test_files_of_before_pytorch_1_6_and_others_are_refused(write):
     old = saved(tiny(), _use_new_zipfile_serialization=False)
     message = refusal(write(old))
     assert message == (
-        "found no zip archive (torch.save has written one since PyTorch 1.6); needed is a state "
+        "found no zip archive (torch.save has written one since PyTorch 1.6), needs a state "
         "dict of tensors as torch.save writes it"
     )
     assert "found no zip archive" in refusal(write(b"\x93NUMPY" + bytes(100)))
@@ -176,10 +176,10 @@ def test_an_archive_that_is_none_of_torch_is_refused(write):
     )
     assert "tensor 'weight': found no bytes in the archive" in refusal(write(dropped("data/0")))
     assert "tensors that are not little-endian" in refusal(write(replaced("byteorder", b"big")))
-    assert "found 95 bytes; needed is 96 for the 24 elements" in refusal(
+    assert "found 95 bytes, needs 96 for the 24 elements" in refusal(
         write(replaced("data/0", bytes(95)))
     )
-    assert "found a member of 5000000 bytes; needed is at most" in refusal(
+    assert "found a member of 5000000 bytes, needs at most" in refusal(
         write(replaced(".pkl", bytes(5_000_000)))
     )
     assert "found a pickle that ends too early" in refusal(write(replaced(".pkl", b"")))
@@ -252,7 +252,7 @@ def test_an_index_names_the_files(sharded, tmp_path):
 )
 def test_an_index_may_not_point_elsewhere(sharded, file):
     message = refusal(sharded(RIGHT | {"b": file}), read=read_directory)
-    assert "needed is plain file names" in message
+    assert "needs plain file names" in message
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_an_index_may_not_point_elsewhere(sharded, file):
         ),
         (
             RIGHT | {"c": "c.safetensors"},
-            "found no file 'c.safetensors' beside it; needed is every",
+            "found no file 'c.safetensors' beside it, needs every",
         ),
         (RIGHT | {"c": 3}, "found no weight_map"),
         ([], "found no weight_map"),

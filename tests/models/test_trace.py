@@ -168,12 +168,12 @@ def test_the_scale_is_what_the_final_norm_divides_by(model):
         ("layers.1.attn.patern", "near are layers.1.attn.pattern"),
         ("nothing.*", "no activation is called 'nothing.*'; near are"),
         (("patern", 1), "near are attn.pattern"),
-        (7, "nothing is known of layer 7; needed is 0 to 2"),
+        (7, "nothing is known of layer 7, needs 0 to 2"),
         (-4, "nothing is known of layer -4"),
         (("pattern", 7), "nothing is known of layer 7"),
-        (("pattern", 1, 2), "is no place; needed is \\(name, layer\\)"),
+        (("pattern", 1, 2), "is no place, needs \\(name, layer\\)"),
         (("pattern", "mlp"), "is no place"),
-        (True, "True is no name; needed is a name, a glob or a layer"),
+        (True, "True is no name, needs a name, a glob or a layer"),
         (None, "None is no name"),
     ],
 )
@@ -254,11 +254,9 @@ def test_an_array_takes_the_place_of_an_activation(model, trace):
 
 
 def test_an_array_that_does_not_fit_is_refused(model):
-    with pytest.raises(
-        ValueError, match=r"edit: the array for 'embed' has shape \(3,\), needed is"
-    ):
+    with pytest.raises(ValueError, match=r"edit: the array for 'embed' has shape \(3,\), needs"):
         model(IDS, edit={"embed": np.zeros(3)})
-    with pytest.raises(TypeError, match="edit: 'embed' is None, needed is an array, or a function"):
+    with pytest.raises(TypeError, match="edit: 'embed' is None, needs an array, or a function"):
         model(IDS, edit={"embed": None})
 
 

@@ -227,7 +227,7 @@ def test_only_the_last_logits_on_request(model):
     for n in (1, 4, 13, 100):
         np.testing.assert_array_equal(model(IDS, logits_to_keep=n), everything[-n:])
     assert model(IDS[None], logits_to_keep=2).shape == (1, 2, 300)
-    with pytest.raises(ValueError, match="model: logits_to_keep is 0, needed is None"):
+    with pytest.raises(ValueError, match="model: logits_to_keep is 0, needs None"):
         model(IDS, logits_to_keep=0)
 
 
@@ -274,7 +274,7 @@ def test_activations_of_16_bits(dtype):
 def test_rows_of_different_lengths_are_several_texts(model):
     ragged = [[1, 5, 6], [1, 2]]
     for ids in (ragged, [tuple(row) for row in ragged], [[], [1]]):
-        with pytest.raises(ValueError, match=r"model: ids have rows of \d, \d ids, needed is"):
+        with pytest.raises(ValueError, match=r"model: ids have rows of \d, \d ids, needs"):
             model(ids)
     whole = LanguageModel(model)
     for row, logits in zip(ragged, whole(ragged), strict=True):
@@ -308,9 +308,7 @@ def test_truncate_forgets_the_end(model):
     assert cache.length == 6
     assert_logits(model(IDS[6:], cache), model(IDS)[6:])
     for wrong in (14, -1, 2.5):
-        with pytest.raises(
-            ValueError, match=r"KVCache.truncate: length is .*, needed is 0 to \[13\]"
-        ):
+        with pytest.raises(ValueError, match=r"KVCache.truncate: length is .*, needs 0 to \[13\]"):
             cache.truncate(wrong)
     cache.reset()
     assert_logits(model(IDS, cache), model(IDS))
@@ -328,7 +326,7 @@ def test_a_full_cache_says_what_to_do(model):
 
 def test_a_cache_of_another_model_is_refused(model):
     with pytest.raises(
-        ValueError, match=r"model: cache has .* = \(3, 2, 8, 2\), needed is \(3, 2, 8, 1\)"
+        ValueError, match=r"model: cache has .* = \(3, 2, 8, 2\), needs \(3, 2, 8, 1\)"
     ):
         model(IDS, model.new_cache(20, batch=2))
     with pytest.raises(ValueError, match="make one with new_cache"):
@@ -336,11 +334,11 @@ def test_a_cache_of_another_model_is_refused(model):
 
 
 def test_caches_that_make_no_sense_are_refused(model):
-    with pytest.raises(ValueError, match="KVCache: max_seq_len is 0, needed is a whole number > 0"):
+    with pytest.raises(ValueError, match="KVCache: max_seq_len is 0, needs a whole number > 0"):
         model.new_cache(0)
     with pytest.raises(ValueError, match="KVCache: batch is -1"):
         model.new_cache(4, batch=-1)
-    with pytest.raises(TypeError, match="KVCache: dtype is 'int8', needed is one of"):
+    with pytest.raises(TypeError, match="KVCache: dtype is 'int8', needs one of"):
         model.new_cache(4, dtype="int8")
 
 
@@ -469,13 +467,11 @@ def test_names_choose_what_is_kept():
 
 def test_ids_that_are_none():
     model = make()
-    with pytest.raises(TypeError, match="model: ids are float64, needed are integers"):
+    with pytest.raises(TypeError, match="model: ids are float64, needs integers"):
         model([1.0, 2.0])
     with pytest.raises(TypeError, match="model: ids are <U5"):
         model(["hello"])
-    with pytest.raises(
-        ValueError, match=r"model: ids have shape \(\), needed is \(L,\) or \(B,L\)"
-    ):
+    with pytest.raises(ValueError, match=r"model: ids have shape \(\), needs \(L,\) or \(B,L\)"):
         model(3)
     for outside in (300, -1):
         with pytest.raises(IndexError, match=f"{outside}"):
@@ -537,7 +533,7 @@ def test_weights_that_do_not_fit_are_listed():
 def test_a_config_that_makes_no_sense_names_the_field(field, value, needed):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         ModelConfig(**TINY | {field: value})
-    assert str(caught.value).startswith(f"ModelConfig: {field} is {value!r}, needed is {needed}")
+    assert str(caught.value).startswith(f"ModelConfig: {field} is {value!r}, needs {needed}")
 
 
 def test_a_config_is_frozen_and_its_windows_go_by_layer():

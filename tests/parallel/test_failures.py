@@ -97,7 +97,7 @@ def test_tensor_parallel_needs_ranks(command, tmp_path):
     arguments = ["generate", "demo", __file__, "--out", tmp_path / "x", "--tensor-parallel", "2"]
     status, _, err = command(*arguments)
     assert status == 2
-    assert "--tensor-parallel is 2, needed is a divisor of the 1 ranks" in err
+    assert "--tensor-parallel is 2, needs a divisor of the 1 ranks" in err
     assert 'mpiexec -n 2 simdformer generate ...; pip install ".[mpi]" brings it' in err
 
 

@@ -89,7 +89,7 @@ def test_a_key_head_that_two_ranks_share_is_in_both():
 
 
 def test_more_ranks_than_heads_are_refused_as_the_model_refuses_them():
-    with pytest.raises(ValueError, match="found 5 ranks, needed are at most 4"):
+    with pytest.raises(ValueError, match="found 5 ranks, needs at most 4"):
         predict(tiny_config(), floats(tiny_config()), RATES, LINK, Load(), 5)
 
 
@@ -212,7 +212,7 @@ def test_the_command(command, tmp_path, capsys, monkeypatch):
     assert [row.split()[0] for row in out.splitlines() if re.match(r" {4}\d  ", row)] == list(
         "1248"
     )
-    assert "8  model: found 8 ranks, needed are at most 4" in out
+    assert "8  model: found 8 ranks, needs at most 4" in out
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,5 @@ def test_only_models_are_measured_over_ranks():
     status, _, err = ranks.cli(2, "bench", "--only", "softmax")
     assert status == 2
     assert (
-        err
-        == "simdformer: error: --only names no model, needed is one of Qwen3-0.6B, Llama-3.2-1B\n"
+        err == "simdformer: error: --only names no model, needs one of Qwen3-0.6B, Llama-3.2-1B\n"
     )

@@ -71,7 +71,7 @@ def test_a_state_dict_in_other_names_is_told_who_reads_it(config, arrays):
     with pytest.raises(ValueError, match="model") as caught:
         Transformer(config, theirs)
     assert str(caught.value) == (
-        "model: weights are called 'model.embed.weight' ..., needed are the names of "
+        "model: weights are called 'model.embed.weight' ..., needs the names of "
         "weight_shapes(config): embed, layers.0.attn_norm, layers.0.wq, layers.0.wk ...; those of "
         "a checkpoint are read by from_pretrained"
     )

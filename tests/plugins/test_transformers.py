@@ -380,5 +380,5 @@ def test_a_transformers_whose_masks_ask_otherwise_is_refused(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(simdformer.transformers, "sdpa_mask", of_5_3)
-    with pytest.raises(ImportError, match=r"found transformers \d+\.\d+\.\S+, needed is 5\.4 or"):
+    with pytest.raises(ImportError, match=r"found transformers \d+\.\d+\.\S+, needs 5\.4 or"):
         simdformer.transformers.register()

@@ -118,7 +118,7 @@ def test_every_prompt_has_random_numbers_of_its_own(demo):
     several = demo.generate(prompts, seed=[4, 5, 6], **how)
     assert several[0] == alone[0]
     assert several[2] == demo.generate("Once", seed=6, **how)
-    with pytest.raises(ValueError, match=r"seed is \[1\], needed is a number, or one for each of"):
+    with pytest.raises(ValueError, match=r"seed is \[1\], needs a number, or one for each of"):
         demo.generate(prompts, seed=[1], **how)
 
 
@@ -158,7 +158,7 @@ def test_a_batch_for_programs(demo):
     for number, text in texts.items():
         assert said[number] == demo.generate(text, max_new_tokens=9)
     assert batch.step() == []
-    with pytest.raises(ValueError, match=r"Batch.add: found is a list of prompts, needed is one"):
+    with pytest.raises(ValueError, match=r"Batch.add: found is a list of prompts, needs one"):
         batch.add(["a", "b"])
     with pytest.raises(ValueError, match="sampling: temperature is -1"):
         batch.add("a", temperature=-1)
@@ -171,9 +171,9 @@ def test_prompts_wait_for_memory(demo):
     assert demo.generate(prompts, max_new_tokens=40, cache_memory=2 * page) == expected
     with pytest.raises(ValueError, match="take 3 pages of 32 positions, and the cache has 2"):
         demo.generate("Once", max_new_tokens=90, cache_memory=2 * page)
-    with pytest.raises(ValueError, match="generate: cache_memory is 5 bytes, needed are at least"):
+    with pytest.raises(ValueError, match="generate: cache_memory is 5 bytes, needs at least"):
         demo.generate("Once", max_new_tokens=9, cache_memory=5)
-    with pytest.raises(TypeError, match="cache is 3, needed is a KVCache"):
+    with pytest.raises(TypeError, match="cache is 3, needs a KVCache"):
         demo.generate("Once", max_new_tokens=9, cache=3)
     with pytest.raises(ValueError, match="generate: max_batch is 0"):
         demo.generate("Once", max_new_tokens=9, max_batch=0)
@@ -266,9 +266,7 @@ def test_a_text_that_repeats_itself_is_read_in_fewer_steps(demo):
         )
     config = tiny_config(vocab_size=9)
     small = Transformer(config, random_weights(np.random.default_rng(0), config))
-    with pytest.raises(
-        ValueError, match="draft has a vocabulary of 9, needed is that of the model"
-    ):
+    with pytest.raises(ValueError, match="draft has a vocabulary of 9, needs that of the model"):
         demo.generate(prompt, max_new_tokens=4, draft=small)
-    with pytest.raises(ValueError, match="draft is 'ngram', needed is \"prompt\" or a model"):
+    with pytest.raises(ValueError, match="draft is 'ngram', needs \"prompt\" or a model"):
         demo.generate(prompt, max_new_tokens=4, draft="ngram")

@@ -100,7 +100,7 @@ def test_where_templates_are_found(tmp_path):
 @pytest.mark.parametrize("template", [3, [], ["x"], [{"name": "x", "template": "y"}], "x" * 2**21])
 def test_templates_that_are_none(tmp_path, template):
     with pytest.raises(
-        CheckpointError, match="found another chat_template; needed is text of at most"
+        CheckpointError, match="found another chat_template, needs text of at most"
     ) as caught:
         template_at(tmp_path, template)
     assert str(caught.value).startswith(str(tmp_path / "tokenizer_config.json"))
@@ -166,7 +166,7 @@ def test_templates_that_fail_or_mean_harm(tmp_path, template, message):
 def test_templates_that_never_end(tmp_path, monkeypatch, template):
     monkeypatch.setattr(chat, "MAX_SECONDS", 1)
     with pytest.raises(
-        CheckpointError, match="did not end as it should; needed is one that takes at most 1 s"
+        CheckpointError, match="did not end as it should, needs one that takes at most 1 s"
     ):
         render(tmp_path, template)
 
@@ -219,12 +219,12 @@ def test_chat_continues_the_templates_text(model):
 
 def test_what_is_no_conversation(model):
     for messages in ("hello", TALK[0], 3):
-        with pytest.raises(TypeError, match=r"chat: messages is .*, needed is a list of"):
+        with pytest.raises(TypeError, match=r"chat: messages is .*, needs a list of"):
             model.chat(messages)
     with pytest.raises(ValueError, match="chat: messages is empty"):
         model.chat([])
     for message in ("hello", {"role": "user"}, {"role": 1, "content": ""}):
-        with pytest.raises(ValueError, match=r"chat: messages\[1\] is .*, needed is"):
+        with pytest.raises(ValueError, match=r"chat: messages\[1\] is .*, needs"):
             model.chat([TALK[0], message])
 
 
@@ -259,7 +259,7 @@ def test_the_tokenizer_beside_a_checkpoint(shared, folder, format, vocab_size):
 def test_a_tokenizer_with_too_many_tokens(shared):
     with pytest.raises(
         CheckpointError,
-        match=r"with the id 6399; needed is at most 6398: .* has 6399 tokens; give the tokenizer",
+        match=r"with the id 6399, needs at most 6398: .* has 6399 tokens; give the tokenizer",
     ):
         find_tokenizer(checkpoint_at(shared / "data" / "minimind", "huggingface", 6399))
 
@@ -270,5 +270,5 @@ def test_a_directory_of_two_publishers(shared, tmp_path):
     assert find_tokenizer(checkpoint_at(tmp_path, "meta")).vocab_size == 128256
     assert find_tokenizer(checkpoint_at(tmp_path, "huggingface")).vocab_size == 6400
     assert find_tokenizer(checkpoint_at(tmp_path / "model.bin", "llama2.c")) is None
-    with pytest.raises(CheckpointError, match=r"needed is one \(tokenizer.json"):
+    with pytest.raises(CheckpointError, match=r"needs one \(tokenizer.json"):
         sf.tokenizer.load(tmp_path)

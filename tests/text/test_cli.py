@@ -150,7 +150,7 @@ def test_the_story_comes_out(command, shared):
         ),
         (
             ["run", "{tiny}/model.bin", "a", "--draft", "demo"],
-            "--draft: demo has a vocabulary of 1024, needed is that of {tiny}/model.bin, 300",
+            "--draft: demo has a vocabulary of 1024, needs that of {tiny}/model.bin, 300",
         ),
         (
             ["run", "demo", "a", "--draft", "{tiny}/nowhere"],

@@ -217,7 +217,7 @@ def test_a_cache_of_16_bits_takes_half_the_memory_and_is_close(model_of, name, c
 
 
 def test_what_a_cache_cannot_be_made_of_is_refused(model_of):
-    with pytest.raises(TypeError, match="KVCache: dtype is 'int8', needed is one of"):
+    with pytest.raises(TypeError, match="KVCache: dtype is 'int8', needs one of"):
         model_of("qwen3").generate([1, 2], max_new_tokens=2, cache_dtype="int8")
 
 

@@ -248,32 +248,32 @@ def test_streaming_never_shows_part_of_a_character_or_of_a_stop(tiny, words, sto
 def test_a_prompt_that_is_none(tiny):
     model = sf.from_pretrained(tiny)
     for empty in ([], np.array([], np.int64), [[]]):
-        with pytest.raises(ValueError, match="generate: prompt has no ids, needed is at least one"):
+        with pytest.raises(ValueError, match="generate: prompt has no ids, needs at least one"):
             model.generate(empty, max_new_tokens=2)
     for kind in (3.5, [1.5], np.ones((2, 2, 2), int), None):
-        with pytest.raises(TypeError, match=r"generate: prompt is .*, needed is text or ids"):
+        with pytest.raises(TypeError, match=r"generate: prompt is .*, needs text or ids"):
             model.generate(kind, max_new_tokens=2)
     with pytest.raises(IndexError):
         model.generate([300], max_new_tokens=2)
     for count in (0, -3, 2.5, "3"):
         with pytest.raises(
-            ValueError, match=f"generate: max_new_tokens is {count!r}, needed is a whole number > 0"
+            ValueError, match=f"generate: max_new_tokens is {count!r}, needs a whole number > 0"
         ):
             model.generate("a", max_new_tokens=count)
-    with pytest.raises(TypeError, match="generate: streamer is 3, needed is a function of a piece"):
+    with pytest.raises(TypeError, match="generate: streamer is 3, needs a function of a piece"):
         model.generate("a", max_new_tokens=2, streamer=3)
-    with pytest.raises(TypeError, match="KVCache: dtype is 'half a float', needed is one of"):
+    with pytest.raises(TypeError, match="KVCache: dtype is 'half a float', needs one of"):
         model.generate("a", max_new_tokens=2, cache_dtype="half a float")
     with pytest.raises(
-        ValueError, match=r"generate: max_new_tokens is \d+, needed is .* > 0 and < 2\*\*63$"
+        ValueError, match=r"generate: max_new_tokens is \d+, needs .* > 0 and < 2\*\*63$"
     ):
         model.generate("a", max_new_tokens=2**70)
     for stop in ({}, {"a": 1}, 2.5):
-        with pytest.raises(TypeError, match=r"generate: stop is .*, needed are strings or ids$"):
+        with pytest.raises(TypeError, match=r"generate: stop is .*, needs strings or ids$"):
             model.generate("a", max_new_tokens=2, stop=stop)
     for stop in ("", ["a", ""], [2.5], True, -1, [2**70], b"a"):
         with pytest.raises(
-            ValueError, match=r"generate: stop is .*, needed are strings that are not empty, or ids"
+            ValueError, match=r"generate: stop is .*, needs strings that are not empty, or ids"
         ):
             model.generate("a", max_new_tokens=2, stop=stop)
     with pytest.raises(ValueError, match="is the lone surrogate"):
@@ -303,7 +303,7 @@ def test_the_tokenizer_is_found_or_given(tiny, tmp_path):
     assert same.generate("a", max_new_tokens=3) == given.generate("a", max_new_tokens=3)
     with pytest.raises(
         CheckpointError,
-        match=r"tok301.bin: found the token .* with the id 300; needed is at most 299: .*model.bin",
+        match=r"tok301.bin: found the token .* with the id 300, needs at most 299: .*model.bin",
     ):
         sf.from_pretrained(tiny, tokenizer=tmp_path / "tok301.bin")
     with pytest.raises(FileNotFoundError):
@@ -394,7 +394,7 @@ def test_the_options_stand_once():
         ("max_tokens", "; max_new_tokens?"),
         ("temprature", "; temperature?"),
         ("assistant_model", "; draft?"),
-        ("xyz", ", needed are some of max_new_tokens, "),
+        ("xyz", ", needs some of max_new_tokens, "),
     ],
 )
 def test_an_option_that_is_none_tells_which_is_meant(model, name, meant):
@@ -472,4 +472,4 @@ def test_greedy_takes_the_highest_and_the_first_of_equals():
 def test_parameters_that_make_no_sense_are_named(tiny, name, value, needed):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         sf.from_pretrained(tiny).generate("a", max_new_tokens=2, **{name: value})
-    assert str(caught.value) == f"sampling: {name} is {value!r}, needed is {needed}"
+    assert str(caught.value) == f"sampling: {name} is {value!r}, needs {needed}"

@@ -114,9 +114,9 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(files, rng):
 
 
 BAD = {
-    "not json": "line 2: found b'not json', needed is JSON: a text in quotes",
-    "[1]": "line 2: found [1], needed is a text in quotes",
-    '{"text": "a"}': "line 2: found {'text': 'a'}, needed is a text in quotes",
+    "not json": "line 2: found b'not json', needs JSON: a text in quotes",
+    "[1]": "line 2: found [1], needs a text in quotes",
+    '{"text": "a"}': "line 2: found {'text': 'a'}, needs a text in quotes",
     '{"prompt": "a", "id": [1]}': "line 2: found",
     '{"prompt": "a", "id": "p0"}': "line 2: the id 'p0' stands in line 1 too",
     json.dumps("long " * 500): "line 2: generate: prompt of ",
@@ -139,7 +139,7 @@ def test_a_file_of_something_else_is_left_alone(command, files):
     out.write_text("my diary\n")
     status, _, err = command("generate", "demo", prompts, "--out", out)
     assert status == 2
-    assert f"{out}, line 1: found b'my diary', needed is an answer as this command writes" in err
+    assert f"{out}, line 1: found b'my diary', needs an answer as this command writes" in err
     assert out.read_text() == "my diary\n"
 
 

@@ -295,39 +295,39 @@ def test_a_file_without_a_tokenizer_is_a_model_on_ids(tmp_path):
 
 TWICE = [*sorted(BYTE_OF_CHARACTER), "a"]
 REFUSALS = {
-    "another kind": ({"model": (STRING, "bert")}, "model = 'bert'; needed is gpt2 or llama"),
+    "another kind": ({"model": (STRING, "bert")}, "model = 'bert', needs gpt2 or llama"),
     "no pre": ({"pre": None}, "pre = None, and with it no way to cut a text that is known here"),
     "an unknown pre": (
         {"pre": (STRING, "falcon")},
-        "pre = 'falcon', and with it no way to cut a text that is known here; needed is one of ",
+        "pre = 'falcon', and with it no way to cut a text that is known here, needs one of ",
     ),
-    "no tokens": ({"tokens": (STRING, "a")}, "tokens = 'a'; needed is an array"),
+    "no tokens": ({"tokens": (STRING, "a")}, "tokens = 'a', needs an array"),
     "types of others": (
         {"token_type": (ARRAY, [1, 2], 5)},
-        "2 elements of tokenizer.ggml.token_type; needed is 263, as there are tokens",
+        "2 elements of tokenizer.ggml.token_type, needs 263, as there are tokens",
     ),
-    "bos past the vocabulary": ({"bos_token_id": (4, 263)}, "bos_token_id = 263; needed is an id "),
+    "bos past the vocabulary": ({"bos_token_id": (4, 263)}, "bos_token_id = 263, needs an id "),
     "a merge of unknown tokens": (
         {"merges": (ARRAY, ["h i", "i h"], STRING)},
         "Token `ih` out of vocabulary",
     ),
     "a merge of one": (
         {"merges": (ARRAY, ["h i", " h"], STRING)},
-        "' h' in tokenizer.ggml.merges; needed is two tokens with a space between them",
+        "' h' in tokenizer.ggml.merges, needs two tokens with a space between them",
     ),
-    "no merges": ({"merges": None}, "merges = None; needed is an array"),
+    "no merges": ({"merges": None}, "merges = None, needs an array"),
     "a token twice": (
         {"tokens": (ARRAY, TWICE, STRING), "token_type": None},
-        "the token 'a' twice; needed is each once",
+        "the token 'a' twice, needs each once",
     ),
     "no bytes": (
         {"tokens": (ARRAY, ["h", "i", "hi"], STRING), "token_type": None},
-        "no tokens for 254 of the 256 single bytes, the first is byte 0; needed is all of them",
+        "no tokens for 254 of the 256 single bytes, the first is byte 0, needs all of them",
     ),
-    "no scores": ({"model": (STRING, "llama")}, "scores = None; needed is an array"),
+    "no scores": ({"model": (STRING, "llama")}, "scores = None, needs an array"),
     "scores of others": (
         {"model": (STRING, "llama"), "scores": (ARRAY, [0.0], 6)},
-        "1 elements of tokenizer.ggml.scores, 1 finite; needed is 263 finite ones",
+        "1 elements of tokenizer.ggml.scores, 1 finite, needs 263 finite ones",
     ),
     "scores that are none": (
         {"model": (STRING, "llama"), "scores": (ARRAY, [float("nan")] * 263, 6)},
@@ -337,7 +337,7 @@ REFUSALS = {
         {"model": (STRING, "llama"), "scores": (ARRAY, [0.0] * 263, 6)},
         "no tokens for 256 of the 256 single bytes, the first is byte 0",
     ),
-    "a switch": ({"add_bos_token": (4, 1)}, "add_bos_token = 1; needed is true or false"),
+    "a switch": ({"add_bos_token": (4, 1)}, "add_bos_token = 1, needs true or false"),
 }
 
 

@@ -36,7 +36,7 @@ EXPLOSIONS = {
     "nested": ({"normalizer": in_a_row("normalizers", [DOUBLED])}, "normalizer and pre_tokenizer"),
     "long contents": (
         {"normalizer": in_a_row("normalizers", [replacing({"Regex": "a?"}, "a" * 2000)] * 2)},
-        "that can make a text 4e+06 times as long; needed is at most 5000 times",
+        "that can make a text 4e+06 times as long, needs at most 5000 times",
     ),
     "prefixes": (
         {"normalizer": in_a_row("normalizers", [{"type": "Prepend", "prepend": "a" * 99}] * 4)},
@@ -49,7 +49,7 @@ EXPLOSIONS = {
     "bytes of bytes": ({"pre_tokenizer": in_a_row("pretokenizers", [LEVEL] * 60)}, "1.15e+18"),
     "many steps": (
         {"normalizer": in_a_row("normalizers", [{"type": "Strip"}] * 65)},
-        "found 65 steps in normalizer and pre_tokenizer; needed is at most 64",
+        "found 65 steps in normalizer and pre_tokenizer, needs at most 64",
     ),
     "a template": (
         {"post_processor": REPEATED},
@@ -105,7 +105,7 @@ def test_a_vocabulary_of_a_billion_is_refused_beside_a_model(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(state))
     with pytest.raises(
-        CheckpointError, match=r"with the id 1000000000; needed is at most 11: .* has 12 "
+        CheckpointError, match=r"with the id 1000000000, needs at most 11: .* has 12 "
     ):
         sf.from_pretrained(tmp_path)
 
@@ -123,6 +123,6 @@ def test_an_added_token_past_the_embedding_names_the_file_that_adds_it(tmp_path)
     with pytest.raises(CheckpointError) as caught:
         sf.from_pretrained(tmp_path)
     assert str(caught.value) == (
-        f"{file}: found the token '<far>' with the id {len(vocabulary)}; needed is at most 11: "
+        f"{file}: found the token '<far>' with the id {len(vocabulary)}, needs at most 11: "
         f"{tmp_path} has 12 tokens; give the tokenizer of this model"
     )

@@ -79,15 +79,11 @@ def test_losses_show_the_tokens_that_they_are_of(demo, model):
 
 
 def test_what_has_no_loss_is_refused(model):
-    with pytest.raises(ValueError, match="loss: text has no ids, needed is at least one"):
+    with pytest.raises(ValueError, match="loss: text has no ids, needs at least one"):
         model.loss([])
-    with pytest.raises(
-        TypeError, match=r"loss: text is float64 of shape \(2,\), needed is text or"
-    ):
+    with pytest.raises(TypeError, match=r"loss: text is float64 of shape \(2,\), needs text or"):
         model.loss([1.5, 2])
-    with pytest.raises(
-        ValueError, match="loss: text has 65 ids, needed are at most max_seq_len = 64"
-    ):
+    with pytest.raises(ValueError, match="loss: text has 65 ids, needs at most max_seq_len = 64"):
         model.loss([1] * 65)
     with pytest.raises(IndexError, match="300"):
         model.loss([1, 300, 2])
@@ -135,10 +131,10 @@ def test_a_short_text_needs_no_windows(model):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"window": 65}, "window is 65, needed is at most max_seq_len = 64"),
-        ({"window": 20, "stride": 20}, "stride is 20, needed is less than the window of 20"),
-        ({"stride": 0}, "stride is 0, needed is a whole number > 0"),
-        ({"window": 1}, "stride is 1, needed is less than the window of 1"),
+        ({"window": 65}, "window is 65, needs at most max_seq_len = 64"),
+        ({"window": 20, "stride": 20}, "stride is 20, needs less than the window of 20"),
+        ({"stride": 0}, "stride is 0, needs a whole number > 0"),
+        ({"window": 1}, "stride is 1, needs less than the window of 1"),
         ({"window": 2.5}, "window is 2.5"),
     ],
 )
@@ -149,9 +145,7 @@ def test_windows_that_make_no_sense_are_refused(model, changes, message):
 
 def test_a_text_has_two_tokens(model):
     for ids in ([], [3]):
-        with pytest.raises(
-            ValueError, match=f"perplexity: the text has {len(ids)} ids, needed are"
-        ):
+        with pytest.raises(ValueError, match=f"perplexity: the text has {len(ids)} ids, needs"):
             loss.perplexity(model.transformer, ids)
     with pytest.raises(ValueError, match="the text has 1 ids"):
         loss.perplexity(model.transformer, [3], bos_id=3)
@@ -181,7 +175,7 @@ def test_eval_refuses_in_one_line(command, tmp_path):
     for arguments, message in (
         (("demo", tmp_path / "missing"), "there is no file"),
         (("demo", file), "bytes.txt: found bytes that are not UTF-8"),
-        (("demo", empty), "empty.txt: the text has 1 tokens, needed are at least two"),
+        (("demo", empty), "empty.txt: the text has 1 tokens, needs at least two"),
         (("demo", tmp_path), "directory"),
         (("demo", file, "--window", "1"), "a whole number >= 2"),
     ):

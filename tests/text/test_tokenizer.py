@@ -148,7 +148,7 @@ def test_ids_without_text():
     assert TINY.decode([3 + 0xE2, 3 + 0x82]) == "\ufffd"  # no character
     assert TINY.decode([0, 1, 2]) == "<unk><s></s>"
     assert TINY.decode([0, 1, 2], skip_special=True) == ""
-    with pytest.raises(IndexError, match="decode: id is -1, needed is an id >= 0"):
+    with pytest.raises(IndexError, match="decode: id is -1, needs an id >= 0"):
         TINY.decode([-1])
 
 
@@ -206,21 +206,21 @@ GOOD = tokenizer_bytes(*tiny_tokenizer(300))
     ("data", "message"),
     [
         (b"", "found an empty file"),
-        (b"ab", "found 2 bytes; needed is at least 4"),
-        (GOOD[:4], "found 0 tokens; needed is at least 259"),
+        (b"ab", "found 2 bytes, needs at least 4"),
+        (GOOD[:4], "found 0 tokens, needs at least 259"),
         (GOOD[:2000], "token 142 at byte"),
-        (GOOD[:-1], "found 6 bytes of token .*; needed is 7|7 bytes of token .*; needed is 8"),
+        (GOOD[:-1], "found 6 bytes of token .*, needs 7|7 bytes of token .*, needs 8"),
         (GOOD + b"\0", "the end of the file in the score and length of token 300 at byte"),
-        (b"\0\0\0\0" + GOOD[4:], "the length 5 of token 0 at byte 12; needed is 1 to 0"),
+        (b"\0\0\0\0" + GOOD[4:], "the length 5 of token 0 at byte 12, needs 1 to 0"),
         (GOOD[:8] + b"\0\0\0\0" + GOOD[12:], "the length 0 of token 0 at byte 12"),
         (GOOD[:8] + b"\xff\xff\xff\xff" + GOOD[12:], "the length -1 of token 0 at byte 12"),
         (GOOD[:8] + b"\xff\xff\xff\x7f" + GOOD[12:], "the length 2147483647 of token 0 at byte 12"),
         (
             b"\xff\xff\xff\x7f" + GOOD[4:8] + b"\xff\xff\xff\x7f" + GOOD[12:],
-            "found .* bytes of token 0 .*; needed is 2147483647",
+            "found .* bytes of token 0 .*, needs 2147483647",
         ),
         (GOOD[:4] + struct.pack("<f", float("nan")) + GOOD[8:], "the score nan of token 0"),
-        (GOOD.replace(b"<0x41>", b"<0x42>"), "found b'<0x42>' as token 68; needed is b'<0x41>'"),
+        (GOOD.replace(b"<0x41>", b"<0x42>"), "found b'<0x42>' as token 68, needs b'<0x41>'"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, data, message):
@@ -235,7 +235,7 @@ def test_damaged_files_are_refused(tmp_path, data, message):
 def test_paths_that_are_no_tokenizer(tmp_path):
     with pytest.raises(FileNotFoundError):
         sf.tokenizer.load(tmp_path / "nowhere.bin")
-    with pytest.raises(CheckpointError, match=r"found the tokenizers none; needed is one \("):
+    with pytest.raises(CheckpointError, match=r"found the tokenizers none, needs one \("):
         sf.tokenizer.load(tmp_path)
     for name in ("tok1.bin", "tok2.bin"):
         (tmp_path / name).write_bytes(GOOD)

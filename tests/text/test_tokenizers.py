@@ -77,9 +77,9 @@ def check_streams(tokenizer, data):
 def check_refusals(tokenizer):
     with pytest.raises(ValueError, match=r"encode: text\[3\] is the lone surrogate"):
         tokenizer.encode("ab \ud800")
-    with pytest.raises(TypeError, match="encode: text is bytes, needed is str"):
+    with pytest.raises(TypeError, match="encode: text is bytes, needs str"):
         tokenizer.encode(b"ab")
-    with pytest.raises(IndexError, match="decode: id is -1, needed is an id >= 0"):
+    with pytest.raises(IndexError, match="decode: id is -1, needs an id >= 0"):
         tokenizer.decode([-1])
     assert tokenizer.decode([tokenizer.vocab_size, 10**9]) == ""
     assert isinstance(tokenizer, sf.tokenizer.Tokenizer)
@@ -219,7 +219,7 @@ def test_a_written_tiktoken_file_is_read(tmp_path):
     ("data", "message"),
     [
         (b"", "found an empty file"),
-        (MODEL[:-3], r"rank 2 in line 257; needed is 256"),
+        (MODEL[:-3], r"rank 2 in line 257, needs 256"),
         (MODEL[:-5], r"found b'aGk=' in line 257"),
         (MODEL[:-7], r"found b'aG' in line 257"),
         (
@@ -233,24 +233,24 @@ def test_a_written_tiktoken_file_is_read(tmp_path):
         (MODEL.replace(b"aGk= 256", b"aGk=  256"), "in line 257; needed"),
         (MODEL.replace(b"aGk= 256", b"aGk= 256\r"), "in line 257; needed"),
         (MODEL.replace(b"aGk= 256", b"aGk= " + b"9" * 99), r"found b'.{40}\.\.\.' in line 257"),
-        (MODEL.replace(b"aGk= 256", b"aGk= 255"), "rank 255 in line 257; needed is 256"),
-        (MODEL.replace(b"aGk= 256", b"aGk= 258"), "rank 258 in line 257; needed is 256"),
+        (MODEL.replace(b"aGk= 256", b"aGk= 255"), "rank 255 in line 257, needs 256"),
+        (MODEL.replace(b"aGk= 256", b"aGk= 258"), "rank 258 in line 257, needs 256"),
         (
             MODEL + line(b"hi", 257),
-            "the token b'hi' in line 258 and in line 257; needed is each token once",
+            "the token b'hi' in line 258 and in line 257, needs each token once",
         ),
         (MODEL + b" 257\n", "in line 258; needed"),
         (MODEL + b"\n", "found b'' in line 258"),
         (
             MODEL + line(b"x" * 1025, 257),
-            "a token of 1025 bytes in line 258; needed is at most 1024",
+            "a token of 1025 bytes in line 258, needs at most 1024",
         ),
         (
             b"".join(BYTES).replace(BYTES[65], line(b"hi", 65)),
             "no tokens for 1 of the 256 single bytes, the first is byte 65",
         ),
         (b"\xff\xfe" * 1000, r"found b'.*\.\.\.' in line 1"),
-        (b"a\n" * ((1 << 20) + 1), "found 1048577 lines; needed is at most 1048576"),
+        (b"a\n" * ((1 << 20) + 1), "found 1048577 lines, needs at most 1048576"),
     ],
 )
 def test_damaged_tiktoken_files_are_refused(tmp_path, data, message):
@@ -436,9 +436,9 @@ BPE_PARTS = json.loads(JSON)["model"]
         (b"{}", "Model missing"),
         (b"\xff" + JSON.encode(), "found no JSON object .*utf-8"),
         (b"[" * 100_000, "recursion|invalid type"),
-        (json.dumps(small_json(decoder=None)), r"found decoder none in \[None\]; needed is"),
+        (json.dumps(small_json(decoder=None)), r"found decoder none in \[None\]; needs"),
         (json.dumps(small_json(decoder={"type": "WordPiece", "prefix": "#", "cleanup": True})),
-         "found decoder WordPiece in .*; needed is ByteLevel"),
+         "found decoder WordPiece in .*, needs ByteLevel"),
         (json.dumps(small_json(model=BPE_PARTS | {"merges": ["h zzz"]})), "zzz|Merges"),
         (json.dumps(small_json(model=BPE_PARTS | {"vocab": {"a": -1}})), "invalid|data did not"),
         # A panic in tokenizers:
@@ -473,13 +473,13 @@ def test_a_panic_becomes_an_error(tmp_path, monkeypatch):
         ("[]", "found a JSON list"),
         (
             '{"bos_token": "<nowhere>"}',
-            "bos_token = '<nowhere>'; needed is a token of this tokenizer",
+            "bos_token = '<nowhere>', needs a token of this tokenizer",
         ),
-        ('{"eos_token": 3}', "eos_token = 3; needed is text, or an object with text"),
-        ('{"add_bos_token": "yes"}', "add_bos_token = 'yes'; needed is true or false"),
+        ('{"eos_token": 3}', "eos_token = 3, needs text, or an object with text"),
+        ('{"add_bos_token": "yes"}', "add_bos_token = 'yes', needs true or false"),
         (
             '{"add_bos_token": true}',
-            "add_bos_token = True; needed is false where there is no bos_token",
+            "add_bos_token = True, needs false where there is no bos_token",
         ),
     ],
 )
@@ -499,7 +499,7 @@ def test_a_token_of_another_type_is_refused_of_the_file_that_has_it(tmp_path, na
     with pytest.raises(CheckpointError) as caught:
         sf.tokenizer.load(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path / name}: found eos_token = {token}; needed is text, or an object with text as "
+        f"{tmp_path / name}: found eos_token = {token}, needs text, or an object with text as "
         '"content"'
     )
 
@@ -510,9 +510,7 @@ def test_an_added_token_that_would_get_another_id_is_refused(tmp_path, id):
     added = small_json()["added_tokens"]
     odd = added[0] | {"id": id, "content": "<moved>", "special": False}
     file.write_text(json.dumps(small_json(added_tokens=[*added, odd])))
-    check_damaged(
-        file, f"found the added token '<moved>' with the id {id}; needed is 259, the next"
-    )
+    check_damaged(file, f"found the added token '<moved>' with the id {id}, needs 259, the next")
 
 
 def test_tokenizers_is_needed(shared, monkeypatch):
@@ -607,34 +605,34 @@ def test_gpt2(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "name", "message"),
     [
-        ({"config.json": None}, "", "of the class None; needed is GPT2Tokenizer or Qwen2"),
-        ({"config.json": '{"model_type": "opt"}'}, "", "of the class 'opt'; needed is GPT2"),
+        ({"config.json": None}, "", "of the class None, needs GPT2Tokenizer or Qwen2"),
+        ({"config.json": '{"model_type": "opt"}'}, "", "of the class 'opt', needs GPT2"),
         ({"vocab.json": "{"}, "vocab.json", "found no JSON object"),
         (
             {"vocab.json": '{"a": 1}'},
             "vocab.json",
-            "found 1 tokens with other ids; needed is the numbers 0 to 0",
+            "found 1 tokens with other ids, needs the numbers 0 to 0",
         ),
         (
             {"vocab.json": '{"a": "0"}'},
             "vocab.json",
-            "found 1 tokens with other ids; needed is the numbers 0 to 0",
+            "found 1 tokens with other ids, needs the numbers 0 to 0",
         ),
         ({"vocab.json": '{"a": 0}'}, "vocab.json", "no tokens for 255 of the 256 single bytes"),
         ({"vocab.json": '{"a": 0, "a": 1}'}, "vocab.json", "a key appears twice"),
-        ({"merges.txt": "h i\nhi\n"}, "merges.txt", "found 'hi' in line 2; needed is two tokens"),
-        ({"merges.txt": "h i i\n"}, "merges.txt", "found 'h i i' in line 1; needed is two tokens"),
+        ({"merges.txt": "h i\nhi\n"}, "merges.txt", "found 'hi' in line 2, needs two tokens"),
+        ({"merges.txt": "h i i\n"}, "merges.txt", "found 'h i i' in line 1, needs two tokens"),
         ({"merges.txt": "h h\n"}, "merges.txt", "found 'h h' in line 1; .* union is a token too"),
         ({"merges.txt": "h i\r\n"}, "merges.txt", r"found 'h i.r' in line 1; needed"),
         (
             {"tokenizer_config.json": '{"added_tokens_decoder": {"300": {"content": "<x>"}}}'},
             "tokenizer_config.json",
-            "the added token '<x>' with the id 300; needed is 259",
+            "the added token '<x>' with the id 300, needs 259",
         ),
         (
             {"tokenizer_config.json": '{"added_tokens_decoder": {"259": "<x>"}}'},
             "tokenizer_config.json",
-            "another added_tokens_decoder .*; needed is an object of tokens by id",
+            "another added_tokens_decoder .*, needs an object of tokens by id",
         ),
     ],
 )

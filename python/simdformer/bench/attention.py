@@ -43,9 +43,7 @@ class Attention(Operation):
 
     def __post_init__(self) -> None:
         if self.queries not in (1, self.keys):
-            raise ValueError(
-                f"Attention: queries is {self.queries}, needed is 1 or keys = {self.keys}"
-            )
+            raise ValueError(f"Attention: queries is {self.queries}, needs 1 or keys = {self.keys}")
 
     @classmethod
     def cases(cls) -> Iterator[Case]:

@@ -56,7 +56,7 @@ def missing() -> Missing | None:
         return Missing(LLAMA_CPP, "llama-cpp-python is not installed")
     if not hasattr(library, "LLAMA_LOAD_MODE_NONE"):
         found = f"llama-cpp-python {library.__version__} is installed"
-        return Missing(LLAMA_CPP, f"{found}, needed is 0.3.36 or later")
+        return Missing(LLAMA_CPP, f"{found}, needs 0.3.36 or later")
     return None
 
 

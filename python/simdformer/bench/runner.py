@@ -152,7 +152,7 @@ def run(
     ValueError: a budget that is not > 0.
     """
     if not budget > 0:
-        raise ValueError(f"bench: budget is {budget:g}, needed are seconds > 0")
+        raise ValueError(f"bench: budget is {budget:g}, needs seconds > 0")
     stopwatch = stopwatch or Stopwatch()
     machine = this_machine()
     results = Results(machine, measure_limits(machine, 2 * budget, stopwatch))

@@ -14,7 +14,7 @@ class CheckpointError(ValueError):
 
     Its message is composed of its parts, which are attributes too (None where there is none):
 
-        FILE: tensor NAME: found FOUND; needed is NEEDED; ADVICE
+        FILE: tensor NAME: found FOUND, needs NEEDED; ADVICE
 
     Code that looks into the middle of a file need not know its name: `in_file` adds it further out.
     """
@@ -36,12 +36,12 @@ class CheckpointError(ValueError):
         where = [] if self.file is None else [self.file]
         if self.tensor is not None:
             where.append(f"tensor {self.tensor[:120]!r}")
-        what = [f"found {self.found}"]
+        what = f"found {self.found}"
         if self.needed is not None:
-            what.append(f"needed is {self.needed}")
+            what += f", needs {self.needed}"
         if self.advice is not None:
-            what.append(self.advice)
-        return ": ".join([*where, "; ".join(what)])
+            what += f"; {self.advice}"
+        return ": ".join([*where, what])
 
 
 @contextmanager

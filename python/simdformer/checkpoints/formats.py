@@ -66,7 +66,7 @@ def named(name: str) -> Format:
         if format.name == name:
             return format
     known = ", ".join(format.name for format in FORMATS)
-    raise ValueError(f"format is {name!r}, needed is one of {known}, or None")
+    raise ValueError(f"format is {name!r}, needs one of {known}, or None")
 
 
 def format_in(directory: Path) -> Format:

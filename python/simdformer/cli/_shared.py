@@ -253,8 +253,7 @@ def draft_of(options: argparse.Namespace, model: "LanguageModel") -> "LanguageMo
     found, needed = draft.config.vocab_size, model.config.vocab_size
     if found != needed:
         raise ValueError(
-            f"--draft: {name} has a vocabulary of {found}, needed is that of "
-            f"{options.model}, {needed}"
+            f"--draft: {name} has a vocabulary of {found}, needs that of {options.model}, {needed}"
         )
     return draft
 

@@ -13,7 +13,7 @@ __all__ = ["existing", "isa", "new_file", "number", "text", "whole"]
 
 
 def refused(found: str, needed: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"found {shown(found)}, needed is {needed}")
+    return argparse.ArgumentTypeError(f"found {shown(found)}, needs {needed}")
 
 
 def whole(least: int = 1, most: int = LARGEST) -> Callable[[str], int]:

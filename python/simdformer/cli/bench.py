@@ -117,7 +117,7 @@ def shapes_of(patterns: list[str]) -> list[str]:
     known = list(SHAPES)
     found = [name for name in known if any(fnmatch(name, pattern) for pattern in patterns)]
     if patterns and not found:
-        raise ValueError(f"--only names no model, needed is one of {', '.join(known)}")
+        raise ValueError(f"--only names no model, needs one of {', '.join(known)}")
     return found or known[:1]
 
 

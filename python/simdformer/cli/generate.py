@@ -104,7 +104,7 @@ def group_of(options: argparse.Namespace) -> Communicator:
     if ranks.size % size:
         start = f"mpiexec -n {size} simdformer generate ..."
         raise ValueError(
-            f"--tensor-parallel is {size}, needed is a divisor of the {ranks.size} ranks that "
+            f"--tensor-parallel is {size}, needs a divisor of the {ranks.size} ranks that "
             f"mpiexec has started ({start}; {EXTRA} brings it)"
         )
     group: Communicator = ranks.group(size)

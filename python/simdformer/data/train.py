@@ -69,7 +69,7 @@ def train_tokenizer(ranks: int, seed: int) -> tokenizers.Tokenizer:
     )
     tokenizer.train_from_iterator(islice(documents(seed), 40_000), trainer)
     if tokenizer.get_vocab_size() != ranks:
-        raise RuntimeError(f"{tokenizer.get_vocab_size()} tokens were made, needed are {ranks}")
+        raise RuntimeError(f"{tokenizer.get_vocab_size()} tokens were made, needs {ranks}")
     return tokenizer
 
 

@@ -128,7 +128,7 @@ def attribute(
     transformer, length = subject.transformer, len(subject.ids)
     if not is_whole(position, -length) or position >= length:
         raise IndexError(
-            f"attribute: position is {shown(position)}, needed is a number from {-length} to "
+            f"attribute: position is {shown(position)}, needs a number from {-length} to "
             f"{length - 1}"
         )
     at = position % length

@@ -49,14 +49,12 @@ def head_scores(trace: Mapping[str, Array], ids: Any = None) -> dict[str, Array]
         )
     shape = patterns[0].shape
     if len(shape) != 3 or shape[1] != shape[2] or any(one.shape != shape for one in patterns):
-        raise ValueError(
-            f"head_scores: patterns have shape {shape}, needed is (H,L,L), of one text"
-        )
+        raise ValueError(f"head_scores: patterns have shape {shape}, needs (H,L,L), of one text")
     length = shape[-1]
     tokens = as_array("head_scores", "ids", getattr(trace, "ids", None) if ids is None else ids)
     if tokens.shape != (length,):
         raise ValueError(
-            f"head_scores: ids have shape {tokens.shape}, needed is ({length},), a number for each "
+            f"head_scores: ids have shape {tokens.shape}, needs ({length},), a number for each "
             "position of the pattern"
         )
     query, key = np.indices((length, length))

@@ -102,7 +102,7 @@ def logit_lens(
     for layer in chosen:
         if not is_whole(layer, -1) or layer >= config.num_layers:
             raise ValueError(
-                f"logit_lens: a layer is {shown(layer)}, needed are numbers from -1 (the "
+                f"logit_lens: a layer is {shown(layer)}, needs numbers from -1 (the "
                 f"embedding) to {config.num_layers - 1}"
             )
     chosen = [int(layer) for layer in chosen]

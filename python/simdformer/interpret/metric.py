@@ -21,7 +21,7 @@ def read_metric(subject: Subject, metric: Any) -> Metric:
     pair = metric if isinstance(metric, tuple | list) else (metric,)
     if not 1 <= len(pair) <= 2:
         raise TypeError(
-            f"{subject.function}: metric is {shown(metric)}, needed is a function of the logits "
+            f"{subject.function}: metric is {shown(metric)}, needs a function of the logits "
             "(L,V), a token, or a pair of tokens"
         )
     signs = (1.0, -1.0)
@@ -35,6 +35,6 @@ def read_number(function: str, value: Any) -> float:
     number = as_array(function, "metric", value)
     if number.size != 1 or number.dtype.kind not in "fiu":
         raise TypeError(
-            f"{function}: metric gave {shown(value)}, needed is one number for the logits (L,V)"
+            f"{function}: metric gave {shown(value)}, needs one number for the logits (L,V)"
         )
     return float(number.item())

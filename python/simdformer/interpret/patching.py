@@ -70,7 +70,7 @@ def patch(
     other = read_subject("patch", model, corrupted)
     if len(subject.ids) != len(other.ids):
         raise ValueError(
-            f"patch: clean has {len(subject.ids)} tokens, corrupted {len(other.ids)}; needed are "
+            f"patch: clean has {len(subject.ids)} tokens, corrupted {len(other.ids)}, needs "
             f"as many, so that positions mean the same: {subject.tokens} and {other.tokens}"
         )
     number = read_metric(subject, metric)
@@ -79,7 +79,7 @@ def patch(
     right, wrong = number(right_logits), number(other.run(())[0])
     if right == wrong:
         raise ValueError(
-            f"patch: the metric is {right:g} for both texts; needed is one that tells them apart"
+            f"patch: the metric is {right:g} for both texts, needs one that tells them apart"
         )
 
     def put_in(name: str, value: Array, at: Any) -> None:
@@ -124,7 +124,7 @@ def ablate(
     """
     subject = read_subject("ablate", model, text)
     if value not in ("zero", "mean"):
-        raise ValueError(f"ablate: value is {shown(value)}, needed is 'zero' or 'mean'")
+        raise ValueError(f"ablate: value is {shown(value)}, needs 'zero' or 'mean'")
     number = read_metric(subject, metric)
     chosen = read_names(subject, names, by, otherwise="layers.*.mlp.out")
     whole = number(subject.run(())[0])
@@ -145,18 +145,16 @@ def read_names(
 ) -> list[str]:
     """The activations, one a layer."""
     if by not in SIZES:
-        raise ValueError(
-            f"{subject.function}: by is {shown(by)}, needed is one of {', '.join(SIZES)}"
-        )
+        raise ValueError(f"{subject.function}: by is {shown(by)}, needs one of {', '.join(SIZES)}")
     glob = names if names is not None else "layers.*.attn.z" if by == "head" else otherwise
     if not isinstance(glob, str):
-        raise TypeError(f"{subject.function}: names is {shown(names)}, needed is a name or a glob")
+        raise TypeError(f"{subject.function}: names is {shown(names)}, needs a name or a glob")
     config = subject.transformer.config
     found = meant_names(config, glob, subject.function)
     kinds = {layer_and_short_name(name)[1] for name in found}
     if len(kinds) > 1:
         raise ValueError(
-            f"{subject.function}: names {glob!r} fits {', '.join(sorted(kinds)[:4])}; needed is "
+            f"{subject.function}: names {glob!r} fits {', '.join(sorted(kinds)[:4])}, needs "
             "one activation of each layer"
         )
     (kind,) = kinds
@@ -169,7 +167,7 @@ def read_names(
         )
     if by == "position" and row.is_square:
         raise ValueError(
-            f"{subject.function}: {kind} belongs to two positions at a time; needed is "
+            f"{subject.function}: {kind} belongs to two positions at a time, needs "
             "by='head' or by='layer'"
         )
     return found

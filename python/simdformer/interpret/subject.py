@@ -45,7 +45,7 @@ def read_subject(function: str, model: Any, text: Any) -> Subject:
     transformer = getattr(model, "transformer", model)
     if not isinstance(transformer, Transformer):
         raise TypeError(
-            f"{function}: model is {shown(model)}, needed is a model, as from_pretrained gives it"
+            f"{function}: model is {shown(model)}, needs a model, as from_pretrained gives it"
         )
     tokenizer = getattr(model, "tokenizer", None)
     if isinstance(text, str):
@@ -57,7 +57,7 @@ def read_subject(function: str, model: Any, text: Any) -> Subject:
     ids = as_array(function, "text", text)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.size == 0:
         raise TypeError(
-            f"{function}: text is {ids.dtype} of shape {ids.shape}, needed is one text, or its ids "
+            f"{function}: text is {ids.dtype} of shape {ids.shape}, needs one text, or its ids "
             "(L,) with L >= 1"
         )
     tokens = [token_text(tokenizer, int(id)) for id in ids]
@@ -75,13 +75,12 @@ def read_target(subject: Subject, name: str, target: Any) -> int:
     if isinstance(target, int | np.integer) and not isinstance(target, bool):
         if not 0 <= target < vocab_size:
             raise IndexError(
-                f"{subject.function}: {name} is {target}, needed is an id from 0 to "
-                f"{vocab_size - 1}"
+                f"{subject.function}: {name} is {target}, needs an id from 0 to {vocab_size - 1}"
             )
         return int(target)
     if not isinstance(target, str):
         raise TypeError(
-            f"{subject.function}: {name} is {shown(target)}, needed is a token: its text or its id"
+            f"{subject.function}: {name} is {shown(target)}, needs a token: its text or its id"
         )
     if subject.tokenizer is None:
         raise ValueError(
@@ -91,7 +90,7 @@ def read_target(subject: Subject, name: str, target: Any) -> int:
     if len(ids) != 1:
         pieces = [token_text(subject.tokenizer, id) for id in ids]
         raise ValueError(
-            f"{subject.function}: {name} {target!r} is {len(ids)} tokens, {pieces}; needed is one: "
+            f"{subject.function}: {name} {target!r} is {len(ids)} tokens, {pieces}, needs one: "
             "mind the space in front, or give an id"
         )
     return int(ids[0])

@@ -136,7 +136,7 @@ class KVCache:
         fits = lengths.dtype.kind in "iu" and lengths.shape in ((), (1,), own.shape)
         if not fits or (lengths < 0).any() or (lengths > own).any():
             raise ValueError(
-                f"KVCache.truncate: length is {shown(length)}, needed is 0 to {own.tolist()}"
+                f"KVCache.truncate: length is {shown(length)}, needs 0 to {own.tolist()}"
             )
         for text, end in zip(self.texts, np.broadcast_to(lengths, own.shape), strict=True):
             text.truncate(int(end))
@@ -200,7 +200,7 @@ class KVCache:
         fit, or have no pages, which `write` and `reserve` take."""
         if isinstance(new, int | np.integer):
             if not is_whole(new, 0):
-                raise ValueError(f"KVCache.advance: found {shown(new)}, needed is a number >= 0")
+                raise ValueError(f"KVCache.advance: found {shown(new)}, needs a number >= 0")
             rows: Any = [int(new)] * self.batch
             count = int(new)
         else:

@@ -14,7 +14,7 @@ class FieldError(ValueError):
     """A field of a ModelConfig that makes no sense: its name, its value, what is needed."""
 
     def __init__(self, name: str, value: Any, needed: str) -> None:
-        super().__init__(f"ModelConfig: {name} is {shown(value)}, needed is {needed}")
+        super().__init__(f"ModelConfig: {name} is {shown(value)}, needs {needed}")
         self.name, self.value, self.needed = name, value, needed
 
 

@@ -71,9 +71,7 @@ class Decoder(ABC):
         communicator: Communicator | None,
     ) -> None:
         if arithmetic not in ("int16", "float32"):
-            raise ValueError(
-                f"model: arithmetic is {shown(arithmetic)}, needed is int16 or float32"
-            )
+            raise ValueError(f"model: arithmetic is {shown(arithmetic)}, needs int16 or float32")
         self.config, self.arithmetic = config, arithmetic
         self.activations: np.dtype[Any] = np.dtype(activations)
         check_dtypes(weights, dtype, self.activations)
@@ -163,7 +161,7 @@ class Decoder(ABC):
         """ValueError where others hold the weights with this process, which has its part alone."""
         if self.ranks.size > 1:
             raise ValueError(
-                f"{function}: found a model that {self.ranks.size} ranks hold together, needed is "
+                f"{function}: found a model that {self.ranks.size} ranks hold together, needs "
                 "one with all of its weights here; load it without comm"
             )
 
@@ -225,7 +223,7 @@ class Decoder(ABC):
         each *= np.dtype(dtype).itemsize * read_whole("KVCache", "page_size", page_size)
         if memory < each:
             raise ValueError(
-                f"{argument} is {memory} bytes, needed are at least {each}, for one page of "
+                f"{argument} is {memory} bytes, needs at least {each}, for one page of "
                 f"{page_size} positions; each text takes whole pages"
             )
         return self.ranks.communicator.all_reduce_min(memory // each)
@@ -251,7 +249,7 @@ class Decoder(ABC):
         )
         if found != needed:
             raise ValueError(
-                f"model: cache has (layers, key/value heads, head_dim) = {found}, needed is "
+                f"model: cache has (layers, key/value heads, head_dim) = {found}, needs "
                 f"{needed}; make one with new_cache()"
             )
 

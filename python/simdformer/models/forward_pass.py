@@ -100,7 +100,7 @@ class ForwardPass:
             return cls(ids, np.arange(new), 0, None, observer, are_long(config, new))
         if not isinstance(cache, KVCache):
             raise TypeError(
-                f"model: cache is {shown(cache)}, needed is a KVCache; make one with new_cache()"
+                f"model: cache is {shown(cache)}, needs a KVCache; make one with new_cache()"
             )
         layers, _, _, kv_heads, _, head_dim = cache.data.shape
         found = (layers, kv_heads, head_dim, cache.batch)
@@ -108,7 +108,7 @@ class ForwardPass:
         if found != needed:
             raise ValueError(
                 f"model: cache has (layers, key/value heads, head_dim, batch) = {found}, "
-                f"needed is {needed}; make one with new_cache()"
+                f"needs {needed}; make one with new_cache()"
             )
         cache.require_room(new)
         if config.positions == "learned" and cache.length + new > config.max_seq_len:
@@ -202,16 +202,16 @@ def checked_ids(ids: NumpyArrayLike) -> Integers:
     if is_ragged(ids):
         lengths = ", ".join(str(len(row)) for row in ids)
         raise ValueError(
-            f"model: ids have rows of {lengths[:80]} ids, needed is (L,) or (B,L), rows of one "
+            f"model: ids have rows of {lengths[:80]} ids, needs (L,) or (B,L), rows of one "
             "length; give each row by itself"
         )
     ids = as_array("model", "ids", ids)
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(
-            f"model: ids are {ids.dtype}, needed are integers; the tokenizer's encode gives them"
+            f"model: ids are {ids.dtype}, needs integers; the tokenizer's encode gives them"
         )
     if ids.ndim not in (1, 2):
-        raise ValueError(f"model: ids have shape {ids.shape}, needed is (L,) or (B,L)")
+        raise ValueError(f"model: ids have shape {ids.shape}, needs (L,) or (B,L)")
     return ids if ids.dtype.kind in "iu" else ids.astype(np.int64)
 
 

@@ -133,7 +133,7 @@ class Observer:
             ):
                 found = getattr(given, "dtype", type(given).__name__)
                 raise ValueError(
-                    f"edit: the function for {name!r} gave {found} {np.shape(given)}, needed is "
+                    f"edit: the function for {name!r} gave {found} {np.shape(given)}, needs "
                     f"{now.dtype} {now.shape}, or None"
                 )
             now = given
@@ -147,7 +147,7 @@ class Observer:
 
     def _matching(self, glob: str, who: str) -> list[str]:
         if not isinstance(glob, str):
-            raise TypeError(f"{who}: {shown(glob)} among the names, needed are names or globs")
+            raise TypeError(f"{who}: {shown(glob)} among the names, needs names or globs")
         return meant_names(self._config, glob, who)
 
 
@@ -187,16 +187,14 @@ def constant(glob: str, given: object) -> Callable[[Array], Array]:
     """An edit that puts an array in the place of whatever comes."""
     array = as_array("edit", repr(glob), given)
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise TypeError(
-            f"edit: {glob!r} is {shown(given)}, needed is an array, or a function of one"
-        )
+        raise TypeError(f"edit: {glob!r} is {shown(given)}, needs an array, or a function of one")
 
     def put(value: Array) -> Array:
         try:
             return np.broadcast_to(array, value.shape).astype(value.dtype)
         except ValueError:
             raise ValueError(
-                f"edit: the array for {glob!r} has shape {array.shape}, needed is {value.shape}"
+                f"edit: the array for {glob!r} has shape {array.shape}, needs {value.shape}"
             ) from None
 
     return put
@@ -210,7 +208,7 @@ def see_experts(see: See, ids: Array, num_experts: int) -> Array:
         ordered = np.sort(seen, axis=-1)
         if not inside.all() or (ordered[..., 1:] == ordered[..., :-1]).any():
             raise ValueError(
-                "edit: mlp.experts became something else than experts, needed are for each position"
+                "edit: mlp.experts became something else than experts, needs for each position"
                 f" {ids.shape[-1]} different numbers from 0 to {num_experts - 1}"
             )
     return seen

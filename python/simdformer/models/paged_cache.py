@@ -283,7 +283,7 @@ class PagedSequence:
         key, value = new_of_layer(function, self.cache.data, layer, key, value)
         if key.shape[1] > self.room:
             raise ValueError(
-                f"{function}: key has {key.shape[1]} positions, needed are at most the "
+                f"{function}: key has {key.shape[1]} positions, needs at most the "
                 f"{self.room} that are reserved; call reserve({key.shape[1]}) first"
             )
         spans = list(self.spans(key.shape[1]))
@@ -321,14 +321,12 @@ class PagedSequence:
         pages."""
         if isinstance(ids, int | np.integer):
             if not is_whole(ids, 0):
-                raise ValueError(
-                    f"PagedSequence.advance: found {shown(ids)}, needed is ids, or >= 0"
-                )
+                raise ValueError(f"PagedSequence.advance: found {shown(ids)}, needs ids, or >= 0")
             ids, shared = [UNKNOWN] * int(ids), False
         size, ids = self.cache.page_size, listed(ids)
         if len(ids) > self.room:
             raise ValueError(
-                f"PagedSequence.advance: found {len(ids)} positions, needed are at most the "
+                f"PagedSequence.advance: found {len(ids)} positions, needs at most the "
                 f"{self.room} that are reserved; call reserve({len(ids)}) before they are written"
             )
         if shared and self._sharable == self.length:
@@ -360,7 +358,7 @@ class PagedSequence:
         """Forgets all positions from `length` on."""
         if not 0 <= length <= self.length:
             raise ValueError(
-                f"PagedSequence.truncate: length is {length}, needed is 0 to {self.length}"
+                f"PagedSequence.truncate: length is {length}, needs 0 to {self.length}"
             )
         size = self.cache.page_size
         kept = -(-length // size)
@@ -420,15 +418,15 @@ def new_of_layer(
     for name, x in found.items():
         if x.dtype not in allowed:
             raise TypeError(
-                f"{function}: {name} is {x.dtype}, needed is one of "
+                f"{function}: {name} is {x.dtype}, needs one of "
                 f"{', '.join(map(str, allowed))}; convert it first"
             )
         if x.ndim != 3 + len(front) or (*x.shape[:-2], x.shape[-1]) != (*front, heads, depth):
             axes = ", ".join(map(str, (*front, heads, "T", depth)))
-            raise ValueError(f"{function}: {name} has shape {x.shape}, needed is ({axes})")
+            raise ValueError(f"{function}: {name} has shape {x.shape}, needs ({axes})")
     if found["key"].shape != found["value"].shape:
         raise ValueError(
-            f"{function}: value has shape {found['value'].shape}, needed is that of key, "
+            f"{function}: value has shape {found['value'].shape}, needs that of key, "
             f"{found['key'].shape}"
         )
     return found["key"], found["value"]
@@ -437,7 +435,7 @@ def new_of_layer(
 def read_layer(function: str, data: Array, layer: Any) -> None:
     """IndexError for what is no layer of data."""
     if not is_whole(layer, 0) or layer >= len(data):
-        raise IndexError(f"{function}: layer is {shown(layer)}, needed is 0 to {len(data) - 1}")
+        raise IndexError(f"{function}: layer is {shown(layer)}, needs 0 to {len(data) - 1}")
 
 
 def put(place: Array, x: Array) -> None:
@@ -474,7 +472,7 @@ def check_cache_dtype(function: str, dtype: DTypeLike) -> None:
         known = False
     if not known:
         raise TypeError(
-            f"{function}: dtype is {shown(dtype)}, needed is one of {', '.join(map(str, DTYPES))}"
+            f"{function}: dtype is {shown(dtype)}, needs one of {', '.join(map(str, DTYPES))}"
         )
 
 

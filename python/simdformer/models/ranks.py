@@ -134,8 +134,7 @@ def deal(config: ModelConfig, block: Callable[[str], int], size: int) -> list[Pa
     heads = deal_heads(config, size, blocks[Q_WIDTH])
     if config.num_experts and size > config.num_experts:
         raise ValueError(
-            f"model: found {size} ranks, needed are at most {config.num_experts}, the experts of a "
-            "layer"
+            f"model: found {size} ranks, needs at most {config.num_experts}, the experts of a layer"
         )
     inner = pieces(config.intermediate_size, size, blocks.get(INNER, 1))
     shared = pieces(config.shared_intermediate_size, size, blocks.get(SHARED_INNER, 1))
@@ -174,7 +173,7 @@ def deal_heads(config: ModelConfig, size: int, block: int) -> list[tuple[range, 
             break
     held = f"; wo is quantised in blocks of {block}" if block > 1 else ""
     raise ValueError(
-        f"model: found {size} ranks, needed are at most {most}: {config.num_heads} heads, in "
+        f"model: found {size} ranks, needs at most {most}: {config.num_heads} heads, in "
         f"{config.num_kv_heads} groups that share keys and values, do not reach further{held}"
     )
 

@@ -104,7 +104,7 @@ class Trace(Mapping[str, Array]):
         if isinstance(key, int | np.integer) and not isinstance(key, bool):
             return self._layer(int(key))
         if not isinstance(key, str):
-            raise KeyError(f"trace: {shown(key)} is no name; needed is a name, a glob or a layer")
+            raise KeyError(f"trace: {shown(key)} is no name, needs a name, a glob or a layer")
         names = matching_names(key, list(self), "trace")
         if any(character in key for character in "*?["):
             return self._with({name: self._activations[name] for name in names})
@@ -134,7 +134,7 @@ class Trace(Mapping[str, Array]):
         names = [part for part in key if isinstance(part, str)]
         numbers = [part for part in key if isinstance(part, int | np.integer)]
         if len(key) != 2 or len(names) != 1 or len(numbers) != 1:
-            raise KeyError(f"trace: {shown(key)} is no place; needed is (name, layer)")
+            raise KeyError(f"trace: {shown(key)} is no place, needs (name, layer)")
         layer = self._layer(int(numbers[0]))
         for name, array in layer.items():
             if names[0] in (name, name.rpartition(".")[2]):
@@ -151,7 +151,7 @@ class Trace(Mapping[str, Array]):
             if name.startswith(start)
         }
         if not inside:
-            raise KeyError(f"trace: nothing is known of layer {layer}; needed is 0 to {count - 1}")
+            raise KeyError(f"trace: nothing is known of layer {layer}, needs 0 to {count - 1}")
         return self._with(inside)
 
     def _with(self, activations: Mapping[str, Array]) -> "Trace":

@@ -303,9 +303,7 @@ def check_dtypes(
 ) -> None:
     """TypeError when the kernels could not compute with such weights and activations."""
     if activations not in BESIDE:
-        raise TypeError(
-            f"model: activations is {activations}, needed is float32, bfloat16 or float16"
-        )
+        raise TypeError(f"model: activations is {activations}, needs float32, bfloat16 or float16")
 
     def fits(tensor: AnyTensor) -> bool:
         if isinstance(tensor, Quantized):
@@ -384,7 +382,7 @@ def check_weights(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> None
     if too_few(config, tensors):
         experts = f" and {config.num_experts} experts" if config.num_experts else ""
         raise ValueError(
-            f"model: weights are {len(tensors)} tensors, needed are several for each of "
+            f"model: weights are {len(tensors)} tensors, needs several for each of "
             f"{config.num_layers} layers{experts}"
         )
     if not (found := misfits(config, tensors)):
@@ -392,7 +390,7 @@ def check_weights(config: ModelConfig, tensors: Mapping[str, AnyTensor]) -> None
     names = weight_shapes(config)
     if tensors and not names.keys() & tensors.keys():
         raise ValueError(
-            f"model: weights are called {shown(next(iter(tensors)))} ..., needed are the names of "
+            f"model: weights are called {shown(next(iter(tensors)))} ..., needs the names of "
             f"weight_shapes(config): {', '.join(list(names)[:LISTED])} ...; those of a checkpoint "
             "are read by from_pretrained"
         )

@@ -47,7 +47,7 @@ def communicator_of(comm: Any) -> Communicator:
         return comm or Communicator()
     if not all(hasattr(comm, name) for name in ("Dup", "Iallgatherv", "rank", "size")):
         raise TypeError(
-            f"comm is of type {type(comm).__name__}, needed is a communicator of mpi4py, "
+            f"comm is of type {type(comm).__name__}, needs a communicator of mpi4py, "
             "MPI.COMM_WORLD for instance"
         )
     return MPICommunicator(comm) if comm.size > 1 else Communicator()

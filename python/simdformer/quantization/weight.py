@@ -274,7 +274,7 @@ def quantize(weight: ArrayLike, type: str) -> QuantizedWeight:
     if not kind.writable:
         writable = [name for name, one in quantization_types().items() if one.writable]
         raise ValueError(
-            f"quantize: type is {kind.name!r}, which is only read; needs one of "
+            f"quantize: type is {kind.name!r}, which is only read, needs one of "
             + ", ".join(writable)
         )
     matrix = as_array("quantize", "weight", weight)

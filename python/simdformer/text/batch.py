@@ -94,7 +94,7 @@ class Batch:
         check_names("Batch.add", sampling, names)
         prompts = read_prompts(prompt, self._model.encode, function="Batch.add")
         if prompts.is_list:
-            raise ValueError("Batch.add: found is a list of prompts, needed is one; add each")
+            raise ValueError("Batch.add: found is a list of prompts, needs one; add each")
         (ids,) = prompts.ids
         said: list[Any] = []
         new = self._model.check_room(len(ids), max_new_tokens)

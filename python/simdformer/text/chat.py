@@ -133,18 +133,17 @@ def check_messages(messages: Any) -> None:
     """TypeError or ValueError for what is no conversation."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise TypeError(
-            f"chat: messages is {type(messages).__name__}, needed is a list of "
+            f"chat: messages is {type(messages).__name__}, needs a list of "
             '{"role": ..., "content": ...}'
         )
     if not messages:
-        raise ValueError("chat: messages is empty, needed is at least one")
+        raise ValueError("chat: messages is empty, needs at least one")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not (
             isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         ):
             raise ValueError(
-                f"chat: messages[{index}] is {message!r}, needed is "
-                '{"role": text, "content": text}'
+                f'chat: messages[{index}] is {message!r}, needs {{"role": text, "content": text}}'
             )
 
 

@@ -246,7 +246,7 @@ class LanguageModel(TokenizedModel):
         show = streamer.put if isinstance(streamer, generation.Streamer) else streamer
         if show is not None and not callable(show):
             raise TypeError(
-                f"generate: streamer is {shown(streamer)}, needed is a function of a piece, or an "
+                f"generate: streamer is {shown(streamer)}, needs a function of a piece, or an "
                 "object with put(piece) and end()"
             )
         show = show if self.transformer.ranks.communicator.rank == 0 else None
@@ -338,7 +338,7 @@ def seeds(seed: int | Sequence[int] | None, count: int) -> Sequence[int | None]:
         return [seed] * count
     if not isinstance(seed, Sequence) or len(seed) != count:
         raise ValueError(
-            f"generate: seed is {shown(seed)}, needed is a number, or one for each of the {count} "
+            f"generate: seed is {shown(seed)}, needs a number, or one for each of the {count} "
             "prompts"
         )
     return seed

@@ -67,7 +67,7 @@ def token_losses(model: Transformer, ids: Sequence[int], progress: Progress | No
     time; a cache holds what was read. `progress` is told how many were."""
     if len(ids) > (most := model.config.max_seq_len):
         raise ValueError(
-            f"loss: text has {len(ids)} ids, needed are at most max_seq_len = {most}; read a "
+            f"loss: text has {len(ids)} ids, needs at most max_seq_len = {most}; read a "
             "longer one in windows, as `simdformer eval` does"
         )
     losses = np.empty(max(len(ids) - 1, 0))
@@ -128,17 +128,17 @@ def perplexity(
     step = read_whole("perplexity", "stride", max(size // 2, 1) if stride is None else stride)
     if size > most:
         raise ValueError(
-            f"perplexity: window is {size}, needed is at most max_seq_len = {most}; load the model "
+            f"perplexity: window is {size}, needs at most max_seq_len = {most}; load the model "
             "with a larger max_seq_len"
         )
     if step >= size:
         raise ValueError(
-            f"perplexity: stride is {step}, needed is less than the window of {size}, so that "
+            f"perplexity: stride is {step}, needs less than the window of {size}, so that "
             "every token has one before it"
         )
     text = list(ids[1:]) if front and list(ids[:1]) == front else list(ids)
     if len(front) + len(text) < 2:
-        raise ValueError(f"perplexity: the text has {len(ids)} ids, needed are at least two")
+        raise ValueError(f"perplexity: the text has {len(ids)} ids, needs at least two")
     losses = []
     pieces = list(windows(len(text), size - len(front), step, 1 - len(front)))
     to_read = sum(len(front) + end - begin - 1 for begin, end, _ in pieces)

@@ -24,7 +24,7 @@ __all__ = [
 def check_text(text: str) -> None:
     """ValueError for a lone surrogate, which no UTF-8 text has; TypeError for what is no text."""
     if not isinstance(text, str):
-        raise TypeError(f"encode: text is {type(text).__name__}, needed is str")
+        raise TypeError(f"encode: text is {type(text).__name__}, needs str")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -76,7 +76,7 @@ class PieceReader:
     def __call__(self, id: int) -> bytes:
         id = operator.index(id)
         if id < 0:
-            raise IndexError(f"decode: id is {id}, needed is an id >= 0")
+            raise IndexError(f"decode: id is {id}, needs an id >= 0")
         previous, self._previous = self._previous, id
         if id in self._skipped:
             return b""

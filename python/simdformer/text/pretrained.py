@@ -95,7 +95,7 @@ def from_pretrained(
         if max_seq_len is not None:
             if model.positions == "learned" and max_seq_len > model.max_seq_len:
                 raise ValueError(
-                    f"from_pretrained: max_seq_len is {max_seq_len}, needed is at most "
+                    f"from_pretrained: max_seq_len is {max_seq_len}, needs at most "
                     f"{model.max_seq_len}, the positions that the model has learned"
                 )
             model = dataclasses.replace(model, max_seq_len=max_seq_len)

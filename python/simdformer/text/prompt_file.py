@@ -51,7 +51,7 @@ def read_line(file: Path, number: int, line: bytes) -> FilePrompt:
         found = json.loads(line.decode("utf-8-sig"))
     except (UnicodeDecodeError, ValueError, RecursionError):
         raise ValueError(
-            f"{file}, line {number}: found {shown(line.strip()[:40])}, needed is JSON: {NEEDED}"
+            f"{file}, line {number}: found {shown(line.strip()[:40])}, needs JSON: {NEEDED}"
         ) from None
     if isinstance(found, str):
         return FilePrompt(number, number, found)
@@ -62,7 +62,7 @@ def read_line(file: Path, number: int, line: bytes) -> FilePrompt:
             return FilePrompt(
                 number, number if id is None else id, messages if text is None else text
             )
-    raise ValueError(f"{file}, line {number}: found {shown(found)}, needed is {NEEDED}")
+    raise ValueError(f"{file}, line {number}: found {shown(found)}, needs {NEEDED}")
 
 
 class AnswerFile:
@@ -114,7 +114,7 @@ class AnswerFile:
                 self.done.add(json.dumps(json.loads(line)["id"]))
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise ValueError(
-                    f"{self.path}, line {number}: found {shown(line.strip()[:40])}, needed is an "
+                    f"{self.path}, line {number}: found {shown(line.strip()[:40])}, needs an "
                     "answer as this command writes them; give another file"
                 ) from None
             yield line

@@ -71,11 +71,10 @@ def checked_prompt(function: str, name: str, ids: Any) -> list[int]:
     array = as_array(function, name, ids)
     if array.size == 0:
         raise ValueError(
-            f"{function}: {name} has no ids, needed is at least one (bos_id begins a text)"
+            f"{function}: {name} has no ids, needs at least one (bos_id begins a text)"
         )
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError(
-            f"{function}: {name} is {array.dtype} of shape {array.shape}, needed is text or ids "
-            "(L,)"
+            f"{function}: {name} is {array.dtype} of shape {array.shape}, needs text or ids (L,)"
         )
     return [int(id) for id in array.tolist()]

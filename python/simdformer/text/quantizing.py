@@ -78,7 +78,7 @@ def quantize_checkpoint(
         The disk has no room, or takes no more. No part of a file is left behind.
     """
     if type not in MIXTURES:
-        raise ValueError(f"type is {type!r}, needed is one of {', '.join(MIXTURES)}")
+        raise ValueError(f"type is {type!r}, needs one of {', '.join(MIXTURES)}")
     target = Path(out)
     target.parent.stat()  # FileNotFoundError
     checkpoint = read_checkpoint(locate(path), format, config)

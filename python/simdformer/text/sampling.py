@@ -58,7 +58,7 @@ class Option(NamedTuple):
         right = is_number(value) if self.least is None else is_whole(value, self.least)
         if not (right and self.allowed(value)) and not (optional and value is None):
             needed = f"None or {self.needed}" if optional else self.needed
-            raise ValueError(f"sampling: {self.name} is {shown(value)}, needed is {needed}")
+            raise ValueError(f"sampling: {self.name} is {shown(value)}, needs {needed}")
 
 
 # In the order in which they are applied.
@@ -308,5 +308,5 @@ def check_names(function: str, given: Mapping[str, Any], known: Iterable[str]) -
             near = (
                 [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, known)
             )
-            meant = f"; {near[0]}?" if near else f", needed are some of {', '.join(known)}"
+            meant = f"; {near[0]}?" if near else f", needs some of {', '.join(known)}"
             raise TypeError(f"{function}: there is no option {name}{meant}")

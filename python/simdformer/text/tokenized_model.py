@@ -114,12 +114,12 @@ class TokenizedModel:
         model = draft.transformer if isinstance(draft, TokenizedModel) else draft
         if not isinstance(model, CausalModel):
             raise ValueError(
-                f'generate: draft is {shown(draft)}, needed is "prompt" or a model with the same '
+                f'generate: draft is {shown(draft)}, needs "prompt" or a model with the same '
                 "vocabulary"
             )
         if model.config.vocab_size != self.config.vocab_size:
             raise ValueError(
-                f"generate: draft has a vocabulary of {model.config.vocab_size}, needed is that of "
+                f"generate: draft has a vocabulary of {model.config.vocab_size}, needs that of "
                 f"the model, {self.config.vocab_size}"
             )
         return ModelDraft(model, positions)
@@ -139,8 +139,7 @@ class TokenizedModel:
         pages = cache.pages if isinstance(cache, KVCache) else cache
         if not isinstance(pages, PagedKVCache):
             raise TypeError(
-                f"{function}: cache is {shown(cache)}, needed is a KVCache; make one with "
-                "new_cache()"
+                f"{function}: cache is {shown(cache)}, needs a KVCache; make one with new_cache()"
             )
         if memory is not None:
             raise ValueError(f"{function}: cache has its memory already; leave out cache_memory")
@@ -182,7 +181,7 @@ class TokenizedModel:
         strings = [one for one in given if isinstance(one, str)]
         if len(ids) + len(strings) != len(given) or "" in strings:
             raise ValueError(
-                f"generate: stop is {shown(stop)}, needed are strings that are not empty, or ids"
+                f"generate: stop is {shown(stop)}, needs strings that are not empty, or ids"
             )
         if strings:
             self._need_tokenizer("a stop string")

@@ -50,7 +50,7 @@ def register() -> None:
     """
     if "q_length" not in inspect.signature(sdpa_mask).parameters:
         raise ImportError(
-            f"simdformer.transformers: found transformers {transformers.__version__}, needed is "
+            f"simdformer.transformers: found transformers {transformers.__version__}, needs "
             "5.4 or newer"
         )
     AttentionInterface.register(NAME, attention)

@@ -94,7 +94,7 @@ def look(
     if length > most:
         if not cut:
             raise ValueError(
-                f"look: the text has {length} tokens, needed are at most {most}; shorten it, say "
+                f"look: the text has {length} tokens, needs at most {most}; shorten it, say "
                 "cut=True, or allow more with max_tokens="
             )
         note = f"; the first {most} of {length} tokens"

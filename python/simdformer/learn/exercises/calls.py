@@ -152,7 +152,7 @@ def understood(returned: Any, results: int) -> Attempt:
     parts = returned if results > 1 else (returned,)
     if results > 1 and (not isinstance(parts, tuple | list) or len(parts) != results):
         found = f"{len(parts)} results" if isinstance(parts, tuple | list) else kind_of(parts)
-        return Attempt(complaint=f"returned {found}, needed are {results} arrays")
+        return Attempt(complaint=f"returned {found}, needs {results} arrays")
     arrays = []
     for part in parts:
         try:
@@ -161,7 +161,7 @@ def understood(returned: Any, results: int) -> Attempt:
             return Attempt(complaint=f"returned {kind_of(part)} that is no array of numbers")
         if arrays[-1].dtype.kind not in "fiub" and arrays[-1].dtype != bfloat16:
             return Attempt(
-                complaint=f"returned {kind_of(part)} of {arrays[-1].dtype}, needed are real numbers"
+                complaint=f"returned {kind_of(part)} of {arrays[-1].dtype}, needs real numbers"
             )
     return Attempt(tuple(arrays))
 

@@ -116,12 +116,12 @@ def attention_heads(
     cells = np.asarray(pattern, np.float64)
     if cells.ndim != 3 or not cells.size:
         raise ValueError(
-            f"plots.attention_heads: pattern has shape {cells.shape}, needed is (H,L,S), not empty"
+            f"plots.attention_heads: pattern has shape {cells.shape}, needs (H,L,S), not empty"
         )
     wanted = list(range(len(cells)) if heads is None else heads)
     if not wanted or not all(0 <= head < len(cells) for head in wanted):
         raise ValueError(
-            f"plots.attention_heads: heads is {wanted}, needed are some of 0 to {len(cells) - 1}"
+            f"plots.attention_heads: heads is {wanted}, needs some of 0 to {len(cells) - 1}"
         )
     labels = both_labels("attention_heads", cells.shape[1:], tokens, key_tokens)
     columns = max(1, min(columns, len(wanted)))
@@ -174,7 +174,7 @@ def error_map(
     mine, right = np.asarray(mine), np.asarray(right)
     if mine.shape != right.shape or not mine.size:
         raise ValueError(
-            f"plots.error_map: mine has shape {mine.shape}, right has {right.shape}; needed are "
+            f"plots.error_map: mine has shape {mine.shape}, right has {right.shape}, needs "
             "two of one shape, not empty"
         )
     leading = mine.shape[:-2]
@@ -231,7 +231,7 @@ def matrix(array: ArrayLike, function: str, name: str) -> Array:
     cells = np.asarray(array, np.float64)
     if cells.ndim != 2 or not cells.size:
         raise ValueError(
-            f"plots.{function}: {name} has shape {cells.shape}, needed is (L,S), not empty; of "
+            f"plots.{function}: {name} has shape {cells.shape}, needs (L,S), not empty; of "
             "several heads pick one, or see attention_heads"
         )
     return cells
@@ -252,7 +252,7 @@ def both_labels(
     ):
         if labels is not None and len(labels) != needed:
             raise ValueError(
-                f"plots.{function}: {name} are {len(labels)}, needed are {needed}, one for each"
+                f"plots.{function}: {name} are {len(labels)}, needs {needed}, one for each"
             )
     return tokens, key_tokens
 

@@ -80,7 +80,7 @@ def lines(
     for name, values in named.items():
         if values.shape != places.shape or values.ndim != 1:
             raise ValueError(
-                f"plots.lines: {name} has shape {values.shape}, x has {places.shape}; needed are "
+                f"plots.lines: {name} has shape {values.shape}, x has {places.shape}, needs "
                 "two of one shape (n,)"
             )
     with one_axes(ax, (6.4, 3.3)) as axes:
@@ -155,7 +155,7 @@ def roofline(
     roofs = dict(levels) if isinstance(levels, Mapping) else {"gigabytes_per_second": levels}
     for name, number in {"gflops": gflops, **roofs, **work, **reached}.items():
         if not number > 0:
-            raise ValueError(f"plots.roofline: {name} is {number}, needed is a number > 0")
+            raise ValueError(f"plots.roofline: {name} is {number}, needs a number > 0")
     if not work or not roofs:
         raise ValueError("plots.roofline: work or roofs are empty, needs at least one of each")
     slowest = list(roofs.values())[-1]

@@ -55,7 +55,7 @@ def all_heads(trace: Mapping[str, Array], *, title: str | None = None, ax: Any =
     if not patterns or any(one.ndim != 3 or not one.size for one in patterns):
         found = np.shape(patterns[0]) if patterns else "no layers.0.attn.pattern"
         raise ValueError(
-            f"plots.all_heads: the trace has {found}, needed is every layer's attn.pattern "
+            f"plots.all_heads: the trace has {found}, needs every layer's attn.pattern "
             "(H,L,S), of one text"
         )
     layers, heads = len(patterns), len(patterns[0])
@@ -126,13 +126,12 @@ def patching(
     table = np.asarray(restored, np.float64)
     if table.ndim != 2 or not table.size:
         raise ValueError(
-            f"plots.patching: restored has shape {table.shape}, needed is (layers, positions) or "
+            f"plots.patching: restored has shape {table.shape}, needs (layers, positions) or "
             "(layers, heads), not empty"
         )
     if tokens is not None and len(tokens) != table.shape[1]:
         raise ValueError(
-            f"plots.patching: tokens are {len(tokens)}, needed are {table.shape[1]}, one for each "
-            "column"
+            f"plots.patching: tokens are {len(tokens)}, needs {table.shape[1]}, one for each column"
         )
     columns = [*map(str, range(table.shape[1]))] if tokens is None else list(tokens)
     width = min(WIDEST, (0.55 if tokens is None else 0.3) * len(columns) + 1.9)
@@ -164,11 +163,11 @@ def token_losses(
     heights = np.asarray(losses, np.float64)
     if heights.ndim != 1 or not heights.size:
         raise ValueError(
-            f"plots.token_losses: losses have shape {heights.shape}, needed is (L-1,), not empty"
+            f"plots.token_losses: losses have shape {heights.shape}, needs (L-1,), not empty"
         )
     if tokens is not None and len(tokens) != len(heights) + 1:
         raise ValueError(
-            f"plots.token_losses: tokens are {len(tokens)}, needed are {len(heights) + 1}: those "
+            f"plots.token_losses: tokens are {len(tokens)}, needs {len(heights) + 1}: those "
             "of the whole text, of which the first has no loss"
         )
     labels = None if tokens is None else list(tokens)[1:]
@@ -220,7 +219,7 @@ def trace_errors(
         if full not in mine or np.shape(mine[full]) != np.shape(right[full]):
             found = f"shape {np.shape(mine[full])}" if full in mine else "nothing"
             raise ValueError(
-                f"plots.trace_errors: {full} has {found} in mine, needed is {np.shape(right[full])}"
+                f"plots.trace_errors: {full} has {found} in mine, needs {np.shape(right[full])}"
             )
         needed = np.asarray(right[full], np.float64)
         needed = needed.reshape(len(needed), -1)

@@ -157,7 +157,7 @@ def axes_grid(
         given = list(np.ravel(np.asarray(ax, dtype=object)))
         if len(given) < count:
             raise ValueError(
-                f"plots: ax has {len(given)} Axes, needed are {count}; make as many with "
+                f"plots: ax has {len(given)} Axes, needs {count}; make as many with "
                 "plt.subplots, or leave ax out"
             )
         with style():

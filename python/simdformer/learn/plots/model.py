@@ -145,13 +145,13 @@ def logit_lens(
     if missing or np.ndim(trace[names[0]]) != 2:
         found = f"no {missing[0]}" if missing else f"layers.0.resid_pre {np.shape(trace[names[0]])}"
         raise ValueError(
-            f"plots.logit_lens: the trace has {found}, needed are layers.0.resid_pre and every "
+            f"plots.logit_lens: the trace has {found}, needs layers.0.resid_pre and every "
             "layer's resid_post, each (L,E): the trace of one sequence"
         )
     length = len(trace[names[0]])
     tokens = getattr(trace, "tokens", None) if tokens is None else list(tokens)
     if tokens is not None and len(tokens) != length:
-        raise ValueError(f"plots.logit_lens: tokens are {len(tokens)}, needed are {length}")
+        raise ValueError(f"plots.logit_lens: tokens are {len(tokens)}, needs {length}")
     chosen = np.arange(length)[-MOST_POSITIONS:] if positions is None else np.asarray(positions)
     chosen = np.arange(length)[chosen]  # negative ones count from the end; IndexError past it
 
@@ -233,7 +233,7 @@ def parameter_budget(
     """
     named = {"": config} if isinstance(config, ModelConfig) else dict(config)
     if not named:
-        raise ValueError("plots.parameter_budget: no config is given, needed is at least one")
+        raise ValueError("plots.parameter_budget: no config is given, needs at least one")
     budgets = {name: count_parameters(one) for name, one in named.items()}
     totals = np.array([sum(budget.values()) for budget in budgets.values()])
     rows = np.arange(len(named))

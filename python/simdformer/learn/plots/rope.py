@@ -43,8 +43,7 @@ def rope_circle(row: ArrayLike, *, title: str | None = None, ax: "Axes | None" =
     numbers = np.asarray(row, np.complex128)
     if numbers.ndim != 1 or not numbers.size:
         raise ValueError(
-            f"plots.rope_circle: row has shape {numbers.shape}, needed is (D/2,): one row of "
-            "freqs_cis"
+            f"plots.rope_circle: row has shape {numbers.shape}, needs (D/2,): one row of freqs_cis"
         )
     with one_axes(ax, (4.3, 4.3)) as axes:
         colours = shades(len(numbers))
@@ -81,12 +80,12 @@ def rope_turns(
     """
     speeds = frequencies(inv_freq, "rope_turns")
     if positions < 1:
-        raise ValueError(f"plots.rope_turns: positions is {positions}, needed is a number > 0")
+        raise ValueError(f"plots.rope_turns: positions is {positions}, needs a number > 0")
     if pairs is None:
         pairs = sorted({round(part * (len(speeds) - 1)) for part in (0, 1 / 8, 1 / 4, 1 / 2)})
     if not pairs or not all(0 <= pair < len(speeds) for pair in pairs):
         raise ValueError(
-            f"plots.rope_turns: pairs is {list(pairs)}, needed are some of 0 to {len(speeds) - 1}"
+            f"plots.rope_turns: pairs is {list(pairs)}, needs some of 0 to {len(speeds) - 1}"
         )
     columns = min(4, len(pairs))
     side = min(2.6, WIDEST / columns)
@@ -133,7 +132,7 @@ def rope_bands(
     if stretched is not None and stretched.shape != lengths.shape:
         raise ValueError(
             f"plots.rope_bands: scaled has {stretched.size} frequencies, inv_freq {lengths.size}; "
-            "needed are as many"
+            "needs as many"
         )
     pairs = np.arange(lengths.size)
     with one_axes(ax, (6.4, 3.2)) as axes:
@@ -191,7 +190,7 @@ def frequencies(inv_freq: ArrayLike, function: str) -> Array:
     speeds = np.asarray(inv_freq, np.float64)
     if speeds.ndim != 1 or not speeds.size or not (speeds > 0).all():
         raise ValueError(
-            f"plots.{function}: inv_freq has shape {speeds.shape}, needed is (D/2,), all above 0; "
+            f"plots.{function}: inv_freq has shape {speeds.shape}, needs (D/2,), all above 0; "
             "rope_frequencies(head_dim, theta=...).inv_freq gives them"
         )
     return speeds

@@ -49,7 +49,7 @@ def attention_stages(
     if hidden.shape != raw.shape:
         raise ValueError(
             f"plots.attention_stages: mask has shape {hidden.shape}, scores have {raw.shape}; "
-            "needed are two of one shape"
+            "needs two of one shape"
         )
     masked = np.where(hidden, raw, -np.inf) if hidden.dtype == bool else raw + hidden
     if np.isneginf(masked).all(-1).any():
