@@ -67,7 +67,7 @@ HEADERS = [
 LENGTHS = [100, 2**31, 2**63, 2**64 - 1]
 SAFETENSORS = [(file_of(header, bytes(size)), message) for header, size, message in HEADERS]
 SAFETENSORS += [
-    (struct.pack("<Q", length) + b"{}", f"found a header of {length} bytes in a file of 10; needed")
+    (struct.pack("<Q", length) + b"{}", f"found a header of {length} bytes in a file of 10, needs")
     for length in LENGTHS
 ]
 
@@ -205,7 +205,7 @@ OUTSIDE_OF_STORAGE = [
         {"count": 25},
         "tensor 'x': found 96 bytes, needs 100 for the 25 elements of its storage",
     ),
-    ({"count": 2**61}, "tensor 'x': found 96 bytes; needs"),
+    ({"count": 2**61}, "tensor 'x': found 96 bytes, needs"),
     ({"shape": (4, 6)}, "2 sizes and 1 strides"),
     ({"shape": (1,) * 17, "strides": (1,) * 17}, "17 sizes and 17 strides"),
     ({"offset": -1}, "not whole numbers >= 0"),

@@ -15,7 +15,7 @@ from simdformer.reference import RopeFrequencies
 
 __all__ = ["rope_frequencies"]
 
-# What a type needs, and what it may have besides.
+# What a type needs, and what else it may have.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

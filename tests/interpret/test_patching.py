@@ -196,7 +196,7 @@ def test_a_metric_tells_the_texts_apart():
             TypeError,
             r"metric is \(1, 2, 3\), needs a function of the logits \(L,V\)",
         ),
-        ((), TypeError, r"metric is \(\), needed"),
+        ((), TypeError, r"metric is \(\), needs"),
         (None, TypeError, "metric is None, needs a token"),
         (300, IndexError, "metric is 300, needs an id from 0 to 299"),
         (" red", ValueError, "metric is text, and this model has no tokenizer; give an id"),

@@ -438,13 +438,13 @@ QWEN = {"model_type": "qwen3", "architectures": None}
 BAD_CONFIGS = [
     (
         {"model_type": "gpt_neox"},
-        "model_type = 'gpt_neox' (architectures: ['LlamaForCausalLM']); needs",
+        "model_type = 'gpt_neox' (architectures: ['LlamaForCausalLM']), needs",
     ),
     ({"model_type": ["llama"]}, "model_type = ['llama']"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures = ['LlamaForSequence"),
-    ({"hidden_size": None}, "found no hidden_size; needed"),
-    ({"rms_norm_eps": None, "vocab_size": None}, "found no vocab_size, no rms_norm_eps; needed"),
-    (QWEN | {"mlp_bias": True}, "mlp_bias = True, which is not supported; needed"),
+    ({"hidden_size": None}, "found no hidden_size, needs"),
+    ({"rms_norm_eps": None, "vocab_size": None}, "found no vocab_size, no rms_norm_eps, needs"),
+    (QWEN | {"mlp_bias": True}, "mlp_bias = True, which is not supported, needs"),
     ({"mlp_bias": 1}, "mlp_bias = 1, needs True or False"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu', which is not supported, needs 'silu'"),
     ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method = None, needs "),
@@ -458,13 +458,13 @@ BAD_CONFIGS = [
     ({"num_hidden_layers": 2}, "left over: model.layers.2."),
     (
         {"hidden_size": 10**12},
-        "(96, 32) [embed] in model.safetensors, needed (96, 1000000000000) = (vocab_size, hidden_s",
+        "(96, 32) [embed] in model.safetensors, needs (96, 1000000000000) = (vocab_size, hidden_s",
     ),
     (
         {"head_dim": 10**9},
-        "[layers.0.wq] in model.safetensors, needed (4000000000, 32) = (num_attention_heads * head",
+        "[layers.0.wq] in model.safetensors, needs (4000000000, 32) = (num_attention_heads * head",
     ),
-    ({"vocab_size": 2**63}, "in model.safetensors, needed (9223372036854775808, 32)"),
+    ({"vocab_size": 2**63}, "in model.safetensors, needs (9223372036854775808, 32)"),
     (
         {"max_position_embeddings": 10**18},
         "max_position_embeddings = 1000000000000000000, needs at most",
@@ -567,7 +567,7 @@ def test_windows_of_qwen_need_their_rule(copy_of):
     ("changes", "message"),
     [
         ({"norm_eps": None}, "found no norm_eps, needs a value for each"),
-        ({"moe": {"experts": 8}}, "entries that are not understood: 'moe'; needed"),
+        ({"moe": {"experts": 8}}, "entries that are not understood: 'moe', needs"),
         ({"quantization_args": {}, "lora_args": {}}, "'quantization_args', 'lora_args'"),
         ({"dim": 10**12}, "dim = 1000000000000, needs a whole number > 0"),
         ({"dim": True}, "dim = True, needs a whole number > 0"),
@@ -580,13 +580,13 @@ def test_windows_of_qwen_need_their_rule(copy_of):
         ({"multiple_of": 0}, "multiple_of = 0, needs a whole number > 0"),
         (
             {"multiple_of": 2**29},
-            "[layers.0.gate] in consolidated.00.pth, needed (536870912, 32) = (width by",
+            "[layers.0.gate] in consolidated.00.pth, needs (536870912, 32) = (width by",
         ),
         ({"ffn_dim_multiplier": "1.3"}, "ffn_dim_multiplier = '1.3'"),
         ({"ffn_dim_multiplier": 1e300}, "ffn_dim_multiplier = 1e+300"),
         (
             {"vocab_size": 95},
-            "tok_embeddings.weight (96, 32) [embed] in consolidated.00.pth, needed (95, ",
+            "tok_embeddings.weight (96, 32) [embed] in consolidated.00.pth, needs (95, ",
         ),
         ({"use_scaled_rope": 1}, "use_scaled_rope = 1, needs true or false"),
         ({"rope_theta": 0}, "theta is 0, needs a finite number > 0"),
@@ -662,8 +662,8 @@ def test_names_of_ours_in_a_file_are_left_over(copy_of):
 @pytest.mark.parametrize(
     ("dtype", "activations", "message"),
     [
-        (torch.float64, "float32", "weights are float64, needed beside activations of float32 is"),
-        (torch.float16, "bfloat16", "weights are float16, needed beside activations of bfloat16"),
+        (torch.float64, "float32", "weights are float64, needs .* beside activations of float32;"),
+        (torch.float16, "bfloat16", "weights are float16, needs .* beside activations of bfloat16"),
         (torch.float32, "int32", "activations is int32, needs float32, bfloat16 or float16"),
     ],
 )

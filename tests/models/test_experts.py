@@ -408,7 +408,7 @@ GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
         (
             lambda t: t.update({GATE: torch.zeros(25, 32)}),
             {},
-            f"misshapen: {GATE} (25, 32) [layers.1.experts.3.gate] in model.safetensors, needed (2",
+            f"misshapen: {GATE} (25, 32) [layers.1.experts.3.gate] in model.safetensors, needs (2",
         ),
         (
             lambda t: None,
@@ -422,7 +422,7 @@ GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
         ),
         (lambda t: None, {"num_experts_per_tok": 6}, "num_experts_per_tok = 6, needs from 1"),
         (lambda t: None, {"num_experts": 4}, "num_local_experts and num_experts that disagree"),
-        (lambda t: None, {"num_experts_per_tok": None}, "found no num_experts_per_tok; needed"),
+        (lambda t: None, {"num_experts_per_tok": None}, "found no num_experts_per_tok, needs"),
         (lambda t: None, {"mlp_only_layers": [-1]}, "mlp_only_layers = [-1], needs a list"),
         (lambda t: None, {"decoder_sparse_step": 0}, "decoder_sparse_step = 0, needs a who"),
         (lambda t: None, {"norm_topk_prob": 1}, "norm_topk_prob = 1, needs True or False"),

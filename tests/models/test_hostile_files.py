@@ -105,11 +105,11 @@ def test_files_are_closed_when_nobody_holds_a_tensor(checkpoint):
 
 REGULAR = "needs a regular file"
 INSTEAD = {  # what it is, how it is made, what is said of it
-    "directory": (lambda file: file.mkdir(), f"found a directory; {REGULAR}"),
-    "pipe": (lambda file: os.mkfifo(file), f"found a pipe; {REGULAR}"),
+    "directory": (lambda file: file.mkdir(), f"found a directory, {REGULAR}"),
+    "pipe": (lambda file: os.mkfifo(file), f"found a pipe, {REGULAR}"),
     "empty": (lambda file: file.touch(), "found an empty file; download or export it again"),
     "endless": (lambda file: file.touch() or os.truncate(file, 1 << 40), ""),
-    "device": (lambda file: file.symlink_to("/dev/zero"), f"found a device; {REGULAR}"),
+    "device": (lambda file: file.symlink_to("/dev/zero"), f"found a device, {REGULAR}"),
     "nothing": (lambda file: file.symlink_to("nowhere"), ""),
     "itself": (lambda file: file.symlink_to(file.name), ""),
 }

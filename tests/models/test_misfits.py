@@ -67,9 +67,9 @@ def test_a_tensor_of_another_shape_names_the_fields_that_ask_for_it(huggingface)
     assert refusal(folder).startswith(
         f"{folder}/config.json: found tensors that do not fit it: misshapen: "
         "model.layers.0.mlp.gate_proj.weight (8, 8) [layers.0.gate] in model.safetensors, "
-        f"needed (9, 8) = (intermediate_size, hidden_size); {UP} (8, 8) [layers.0.up] in"
+        f"needs (9, 8) = (intermediate_size, hidden_size); {UP} (8, 8) [layers.0.up] in"
     )
-    assert "needed (12, 8) = (num_attention_heads * head_dim, hidden_size)" in refusal(
+    assert "needs (12, 8) = (num_attention_heads * head_dim, hidden_size)" in refusal(
         huggingface(num_attention_heads=3, num_key_value_heads=1)
     )
 
@@ -86,8 +86,8 @@ def test_each_tensor_is_named_with_its_own_file(huggingface):
             placed = {tensor: name for name, part in parts.items() for tensor in part}
             (folder / f"{SAFETENSORS}.index.json").write_text(json.dumps({"weight_map": placed}))
         message = refusal(folder)
-        assert f"{UP} (8, 8) [layers.0.up] in a.safetensors, needed" in message
-        assert "[layers.0.gate] in b.safetensors, needed" in message
+        assert f"{UP} (8, 8) [layers.0.up] in a.safetensors, needs" in message
+        assert "[layers.0.gate] in b.safetensors, needs" in message
     tensors.pop("model.norm.weight")
     (folder / "b.safetensors").write_bytes(seeds.safetensors_bytes(tensors))
     placed.pop("model.norm.weight")
@@ -106,9 +106,9 @@ def test_metas_tensors_and_fields_have_metas_names(meta):
     message = refusal(meta(n_heads=4, n_kv_heads=1))
     assert message == (
         f"{folder}/params.json: found tensors that do not fit it: misshapen: "
-        "layers.0.attention.wk.weight (4, 8) [layers.0.wk] in consolidated.00.pth, needed (2, 8) = "
+        "layers.0.attention.wk.weight (4, 8) [layers.0.wk] in consolidated.00.pth, needs (2, 8) = "
         "(n_kv_heads * (dim / n_heads), dim); layers.0.attention.wv.weight (4, 8) [layers.0.wv] in "
-        "consolidated.00.pth, needed (2, 8) = (n_kv_heads * (dim / n_heads), dim)"
+        "consolidated.00.pth, needs (2, 8) = (n_kv_heads * (dim / n_heads), dim)"
     )
 
 

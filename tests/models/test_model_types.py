@@ -175,11 +175,11 @@ def test_phi_3_turns_a_part_of_each_head():
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("gemma2", {"hidden_activation": None}, "found no hidden_activation; needed"),
+        ("gemma2", {"hidden_activation": None}, "found no hidden_activation, needs"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu', which is not supp"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0, needs a whole"),
         ("gemma2", {"hidden_size": "64"}, "hidden_size = '64', needs a whole number"),
-        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping = -1.0; needs"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping = -1.0, needs"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True, wh"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0, which"),
         ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0, needs a"),
@@ -194,7 +194,7 @@ def test_phi_3_turns_a_part_of_each_head():
             "rope_type = 'linear', which is not supported, needs 'default'",
         ),
         ("gemma3_text", {"rope_parameters": {"full_attention": [1]}}, "an object for each type"),
-        ("gemma3_text", {"rope_local_base_freq": -1}, "rope_local_base_freq = -1; needs"),
+        ("gemma3_text", {"rope_local_base_freq": -1}, "rope_local_base_freq = -1, needs"),
         ("gpt2", GPT2 | {"n_embd": None}, "found no n_embd, needs a value"),
         ("gpt2", GPT2 | {"n_embd": 66}, "n_head = 4, needs a divisor of n_embd = 66"),
         ("gpt2", GPT2 | {"n_inner": -1}, "n_inner = -1, needs a whole number > 0"),
@@ -208,7 +208,7 @@ def test_phi_3_turns_a_part_of_each_head():
         ("granite", {"logits_scaling": 0}, "logits_scaling = 0, needs finite and > 0"),
         ("smollm3", {"mlp_bias": True}, "mlp_bias = True, which is not supported"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0], needs 0 or 1 for"),
-        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0; needs"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0, needs"),
         ("olmo2", {"sliding_window": 8}, "needs null or layer_types: olmo2 has none"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "has no short_factor, long_factor, orig"),
         (
@@ -287,7 +287,7 @@ QKV = "model.layers.1.self_attn.qkv_proj.weight"
         (
             "phi3",
             lambda t: t.update({QKV: torch.zeros(63, 32)}),
-            f"misshapen: {QKV} (15, 32) [layers.1.wv] in model.safetensors, needed (16, 32) = (n",
+            f"misshapen: {QKV} (15, 32) [layers.1.wv] in model.safetensors, needs (16, 32) = (n",
         ),
         (
             "phi3",
@@ -298,7 +298,7 @@ QKV = "model.layers.1.self_attn.qkv_proj.weight"
         (
             "olmo2",
             lambda t: t.update({"model.layers.0.self_attn.k_norm.weight": torch.zeros(8)}),
-            "(8,) [layers.0.k_norm] in model.safetensors, needed (16,) = (num_key_value_heads * ",
+            "(8,) [layers.0.k_norm] in model.safetensors, needs (16,) = (num_key_value_heads * ",
         ),
         (
             "gemma2",

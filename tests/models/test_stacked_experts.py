@@ -96,7 +96,7 @@ SCALES = BLOCKS.replace("blocks", "scales")
         ),
         (
             lambda t: t.update({BLOCKS: t[BLOCKS][..., :15]}),
-            f"{BLOCKS!r}: found uint8 (64, 3, 15) of an expert beside scales (64, 3); needs",
+            f"{BLOCKS!r}: found uint8 (64, 3, 15) of an expert beside scales (64, 3), needs",
         ),
         (
             lambda t: t.update({SCALES: t[SCALES].float()}),
@@ -134,7 +134,7 @@ def test_mxfp4_that_does_not_fit_is_named(few_bits, change, message):
         ),
         ("gpt-oss", {"rope_parameters": None}, "rope_scaling = None, needs an object"),
         ("gpt-oss", {"swiglu_limit": 0}, "swiglu_limit = 0, needs finite and > 0"),
-        ("gpt-oss", {"num_local_experts": None}, "found no num_local_experts; needed"),
+        ("gpt-oss", {"num_local_experts": None}, "found no num_local_experts, needs"),
         (
             "mixtral",
             {"quantization_config": {"quant_method": "mxfp4"}},
@@ -209,7 +209,7 @@ def test_gguf_experts_that_do_not_fit_are_named(tmp_path):
         lambda t: t.pop(name)
     )
     assert (
-        f"misshapen: {name} (32, 20) [layers.2.experts.0.down] in model.gguf, needed (32, 24) = "
+        f"misshapen: {name} (32, 20) [layers.2.experts.0.down] in model.gguf, needs (32, 24) = "
         "(qwen3moe.embedding_length, qwen3moe.expert_feed_forward_length)"
     ) in refusal(lambda t: t.update({name: t[name][..., :20]}))
 

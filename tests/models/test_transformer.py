@@ -490,7 +490,7 @@ def test_weights_that_do_not_fit_are_listed():
     assert str(caught.value) == (
         "model: the weights do not fit the config: missing: layers.2.wq (32, 32), left over: "
         "layers.9.wq (32, 32), "
-        "misshapen: layers.0.wv (32, 16), needed (16, 32)"
+        "misshapen: layers.0.wv (32, 16), needs (16, 32)"
     )
 
 

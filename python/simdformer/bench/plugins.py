@@ -46,7 +46,7 @@ class PluginRun(ModelRun):
 
 
 def loaded(name: str, inputs: Inputs) -> Any:
-    """A model of its own over the weights of all; ours has packed ones besides."""
+    """A model of its own over the weights of all; ours also has packed ones."""
     from simdformer.torch import accelerate
     from simdformer.transformers import NAME, register
 

@@ -107,7 +107,7 @@ class Loaded:
 @dataclass(frozen=True)
 class Result:
     """One case: measurements by contestant, and why others are missing. `skipped`: why it could not
-    be measured at all. `loaded`: of a case that loads a model.
+    be measured at all. `loaded`: what loading costs, in a case that loads a model.
     """
 
     case: Case

@@ -171,7 +171,8 @@ def run(
 
 
 def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) -> Result:
-    """One case. Who gives another result than float64 does not race, and is listed as missing."""
+    """One case. A library whose result differs from float64 does not race, and is listed as
+    missing."""
     work = case.work
     if isinstance(work, Loading):
         return run_loading(case, work, limits, budget)

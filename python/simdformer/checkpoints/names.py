@@ -137,7 +137,7 @@ class Names:
             text = f"{printable(name)} {what}{ours} in {file}"
             if misfit.what == "misshapen":
                 asked = ", ".join(map(self.told, axes[misfit.name]))
-                text += f", needed {misfit.needed} = ({asked})"
+                text += f", needs {misfit.needed} = ({asked})"
             return text
 
         raise CheckpointError(

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def fields_of(config: ModelConfig) -> dict[str, Any]:
-    """The sizes, and of the switches those that make it another model than Llama."""
+    """The sizes, and the switches that make it differ from Llama."""
     found = {field: getattr(config, field.name) for field in fields(config)}
     told = {field.name: value for field, value in found.items() if value != field.default}
     without = () if config.positions == "rope" else ("rope_theta", "rope_layout")

@@ -132,8 +132,8 @@ def run(options: argparse.Namespace) -> int:
         f"{most}\n"
         f"a machine like this one: {output.memory(memory)}, {rates.threads} threads, "
         f"{rates.read / 1e9:.1f} GB/s of {most},\n"
-        f"  {rates.operations / 1e9:.0f} GFLOPS with a prompt, {rates.layer * 1e6:.0f} us a layer "
-        "besides\n"
+        f"  {rates.operations / 1e9:.0f} GFLOPS with a prompt, {rates.layer * 1e6:.0f} us more a "
+        "layer\n"
         f"link: {link.bandwidth * 8e-9:.3g} Gb/s, {link.latency * 1e6:.3g} us; KV cache: "
         f"{load.context} positions; prompt: {load.prompt} ids\n"
     )

@@ -108,8 +108,8 @@ class Lines:
 
 
 def difference(wrong: list[str], right: list[str]) -> list[str]:
-    """The lines of the wrong one behind -, those of the right one behind +; of a few lines also
-    what they have in common."""
+    """The lines of the wrong one behind -, those of the right one behind +; where they are
+    few, also what they have in common."""
     lines = [line for line in difflib.ndiff(wrong, right) if not line.startswith("? ")]
     changed = [line for line in lines if not line.startswith("  ")]
     return lines if changed and len(lines) <= CONTEXT else changed

@@ -2,7 +2,7 @@
 
 A program is a text of steps, each a few lines on the variables of one run (see lines.py). The
 variables that it starts from are the arguments of the operation that it spells out, by the names of
-that operation's signature; of a layer, the layer's attributes too. The result is `out`, a tuple or
+that operation's signature, and a layer's attributes. The result is `out`, a tuple or
 list where the operation gives one:
 
     softmax = Program(

@@ -29,7 +29,7 @@ __all__ = [
 #   untraced     a step that a learner may have, and no trace has
 #   skipped      a model that lacks it reads its source instead
 #   by expert    of a model that several ranks hold, each has that of its own experts, 0 elsewhere
-#   added        each rank has what it adds to a sum; of all others its part along H, K, I or J
+#   added        each rank has what it adds to a sum; all others, its part along H, K, I or J
 BEFORE_LAYERS = """
 embed                | LE  |                        |                   | hook_embed
 pos_embed            | LE  |                        | learned positions | hook_pos_embed

@@ -166,7 +166,7 @@ class KVCache:
 
         Gives copies (B,K,length + T,D) of everything. The new positions count only after
         `advance`, when all layers are written. ValueError: they do not fit, or have another shape;
-        TypeError: another dtype than the cache's, float32 or a smaller one.
+        TypeError: not the cache's dtype, float32 or a smaller one.
         """
         key, value = new_of_layer("KVCache.write", self.data, layer, key, value, self.batch)
         new = key.shape[2]

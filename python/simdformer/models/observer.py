@@ -47,8 +47,8 @@ def meant_names(config: ModelConfig, glob: str, who: str) -> list[str]:
 
 
 class Observer:
-    """Sees the activations (B, ...) of a forward pass one after the other; of a model that several
-    ranks hold, whole ones.
+    """Sees the activations (B, ...) of a forward pass one after the other; whole ones,
+    where several ranks hold the model.
 
     names : globs, or None for all
         What to keep in `activations`, as float32, or ids as they are.
@@ -112,7 +112,7 @@ class Observer:
         return self._ranks.all_gather(value, *split) if split else value
 
     def _own(self, name: str, whole: Array) -> Array:
-        """What of a whole one is this rank's; of a sum all is rank 0's."""
+        """The part of a whole one that is this rank's; a sum is all rank 0's."""
         row = self._rows[name]
         if row.mark == "added":
             return whole if self._ranks.communicator.rank == 0 else np.zeros_like(whole)

@@ -315,9 +315,10 @@ def check_dtypes(
     else:
         wrong = [str(np.dtype(dtype))] if np.dtype(dtype) not in BESIDE[activations] else []
     if wrong:
+        may = " or ".join(map(str, BESIDE[activations]))
         raise TypeError(
-            f"model: weights are {' and '.join(wrong)}, needed beside activations of {activations} "
-            f"is {' or '.join(map(str, BESIDE[activations]))}; say which with dtype="
+            f"model: weights are {' and '.join(wrong)}, needs {may} "
+            f"beside activations of {activations}; say which with dtype="
         )
 
 
@@ -334,7 +335,7 @@ class Misfit:
 
     def __str__(self) -> str:
         if self.what == "misshapen":
-            return f"{self.name} {self.found}, needed {self.needed}"
+            return f"{self.name} {self.found}, needs {self.needed}"
         return f"{self.name} {self.dtype or self.found or self.needed}"
 
 

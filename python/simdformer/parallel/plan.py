@@ -32,7 +32,7 @@ class Rates:
     operations
         Multiplications and additions a second, when it reads a prompt.
     layer
-        Seconds that a layer of one token takes besides: calls, and all that is small.
+        Seconds that a layer of one token also takes: calls, and all that is small.
     threads
         How many it computes with.
     """

@@ -163,7 +163,7 @@ def sides(window: Window, is_causal: bool) -> tuple[int | None, int | None]:
 class Places(NamedTuple):
     """Where queries and keys stand; arrays broadcast to (...,H,L,S).
 
-    position : of each query, among the keys
+    position : that of each query, among the keys
     first : the key from which positions of its text are counted
     own : whether a key belongs to the query's text
     """

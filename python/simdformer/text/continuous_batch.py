@@ -63,7 +63,7 @@ class Request:
 
     def answer(self, logits: Array) -> int:
         """Chooses by logits (rows,V) behind the last id and behind each proposed one, up to the
-        first that is another than the one proposed; how many it chose beyond one."""
+        first that differs from the one proposed; how many it chose beyond one."""
         for accepted, row in enumerate(logits):
             self.put(row)
             agrees = accepted < len(self.proposed) and self.proposed[accepted] == self.text.ids[-1]

@@ -83,7 +83,7 @@ def vocabulary_keys(
         wrong = cut_otherwise(named, tokenizer)
     if wrong is not None:
         raise CheckpointError(
-            f"a tokenizer that cuts {wrong[:20]!r} in another way than its like in GGUF files",
+            f"a tokenizer that cuts {wrong[:20]!r} differently from its like in GGUF files",
             "one of the usual kinds",
             file=file,
             advice="leave the tokenizer out with tokenizer=False (--no-tokenizer)",

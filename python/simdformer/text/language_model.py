@@ -96,7 +96,7 @@ class LanguageModel(TokenizedModel):
 
     def loss(self, text: TextOrIds) -> Any:
         """The negative log-likelihood of each token but the first, given those before it, in nats:
-        (L-1,) float64, which Jupyter shows as the tokens; of a list of texts, or of ids (B,L), a
+        (L-1,) float64, which Jupyter shows as the tokens. A list of texts, or ids (B,L), gives a
         list of such.
 
         ValueError: text without a tokenizer, more ids than max_seq_len. TypeError: neither text

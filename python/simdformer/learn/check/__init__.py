@@ -7,7 +7,7 @@ search       which variations of the operation's program give this array
 constants    which other value of a constant gives it
 evidence     which of these is believed
 shapes       what was done to the axes, where those are wrong
-describe     what can be said where no mistake explains it; remarks: what is worth knowing besides
+describe     what can be said where no mistake explains it; remarks: what else is worth knowing
 report       the answer, for terminal and notebook
 judge        all of these in order: `simdformer.check`
 """

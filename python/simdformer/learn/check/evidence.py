@@ -29,7 +29,7 @@ MUCH = 2.5  # times the usual error of rounding: one of a coarser dtype is more 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Right or wrong, how far off, why, and what is to be said besides; `untried` is how many
+    """Right or wrong, how far off, why, and what else is to be said; `untried` is how many
     mistakes of how many there was no time for."""
 
     ok: bool

@@ -1,4 +1,4 @@
-"""What is worth knowing about a check besides its answer."""
+"""What is worth knowing about a check beyond its answer."""
 
 from collections.abc import Iterator
 from typing import Any

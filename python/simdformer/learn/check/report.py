@@ -97,7 +97,7 @@ class Report:
     where : a `Where`, or None when all is right or the shapes differ
     explanations : everything that explains the array, each a tuple of mistakes made together
     diagnosis : the mistakes in these; empty when the array is right, or when nothing known gives it
-    remarks : what is worth knowing besides
+    remarks : what else is worth knowing
     observations : when nothing known gives the array, what can be said about it
     shape, dtype, axes : of the result that is off the most, its last axes by name; expected : the
         shape it should have

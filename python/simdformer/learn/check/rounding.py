@@ -46,7 +46,7 @@ class RandomRounding:
     """Rounds everything that a run computes to a dtype, up or down at random.
 
     only : the full name of the one step whose results are rounded; None is all of them, and the
-        inputs are off by half a unit besides, which is what sums in another order do
+        inputs are off by half a unit too, which is what sums in another order do
     times : how many times as much, a power of two
     """
 

@@ -1,4 +1,4 @@
-"""Arrays of another shape than is needed: what was done to the axes."""
+"""Arrays of a wrong shape: what was done to the axes."""
 
 from collections.abc import Iterator
 from itertools import permutations

@@ -49,7 +49,7 @@ def check(
     code : function, module, dict of names (`globals()`), or the path of a file
         A file runs in a process of its own: see `check_file`. The others run here.
     name : str, optional
-        The exercise that a function is meant for, where it has another name; of a file the one
+        The exercise that a function is meant for, where it has another name; in a file, the one
         function to look at.
 
     Returns

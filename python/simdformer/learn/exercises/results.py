@@ -249,7 +249,7 @@ def asked(question: Question, mine: Any) -> Report:
     for."""
     op, args = question.op, question.args
     if op not in STEPS:
-        if op is rope_frequencies:  # which gives a factor besides
+        if op is rope_frequencies:  # which also gives a factor
             mine = (mine, 1.0)
         return check(op, mine, *args, **question.kwargs)
     variables = dict(zip(inspect.signature(op).parameters, args, strict=True))

@@ -123,7 +123,7 @@ mistakes(
         np.tile, or torch's repeat, gives query head h the key head h % K, not h // group.
         > Use np.repeat(key, H // K, axis=-3), in torch repeat_interleave, or sf.repeat_kv.
         | k_head = v_head = np.arange(num_heads) % num_kv_heads
-    values_tiled: values are shared in another order than keys: tiled a b a b
+    values_tiled: values are shared in an order unlike that of keys: tiled a b a b
         Only one of the two repeat lines is right.
         > Repeat keys and values in the same way, a a b b.
         | ...; v_head = np.arange(num_heads) % num_kv_heads

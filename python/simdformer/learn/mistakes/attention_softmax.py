@@ -1,4 +1,4 @@
-"""What goes wrong in the softmax of attention, and in what is handed out besides."""
+"""What goes wrong in the softmax of attention, and in what else is handed out."""
 
 from simdformer.learn.catalogue import mistakes
 

@@ -51,7 +51,7 @@ def first_layers(variables: dict[str, Any]) -> dict[str, Any]:
 class ModelSteps:
     """The steps of one forward pass of a model on ids (B,L).
 
-    names : of all activations, in the order of computation
+    names : those of all activations, in the order of computation
     right : what the model itself computes, by name
     """
 
