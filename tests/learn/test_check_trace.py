@@ -716,6 +716,37 @@ def test_hooks_on_the_modules_of_transformers(name, tmp_path):
     assert report.diagnosis[0].title == "this is what layer 0's up (w3) gives"
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16], ids=str)
+def test_what_transformer_lens_calls_normalized_has_no_weight(dtype):
+    """Of an RMSNorm; and a wrong one is wrong still."""
+    model, weights = made("qwen3")
+    right = learner(CONFIGS["qwen3"], weights, IDS)
+    rows = {"blocks.1.ln1": "layers.1.attn_norm", "blocks.0.ln2": "layers.0.mlp_norm"}
+    rows |= {"ln_final": "final_norm"}
+    mine = {
+        f"{theirs}.hook_normalized": (right[ours] / weights[ours]).astype(dtype)
+        for theirs, ours in rows.items()
+    }
+    report = sf.check_trace(mine, model, IDS)
+    assert report.ok, report
+    assert len(report.checked) == 3
+    assert "'ln_final.hook_normalized' is what the norm gives before its weight" in report.remarks
+    with_weight = {f"{theirs}.hook_normalized": right[ours] for theirs, ours in rows.items()}
+    assert sf.check_trace(with_weight, model, IDS).remarks == ()
+    mine["blocks.1.ln1.hook_normalized"] = 1.5 * mine["blocks.1.ln1.hook_normalized"]
+    assert sf.check_trace(mine, model, IDS).first_wrong.startswith("layers.1.attn_norm")
+
+
+def test_a_text_stands_for_its_ids():
+    model = sf.from_pretrained(sf.demo_path())
+    _, trace = model.run_with_cache("Mia has a red kite.")
+    mine = {"resid_post": trace["layers.0.resid_post"]}
+    assert sf.check_trace(mine, model, "Mia has a red kite.").ok
+    assert not sf.check_trace(mine, model, "Mia has a red boat.").ok
+    with pytest.raises(ValueError, match="ids is a text, and this model has no tokenizer"):
+        sf.check_trace(mine, model.transformer, "Mia has a red kite.")
+
+
 def test_what_is_no_trace_is_refused(llama):
     model, _ = llama
     with pytest.raises(TypeError, match="mine is a list, needs a dict of arrays"):

@@ -9,6 +9,7 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import TOLERANCE, compare, float_dtypes, numbers
+from simdformer.learn.check.problem import distance
 from simdformer.learn.check.report import Report
 from simdformer.learn.check.rounding import F32, coarser
 from simdformer.learn.trace.axes import (
@@ -31,7 +32,7 @@ from simdformer.learn.trace.places import (
 from simdformer.learn.trace.question import ExpectedActivation, OfModel
 from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps
-from simdformer.models.activation_table import layer_of, trace_names
+from simdformer.models.activation_table import layer_and_short_name, layer_of, trace_names
 from simdformer.models.forward_pass import checked_ids
 from simdformer.models.progress import Progress
 from simdformer.models.transformer import Transformer
@@ -62,7 +63,7 @@ WAYS = 4  # of understanding an array, which are looked at thoroughly
 def check_trace(
     mine: Mapping[Any, Any],
     model: Any,
-    ids: NumpyArrayLike,
+    ids: NumpyArrayLike | str,
     aliases: Mapping[Any, Any] | None = None,
 ) -> TraceReport:
     """Compares a learner's activations with those of a model, and names the first mistake.
@@ -77,8 +78,8 @@ def check_trace(
         before positions or after them, or lie side by side.
     model : LanguageModel or Transformer
         Gives the weights, and the right values.
-    ids : (L,) or (B,L)
-        What the learner's model read.
+    ids : (L,) or (B,L), or str
+        What the learner's model read; a text stands for the ids that the model's tokenizer gives.
     aliases : dict, optional
         The learner's own names: {"x_after_attention": "layers.0.resid_mid"}.
 
@@ -92,9 +93,9 @@ def check_trace(
     Raises
     ------
     TypeError
-        mine is no dict; ids are no integers.
+        mine is no dict; ids are neither integers nor a text.
     ValueError
-        No name in mine is known.
+        No name in mine is known; ids is a text, and the model has no tokenizer.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -112,6 +113,13 @@ def check_trace(
         raise TypeError(
             f"check_trace: model is a {type(model).__name__}, needs what from_pretrained gives"
         )
+    if isinstance(ids, str):
+        tokenizer = getattr(model, "tokenizer", None)
+        if tokenizer is None:
+            raise ValueError(
+                "check_trace: ids is a text, and this model has no tokenizer; give its ids"
+            )
+        ids = tokenizer.encode(ids)
     numbers_of_ids = checked_ids(ids)
     return Examination(transformer, numbers_of_ids, aliases or {}).of(mine)
 
@@ -192,7 +200,8 @@ class Examination:
             if meant is None:
                 unknown[key] = near(key, self.config)
                 continue
-            array = in_few_bits(array_of(value), meant.name)
+            array = self.with_weight(key, array_of(value), meant.name)
+            array = in_few_bits(array, meant.name)
             if self.is_weight(array, meant):
                 weights.append(key)
             else:
@@ -206,6 +215,25 @@ class Examination:
         order = {name: number for number, name in enumerate(self.steps.names)}
         entries.sort(key=lambda entry: (order[entry.place.name], entry.place.head or 0))
         return entries, unknown, weights
+
+    def with_weight(self, key: Any, array: Array, name: str) -> Array:
+        """TransformerLens' hook_normalized of an RMSNorm is x over its root mean square; here, as
+        in its LayerNorm, the weight is in it."""
+        if not str(key).endswith("hook_normalized") or self.config.norm != "rms_norm":
+            return array
+        layer, norm = layer_and_short_name(name)
+        weight = self.steps.tensors(norm, layer)
+        if weight is None or array.dtype not in TOLERANCE or array.shape[-1:] != weight.shape:
+            return array
+        weighed = (numbers(array) * numbers(weight)).astype(array.dtype)
+        right = self.steps.right[name].reshape(-1)
+        if right.size != array.size:
+            return array
+        off = [distance([one.reshape(-1)], [right]) for one in (numbers(weighed), numbers(array))]
+        if off[0] >= off[1]:
+            return array
+        self.remarks.append(f"{key!r} is what the norm gives before its weight")
+        return weighed
 
     def is_weight(self, array: Array, place: Place) -> bool:
         """Walkthroughs call wq of layer 0, cut into heads, q_layer0."""
