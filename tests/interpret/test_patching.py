@@ -1,5 +1,7 @@
 """Patching and ablation against the same made by hand with edit=."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -247,3 +249,29 @@ def test_names_fit_one_activation_of_each_layer(names, by, error, message):
 def test_zero_or_mean():
     with pytest.raises(ValueError, match="ablate: value is 'noise', needs 'zero' or 'mean'"):
         sf.ablate(make()[0], IDS, 9, value="noise")
+
+
+# ---- labels --------------------------------------------------------------------------------------
+
+
+def test_results_know_their_labels_and_what_is_computed_from_them_is_plain():
+    model, _ = make(num_layers=2)
+    heads = sf.ablate(model, IDS, 12)
+    assert heads.names == ["layers.0.attn.z", "layers.1.attn.z"]
+    assert heads.places == ["head 0", "head 1", "head 2", "head 3"]
+    kv_heads = sf.ablate(model, IDS, 12, "layers.*.attn.v")
+    assert kv_heads.places == ["head 0", "head 1"]
+    where = sf.patch(model, IDS, OTHERS, 12)
+    assert where.places[:2] == ["0 7", "1 0"]
+    layers = sf.patch(model, IDS, OTHERS, 12, by="layer")
+    assert layers.places == []
+    for found in (heads, kv_heads, where, layers):
+        page = found._repr_html_()
+        assert page.count("<tr>") == 3
+        assert page.count("<td") == found.size
+        again = pickle.loads(pickle.dumps(found))
+        assert (again.names, again.places) == (found.names, found.places)
+        for plain in (found * 2, np.abs(found), found - found):
+            assert type(plain) is np.ndarray
+        assert type(found.sum()) is np.float64
+        assert getattr(found[0], "names", []) == []

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer.arguments import shown
+from simdformer.interpret.effects import Effects
 from simdformer.interpret.metric import Metric, MetricLike, read_metric
 from simdformer.interpret.subject import Subject, counting_layers, read_subject
 from simdformer.models.activation_table import (
@@ -34,7 +35,7 @@ def patch(
     names: str | None = None,
     *,
     by: By = "position",
-) -> Array:
+) -> Effects:
     """Activation patching: `corrupted` is read again and again, each time with one activation of
     `clean` in it, and what that restores of the metric is told. Meng et al. 2022, arXiv:2202.05262.
 
@@ -55,7 +56,8 @@ def patch(
     -------
     float64 ndarray (layers, positions), (layers, heads), or (layers,)
         (metric patched - metric corrupted) / (metric clean - metric corrupted): 0 nothing, 1 all of
-        the metric is restored. `layers` are those that `names` fits, in order.
+        the metric is restored. `layers` are those that `names` fits, in order. The array knows its
+        labels (`names`, `places`), and is a table in a notebook.
 
     Raises
     ------
@@ -86,7 +88,9 @@ def patch(
         value[at] = trace[name][at]
 
     patched = run_through(other, chosen, by, number, put_in)
-    return (patched - wrong) / (right - wrong)
+    share = (patched - wrong) / (right - wrong)
+    places = labels(subject, by, chosen[0])
+    return Effects.of(share, "share of the metric that is restored", chosen, places)
 
 
 def ablate(
@@ -97,7 +101,7 @@ def ablate(
     *,
     by: By = "head",
     value: Literal["zero", "mean"] = "zero",
-) -> Array:
+) -> Effects:
     """What is lost when one activation at a time is taken away: metric in full - metric without it.
 
     Parameters
@@ -113,7 +117,7 @@ def ablate(
     Returns
     -------
     float64 ndarray (layers, heads), (layers, positions), or (layers,)
-        Positive where the metric needs what was taken away.
+        Positive where the metric needs what was taken away. Labels as those of `patch`.
 
     Raises
     ------
@@ -134,7 +138,8 @@ def ablate(
         instead = np.zeros_like(own) if value == "zero" else own.mean(positions, keepdims=True)
         own[at] = np.broadcast_to(instead, own.shape)[at]
 
-    return whole - run_through(subject, chosen, by, number, take_away)
+    lost = whole - run_through(subject, chosen, by, number, take_away)
+    return Effects.of(lost, "what the metric loses", chosen, labels(subject, by, chosen[0]))
 
 
 # ---- what both do --------------------------------------------------------------------------------
@@ -171,6 +176,14 @@ def read_names(
             "by='head' or by='layer'"
         )
     return found
+
+
+def labels(subject: Subject, by: By, name: str) -> list[str]:
+    """What the columns of a table are."""
+    if by == "position":
+        return [f"{at} {token}" for at, token in enumerate(subject.tokens)]
+    heads = row_of(subject.transformer.config, name).heads(subject.transformer.config)
+    return [f"head {head}" for head in range(heads)] if by == "head" else []
 
 
 def run_through(
