@@ -32,6 +32,7 @@ def test_without_a_command_there_is_a_page_to_read(command):
     for name in ("bench", "chat", "check", "demo", "info", "learn", "run", "trace"):
         assert f"\n    {name} " in out
     assert 'simdformer run demo "Once upon a time"' in out
+    assert out.index("first steps:") < out.index("\ncommands:")
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -18,6 +18,8 @@ from simdformer.parallel.world import world
 __all__ = ["main"]
 
 FIRST_STEPS = """\
+A transformer you can see through: run a model, or watch one attention step.
+
 first steps:
   simdformer demo                           see attention, then a model at work
   simdformer run demo "Once upon a time"    let that model continue a text
@@ -91,8 +93,7 @@ def parser() -> Parser:
     top = Parser(
         prog="simdformer",
         usage="simdformer COMMAND ...",
-        description="A transformer you can see through: run a model, or watch one attention step.",
-        epilog=FIRST_STEPS,
+        description=FIRST_STEPS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"simdformer {sf.__version__}")

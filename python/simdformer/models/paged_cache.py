@@ -382,11 +382,15 @@ class Span(NamedTuple):
 
 
 def write_spans(memory: Array, spans: Sequence[Span], new: Array) -> None:
-    """new (K,T,D) goes into memory (pages,K,page_size,D)"""
+    """new (K,T,D) goes into memory (pages,K,page_size,D), on all threads: new pages of memory take
+    longest"""
     for span in spans:
-        place = memory[span.pages, :, span.slots]
-        part = new[:, span.new].reshape(len(new), len(place), -1, new.shape[-1])
-        put(place, part.swapaxes(0, 1))
+        if span.pages.stop - span.pages.start == 1:
+            _core.convert(new[:, span.new], memory[span.pages.start, :, span.slots])
+        else:
+            place = memory[span.pages]
+            part = new[:, span.new].reshape(len(new), *place.shape[::2], new.shape[-1])
+            _core.convert(part.swapaxes(0, 1), place)
 
 
 def gathered(memory: Array, table: Array, length: int) -> Array:
@@ -436,14 +440,6 @@ def read_layer(function: str, data: Array, layer: Any) -> None:
     """IndexError for what is no layer of data."""
     if not is_whole(layer, 0) or layer >= len(data):
         raise IndexError(f"{function}: layer is {shown(layer)}, needs 0 to {len(data) - 1}")
-
-
-def put(place: Array, x: Array) -> None:
-    """place[...] = x, on all threads where they are alike: new pages of memory take longest"""
-    if x.shape == place.shape and x.dtype in DTYPES:
-        _core.convert(x, place)
-    else:
-        place[...] = x
 
 
 def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
