@@ -17,6 +17,9 @@
 # You know Python and a little linear algebra. In the next twenty minutes you write **attention** yourself, in plain
 # numpy: softmax, scaled dot-product attention, the mask, a linear layer, and many heads at once.
 #
+# The steps are those of [day 1 of tiny-llm](https://skyzh.github.io/tiny-llm/week1-01-attention.html) by Chi Zhang and
+# Connor Zhang. Thanks to them: it is a good course to take next.
+#
 # The rhythm is always the same:
 #
 # 1. **You** write the step, in the most obvious way.
@@ -60,7 +63,7 @@ def random(*shape):
 # %% [markdown]
 # ## 1 · Softmax: from scores to shares
 #
-# Attention asks: *how much should this token listen to each of the others?* The raw answers are scores, any real
+# Attention asks: *how much should this token attend to each of the others?* The raw answers are scores, any real
 # numbers. Softmax turns a row of scores into shares: all positive, and one in total.
 #
 # $$\text{softmax}(x)_j = \frac{e^{x_j}}{\sum_k e^{x_k}}$$
@@ -122,7 +125,7 @@ report
 # ## 2 · Scaled dot-product attention
 #
 # Three arrays come in. For every token there is a **query** (what am I looking for?), a **key** (what do I offer?) and
-# a **value** (what do I say when listened to?).
+# a **value** (what do I contribute when attended to?).
 #
 # $$\text{attention}(Q, K, V) = \text{softmax}\!\left(\frac{Q K^\top}{\sqrt{D}}\right) V$$
 #
@@ -230,7 +233,7 @@ report = sf.check(sf.scaled_dot_product_attention, wrong, cube, cube, cube)
 report
 
 # %% [markdown]
-# ## 3 · The mask: who may listen to whom
+# ## 3 · The mask: which token may attend to which
 #
 # A language model predicts the next token, so a token must not see what comes after it. The rule is enforced on the
 # **scores**, before softmax: a forbidden score becomes minus infinity, and `exp(-inf)` is a share of exactly zero.
@@ -254,8 +257,8 @@ sf.check(sdpa, mine, query, key, value, boolean).raise_if_wrong()
 sf.check(sdpa, mine, query, key, value, is_causal=True).raise_if_wrong()
 
 # %% [markdown]
-# The three stages, as pictures. Row = the token that listens, column = the token that is listened to. The last picture
-# is the attention pattern: every row is a set of shares, and the first token can listen to nobody but itself.
+# The three stages, as pictures. Row = the token that attends, column = the token it attends to. The last picture
+# is the attention pattern: every row is a set of shares, and the first token can attend only to itself.
 
 # %%
 _, pattern, masked = sdpa(
@@ -294,10 +297,10 @@ for what, mine in {
     print(f"{what:<27} → {report.diagnosis[0].title}")
 
 # %% [markdown]
-# ### A row that may listen to nobody
+# ### A row that may attend to nothing
 #
 # With additive masks and plain numpy such a row is `0/0 = NaN`, and the NaN spreads through every later layer. The
-# kernel answers with zeros: nothing was heard. (A padded batch is where this happens in practice.)
+# kernel answers with zeros. (A padded batch is where this happens in practice.)
 
 # %%
 dead = boolean.copy()
@@ -455,29 +458,6 @@ report = sf.check(layer, wrong, query, key, value)
 report
 
 # %% [markdown]
-# ### A name that misleads: `hidden_dim`
-#
-# In the guide that this notebook follows, the class keeps `hidden_dim = hidden_size // num_heads`. That is the width of
-# **one head**. The field calls it `head_dim`; `hidden_size` is the width of the whole layer, and elsewhere `hidden_dim`
-# means the inner width of the MLP. Who mixes them up divides by $\sqrt{E}$ instead of $\sqrt{D}$:
-
-
-# %%
-class WrongScale(SimpleMultiHeadAttention):
-    def __call__(self, query, key, value, mask=None):
-        q, k, v = (
-            self.split_heads(linear(x, w))
-            for x, w in ((query, self.wq), (key, self.wk), (value, self.wv))
-        )
-        hidden_dim = query.shape[-1]
-        z = attention(q, k, v, scale=1 / sqrt(hidden_dim), mask=mask)
-        return linear(self.merge_heads(z), self.wo)
-
-
-report = sf.check(layer, WrongScale(E, H, wq, wk, wv, wo)(query, key, value), query, key, value)
-report
-
-# %% [markdown]
 # Four square matrices of one size are easily exchanged, too:
 
 # %%
@@ -526,8 +506,8 @@ apart = np.abs(mine(query, key, value, mask) - theirs).max()
 print("yours and PyTorch's agree within 1e-5:", apart < 1e-5)
 sf.check(layer, theirs, query, key, value, mask).raise_if_wrong()
 
-# %% tags=["timing"]
-# How long one call takes on your machine. (The times are not kept in the repository.)
+# %% tags=["measured"]
+# How long one call takes. (The times come from a small shared machine; run the cell to see yours.)
 from timeit import repeat
 
 q, k, v = random(1, 8, 512, 64), random(1, 8, 512, 64), random(1, 8, 512, 64)
@@ -551,3 +531,26 @@ for name, call in contestants.items():
 #
 # Every check above looked at *your* numbers. Change a line — drop the scale, shift the mask by one — and run the
 # notebook again: it stops at the line you broke.
+
+# %% [markdown]
+# ## Appendix · A name that misleads: `hidden_dim`
+#
+# In the guide, the class keeps `hidden_dim = hidden_size // num_heads`. That is the width of
+# **one head**. The field calls it `head_dim`; `hidden_size` is the width of the whole layer, and elsewhere `hidden_dim`
+# means the inner width of the MLP. If you mix them up, you divide by $\sqrt{E}$ instead of $\sqrt{D}$:
+
+
+# %%
+class WrongScale(SimpleMultiHeadAttention):
+    def __call__(self, query, key, value, mask=None):
+        q, k, v = (
+            self.split_heads(linear(x, w))
+            for x, w in ((query, self.wq), (key, self.wk), (value, self.wv))
+        )
+        hidden_dim = query.shape[-1]
+        z = attention(q, k, v, scale=1 / sqrt(hidden_dim), mask=mask)
+        return linear(self.merge_heads(z), self.wo)
+
+
+report = sf.check(layer, WrongScale(E, H, wq, wk, wv, wo)(query, key, value), query, key, value)
+report

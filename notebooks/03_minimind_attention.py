@@ -14,8 +14,10 @@
 # %% [markdown]
 # # 03 · The attention of MiniMind, line by line
 #
-# **MiniMind** is a small language model that many people train at home. A guide to its code goes through one class,
+# **MiniMind** is a small language model by [jingyaogong](https://github.com/jingyaogong/minimind) that many people train at
+# home. A [guide to its attention](https://github.com/joyehuang/minimind-notes) by joyehuang goes through one class,
 # `Attention`, in nine steps, and sets three exercises. This notebook takes the same nine steps, and does the exercises.
+# Thanks to both.
 #
 # You know attention from notebook 01. New are **grouped heads**, **rotary positions** and the **KV cache**. The rhythm
 # stays: you write the step in numpy, the kernel computes it too, and
@@ -354,11 +356,11 @@ _, trace = demo.run_with_cache(ids)
 
 patterns = np.stack([trace[f"layers.{i}.attn.pattern"] for i in range(demo.config.num_layers)])
 blue = pieces.index(" blue")
-to_blue = patterns[:, :, -1, blue]  # layers × heads: how much the last token listens to " blue"
+to_blue = patterns[:, :, -1, blue]  # layers × heads: how much the last token attends to " blue"
 at = np.unravel_index(to_blue.argmax(), to_blue.shape)
 said = demo.generate(puzzle, max_new_tokens=1)
 print(
-    f"layer {at[0]}, head {at[1]} listens most to {pieces[blue]!r}; the model goes on with {said!r}"
+    f"layer {at[0]}, head {at[1]} attends most to {pieces[blue]!r}; the model goes on with {said!r}"
 )
 
 sf.plots.attention_map(patterns[at], pieces, title=f"layer {at[0]}, head {at[1]}")
@@ -419,7 +421,7 @@ sf.plots.lines(
     xlabel="D, numbers per head",
     ylabel="entropy of a row",
     level=("evenly spread: log 64", np.log(64)),
-    title="without the scale, wide heads listen to one token alone",
+    title="without the scale, wide heads attend to one token alone",
 )
 plt.show()
 
@@ -523,8 +525,8 @@ for n, slow, fast in zip(lengths, without_cache, with_cache, strict=True):
     print(f"{n:4d} | {slow:15,} | {fast:12,}   {slow / fast:6,.0f} times less")
 print(f"cache of a layer: 2 · K · D = {2 * K * D} numbers a token; with all heads {2 * H * D}")
 
-# %% tags=["timing"]
-# Time per token on your machine, as the text grows. (The printed times are not kept in the repository.)
+# %% tags=["measured"]
+# Time per token as the text grows. (Times of a small shared machine; run the cell to see yours.)
 from timeit import repeat
 
 filled = CachedAttention(1)
@@ -544,7 +546,7 @@ for n in (128, 256, 512, 1024, 2048):
     print(f"{n:4d} | {slow:6.2f} ms | {fast:9.2f} ms")
 
 # %% [markdown]
-# ## 10 · The erratum: which numbers are a pair?
+# ## 10 · Which numbers are a pair?
 #
 # The guide turns neighbours, `(0, 1), (2, 3) …`, as Meta's code does. MiniMind's own code does **not**: it uses
 # `rotate_half`, where `i` goes with `i + D/2`. Give the guide's class the weights of MiniMind and it computes something
@@ -818,8 +820,8 @@ else:
             f"{who} logits differ from those of transformers by {apart:.0e}; same token {same:.0%}"
         )
 
-# %% tags=["timing"]
-# The layer on your machine: 256 tokens. (The printed times are not kept in the repository.)
+# %% tags=["measured"]
+# The layer: 256 tokens. (Times of a small shared machine; run the cell to see yours.)
 long_x = random(1, 256, E)
 long_t, cis = torch.from_numpy(long_x), torch.from_numpy(freqs_cis[:256])
 with torch.inference_mode():

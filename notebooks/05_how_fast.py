@@ -118,8 +118,6 @@ for rows in (1, 4, 16, 64, 512):
     work = bench.Linear(rows=rows)  # 4096 -> 14336, a matrix of Llama-3-8B's MLP
     print(f"{rows:6d} | {work.flops:9.2e} | {work.nbytes:9.2e} | {work.intensity:13.1f}")
 
-one, many = bench.Linear(rows=1), bench.Linear(rows=512)
-
 # %% [markdown]
 # 512 times the arithmetic, and hardly any more bytes. That is why a prompt is read so much faster than a text is written,
 # per token, on the same machine with the same weights.
@@ -195,11 +193,6 @@ for name, config in bench.SHAPES.items():
         step = bench.ModelRun(config=config, new=1, in_cache=in_cache)
         bounds = " | ".join(f"{gb * 1e9 / step.nbytes:5.1f} tok/s" for gb in (20, 40, 100))
         print(f"{name:<13} {in_cache:5d} tokens {step.nbytes / 1e9:5.2f} GB | {bounds}")
-
-config = bench.SHAPES["Qwen3-0.6B"]
-matrices = {n: s for n, s in sf.models.weight_shapes(config).items() if len(s) == 2}
-step = bench.ModelRun(config=config, new=1)
-cache_entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2  # k and v, 2 bytes
 
 # %% [markdown]
 # Three ways are left to write faster: a machine with more bandwidth, fewer bytes per weight (16 bits, 8, 4), or more tokens

@@ -326,10 +326,10 @@ for name, bits in {
     )
 
 # %% [markdown]
-# And measured on your machine: 67 million weights, more than caches hold, times one token. (The weights are a small matrix, many
-# times one below the other: the time does not depend on what they are.)
+# And measured, here on a small shared machine: 67 million weights, more than caches hold, times one token. (The weights are a small
+# matrix, many times one below the other: the time does not depend on what they are.)
 
-# %% tags=["timing"]
+# %% tags=["measured"]
 from simdformer import bench
 
 rng = np.random.default_rng(0)

@@ -104,7 +104,7 @@ sf.plots.attribution(found)
 plt.show()
 
 # %% [markdown]
-# Head 4.2 wrote next to nothing. Of the heads, 5.3 and 5.0 wrote most; the largest part by far comes from the **MLP** of
+# Head 4.2 wrote next to nothing. Heads 5.3 and 5.0 wrote most; the largest part by far comes from the **MLP** of
 # layer 5, which cannot look anywhere. It must have been told by the heads in front of it.
 #
 # Now against the colour of the other thing:

@@ -1,11 +1,11 @@
 """Run the notebooks: each `NN_name.py` (the reviewed source, percent format) becomes `NN_name.ipynb` with outputs.
 
-    python notebooks/execute.py [NAME ...]
+    python notebooks/execute.py [--measure] [NAME ...]
 
 They run on the package's own models, whatever SIMDFORMER_QWEN3 and its like point at, so that the outputs are the
 same everywhere; and without progress bars, which only slow machines show. The notebook remembers a digest of the source
-it was run from, so that a test can tell outputs that are older than the source. Output of cells tagged `timing` is
-dropped: it belongs to the reader's machine. That of cells tagged `measured` is kept: run those on an idle machine.
+it was run from, so that a test can tell outputs that are older than the source. Cells tagged `measured` keep
+the output that they have as long as their source is the same; `--measure`, on an idle machine, gives them a new one.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ OWN_WEIGHTS = ("SIMDFORMER_LLAMA3", "SIMDFORMER_MINIMIND", "SIMDFORMER_QWEN3")
 
 
 def sources() -> list[Path]:
-    return sorted(FOLDER.glob("[0-9][0-9]_*.py"))
+    return sorted(FOLDER.glob("[0-9][0-9]*_*.py"))
 
 
 def digest(source: Path) -> str:
@@ -43,9 +43,7 @@ def run(source: Path) -> nbformat.NotebookNode:
         cell["id"] = f"cell-{number:03d}"  # stable, so that a new run changes only what changed
         cell.metadata.pop("execution", None)  # time stamps
         if cell.cell_type == "code":
-            cell["outputs"] = (
-                [] if "timing" in cell.metadata.get("tags", []) else kept(cell.outputs)
-            )
+            cell["outputs"] = kept(cell.outputs)
     language = {"name": "python"}  # without the version of the machine that ran it
     notebook.metadata = {
         "kernelspec": notebook.metadata["kernelspec"],
@@ -60,14 +58,30 @@ def kept(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
     return [output for output in outputs if WIDGET not in output.get("data", {})]
 
 
-def main(names: list[str]) -> None:
+def keep_what_was_measured(notebook: nbformat.NotebookNode, before: nbformat.NotebookNode) -> None:
+    """Measured cells whose source is the same have the output that they had."""
+    measured = {
+        cell.source: cell.outputs
+        for cell in before.cells
+        if "measured" in cell.metadata.get("tags", []) and cell.outputs
+    }
+    for cell in notebook.cells:
+        if cell.source in measured:
+            cell["outputs"] = measured[cell.source]
+
+
+def main(arguments: list[str]) -> None:
+    measure = "--measure" in arguments
+    names = [name for name in arguments if name != "--measure"]
     for source in sources():
         if names and source.stem not in names:
             continue
         print(f"running {source.name}", flush=True)
-        if os.getloadavg()[0] > 0.5 and '["measured"]' in source.read_text():
+        if measure and os.getloadavg()[0] > 0.5:
             print("  others compute on this machine: what is measured now is worth nothing")
         notebook = run(source)
+        if not measure and (file := source.with_suffix(".ipynb")).exists():
+            keep_what_was_measured(notebook, nbformat.read(file, as_version=4))
         nbformat.validate(notebook)
         nbformat.write(notebook, source.with_suffix(".ipynb"))
 

@@ -1,7 +1,3 @@
-import re
-
-import pytest
-
 # %% lines = (FOLDER / "tokenizer.model").read_bytes().splitlines()
 assert {bytes([byte]) for byte in range(256)} == set(list(ranks)[:256])
 
@@ -48,48 +44,6 @@ np.testing.assert_allclose(z[0], z_head0, atol=1e-6)
 assert off_16 > 100 * off_32
 assert loss(pattern_16 @ values, exact) > 100 * loss(z, exact)
 
-# %% def forward(ids, weight=weight, causal=True):
-np.testing.assert_allclose(trace["layers.0.resid_post"], after_layer, rtol=1e-4, atol=1e-5)
-
-# %% def weight_as_in_the_guide(name):
-assert not first
-assert first.diagnosis
-
-# %% def weight_half_mended(name):
-assert not second
-assert second.diagnosis
-
-# %% print(PROMPT + decode([next_id]))
-assert decode([next_id]) == "42"
-assert next_id == ranks[b"42"]
-
-# %% in_16_bits = sf.from_pretrained(FOLDER, activations="bfloat16")(ids)
-assert loss(logits, np.float64(model(ids))) < 1e-4 < loss(in_16_bits, np.float64(model(ids)))
-
-# %% unmasked, _ = forward(ids, causal=False)
-assert not np.allclose(unmasked[-1], logits[-1], atol=0.1)
-assert not report
-
-# %% def step(id, position, cache):
-np.testing.assert_allclose(one_by_one, logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
-np.testing.assert_allclose(
-    cache[-1][0].swapaxes(0, 1), trace[f"layers.{layers - 1}.attn.k_rot"], rtol=1e-3, atol=1e-3
-)
-
-# %% kv_cache = model.new_cache(max_seq_len=L + 1)
-np.testing.assert_allclose(read, logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
-np.testing.assert_allclose(
-    more[0], step(next_id, L, cache), rtol=1e-3, atol=1e-3 * np.abs(logits).max()
-)
-
-# %% new_key = np.asarray(k[:, -1:])
-assert not report
-assert report.diagnosis
-
-# %% print(model)
-assert model.generate(PROMPT, max_new_tokens=1) == decode([next_id])
-np.testing.assert_allclose(model(ids), logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
-
 # %% tokenizer = sf.tokenizer.load(FOLDER / "tokenizer.model")
 assert shown.count("True") == 10
 assert "False" not in shown
@@ -104,28 +58,3 @@ if of_meta is not None:
 # %% def classic_ffn(x, w_in, b_in, w_out, b_out):
 assert (inside == 0).mean() == 0
 assert 0.3 < (wide < 0).mean() < 0.7
-
-# %% text = "Once upon a time there was a small fox named Ada."
-assert np.allclose(losses, model.loss(text), atol=1e-3)
-assert losses.mean() < np.log(V) / 2
-
-# %% START = "Once upon a time there was"
-assert written == model.generate(encode(START), max_new_tokens=60)
-assert "the same as generate: True" in shown
-
-# %% def header(role):
-assert dialog == tokenizer.encode(as_text, bos=False, special=True)
-assert dialog[0] == BEGIN
-assert dialog[-1] == encode("\n\n")[-1]
-assert dialog.count(special["<|eot_id|>"]) == len(messages)
-
-# %% short, long = encode("Ada has a"), encode("Once upon a time there was a")
-assert behind < 1e-4
-assert in_front > 1e-2
-
-# %% def sure_of(answer):
-assert [float(part) > 80 for part in re.findall(r"([\d.]+)% sure", shown)] == [True, True]
-assert by_hand == pytest.approx(lost[0, 0], abs=1e-6)
-
-# %% layer, head = np.unravel_index(lost.argmax(), lost.shape)
-assert f"layer {layer}, head {head}" in shown

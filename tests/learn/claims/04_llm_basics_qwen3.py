@@ -14,9 +14,6 @@ assert round(embedding_8b / 1e6) == 622  # as the text says
 # %% report = sf.check(sf.embedding, table[(ids + 1) % V], ids, table)
 assert report.diagnosis[0].name == "embedding.ids_plus_one"
 
-# %% token = vectors[0]
-assert np.allclose(undone, token, atol=1e-5)
-
 # %% loud = random(E).astype(np.float16)
 assert (as_in_the_text == 0).all()
 assert report.diagnosis[0].name == "rms_norm.squares_overflow"
@@ -26,9 +23,6 @@ assert report.diagnosis[0].name == "linear.not_transposed"
 
 # %% multiply_adds = QWEN3_8B.hidden_size * QWEN3_8B.num_heads * QWEN3_8B.head_dim
 assert multiply_adds == 4096 * 4096 == 16_777_216
-
-# %% repeated = np.repeat(k, H // K, axis=0)
-assert report.diagnosis[0].name == "repeat_kv.heads_tiled"
 
 # %% for name, kv_heads in (("MHA", 32), ("GQA", 8), ("MQA", 1)):
 assert 2 * 36 * 8 * 128 * 2 == 144 * 1024
@@ -45,14 +39,6 @@ assert np.isclose(score(5, 2), score(105, 102), atol=1e-3)
 assert np.isclose(score(5, 2), score(1005, 1002), atol=1e-2)
 assert not np.isclose(score(5, 2), score(5, 3), atol=1e-2)
 
-# %% def rope_interleaved(x, inv_freq):
-assert report.diagnosis[0].name == "rope.layout_swapped"
-
-# %% to_interleaved = np.arange(D).reshape(2, D // 2).T.ravel()  # 0, D/2, 1, D/2 + 1, ...
-assert np.allclose(permuted_q, q_normed[..., to_interleaved], atol=1e-4)
-assert np.allclose(scores_interleaved, scores_half, atol=1e-3)
-assert not np.allclose(scores_mixed, scores_half, atol=0.1)
-
 # %% for s in (2, 4, 8):
 assert all(not np.isclose(1e4 * s ** (128 / 126), 1e6, rtol=0.1) for s in (2, 4, 8, 16, 32, 64))
 
@@ -61,19 +47,13 @@ assert np.allclose(softmax(z), [0.66, 0.24, 0.10], atol=5e-3)  # as the text say
 
 # %% z = np.array([2.0, 1.0, 0.0])
 assert np.allclose(softmax(z / 0.5), [0.867, 0.117, 0.016], atol=5e-4)
-
-# %% z = np.array([1000.0, 1000.1, 1000.2])
-assert not report.ok
-assert np.allclose(softmax(np.array([1000.0, 1000.1, 1000.2])), [0.3006, 0.3322, 0.3672], atol=5e-5)
-assert np.allclose(softmax(np.arange(3.0)), [0.0900, 0.2447, 0.6652], atol=1e-3)
-assert not sf.check(sf.softmax, said, z, rtol=0.02).ok
-assert np.allclose(softmax(z), [0.557, 0.041, 0.250, 0.152], atol=5e-4)
-
-# %% large = np.array([1000.0, 1000.1, 1000.2], np.float32)
-assert report.diagnosis[0].name == "softmax.no_shift"
-
-# %% report = sf.check(sf.softmax, softmax(z * 0.5), z, temperature=0.5)  # multiplied with T
 assert report.diagnosis[0].name == "softmax.temperature_inverted"
+
+# %% large = np.array([1000.0, 1000.1, 1000.2])
+assert not report.ok
+assert np.allclose(softmax(large), [0.3006, 0.3322, 0.3672], atol=5e-5)
+assert np.allclose(softmax(np.arange(3.0)), said_large, atol=1e-3)
+assert shown.count("are 2.34 : 1") == 3
 
 # %% queries, keys = random(2000, 128), random(2000, 128)
 assert 110 < dots.var() < 146
@@ -130,13 +110,7 @@ assert shown.count("as the tokenizer has it") == 5
 for theta, right in ((1e4, [1, 0.866, 0.750]), (1e6, [1, 0.806, 0.649])):
     first = sf.rope_frequencies(128, theta=theta).inv_freq[:3]
     assert np.allclose(first, right, atol=5e-4)
-    assert not np.allclose(first, said, atol=5e-3)
-
-# %% printed = {1.0: [0.67, 0.24, 0.09], 0.5: [0.84, 0.11, 0.04], 2.0: [0.51, 0.31, 0.19]}
-assert [line[-1] for line in shown.splitlines()[:3]] == list("✓✗✓")
-
-# %% ratio = np.exp(0.95 - 0.1)
-assert shown.count("are 2.34 : 1") == 3
+    assert not np.allclose(first, [1.0, 0.93, 0.87], atol=5e-3)
 
 # %% story = demo.tokenizer.encode(
 ends = [tuple(map(float, pair)) for pair in re.findall(r"back ([\d.]+) to ([\d.]+) tokens", shown)]
@@ -149,7 +123,11 @@ for n, said in ((1024, "1M"), (4096, "16M"), (32768, "1B"), (131072, "16B")):
 
 # %% rows = [f"| {what} | {said} | {computed} |" for what, said, computed in errata]
 assert len(errata) == 20
-assert all(said != computed for _, said, computed in errata)
+assert all(str(said) != str(computed) for _, said, computed in errata)
+assert not sf.check(sf.softmax, [0.42, 0.03, 0.29, 0.26], z3, rtol=0.02).ok
+assert np.allclose(softmax(z3), [0.557, 0.041, 0.250, 0.152], atol=5e-4)
+for temperature, said, ok in ((1, [0.67, 0.24, 0.09], 1), (0.5, [0.84, 0.11, 0.04], 0)):
+    assert sf.check(sf.softmax, said, z2, temperature=temperature, rtol=0.02).ok == ok
 
 # %% def kept(logits, temperature=1.0, top_k=None, top_p=None):
 counts = [int(number) for number in re.findall(r"(\d+) words left", shown)]

@@ -7,6 +7,7 @@ assert Counted.flops == work.flops == 2 * M * I * O
 assert work.nbytes == x.nbytes + weight.nbytes + mine.nbytes
 
 # %% print("tokens |      FLOP |     bytes | FLOP per byte")
+one, many = bench.Linear(rows=1), bench.Linear(rows=512)
 assert many.flops == 512 * one.flops
 assert many.nbytes < 1.2 * one.nbytes
 assert one.intensity < 0.5 < 200 < many.intensity
@@ -17,7 +18,11 @@ assert 3.9 < shared.intensity / alone.intensity < 4
 assert half.flops == 32 * pairs * 2 * 2 * 128  # q kᵀ and weights · v, 2 FLOP a number each
 
 # %% print("                 read per token |  at 20 GB/s |  at 40 GB/s | at 100 GB/s")
-assert step.nbytes == 2 * sum(map(prod, matrices.values())) + cache_entry
+small = bench.SHAPES["Qwen3-0.6B"]
+matrices = [shape for shape in sf.models.weight_shapes(small).values() if len(shape) == 2]
+cache_entry = 2 * small.num_layers * small.num_kv_heads * small.head_dim * 2  # k and v, 2 bytes
+one_id = bench.ModelRun(config=small, new=1)
+assert one_id.nbytes == 2 * sum(map(prod, matrices)) + cache_entry
 
 # %% gate, up = random(2048, 11008), random(2048, 11008)
 assert pages == 22016
