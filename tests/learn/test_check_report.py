@@ -175,7 +175,6 @@ def test_wrong_calls_raise_what_the_operation_raises(rng):
         (sf.softmax, (), {}),
         (sf.linear, (x, x.T), {}),
         (sf.embedding, ([7], x), {}),
-        (sf.rms_norm, (x,), {}),
     ):
         with pytest.raises((TypeError, ValueError, IndexError)) as own:
             op(*args, **kwargs)
@@ -269,3 +268,40 @@ def test_a_mistake_of_ones_own(rng):
             mistakes(own)
     finally:
         del CATALOGUE.variations["softmax.minimum_subtracted"]
+
+
+# ---- mistakes of the call itself -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        ("softmax", {"dim": -1}, "softmax: has no dim, needs one of x, axis, .* called axis"),
+        ("rms_norm", {}, "rms_norm: eps is missing, .* 1e-5 in Llama, 1e-6 in Qwen3"),
+        ("rms_norm", {"variance_epsilon": 1e-6}, "rms_norm: has no variance_epsilon, .* eps$"),
+        ("rope", {}, 'rope: layout is missing, .*"half" pairs .* "interleaved"'),
+        ("rope", {"layout": "half", "thta": 1e4}, "rope: has no thta, .* called theta"),
+        ("relu", {"inplace": True}, "relu: has no inplace, needs none: .*; leave it out"),
+    ],
+)
+def test_what_was_meant_by_an_argument_that_there_is_not(name, kwargs, said, rng):
+    x = normal(rng, 3, 8)
+    with pytest.raises(TypeError, match=said):
+        sf.check(name, x, x, **kwargs)
+
+
+def test_a_result_that_is_none(rng):
+    x = normal(rng, 3, 8)
+    for mine in (None, lambda x: None):
+        with pytest.raises(TypeError, match=r"mine is None, .* does your function end with return"):
+            sf.check("softmax", mine, x)
+
+
+def test_the_result_and_the_argument_swapped(rng):
+    x = normal(rng, 3, 8)
+    report = sf.check("softmax", x, sf.softmax(x))
+    assert [mistake.name for mistake in report.diagnosis] == ["call.swapped"]
+    report = sf.check("rms_norm", x, sf.rms_norm(x, eps=1e-5), eps=1e-5)
+    assert [mistake.name for mistake in report.diagnosis] == ["call.swapped"]
+    found = sf.check("silu", x, x).diagnosis
+    assert "call.swapped" not in [mistake.name for mistake in found]

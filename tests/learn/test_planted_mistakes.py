@@ -229,7 +229,7 @@ def test_what_cannot_be_named_still_has_its_layer():
     [
         ({"theta": 7e4}, "theta is 70,000, needs 1,000,000"),
         ({"eps": 3e-4}, "eps is 0.0003, needs 1e-06"),
-        ({"head_dim": 50}, "the scores are divided by sqrt(50), needs 0.353553"),
+        ({"head_dim": 50}, "the scores are divided by sqrt(50), needs sqrt(8)"),
     ],
     ids=str,
 )

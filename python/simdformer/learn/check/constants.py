@@ -110,7 +110,9 @@ class Fit:
         name = self.constant.name
         operation = self.constant.step.partition(".")[0]
         if name == "scale":
-            title = f"the scores are {as_scale(self.value, self)}, needs {said(self.right)}"
+            title = f"the scores are {as_scale(self.value, self)}"
+            as_divisor = title.startswith("the scores are divided")
+            title += f", needs {divisor(self.right) if as_divisor else said(self.right)}"
         else:
             title = f"{name} is {self.said}, needs {said(self.right)}"
         return (
@@ -147,6 +149,15 @@ def said(value: float) -> str:
     if abs(value) >= 1000 and value == int(value):
         return f"{int(value):,}"
     return f"{value:.6g}"
+
+
+def divisor(scale: float) -> str:
+    """What a scale divides by: 4, sqrt(8), 5.3"""
+    over = 1 / scale if scale else float("inf")
+    for number, text in ((over, "{}"), (over * over, "sqrt({})")):
+        if np.isfinite(number) and abs(number - round(number)) < EXACT * number:
+            return text.format(round(number))
+    return said(over)
 
 
 def as_scale(value: float, fit: Fit) -> str:

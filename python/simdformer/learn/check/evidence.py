@@ -25,18 +25,26 @@ MEASURED = 100_000  # numbers in the largest array of a run; of more, a sample i
 # Units of the dtype, relative to the row: an error as small as this needs no explanation.
 NOTHING = 8.0
 MUCH = 2.5  # times the usual error of rounding: one of a coarser dtype is more likely
+# Of the size of a row, or of the whole array if that is more: rounding in 16 bits excuses no larger
+# error where it takes part, and where it does not, none larger is called nearly right.
+MOST, NEARLY = 0.5, 0.1
+BITS = 16  # a number that 1 / 16 of its power of two divides shows no dtype
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Right or wrong, how far off, why, and what else is to be said; `untried` is how many
-    mistakes of how many there was no time for."""
+    """Right or wrong, how far off, why, and what else is to be said.
+
+    nearly : the dtype in which it would be right, though none of what is known of is of that dtype
+    untried : how many mistakes of how many there was no time for
+    """
 
     ok: bool
     found: list[Comparison]
     explanations: tuple[Explanation, ...] = ()
     remarks: tuple[str, ...] = ()
     untried: tuple[int, int] = (0, 0)
+    nearly: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,15 @@ class Evidence:
         return self.search.noise(self.small, {})
 
     def spreads(self, right: list[Any], dtype: np.dtype[Any]) -> list[Float64] | None:
-        """How far rounding to a dtype may take each number. A large problem is looked
-        at in a sample, whose most sensitive row stands for all."""
+        """How far rounding to a dtype may take each number. A large problem is looked at in
+        a sample, whose most sensitive row stands for all. In 16 bits it is bounded: an eps that
+        becomes 0 there would excuse everything."""
+        found = self.unbounded(right, dtype)
+        if found is None or dtype.itemsize > 2:
+            return found
+        return [np.minimum(one, MOST * sizes(x)) for one, x in zip(found, right, strict=True)]
+
+    def unbounded(self, right: list[Any], dtype: np.dtype[Any]) -> list[Float64] | None:
         moved = self.noise.spreads(dtype)
         if moved is None or self.small is self.problem:
             return moved
@@ -101,6 +116,34 @@ class Evidence:
             and self.noise.like(self.small.mine, dtype)
         )
 
+    def nearly(self, right: list[Any], dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+        """The finest coarser dtype, of 16 bits, whose rounding is as large as the error. Where the
+        error stands does not count: a larger one of the same kind is never nearer to right."""
+        off = [
+            compare(mine, x, 0.0, self.coarsest)
+            for mine, x in zip(self.problem.mine, right, strict=True)
+        ]
+        if any((c.error > NEARLY * sizes(x)).any() for c, x in zip(off, right, strict=True)):
+            return None
+        for few in coarser(dtype):
+            spreads = self.spreads(right, few) if few.itemsize == 2 else None
+            if spreads is not None and all(
+                (c.error <= most).all() for c, most in zip(off, spreads, strict=True)
+            ):
+                return few
+        return None
+
+    def holds(self, dtype: np.dtype[Any]) -> bool:
+        """Whether all numbers of the results are numbers of a dtype, and not just because they are
+        short: a computation in few bits, widened."""
+        for x in self.problem.mine:
+            values = x[np.isfinite(x.astype(np.float64))]
+            if (values.astype(dtype).astype(x.dtype) != values).any():
+                return False
+        parts = np.frexp(np.concatenate([numbers(x).ravel() for x in self.problem.mine]))[0]
+        parts = parts[np.isfinite(parts) & (parts != 0)] * BITS
+        return parts.size > 0 and bool((parts != np.round(parts)).mean() >= 0.5)
+
     def called(self, right: list[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype that has come in, where rounding to this one would be enough: one whose numbers
         all of them are, or the next one if the error is much larger than this one makes it."""
@@ -116,6 +159,8 @@ class Evidence:
         mine = [numbers(x) for x in self.problem.mine]
         if any(x.dtype.itemsize == 2 for x in self.problem.mine):
             return None
+        if all((np.round(x, 1) == x).all() for x in mine):
+            return None  # 0 and 1 are no figures that somebody rounded
         for decimals in range(2, 7):
             typed = [np.round(x, decimals) for x in mine]
             if all(np.allclose(x, y, 1e-7, 1e-9) for x, y in zip(mine, typed, strict=True)):
@@ -175,6 +220,13 @@ class Evidence:
             for a, b in zip(self.problem.mine, right, strict=True)
         ]
         return fine if all(c.ok for c in seen) else Verdict(False, seen, known)
+
+
+def sizes(x: Any) -> Float64:
+    """The size of each row, or of the whole array where that is more."""
+    size = row_size(np.atleast_1d(numbers(x)))
+    whole: Float64 = np.maximum(size, np.sqrt(np.mean(np.square(size))) if size.size else 0.0)
+    return whole
 
 
 def is_rounding(known: Explanation) -> bool:

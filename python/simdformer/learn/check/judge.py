@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
+from simdformer.learn.check.asking import SWAPPED, same_array
 from simdformer.learn.check.compare import (
     QUANTIZED,
     TOLERANCE,
@@ -18,22 +20,30 @@ from simdformer.learn.check.compare import (
 )
 from simdformer.learn.check.describe import described, places
 from simdformer.learn.check.evidence import Evidence, Verdict, also, is_rounding, rounded
-from simdformer.learn.check.operation import Asked, Call, as_array, bind
+from simdformer.learn.check.operation import Asked, Call, as_array, bind, takes
 from simdformer.learn.check.problem import Problem
 from simdformer.learn.check.remarks import remarks
 from simdformer.learn.check.report import Report, Where
 from simdformer.learn.check.rounding import coarser
 from simdformer.learn.check.search import Explanation
 from simdformer.learn.check.shapes import changes, parts
-from simdformer.learn.check.twice import answer
+from simdformer.learn.check.twice import answer, is_coarse
 from simdformer.learn.check.whole import done_to_all
+from simdformer.types import DTypeLike
 
 __all__ = ["Check", "check"]
 
 LARGE, ROWS = 100_000, 4  # arrays of so many numbers are told apart by so many rows, if they can be
 
 
-def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: Any) -> Report:
+def check(
+    op: Any,
+    mine: Any,
+    *args: Any,
+    rtol: float | None = None,
+    dtype: DTypeLike | None = None,
+    **kwargs: Any,
+) -> Report:
     """Is `mine` what this operation gives for these arguments, and if not, which mistake was made?
 
     Parameters
@@ -44,7 +54,8 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
         Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
         tuple or list of them where the call has several results (`return_weights=True`, a list of
         weights). A function is called with the same arguments, twice: two answers for one call
-        (dropout left on) and changed arguments are mistakes too.
+        (dropout left on) and changed arguments are mistakes too. Where only 16 bits would make its
+        result right, it is called with slightly other arrays, to see whether it computes in them.
     *args, **kwargs
         The arguments of the call that you meant to make: `sf.check(sf.rope, mine, q,
         layout="half")`. They are checked as the operation itself checks them.
@@ -53,14 +64,18 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
         last axis). Without it: 1e-4, where float32 is the coarsest dtype among inputs and `mine`,
         1e-9 for float64, 5e-3 for float16, 4e-2 for bfloat16; 3e-4 beside a quantised weight, where
         `linear` rounds x to 16 bits; and what rounding every step of this call may do, measured.
-        An error that rounding to a coarser dtype explains is right, with a remark that names it.
+        An error that rounding to a coarser dtype explains is right, with a remark that names it,
+        if float32 is that dtype, or one of 16 bits that takes part; else it is nearly right.
+    dtype : dtype, optional
+        In which your code computes, where no array shows it, such as bfloat16 under autocast. (It
+        is `embedding`'s own argument too.) A function is tried out.
 
     Returns
     -------
     Report
-        True when the result is right. `.diagnosis` names the mistakes that give exactly this array,
-        with cause and fix; it is empty when none of those that are known does, and then
-        `.observations` say what can be said. See `Report`.
+        True when the result is right, not when it is only nearly right. `.diagnosis` names the
+        mistakes that give exactly this array, with cause and fix; it is empty when none of those
+        that are known does, and then `.observations` say what can be said. See `Report`.
 
     Raises
     ------
@@ -80,15 +95,40 @@ def check(op: Any, mine: Any, *args: Any, rtol: float | None = None, **kwargs: A
     >>> report.diagnosis[0].title
     'the softmax runs over another axis'
     """
+    declared = None if dtype is None else np.dtype(dtype)
+    if declared is not None and takes(op, "dtype"):
+        kwargs["dtype"] = declared
     call = bind(op, args, kwargs)
     impure: tuple[Mistake, ...] = ()
+    function = None
     if callable(mine) and not hasattr(mine, "__dlpack__"):
-        mine, impure = answer(mine, args, kwargs)
-    report = Check(call, _results(mine, call), rtol).report()
+        function = mine
+        mine, impure = answer(function, args, kwargs)
+
+    def in_16_bits() -> bool:
+        if declared is not None:
+            return declared.itemsize == 2
+        return function is not None and is_coarse(function, args, kwargs)
+
+    report = Check(call, _results(mine, call), rtol, in_16_bits=cache(in_16_bits)).report()
+    if not (report.ok or report.explanations) and function is None and is_swapped(op, call, mine):
+        report = replace(report, explanations=((SWAPPED,),), observations=(), nearly="")
     if impure:
         reasons = tuple((mistake,) for mistake in impure)
         report = replace(report, ok=False, explanations=reasons, observations=())
     return report
+
+
+def is_swapped(op: Any, call: Call, mine: Any) -> bool:
+    """Whether the first argument is what the operation gives for the learner's result."""
+    if not call.args or call.several or not isinstance(call.args[0], np.ndarray):
+        return False
+    try:
+        other = bind(op, (mine, *call.args[1:]), call.kwargs)
+    except (ValueError, TypeError, IndexError, BufferError):
+        return False
+    dtype = coarsest(float_dtypes([*other.inputs, *call.inputs]))
+    return same_array(call.args[0], other.results[0], TOLERANCE[dtype], dtype)
 
 
 @dataclass(frozen=True)
@@ -97,6 +137,7 @@ class Check:
 
     until : on the clock of time.thread_time; afterwards no more mistakes are tried
     begun : called before each computation
+    in_16_bits : whether the learner computes in them, whatever dtype his arrays have
     """
 
     call: Asked
@@ -104,6 +145,7 @@ class Check:
     rtol: float | None
     until: float = float("inf")
     begun: Callable[[], None] = lambda: None
+    in_16_bits: Callable[[], bool] = lambda: False
 
     @np.errstate(all="ignore")  # overflow and NaN are what is looked at here
     def report(self) -> Report:
@@ -120,11 +162,11 @@ class Check:
         worst = max(range(len(found)), key=lambda i: (not found[i].ok, found[i].excess), default=0)
         axes = self.axes(worst)
         where, seen, explanations = None, [], verdict.explanations
-        if not ok and not explanations and len(found) == 1:
+        if not ok and not explanations and not verdict.nearly and len(found) == 1:
             explanations = done_to_all(numbers(self.mine[0]), numbers(right[0]), self.same)
         if not ok:
             where = _where(found[worst], self.mine[worst], right[worst], worst, axes)
-        if not ok and not explanations:
+        if not ok and not explanations and not verdict.nearly:
             seen = self.describe(worst, right[worst])
             if verdict.untried[0]:
                 few, many = verdict.untried
@@ -143,6 +185,8 @@ class Check:
             explanations=explanations,
             remarks=verdict.remarks + remarks(self.call, self.mine, ok),
             observations=tuple(seen),
+            nearly=verdict.nearly,
+            meant=str(self.coarsest),
             axes=axes,
             mine=numbers(self.mine[worst]),
             right=numbers(right[worst]),
@@ -195,15 +239,31 @@ class Check:
         exactly = self.known(evidence)
         if exactly and not all(map(is_rounding, exactly)):
             return Verdict(False, found, exactly)
+        pairs: tuple[Explanation, ...] | None = None
         for few in coarser(self.coarsest):
+            excused = self.takes_part(few, evidence)
+            if not (excused or exactly) and pairs is None:
+                pairs = self.pairs(evidence)  # nobody rounds to 16 bits for sure: they come first
+            if pairs:
+                return Verdict(False, found, pairs)
             known = exactly or evidence.near(few)
-            if evidence.is_rounding(right, few):
-                said = rounded(evidence.called(right, few), self.coarsest)
-                return Verdict(True, found, exactly, (said, *(() if exactly else also(known))))
+            if (excused or not known) and evidence.is_rounding(right, few):
+                called = evidence.called(right, few)
+                if excused or self.takes_part(called, evidence):
+                    said = rounded(called, self.coarsest)
+                    return Verdict(True, found, exactly, (said, *(() if exactly else also(known))))
             if known and not exactly:
                 return Verdict(False, found, known)
-        known = exactly or self.pairs(evidence)
+        nearly = evidence.nearly(right, self.coarsest)
+        if nearly is not None:
+            return Verdict(False, found, exactly, nearly=str(nearly))
+        known = exactly or (self.pairs(evidence) if pairs is None else pairs)
         return Verdict(False, found, known, untried=evidence.search.untried)
+
+    def takes_part(self, dtype: np.dtype[Any], evidence: Evidence) -> bool:
+        """Whether somebody may compute in a dtype that no argument has: in 32 bits anybody may, in
+        16 where it was said, where the learner's function does, or where his numbers are of it."""
+        return dtype.itemsize > 2 or evidence.holds(dtype) or self.in_16_bits()
 
     def evidence(self, mine: list[Any]) -> Evidence:
         assert self.call.program is not None
@@ -319,6 +379,8 @@ def _number(mine: Any, right: Any) -> Any:
 
 
 def _array(mine: Any) -> Any:
+    if mine is None:
+        raise TypeError("check: mine is None, needs an array; does your function end with return?")
     try:
         x = np.asarray(as_array(mine))
     except ValueError as error:

@@ -12,11 +12,12 @@ import numpy as np
 
 from simdformer import arguments, functional, nn, reference
 from simdformer.learn import mistakes
+from simdformer.learn.check.asking import refuse
 from simdformer.learn.check.compare import float_dtypes
 from simdformer.learn.program import OPERATIONS, Program
 from simdformer.quantization.weight import QuantizedWeight
 
-__all__ = ["Asked", "Call", "as_array", "bind", "checkable"]
+__all__ = ["Asked", "Call", "as_array", "bind", "checkable", "takes"]
 
 # Programs and mistakes register themselves when their modules are loaded.
 for _module in iter_modules(mistakes.__path__):
@@ -108,6 +109,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     function = as_array(_operation(op))
     args = tuple(map(as_array, args))
     kwargs = {name: as_array(value) for name, value in kwargs.items()}
+    refuse(function, args, kwargs)
     answer = function(*args, **kwargs)
     several = isinstance(answer, tuple | list)
     kind = type(function) if type(function) in OPERATIONS or _is_layer(function) else function
@@ -120,6 +122,11 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     results = list(answer) if several else [answer]
     program = OPERATIONS.get(kind)
     return Call(name, variables, program, function, args, kwargs, results, several)
+
+
+def takes(op: Any, name: str) -> bool:
+    """Whether an operation has an argument of that name."""
+    return name in inspect.signature(_operation(op)).parameters
 
 
 def _operation(op: Any) -> Any:

@@ -13,10 +13,11 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 
-__all__ = ["WIDTH", "CheckError", "Part", "Report", "Where", "card"]
+__all__ = ["GREEN", "RED", "WIDTH", "CheckError", "Part", "Report", "Where", "card"]
 
 WIDTH = 80  # of a terminal
 PIXELS = 96  # an inch
+GREEN, YELLOW, RED = "#1b7f4b", "#8a6100", "#b3261e"  # white can be read on them
 CODE = {"wrong": "#d04a3f", "right": "#2e8b57", "same": "inherit"}  # readable on white and on black
 
 
@@ -57,7 +58,7 @@ class Part:
     kind: str = ""
 
     def lines(self, width: int) -> list[str]:
-        label = re.match(r"(note|why|fix|where|see): |[-+➤✓✗?· ] ", self.text)
+        label = re.match(r"(note|why|fix|where|see): |[-+➤✓✗≈?· ] ", self.text)
         return textwrap.wrap(
             self.text,
             width,
@@ -99,6 +100,8 @@ class Report:
     diagnosis : the mistakes in these; empty when the array is right, or when nothing known gives it
     remarks : what else is worth knowing
     observations : when nothing known gives the array, what can be said about it
+    nearly, meant : where it is nearly right, the dtype in which it would be right, "bfloat16", and
+        the coarsest that takes part
     shape, dtype, axes : of the result that is off the most, its last axes by name; expected : the
         shape it should have
     mine, right : that result and the right one, float64; None when the shapes differ
@@ -114,6 +117,8 @@ class Report:
     explanations: tuple[tuple[Mistake, ...], ...] = ()
     remarks: tuple[str, ...] = ()
     observations: tuple[str, ...] = ()
+    nearly: str = ""
+    meant: str = ""
     expected: tuple[int, ...] | None = None
     axes: tuple[str, ...] = ()
     mine: Any = field(default=None, compare=False)
@@ -150,6 +155,12 @@ class Report:
             return f"✓ {self.name} {self.shape} {self.dtype}: right {off}"
         if self.expected is not None:
             return f"✗ {self.name}: shape {self.shape}, needs {self.expected}"
+        if self.nearly:
+            off = f"{100 * self.max_rel:.2g} % off"
+            return (
+                f"≈ {self.name} {self.shape} {self.dtype}: nearly right: {off}, more than "
+                f"{self.meant} explains; right only if this is computed in {self.nearly}"
+            )
         return f"✗ {self.name} {self.shape} {self.dtype}: wrong"
 
     def _middle(self) -> Iterator["Part"]:
@@ -175,7 +186,9 @@ class Report:
                 yield Part("two mistakes at once:" if i == 0 else "or these two:", 2)
             for mistake in group:
                 yield from told(mistake)
-        if not (self.ok or self.explanations or self.observations or self.expected):
+        if self.nearly and not self.explanations:
+            yield Part(f'if it is: say dtype="{self.nearly}", or give your function', 2)
+        elif not (self.ok or self.explanations or self.observations or self.expected):
             yield Part("no known mistake gives this array; look at the steps to it one by one", 2)
         yield from (Part(text, 2) for text in self.observations)
 
@@ -183,7 +196,8 @@ class Report:
         """For Jupyter: the same, and a picture of where the error is, if there is matplotlib."""
         head, *rest = self._parts()
         parts = [part.html() for part in rest]
-        return card(self.ok, head.text, [*parts, self._picture()], ";line-height:1.5")
+        colour = YELLOW if self.nearly else GREEN if self.ok else RED
+        return card(colour, head.text, [*parts, self._picture()], ";line-height:1.5")
 
     def _picture(self) -> str:
         """The error map as an <img>; nothing where there is none to show."""
@@ -203,9 +217,8 @@ class Report:
         return f'<img alt="where the error is" style="{style}" src="data:image/png;base64,{data}">'
 
 
-def card(ok: bool, head: str, parts: list[str], style: str = "") -> str:
-    """HTML under a headline, with a line at its side: green when right, red when wrong."""
-    colour = "#1b7f4b" if ok else "#b3261e"
+def card(colour: str, head: str, parts: list[str], style: str = "") -> str:
+    """HTML under a headline, with a line at its side: GREEN when right, RED when wrong."""
     badge = (
         "display:inline-block;padding:1px 6px;color:#ffffff;font-weight:600"  # on dark pages too
     )

@@ -9,7 +9,12 @@ import numpy as np
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.operation import as_array
 
-__all__ = ["answer", "difference"]
+__all__ = ["answer", "difference", "is_coarse"]
+
+# Steps of the inputs, relatively: less than a unit of float16, and than one of bfloat16; thousands
+# of float32.
+STEPS = (2.0**-13, 2.0**-9)
+UNEVEN = 0.25  # of what a step changes, the next one changes differently
 
 CHANGED = Mistake(
     "call.argument_changed",
@@ -31,6 +36,37 @@ def answer(
     if difference(given[0], (args, dict(kwargs))):
         found.append(CHANGED)
     return first, tuple(found)
+
+
+def is_coarse(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether the function computes in 16 bits: then its results go in jumps, where two equal small
+    steps of the inputs should change them twice alike."""
+
+    def moved(x: Any, by: float) -> Any:
+        if str(getattr(x, "dtype", "")).rpartition(".")[2] not in ("float32", "float64"):
+            return x
+        near = x * (1 + by * (x > x.mean()))  # not all alike: norms do not see a factor
+        return near.astype(x.dtype) if isinstance(near, np.ndarray) else near
+
+    def result(by: float) -> Any:
+        named = {name: moved(x, by) for name, x in kwargs.items()}
+        out = function(*(moved(x, by) for x in args), **named)
+        parts = out if isinstance(out, tuple | list) else [out]
+        return np.concatenate([np.ravel(as_array(x)).astype(np.float64) for x in parts])
+
+    def goes_in_jumps(step: float) -> bool:
+        first, second, third = map(result, (0.0, step, 2 * step))
+        once, again = second - first, third - second
+        change, uneven = (np.nansum(np.abs(x)) for x in (once, again - once))
+        return bool(np.isfinite(uneven) and uneven > UNEVEN * max(change, 1e-30))
+
+    try:
+        with np.errstate(all="ignore"):
+            return any(map(goes_in_jumps, STEPS))
+    except Exception:  # what it does with other arrays is not the question
+        return False
 
 
 def two_answers(difference: str) -> Mistake:

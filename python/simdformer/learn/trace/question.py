@@ -1,6 +1,6 @@
 """One activation of a trace as a question for `check`, with the mistakes of whole models."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,8 @@ class OfModel(Check):
     layer: int | None
     streams: Mapping[int, Any]
     doubts: bool = False
+    # A whole model may compute in them, wherever its arrays are widened.
+    in_16_bits: Callable[[], bool] = lambda: True
 
     @cached_property
     @np.errstate(all="ignore")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from simdformer.learn.check.report import WIDTH, CheckError, Part, Report, card
+from simdformer.learn.check.report import GREEN, RED, WIDTH, CheckError, Part, Report, card
 
 __all__ = ["TraceReport"]
 
@@ -102,7 +102,7 @@ class TraceReport:
         if self.report is not None:
             parts.append(self.report._repr_html_())
         parts += [f"<div>{escape(line)}</div>" for line in self._rest()]
-        return card(self.ok, self.sentence, parts)
+        return card(GREEN if self.ok else RED, self.sentence, parts)
 
 
 def grouped(names: tuple[str, ...]) -> list[str]:
