@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from simdformer.checkpoints import CheckpointError
     from simdformer.data import demo_path
     from simdformer.interpret import ablate, attribute, head_scores, logit_lens, look, patch
-    from simdformer.learn import exercises, plots, testing
+    from simdformer.learn import exercises, mistakes, plots, testing
     from simdformer.learn.check import CheckError, check
     from simdformer.learn.gradcheck import gradcheck
     from simdformer.learn.trace import check_trace
@@ -84,6 +84,7 @@ _LAZY = {
     "interpret": "simdformer.",
     "logit_lens": "simdformer.interpret",
     "look": "simdformer.interpret",
+    "mistakes": "simdformer.learn.",
     "models": "simdformer.",
     "nn": "simdformer.",
     "patch": "simdformer.interpret",
@@ -125,6 +126,7 @@ __all__ = [
     "linear",
     "logit_lens",
     "look",
+    "mistakes",
     "models",
     "nn",
     "num_threads",

@@ -150,6 +150,7 @@ wrong("attention.one_kv_head", by_head(lambda h: 0), heads=(H, K))
 wrong("attention.group_of_2", by_head(lambda h: h // 2))
 wrong("attention.group_of_4", by_head(lambda h: h // 4), heads=(12, 6))
 wrong("attention.group_of_8", by_head(lambda h: h // 8), heads=(16, 4))
+wrong("attention.divided_by_kv_heads", by_head(lambda h: h // 3), heads=(6, 3))
 wrong("attention.values_tiled", by_head(lambda h: h // (H // K), lambda h: h % K), heads=(H, K))
 
 # ---- softmax -------------------------------------------------------------------------------------
@@ -174,6 +175,13 @@ def without_keepdims(x):
 def _(rng):
     q, k, v = (normal(rng, L, D) for _ in range(3))
     return without_keepdims(scores_of(q, k)) @ v, attention, (q, k, v), {}
+
+
+@example("attention.softmax_keepdims_lost_unshifted")
+def _(rng):
+    q, k, v = (normal(rng, L, D) for _ in range(3))
+    e = np.exp(scores_of(q, k))
+    return (e / e.sum(-1)) @ v, attention, (q, k, v), {}
 
 
 wrong("attention.softmax_twice", lambda q, k, v: softmax(softmax(scores_of(q, k))) @ v)

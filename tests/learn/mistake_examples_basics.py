@@ -71,7 +71,13 @@ def keepdims_lost_twice(x):
     return e / e.sum(-1)
 
 
+def plainly(x):
+    e = np.exp(x)
+    return e / e.sum(-1)
+
+
 wrong_softmax("softmax.keepdims_lost", keepdims_lost, shape=(6, 6))
+wrong_softmax("softmax.keepdims_lost_unshifted", plainly, shape=(6, 6))
 wrong_softmax("softmax.keepdims_of_maximum_lost", keepdims_of_maximum_lost, shape=(6, 6))
 wrong_softmax("softmax.keepdims_lost_twice", keepdims_lost_twice, shape=(6, 6))
 

@@ -59,6 +59,25 @@ def multi_head(x, wq, wk, wv, wo, *, split=split, merge=merge, attend=attend):
     return F.linear(merge(attend(q, k, v)), wo)
 
 
+@example("multi_head_attention.batch_first_forgotten")
+def _(rng):
+    """PyTorch's own, with its default: positions first."""
+    x, w = normal(rng, 3, L, E), weights(rng, *[(E, E)] * 4)
+    layer = torch.nn.MultiheadAttention(E, H, bias=False).eval()
+    with torch.no_grad():
+        layer.in_proj_weight.copy_(torch.cat(tensors(*w[:3])))
+        layer.out_proj.weight.copy_(to_torch(w[3]))
+        mine = layer(*[to_torch(x)] * 3, need_weights=False)[0]
+    return mine, nn.MultiHeadAttention(E, H, *w), (x, x, x), {}
+
+
+@example("grouped_query_attention.batch_first_forgotten")
+def _(rng):
+    x, w = normal(rng, 3, L, E), weights(rng, (E, E), (K * D, E), (K * D, E), (E, E))
+    layer = nn.GroupedQueryAttention(E, H, K, *w)
+    return layer(x.swapaxes(0, 1).copy()).swapaxes(0, 1), layer, (x,), {}
+
+
 def with_weights(order):
     def function(x, wq, wk, wv, wo):
         given = {"q": wq, "k": wk, "v": wv}

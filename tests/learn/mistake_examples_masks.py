@@ -391,3 +391,63 @@ mask_example(
 with np.errstate(invalid="ignore"):
     NANS = np.triu(np.ones((5, 5), np.float32), 1) * -INF
 mask_example("causal_mask.zero_times_infinity", NANS, 5, 5, dtype=np.float32)
+
+
+# ---- inverted masks, and masks on the wrong axis -------------------------------------------------
+
+
+def filled(q, k, v, hidden, value):
+    """scores.masked_fill(hidden, value)"""
+    return softmax(np.where(hidden, np.float32(value), scores_of(q, k))) @ v
+
+
+def padding(rng):
+    """(B, 1, 1, S): the second sequence is shorter."""
+    return (np.arange(L) < np.array([[L], [L - 3]]))[:, None, None]
+
+
+for kind, value in (("nan", -np.inf), ("uniform", -1e9)):
+    causal(f"attention.inverted_{kind}", lambda q, k, v, value=value: filled(q, k, v, SEEN, value))
+    wrong(
+        f"attention.inverted_{kind}",
+        lambda q, k, v, mask, value=value: filled(q, k, v, mask, value),
+        mask=lambda rng: SEEN,
+    )
+    wrong(
+        f"attention.mask_inverted_{kind}",
+        lambda q, k, v, mask, value=value: filled(q, k, v, mask == 0, value),
+        mask=lambda rng: np.where(SEEN, np.float32(0), -INF),
+    )
+    wrong(
+        f"attention.mask_transposed_{kind}",
+        lambda q, k, v, mask, value=value: filled(q, k, v, ~mask.swapaxes(-1, -2), value),
+        mask=padding,
+    )
+    wrong(
+        f"attention.queries_of_padding_{kind}",
+        lambda q, k, v, value=value: filled(q, k, v, ~padding(0).swapaxes(-1, -2), value),
+        key_lengths=[L, L - 3],
+    )
+    wrong(
+        f"attention.queries_of_left_padding_{kind}",
+        lambda q, k, v, value=value: filled(
+            q, k, v, np.arange(L)[:, None] < np.array([2, 0])[:, None, None, None], value
+        ),
+        key_starts=[2, 0],
+    )
+
+causal(
+    "attention.causal_strict_ten_thousand",
+    lambda q, k, v: softmax(scores_of(q, k) + np.triu(np.full((L, L), np.float32(-10000)))) @ v,
+)
+wrong("attention.causal_not_asked_for", lambda q, k, v: attend(q, k, v, SEEN))
+wrong(
+    "attention.only_new_keys",
+    lambda q, k, v: attend(q, k[..., S - L :, :], v[..., S - L :, :], SEEN),
+    **cached,
+    causal_offset=S - L,
+)
+wrong(
+    "attention.first_key_hidden",
+    lambda q, k, v: attend(q, k[..., 1:, :], v[..., 1:, :], SEEN[-1:, 1:]),
+)

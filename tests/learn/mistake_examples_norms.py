@@ -236,6 +236,11 @@ wrong_layer(
     shape=(N, N),
 )
 wrong_layer(
+    "layer_norm.keepdims_lost_in_both",
+    lambda x, w, b, e: (x - x.mean(-1)) / np.sqrt(x.var(-1) + e) * w + b,
+    shape=(N, N),
+)
+wrong_layer(
     "layer_norm.weight_forgotten", lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) + b
 )
 wrong_layer(

@@ -79,6 +79,10 @@ wrong_angles(
     lambda: np.outer(POSITIONS, [10000 ** (-2 * i / D) for i in range(1, D // 2 + 1)]),
 )
 wrong_angles(
+    "rope_frequencies.exponent_odd",
+    lambda: np.outer(POSITIONS, 10000.0 ** (-np.arange(1, D + 1, 2) / D)),
+)
+wrong_angles(
     "rope_frequencies.exponent_not_divided",
     lambda: np.outer(POSITIONS, 10000.0 ** -np.arange(0, D, 2)),
 )
@@ -132,6 +136,7 @@ wrong_angles(
     "rope.one_position_for_all", lambda: angles(positions=np.full(T, 20)), "half", offset=20
 )
 wrong_angles("rope.angles_in_degrees", lambda: np.deg2rad(angles()))
+wrong_angles("rope.angles_to_degrees", lambda: np.rad2deg(angles()))
 wrong_angles("rope.angles_times_two_pi", lambda: 2 * np.pi * angles(), "interleaved")
 
 

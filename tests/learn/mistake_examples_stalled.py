@@ -41,3 +41,11 @@ for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
         x = normal(rng, 3, many, dtype=dtype, scale=0.1)
         e = np.exp(x - x.max(-1, keepdims=True))
         return e / added(e), sf.softmax, (x,), {}
+
+    @example(f"linear.sum_stalls_in_{name}")
+    def _(rng, dtype=dtype, many=many):
+        x, weight = 1 + normal(rng, 3, many, scale=0.1), 1 + normal(rng, 4, many, scale=0.1)
+        x, weight, total = x.astype(dtype), weight.astype(dtype), np.zeros((3, 4), dtype)
+        for i in range(many):
+            total += x[:, i, None] * weight[:, i]
+        return total, sf.linear, (x, weight), {}

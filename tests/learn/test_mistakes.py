@@ -13,6 +13,8 @@ import pytest
 import simdformer as sf
 from simdformer.learn import check  # noqa: F401  fills the catalogue
 from simdformer.learn.catalogue import CATALOGUE, mistakes
+from simdformer.learn.check.additions import unknown_names
+from subprocesses import run_python
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("mistake_examples_*.py"))
 EXAMPLES = {
@@ -62,7 +64,7 @@ def test_every_mistake_shows_its_line():
     for mistake in (variation.mistake for variation in CATALOGUE):
         lines = mistake.difference
         assert any(line[0] in "-+" for line in lines), mistake
-        assert not any(re.search(r"\bs\.run\b", line) for line in lines), lines
+        assert not any(re.search(r"\bs\.run\b|\balong\b|\bsees\b", line) for line in lines), lines
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,8 @@ def test_every_mistake_shows_its_line():
         "attention.no_scale": ["+ scores = scores * scale_of"],
         "attention.key_and_value_swapped": ["- k, v = v, k"],
         "attention.group_of_4": [
-            "- k_head = v_head = np.arange(num_heads) // 4",
-            "+ k_head = v_head = np.arange(num_heads) // group",
+            "- kv_head = np.arange(num_heads) // 4",
+            "+ kv_head = np.arange(num_heads) // group",
         ],
         "rms_norm.sum_for_mean": ["  size = mean(squares, axis)", "- size = size * h.shape[-1]"],
         "rms_norm.eps_1e-05": ["- eps = 1e-05", "  size = size + eps"],
@@ -106,3 +108,63 @@ def test_what_is_no_mistake_is_refused():
         with pytest.raises(error, match=said):
             mistakes(wrong)
     assert "attention.x" not in CATALOGUE.variations
+
+
+# ---- mistakes of one's own -----------------------------------------------------------------------
+
+OWN = """
+    softmax.shift (01 §1) > Subtract the maximum of each row.
+
+    minimum_subtracted: the minimum is subtracted instead of the maximum
+        min and max differ in two letters; the exponents are then all above zero.
+        | scores = scores - scores.min(axis=along, keepdims=True)
+    """
+
+
+@pytest.fixture
+def catalogue():
+    """The catalogue, put back behind the test."""
+    before = CATALOGUE.variations.copy()
+    yield CATALOGUE
+    CATALOGUE.variations.clear()
+    CATALOGUE.variations.update(before)
+
+
+def test_a_mistake_of_ones_own_is_found_and_replaced(catalogue, rng):
+    for _ in range(2):  # a cell that runs again
+        assert sf.mistakes.add(OWN) == ["softmax.minimum_subtracted"]
+    x = 60 * rng.standard_normal((3, 7), dtype=np.float32)
+    with np.errstate(all="ignore"):
+        e = np.exp(x - x.min(-1, keepdims=True))
+        report = sf.check("softmax", e / e.sum(-1, keepdims=True), x)
+    assert "softmax.minimum_subtracted" in [one.name for one in report.diagnosis]
+    sf.mistakes.add(OWN.replace("the minimum is", "min() is"))
+    title = catalogue["softmax.minimum_subtracted"].mistake.title
+    assert title == "min() is subtracted instead of the maximum"
+
+
+def test_a_mistake_can_be_added_before_anything_else_was_imported():
+    code = f"import simdformer as sf; print(sf.mistakes.add({OWN!r}))"
+    assert run_python(code) == "['softmax.minimum_subtracted']"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("softmax.shift", "softmax.shft", "'softmax.shft', needs one .*did you mean 'softmax.shi"),
+        ("- scores.min", "- scors.min", "reads 'scors', needs a name .*did you mean 'scores'"),
+        ("keepdims=True)", "keepdims=", "needs Python"),
+        ("| scores = scores - scores.min(axis=along, keepdims=True)", "| ...", "changes nothing"),
+        ("| scores = scores - scores.min(axis=along, keepdims=True)", "More.", "has no lines"),
+        (OWN, "nonsense", "neither a mistake nor the head of some: nonsense"),
+        (OWN, "", "text has no mistake"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said_at_once(catalogue, old, new, said):
+    with pytest.raises(ValueError, match=f"mistakes.add: .*{said}"):
+        sf.mistakes.add(OWN.replace(old, new))
+    assert "softmax.minimum_subtracted" not in catalogue.variations
+
+
+def test_all_that_the_catalogue_reads_is_bound():
+    assert [one for variation in CATALOGUE for one in unknown_names(variation)] == []

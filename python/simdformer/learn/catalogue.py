@@ -140,6 +140,12 @@ def mistakes(text: str, *, calls: tuple[Any, ...] = ()) -> None:
     text : heads and mistakes, as above
     calls : the functions and programs that their lines call, beside those that the steps call
     """
+    for variation in variations(text, calls):
+        CATALOGUE.add(variation)
+
+
+def variations(text: str, calls: tuple[Any, ...] = ()) -> Iterator[Variation]:
+    """The mistakes of a text, as `mistakes` takes it."""
     steps, fix, cause = [], "", ""
     text = textwrap.dedent(text) + "\n"
     if lost := PARAGRAPH.sub("", text).strip():
@@ -161,12 +167,10 @@ def mistakes(text: str, *, calls: tuple[Any, ...] = ()) -> None:
             other = [note[7:] for note in notes if note.startswith("unless ")]
             see = next((note for note in notes if note[:1].isdigit()), usual)
             name = f"{program}.{found['name']}"
-            CATALOGUE.add(
-                Variation(
-                    Mistake(name, title, cause, own or fix, see, wrong_steps(full, calls)),
-                    "rare" in notes,
-                    next((full_name(one, program) for one in other), ""),
-                )
+            yield Variation(
+                Mistake(name, title, cause, own or fix, see, wrong_steps(full, calls)),
+                "rare" in notes,
+                next((full_name(one, program) for one in other), ""),
             )
 
 

@@ -138,7 +138,20 @@ def _unparsed(statement: ast.stmt) -> str:
     return said
 
 
+# Variables of the package's own, as somebody calls them who writes the formula down.
+READ_AS = {"along": "axis", "sees": "has_visible_keys"}
+
+
 class _Plain(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> Any:
+        return ast.Name(READ_AS.get(node.id, node.id), node.ctx)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        targets = [ast.unparse(target) for target in node.targets]
+        if targets == ["k_head", "v_head"]:  # which head of keys and values a query head reads
+            node.targets = [ast.Name("kv_head", ast.Store())]
+        return self.generic_visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         if node.attr == "out" and _calls(node.value, "run"):
             return self.visit(node.value)

@@ -166,6 +166,11 @@ mistakes(
         | visible = j < i + offset; unless(visible.any(axis=-1).all())
         hide | unless(real != np.float64)
         hide | scores = scores + np.where(visible, real(0), real(-1e9))
+    causal_strict_ten_thousand: the causal mask hides the token itself: the first one sees them all
+        j < i in place of j <= i: triu with k=0 where k=1 is meant. -10000 is added to all scores of
+        its row, which changes none of its shares but by rounding.
+        | visible = j < i + offset; unless(visible.any(axis=-1).all())
+        hide | scores = scores + np.where(visible, real(0), real(-1e4))
     causal_loose: the causal mask shows one key too many: the next token
         j <= i + 1 in place of j <= i: triu with k=2, or positions that are off by one.
         | visible = j <= i + offset + 1
@@ -188,6 +193,22 @@ mistakes(
         The first query is taken for the first token, though earlier ones are in the cache.
         > Query i may see the keys j <= i + causal_offset.
         | ...; offset = 0
+
+    attention.hide (03 exercise 3) > Let a query see the keys in the cache, and its own.
+
+    only_new_keys: only the new keys are seen: those in the cache are left out
+        With a cache a query sees all keys up to its own; here only those of this call take part.
+        | unless(S == L); visible = visible & (j >= S - L); ...
+    first_key_hidden: the first key is hidden
+        An index that begins at 1, as in keys[1:].
+        > The first key is number 0; everybody after it may see it.
+        | visible = visible & (j > 0); ...
+
+    attention.nothing_hidden (01 §3) > Write is_causal=True in the call, if causal is what you mean.
+
+    causal_not_asked_for: the array is causal, the call is not: is_causal=True is missing
+        Without is_causal, or a mask, every query sees all keys, later ones too.
+        | unless(is_causal or attn_mask is not None or window is not None); visible = j <= i + S - L
 
     attention.window (01 §3) > Show the keys j > i - window.
 
@@ -265,3 +286,66 @@ mistakes(
     """,
     calls=(reach, scale_of, wider),
 )
+
+# What becomes of a query that is left without keys: the steps, and words for the title.
+WITHOUT_KEYS = {
+    "nan": (
+        "NaN",
+        "...",
+        "...; weights = np.where(sees, weights, real(np.nan)); sees = sees | True",
+    ),
+    "uniform": ("all alike", "scores = np.where(visible, scores, real(-1e9))", "..."),
+}
+for kind, (word, hide, empty) in WITHOUT_KEYS.items():
+    mistakes(
+        f"""
+        attention.hide (01 §3) > Hide where the mask is False: scores.masked_fill(~mask, -inf).
+
+        inverted_{kind}: the mask is inverted, and rows without keys are {word}
+            masked_fill sets the places where its mask is True, and tril is True for what should be
+            visible.
+            | unless(visible.all()); visible = ~visible; unless(visible.any(axis=-1).all())
+            | {hide}
+            empty | {empty}
+
+        attention.mask (01 §3) > Hide where the mask is False: scores.masked_fill(~mask, -inf).
+
+        mask_inverted_{kind} (unless inverted_{kind}):
+            attn_mask is inverted, and rows without keys are {word}
+            True means `may attend` here and in torch's attention; masked_fill wants the opposite.
+            | if is_boolean(attn_mask):
+            |     visible = visible & ~np.asarray(attn_mask)
+            | else:
+            |     visible = visible & np.isneginf(array(attn_mask))
+            | unless(visible.any(axis=-1).all())
+            hide | {hide}
+            empty | {empty}
+        mask_transposed_{kind}: the mask hides queries, not keys, and their rows are {word}
+            A padding mask has an entry for each key: the last axis, (B, 1, 1, S), not (B, 1, S, 1).
+            > Put it on the last axis: mask[:, None, None, :].
+            | attn_mask = np.asarray(attn_mask).swapaxes(-1, -2); ...
+            | visible = visible & ~np.isneginf(scores)
+            | unless(visible.any(axis=-1).all())
+            hide | {hide}
+            empty | {empty}
+
+        attention.lengths (01 §3) > Put the padding on the last axis: mask[:, None, None, :].
+
+        queries_of_padding_{kind}: the padding hides queries, not keys, and their rows are {word}
+            A padding mask has an entry for each key: the last axis, (B, 1, 1, S), not (B, 1, S, 1).
+            | visible = visible & (i < per_sequence(s, key_lengths))
+            | unless(visible.any(axis=-1).all())
+            hide | {hide}
+            empty | {empty}
+
+        attention.starts (01 §3) > Put the padding on the last axis: mask[:, None, None, :].
+
+        queries_of_left_padding_{kind}:
+            the padding hides queries, not keys, and their rows are {word}
+            A padding mask has an entry for each key: the last axis, (B, 1, 1, S), not (B, 1, S, 1).
+            | visible = visible & (i >= per_sequence(s, key_starts))
+            | unless(visible.any(axis=-1).all())
+            hide | {hide}
+            empty | {empty}
+        """
+    )

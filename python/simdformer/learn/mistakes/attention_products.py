@@ -130,6 +130,10 @@ mistakes(
     one_kv_head: all query heads read the first key/value head
         An index 0, or broadcasting from one head: that is multi-query attention.
         | ...; k_head = 0 * k_head; v_head = 0 * v_head
+    divided_by_kv_heads: the head is divided by K, not by the size of a group
+        head // K in place of head // (H // K): the groups have another size than they should.
+        > Compute the group: head // (H // K).
+        | unless(group == num_kv_heads); k_head = v_head = np.arange(num_heads) // num_kv_heads
     """,
     calls=(default_scale,),
 )

@@ -40,6 +40,13 @@ mistakes(
         | ...; exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
         | totals = exponentials.sum(axis=-1, keepdims=True)
         | weights = weights * totals / totals[..., 0]
+    softmax_keepdims_lost_unshifted:
+        keepdims is lost and no maximum subtracted: another query's sum
+        exp(scores) / exp(scores).sum(-1): without its last axis the column of sums is spread along
+        the rows.
+        > Subtract max(axis=-1, keepdims=True) first, and divide by sum(axis=-1, keepdims=True).
+        | ...; exponentials = np.exp(scores)
+        | weights = exponentials / exponentials.sum(axis=-1)
     softmax_twice: softmax is applied twice
         The shares go through softmax again: they become nearly equal.
         | ...; weights = np.exp(weights) / np.exp(weights).sum(axis=-1, keepdims=True)

@@ -28,6 +28,16 @@ def of_hidden_size(s: State, x: Any) -> Any:
 
 mistakes(
     """
+    multi_head_attention.three_inputs (01 §6), grouped_query_attention.one_input (03 §3) > Write
+        nn.MultiheadAttention(..., batch_first=True), or hand over (L, B, E).
+
+    batch_first_forgotten:
+        attention runs over the batch, not the positions: batch_first is missing
+        Without batch_first=True, PyTorch's nn.MultiheadAttention takes (L, B, E) for (B, L, E).
+        | ...; unless(np.ndim(x_q) < 3)
+        | x_q, x_k, x_v = (np.swapaxes(array(y), 0, 1) for y in (x_q, x_k, x_v))
+        output | ...; out = out.swapaxes(0, 1)
+
     many_heads.listen (01 §6)
 
     attention_over_heads: each token attends to its own heads instead of each head to the tokens

@@ -55,6 +55,12 @@ mistakes(
         as above
         | h = h - mean(h, axis)[..., 0]
         average | ...; size = size[..., 0]
+    keepdims_lost_in_both: keepdims is lost: mean and variance of other tokens are taken
+        (x - x.mean(-1)) / np.sqrt(x.var(-1) + eps): without their last axis the columns are spread
+        along the rows.
+        | right, h = h - mean(h, axis), h - mean(h, axis)[..., 0]
+        square | squares = right * right
+        average | ...; size = size[..., 0]
 
     rms_norm.multiply (02 §4), layer_norm.multiply (04 §3) > Multiply by the weight, which has one
         number for each element of the last axis.

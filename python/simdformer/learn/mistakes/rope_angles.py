@@ -65,6 +65,10 @@ mistakes(
         position * frequency is an angle in radians, which is what np.cos and np.sin want.
         > Leave out np.deg2rad, and the factor pi/180.
         | ...; angles = np.deg2rad(angles)
+    angles_to_degrees: the angles are converted to degrees
+        np.rad2deg, or a factor 180/pi: cos and sin take 57 for radians, and turn nine times round.
+        > Leave the factor 180/pi out: np.cos and np.sin take radians.
+        | ...; angles = np.rad2deg(angles)
     angles_times_two_pi (rare): the angles are multiplied by 2 pi
         The frequency of RoPE is radians a position, not turns a position.
         | ...; angles = 2 * np.pi * angles

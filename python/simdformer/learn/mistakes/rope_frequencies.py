@@ -83,6 +83,10 @@ mistakes(
         The paper counts i from 1 and writes 2(i-1)/D; here i counts from 0.
         > Write np.arange(0, D, 2) / D, so that the first frequency is 1.
         | exponents = np.arange(2, head_dim + 2, 2) / head_dim
+    exponent_odd: the exponents are 1/D, 3/D, 5/D ... instead of 0, 2/D, 4/D
+        np.arange(1, D + 1, 2) holds the odd numbers.
+        > Write np.arange(0, D, 2) / D, so that the first frequency is 1.
+        | exponents = np.arange(1, head_dim + 1, 2) / head_dim
     exponent_not_divided: the exponents are not divided by D
         theta ** -2i falls to nothing at once, so only the first pair is turned.
         > Divide by the number of elements that are turned: np.arange(0, D, 2) / D.

@@ -19,6 +19,15 @@ def one_by_one(x: Any, dtype: Any, axis: Any = -1) -> Any:
     return np.take(added, [-1], axis=axis).astype(x.dtype)
 
 
+def product_one_by_one(x: Any, weight: Any, dtype: Any) -> Any:
+    """x @ weight.T, a product after the other added in a dtype: acc += x[:, i, None] * w[:, i]."""
+    x, weight = (array.astype(dtype) for array in (x, weight))
+    total = np.zeros((*x.shape[:-1], len(weight)), dtype)
+    for i in range(x.shape[-1]):
+        total = total + x[..., i, None] * weight[:, i]
+    return total
+
+
 for few in ("float16", "bfloat16"):
     for steps, line in (
         (
@@ -26,6 +35,10 @@ for few in ("float16", "bfloat16"):
             f"size = one_by_one(squares, {few}) / real(squares.shape[-1])",
         ),
         ("softmax.add_up (01 §1)", f"total = one_by_one(exponentials, {few}, along)"),
+        (
+            "linear.multiply (01 §4)",
+            f"products = [product_one_by_one(h, w, {few}).astype(real) for w in weights]",
+        ),
     ):
         mistakes(
             f"""
@@ -36,5 +49,5 @@ for few in ("float16", "bfloat16"):
                 Once it is a few hundred times as large as what is added, adding changes nothing.
                 | {line}
             """,
-            calls=(one_by_one,),
+            calls=(one_by_one, product_one_by_one),
         )
