@@ -281,7 +281,7 @@ def test_some_texts_of_an_array(tmp_path):
     ]
     assert array.some_texts([2, 0]) == {0: "h i", 2: "a b"}
     assert array.some_texts([]) == {}
-    with pytest.raises(CheckpointError, match=r"no UTF-8 in tokenizer\.ggml\.merges\[1\]"):
+    with pytest.raises(CheckpointError, match=r"not UTF-8 in tokenizer\.ggml\.merges\[1\]"):
         array.some_texts([1])
 
 

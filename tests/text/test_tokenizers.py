@@ -227,7 +227,7 @@ def test_a_written_tiktoken_file_is_read(tmp_path):
             r"no tokens for 12\d of the 256 single bytes",
         ),
         (MODEL.replace(b"aGk=", b"aG!="), "found b'aG!= 256' in line 257"),
-        (MODEL.replace(b"aGk=", b"aGkaa"), r"a token in line 257 that is no base64 \("),
+        (MODEL.replace(b"aGk=", b"aGkaa"), r"a token in line 257 that is not base64 \("),
         (MODEL.replace(b"aGk= 256", b"aGk= 0256"), "in line 257, needs"),
         (MODEL.replace(b"aGk= 256", b"aGk= -256"), "in line 257, needs"),
         (MODEL.replace(b"aGk= 256", b"aGk=  256"), "in line 257, needs"),
@@ -632,7 +632,7 @@ def test_gpt2(tmp_path):
         (
             {"tokenizer_config.json": '{"added_tokens_decoder": {"259": "<x>"}}'},
             "tokenizer_config.json",
-            "another added_tokens_decoder .*, needs an object of tokens by id",
+            "added_tokens_decoder = .*, needs an object of tokens by id",
         ),
     ],
 )
@@ -719,7 +719,7 @@ def test_damaged_sentencepiece_models_are_refused(spm_model, tmp_path):
     file = tmp_path / "tokenizer.model"
     for size in (1, 2, 10, 1000, len(spm_model) - 1):
         file.write_bytes(spm_model[:size])
-        check_damaged(file, r"found no model of sentencepiece \(")
+        check_damaged(file, r"found something other than a sentencepiece model \(")
 
 
 # ---- which file ----------------------------------------------------------------------------------

@@ -102,7 +102,9 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"no UTF-8 ({error})", "text in UTF-8", file=path) from None
+        raise CheckpointError(
+            f"bytes that are not UTF-8 ({error})", "text in UTF-8", file=path
+        ) from None
 
 
 def begins_with(path: Path, magic: bytes) -> bool:
@@ -144,7 +146,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
         return result
 
     def no_constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     def sane_int(digits: str) -> int:
         if len(digits) > MAX_DIGITS:

@@ -150,7 +150,9 @@ class StoredArray:
         return self.file.read(self.start, self.nbytes)
 
     def _no_text(self, index: int, error: UnicodeDecodeError) -> CheckpointError:
-        return CheckpointError(f"no UTF-8 in {self.key}[{index}] ({error})", "text in UTF-8")
+        return CheckpointError(
+            f"bytes that are not UTF-8 in {self.key}[{index}] ({error})", "text in UTF-8"
+        )
 
     def numbers(self) -> npt.NDArray[Any]:
         """The elements of an array of numbers or switches."""
@@ -218,7 +220,9 @@ class Header:
         try:
             return self.data[self.at - length : self.at].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"no UTF-8 in {what} ({error})", "text in UTF-8") from None
+            raise CheckpointError(
+                f"bytes that are not UTF-8 in {what} ({error})", "text in UTF-8"
+            ) from None
 
     def begin(self) -> tuple[int, int]:
         """How many tensors and keys there are."""

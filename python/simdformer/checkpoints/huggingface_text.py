@@ -105,7 +105,7 @@ def default_template(template: Any, file: Path) -> str:
         template = named.get("default")
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
         raise CheckpointError(
-            "another chat_template",
+            f"chat_template = {shown(template)}",
             f'text of at most {MAX_TEMPLATE} characters, or a list of {{"name": ..., '
             '"template": ...} with one named "default"',
             file=file,

@@ -232,7 +232,7 @@ class PickleMachine:
 
     def top(self, kind: type) -> Any:
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise CheckpointError(f"a pickle that adds to something that is no {kind.__name__}")
+            raise CheckpointError(f"a pickle that adds to something other than a {kind.__name__}")
         return self.stack[-1]
 
     # ---- opcodes
@@ -287,7 +287,7 @@ class PickleMachine:
     def call(self) -> None:
         arguments, name = self.pop(), self.pop()
         if type(arguments) is not tuple or not isinstance(name, Name):
-            raise CheckpointError("a call of something that is no name")
+            raise CheckpointError("a call of something other than a name")
         self.push(name.make(*arguments))
 
     def build(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from simdformer.arguments import shown
 from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import InputFile, parse_object, read_object
 from simdformer.checkpoints.stored_tensor import StoredTensor
@@ -100,20 +101,14 @@ def check_entry(name: str, entry: Any) -> HeaderEntry:
         if not right:
             raise CheckpointError(found, needed, tensor=name)
 
-    require(
-        isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"},
-        "other fields",
-        "dtype, shape and data_offsets",
-    )
+    right = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
+    require(right, f"the entry {shown(entry)}", "one of dtype, shape and data_offsets")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     known = isinstance(kind, str) and kind in DTYPES
     require(known, f"dtype {str(kind)[:40]!r}", f"one of {', '.join(DTYPES)}")
-    for numbers in (shape, offsets):
-        require(
-            isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers),
-            "another shape or offset",
-            "lists of whole numbers >= 0",
-        )
+    for field, numbers in (("shape", shape), ("data_offsets", offsets)):
+        right = isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
+        require(right, f"{field} = {shown(numbers)}", "a list of whole numbers >= 0")
     require(
         len(offsets) == 2 and len(shape) <= MAX_RANK,
         f"{len(offsets)} offsets and {len(shape)} axes",

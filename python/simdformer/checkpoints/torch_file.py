@@ -39,12 +39,12 @@ def tensors_of(file: InputFile) -> dict[str, StoredTensor]:
     check_byte_order(file, members, root)
     described = run_pickle(read_member(file, members[f"{root}/data.pkl"], MAX_PICKLE))
     if type(described) is not dict:
-        raise CheckpointError("something that is no dict of tensors")
+        raise CheckpointError("something other than a dict of tensors")
     tensors: dict[str, StoredTensor] = {}
     total = 0
     for name, view in described.items():
         if type(name) is not str or not isinstance(view, TensorView):
-            raise CheckpointError("something that is no tensor", tensor=str(name))
+            raise CheckpointError("something other than a tensor", tensor=str(name))
         tensors[name] = tensor = stored_tensor(file, members, root, name, view)
         total += tensor.span
     if not tensors:

@@ -50,7 +50,7 @@ class SentencePieceTokenizer(PieceTokenizer):
         be one."""
         package = optional_package("sentencepiece", f"Reading {Path(path)}")
         data = read_file(path, MAX_FILE)
-        with as_checkpoint_error(path, "no model of sentencepiece"):
+        with as_checkpoint_error(path, "something other than a sentencepiece model"):
             processor = package.SentencePieceProcessor()
             processor.LoadFromSerializedProto(data)
             return cls(processor, add_bos is not False)

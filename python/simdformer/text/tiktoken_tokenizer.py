@@ -144,7 +144,7 @@ def parse(data: bytes) -> list[bytes]:
             token = base64.b64decode(match[1], validate=True)
         except binascii.Error as error:
             raise CheckpointError(
-                f"a token in line {number} that is no base64 ({error})", "base64"
+                f"a token in line {number} that is not base64 ({error})", "base64"
             ) from None
         if len(token) > MAX_TOKEN_SIZE:
             raise CheckpointError(

@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from simdformer.arguments import shown
 from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import read_object, read_text
 from simdformer.checkpoints.huggingface_text import TokenizerConfig
@@ -145,7 +146,7 @@ def add_tokens(tokenizer: Any, config: TokenizerConfig) -> None:
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"another added_tokens_decoder ({error})", "an object of tokens by id"
+            f"added_tokens_decoder = {shown(entries)} ({error})", "an object of tokens by id"
         ) from None
     # Ids are given in turn; runs of a kind are added together, as each call costs a new search.
     for is_special, run in groupby(tokens, key=lambda pair: bool(pair[1].special)):
