@@ -332,23 +332,17 @@ def arrays_of(weights):
 @pytest.mark.parametrize(
     "name",
     [
-        "gemma2",
-        "gemma3",
-        "olmo2",
-        "phi3",
-        "gpt2",
-        "llama-mlp-bias",
-        "mixtral",
-        "qwen2-moe",
-        "qwen2-moe-window",
+        *("llama3", "llama3.2", "qwen2", "gemma2", "gemma3", "olmo2", "phi3", "gpt2"),
+        *("llama-mlp-bias", "mixtral", "qwen2-moe", "qwen2-moe-window"),
     ],
 )
 def test_the_budget_is_what_the_model_has(tmp_path, name):
     model = tiny_models.make(name).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     checkpoint = read_checkpoint(tmp_path)
-    total = sum(parameter_budget(checkpoint.config).values())
-    assert total == sum(parameter.numel() for parameter in model.parameters())
+    budget = parameter_budget(checkpoint.config)
+    assert sum(budget.values()) == sum(parameter.numel() for parameter in model.parameters())
+    assert (budget["lm_head"] == 0) == checkpoint.config.tie_embeddings
     weights = sf.from_pretrained(tmp_path).transformer.weights
     held = [weights.embed, weights.final_norm]
     held += [each for each in (weights.pos_embed, weights.final_norm_bias) if each is not None]
