@@ -374,7 +374,7 @@ def test_minimind_finds_its_config(minimind, tmp_path):
     for path in (tmp_path, tmp_path / "model.pth"):
         assert read_checkpoint(path).config == expected.config
     config = config | {"use_moe": True}
-    assert refusal(file, config=config) == (
+    assert refusal(folder, lambda _: read_checkpoint(file, config=config)) == (
         f"{folder}: config: found num_experts_per_tok = None, needs a whole number > 0"
     )
 

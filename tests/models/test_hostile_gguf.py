@@ -21,7 +21,7 @@ def test_an_array_is_read_as_what_it_is(tmp_path):
     for read, message in (
         (found["n"].texts, "an array of numbers as n, needs an array of strings"),
         (found["t"].numbers, "an array of strings as t, needs an array of numbers"),
-        (found["t"].texts, r"no UTF-8 in t\[1\]"),
+        (found["t"].texts, r"not UTF-8 in t\[1\]"),
         (found["b"].numbers, "the byte 2 as a bool in b"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -100,7 +100,7 @@ def test_where_templates_are_found(tmp_path):
 @pytest.mark.parametrize("template", [3, [], ["x"], [{"name": "x", "template": "y"}], "x" * 2**21])
 def test_templates_that_are_none(tmp_path, template):
     with pytest.raises(
-        CheckpointError, match="found another chat_template, needs text of at most"
+        CheckpointError, match=r"found chat_template = .*, needs text of at most"
     ) as caught:
         template_at(tmp_path, template)
     assert str(caught.value).startswith(str(tmp_path / "tokenizer_config.json"))
