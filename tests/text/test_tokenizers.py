@@ -622,7 +622,7 @@ def test_gpt2(tmp_path):
         ({"vocab.json": '{"a": 0, "a": 1}'}, "vocab.json", "a key appears twice"),
         ({"merges.txt": "h i\nhi\n"}, "merges.txt", "found 'hi' in line 2, needs two tokens"),
         ({"merges.txt": "h i i\n"}, "merges.txt", "found 'h i i' in line 1, needs two tokens"),
-        ({"merges.txt": "h h\n"}, "merges.txt", "found 'h h' in line 1; .* union is a token too"),
+        ({"merges.txt": "h h\n"}, "merges.txt", "found 'h h' in line 1, .* union is a token too"),
         ({"merges.txt": "h i\r\n"}, "merges.txt", r"found 'h i.r' in line 1, needs"),
         (
             {"tokenizer_config.json": '{"added_tokens_decoder": {"300": {"content": "<x>"}}}'},
