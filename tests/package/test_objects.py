@@ -47,7 +47,7 @@ def objects_in(build: Path) -> dict[str, list[Path]]:
     }
     found["core"] = [
         build / f"CMakeFiles/_core.dir/{source.relative_to(ROOT)}.o"
-        for folder in ("core", "bindings")
+        for folder in ("base", "core", "bindings")
         for source in sorted((ROOT / "cpp" / folder).glob("*.cpp"))
     ]
     return found
@@ -147,13 +147,17 @@ def test_intrinsics_and_questions_to_the_preprocessor_stand_in_the_headers_of_th
 
 def test_what_kernels_use_of_one_instruction_set_all_of_them_have():
     folder = ROOT / "cpp/isa"
-    names = {isa: names_in(text_of(folder / f"{isa}.hpp")) for isa in ALL_ISAS}
+    alike = names_in((folder / "isa.hpp").read_text())
+    names = {isa: names_in(text_of(folder / f"{isa}.hpp")) | alike for isa in ALL_ISAS}
     users = [folder / "isa.hpp", *(ROOT / "cpp/kernels").iterdir()]
     used = {word for path in users for word in re.findall(r"\w+", path.read_text())}
     needed = {isa: found & used for isa, found in names.items()}
     assert {"Vec", "mul_add", "kTileRows", "narrow_bits", "kBf16Pairs"} <= needed["baseline"]
     for isa in ALL_ISAS:
         assert needed[isa] == needed["baseline"], isa
+    tested = set(re.findall(r"\w+", (ROOT / "tests/cpp/primitives.cpp").read_text()))
+    functions = {name for name in needed["baseline"] if re.match("(?!k[A-Z])[a-z]", name)}
+    assert functions - {"lanes_as", "fold_lanes"} <= tested  # of which the others are made
 
 
 def test_the_measuring_finds_a_shared_weak_function(tmp_path):
