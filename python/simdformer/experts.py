@@ -77,7 +77,7 @@ def combine_experts(x: ArrayLike, weights: ArrayLike) -> Array:
     """x (..., k, E), weights (..., k) -> (..., E): their weighted sum, in float32 at least and in
     this order.
 
-    ValueError: weights has another shape than x without its last axis.
+    ValueError: weights do not have the shape of x without its last axis.
 
     >>> combine_experts(np.ones((2, 3), np.float32), np.array([0.25, 0.5], np.float32))
     array([0.75, 0.75, 0.75], dtype=float32)

@@ -179,7 +179,7 @@ def rms_norm(
 ) -> Array:
     """x / sqrt(mean(x²) + eps) · weight over the last axis. Zhang and Sennrich 2019.
 
-    x (..., n), weight (n,). eps has no default, because guessing it is the commonest silent error:
+    x (..., n), weight (n,). eps has no default, because guessing it is a common silent error:
     a config calls it rms_norm_eps or norm_eps. 16-bit inputs are computed in float32 throughout.
 
     TypeError: dtypes. ValueError: shapes; eps is not >= 0 and finite.

@@ -46,7 +46,12 @@ BANNED = [
         "it keeps all; of a long text the first part",
         "it is a part of a long text",
     ),
-    Form(r"\bbesides\b", "also, beyond, apart from", "it has a norm besides", "beside the norm"),
+    Form(
+        r"\bbesides(?=[.,;:)\"]|$)",
+        "also, beyond, apart from",
+        "it has a norm besides",
+        "beside the norm",
+    ),
     Form(
         r"(?:^|(?<=[.:!] ))Who\b[^?.!]*[.!](?=\s|$)",
         "somebody who, or: if you",
@@ -67,7 +72,7 @@ BANNED = [
         "whom each head listens to",
         "what each head attends to",
     ),
-    Form(r"\bneeded (?:is|are)\b", "needs", "x is 1, needed is 2", "x is 1, needs 2"),
+    Form(r"(?<!\.)\bneeded (?:is|are)\b", "needs", "x is 1, needed is 2", "x is 1, needs 2"),
     Form(r"\blikeliest\(", "top_k", "likeliest(x, 3)", "the likeliest (of all) id"),
     Form(
         r"\bask_for\b|\b(?:asks?|asked|asking) for\b",
@@ -94,7 +99,13 @@ def said(form: Form, text: str) -> list[str]:
     ]
 
 
-FILES = {str(file.relative_to(ROOT)): text_of(file) for file in PAGES}
+SOURCES = [
+    file
+    for folder in ("python", "notebooks", "cpp")
+    for file in (ROOT / folder).rglob("*")
+    if file.suffix in {".py", ".js"}
+]
+FILES = {str(file.relative_to(ROOT)): text_of(file) for file in [*PAGES, *SOURCES]}
 
 
 @pytest.mark.parametrize("form", BANNED, ids=lambda form: form.say)

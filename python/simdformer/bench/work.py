@@ -308,10 +308,10 @@ class Operation(Work):
         ]
 
     def ours(self, inputs: Inputs) -> list[Contestant]:
-        besides = self.ours_besides(inputs).items()
+        more = self.ours_besides(inputs).items()
         return [
             Contestant(OURS, (self.with_ours(**inputs),)),
-            *(Contestant(name, (way,), peer=False) for name, way in besides),
+            *(Contestant(name, (way,), peer=False) for name, way in more),
         ]
 
     def torch(self, inputs: Inputs) -> list[Contestant | Missing]:
@@ -323,10 +323,10 @@ class Operation(Work):
                 return [Missing(TORCH, f"takes no {array.dtype.name} {name} beside {self.dtype}")]
         tensors = {name: tensor(array) for name, array in inputs.items()}
         ways = tuple(torch_way(torch, way) for way in self.with_torch(torch, **tensors))
-        besides = self.torch_besides(torch, tensors).items()
+        more = self.torch_besides(torch, tensors).items()
         return [
             Contestant(TORCH, ways),
-            *(Contestant(name, (torch_way(torch, way),), peer=False) for name, way in besides),
+            *(Contestant(name, (torch_way(torch, way),), peer=False) for name, way in more),
         ]
 
     def onnxruntime(self, inputs: Inputs) -> Contestant | Missing:

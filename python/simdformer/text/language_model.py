@@ -83,7 +83,7 @@ class LanguageModel(TokenizedModel):
         *,
         edit: Mapping[str, Edit] | None = None,
     ) -> tuple[Any, Any]:
-        """The logits of a text or of ids, and every activation by name, as a `Trace`; of a list of
+        """The logits of a text or of ids, and every activation by name, as a `Trace`; for a list of
         texts, or of ids of different lengths, a list of each. See `Transformer.run_with_cache`."""
         if is_texts(ids) or is_ragged(ids):
             several = [self.run_with_cache(one, names, edit=edit) for one in ids]
@@ -315,7 +315,7 @@ class LanguageModel(TokenizedModel):
         max_new_tokens, **options
             As in `generate`.
         template_variables : dict, optional
-            What the template asks for besides, `{"enable_thinking": False}` for instance.
+            What else the template reads, `{"enable_thinking": False}` for instance.
 
         Raises
         ------

@@ -142,7 +142,7 @@ class SmallModel:
         """logits (L, V) behind each of ids (L,), and the cache for the next call."""
         if np.ndim(ids) != 1 or not len(ids):
             raise ValueError(
-                f"model: ids has shape {np.shape(ids)}, needs (L,), at least one: of a single id "
+                f"model: ids has shape {np.shape(ids)}, needs (L,), at least one: for one id "
                 "model([id], cache)"
             )
         if cache is not None and not isinstance(cache, Read):

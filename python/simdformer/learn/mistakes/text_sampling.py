@@ -22,7 +22,7 @@ def sampling_probabilities(
     return Sampler(temperature=temperature, top_k=top_k, top_p=top_p).probabilities(logits)
 
 
-def likeliest(scores: Any, count: int) -> Any:
+def largest(scores: Any, count: int) -> Any:
     """Where the `count` highest are."""
     return scores >= np.sort(scores)[-min(count, len(scores))]
 
@@ -43,13 +43,13 @@ sampling = Program(
     """
     sampling_temperature: scores = array(logits) / temperature
     sampling_all: stay = scores >= -np.inf
-    sampling_top_k if top_k is not None: stay = likeliest(scores, top_k)
+    sampling_top_k if top_k is not None: stay = largest(scores, top_k)
     sampling_top_p if top_p is not None:
         shares, order = by_share(s)
         stay = among(s, order[np.cumsum(shares) - shares < top_p])
     sampling_shares: out = softmax(np.where(stay, scores, -np.inf))
     """,
-    calls=(among, by_share, likeliest, softmax),
+    calls=(among, by_share, largest, softmax),
     of=sampling_probabilities,
     axes=("token",),
 )
@@ -89,14 +89,14 @@ mistakes(
 
     sampling_one_more: top_k keeps one token too many
         The k-th largest of n sorted numbers is number n - k, counted from 0.
-        | stay = likeliest(scores, top_k + 1)
+        | stay = largest(scores, top_k + 1)
     sampling_one_less: top_k drops the k-th token
         Only what is greater than the k-th logit is kept: k - 1 tokens.
         | stay = scores > np.sort(scores)[-min(top_k, len(scores))]
     sampling_least_likely: top_k keeps the least likely tokens
         np.sort and np.argsort begin with the smallest.
         > Take the last k of what np.argsort gives.
-        | stay = likeliest(-scores, top_k)
+        | stay = largest(-scores, top_k)
     sampling_without_top_k: top_k is not used
         All tokens stay.
         > Set all logits below the k-th largest to -inf.
