@@ -126,10 +126,11 @@ mistakes(
     values_tiled: values are shared in an order unlike that of keys: tiled a b a b
         Only one of the two repeat lines is right.
         > Repeat keys and values in the same way, a a b b.
-        | ...; v_head = np.arange(num_heads) % num_kv_heads
+        | k_head = np.arange(num_heads) // group
+        | v_head = np.arange(num_heads) % num_kv_heads
     one_kv_head: all query heads read the first key/value head
         An index 0, or broadcasting from one head: that is multi-query attention.
-        | ...; k_head = 0 * k_head; v_head = 0 * v_head
+        | k_head = v_head = np.arange(num_heads) * 0
     divided_by_kv_heads: the head is divided by K, not by the size of a group
         head // K in place of head // (H // K): the groups have another size than they should.
         > Compute the group: head // (H // K).
