@@ -22,10 +22,10 @@ const Numpy* numpy = nullptr;
 void init_arrays() {
   if (PyArray_ImportNumPyAPI() < 0) throw py::error_already_set();
   PyArray_Descr* bfloat16 = nullptr;
-  if (!PyArray_DescrConverter(py::module_::import("ml_dtypes").attr("bfloat16").ptr(), &bfloat16))
+  if (!PyArray_DescrConverter(imported("ml_dtypes").attr("bfloat16").ptr(), &bfloat16))
     throw py::error_already_set();
-  numpy = new Numpy{py::module_::import("numpy.ma").attr("MaskedArray"),
-                    py::module_::import("numpy").attr("may_share_memory"), bfloat16->type_num};
+  numpy = new Numpy{imported("numpy.ma").attr("MaskedArray"), imported("numpy").attr("may_share_memory"),
+                    bfloat16->type_num};
   Py_DECREF(bfloat16);
 }
 

@@ -132,7 +132,7 @@ void check_said_device(const Arg& arg, py::handle object) {
 py::object without_gradient(const Arg& arg, py::handle object) {
   const py::object tensor = py::reinterpret_borrow<py::object>(object);
   if (!py::getattr(tensor, "requires_grad", py::none()).is(py::bool_(true))) return tensor;
-  const py::object torch = py::module_::import("sys").attr("modules").attr("get")("torch");
+  const py::object torch = imported("sys").attr("modules").attr("get")("torch");
   if (torch.is_none() || !py::isinstance(tensor, torch.attr("Tensor"))) return tensor;
   if (torch.attr("is_grad_enabled")().cast<bool>())
     refuse_buffer(arg, "requires a gradient", "a tensor that does not",

@@ -26,6 +26,12 @@ void refuse_buffer(const Arg& arg, const std::string& found, const std::string& 
   throw py::buffer_error(message(arg, found, needed, advice));
 }
 
+py::object imported(const char* module) {
+  auto found = py::reinterpret_steal<py::object>(PyImport_ImportModule(module));
+  if (!found) throw py::error_already_set();
+  return found;
+}
+
 // ---- what strangers wrote ---------------------------------------------------------------------------------
 
 namespace {

@@ -1,7 +1,8 @@
 // What a refusal says: function, argument, what was found, what is needed and what to do.
 #pragma once
 
-#include <pybind11/pybind11.h>
+// not pybind11/pybind11.h: its functions, compiled, take five times as long as most files that include this
+#include <pybind11/cast.h>
 
 #include <string>
 
@@ -29,6 +30,8 @@ std::string message(const Arg& arg, const std::string& found, const std::string&
                                const std::string& advice = "");
 [[noreturn]] void refuse_buffer(const Arg& arg, const std::string& found, const std::string& needed,
                                 const std::string& advice = "");
+
+py::object imported(const char* module);
 
 // What strangers wrote, in one short line each. An object that fails to say it is "of type ...".
 std::string shown(py::handle object);    // its repr

@@ -3,7 +3,6 @@
 // calls the core.
 #include "bindings/arrays.hpp"
 #include "bindings/operations.hpp"
-#include "bindings/runtime.hpp"
 
 PYBIND11_MODULE(_core_of_main_interpreter, module) {
   using namespace simdformer;

@@ -3,6 +3,8 @@
 // Arguments are positional and in the order of functional.py, which holds names, defaults and documentation.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include "bindings/arrays.hpp"
 
 namespace simdformer {
@@ -17,5 +19,9 @@ void bind_gather(py::module_& module);       // embedding, repeat_kv, causal_mas
 void bind_interchange(py::module_& module);  // array_of_tensor
 void bind_files(py::module_& module);        // OpenFile
 void bind_limits(py::module_& module);       // fma_chains, read_memory
+
+// Adds to the module: threads, ISAs and build facts. Sets the Ctrl-C hook, and translates `Interrupted` into
+// the exception that Python's signal handler raised, std::bad_alloc into a MemoryError with words.
+void bind_runtime(py::module_& module);
 
 }  // namespace simdformer

@@ -1,7 +1,7 @@
 // What every file of bindings includes and none changes; each includes it itself too.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <pybind11/cast.h>
 
 #include <algorithm>
 #include <memory>

@@ -1,18 +1,15 @@
 // Threads, instruction sets and Ctrl-C for Python. The environment variables are read in runtime.py, because
 // an exception that leaves a module's initialisation becomes an ImportError.
-#include "bindings/runtime.hpp"
-
 #include <pthread.h>
 #include <pybind11/stl.h>
 
 #include <atomic>
 #include <new>
 
+#include "bindings/operations.hpp"
 #include "bindings/result_memory.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
-
-namespace py = pybind11;
 
 namespace simdformer {
 namespace {

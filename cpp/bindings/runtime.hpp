@@ -1,7 +1,7 @@
-// What the bindings need of the runtime: the GIL let go around a kernel, the functions on threads and ISAs.
+// The GIL, let go around a kernel.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 #include <unistd.h>
 
 namespace simdformer {
@@ -28,9 +28,5 @@ class NoGil {
  private:
   PyThreadState* state_;
 };
-
-// Adds to the module: threads, ISAs and build facts. Sets the Ctrl-C hook, and translates `Interrupted` into
-// the exception that Python's signal handler raised, std::bad_alloc into a MemoryError with words.
-void bind_runtime(pybind11::module_& module);
 
 }  // namespace simdformer
