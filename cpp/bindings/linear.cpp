@@ -103,7 +103,7 @@ void read_weight_and_bias(const char* function, int index, const View& x, py::ha
   Weight& weight = part.weight;
   read_weight(arg, weight_object, kAxes, weight);
   if (weight.quantized != nullptr && x.dtype == DType::f64)
-    refuse_type(arg, "is quantized", "an x of float32, float16 or bfloat16, not float64",
+    refuse_type(arg, "is quantised", "an x of float32, float16 or bfloat16, not float64",
                 "weight.dequantize(\"float64\") has all of its values");
   check_parameter_dtype(arg, weight.dtype, x_arg, x.dtype);
   const int64_t needed = x.shape[x.rank - 1];

@@ -110,7 +110,8 @@ struct PowerOfTwo {
       alignas(64) float most[kLanes<float>];
       store(most, magnitude(farthest(x, 32)));
       for (int64_t c = 0; c < kLanes<float>; ++c) {
-        const int power = most[c] > 0 ? static_cast<int>(__builtin_floorf(__builtin_log2f(most[c]))) : -125;
+        const float size = most[c] < 0x1p127f ? most[c] : 0x1p127f;  // infinity is refused by who called
+        const int power = size > 0 ? static_cast<int>(__builtin_floorf(__builtin_log2f(size))) : -125;
         const int exponent = static_cast<int>(clamp_to(power + 125, 0, 254)), up = 128 - exponent;
         fields[group / 4 * kWordRow + (column + c) * 4 + group % 4] = static_cast<uint8_t>(exponent);
         fits[group].inverse[column + c] = power_of_two(up >> 1);

@@ -11,7 +11,6 @@ import simdformer as sf
 from cases import each
 from conftest import DTYPES, SIXTEEN_BITS, bfloat16, from_torch, normal, same_bits, to_torch
 from simdformer import _core, reference
-from simdformer.models.paged_cache import put
 
 
 @each("shape", [(), (1,), (7,), (2, 3), (0,), (2, 0, 3)])
@@ -207,20 +206,12 @@ def test_pieces_that_are_no_whole_panels_are_refused(first, count, rng):
 def test_converting_is_what_numpy_does(isa, dtype, wanted, rng):
     x = normal(rng, 2, 70, 3, 129, dtype=dtype).swapaxes(1, 2)
     room = np.zeros((2, 3, 80, 129), wanted)
-    put(room[:, :, 5:75], x)
+    _core.convert(x, room[:, :, 5:75])
     assert same_bits(room[:, :, 5:75], x.astype(wanted))
     assert not room[:, :, :5].any()
     assert not room[:, :, 75:].any()
-    put(room[:, :, 5:75, ::2], x[..., ::2])
+    _core.convert(x[..., ::2], room[:, :, 5:75, ::2])
     assert same_bits(room[:, :, 5:75, ::2], x[..., ::2].astype(wanted))
-
-
-def test_a_cache_takes_what_numpy_takes():
-    room = np.zeros((2, 3, 4), np.float32)
-    put(room, np.arange(12).reshape(1, 3, 4))
-    assert (room == np.arange(12).reshape(3, 4)).all()
-    with pytest.raises(ValueError, match="broadcast"):
-        put(room, np.zeros((2, 4, 3), np.float32))
 
 
 def test_converting_refuses_what_does_not_fit(rng):

@@ -96,7 +96,7 @@ def test_a_cut_file_says_which_tensor_is_incomplete(write):
     _, _, data = a_model(version=0)
     message = refusal(write(data[:5000]))
     assert message.startswith(
-        "found 5000 bytes: the file ends in tensor embed of shape (300, 32); "
+        "found 5000 bytes: the file ends in tensor embed of shape (300, 32), "
         f"needs {len(data)} (llama2.c, legacy header"
     )
     assert message.endswith("the file is damaged or of another format, download or export it again")

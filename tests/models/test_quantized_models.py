@@ -68,7 +68,7 @@ def test_activations_of_64_bits_need_floats():
     with pytest.raises(TypeError) as caught:
         quantized("q8_0", activations="float64")
     assert str(caught.value) == (
-        "model: weights are float32 and q8_0, needed beside activations of float64 is float64; say "
+        "model: weights are float32 and q8_0, needs float64 beside activations of float64; say "
         "which with dtype="
     )
     few, _ = quantized("q8_0", activations="float64", dtype="float64")
@@ -80,7 +80,7 @@ def test_a_quantised_matrix_of_another_shape_is_named():
     weights = dict(checkpoint.weights) | {
         "embed": sf.quantize(np.ones((3, 32), np.float32), "q4_0")
     }
-    with pytest.raises(ValueError, match=r"misshapen: embed \(3, 32\), needed \(1024, 128\)"):
+    with pytest.raises(ValueError, match=r"misshapen: embed \(3, 32\), needs \(1024, 128\)"):
         Transformer(checkpoint.config, weights)
 
 

@@ -109,7 +109,7 @@ SCALES = BLOCKS.replace("blocks", "scales")
         (lambda t: t.pop(BLOCKS), "missing: model.layers.1.mlp.experts.down_proj"),
         (
             lambda t: t.update({BLOCKS: t[BLOCKS][:, :32], SCALES: t[SCALES][:, :32]}),
-            "needed (64, 96) = (hidden_size, intermediate_size)",
+            "needs (64, 96) = (hidden_size, intermediate_size)",
         ),
     ],
 )

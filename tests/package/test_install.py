@@ -114,9 +114,9 @@ print(*sorted(set(sys.modules) - before))
     assert others <= {"simdformer", "numpy", "threadpoolctl"}  # the last where it is installed
     folders = {path.parent.name for path in (ROOT / "python/simdformer").glob("*/__init__.py")}
     assert {"models", "text", "learn", "cli"} <= folders
-    # quantize and its type are among the functions
+    # quantize and its type are among the functions; RopeFrequencies is the reference's
     loaded_folders = folders & {name.split(".")[1] for name in ours if "." in name}
-    assert loaded_folders == {"quantization"}
+    assert loaded_folders == {"quantization", "reference"}
 
 
 def test_importing_needs_no_home_and_no_environment(tmp_path):

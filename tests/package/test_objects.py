@@ -45,9 +45,10 @@ def objects_in(build: Path) -> dict[str, list[Path]]:
     found = {
         isa: [build / f"CMakeFiles/simdformer_{isa}.dir/cpp/kernels/table.cpp.o"] for isa in ISAS
     }
+    libraries = {"base": "simdformer_core", "core": "simdformer_core", "bindings": "_core"}
     found["core"] = [
-        build / f"CMakeFiles/_core.dir/{source.relative_to(ROOT)}.o"
-        for folder in ("base", "core", "bindings")
+        build / f"CMakeFiles/{library}.dir/{source.relative_to(ROOT)}.o"
+        for folder, library in libraries.items()
         for source in sorted((ROOT / "cpp" / folder).glob("*.cpp"))
     ]
     return found

@@ -179,7 +179,7 @@ def test_the_diagnosis_reads_as_printed() -> None:
 
 
 def test_the_mistake_of_ones_own_is_found() -> None:
-    run(block_with("import mistakes", "docs/check.md"), {})
+    run(block_with("sf.mistakes.add", "docs/check.md"), {})
     x = np.random.default_rng(0).standard_normal((3, 4), np.float32) * 60
     with np.errstate(all="ignore"):
         e = np.exp(x - x.min(-1, keepdims=True))

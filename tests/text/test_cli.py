@@ -131,7 +131,7 @@ def test_the_story_comes_out(command, shared):
     ("arguments", "message"),
     [
         (["run", "{tiny}/nowhere.bin", "a"], "{tiny}/nowhere.bin: No such file or directory"),
-        (["run", "{tiny}/tok300.bin", "a"], "{tiny}/tok300.bin: found hidden_dim = 0; "),
+        (["run", "{tiny}/tok300.bin", "a"], "{tiny}/tok300.bin: found hidden_dim = 0, "),
         (
             ["run", "{tiny}", "a", "--tokenizer", "{tiny}/model.bin"],
             "{tiny}/model.bin: found the length 76800 of token 1 ",

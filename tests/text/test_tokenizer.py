@@ -240,7 +240,8 @@ def test_paths_that_are_no_tokenizer(tmp_path):
     for name in ("tok1.bin", "tok2.bin"):
         (tmp_path / name).write_bytes(GOOD)
     with pytest.raises(
-        CheckpointError, match=r"found the tokenizers tok1.bin, tok2.bin; .*; give the path"
+        CheckpointError,
+        match=r"found the tokenizers tok1.bin, tok2.bin, needs one .*; give the path",
     ):
         sf.tokenizer.load(tmp_path)
 

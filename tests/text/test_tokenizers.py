@@ -747,13 +747,17 @@ def test_the_one_tokenizer_of_a_directory(tmp_path, spm_model):
     (tmp_path / "tokenizer.model").write_bytes(spm_model)  # what it was made of
     assert sf.tokenizer.load(tmp_path).decode([258]) == "</s>"
     (tmp_path / "tokenizer.model").write_bytes(MODEL)
-    message = r"found the tokenizers tokenizer.model, tokenizer.json; .*; give the path"
+    message = r"found the tokenizers tokenizer.model, tokenizer.json, needs one .*; give the path"
     check_damaged(tmp_path, message)
     (tmp_path / "tokenizer.json").unlink()
-    check_damaged(tmp_path, r"the tokenizers tokenizer.model, vocab.json; .*; give the path of one")
+    check_damaged(
+        tmp_path, r"the tokenizers tokenizer.model, vocab.json, needs one .*; give the path of one"
+    )
     (tmp_path / "merges.txt").unlink()
     (tmp_path / "tok512.bin").touch()
-    check_damaged(tmp_path, r"the tokenizers tok512.bin, tokenizer.model; .*; give the path of one")
+    check_damaged(
+        tmp_path, r"the tokenizers tok512.bin, tokenizer.model, needs one .*; give the path of one"
+    )
 
 
 # ---- all of them ---------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ class PagedKVCache:
         self.max_pages = max_pages
         shape = (layers, 2, set_aside, heads, page, depth)
         run = set_aside * page * depth * np.dtype(dtype).itemsize  # the positions of one head
+        check_bytes(shape, dtype)
         self.data: Array = untouched(shape, dtype) if run >= HUGE_PAGE else np.empty(shape, dtype)
         self._free: list[int] = []
         self._users: list[int] = []  # of each page
@@ -448,8 +449,6 @@ def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     np.empty asks for pages of 2 MB, of which each layer would touch one for the shortest text.
     """
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    if nbytes >= 1 << 63:
-        raise ValueError(f"KVCache: {nbytes:.3g} bytes are more than any memory; found {shape}")
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -458,6 +457,14 @@ def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         with suppress(OSError):  # of a kernel that has no such pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
+
+
+def check_bytes(shape: tuple[int, ...], dtype: DTypeLike) -> None:
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if nbytes >= 1 << 63:
+        raise ValueError(
+            f"KVCache: {nbytes:.3g} bytes are more than any memory, needs fewer; has {shape}"
+        )
 
 
 def check_cache_dtype(function: str, dtype: DTypeLike) -> None:

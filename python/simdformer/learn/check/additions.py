@@ -79,7 +79,7 @@ def unknown_names(variation: Variation) -> Iterator[tuple[str, str]]:
 
 
 def variables(program: str) -> list[str]:
-    """Of a run of a program; "": of any."""
+    """What a run of a program binds; "": of any program."""
     found = [
         name
         for step, lines in STEPS.items()

@@ -132,7 +132,7 @@ mistakes(
         An index 0, or broadcasting from one head: that is multi-query attention.
         | k_head = v_head = np.arange(num_heads) * 0
     divided_by_kv_heads: the head is divided by K, not by the size of a group
-        head // K in place of head // (H // K): the groups have another size than they should.
+        head // K in place of head // (H // K): the groups are of the wrong size.
         > Compute the group: head // (H // K).
         | unless(group == num_kv_heads); k_head = v_head = np.arange(num_heads) // num_kv_heads
     """,
