@@ -2,7 +2,6 @@
 // later). Read by isa.hpp, which lists the names.
 #pragma once
 
-#include "isa/lane_dots.hpp"
 #include "isa/neon_registers.hpp"
 
 namespace simdformer::SF_ISA {
@@ -12,6 +11,12 @@ constexpr bool kByteDots = true, kSignedDots = true;
 constexpr int kCodeVectors[] = {0, 4, 4, 2, 2, 2, 2};
 // Taking bytes apart costs little: codes are never widened before.
 constexpr int64_t kWidenCodes = INT64_MAX, kWidenTwoPlanes = INT64_MAX;
+
+}  // namespace simdformer::SF_ISA
+
+#include "isa/lane_dots.hpp"
+
+namespace simdformer::SF_ISA {
 
 // sums + the products of four signed bytes in every lane
 SF_INLINE DotSums add_dots(DotSums sums, Vec<uint32_t> a, Vec<uint32_t> b) {
