@@ -102,13 +102,13 @@ def gradcheck(
     """
     arrays = [read(x, place) for place, x in enumerate(inputs)]
     rng = np.random.default_rng(seed)
-    outs = outputs(f, arrays)
+    out = f(*arrays)
+    outs = in_float64(out)
     grads = [rng.standard_normal(out.shape) for out in outs]
-    single = not isinstance(f(*arrays), tuple)
-    found = gradients(backward, grads[0] if single else tuple(grads), arrays)
+    found = gradients(backward, tuple(grads) if isinstance(out, tuple) else grads[0], arrays)
 
     def value(changed: list[Array]) -> float:
-        pairs = zip(grads, outputs(f, changed), strict=True)
+        pairs = zip(grads, in_float64(f(*changed)), strict=True)
         return math.fsum(float((grad * out).sum()) for grad, out in pairs)
 
     names = names_of(f, len(arrays))
@@ -130,8 +130,8 @@ def read(x: Any, place: int) -> Array:
     )
 
 
-def outputs(f: Callable[..., Any], arrays: list[Array]) -> list[Array]:
-    out = f(*arrays)
+def in_float64(out: Any) -> list[Array]:
+    """What a function gave: one array, or several."""
     return [np.asarray(o, np.float64) for o in (out if isinstance(out, tuple) else (out,))]
 
 
