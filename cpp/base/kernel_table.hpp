@@ -101,6 +101,17 @@ struct DequantizeArgs;
 struct QuantizedFormat;
 struct LinearArgs;
 struct AttentionArgs;
+// And gradients in base/gradient_args.hpp.
+struct ActivationBackwardArgs;
+struct SwigluBackwardArgs;
+struct SoftmaxBackwardArgs;
+struct LogSoftmaxArgs;
+struct NormBackwardArgs;
+struct SumRowsArgs;
+struct CrossEntropyArgs;
+struct AdamWArgs;
+struct SumSquaresArgs;
+struct TransposeArgs;
 
 struct KernelTable {
   const char* isa;
@@ -131,6 +142,19 @@ struct KernelTable {
   void (*attention_prefill)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_decode)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
+
+  void (*activation_backward)(const ActivationBackwardArgs&, int64_t begin, int64_t end) noexcept;
+  void (*swiglu_backward)(const SwigluBackwardArgs&, int64_t begin, int64_t end) noexcept;
+  void (*softmax_backward)(const SoftmaxBackwardArgs&, int64_t begin, int64_t end) noexcept;
+  void (*log_softmax)(const LogSoftmaxArgs&, int64_t begin, int64_t end) noexcept;
+  void (*norm_backward)(const NormBackwardArgs&, int64_t begin, int64_t end) noexcept;
+  void (*sum_rows)(const SumRowsArgs&, int64_t begin, int64_t end) noexcept;
+  void (*cross_entropy)(const CrossEntropyArgs&, int64_t begin, int64_t end) noexcept;
+  void (*cross_entropy_backward)(const CrossEntropyArgs&, int64_t begin, int64_t end) noexcept;
+  void (*pack_columns)(const PackArgs&, int64_t begin, int64_t end) noexcept;
+  void (*transpose)(const TransposeArgs&, int64_t begin, int64_t end) noexcept;
+  void (*adamw)(const AdamWArgs&, int64_t begin, int64_t end) noexcept;
+  void (*sum_squares)(const SumSquaresArgs&, int64_t begin, int64_t end) noexcept;
 
   // What the machine can do at most; see kernels/limits.hpp.
   int64_t flops_per_step;

@@ -19,6 +19,8 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   bind_quantized(module);
   bind_attention(module);
   bind_gather(module);
+  bind_gradients(module);
+  bind_linear_backward(module);
   bind_interchange(module);
   bind_files(module);
   bind_limits(module);

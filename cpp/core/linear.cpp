@@ -31,11 +31,21 @@ PackedWeight::PackedWeight(const View& weight)
 }
 
 PackedWeight::PackedWeight(int64_t rows, int64_t cols, DType dtype)
-    : rows_(rows), cols_(cols), dtype_(dtype) {
-  if (rows_ == 0 || cols_ == 0) return;
-  bytes_of(cols_ + 1, kPanelColumns, itemsize(dtype_));
-  nbytes_ = bytes_of(ceil_div(rows_, kPanelColumns), panel_elements(cols_, dtype_) * itemsize(dtype_));
-  memory_ = allocate_weight(nbytes_);
+    : rows_(rows), cols_(cols), nbytes_(size_of(rows, cols, dtype)), dtype_(dtype) {
+  if (nbytes_ > 0) memory_ = allocate_weight(nbytes_);
+}
+
+PackedWeight::PackedWeight(int64_t rows, int64_t cols, DType dtype, char* memory)
+    : rows_(rows),
+      cols_(cols),
+      nbytes_(size_of(rows, cols, dtype)),
+      dtype_(dtype),
+      memory_(memory, [](char*) {}) {}
+
+int64_t PackedWeight::size_of(int64_t rows, int64_t cols, DType dtype) {
+  if (rows == 0 || cols == 0) return 0;
+  bytes_of(cols + 1, kPanelColumns, itemsize(dtype));
+  return bytes_of(ceil_div(rows, kPanelColumns), panel_elements(cols, dtype) * itemsize(dtype));
 }
 
 void PackedWeight::fill(int64_t first, const View& rows) {

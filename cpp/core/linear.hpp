@@ -18,6 +18,10 @@ class PackedWeight {
   // One whose rows are still to be filled in.
   PackedWeight(int64_t rows, int64_t cols, DType dtype);
 
+  // One in memory of the caller's, of size_of(...) bytes, 64-byte aligned, that outlives it.
+  PackedWeight(int64_t rows, int64_t cols, DType dtype, char* memory);
+  static int64_t size_of(int64_t rows, int64_t cols, DType dtype);
+
   // Rows from `first` on, a multiple of 16: (count, cols), of its dtype, any leading stride, unit last stride.
   // Whole panels, but at the end. Pieces may be filled in by several threads at a time.
   void fill(int64_t first, const View& rows);

@@ -151,23 +151,24 @@ class LineStream {
   alignas(64) char lines_[kShortRow + 2 * kLineBytes];
 };
 
-// Folds a row: acc = step(acc, in[i]...), then combine over the accumulators. Four of them, because one chain
+// Folds a row: acc = step(acc, in[i], more[i]...), then combine over the accumulators. Four of them, because one chain
 // of FMAs is bound by latency. The result is still a batch; lanes that a short row does not reach hold
 // `init`.
-template <class T, class Step, class Combine>
-SF_INLINE Vec<Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step step, Combine combine) {
+template <class T, class Step, class Combine, class... More>
+SF_INLINE Vec<Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step step, Combine combine,
+                               const More*... more) {
   using V = Vec<Acc<T>>;
   constexpr int64_t W = kLanes<Acc<T>>;
   V a0(init), a1(init), a2(init), a3(init);
   int64_t i = 0;
   for (; i + 4 * W <= n; i += 4 * W) {
-    a0 = step(a0, load(in + i));
-    a1 = step(a1, load(in + i + W));
-    a2 = step(a2, load(in + i + 2 * W));
-    a3 = step(a3, load(in + i + 3 * W));
+    a0 = step(a0, load(in + i), load(more + i)...);
+    a1 = step(a1, load(in + i + W), load(more + i + W)...);
+    a2 = step(a2, load(in + i + 2 * W), load(more + i + 2 * W)...);
+    a3 = step(a3, load(in + i + 3 * W), load(more + i + 3 * W)...);
   }
-  for (; i + W <= n; i += W) a0 = step(a0, load(in + i));
-  if (i < n) a1 = first_lanes(n - i, step(a1, load_part(in + i, n - i)), a1);
+  for (; i + W <= n; i += W) a0 = step(a0, load(in + i), load(more + i)...);
+  if (i < n) a1 = first_lanes(n - i, step(a1, load_part(in + i, n - i), load_part(more + i, n - i)...), a1);
   return combine(combine(a0, a1), combine(a2, a3));
 }
 
@@ -197,15 +198,15 @@ class TreeSum {
 
 constexpr int64_t kSumBlock = 1024;  // elements to a leaf of the tree
 
-// The sum over a row of what step(sum, x) adds to sum.
-template <class T, class Step>
-SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step) {
+// The sum over a row of what step(sum, x, more...) adds to sum.
+template <class T, class Step, class... More>
+SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step, const More*... more) {
   using V = Vec<Acc<T>>;
   const auto add = [](V a, V b) { return V(a + b); };
-  if (n <= kSumBlock) return sum_lanes(fold_row(in, n, Acc<T>(0), step, add));
+  if (n <= kSumBlock) return sum_lanes(fold_row(in, n, Acc<T>(0), step, add, more...));
   TreeSum<V> sum;
   for (int64_t i = 0; i < n; i += kSumBlock)
-    sum.add(fold_row(in + i, n - i < kSumBlock ? n - i : kSumBlock, Acc<T>(0), step, add));
+    sum.add(fold_row(in + i, min_of(n - i, kSumBlock), Acc<T>(0), step, add, (more + i)...));
   return sum_lanes(sum.total());
 }
 

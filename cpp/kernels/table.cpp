@@ -1,18 +1,22 @@
 // The kernels of one instruction set, as the compiler's flags and SF_ISA say. The table is all that leaves
 // this object.
 #include "base/kernel_table.hpp"
-#include "kernels/activation.hpp"
+#include "kernels/activation_backward.hpp"
 #include "kernels/attention_decode.hpp"
 #include "kernels/attention_prefill.hpp"
 #include "kernels/convert.hpp"
+#include "kernels/cross_entropy.hpp"
 #include "kernels/layer_norm.hpp"
 #include "kernels/limits.hpp"
 #include "kernels/linear.hpp"
+#include "kernels/norms_backward.hpp"
+#include "kernels/optim.hpp"
 #include "kernels/pack.hpp"
 #include "kernels/quantize_weight.hpp"
 #include "kernels/rms_norm.hpp"
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
+#include "kernels/transpose.hpp"
 
 namespace simdformer {
 namespace SF_ISA {
@@ -42,6 +46,18 @@ constexpr KernelTable kernel_table() {
   table.attention_prefill = attention_prefill;
   table.attention_decode = attention_decode;
   table.attention_merge = attention_merge;
+  table.activation_backward = activation_backward;
+  table.swiglu_backward = swiglu_backward;
+  table.softmax_backward = softmax_backward;
+  table.log_softmax = log_softmax;
+  table.norm_backward = norm_backward;
+  table.sum_rows = sum_rows;
+  table.cross_entropy = cross_entropy;
+  table.cross_entropy_backward = cross_entropy_backward;
+  table.pack_columns = pack_columns;
+  table.transpose = transpose;
+  table.adamw = adamw;
+  table.sum_squares = sum_squares;
   table.flops_per_step = kFlopsPerStep;
   table.fma_chains = fma_chains;
   table.read_memory = read_memory;

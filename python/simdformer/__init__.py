@@ -38,6 +38,7 @@ from simdformer.functional import (
     softmax,
     swiglu,
 )
+from simdformer.loss import cross_entropy, linear_cross_entropy, log_softmax
 from simdformer.mpiexec import end_all_on_errors
 from simdformer.runtime import (
     get_num_threads,
@@ -51,7 +52,7 @@ from simdformer.runtime import (
 )
 
 if TYPE_CHECKING:
-    from simdformer import checkpoints, interpret, models, nn, reference, text
+    from simdformer import backward, checkpoints, interpret, models, nn, optim, reference, text
     from simdformer.checkpoints import CheckpointError
     from simdformer.data import demo_path
     from simdformer.interpret import ablate, attribute, head_scores, logit_lens, look, patch
@@ -67,6 +68,7 @@ __version__: str = _core.build_info()["version"]
 # What is imported when it is first asked for, and from where (a dot at the end: a module of that
 # package): models and text are of no use to somebody who wants functions, and take time to load.
 _LAZY = {
+    "backward": "simdformer.",
     "CheckError": "simdformer.learn.check",
     "CheckpointError": "simdformer.checkpoints",
     "LanguageModel": "simdformer.text",
@@ -87,6 +89,7 @@ _LAZY = {
     "mistakes": "simdformer.learn.",
     "models": "simdformer.",
     "nn": "simdformer.",
+    "optim": "simdformer.",
     "patch": "simdformer.interpret",
     "plots": "simdformer.learn.",
     "reference": "simdformer.",
@@ -107,10 +110,12 @@ __all__ = [
     "__version__",
     "ablate",
     "attribute",
+    "backward",
     "causal_mask",
     "check",
     "check_trace",
     "checkpoints",
+    "cross_entropy",
     "demo_path",
     "embedding",
     "exercises",
@@ -124,12 +129,15 @@ __all__ = [
     "isas",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "log_softmax",
     "logit_lens",
     "look",
     "mistakes",
     "models",
     "nn",
     "num_threads",
+    "optim",
     "pack",
     "patch",
     "plots",

@@ -65,6 +65,75 @@ def expert_linear(
 def top_k(logits: object, k: object, /) -> npt.NDArray[np.int64]: ...
 def combine_experts(x: object, weights: object, /) -> _Array: ...
 def pack(weight: object, /) -> PackedWeight: ...
+def linear_backward(
+    grads: tuple[object, ...],
+    x: object,
+    weights: tuple[object, ...],
+    is_list: bool,
+    wants_x: bool,
+    wants_weight: bool,
+    wants_bias: bool,
+    /,
+) -> tuple[Any, list[_Array], list[_Array]]: ...
+def silu_backward(grad: object, x: object, /) -> _Array: ...
+def relu_backward(grad: object, x: object, /) -> _Array: ...
+def gelu_backward(grad: object, x: object, approximate: object, /) -> _Array: ...
+def swiglu_backward(grad: object, gate: object, up: object, /) -> tuple[_Array, _Array]: ...
+def log_softmax(x: object, axis: object, out: object, /) -> _Array: ...
+def softmax_backward(
+    grad: object, output: object, axis: object, temperature: object, /
+) -> _Array: ...
+def log_softmax_backward(grad: object, output: object, axis: object, /) -> _Array: ...
+def rms_norm_backward(
+    grad: object, x: object, weight: object, eps: object, /
+) -> tuple[_Array, Any, None]: ...
+def layer_norm_backward(
+    grad: object, x: object, weight: object, bias: object, eps: object, /
+) -> tuple[_Array, Any, Any]: ...
+def sum_over_rows(x: object, /) -> _Array: ...
+def embedding_backward(grad: object, ids: object, total: object, /) -> None: ...
+def cross_entropy(
+    function: str,
+    logits: object,
+    labels: object,
+    ignore_index: object,
+    label_smoothing: object,
+    z_loss: object,
+    softcap: object,
+    /,
+) -> tuple[_Array, _Array, float, int]: ...
+def cross_entropy_backward(
+    function: str,
+    logits: object,
+    labels: object,
+    ignore_index: object,
+    label_smoothing: object,
+    z_loss: object,
+    softcap: object,
+    grad: float,
+    grads: object,
+    lse: object,
+    out: object,
+    first: int,
+    vocabulary: int,
+    /,
+) -> _Array: ...
+def adamw(
+    weight: object,
+    gradient: object,
+    exp_avg: object,
+    exp_avg_sq: object,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    correction1: float,
+    correction2: float,
+    scale: float,
+    /,
+) -> None: ...
+def sum_of_squares(x: object, /) -> float: ...
 def embedding(ids: object, weight: object, dtype: object, out: object, /) -> _Array: ...
 def repeat_kv(x: object, n: object, axis: object, /) -> _Array: ...
 def causal_mask(L: object, S: object, offset: object, dtype: object, /) -> _Array: ...

@@ -96,7 +96,7 @@ class LossAndGradients(NamedTuple):
 
 def rows_of(x: Array) -> Array:
     """(..., n) -> (rows, n)"""
-    return x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def sum_to(x: Array, shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,124 @@
+// y = h weight (+ bias), g = dy weight, all over rows of n numbers:
+//   rms_norm     h = x r,            r = 1 / sqrt(mean(x^2) + eps)     dx = r (g - h mean(g h))
+//   layer_norm   h = (x - mean) r,   r = 1 / sqrt(var + eps)           dx = r (g - mean(g) - h mean(g h))
+//   d weight = sum dy h, d bias = sum dy over all rows
+//
+// r and the mean are computed again from x, as the forward does; nothing else is kept of it. Arithmetic and sums
+// in float32 (float64 for float64). Sums over rows are partial ones, of kGradientRows rows each.
+#pragma once
+
+#include "base/gradient_args.hpp"
+#include "kernels/loops.hpp"
+
+namespace simdformer::SF_ISA {
+
+template <class T, bool centred>
+struct NormBackward {
+  using A = Acc<T>;
+  using V = Vec<A>;
+
+  const NormBackwardArgs& args;
+  const int64_t n = args.x.length;
+  const A* const weight = static_cast<const A*>(args.weight);
+
+  SF_INLINE A mean_of(A sum) const { return sum / static_cast<A>(n); }
+
+  // Of one row: the sums over g come from f(g, h r's x).
+  void row(const T* dy, const T* x, T* dx, A* d_weight, A* d_bias) const noexcept {
+    V mean(A(0));
+    if constexpr (centred) mean = V(mean_of(sum_row(x, n, [](V sum, V x) { return V(sum + x); })));
+    const auto off = [&](V x) { return centred ? V(x - mean) : x; };
+    const A squares = sum_row(x, n, [&](V sum, V x) { return mul_add(off(x), off(x), sum); });
+    const A r = A(1) / std::sqrt(mean_of(squares) + static_cast<A>(args.eps));
+    const V scale(r);
+    if (dx != nullptr && weight != nullptr)
+      write_dx(dx, r, off, [](V dy, V w) { return V(dy * w); }, dy, x, weight);
+    else if (dx != nullptr)
+      write_dx(dx, r, off, [](V dy) { return dy; }, dy, x);
+    if (d_weight != nullptr)
+      map_row(
+          d_weight, n, [&](V sum, V dy, V x) { return mul_add(dy, V(off(x) * scale), sum); },
+          static_cast<const A*>(d_weight), dy, x);
+    if (d_bias != nullptr)
+      map_row(d_bias, n, [](V sum, V dy) { return V(sum + dy); }, static_cast<const A*>(d_bias), dy);
+  }
+
+  // g = gradient(dy, weight...)
+  template <class Off, class Gradient, class... Weight>
+  SF_INLINE void write_dx(T* dx, A r, Off off, Gradient gradient, const T* dy, const T* x,
+                          const Weight*... weight) const {
+    const A dot = sum_row(
+        dy, n, [&](V sum, V dy, V x, auto... w) { return mul_add(gradient(dy, w...), off(x), sum); }, x,
+        weight...);
+    V mean_g(A(0));
+    if constexpr (centred)
+      mean_g = V(mean_of(
+          sum_row(dy, n, [&](V sum, V dy, auto... w) { return V(sum + gradient(dy, w...)); }, weight...)));
+    const V scale(r), along(mean_of(dot) * r * r);  // h mean(g h) = (x - mean) along
+    map_row(
+        dx, n,
+        [&](V dy, V x, auto... w) {
+          const V g = centred ? V(gradient(dy, w...) - mean_g) : gradient(dy, w...);
+          return V(scale * neg_mul_add(off(x), along, g));
+        },
+        dy, x, weight...);
+  }
+};
+
+template <class T, bool centred>
+void norm_backward_blocks(const NormBackwardArgs& args, int64_t begin, int64_t end) noexcept {
+  using A = Acc<T>;
+  const NormBackward<T, centred> backward{args};
+  const int64_t n = args.x.length;
+  const auto partial = [&](void* sums, int64_t block) -> A* {
+    if (sums == nullptr) return nullptr;
+    A* const own = static_cast<A*>(sums) + block * n;
+    std::memset(own, 0, static_cast<size_t>(n) * sizeof(A));
+    return own;
+  };
+  const int64_t first = begin * kGradientRows;
+  RowCursor grad(args.grad, first), x(args.x, first),
+      out(args.out.data != nullptr ? args.out : args.x, first);
+  for (int64_t block = begin; block < end; ++block) {
+    A *const d_weight = partial(args.d_weight, block), *const d_bias = partial(args.d_bias, block);
+    const int64_t last = min_of((block + 1) * kGradientRows, args.x.count);
+    for (int64_t row = block * kGradientRows; row < last; ++row, grad.next(), x.next(), out.next())
+      backward.row(grad.template as<const T>(), x.template as<const T>(),
+                   args.out.data != nullptr ? out.template as<T>() : nullptr, d_weight, d_bias);
+  }
+}
+
+inline void norm_backward(const NormBackwardArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.x.dtype, [&](auto x) {
+    using T = decltype(x);
+    if (args.centred)
+      norm_backward_blocks<T, true>(args, begin, end);
+    else
+      norm_backward_blocks<T, false>(args, begin, end);
+  });
+}
+
+// out[b] (+)= the sum of some rows of x, in order
+inline void sum_rows(const SumRowsArgs& args, int64_t begin, int64_t end) noexcept {
+  with_type(args.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    using A = Acc<T>;
+    using V = Vec<A>;
+    const int64_t n = args.x.length;
+    for (int64_t b = begin; b < end; ++b) {
+      A* const out =
+          static_cast<A*>(args.out) + (args.targets != nullptr ? args.targets[b] : b) * args.stride;
+      if (!args.accumulate) std::memset(out, 0, static_cast<size_t>(n) * sizeof(A));
+      RowCursor row(args.x, args.places != nullptr ? 0 : args.starts[b]);
+      for (int64_t i = args.starts[b]; i < args.starts[b + 1]; ++i) {
+        if (args.places != nullptr) row = RowCursor(args.x, args.places[i]);
+        map_row(
+            out, n, [](V sum, V x) { return V(sum + x); }, static_cast<const A*>(out),
+            row.template as<const T>());
+        if (args.places == nullptr) row.next();
+      }
+    }
+  });
+}
+
+}  // namespace simdformer::SF_ISA

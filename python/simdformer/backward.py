@@ -1,0 +1,431 @@
+"""The gradients of the operations: `simdformer.backward.rms_norm` is the way back of `rms_norm`.
+
+A function has the name of its forward. `grad` comes first, the gradient of the output, which has
+its shape and dtype; then what the forward took, or the output where that is enough. Several
+gradients are a named tuple by argument. There is no tape: a gradient is a formula that can be read,
+in float64 numpy in `simdformer.reference.backward`.
+
+- Gradients of inputs have the inputs' dtype. Gradients of parameters (weight, bias) are float32
+  beside 16-bit and float32 inputs, float64 beside float64.
+- 16-bit numbers are computed in float32 and rounded once, at the store.
+- `accumulate={"weight": array}` adds into that array, of the gradient's dtype, and gives it back.
+- The same bits for every number of threads, gradients of parameters too: how sums over rows are cut
+  depends on sizes alone.
+- Strides, other libraries' arrays, lists, empty arrays and errors are those of the forward.
+
+>>> import numpy as np
+>>> import simdformer as sf
+>>> x, weight = np.array([[1.0, 2.0, 2.0]]), np.array([1.0, 2.0, 3.0])
+>>> dx, dweight = sf.backward.rms_norm(np.ones((1, 3)), x, weight, eps=0.0)
+>>> bool(abs((x * dx).sum()) < 1e-12)                   # the length of x changes nothing
+True
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from simdformer import _core
+from simdformer.arguments import as_array
+from simdformer.functional import rope as rope_forward
+from simdformer.loss import check_reduction, counted
+from simdformer.reference.backward import (
+    LayerNormGradients,
+    LinearGradients,
+    NormGradients,
+    SwigluGradients,
+)
+from simdformer.reference.loss import Reduction
+from simdformer.types import Array, ArrayLike, Out
+
+__all__ = [
+    "LayerNormGradients",
+    "LinearGradients",
+    "NormGradients",
+    "SwigluGradients",
+    "cross_entropy",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "relu",
+    "repeat_kv",
+    "rms_norm",
+    "rope",
+    "silu",
+    "softmax",
+    "swiglu",
+]
+__dir__ = __all__.copy  # what dir() and completion show
+
+LINEAR_NEEDS = ("x", "weight", "bias")
+
+
+def plus(function: str, gradient: Array, name: str, accumulate: Mapping[str, Any] | None) -> Array:
+    """The gradient, added into what `accumulate` has under its name."""
+    if accumulate is None or accumulate.get(name) is None:
+        return gradient
+    total = accumulate[name]
+    if not isinstance(total, np.ndarray) or total.dtype != gradient.dtype:
+        found = getattr(total, "dtype", type(total).__name__)
+        raise TypeError(
+            f"{function}: accumulate[{name!r}] has dtype {found}, "
+            f"needs a numpy array of {gradient.dtype}"
+        )
+    if total.shape != gradient.shape:
+        raise ValueError(
+            f"{function}: accumulate[{name!r}] has shape {total.shape}, needs {gradient.shape}"
+        )
+    np.add(total, gradient, out=total)
+    return total
+
+
+def check_names(function: str, argument: str, given: Any, known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{function}: {argument} has {name!r}, needs names out of {', '.join(known)}"
+            )
+
+
+# ---- linear, embedding ---------------------------------------------------------------------------
+
+
+def linear(
+    grad: Any,
+    x: ArrayLike,
+    weight: Any,
+    *,
+    needs: Sequence[str] = LINEAR_NEEDS,
+    accumulate: Mapping[str, Any] | None = None,
+) -> LinearGradients:
+    """y = x weightᵀ + bias:   dx = dy weight,   dweight = dyᵀ x,   dbias = sum of dy's rows.
+
+    Parameters
+    ----------
+    grad : (..., O), or a list of them
+        Of the result; one for each weight of a list.
+    x : (..., I)
+    weight : (O, I), or what `pack` or `quantize` makes of it, or a list of those
+        A quantised weight has no gradient of its own: needs=("x",).
+    needs : names out of "x", "weight", "bias"
+        What to compute; the rest is None.
+    accumulate : dict by these names, optional
+        Arrays to add into; for a list of weights lists of arrays.
+
+    Returns
+    -------
+    LinearGradients(x, weight, bias)
+        x (..., I) in x's dtype, over a list of weights the sum, weight (O, I) and bias (O,) in
+        float32 (float64 for float64), lists for a list of weights.
+
+    TypeError: dtypes that differ; the gradient of a quantised weight. ValueError: shapes, unknown
+    names.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> x, weight, grad = np.ones((5, 3)), np.ones((2, 3)), np.ones((5, 2))
+    >>> sf.backward.linear(grad, x, weight, needs=("weight",)).weight
+    array([[5., 5., 5.],
+           [5., 5., 5.]])
+    """
+    function = "backward.linear"
+    check_names(function, "needs", needs, LINEAR_NEEDS)
+    check_names(function, "accumulate", accumulate or {}, LINEAR_NEEDS)
+    several = isinstance(weight, list | tuple)
+    grads, weights = (tuple(grad), tuple(weight)) if several else ((grad,), (weight,))
+    if "weight" in needs:
+        for one in weights:
+            if isinstance(one, _core.QuantizedPanels):
+                raise TypeError(
+                    f"{function}: weight is quantised, needs a float one to have a gradient; "
+                    'pass needs=("x",)'
+                )
+    of_x, of_weights, of_biases = _core.linear_backward(
+        grads, x, weights, several, "x" in needs, "weight" in needs, "bias" in needs
+    )
+
+    def of_each(name: str, gradients: list[Array]) -> Any:
+        if name not in needs:
+            return None
+        given = (accumulate or {}).get(name)
+        arrays = given if several and given is not None else [given] * len(gradients)
+        pairs = zip(gradients, arrays, strict=True)
+        summed = [plus(function, one, name, {name: total}) for one, total in pairs]
+        return summed if several else summed[0]
+
+    dx = plus(function, of_x, "x", accumulate) if "x" in needs else None
+    return LinearGradients(dx, of_each("weight", of_weights), of_each("bias", of_biases))
+
+
+def embedding(
+    grad: ArrayLike, ids: ArrayLike, num_embeddings: int, *, accumulate: Array | None = None
+) -> Array:
+    """y = weight[ids]:   dweight[id] = the sum of dy over all places that hold this id.
+
+    grad (..., E), ids (...) -> (num_embeddings, E) in float32 (float64 for float64), or added into
+    `accumulate`. An id that stands in several places gets the sum, in their order.
+
+    TypeError: dtypes. ValueError: shapes. IndexError: an id that is not in 0..num_embeddings - 1.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> sf.backward.embedding(np.ones((3, 2)), [1, 0, 1], 3)
+    array([[1., 1.],
+           [2., 2.],
+           [0., 0.]])
+    """
+    if accumulate is None:
+        rows = as_array("backward.embedding", "grad", grad)
+        wide = np.float64 if rows.dtype == np.float64 else np.float32
+        accumulate = np.zeros((num_embeddings, rows.shape[-1] if rows.ndim else 0), wide)
+    _core.embedding_backward(grad, ids, accumulate)
+    return accumulate
+
+
+# ---- norms ---------------------------------------------------------------------------------------
+
+
+def rms_norm(
+    grad: ArrayLike, x: ArrayLike, weight: ArrayLike | None = None, *, eps: float
+) -> NormGradients:
+    """y = h · weight, h = x r, r = 1 / sqrt(mean(x²) + eps). With g = dy · weight:
+
+    dx = r (g - h mean(g h)),   dweight = sum of dy h over all rows.
+
+    grad and x (..., n), weight (n,) -> NormGradients(x, weight), weight None where there is none.
+    The second term takes from g what points along x, because the output does not change with the
+    length of x. For Gemma's 1 + weight pass that: its gradient is the same.
+
+    TypeError: dtypes. ValueError: shapes; eps < 0.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> sf.backward.rms_norm(np.array([[1.0, 0.0]]), np.array([[3.0, 4.0]]), eps=0.0).x.round(4)
+    array([[ 0.181 , -0.1358]])
+    """
+    of_x, of_weight, _ = _core.rms_norm_backward(grad, x, weight, eps)
+    return NormGradients(of_x, of_weight)
+
+
+def layer_norm(
+    grad: ArrayLike,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    eps: float,
+) -> LayerNormGradients:
+    """y = h · weight + bias, h = (x - mean) r, r = 1 / sqrt(var + eps). With g = dy · weight:
+
+    dx = r (g - mean(g) - h mean(g h)),   dweight = sum of dy h,   dbias = sum of dy.
+
+    grad and x (..., n), weight and bias (n,) -> LayerNormGradients(x, weight, bias), None for what
+    was None. Each row of dx sums to 0.
+
+    TypeError: dtypes. ValueError: shapes; eps < 0.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> x, grad = np.array([[1.0, 2.0, 6.0]]), np.array([[1.0, 0.0, 0.0]])
+    >>> abs(sf.backward.layer_norm(grad, x, eps=0.0).x.sum()).round(9)
+    np.float64(0.0)
+    """
+    return LayerNormGradients(*_core.layer_norm_backward(grad, x, weight, bias, eps))
+
+
+# ---- rotary position embedding, softmax ----------------------------------------------------------
+
+
+def rope(
+    grad: ArrayLike,
+    *,
+    layout: Literal["half", "interleaved"],
+    positions: ArrayLike | None = None,
+    offset: int = 0,
+    theta: float | None = None,
+    inv_freq: ArrayLike | None = None,
+    attention_factor: float = 1.0,
+    rotary_dim: int | None = None,
+    out: Out | None = None,
+) -> Array:
+    """A pair was turned by an angle: its gradient is turned back, by the same angle.
+
+    grad (..., T, D) -> (..., T, D); the keywords are those of `rope`. The transpose of a rotation
+    is its inverse; the attention factor stays a factor. Nothing is needed of x.
+
+    TypeError, ValueError: as `rope`.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> x = np.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> bool(np.allclose(sf.backward.rope(sf.rope(x, layout="half"), layout="half"), x))
+    True
+    """
+    function = "backward.rope"
+    given = as_array(function, "grad", grad)
+    if positions is None:
+        positions = offset + np.arange(given.shape[-2] if given.ndim > 1 else 0)
+        offset = 0
+    places = np.negative(as_array(function, "positions", positions))
+    return rope_forward(
+        given, layout=layout, positions=places, offset=offset, theta=theta,
+        inv_freq=inv_freq, attention_factor=attention_factor, rotary_dim=rotary_dim, out=out,
+    )  # fmt: skip
+
+
+def softmax(
+    grad: ArrayLike, output: ArrayLike, axis: int = -1, *, temperature: float = 1.0
+) -> Array:
+    """p = softmax(x / temperature):   dx = p (dp - sum(p dp)) / temperature.
+
+    grad and output (...) -> (...). It needs the output p and nothing else. Rows of dx sum to 0.
+
+    TypeError: dtypes. ValueError: shapes; no such axis; a temperature not > 0 and finite.
+
+    >>> import simdformer as sf
+    >>> sf.backward.softmax([1.0, 0.0], [0.25, 0.75])
+    array([ 0.1875, -0.1875])
+    """
+    return _core.softmax_backward(grad, output, axis, temperature)
+
+
+def log_softmax(grad: ArrayLike, output: ArrayLike, axis: int = -1) -> Array:
+    """y = log_softmax(x):   dx = dy - exp(y) sum(dy).
+
+    grad and output (...) -> (...). It needs the output y and nothing else.
+
+    TypeError: dtypes. ValueError: shapes; no such axis.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> sf.backward.log_softmax([1.0, 0.0], np.log([0.25, 0.75]))
+    array([ 0.75, -0.75])
+    """
+    return _core.log_softmax_backward(grad, output, axis)
+
+
+# ---- activations ---------------------------------------------------------------------------------
+
+
+def silu(grad: ArrayLike, x: ArrayLike) -> Array:
+    """dx = dy s (1 + x (1 - s)), s = sigmoid(x). grad and x (...) -> (...). TypeError: dtypes.
+
+    >>> import simdformer as sf
+    >>> sf.backward.silu([1.0, 1.0], [0.0, 2.0]).round(4)
+    array([0.5   , 1.0908])
+    """
+    return _core.silu_backward(grad, x)
+
+
+def gelu(grad: ArrayLike, x: ArrayLike, *, approximate: Literal["none", "tanh"] = "none") -> Array:
+    """dx = dy (Φ(x) + x φ(x)), or the derivative of the tanh approximation. grad, x (...) -> (...).
+
+    TypeError: dtypes. ValueError: shapes; `approximate` is neither "none" nor "tanh".
+
+    >>> import simdformer as sf
+    >>> sf.backward.gelu([1.0, 1.0], [0.0, 2.0]).round(4)
+    array([0.5   , 1.0852])
+    """
+    return _core.gelu_backward(grad, x, approximate)
+
+
+def relu(grad: ArrayLike, x: ArrayLike) -> Array:
+    """dx = dy where x > 0, else 0. grad and x (...) -> (...). TypeError: dtypes.
+
+    >>> import simdformer as sf
+    >>> sf.backward.relu([1.0, 1.0], [0.0, 2.0])
+    array([0., 1.])
+    """
+    return _core.relu_backward(grad, x)
+
+
+def swiglu(grad: ArrayLike, gate: ArrayLike, up: ArrayLike) -> SwigluGradients:
+    """y = silu(gate) up:   dgate = dy up silu'(gate),   dup = dy silu(gate).
+
+    grad, gate and up (...) -> SwigluGradients(gate, up). TypeError: dtypes. ValueError: shapes.
+
+    >>> import simdformer as sf
+    >>> dgate, dup = sf.backward.swiglu([1.0], [0.0], [3.0])
+    >>> dgate, dup
+    (array([1.5]), array([0.]))
+    """
+    return SwigluGradients(*_core.swiglu_backward(grad, gate, up))
+
+
+def repeat_kv(grad: ArrayLike, n_rep: int, *, axis: int = -3) -> Array:
+    """Each head stood n_rep times in place: its gradient is the sum over its copies.
+
+    grad (..., K·n_rep, S, D) -> (..., K, S, D), in grad's dtype.
+
+    TypeError: dtypes. ValueError: n_rep does not divide the axis.
+
+    >>> import simdformer as sf
+    >>> sf.backward.repeat_kv([1.0, 2.0, 3.0, 4.0], 2, axis=0)
+    array([3., 7.])
+    """
+    dy = np.moveaxis(as_array("backward.repeat_kv", "grad", grad), axis, 0)
+    if n_rep < 1 or len(dy) % n_rep:
+        raise ValueError(
+            f"backward.repeat_kv: n_rep is {n_rep}, needs a number >= 1 that divides the "
+            f"{len(dy)} heads of grad"
+        )
+    wide = dy.dtype if dy.dtype.itemsize > 2 else np.dtype(np.float32)
+    copies = dy.reshape(len(dy) // n_rep, n_rep, *dy.shape[1:])
+    return np.moveaxis(copies.sum(axis=1, dtype=wide).astype(dy.dtype, copy=False), 0, axis)
+
+
+# ---- cross entropy -------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    grad: ArrayLike = 1.0,
+    lse: ArrayLike | None = None,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    out: Out | None = None,
+) -> Array:
+    """dlogits = g (softmax(logits) - target), 0 for rows that do not count.
+
+    Parameters
+    ----------
+    logits : (..., V)
+    labels : (...) integers
+    grad : number, or (...) for reduction="none"
+        Of the loss. g is grad / count for the mean over the rows that count, else grad.
+    lse : (...), optional
+        From `cross_entropy(..., return_lse=True)`; computed again without it.
+    reduction, ignore_index, label_smoothing, z_loss, softcap
+        As in `cross_entropy`.
+    out : (..., V), optional
+        Takes the result; may be `logits` itself, whose place the gradient then takes.
+
+    TypeError: dtypes. ValueError: shapes; a mean over no row. IndexError: a label that is neither
+    in 0..V - 1 nor ignore_index.
+
+    >>> import simdformer as sf
+    >>> sf.backward.cross_entropy([[0.0, 0.0, 0.0, 0.0]], [1])
+    array([[ 0.25, -0.75,  0.25,  0.25]])
+    """
+    function = "backward.cross_entropy"
+    check_reduction(function, reduction)
+    scale, scales = 1.0, None
+    if reduction == "none":
+        shape = as_array(function, "labels", labels).shape
+        scales = np.broadcast_to(np.asarray(grad, np.float64), shape)
+    else:
+        scale = float(np.asarray(grad))
+        if reduction == "mean":
+            scale /= counted(function, labels, ignore_index)
+    return _core.cross_entropy_backward(
+        function, logits, labels, ignore_index, label_smoothing, z_loss, softcap, scale, scales,
+        lse, out, 0, 0,
+    )  # fmt: skip

@@ -1,0 +1,210 @@
+"""What a language model is trained by: log_softmax and the cross entropy of the next token."""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from simdformer import _core
+from simdformer.arguments import as_array
+from simdformer.functional import linear
+from simdformer.reference.backward import LossAndGradients
+from simdformer.reference.loss import Reduction, softcapped
+from simdformer.types import Array, ArrayLike, Out
+
+__all__ = ["LossAndGradients", "cross_entropy", "linear_cross_entropy", "log_softmax"]
+__dir__ = __all__.copy  # what dir() and completion show
+
+BLOCK_BYTES = 16 << 20  # of logits at a time
+
+
+def log_softmax(x: ArrayLike, axis: int = -1, *, out: Out | None = None) -> Array:
+    """x - log sum exp x along one axis, the logarithm of softmax(x), as in torch.
+
+    x (...) -> (...). It neither overflows nor loses the logarithm of a small probability.
+
+    TypeError: x is not of a float dtype. ValueError: no such axis.
+
+    >>> import simdformer as sf
+    >>> sf.log_softmax([0.0, 1000.0])
+    array([-1000.,     0.])
+    """
+    return _core.log_softmax(x, axis, out)
+
+
+def cross_entropy(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """-log softmax(logits)[label] of each row, as torch.nn.functional.cross_entropy.
+
+    Parameters
+    ----------
+    logits : (..., V)
+    labels : (...) integers
+        The id of the right token of each row, or `ignore_index`: such a row does not count.
+    reduction : "mean", "sum" or "none"
+        The mean is over the rows that count.
+    label_smoothing : float
+        The target is 1 - label_smoothing at the label, and label_smoothing / V everywhere.
+    z_loss : float
+        Adds z_loss · lse² to each row: it keeps logits small. PaLM, arXiv:2204.02311.
+    softcap : float, optional
+        Logits are softcap · tanh(logits / softcap), as in Gemma 2.
+    return_lse : bool
+        Also gives log sum exp of each row (...), which the backward can use.
+
+    Returns
+    -------
+    number, or (...) without a reduction; float32, or float64 for float64 logits. With return_lse a
+    pair.
+
+    TypeError: dtypes. ValueError: shapes; no label counts and the mean is asked for. IndexError: a
+    label that is neither in 0..V - 1 nor ignore_index.
+
+    >>> import simdformer as sf
+    >>> round(float(sf.cross_entropy([[0.0, 0.0], [9.0, 0.0]], [1, -100])), 4)
+    0.6931
+    """
+    function = "cross_entropy"
+    check_reduction(function, reduction)
+    rows, lse, total, count = _core.cross_entropy(
+        function, logits, labels, ignore_index, label_smoothing, z_loss, softcap
+    )
+    if reduction == "mean":
+        require(function, count)
+        total /= count
+    loss = rows if reduction == "none" else rows.dtype.type(total)
+    return (loss, lse) if return_lse else loss
+
+
+def linear_cross_entropy(
+    x: ArrayLike,
+    weight: ArrayLike,
+    labels: ArrayLike,
+    *,
+    count: int | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> LossAndGradients:
+    """cross_entropy(linear(x, weight), labels) and its gradients, without the logits in memory.
+
+    At most 16 MB of the logits (N, V) exist at a time: a block of the vocabulary for all rows. The
+    blocks are computed twice, first for log sum exp, then for the gradients.
+
+    Parameters
+    ----------
+    x : (..., E)
+    weight : (V, E)
+        In x's dtype, or float32 beside 16 bits, or 16 bits beside float32.
+    labels : (...) integers
+    count : int, optional
+        What the mean divides by, where that is not the number of labels that count here: the
+        labels of a whole batch, of which this is a part.
+    reduction, ignore_index, label_smoothing, z_loss, softcap
+        As in `cross_entropy`; reduction="none" has no gradients in one piece.
+
+    Returns
+    -------
+    LossAndGradients(loss, count, x, weight)
+        loss float64, count the labels that count here, x (..., E) in x's dtype, weight (V, E) in
+        float32 (float64 for float64).
+
+    TypeError: dtypes; a packed or quantised weight. ValueError: shapes; no label counts and the
+    mean is asked for. IndexError: a label that is neither in 0..V - 1 nor ignore_index.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> result = sf.linear_cross_entropy(np.zeros((3, 4)), np.ones((8, 4)), [1, 0, 7])
+    >>> round(float(result.loss), 4), result.count, result.weight.shape
+    (2.0794, 3, (8, 4))
+    """
+    function = "linear_cross_entropy"
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f'{function}: reduction is {reduction!r}, needs "mean" or "sum"')
+    given, table = as_array(function, "x", x), as_array(function, "weight", weight)
+    ids = as_array(function, "labels", labels)
+    if table.ndim != 2 or given.ndim < 1 or table.shape[1] != given.shape[-1]:
+        raise ValueError(
+            f"{function}: weight has shape {table.shape}, needs (V, {given.shape[-1:] or 'E'}) "
+            f"beside x of shape {given.shape}"
+        )
+    wide = np.float64 if given.dtype == np.float64 else np.float32
+    rows = given.reshape(-1, given.shape[-1]).astype(wide, copy=False)
+    flat = ids.reshape(-1).astype(np.int64, copy=False)
+    check_labels(function, flat, len(table), ignore_index)
+    counts = flat != ignore_index
+    found = int(counts.sum())
+    if reduction == "mean" and count is None:
+        require(function, found)
+    divisor = 1 if reduction == "sum" else found if count is None else count
+
+    step = max(256, BLOCK_BYTES // (max(len(rows), 1) * np.dtype(wide).itemsize) // 64 * 64)
+    lse: Array = np.full(len(rows), -np.inf)
+    at_label, total = np.zeros(len(rows)), np.zeros(len(rows))
+    nothing = np.full(len(rows), ignore_index)
+    for first in range(0, len(table), step):
+        logits = linear(rows, table[first : first + step])
+        block = _core.cross_entropy(function, logits, nothing, ignore_index, 0.0, 0.0, softcap)[1]
+        lse = np.logaddexp(lse, block.astype(np.float64))
+        inside = np.flatnonzero(counts & (flat >= first) & (flat < first + step))
+        at_label[inside] = softcapped(logits[inside, flat[inside] - first], softcap)
+        if label_smoothing:
+            total += softcapped(logits, softcap).sum(axis=-1)
+    losses = lse - (1 - label_smoothing) * at_label + z_loss * lse**2
+    losses -= label_smoothing * total / max(len(table), 1)
+    loss = math.fsum(losses[counts]) / divisor
+
+    of_x: Array = np.zeros(rows.shape, wide)
+    of_weight: Array = np.zeros(table.shape, wide)
+    for first in range(0, len(table), step):
+        part = table[first : first + step]
+        logits = linear(rows, part)
+        of_logits = _core.cross_entropy_backward(
+            function, logits, flat, ignore_index, label_smoothing, z_loss, softcap, 1 / divisor,
+            None, lse, logits, first, len(table),
+        )  # fmt: skip
+        dx, dw, _ = _core.linear_backward((of_logits,), rows, (part,), False, True, True, False)
+        of_x += dx
+        of_weight[first : first + step] = dw[0]
+    of_x = of_x.astype(given.dtype, copy=False).reshape(given.shape)
+    return LossAndGradients(np.float64(loss), found, of_x, of_weight)
+
+
+def check_labels(function: str, labels: Array, vocabulary: int, ignore_index: int) -> None:
+    wrong = np.flatnonzero((labels != ignore_index) & ((labels < 0) | (labels >= vocabulary)))
+    if len(wrong):
+        raise IndexError(
+            f"{function}: labels holds {labels[wrong[0]]}, needs labels from 0 to "
+            f"{vocabulary - 1}, or ignore_index ({ignore_index})"
+        )
+
+
+def check_reduction(function: str, reduction: str) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'{function}: reduction is {reduction!r}, needs "mean", "sum" or "none"')
+
+
+def require(function: str, count: int) -> None:
+    if count == 0:
+        raise ValueError(
+            f"{function}: labels has none that counts, needs at least one for a mean; "
+            'leave this batch out, or pass reduction="sum"'
+        )
+
+
+def counted(function: str, labels: ArrayLike, ignore_index: int) -> int:
+    """How many labels count. ValueError if none does."""
+    count = int((np.asarray(labels) != ignore_index).sum())
+    require(function, count)
+    return count

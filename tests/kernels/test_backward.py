@@ -1,0 +1,625 @@
+"""sf.backward: every gradient on every instruction set, against the reference in float64, beside
+PyTorch's own error; the same bits for every number of threads."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import simdformer as sf
+from conftest import (
+    LAYOUTS,
+    SIXTEEN_BITS,
+    bfloat16,
+    epsilon,
+    from_torch,
+    normal,
+    relaid,
+    rms_error,
+    same_bits,
+    to_torch,
+)
+from simdformer import reference
+from simdformer.reference.forward import float64
+
+EPS = 1e-3
+
+
+class Case:
+    """A backward: how its arguments are drawn from a leading shape, and what PyTorch's forward is.
+
+    draw(rng, lead, n, dtype) gives the arguments behind `grad` and the keywords; torchs(*tensors)
+    is the forward of those arguments that have a gradient, `wanted` their places."""
+
+    def __init__(self, draw, torchs, wanted=(0,), name=None, from_output=None):
+        self.draw, self.torchs, self.wanted, self.name = draw, torchs, wanted, name
+        self.from_output = from_output  # the forward, where the backward takes its output
+
+
+def one(rng, lead, n, dtype):
+    return [normal(rng, *lead, n, dtype=dtype, scale=2)], {}
+
+
+def two(rng, lead, n, dtype):
+    return [normal(rng, *lead, n, dtype=dtype, scale=2) for _ in range(2)], {}
+
+
+def rms_arguments(rng, lead, n, dtype):
+    return [normal(rng, *lead, n, dtype=dtype), normal(rng, n, dtype=dtype)], {"eps": EPS}
+
+
+def layer_arguments(rng, lead, n, dtype):
+    x = [normal(rng, *lead, n, dtype=dtype), normal(rng, n, dtype=dtype)]
+    return [*x, normal(rng, n, dtype=dtype)], {"eps": EPS}
+
+
+CASES = {
+    "silu": Case(one, F.silu),
+    "relu": Case(one, F.relu),
+    "gelu": Case(one, F.gelu),
+    "gelu_tanh": Case(
+        lambda *a: (one(*a)[0], {"approximate": "tanh"}),
+        lambda x: F.gelu(x, approximate="tanh"),
+        name="gelu",
+    ),
+    "swiglu": Case(two, lambda gate, up: F.silu(gate) * up, (0, 1)),
+    "softmax": Case(
+        lambda *a: (one(*a)[0], {"temperature": 0.5}),
+        lambda x: (x / 0.5).softmax(-1),
+        from_output=lambda x: sf.softmax(x, temperature=0.5),
+    ),
+    "log_softmax": Case(one, lambda x: x.log_softmax(-1), from_output=sf.log_softmax),
+    "rms_norm": Case(rms_arguments, lambda x, w: F.rms_norm(x, w.shape, w, EPS), (0, 1)),
+    "layer_norm": Case(
+        layer_arguments, lambda x, w, b: F.layer_norm(x, w.shape, w, b, EPS), (0, 1, 2)
+    ),
+}
+each_case = pytest.mark.parametrize("op", CASES)
+
+
+def gradients(module, case, op, grad, arguments, options):
+    """As a list, one for each argument that has a gradient."""
+    found = getattr(module, case.name or op)(grad, *arguments, **options)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def draw_case(op, rng, lead, n, dtype):
+    """(case, arguments of the forward, those of the backward, keywords, grad)"""
+    case = CASES[op]
+    forward, options = case.draw(rng, lead, n, dtype)
+    given = [case.from_output(*forward)] if case.from_output else forward
+    return case, forward, given, options, normal(rng, *lead, n, dtype=dtype)
+
+
+def torch_gradients(case, forward, grad, dtype):
+    tensors = [to_torch(np.asarray(x)).to(dtype).requires_grad_() for x in forward]
+    wanted = [tensors[place] for place in case.wanted]
+    return torch.autograd.grad(case.torchs(*tensors), wanted, to_torch(grad).to(dtype))
+
+
+def size_of(x):
+    return float(np.sqrt(np.mean(float64(x) ** 2))) if np.size(x) else 0.0
+
+
+@each_case
+@pytest.mark.parametrize("length", [1, 2, 7, 16, 33, 64, 129, 1500])
+def test_agrees_with_the_reference(isa, dtype, op, length, rng):
+    case, _, given, options, grad = draw_case(op, rng, (3,), length, dtype)
+    got = gradients(sf.backward, case, op, grad, given, options)
+    want = gradients(reference.backward, case, op, grad, given, options)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    for place, (mine, right) in enumerate(zip(got, want, strict=True)):
+        like = given[place] if place < len(given) else None
+        is_parameter = op.endswith("norm") and place > 0
+        assert mine.dtype == (wide if is_parameter else dtype)
+        assert mine.shape == like.shape
+        # What is subtracted from what may be much larger than the result: one number beside many.
+        scale = max(size_of(right), size_of(grad) * 0.1)
+        if op.endswith("norm") and not is_parameter:
+            x = float64(given[0])
+            scale = max(scale, float((1 / np.sqrt((x * x).mean(-1) + EPS)).max()) * size_of(grad))
+        rounding = epsilon(dtype) if mine.dtype in SIXTEEN_BITS else 0
+        allowed = (64 * epsilon(wide) + rounding) * (scale + np.abs(right))
+        assert (np.abs(float64(mine) - right) <= allowed).all()
+
+
+@each_case
+def test_is_as_accurate_as_torch(isa, dtype, op, rng):
+    """Against float64: at most 1.5 times the error of PyTorch's eager gradients in this dtype."""
+    if dtype == np.float64:
+        pytest.skip("the reference itself is float64")
+    mine, torchs = {}, {}
+    for n in (32, 100, 384):
+        case, forward, given, options, grad = draw_case(op, rng, (50,), n, dtype)
+        exact = torch_gradients(case, forward, grad, torch.float64)
+        ours = gradients(sf.backward, case, op, grad, given, options)
+        theirs = torch_gradients(case, forward, grad, to_torch(grad).dtype)
+        for place, right in enumerate(exact):
+            right = from_torch(right)
+            mine.setdefault(place, []).append(rms_error(ours[place], right))
+            torchs.setdefault(place, []).append(rms_error(from_torch(theirs[place]), right))
+    for place in mine:
+        error, yardstick = (np.sqrt(np.mean(np.square(e[place]))) for e in (mine, torchs))
+        assert error <= 1.5 * yardstick + 1e-12, (place, error / yardstick)
+
+
+@each_case
+def test_the_same_bits_for_every_number_of_threads(op, dtype, rng):
+    case, _, given, options, grad = draw_case(op, rng, (700,), 96, dtype)
+    results = []
+    for threads in (1, 2, 3):
+        with sf.num_threads(threads):
+            results.append(gradients(sf.backward, case, op, grad, given, options))
+    for other in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@each_case
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_change_no_bit(op, layout, rng):
+    case, _, given, options, grad = draw_case(op, rng, (4, 5), 20, np.float32)
+    want = gradients(sf.backward, case, op, grad, given, options)
+    moved = [relaid(rng, x, layout) if x.ndim > 1 else x for x in given]
+    got = gradients(sf.backward, case, op, relaid(rng, grad, layout), moved, options)
+    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+@each_case
+def test_it_is_linear_in_grad(op, rng):
+    case, _, given, options, grad = draw_case(op, rng, (6,), 24, np.float64)
+    other = normal(rng, *grad.shape, dtype=np.float64)
+    apart = [gradients(sf.backward, case, op, g, given, options) for g in (grad, other)]
+    together = gradients(sf.backward, case, op, 2 * grad + other, given, options)
+    for a, b, both in zip(*apart, together, strict=True):
+        np.testing.assert_allclose(both, 2 * a + b, 1e-9, 1e-9)
+
+
+@each_case
+def test_no_rows_and_no_columns(op, dtype):
+    rng = np.random.default_rng(1)
+    for lead, n in (((0,), 5), ((3,), 0)):
+        case, _, given, options, grad = draw_case(op, rng, lead, n, dtype)
+        got = gradients(sf.backward, case, op, grad, given, options)
+        assert [g.shape for g in got] == [x.shape for x in given[: len(got)]]
+        assert all(not np.any(float64(g)) for g in got)
+
+
+@each_case
+def test_grad_has_the_shape_and_the_dtype_of_the_output(op, rng):
+    case, _, given, options, grad = draw_case(op, rng, (3,), 8, np.float32)
+    function = getattr(sf.backward, case.name or op)
+    with pytest.raises(ValueError, match=rf"backward\.{case.name or op}: grad has shape"):
+        function(grad[:2], *given, **options)
+    with pytest.raises(TypeError, match=rf"backward\.{case.name or op}: grad has dtype float64"):
+        function(grad.astype(np.float64), *given, **options)
+
+
+def test_tensors_of_other_libraries_are_read(rng):
+    x, grad = normal(rng, 3, 8), normal(rng, 3, 8)
+    got = sf.backward.silu(torch.from_numpy(grad), torch.from_numpy(x))
+    assert same_bits(got, sf.backward.silu(grad, x))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_softmax_along_any_axis(axis, rng):
+    x, grad = normal(rng, 3, 4, 5), normal(rng, 3, 4, 5)
+    for op, forward in (("softmax", sf.softmax), ("log_softmax", sf.log_softmax)):
+        got = getattr(sf.backward, op)(grad, forward(x, axis), axis)
+        want = getattr(reference.backward, op)(grad, forward(x, axis), axis)
+        np.testing.assert_allclose(got, want, 1e-4, 1e-6)
+
+
+def test_norms_without_parameters_have_no_gradients_of_them(rng):
+    x, grad = normal(rng, 3, 8), normal(rng, 3, 8)
+    assert sf.backward.rms_norm(grad, x, eps=EPS).weight is None
+    assert sf.backward.layer_norm(grad, x, eps=EPS)[1:] == (None, None)
+    only_bias = sf.backward.layer_norm(grad, x, None, normal(rng, 8), eps=EPS)
+    assert only_bias.weight is None
+    np.testing.assert_allclose(only_bias.bias, grad.sum(0), 1e-5, 1e-6)
+
+
+# ---- log_softmax ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 100, 3000])
+def test_log_softmax(isa, dtype, length, rng):
+    x = normal(rng, 3, length, dtype=dtype, scale=5)
+    got = float64(sf.log_softmax(x))
+    want = reference.loss.log_softmax(x)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    allowed = 16 * epsilon(wide) * (1 + np.abs(float64(x)).max()) + epsilon(dtype) * np.abs(want)
+    assert (np.abs(got - want) <= allowed).all()
+
+
+def test_log_softmax_neither_overflows_nor_loses_small_probabilities():
+    assert sf.log_softmax([0.0, 1000.0]).tolist() == [-1000.0, 0.0]
+    assert np.isnan(sf.log_softmax([-np.inf, -np.inf])).all()
+
+
+# ---- rope, repeat_kv -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_rope_turns_back(isa, layout, rng):
+    options = {"layout": layout, "rotary_dim": 6, "attention_factor": 1.25, "theta": 100.0}
+    grad = normal(rng, 2, 4, 5, 8, dtype=np.float64)
+    for where in ({}, {"offset": 3}, {"positions": [7, 0, 2, 2, 9]}):
+        got = sf.backward.rope(grad, **options, **where)
+        np.testing.assert_allclose(got, reference.backward.rope(grad, **options, **where), 1e-12)
+
+
+def test_repeat_kv_adds_up_copies(dtype, rng):
+    grad = normal(rng, 2, 6, 3, 4, dtype=dtype)
+    got = sf.backward.repeat_kv(grad, 3)
+    assert got.dtype == dtype
+    want = reference.backward.repeat_kv(grad, 3)
+    np.testing.assert_allclose(float64(got), want, 4 * epsilon(dtype), 4 * epsilon(dtype))
+    with pytest.raises(
+        ValueError, match=r"backward\.repeat_kv: n_rep is 4, needs .* divides the 6"
+    ):
+        sf.backward.repeat_kv(grad, 4)
+
+
+# ---- linear --------------------------------------------------------------------------------------
+
+
+def linear_error(got, grad, x, weight):
+    """By its three gradients: the error over what a chain of such products may lose."""
+    want = reference.backward.linear(grad, x, weight)
+    sizes = reference.backward.linear(
+        np.abs(float64(grad)), np.abs(float64(x)), np.abs(float64(weight))
+    )
+    return [
+        float((np.abs(float64(g) - w) / (s + 1e-30)).max(initial=0))
+        for g, w, s in zip(got, want, sizes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("lead", [(1,), (3,), (2, 5), (70,), (300,)])
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (16, 17), (64, 100), (130, 70)])
+def test_linear(isa, dtype, lead, sizes, rng):
+    inputs, outputs = sizes
+    x, weight = normal(rng, *lead, inputs, dtype=dtype), normal(rng, outputs, inputs, dtype=dtype)
+    grad = normal(rng, *lead, outputs, dtype=dtype)
+    got = sf.backward.linear(grad, x, weight)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    assert [g.dtype for g in got] == [dtype, wide, wide]
+    errors = linear_error(got, grad, x, weight)
+    rounding = epsilon(dtype) if dtype in SIXTEEN_BITS else 0
+    assert errors[0] <= 8 * epsilon(wide) + rounding
+    assert max(errors[1:]) <= 8 * epsilon(wide)
+
+
+def test_linear_of_a_list_of_weights(isa, rng):
+    for dtype in (np.dtype(np.float32), bfloat16):
+        x = normal(rng, 2, 9, 32, dtype=dtype)
+        weights = [normal(rng, n, 32, dtype=dtype) for n in (16, 40, 8)]
+        grads = [normal(rng, 2, 9, n, dtype=dtype) for n in (16, 40, 8)]
+        got = sf.backward.linear(grads, x, weights)
+        want = reference.backward.linear(grads, x, weights)
+        np.testing.assert_allclose(
+            float64(got.x), want.x, 2 * epsilon(dtype), 0.05 * epsilon(dtype) + 1e-4
+        )
+        for mine, right in zip([*got.weight, *got.bias], [*want.weight, *want.bias], strict=True):
+            np.testing.assert_allclose(mine, right, 1e-4, 1e-4)
+
+
+def test_linear_beside_packed_and_quantised_weights(rng):
+    x, weight, grad = normal(rng, 9, 64), normal(rng, 32, 64), normal(rng, 9, 32)
+    plain = sf.backward.linear(grad, x, weight)
+    packed = sf.backward.linear(grad, x, sf.pack(weight))
+    assert all(same_bits(a, b) for a, b in zip(plain, packed, strict=True))
+    quantised = sf.quantize(weight, "q8_0")
+    got = sf.backward.linear(grad, x, quantised, needs=("x",))
+    assert got.weight is None
+    assert same_bits(got.x, sf.backward.linear(grad, x, quantised.dequantize()).x)
+    with pytest.raises(TypeError, match=r'weight is quantised, needs .*pass needs=\("x",\)'):
+        sf.backward.linear(grad, x, quantised)
+
+
+def test_linear_mixes_dtypes_as_the_forward_does(rng):
+    x, weight, grad = normal(rng, 9, 64), normal(rng, 32, 64, dtype=bfloat16), normal(rng, 9, 32)
+    got = sf.backward.linear(grad, x, weight)
+    want = sf.backward.linear(grad, x, weight.astype(np.float32))
+    np.testing.assert_allclose(got.x, want.x, 1e-5, 1e-5)
+    assert same_bits(got.weight, want.weight)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=str)
+def test_linear_has_the_same_bits_for_every_number_of_threads(dtype, rng):
+    x, weight = normal(rng, 600, 96, dtype=dtype), normal(rng, 200, 96, dtype=dtype)
+    grad = normal(rng, 600, 200, dtype=dtype)
+    results = []
+    for threads in (1, 2, 3):
+        with sf.num_threads(threads):
+            results.append(sf.backward.linear(grad, x, weight))
+    for other in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_linear_takes_any_strides(layout, rng):
+    x, weight, grad = normal(rng, 4, 5, 20), normal(rng, 12, 20), normal(rng, 4, 5, 12)
+    want = sf.backward.linear(grad, x, weight)
+    moved = [relaid(rng, a, layout) for a in (grad, x, weight)]
+    got = sf.backward.linear(*moved)
+    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_linear_computes_what_is_needed_and_adds_where_asked(rng):
+    x, weight, grad = normal(rng, 5, 4), normal(rng, 3, 4), normal(rng, 5, 3)
+    whole = sf.backward.linear(grad, x, weight)
+    assert sf.backward.linear(grad, x, weight, needs=("bias",))[:2] == (None, None)
+    total, before = normal(rng, 3, 4), None
+    before = total.copy()
+    got = sf.backward.linear(grad, x, weight, accumulate={"weight": total})
+    assert got.weight is total
+    np.testing.assert_allclose(total, before + whole.weight, 1e-6)
+    with pytest.raises(
+        ValueError, match=r"backward\.linear: needs has 'w', needs names out of x, "
+    ):
+        sf.backward.linear(grad, x, weight, needs=("w",))
+    with pytest.raises(
+        TypeError, match=r"accumulate\['weight'\] has dtype float64, needs .*float32"
+    ):
+        sf.backward.linear(grad, x, weight, accumulate={"weight": total.astype(np.float64)})
+
+
+def test_linear_says_what_does_not_fit(rng):
+    x, weight, grad = normal(rng, 5, 4), normal(rng, 3, 4), normal(rng, 5, 3)
+    with pytest.raises(
+        ValueError, match=r"backward\.linear: grad has shape \(5, 4\), needs \(5, 3\)"
+    ):
+        sf.backward.linear(x, x, weight)
+    with pytest.raises(
+        ValueError, match=r"weight has shape \(4, 3\), needs \(O, 4\).*transpose it"
+    ):
+        sf.backward.linear(grad, x, np.ascontiguousarray(weight.T))
+    with pytest.raises(ValueError, match="grad has 1 items, needs 2, one for each weight"):
+        sf.backward.linear([grad], x, [weight, weight])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (5, 0, 3), (5, 4, 0)])
+def test_linear_of_nothing(shape):
+    rows, inputs, outputs = shape
+    x, weight = np.ones((rows, inputs), np.float32), np.ones((outputs, inputs), np.float32)
+    got = sf.backward.linear(np.ones((rows, outputs), np.float32), x, weight)
+    want = reference.backward.linear(np.ones((rows, outputs)), x, weight)
+    for mine, right in zip(got, want, strict=True):
+        np.testing.assert_array_equal(mine, right)
+
+
+# ---- embedding -----------------------------------------------------------------------------------
+
+
+def test_embedding_adds_up_repeated_ids(isa, dtype, rng):
+    ids = rng.integers(0, 7, (4, 30))
+    grad = normal(rng, 4, 30, 20, dtype=dtype)
+    got = sf.backward.embedding(grad, ids, 9)
+    want = reference.backward.embedding(grad, ids, 9)
+    assert got.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+    assert not got[7:].any()
+
+
+def test_embedding_accumulates_and_refuses(rng):
+    grad, total = normal(rng, 3, 4), normal(rng, 5, 4)
+    before = total.copy()
+    assert sf.backward.embedding(grad, [1, 0, 1], 5, accumulate=total) is total
+    np.testing.assert_allclose(total, before + sf.backward.embedding(grad, [1, 0, 1], 5), 1e-6)
+    with pytest.raises(
+        IndexError, match=r"backward\.embedding: ids holds 5, needs ids from 0 to 4"
+    ):
+        sf.backward.embedding(grad, [1, 0, 5], 5)
+    with pytest.raises(ValueError, match=r"backward\.embedding: grad has shape \(3, 4\)"):
+        sf.backward.embedding(grad, [1, 0], 5)
+
+
+# ---- cross entropy -------------------------------------------------------------------------------
+
+LOSS_OPTIONS = [
+    {},
+    {"reduction": "sum"},
+    {"reduction": "none"},
+    {"label_smoothing": 0.1},
+    {"z_loss": 1e-2, "softcap": 5.0},
+    {"label_smoothing": 0.2, "softcap": 3.0, "reduction": "sum"},
+]
+
+
+def labels_for(rng, shape, columns):
+    labels = rng.integers(0, columns, shape)
+    labels.flat[::4] = -100
+    return labels
+
+
+@pytest.mark.parametrize("options", LOSS_OPTIONS, ids=str)
+@pytest.mark.parametrize("columns", [1, 5, 16, 100, 1500])
+def test_cross_entropy(isa, dtype, columns, options, rng):
+    logits, labels = normal(rng, 2, 5, columns, dtype=dtype, scale=3), None
+    labels = labels_for(rng, (2, 5), columns)
+    got, lse = sf.cross_entropy(logits, labels, return_lse=True, **options)
+    want, right = reference.loss.cross_entropy(logits, labels, return_lse=True, **options)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    assert got.dtype == lse.dtype == wide
+    close = 64 * epsilon(wide)
+    np.testing.assert_allclose(lse, right, close, close)
+    np.testing.assert_allclose(got, want, close, 10 * close)
+    grad = normal(rng, 2, 5, dtype=wide) if options.get("reduction") == "none" else 0.7
+    want = reference.backward.cross_entropy(logits, labels, grad=grad, **options)
+    for given in (None, lse):
+        dz = sf.backward.cross_entropy(logits, labels, grad=grad, lse=given, **options)
+        assert dz.dtype == dtype
+        # a softmax carries the rounding of its largest logit, and p - 1 that of p
+        share = np.abs(grad) / ((labels != -100).sum() if "reduction" not in options else 1)
+        scale = np.abs(want) + np.broadcast_to(share, labels.shape)[..., None]
+        allowed = (close + (epsilon(dtype) if dtype in SIXTEEN_BITS else 0)) * scale
+        assert (np.abs(float64(dz) - want) <= allowed + 1e-12).all()
+
+
+def test_the_gradient_may_take_the_place_of_the_logits(isa, dtype, rng):
+    logits, labels = normal(rng, 6, 50, dtype=dtype), labels_for(rng, (6,), 50)
+    want = sf.backward.cross_entropy(logits, labels)
+    got = sf.backward.cross_entropy(logits, labels, out=logits)
+    assert got is logits
+    assert same_bits(logits, want)
+
+
+def test_cross_entropy_says_what_is_wrong(rng):
+    logits = normal(rng, 3, 5)
+    with pytest.raises(
+        IndexError, match=r"labels holds 5, needs labels from 0 to 4, or ignore_index"
+    ):
+        sf.cross_entropy(logits, [0, 5, 1])
+    with pytest.raises(ValueError, match="cross_entropy: labels has none that counts"):
+        sf.cross_entropy(logits, [-100, -100, -100])
+    with pytest.raises(ValueError, match=r"backward\.cross_entropy: labels has none that counts"):
+        sf.backward.cross_entropy(logits, [-100, -100, -100])
+    with pytest.raises(ValueError, match=r"labels has shape \(2,\), needs \(3,\)"):
+        sf.cross_entropy(logits, [0, 1])
+    with pytest.raises(ValueError, match="reduction is 'avg', needs"):
+        sf.cross_entropy(logits, [0, 1, 2], reduction="avg")
+    assert sf.cross_entropy(logits, [-100] * 3, reduction="sum") == 0
+
+
+# ---- linear and cross entropy in one -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [o for o in LOSS_OPTIONS if o.get("reduction") != "none"], ids=str
+)
+@pytest.mark.parametrize("block_bytes", [1, 16 << 20])
+def test_linear_cross_entropy(block_bytes, options, rng, monkeypatch):
+    """In one block of the vocabulary, and in many."""
+    monkeypatch.setattr(sf.loss, "BLOCK_BYTES", block_bytes)
+    for dtype in (np.float64, np.float32, bfloat16):
+        x, weight = normal(rng, 2, 7, 24, dtype=dtype), normal(rng, 700, 24, dtype=dtype)
+        labels = labels_for(rng, (2, 7), 700)
+        got = sf.linear_cross_entropy(x, weight, labels, **options)
+        want = reference.backward.linear_cross_entropy(x, weight, labels, **options)
+        wide = np.float64 if dtype == np.float64 else np.float32
+        assert (got.count, got.x.dtype, got.weight.dtype) == (want.count, dtype, wide)
+        close = 1e-4 if wide == np.float32 else 1e-10
+        np.testing.assert_allclose(got.loss, want.loss, close)
+        np.testing.assert_allclose(got.weight, want.weight, close, close * size_of(want.weight))
+        close += epsilon(dtype) if dtype == bfloat16 else 0
+        np.testing.assert_allclose(float64(got.x), want.x, close, close * size_of(want.x))
+
+
+def test_linear_cross_entropy_divides_by_the_count_of_the_whole_batch(rng):
+    x, weight, labels = normal(rng, 7, 24), normal(rng, 70, 24), labels_for(rng, (7,), 70)
+    whole = sf.linear_cross_entropy(x, weight, labels)
+    half = sf.linear_cross_entropy(x, weight, labels, count=2 * whole.count)
+    np.testing.assert_allclose([half.loss], [whole.loss / 2], 1e-6)
+    np.testing.assert_allclose(half.weight, whole.weight / 2, 1e-5, 1e-8)
+
+
+# ---- the laws of the module ----------------------------------------------------------------------
+
+
+def test_every_function_is_documented_and_has_its_reference():
+    for name in sf.backward.__all__:
+        thing = getattr(sf.backward, name)
+        if inspect.isclass(thing):
+            continue
+        assert ">>>" in thing.__doc__, name
+        assert hasattr(reference.backward, name), name
+
+
+# ---- optimisers ----------------------------------------------------------------------------------
+
+
+def torch_adamw(weights, gradients, steps, **options):
+    parameters = [torch.nn.Parameter(to_torch(w.copy())) for w in weights]
+    optimizer = torch.optim.AdamW(parameters, **options)
+    for step in range(steps):
+        for parameter, gradient in zip(parameters, gradients[step], strict=True):
+            parameter.grad = to_torch(gradient.copy())
+        optimizer.step()
+    return [p.detach().numpy() for p in parameters]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
+def test_adamw_is_torchs(isa, dtype, rng):
+    options = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+    weights = [normal(rng, *shape, dtype=dtype) for shape in ((37, 11), (5,), (20000,))]
+    gradients = [[normal(rng, *w.shape, dtype=dtype) for w in weights] for _ in range(6)]
+    want = torch_adamw(weights, gradients, 6, **options)
+    parameters = {str(i): w.copy() for i, w in enumerate(weights)}
+    optimizer = sf.optim.AdamW(parameters, no_decay=lambda name, w: False, **options)
+    for step in gradients:
+        optimizer.step({str(i): g for i, g in enumerate(step)})
+    close = 2e-6 if dtype == np.float32 else 1e-13
+    for i, right in enumerate(want):
+        np.testing.assert_allclose(parameters[str(i)], right, close, close)
+
+
+def test_adamw_leaves_vectors_undecayed_and_goes_on_from_its_state(rng):
+    parameters = {"w": normal(rng, 3, 4), "b": normal(rng, 4)}
+    zero = {name: np.zeros_like(w) for name, w in parameters.items()}
+    before = {name: w.copy() for name, w in parameters.items()}
+    optimizer = sf.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+    optimizer.step(zero)
+    np.testing.assert_allclose(parameters["w"], before["w"] * (1 - 0.1 * 0.5), 1e-6)
+    assert same_bits(parameters["b"], before["b"])
+
+    gradient = {name: normal(rng, *w.shape) for name, w in parameters.items()}
+    optimizer.step(gradient)
+    other = {name: w.copy() for name, w in parameters.items()}
+    resumed = sf.optim.AdamW(other, lr=0.1, weight_decay=0.5)
+    resumed.load_state_dict(optimizer.state_dict())
+    optimizer.step(gradient)
+    resumed.step(gradient)
+    assert all(same_bits(parameters[name], other[name]) for name in parameters)
+
+
+def test_adamw_says_what_does_not_fit(rng):
+    w, g, m, v = (normal(rng, 3, 4) for _ in range(4))
+    with pytest.raises(ValueError, match="adamw_: step is 0, needs a whole number >= 1"):
+        sf.optim.adamw_(w, g, m, v, step=0, lr=0.1)
+    with pytest.raises(ValueError, match="adamw_: lr is nan, needs a finite number >= 0"):
+        sf.optim.adamw_(w, g, m, v, step=1, lr=float("nan"))
+    with pytest.raises(ValueError, match="adamw_: gradient has shape"):
+        sf.optim.adamw_(w, g[:2], m, v, step=1, lr=0.1)
+    with pytest.raises(
+        TypeError, match="adamw_: weight has dtype bfloat16, needs float32 or float64"
+    ):
+        sf.optim.adamw_(w.astype(bfloat16), g, m, v, step=1, lr=0.1)
+    with pytest.raises(ValueError, match="strided, needs arrays in C order"):
+        sf.optim.adamw_(w.T, g.T, m.T.copy(), v.T, step=1, lr=0.1)
+    with pytest.raises(ValueError, match="adamw_"):
+        sf.optim.adamw_(w, g, w, v, step=1, lr=0.1)
+    with pytest.raises(KeyError, match="AdamW: gradients has 'x'"):
+        sf.optim.AdamW({"w": w}, lr=0.1).step({"x": g})
+
+
+def test_clip_grad_norm(rng):
+    gradients = {"a": normal(rng, 30, 40), "b": normal(rng, 7)}
+    tensors = [torch.nn.Parameter(torch.zeros(g.shape)) for g in gradients.values()]
+    for tensor, gradient in zip(tensors, gradients.values(), strict=True):
+        tensor.grad = to_torch(gradient.copy())
+    want = float(torch.nn.utils.clip_grad_norm_(tensors, 1.0))
+    kept = {name: g.copy() for name, g in gradients.items()}
+    assert sf.optim.clip_grad_norm_(kept, 1.0, apply=False) == pytest.approx(want, rel=1e-6)
+    assert all(same_bits(kept[name], gradients[name]) for name in kept)
+    assert sf.optim.clip_grad_norm_(gradients, 1.0) == pytest.approx(want, rel=1e-6)
+    for tensor, gradient in zip(tensors, gradients.values(), strict=True):
+        np.testing.assert_allclose(gradient, tensor.grad.numpy(), 1e-6)
+    small = {"a": np.full(3, 0.1)}
+    sf.optim.clip_grad_norm_(small, 1.0)
+    assert small["a"].tolist() == [0.1] * 3
+    broken = {"a": np.array([1.0, np.inf])}
+    assert sf.optim.clip_grad_norm_(broken, 1.0) == np.inf
+    assert broken["a"][0] == 1
+
+
+def test_cosine_lr():
+    rates = [sf.optim.cosine_lr(s, lr=1.0, warmup=4, total=12, min_lr=0.1) for s in range(15)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[8] == pytest.approx(0.55)
+    assert rates[12:] == [0.1] * 3
+    with pytest.raises(ValueError, match="cosine_lr: step, warmup, total are"):
+        sf.optim.cosine_lr(0, lr=1.0, warmup=5, total=4)
