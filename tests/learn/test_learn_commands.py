@@ -1,10 +1,13 @@
 """`simdformer learn` and `simdformer check`, as somebody types them."""
 
+import re
 import textwrap
 from pathlib import Path
 
+import nbformat
 import pytest
 
+import simdformer as sf
 from simdformer import cli
 from simdformer.learn.exercises import EXERCISES, HINTS, solutions
 
@@ -138,9 +141,56 @@ def test_the_first_hint_needs_no_number(run):
 
 def test_solutions_bring_the_functions_that_are_no_exercises(run):
     _, out, _ = run("check", "my.py", "rope_half", "--solution")
-    assert out.startswith("def turned(")
+    assert out.startswith("import numpy as np\n\n# calls rope_frequencies\n\n\ndef turned(")
 
 
-def test_after_the_last_function_nothing_is_left_to_do(run, write):
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_solution_runs_where_it_is_pasted(run, name):
+    """Beside those of the exercises that it says it calls, in an empty session."""
+    pasted, todo = {}, [name]
+    while todo:
+        one = todo.pop()
+        if one not in pasted:
+            _, pasted[one], _ = run("check", "my.py", one, "--solution")
+            (calls,) = re.findall(r"^# calls (.*)$", pasted[one], re.M) or [""]
+            todo += calls.split(", ") if calls else []
+    exec("\n".join(pasted.values()), names := {})
+    assert sf.exercises.check(names[name]).ok
+
+
+def test_after_the_last_function_nothing_is_left_to_do(run, write, tmp_path):
     _, out, _ = run("check", write(NUMPY))
-    assert out.endswith("You have written a transformer.\n")
+    assert out.endswith(
+        f"You have written a transformer. Let it write: simdformer learn --run {tmp_path}/"
+        "my_attention.py\n"
+    )
+
+
+def test_the_functions_of_a_file_write_a_story(run, write):
+    file = write(NUMPY)
+    code, out, err = run("learn", "--run", file)
+    assert (code, err) == (0, "")
+    assert "| Once upon a time there was" in out
+    assert re.search(r"all \d+ tokens are those that simdformer writes; loss 0\.\d+ nats", out)
+    assert narrow(out)
+    assert run("learn", "--run")[0] == 0  # the file that `learn` writes
+    broken = write(NUMPY.replace("np.repeat(", "np.roll("), "other.py")
+    code, out, err = run("learn", "--run", broken)
+    assert (code, out) == (2, "")
+    assert "exercises.story: repeat_kv, grouped_query_attention, transformer_block are not" in err
+
+
+def test_learn_writes_a_notebook(run, tmp_path):
+    code, out, err = run("learn", "--out", "mine.ipynb")
+    assert (code, err) == (0, "")
+    assert out.endswith("\n    jupyter lab mine.ipynb\n")
+    assert narrow(out)
+    notebook = nbformat.read(tmp_path / "mine.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code, _, err = run("learn", "--out", "mine.ipynb")
+    assert code == 2
+    assert "mine.ipynb: there is such a file already and it stays as it is; its cells say" in err
+    code, _, err = run("check", "mine.ipynb")
+    assert code == 2
+    assert "mine.ipynb: it is a notebook, needs a Python file" in err
+    assert "sf.exercises.check(globals())" in err

@@ -83,7 +83,9 @@ def next_step(file: Path, results: "Results", *, one: bool) -> str:
     todo = next((outcome for outcome in results if not outcome.ok), None)
     if todo is not None:
         return f"stuck?  {check} {todo.name} --hint\n"
-    return f"go on:  {check}\n" if one else "You have written a transformer.\n"
+    if one:
+        return f"go on:  {check}\n"
+    return f"You have written a transformer. Let it write: simdformer learn --run {file}\n"
 
 
 def hint(file: Path, name: str, number: int) -> int:

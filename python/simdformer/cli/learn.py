@@ -16,15 +16,25 @@ def add(commands: "shared.Commands") -> None:
         "learn",
         run,
         help="write a transformer yourself: a file of functions to fill in",
-        description="Writes a Python file with the functions of a transformer, each with its "
-        "shapes and without a body. Fill them in, in any order, and let `simdformer check` say "
-        "which are right.",
+        description="Writes a Python file, or a notebook, with the functions of a transformer, "
+        "each with its shapes and without a body. Fill them in, in any order, and let `simdformer "
+        "check` say which are right. At last --run lets them write a story.",
     )
     parser.add_argument(
         "--out",
         type=values.new_file,
         metavar="FILE",
-        help="where to write it (default: my_attention.py); nothing is overwritten",
+        help="where to write it (default: my_attention.py), a notebook where it ends in .ipynb; "
+        "nothing is overwritten",
+    )
+    parser.add_argument(
+        "--run",
+        type=values.existing,
+        nargs="?",
+        const="my_attention.py",
+        metavar="FILE",
+        help="let the functions of FILE run the demonstration model and write a story (default: "
+        "my_attention.py)",
     )
     parser.add_argument(
         "--list", action="store_true", help="show what there is to write, and write no file"
@@ -33,24 +43,42 @@ def add(commands: "shared.Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     from simdformer.learn import exercises
+    from simdformer.learn.exercises.notebook import is_notebook
 
     if options.list:
         show_list()
         return 0
+    if options.run:
+        return write_story(options.run)
     try:
         file = exercises.write(options.out or exercises.DEFAULT_FILE)
     except FileExistsError as there:
+        how_far = (
+            f"`simdformer check {there.filename}` says how far it is"
+            if not is_notebook(there.filename)
+            else "its cells say how far it is"
+        )
         raise ValueError(
-            f"{there.filename}: there is such a file already and it stays as it is; "
-            f"`simdformer check {there.filename}` says how far it is, --out writes another one"
+            f"{there.filename}: there is such a file already and it stays as it is; {how_far}, "
+            "--out writes another one"
         ) from None
     welcome(file)
     return 0
 
 
+def write_story(file: Path) -> int:
+    """0 when the functions write what the package writes, 1 when something else."""
+    from simdformer.learn import exercises
+
+    told = exercises.story(file)
+    output.write(f"{told!r}\n")
+    return 0 if told.same == len(told.ids) else 1
+
+
 def welcome(file: Path) -> None:
     """What has happened, and what to do next."""
     from simdformer.learn.exercises import EXERCISES
+    from simdformer.learn.exercises.notebook import is_notebook
     from simdformer.learn.exercises.results import folded
 
     def say(text: str) -> None:
@@ -68,6 +96,14 @@ def welcome(file: Path) -> None:
     for chapter, (one, *more) in names.items():
         output.write(f"  {chapter:<19}{one} and {len(more)} more\n")
     output.write("\n")
+    if is_notebook(file):
+        say(
+            f"Open it in Jupyter and begin with {first}: write your code in place of `raise "
+            "NotImplementedError`, and run the cell below it, which says whether it is right, or "
+            "which mistake it makes. Hints and a solution open on a click."
+        )
+        output.write(f"    jupyter lab {file}\n")
+        return
     say(
         f"Begin with {first}: open {file} in an editor, write your code in place of "
         "`raise NotImplementedError`, and type"
@@ -77,7 +113,9 @@ def welcome(file: Path) -> None:
         "which says whether it is right, or which mistake it makes. When you are stuck, put --hint "
         "behind it, and --solution when nothing else helps. To look at all of them at once:"
     )
-    output.write(f"    simdformer check {file}\n")
+    output.write(f"    simdformer check {file}\n\n")
+    say("When all are right, let them write a story:")
+    output.write(f"    simdformer learn --run {file}\n")
 
 
 def show_list() -> None:

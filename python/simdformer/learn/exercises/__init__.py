@@ -3,23 +3,29 @@
     simdformer learn                             writes my_attention.py: functions without bodies
     simdformer check my_attention.py             says which are right, and what is wrong with others
     simdformer check my_attention.py softmax     looks at one; --hint helps, --solution shows it
+    simdformer learn --run my_attention.py       lets these functions write a story
 
-In a notebook the same is `sf.exercises.check(my_function)`. Nothing needs a network.
+`simdformer learn --out my_attention.ipynb` writes them as a notebook. There the same is
+`sf.exercises.check("softmax")` and `sf.exercises.story()`. Nothing needs a network.
 """
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from simdformer.learn.exercises import cases, starter, text_cases  # noqa: F401  fill EXERCISES
 from simdformer.learn.exercises.calls import attempt, kinds_of_arrays
+from simdformer.learn.exercises.child import load
 from simdformer.learn.exercises.exercise import EXERCISES, Exercise
 from simdformer.learn.exercises.help import HINTS, solution
+from simdformer.learn.exercises.notebook import is_notebook, written
 from simdformer.learn.exercises.results import Outcome, Results, collected, judge
 from simdformer.learn.exercises.runner import run
+from simdformer.learn.exercises.story import NEEDED, PROMPT, Story, story_of
 
 __all__ = [
     "EXERCISES",
@@ -27,9 +33,11 @@ __all__ = [
     "Exercise",
     "Outcome",
     "Results",
+    "Story",
     "check",
     "check_file",
     "solution",
+    "story",
     "write",
 ]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -46,8 +54,9 @@ def check(
 
     Parameters
     ----------
-    code : function, module, dict of names (`globals()`), or the path of a file
-        A file runs in a process of its own: see `check_file`. The others run here.
+    code : function, its name, module, dict of names (`globals()`), or the path of a file
+        The name of an exercise means the function that the calling cell or file has under it. A
+        file runs in a process of its own: see `check_file`. The others run here.
     name : str, optional
         The exercise that a function is meant for, where it has another name; in a file, the one
         function to look at.
@@ -60,7 +69,7 @@ def check(
     Raises
     ------
     ValueError
-        Nothing in it is called as an exercise is.
+        Nothing in it is called as an exercise is; there is no function of that name.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -68,7 +77,12 @@ def check(
     ...     return x / (1 + np.exp(x))
     >>> sf.exercises.check(silu).ok
     False
+    >>> sf.exercises.check("silu").ok
+    False
     """
+    if isinstance(code, str) and code in EXERCISES:
+        name = code
+        code = function_of(sys._getframe(1).f_globals, name)
     if isinstance(code, str | os.PathLike):
         return check_file(code, names=None if name is None else [name])
     namespace: dict[str, Any]
@@ -87,6 +101,17 @@ def check(
             "say which one is meant with name="
         )
     return collected(title, [tried(EXERCISES[one], namespace[one], names) for one in found])
+
+
+def function_of(names: Mapping[str, Any], name: str) -> Callable[..., Any]:
+    """The function of that name; ValueError where the caller has none."""
+    function = names.get(name)
+    if not callable(function):
+        raise ValueError(
+            f"exercises.check: there is no function {name} here, needs one; run the cell that "
+            f"begins with `def {name}` first"
+        )
+    return cast(Callable[..., Any], function)
 
 
 def tried(exercise: Exercise, function: Callable[..., Any], names: dict[str, Any]) -> Outcome:
@@ -136,6 +161,11 @@ def check_file(
     file = Path(path)
     with open(file, "rb"):  # or the error that says why not
         pass
+    if is_notebook(file):
+        raise ValueError(
+            f"{file.name}: it is a notebook, needs a Python file; in the notebook, run "
+            "sf.exercises.check(globals())"
+        )
     outcomes = {}
     for submission in run(file.resolve(), wanted, seconds):
         outcome = judge(EXERCISES[submission.name], submission.attempts, submission.printed)
@@ -162,15 +192,68 @@ def known(name: str) -> str:
     return name
 
 
+def story(
+    code: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    prompt: str = PROMPT,
+    max_new_tokens: int = 80,
+) -> Story:
+    """The model that the package carries, run by a learner's own functions alone.
+
+    Parameters
+    ----------
+    code : dict of names (`globals()`) or the path of a file, optional
+        Where the functions are; None: in the calling cell or file. They run in this process.
+    prompt : str
+        How the story begins.
+    max_new_tokens : int
+        How many tokens are written at most.
+
+    Returns
+    -------
+    Story
+        The text, its loss, and how many tokens are those that the package writes.
+
+    Raises
+    ------
+    ValueError
+        A function that a story needs is not there, or not right.
+    """
+    if isinstance(code, str | os.PathLike):
+        results = check_file(code)
+        require(results)
+        names = load(str(Path(code).resolve()))
+    else:
+        names = dict(sys._getframe(1).f_globals if code is None else code)
+        require(check(names) if any(callable(names.get(name)) for name in NEEDED) else ())
+    return story_of({name: names[name] for name in NEEDED}, names, prompt, max_new_tokens)
+
+
+def require(results: Iterable[Outcome]) -> None:
+    """ValueError unless all that a story needs is right."""
+    right = {outcome.name for outcome in results if outcome.ok}
+    if missing := [name for name in NEEDED if name not in right]:
+        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
+        raise ValueError(
+            f"exercises.story: {named} {'is' if len(missing) == 1 else 'are'} not right yet, needs "
+            f"{len(NEEDED)} right functions; do `simdformer check FILE`, or in a notebook "
+            "sf.exercises.check(globals())"
+        )
+
+
 def write(path: str | os.PathLike[str] = DEFAULT_FILE) -> Path:
-    """Writes the exercises as a file of functions without bodies, and gives its path.
+    """Writes the exercises as a file of functions without bodies, and gives its path; a name that
+    ends in .ipynb makes a notebook.
 
     FileExistsError: something is there already; nothing is ever overwritten.
     """
     file = Path(path)
+    text = written() if is_notebook(file) else starting_text().replace("{file}", str(path))
+    with open(file, "x", encoding="utf-8") as new:
+        new.write(text)
+    return file
+
+
+def starting_text() -> str:
     with open(starter.__file__, encoding="utf-8") as source:
         source.readline()  # is for the type checker of this package
-        text = source.read()
-    with open(file, "x", encoding="utf-8") as new:
-        new.write(text.replace("{file}", str(path)))
-    return file
+        return source.read()

@@ -1,8 +1,9 @@
 """What helps somebody who is stuck: three hints for each exercise, the last nearly the code, and
 then the code."""
 
+import ast
 import inspect
-from types import FunctionType
+from types import CodeType, FunctionType
 
 from simdformer.learn.exercises import solutions
 from simdformer.learn.exercises.exercise import EXERCISES
@@ -183,10 +184,41 @@ HINTS: dict[str, tuple[str, str, str]] = {
 
 
 def solution(name: str) -> str:
-    """The source of one way to write it, with what it calls that is no exercise."""
+    """The source of one way to write it, with what it imports and what it calls that is no
+    exercise; a comment names the exercises that it calls."""
+    functions: list[FunctionType] = []
+    called = in_order(name, functions)
+    others = [one for one in called if one in EXERCISES]
+    imports = import_lines(called)
+    notes = [f"# calls {', '.join(others)}"] if others else []
+    head = "\n\n".join(["\n".join(imports), *notes]).strip()
+    bodies = [inspect.getsource(function).rstrip() for function in functions]
+    return "\n\n\n".join([*([head] if head else []), *bodies]) + "\n"
+
+
+def in_order(name: str, functions: list[FunctionType]) -> list[str]:
+    """Adds a function to `functions`, those that it calls and that are no exercises before it;
+    gives the names that all of them use."""
     function: FunctionType = getattr(solutions, name)
-    used = [getattr(solutions, called, None) for called in function.__code__.co_names]
-    helpers = [
-        one for one in used if isinstance(one, FunctionType) and one.__name__ not in EXERCISES
+    names = names_in(function.__code__)
+    for one in names[:]:
+        helper = getattr(solutions, one, None)
+        if isinstance(helper, FunctionType) and one not in EXERCISES and helper not in functions:
+            names += in_order(one, functions)
+    functions.append(function)
+    return list(dict.fromkeys(names))
+
+
+def names_in(code: CodeType) -> list[str]:
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return [*code.co_names, *(name for one in inner for name in names_in(one))]
+
+
+def import_lines(names: list[str]) -> list[str]:
+    """The imports of the module of solutions that bring some of these names."""
+    return [
+        ast.unparse(node)
+        for node in ast.parse(inspect.getsource(solutions)).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any((alias.asname or alias.name) in names for alias in node.names)
     ]
-    return "\n\n".join(map(inspect.getsource, [*helpers, function]))
