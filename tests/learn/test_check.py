@@ -261,6 +261,14 @@ def test_mistakes_that_are_the_same_here_are_named_together(rng):
     assert "for this call they are the same" in repr(report)
 
 
+def test_a_simpler_mistake_that_gives_the_same_is_named_alone():
+    """Where there is one row, or nothing but NaN, keepdims changes nothing."""
+    x = np.array([1000.0, 1000.1, 1000.2], np.float32)
+    with np.errstate(all="ignore"):
+        naive = np.exp(x) / np.exp(x).sum(-1)
+    assert [one.name for one in sf.check(sf.softmax, naive, x).diagnosis] == ["softmax.no_shift"]
+
+
 def test_overflow_is_that_of_the_learners_dtype(rng):
     x = normal(rng, 4, 6) + np.float32(90)
     with np.errstate(all="ignore"):

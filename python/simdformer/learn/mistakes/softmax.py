@@ -105,7 +105,7 @@ mistakes(
     keepdims_lost: each number is divided by the sum of another row: keepdims is lost
         Without keepdims an axis is dropped; broadcasting lines the numbers up with another.
         add_up | total = exponentials.sum(axis=along)
-    keepdims_lost_unshifted:
+    keepdims_lost_unshifted (unless softmax.no_shift):
         keepdims is lost and no maximum subtracted: another row's sum
         exp(x) / exp(x).sum(axis): without keepdims an axis is dropped, and broadcasting lines the
         numbers up with another.
