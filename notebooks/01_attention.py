@@ -20,6 +20,8 @@
 # The steps are those of [day 1 of tiny-llm](https://skyzh.github.io/tiny-llm/week1-01-attention.html) by Chi Zhang and
 # Connor Zhang. Thanks to them: it is a good course to take next.
 #
+# [The same as an exercise](exercises/01_attention.ipynb): what you write is left out there, and checked.
+#
 # The rhythm is always the same:
 #
 # 1. **You** write the step, in the most obvious way.

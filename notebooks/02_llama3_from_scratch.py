@@ -25,6 +25,8 @@
 # [llama3-from-scratch](https://github.com/naklecha/llama3-from-scratch) by naklecha. Thanks to both: many people have learned from
 # them. What came out differently here is in an appendix at the end.
 #
+# [The same as an exercise](exercises/02_llama3_from_scratch.ipynb): what you write is left out there, and checked.
+#
 # The rhythm is that of notebook 01. **You** write the step, from the raw tensors of the file. The **kernel** of `simdformer` is called with the
 # same numbers. The **check** compares your array with the right one, and stops the notebook if it is wrong:
 #

@@ -19,6 +19,8 @@
 # `Attention`, in nine steps, and sets three exercises. This notebook takes the same nine steps, and does the exercises.
 # Thanks to both.
 #
+# [The same as an exercise](exercises/03_minimind_attention.ipynb): what you write is left out there, and checked.
+#
 # You know attention from notebook 01. New are **grouped heads**, **rotary positions** and the **KV cache**. The rhythm
 # stays: you write the step in numpy, the kernel computes it too, and
 #

@@ -19,6 +19,8 @@
 # softmax, attention, MLP, the whole layer, and at last the question *where are the parameters?* Thanks for it! The
 # sections have the numbers of the lesson. Read it beside this page, or read only this page.
 #
+# [The same as an exercise](exercises/04_llm_basics_qwen3.ipynb): what you write is left out there, and checked.
+#
 # The rhythm is that of notebook 01. **You** write a step in plain numpy. The **kernel** computes the same step. Then
 #
 # ```python

@@ -6,6 +6,7 @@ They run on the package's own models, whatever SIMDFORMER_QWEN3 and its like poi
 same everywhere; and without progress bars, which only slow machines show. The notebook remembers a digest of the source
 it was run from, so that a test can tell outputs that are older than the source. Cells tagged `measured` keep
 the output that they have as long as their source is the same; `--measure`, on an idle machine, gives them a new one.
+Notebooks that have an exercise twin get it anew: see twins.py.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import jupytext
 import nbformat
+import twins
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
@@ -84,6 +86,8 @@ def main(arguments: list[str]) -> None:
             keep_what_was_measured(notebook, nbformat.read(file, as_version=4))
         nbformat.validate(notebook)
         nbformat.write(notebook, source.with_suffix(".ipynb"))
+        if twins.has_twin(source):
+            twins.write(source)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""The exercises as a notebook, in a real kernel: empty at first, then filled in."""
+"""The exercises as notebooks, in a real kernel, empty at first and then filled in: those of
+`simdformer learn`, and the twins of the project's notebooks."""
 
+import ast
+import re
+import sys
 from pathlib import Path
 
+import jupytext
 import nbformat
 import numpy as np
 import pytest
@@ -11,6 +16,13 @@ import simdformer as sf
 from simdformer.learn.exercises import EXERCISES, HINTS, solution, solutions
 from simdformer.learn.exercises.notebook import unformatted
 from simdformer.learn.exercises.story import NEEDED, Use, story_of
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+sys.path.append(str(FOLDER))
+import twins  # noqa: E402
+
+TWINS = [source for source in sorted(FOLDER.glob("[0-9]*.py")) if twins.has_twin(source)]
+each_twin = pytest.mark.parametrize("source", TWINS, ids=lambda source: source.stem)
 
 
 @pytest.fixture
@@ -116,3 +128,102 @@ def test_a_function_of_pytorch_gets_tensors():
 
     with pytest.raises(ValueError, match=r"^exercises\.story: embedding changed its input ids"):
         Use({"embedding": changes}, {})("embedding", np.arange(3), table)
+
+
+# ---- twins ---------------------------------------------------------------------------------------
+
+
+def answers(cells):
+    """Each code cell of a twin with the definitions that stand folded below it."""
+    for cell, following in zip(cells, [*cells[1:], None], strict=True):
+        if cell.cell_type == "code":
+            folded = re.search(
+                r"```python\n(.*?)\n```\n\n</details>", (following or {}).get("source", ""), re.S
+            )
+            yield cell.source, folded[1] if folded else ""
+
+
+def filled(cell, answer):
+    """The cell with these definitions in place of those that are left out."""
+    given = {
+        name: ast.get_source_segment(answer, node)
+        for node in ast.parse(answer).body
+        for name in twins.names_of(node)
+    }
+    lines = cell.splitlines()
+    for node in reversed(ast.parse(twins.without_magic(cell)).body):
+        names = twins.names_of(node) if isinstance(node, twins.Definition) else []
+        if names and all(name in given for name in names):
+            lines[node.lineno - 1 : node.end_lineno] = given[names[0]].splitlines()
+    return "\n".join(lines)
+
+
+@each_twin
+def test_a_twin_is_up_to_date_and_linked_with_its_notebook(source):
+    kept = nbformat.read(FOLDER / twins.FOLDER / f"{source.stem}.ipynb", as_version=4)
+    nbformat.validate(kept)
+    assert kept == twins.twin(source), "run `make notebooks`"
+    assert f"(../{source.stem}.ipynb)" in kept.cells[0].source
+    assert f"(exercises/{source.stem}.ipynb)" in source.read_text(encoding="utf-8")
+    for cell in kept.cells:
+        if cell.cell_type == "markdown":
+            for link in re.findall(r"\]\((?!https?:|#)([^)\s]+)\)", cell.source):
+                assert (FOLDER / twins.FOLDER / link).exists(), link
+    assert {path.stem for path in (FOLDER / twins.FOLDER).iterdir()} == {one.stem for one in TWINS}
+
+
+@each_twin
+def test_a_twin_and_its_answers_are_the_notebook(source):
+    ours = [cell.source for cell in jupytext.read(source).cells if cell.cell_type == "code"]
+    left_out = 0
+    for (cell, answer), whole in zip(answers(twins.twin(source).cells), ours, strict=True):
+        if answer:
+            assert cell != whole
+            left_out += len(ast.parse(answer).body)
+            cell, whole = (ast.dump(ast.parse(code)) for code in (filled(cell, answer), whole))
+        assert cell == whole
+    assert left_out >= 6
+
+
+def test_a_twin_that_is_not_filled_in_stops_at_the_first_step():
+    outputs = executed(twins.twin(TWINS[0]))
+    for cell, said in outputs.items():
+        if "def naive_softmax" in cell:
+            assert [output.ename for output in said] == ["NotImplementedError"]
+
+
+def test_what_is_left_out_of_a_cell():
+    code = [
+        'def f(x):\n    """Doc"""\n    return x + 1\n\nkept = 1\na, b = f(1), kept  # two',
+        (
+            "def g(x):\n    return x\nc = g(2) + 1  # (1,)\nother = g(3)\nclass K:\n"
+            "    def __init__(self):\n        self.w = 1\n    def call(self, x):\n        return x"
+        ),
+        (
+            "sf.check(sf.silu, f(a), a).raise_if_wrong()\n"
+            "sf.check(sf.silu, c, 1).raise_if_wrong()\n"
+            "report = sf.check(sf.silu, other, 1)\nk = K()\nfor i in range(2):\n    y = k.call(i)\n"
+            "    sf.check(sf.silu, y, i).raise_if_wrong()"
+        ),
+    ]
+    nodes = twins.to_write([ast.parse(cell) for cell in code])
+    empty = [twins.emptied(cell, some) for cell, some in zip(code, nodes, strict=True)]
+    assert empty == [
+        (
+            'def f(x):\n    """Doc"""\n    raise NotImplementedError\n\nkept = 1\n'
+            "a, b = f(1), kept  # two"
+        ),
+        (
+            "def g(x):\n    raise NotImplementedError\nc = ...  # (1,)\nother = g(3)\nclass K:\n"
+            "    def __init__(self):\n        self.w = 1\n    def call(self, x):\n"
+            "        raise NotImplementedError"
+        ),
+        code[2],
+    ]
+
+
+def test_an_ellipsis_is_no_answer():
+    with pytest.raises(
+        TypeError, match=r"^check: mine is `\.\.\.`, needs an array; write your code"
+    ):
+        sf.check(sf.silu, ..., np.ones(3))

@@ -21,6 +21,7 @@ jupytext = pytest.importorskip("jupytext")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
 
+sys.path.append(str(FOLDER))  # execute.py takes twins.py from beside it
 spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
 assert spec is not None
 assert spec.loader is not None

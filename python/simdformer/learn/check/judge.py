@@ -381,6 +381,8 @@ def _number(mine: Any, right: Any) -> Any:
 def _array(mine: Any) -> Any:
     if mine is None:
         raise TypeError("check: mine is None, needs an array; does your function end with return?")
+    if mine is ...:
+        raise TypeError("check: mine is `...`, needs an array; write your code in its place")
     try:
         x = np.asarray(as_array(mine))
     except ValueError as error:
