@@ -1,6 +1,7 @@
 """What `sf.look` gives in Python: the page, its limits, the command."""
 
 import html
+import io
 import json
 import re
 
@@ -103,6 +104,28 @@ def test_look_cuts_where_it_is_asked_to(command, tmp_path, monkeypatch):
     status, _, err = command("look", "demo", TEXT, "--max-tokens", 3)
     assert status == 0
     assert err.startswith("look.html: 6 layers of 4 heads, 3 tokens; the first 3 of 7 tokens, ")
+
+
+def test_look_overwrites_nothing_without_being_told_to(command, tmp_path, monkeypatch):
+    file = tmp_path / "page.html"
+    file.write_text("mine")
+    status, _, err = command("look", "demo", TEXT, "--out", file)
+    assert status == 2
+    assert f"{file}: there is such a file already; --yes writes over it, --out writes" in err
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for answer, stays in (("\n", True), ("n\n", True), ("y\n", False)):
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        status, _, err = command("look", "demo", TEXT, "--out", file)
+        assert f"{file} is there already. Write over it? [y/N] " in err
+        assert (status, file.read_text() == "mine") == (int(stays), stays)
+    file.write_text("mine")
+    assert command("look", "demo", TEXT, "--out", file, "--yes")[0] == 0
+    assert file.read_text().startswith("<!doctype html>")
 
 
 def test_look_refuses_in_one_line(command, tiny, tmp_path):

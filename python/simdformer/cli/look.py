@@ -34,7 +34,10 @@ def add(commands: "shared.Commands") -> None:
         type=values.new_file,
         default=PAGE,
         metavar="FILE.html",
-        help=f"where it is written (default: {PAGE})",
+        help=f"where it is written (default: {PAGE}); a file that is there is asked about first",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="write over FILE.html where it is there, without asking"
     )
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     parser.add_argument(
@@ -63,6 +66,9 @@ def run(options: argparse.Namespace) -> int:
     from simdformer.interpret import look
 
     prompt = shared.prompt_of(options)
+    if options.out.exists() and not (options.yes or may_replace(options.out)):
+        print(f"{options.out} stays as it is; --out writes another file", file=sys.stderr)
+        return 1
     model = shared.load(options)
     shared.tokenizer_of(model, options)
     page = look(
@@ -79,3 +85,13 @@ def run(options: argparse.Namespace) -> int:
     if options.open:
         webbrowser.open(options.out.resolve().as_uri())
     return 0
+
+
+def may_replace(file: Path) -> bool:
+    """What the user answers; ValueError where nobody can be asked."""
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ValueError(
+            f"{file}: there is such a file already; --yes writes over it, --out writes another one"
+        )
+    print(f"{file} is there already. Write over it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
