@@ -295,7 +295,7 @@ wrong_qwen3(
 )
 
 
-@example("grouped_query_attention.rope_before_split")
+@example("rope.before_split")
 def _(rng):
     x = normal(rng, B, L, E)
     w = weights(rng, (E, E), (K * D, E), (K * D, E), (E, E))

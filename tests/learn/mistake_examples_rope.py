@@ -63,6 +63,19 @@ def wrong_angles(name, wrong, layout="half", **meant):
         )
 
 
+def before_split(layout):
+    @example("rope.before_split")
+    def _(rng):
+        x = heads(rng)
+        wide = x.swapaxes(-3, -2).reshape(2, T, -1)
+        turned = BOTH[layout](wide, np.outer(POSITIONS, frequencies(500.0, 4 * D)))
+        mine = turned.reshape(2, T, 4, D).swapaxes(-3, -2).astype(np.float32)
+        return mine, sf.rope, (x,), {"layout": layout, "theta": 500.0}
+
+
+before_split("half")
+before_split("interleaved")
+
 # ---- exponents and theta -------------------------------------------------------------------------
 
 wrong_angles(

@@ -146,6 +146,10 @@ def learner(config, weights, ids, *slips, dtype=np.float32):
         sin = -sin
 
     def rotate(x):
+        if "rope before split" in slips:  # all heads are taken for one
+            wide = x.reshape(1, length, -1)
+            meant = {"layout": config.rope_layout, "theta": config.rope_theta}
+            return sf.reference.rope(wide, **meant).reshape(x.shape)
         half = config.rope_layout == "half"
         if "rope layout" in slips:
             half = not half
@@ -324,6 +328,8 @@ MISTAKES = [
     ("llama", "k for v", "layers.0.attn.v", "k for v: this is what wk gives"),
     ("llama", "v of the stream", "layers.0.attn.v", "from the stream, not from its norm"),
     ("llama", "rope layout", "layers.0.attn.q_rot", "half and interleaved are swapped"),
+    ("llama", "rope before split", "layers.0.attn.q_rot", "before the heads are split"),
+    ("qwen2", "rope before split", "layers.0.attn.q_rot", "before the heads are split"),
     ("llama", "rope backwards", "layers.0.attn.q_rot", "turned the other way round"),
     ("llama", "other theta", "layers.0.attn.q_rot", "theta is 10,000"),
     ("llama", "positions from 1", "layers.0.attn.q_rot", "one too high"),
@@ -384,6 +390,7 @@ SPARSE = [  # names that are left, slip, where it shows, words
     ("resid_post", "mlp of layer 0", "layers.1.resid_post", "gate, up and down (w1, w3, w2)"),
     ("resid_post", "k for v", "layers.0.resid_post", "k for v"),
     ("resid_post", "rope layout", "layers.0.resid_post", "half and interleaved are swapped"),
+    ("resid_post", "rope before split", "layers.0.resid_post", "before the heads are split"),
     ("resid_post", "tiled heads", "layers.0.resid_post", "tiled"),
     ("resid_post", "residual forgotten", "layers.1.resid_post", "residual is forgotten"),
     ("attn.out", "mlp of layer 0", "layers.2.attn.out", "of layer 0"),

@@ -116,14 +116,6 @@ mistakes(
         > Make the frequencies for head_dim.
         turn_q | q = of_hidden_size(s, q)
         turn_k | k = of_hidden_size(s, k)
-
-    grouped_query_attention (02 §5)
-
-    rope_before_split: RoPE is applied before the heads are split
-        Then the whole vector is taken for one head: other pairs, other frequencies.
-        > Split the heads first, then turn each of them.
-        split | q = turned(s, q); k = turned(s, k); ...
-        turn | pass
     """,
     calls=(for_all, normalised, of_hidden_size, turned),
 )

@@ -24,6 +24,27 @@ for theta in THETAS:
     )
 
 
+def merge_heads(x: Any) -> Any:
+    """(..., H, L, D) -> (..., L, H·D)"""
+    y = x.swapaxes(-3, -2)
+    return y.reshape(*y.shape[:-2], -1)
+
+
+def split_heads(x: Any, heads: int) -> Any:
+    return x.reshape(*x.shape[:-1], heads, -1).swapaxes(-3, -2)
+
+
+def of_all_heads(s: State, heads: int) -> Any:
+    """The frequencies of a head that is as wide as all of them, of the same theta."""
+    power = np.arange(0, s.turned_dim, 2) / s.turned_dim
+    theta = s.inv_freq[1] ** (-1 / power[1])  # IndexError where a head is one pair
+    part = s.rotary_dim not in (None, s.plain.shape[-1])
+    if part or not np.allclose(s.inv_freq, theta**-power, rtol=1e-6, atol=0):
+        raise ValueError("only a part of each head is turned, or the frequencies are scaled")
+    width = heads * s.turned_dim
+    return theta ** (-np.arange(0, width, 2) / width)
+
+
 def along(s: State, axis: int) -> Any:
     """The positions, if they run along another axis of x."""
     length = s.plain.shape[axis]
@@ -50,6 +71,14 @@ mistakes(
         frequencies are used.
         > Write np.arange(0, head_dim, 2) / head_dim.
         | inv_freq = own_frequencies(s, plain.shape[-3] * plain.shape[-1])[: turned_dim // 2]
+
+    before_split: RoPE is applied before the heads are split
+        Then the vector of all heads is taken for one: other pairs, other frequencies.
+        > Split the heads first, then turn each of them.
+        angle | num_heads = plain.shape[-3]; inv_freq = of_all_heads(s, num_heads); ...
+        pairs | turned_dim = num_heads * turned_dim; ...
+        take | plain = merge_heads(plain); ...
+        put | ...; out = split_heads(out, num_heads)
 
     rope.turn (02 §5)
 
@@ -114,7 +143,7 @@ mistakes(
         The table of angles is laid along the first axis of (B, H, T, D).
         | unless(plain.ndim < 4); angles = along(s, -4)[:, None, None, None] * inv_freq
     """,
-    calls=(along, own_frequencies),
+    calls=(along, merge_heads, of_all_heads, own_frequencies, split_heads),
 )
 
 for few, exact in (("float16", "2,048"), ("bfloat16", "256")):
