@@ -14,6 +14,7 @@ from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from conftest import bfloat16
 from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.check.problem import evaluate
+from simdformer.learn.check.report import YELLOW
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import Run
 from simdformer.learn.trace.steps import ModelSteps
@@ -430,6 +431,26 @@ def test_few_bits_on_the_way_are_no_mistake(llama):
     report = sf.check_trace(mine, model, IDS)
     assert report.ok, report
     assert "layers.0.attn_norm: right to float16" in repr(report)
+
+
+def test_an_activation_that_16_bits_alone_would_excuse_is_nearly_right(llama):
+    """One per mille is too much for float32 and little for bfloat16; larger is no better."""
+    model, weights = llama
+    name = "layers.1.attn.pattern"
+    for share, verdict in ((1e-3, "nearly right"), (1e-2, "nearly right"), (0.3, "wrong")):
+        mine = learner(CONFIGS["llama"], weights, IDS)
+        mine[name] = mine[name] / (1 + np.float32(share))
+        report = sf.check_trace(mine, model, IDS)
+        assert not report.ok
+        assert report.sentence.startswith(f"{name} is {verdict} while layers.1.attn"), report
+        if verdict == "wrong":
+            assert report.nearly == ""
+            continue
+        assert report.nearly == "bfloat16" or report.nearly == "float16"
+        assert repr(report).startswith(f"≈ {name} is nearly right while")
+        assert f"if it is: hand it over in {report.nearly}, as it is computed" in repr(report)
+        assert "dtype=" not in repr(report)
+        assert YELLOW in report._repr_html_()
 
 
 def test_what_nothing_explains_is_described_and_not_guessed(llama):

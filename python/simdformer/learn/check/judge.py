@@ -187,6 +187,7 @@ class Check:
             observations=tuple(seen),
             nearly=verdict.nearly,
             meant=str(self.coarsest),
+            advice=self.call.in_bits.format(verdict.nearly) if verdict.nearly else "",
             axes=axes,
             mine=numbers(self.mine[worst]),
             right=numbers(right[worst]),

@@ -37,6 +37,7 @@ class Asked:
     variables: dict[str, Any]
     program: Program | None
     arithmetic: ClassVar[np.dtype[Any]] = np.dtype(np.float64)  # where exactness counts
+    in_bits: ClassVar[str] = 'say dtype="{}", or give your function'  # what tells of such a dtype
 
     @property
     def inputs(self) -> list[Any]:

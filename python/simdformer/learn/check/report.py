@@ -100,8 +100,8 @@ class Report:
     diagnosis : the mistakes in these; empty when the array is right, or when nothing known gives it
     remarks : what else is worth knowing
     observations : when nothing known gives the array, what can be said about it
-    nearly, meant : where it is nearly right, the dtype in which it would be right, "bfloat16", and
-        the coarsest that takes part
+    nearly, meant, advice : where it is nearly right, the dtype in which it would be right,
+        "bfloat16", the coarsest that takes part, and how to say that it is computed in the first
     shape, dtype, axes : of the result that is off the most, its last axes by name; expected : the
         shape it should have
     mine, right : that result and the right one, float64; None when the shapes differ
@@ -119,6 +119,7 @@ class Report:
     observations: tuple[str, ...] = ()
     nearly: str = ""
     meant: str = ""
+    advice: str = ""
     expected: tuple[int, ...] | None = None
     axes: tuple[str, ...] = ()
     mine: Any = field(default=None, compare=False)
@@ -187,7 +188,7 @@ class Report:
             for mistake in group:
                 yield from told(mistake)
         if self.nearly and not self.explanations:
-            yield Part(f'if it is: say dtype="{self.nearly}", or give your function', 2)
+            yield Part(f"if it is: {self.advice}", 2)
         elif not (self.ok or self.explanations or self.observations or self.expected):
             yield Part("no known mistake gives this array; look at the steps to it one by one", 2)
         yield from (Part(text, 2) for text in self.observations)

@@ -29,6 +29,7 @@ class ExpectedActivation(Asked):
 
     wanted: Any
     arithmetic = F32  # as the weights are multiplied
+    in_bits = "hand it over in {}, as it is computed"
 
     @property
     def inputs(self) -> list[Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from simdformer.learn.check.report import GREEN, RED, WIDTH, CheckError, Part, Report, card
+from simdformer.learn.check.report import GREEN, RED, WIDTH, YELLOW, CheckError, Part, Report, card
 
 __all__ = ["TraceReport"]
 
@@ -59,17 +59,24 @@ class TraceReport:
         if self.first_wrong is None:
             count = len(self.checked)
             return f"{count} activation{'' if count == 1 else 's'}, all right"
+        found = f"{self.first_wrong} is {'nearly right' if self.nearly else 'wrong'}"
         if not self.after:
-            return f"{self.first_wrong} is wrong"
+            return found
         verb = "is" if len(self.after) == 1 else "are"
-        return f"{self.first_wrong} is wrong while {' and '.join(self.after)} {verb} right"
+        return f"{found} while {' and '.join(self.after)} {verb} right"
+
+    @property
+    def nearly(self) -> str:
+        """The dtype in which the first that is not right would be right: see `Report.nearly`."""
+        return "" if self.report is None else self.report.nearly
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
 
     def lines(self, width: int = WIDTH) -> list[str]:
         """The report, none of its lines longer than `width`."""
-        before = [Part(f"{'✓' if self.ok else '✗'} {self.sentence}"), *self._parts(self._right())]
+        sign = "✓" if self.ok else "≈" if self.nearly else "✗"
+        before = [Part(f"{sign} {self.sentence}"), *self._parts(self._right())]
         found = [line for part in before for line in part.lines(width)]
         if self.report is not None:
             found += [f"  {line}" for line in self.report.lines(width - 2)]
@@ -102,7 +109,8 @@ class TraceReport:
         if self.report is not None:
             parts.append(self.report._repr_html_())
         parts += [f"<div>{escape(line)}</div>" for line in self._rest()]
-        return card(GREEN if self.ok else RED, self.sentence, parts)
+        colour = GREEN if self.ok else YELLOW if self.nearly else RED
+        return card(colour, self.sentence, parts)
 
 
 def grouped(names: tuple[str, ...]) -> list[str]:
