@@ -173,8 +173,15 @@ def test_the_lines_that_look_into_a_model_give_what_they_say(
     assert names["page"].about == "6 layers of 4 heads, 25 tokens"
 
 
-def test_the_diagnosis_reads_as_printed() -> None:
-    printed = run(block_with("report = sf.check(sf.nn", "docs/check.md"), {})
+def test_the_page_of_check_is_short_for_those_who_begin() -> None:
+    first, _ = CHECK.split("The rest of this page is for later.\n")
+    assert len(first.splitlines()) <= 45
+    assert all(verdict in first for verdict in ("✓ right", "✗ wrong", "≈ nearly right"))
+
+
+@pytest.mark.parametrize("call", ["scaled_dot_product_attention, mine", "nn.MultiHeadAttention"])
+def test_the_diagnosis_reads_as_printed(call: str) -> None:
+    printed = run(block_with(f"report = sf.check(sf.{call}", "docs/check.md"), {})
     assert "```text\n" + "\n".join(printed) + "\n```" in CHECK
 
 
@@ -212,7 +219,7 @@ def test_the_exercise_reads_as_printed() -> None:
         return sf.softmax(np.where(np.isneginf(scores).all(-1, keepdims=True), 0, scores)) @ value
 
     outcome = sf.exercises.check(scaled_dot_product_attention)
-    (printed,) = re.findall(r"```text\n(✗ scaled.*?)```", CHECK, re.S)
+    (printed,) = re.findall(r"```text\n(✗ scaled_dot_product_attention  .*?)```", CHECK, re.S)
     assert printed.rstrip() in repr(outcome)
     assert f"{len(sf.exercises.EXERCISES)} functions without bodies" in CHECK
 
