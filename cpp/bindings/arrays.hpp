@@ -105,7 +105,7 @@ class Output {
   View from_, to_;
 };
 
-// A new array that is computed in another dtype than it is given in. No std::optional where nobody may want it, which
+// A new array whose dtype is not the one that it is computed in. No std::optional where nobody may want it, which
 // would clear the memory of three views.
 class Computed {
  public:

@@ -184,7 +184,7 @@ py::tuple items_of(const Arg& arg, py::handle list, const char* needed) {
   refuse_type(arg, type_of(list), needed);
 }
 
-// Those that belong to `count` weights: of a list, or as many None.
+// Those that belong to `count` weights: a list's items, or as many None.
 py::tuple items_beside(const Arg& arg, py::handle list, size_t count) {
   if (list.is_none()) {
     py::tuple none(count);

@@ -55,7 +55,7 @@ int64_t size_of(py::handle type, py::handle rows, py::handle inputs) {
   return QuantizedWeight::size_of(extents.type.format, extents.rows, extents.inputs);
 }
 
-// Of one that was made from blocks, and not from groups.
+// The type of a weight that was made from blocks, and not from groups.
 const QuantizedType& type_of_blocks(const QuantizedWeight& weight) {
   if (weight.type() == nullptr) refuse_value({kWeight, "weight"}, "was made from groups", "blocks");
   return *weight.type();

@@ -33,7 +33,7 @@ py::object gelu_call(py::handle x, py::handle approximate, py::handle out) {
   return activation_call("gelu", exact ? Activation::gelu : Activation::gelu_tanh, x, out);
 }
 
-// Of two arrays of one shape and dtype.
+// compute(x, y, out) for two arrays of one shape and dtype.
 template <class Compute>
 py::object pair_call(const Arg& x_arg, py::handle x_object, const Arg& y_arg, py::handle y_object,
                      py::handle out_object, Compute compute) {

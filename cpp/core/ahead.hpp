@@ -28,7 +28,7 @@ class Reading {
   int count_ = 0;
 };
 
-// Which reading came after which. Of two that share a place the later one is remembered.
+// Which reading came after which. Where two share a place, the later one is remembered.
 class Successors {
  public:
   // `now`, not empty, comes after the reading of the last call. Returns what came after `now` before: nothing,

@@ -24,7 +24,7 @@ const KernelTable* table_neon_dotprod() noexcept;
 
 namespace {
 
-// What the CPU has and the operating system saves: __builtin_cpu_supports looks at both. F16C is asked for by
+// What the CPU has and the operating system saves: __builtin_cpu_supports looks at both. F16C is looked up by
 // hand (CPUID leaf 1, ECX bit 29), because older compilers do not know its name; its registers are AVX's.
 #if defined(__x86_64__)
 bool has_f16c() noexcept {

@@ -6,8 +6,8 @@
 
 namespace simdformer {
 
-// ids (..., k), contiguous: of each row of logits (..., X) the k largest, the largest first; of equals that of the
-// lower number, and NaN as minus infinity. float32 or float64, unit last stride, 1 <= k <= X.
+// ids (..., k), contiguous: the k largest of each row of logits (..., X), the largest first; among equals the lower
+// number comes first, and NaN counts as minus infinity. float32 or float64, unit last stride, 1 <= k <= X.
 void top_k(const View& logits, int64_t k, int64_t* ids);
 
 // out (..., E): the sum over j of weights[..., j] x[..., j, :], of (..., k) and (..., k, E), from the first j to the

@@ -33,7 +33,7 @@ void sum_over_rows(const View& x, const View& out);
 // out (V, E) of the accumulator's type, any leading stride: row ids[i] += row i of grad (count, E), in the order of i
 void embedding_backward(const View& grad, const int64_t* ids, int64_t count, const View& out);
 
-// Of rows of logits (..., V): labels, lse and loss have one entry a row, labels as CrossEntropyArgs has them.
+// The loss of rows of logits (..., V): labels, lse and loss have one entry a row, labels as CrossEntropyArgs has them.
 struct CrossEntropy {
   View logits;
   const int64_t* labels;

@@ -32,8 +32,8 @@ int64_t size_of(void* memory) {
 #endif
 }
 
-// What was freed, the latest last. Who finds another thread here does without; so does the child of a fork that
-// came while one was.
+// What was freed, the latest last. A thread that finds another one here does without; so does the child of a fork
+// that came while one was.
 class Kept {
  public:
   void* take(int64_t bytes) noexcept {

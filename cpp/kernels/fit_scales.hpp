@@ -148,8 +148,8 @@ SF_INLINE Line fit_line(const float* x) {
   return best;
 }
 
-// The integers that serve best as scale and minimum, which are `factor` times them; 32 numbers. Of each scale
-// tried two minimums are: the one there is, and the one that suits its codes best.
+// The integers that serve best as scale and minimum, which are `factor` times them; 32 numbers. Each scale is
+// tried with two minimums: the one there is, and the one that suits its codes best.
 template <int top>
 SF_INLINE Line fit_integers(const float* x, Line factor, Line integers) {
   Lanes total(0.0f), least(kNoError);

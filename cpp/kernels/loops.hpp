@@ -107,7 +107,7 @@ SF_INLINE void map_rows(const Args& args, int64_t begin, int64_t end, F f, const
 }
 
 // Short rows side by side from `out` on, stored past the caches: a row is made at place(), and goes to memory when it
-// has filled whole lines; what is left waits for the next row. Of the first and the last line some bytes are others'.
+// has filled whole lines; what is left waits for the next row. The first and the last line hold others' bytes too.
 class LineStream {
  public:
   SF_INLINE explicit LineStream(char* out)

@@ -23,7 +23,7 @@ struct NormBackward {
 
   SF_INLINE A mean_of(A sum) const { return sum / static_cast<A>(n); }
 
-  // Of one row: the sums over g come from f(g, h r's x).
+  // One row's gradients: the sums over g come from f(g, h r's x).
   void row(const T* dy, const T* x, T* dx, A* d_weight, A* d_bias) const noexcept {
     V mean(A(0));
     if constexpr (centred) mean = V(mean_of(sum_row(x, n, [](V sum, V x) { return V(sum + x); })));

@@ -103,7 +103,7 @@ SOURCES = [
     file
     for folder in ("python", "notebooks", "cpp")
     for file in (ROOT / folder).rglob("*")
-    if file.suffix in {".py", ".js"}
+    if file.suffix in {".py", ".js", ".hpp", ".cpp"}
 ]
 FILES = {str(file.relative_to(ROOT)): text_of(file) for file in [*PAGES, *SOURCES]}
 
