@@ -76,6 +76,8 @@ def plainly(x):
     return e / e.sum(-1)
 
 
+for sharpness in (1.0, 50.0):
+    wrong_softmax("softmax.one_hot", lambda x: np.eye(6, dtype="f")[x.argmax(-1)], scale=sharpness)
 wrong_softmax("softmax.keepdims_lost", keepdims_lost, shape=(6, 6))
 wrong_softmax("softmax.keepdims_lost_unshifted", plainly, shape=(6, 6))
 wrong_softmax("softmax.keepdims_of_maximum_lost", keepdims_of_maximum_lost, shape=(6, 6))

@@ -99,6 +99,10 @@ mistakes(
     twice: softmax is applied twice
         What goes into it is a softmax already; the second time makes the shares nearly equal.
         | ...; out = np.exp(out) / np.exp(out).sum(axis=along, keepdims=True)
+    one_hot: the largest score gets everything: this is argmax, not softmax
+        A one at the largest score and zeros elsewhere; softmax leaves a share for all of them.
+        > Divide exp of all scores by their sum.
+        | out = (scores == scores.max(axis=along, keepdims=True)).astype(real)
     not_divided: the exponentials are not divided by their sum
         exp alone makes numbers positive; the shares need one more step.
         | out = exponentials
