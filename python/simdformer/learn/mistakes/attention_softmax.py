@@ -47,6 +47,10 @@ mistakes(
         > Subtract max(axis=-1, keepdims=True) first, and divide by sum(axis=-1, keepdims=True).
         | ...; exponentials = np.exp(scores)
         | weights = exponentials / exponentials.sum(axis=-1)
+    one_hot: each query takes the value of one key: this is argmax, not softmax
+        A one at the largest score and zeros elsewhere; softmax leaves a share for all visible keys.
+        > Divide exp of all scores by their sum.
+        | ...; weights = (scores == scores.max(axis=-1, keepdims=True)).astype(real)
     softmax_twice: softmax is applied twice
         The shares go through softmax again: they become nearly equal.
         | ...; weights = np.exp(weights) / np.exp(weights).sum(axis=-1, keepdims=True)
