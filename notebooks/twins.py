@@ -135,6 +135,11 @@ def makers(
                 at, node = places[name]
                 called = list(functions_in(node.value, places))
                 yield from called
+                for one in ast.walk(node.value):  # what it is made of, in the same cell
+                    if isinstance(one, ast.Name) and places.get(one.id, (-1, node))[0] == at:
+                        part = places[one.id][1]
+                        if isinstance(part, ast.Assign):
+                            yield from functions_in(part.value, places)
                 if not (called and is_plain_call(node.value)):
                     yield at, node
         case _:
