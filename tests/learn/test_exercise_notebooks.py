@@ -88,6 +88,10 @@ def test_a_name_means_the_function_that_the_caller_has():
     assert not names["result"].ok
     with pytest.raises(ValueError, match=r"there is no function softmax here, needs one; run"):
         exec("sf.exercises.check('softmax')", names)
+    with pytest.raises(ValueError, match=r"no exercise is called 'sofmax'; is softmax meant\?"):
+        sf.exercises.check("sofmax")
+    with pytest.raises(FileNotFoundError):
+        sf.exercises.check("nowhere.py")
 
 
 def test_the_story_uses_all_functions_that_it_asks_for():

@@ -69,7 +69,8 @@ def check(
     Raises
     ------
     ValueError
-        Nothing in it is called as an exercise is; there is no function of that name.
+        Nothing in it is called as an exercise is; there is no exercise, or no function, of that
+        name.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -80,8 +81,8 @@ def check(
     >>> sf.exercises.check("silu").ok
     False
     """
-    if isinstance(code, str) and code in EXERCISES:
-        name = code
+    if isinstance(code, str) and code.isidentifier() and not Path(code).exists():
+        name = known(code)
         code = function_of(sys._getframe(1).f_globals, name)
     if isinstance(code, str | os.PathLike):
         return check_file(code, names=None if name is None else [name])
