@@ -82,14 +82,20 @@ struct AdamWArgs {
   double scale;                     // of the gradient
 };
 
-// in (rows, columns), row_stride bytes from one row to the next -> out (columns, rows), contiguous. Work items are
-// bands of 16 rows.
+// Rows of depth that pack_columns takes at a time, which are its work items; even, for pairs of bfloat16.
+constexpr int64_t kPackedDepth = 32;
+
+// in (depth, rows), row_stride bytes from one row to the next -> out (rows, depth) as PackRowsArgs has it. Work items
+// are bands of kTransposedRows rows of out.
+constexpr int64_t kTransposedRows = 64;
 struct TransposeArgs {
   const char* in;
   int64_t row_stride;
   DType dtype;
-  int64_t rows, columns;
+  int64_t depth, rows;
   void* out;
+  int64_t stride;  // in elements, whole panels
+  bool pairs;
 };
 
 // sums[i] = the sum of squares of piece i of x. Work items are pieces of one row.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/gradient_args.hpp"
 #include "base/linear_args.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
@@ -198,9 +199,10 @@ int64_t deal(LinearArgs& args, LinearWeight* weights, int64_t first, int64_t end
   return items;
 }
 
-// All weights of a call: each has all rows of x, or those of the chosen ones that are its own.
+// All weights of a call: each has all rows of x, or those of the chosen ones that are its own. `columns`: x is its
+// transpose, and has no memory.
 void multiply(const Rows& x, const LinearOperand* operands, int count, const ChosenRows* chosen,
-              Arithmetic arithmetic) {
+              Arithmetic arithmetic, const View* columns = nullptr) {
   std::vector<LinearWeight> weights;
   weights.reserve(static_cast<std::size_t>(count));
   for (const LinearOperand* one = operands; one < operands + count; ++one)
@@ -255,11 +257,20 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
       };
       parallel_for(end - first, grain_of_product(0, static_cast<double>(args.x_stride) * 8), pack);
     };
-    if (widens) pack_rows(table.pack_rows, widened, args.x_stride * itemsize(sum), args.x_stride, false);
-    if (pairs) pack_rows(table.pack_rows, paired, args.x_stride * itemsize(DType::bf16), args.x_stride, true);
-    if (blocks)
-      pack_rows(table.quantize_rows, blocked, row_blocks * int64_t{sizeof(ActivationBlock)}, row_blocks,
-                false);
+    if (columns != nullptr) {
+      const TransposeArgs turned{
+          columns->data + first * itemsize(x.dtype), columns->strides[0], x.dtype, depth, end - first,
+          (pairs ? paired : widened).as<void>(),     args.x_stride,       pairs};
+      parallel_for(ceil_div(turned.rows, kTransposedRows), grain_of_rows(depth * kTransposedRows),
+                   [&](int64_t begin, int64_t stop) { table.transpose(turned, begin, stop); });
+    } else {
+      if (widens) pack_rows(table.pack_rows, widened, args.x_stride * itemsize(sum), args.x_stride, false);
+      if (pairs)
+        pack_rows(table.pack_rows, paired, args.x_stride * itemsize(DType::bf16), args.x_stride, true);
+      if (blocks)
+        pack_rows(table.quantize_rows, blocked, row_blocks * int64_t{sizeof(ActivationBlock)}, row_blocks,
+                  false);
+    }
 
     while (own->end <= first) ++own;
     const LinearWeight* behind = own;
@@ -284,6 +295,14 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
 
 void linear(const View& x, const LinearOperand* operands, int count, Arithmetic arithmetic) {
   multiply(rows_of(x), operands, count, nullptr, arithmetic);
+}
+
+void linear_of_columns(const View& x, const LinearOperand& operand) {
+  Rows rows;
+  rows.dtype = x.dtype;
+  rows.count = x.shape[1];
+  rows.length = x.shape[0];
+  multiply(rows, &operand, 1, nullptr, Arithmetic::float32, &x);
 }
 
 void expert_linear(const View& x, const LinearOperand* operands, int count, const ChosenRows& chosen,

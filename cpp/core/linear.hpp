@@ -69,6 +69,9 @@ enum class Arithmetic : uint8_t { int16, float32 };
 void linear(const View& x, const LinearOperand* operands, int count,
             Arithmetic arithmetic = Arithmetic::int16);
 
+// The same of x^T, for x (I, rows) with a unit last stride, beside a packed weight.
+void linear_of_columns(const View& x, const LinearOperand& operand);
+
 // What expert_linear makes: rows `rows[0 ... count)` of the results, row p out of row p / share of x.
 struct ChosenRows {
   const int64_t* rows;

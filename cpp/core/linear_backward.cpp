@@ -57,7 +57,7 @@ class PackedColumns {
     const PackArgs args{matrix.data,     matrix.strides[0], matrix.dtype,
                         matrix.shape[1], matrix.shape[0],   memory_.as<char>()};
     const KernelTable& table = kernels();
-    parallel_for(ceil_div(args.columns, kPanelColumns), grain_of_rows(args.depth * kPanelColumns / 4),
+    parallel_for(ceil_div(args.depth, kPackedDepth), grain_of_rows(args.columns * kPackedDepth / 4),
                  [&](int64_t begin, int64_t end) { table.pack_columns(args, begin, end); });
   }
 
@@ -136,21 +136,13 @@ void linear_backward_weight(const LinearGradient* gradients, int count, const Vi
   std::unique_ptr<Scratch> copy;
   const View rows = as_matrix(x, copy);
   const PackedColumns columns(rows);
-  const KernelTable& table = kernels();
   for (int j = 0; j < count; ++j) {
     if (outs[j].size() == 0) continue;
     std::unique_ptr<Scratch> copied;
-    const View grad = as_matrix(gradients[j].grad, copied);
-    const int64_t outputs = grad.shape[1];
-    const Scratch turned(bytes_of_matrix(grad.dtype, outputs, grad.shape[0]));
-    const TransposeArgs args{grad.data,     grad.strides[0], grad.dtype,
-                             grad.shape[0], outputs,         turned.as<void>()};
-    parallel_for(ceil_div(args.rows, kPanelColumns), grain_of_rows(outputs * kPanelColumns),
-                 [&](int64_t begin, int64_t end) { table.transpose(args, begin, end); });
     LinearOperand operand;
     operand.packed = &columns.weight();
     operand.out = outs[j];
-    linear(matrix(turned.as<void>(), grad.dtype, outputs, grad.shape[0]), &operand, 1, Arithmetic::float32);
+    linear_of_columns(as_matrix(gradients[j].grad, copied), operand);
   }
 }
 
