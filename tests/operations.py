@@ -7,6 +7,7 @@ import numpy as np
 import simdformer as sf
 
 ROWS, WIDTH = 6, 16
+SHARES = r"out(\[\d\])? shares memory with"  # what the refusal of an overlap says
 
 
 # Operations on one array (..., ROWS, WIDTH); their other arguments are fixed.
@@ -17,11 +18,30 @@ ROW_WISE = {
     "swiglu": lambda x, **out: sf.swiglu(x, x, **out),
     "softmax": lambda x, **out: sf.softmax(x, **out),
     "softmax_axis_0": lambda x, **out: sf.softmax(x, 0, **out),
+    "log_softmax": lambda x, **out: sf.log_softmax(x, **out),
     "rms_norm": lambda x, **out: sf.rms_norm(x, eps=1e-5, **out),
     "layer_norm": lambda x, **out: sf.layer_norm(x, eps=1e-5, **out),
     "rope_half": lambda x, **out: sf.rope(x, layout="half", **out),
     "rope_interleaved": lambda x, **out: sf.rope(x, layout="interleaved", offset=3, **out),
 }
+# The same of x as the gradient of the output, and as the input or the output itself.
+GRADIENTS = {
+    "backward_silu": lambda x, **out: sf.backward.silu(x, x, **out),
+    "backward_gelu": lambda x, **out: sf.backward.gelu(x, x, **out),
+    "backward_relu": lambda x, **out: sf.backward.relu(x, x, **out),
+    "backward_swiglu": lambda x, out=None: sf.backward.swiglu(x, x, x, out=(out, None)).gate,
+    "backward_swiglu_up": lambda x, out=None: sf.backward.swiglu(x, x, x, out=(None, out)).up,
+    "backward_softmax": lambda x, **out: sf.backward.softmax(x, x, **out),
+    "backward_log_softmax": lambda x, **out: sf.backward.log_softmax(x, x, **out),
+    "backward_rms_norm": lambda x, **out: sf.backward.rms_norm(x, x, eps=1e-5, **out).x,
+    "backward_layer_norm": lambda x, **out: sf.backward.layer_norm(x, x, eps=1e-5, **out).x,
+    "backward_rope": lambda x, **out: sf.backward.rope(x, layout="half", offset=3, **out),
+}
+ROW_WISE |= GRADIENTS
+# How often a call reads x, where that is not once, and what else it makes beside `out`.
+READS = dict.fromkeys(GRADIENTS.keys() - {"backward_rope"}, 2)
+READS |= {"swiglu": 2, "backward_swiglu": 3, "backward_swiglu_up": 3}
+SECOND_RESULT = ("backward_swiglu", "backward_swiglu_up")
 MIXING = {
     "linear": lambda x, **out: sf.linear(x, x.reshape(-1, x.shape[-1])[:WIDTH].copy(), **out),
     "attention": lambda x, **out: sf.scaled_dot_product_attention(x, x, x, **out),

@@ -39,8 +39,8 @@ struct LogSoftmaxArgs {
 // rms_norm, or layer_norm where `centred`. Work items are blocks of rows; d_weight and d_bias (blocks, n), null
 // where they are not wanted.
 struct NormBackwardArgs {
-  Rows grad, x, out;  // out.data is null where it is not wanted
-  const void* weight;
+  Rows grad, x, out;
+  const void* weight;  // null: ones
   double eps;
   bool centred;
   void *d_weight, *d_bias;

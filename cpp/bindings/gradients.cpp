@@ -19,62 +19,51 @@ namespace {
 
 using Alias = Output::Alias;
 
-// ---- inputs that go together ----------------------------------------------------------------------------
-
-// `grad` beside the array that it has the shape and dtype of.
-Input read_grad(const char* function, py::handle object, const Arg& other_arg, const View& other) {
-  const Arg arg{function, "grad"};
-  Input grad = read_array(arg, object);
-  check_same_dtype(arg, grad.view.dtype, other_arg, other.dtype);
-  check_same_shape(arg, grad.view, other_arg, other);
-  return grad;
-}
-
-py::object new_like(const Arg& arg, const View& x, View& view) {
-  return new_array(arg, x.dtype, x.rank, x.shape, view);
-}
-
 // ---- element by element ---------------------------------------------------------------------------------
 
-py::object activation_backward_call(const char* function, Activation kind, py::handle grad_object,
-                                    py::handle x_object) {
-  const Arg x_arg{function, "x"}, grad_arg{function, "grad"};
-  Input x = read_array(x_arg, x_object);
-  Input grad = read_grad(function, grad_object, x_arg, x.view);
-  unit_last_axis(x_arg, x);
-  unit_last_axis(grad_arg, grad);
-  View out;
-  py::object result = new_like(x_arg, x.view, out);
-  {
-    NoGil nogil;
-    activation_backward(kind, grad.view, x.view, out);
-  }
-  return result;
+py::object activation_backward_call(const char* function, Activation kind, py::handle grad, py::handle x,
+                                    py::handle out) {
+  return pair_wise(
+      {function, "x"}, x, {function, "grad"}, grad, out, last_axis,
+      [&](const View& x, const View& grad, const View& out) { activation_backward(kind, grad, x, out); });
 }
 
-py::object gelu_backward_call(py::handle grad, py::handle x, py::handle approximate) {
+py::object gelu_backward_call(py::handle grad, py::handle x, py::handle approximate, py::handle out) {
   static const char* const kNames[] = {"none", "tanh", nullptr};
   const bool exact = read_name({"backward.gelu", "approximate"}, approximate, kNames) == 0;
-  return activation_backward_call("backward.gelu", exact ? Activation::gelu : Activation::gelu_tanh, grad, x);
+  return activation_backward_call("backward.gelu", exact ? Activation::gelu : Activation::gelu_tanh, grad, x,
+                                  out);
 }
 
-py::tuple swiglu_backward_call(py::handle grad_object, py::handle gate_object, py::handle up_object) {
+py::tuple swiglu_backward_call(py::handle grad_object, py::handle gate_object, py::handle up_object,
+                               py::handle gate_out, py::handle up_out) {
   static constexpr const char* kFunction = "backward.swiglu";
-  const Arg gate_arg{kFunction, "gate"}, up_arg{kFunction, "up"};
-  Input gate = read_array(gate_arg, gate_object), up = read_array(up_arg, up_object);
-  check_same_dtype(up_arg, up.view.dtype, gate_arg, gate.view.dtype);
-  check_same_shape(up_arg, up.view, gate_arg, gate.view);
-  Input grad = read_grad(kFunction, grad_object, gate_arg, gate.view);
+  const Arg grad_arg{kFunction, "grad"}, gate_arg{kFunction, "gate"}, up_arg{kFunction, "up"};
+  Input gate = read_array(gate_arg, gate_object);
+  Input up = read_like(up_arg, up_object, gate_arg, gate.view);
+  Input grad = read_like(grad_arg, grad_object, gate_arg, gate.view);
+  const View& x = gate.view;
+  const Arg out_args[] = {{kFunction, "out", 0}, {kFunction, "out", 1}};
+  Output d_gate(out_args[0], gate_out, x.dtype, x.rank, x.shape);
+  Output d_up(out_args[1], up_out, x.dtype, x.rank, x.shape);
+  for (const Output* out : {&d_gate, &d_up}) {
+    out->check_overlap(grad_arg, grad.view, Alias::same_allowed);
+    out->check_overlap(gate_arg, gate.view, Alias::same_allowed);
+    out->check_overlap(up_arg, up.view, Alias::same_allowed);
+  }
+  d_up.check_overlap(out_args[0], d_gate.view, Alias::refused);
   unit_last_axis(gate_arg, gate);
   unit_last_axis(up_arg, up);
-  unit_last_axis({kFunction, "grad"}, grad);
-  View d_gate, d_up;
-  py::object of_gate = new_like(gate_arg, gate.view, d_gate), of_up = new_like(up_arg, up.view, d_up);
+  unit_last_axis(grad_arg, grad);
+  d_gate.unit_last_axis();
+  d_up.unit_last_axis();
   {
     NoGil nogil;
-    swiglu_backward(grad.view, gate.view, up.view, d_gate, d_up);
+    swiglu_backward(grad.view, gate.view, up.view, d_gate.view, d_up.view);
+    d_gate.finish();
+    d_up.finish();
   }
-  return py::make_tuple(of_gate, of_up);
+  return py::make_tuple(d_gate.array, d_up.array);
 }
 
 // ---- softmax --------------------------------------------------------------------------------------------
@@ -86,101 +75,67 @@ py::object log_softmax_call(py::handle x, py::handle axis_object, py::handle out
       [&](const View& x, const View& out) { log_softmax(x, out); });
 }
 
-py::object softmax_backward_call(const char* function, bool is_log, py::handle grad_object,
-                                 py::handle output_object, py::handle axis_object,
-                                 py::handle temperature_object) {
-  const Arg output_arg{function, "output"}, grad_arg{function, "grad"};
-  Input output = read_array(output_arg, output_object);
-  Input grad = read_grad(function, grad_object, output_arg, output.view);
-  const int axis = read_axis({function, "axis"}, axis_object, output.view.rank);
-  const double temperature = is_log ? 1 : read_positive({function, "temperature"}, temperature_object);
-  View out;
-  py::object result = new_like(output_arg, output.view, out);
-  if (out.size() == 0) return result;
-  Output target({function, "out"}, result, out.dtype, out.rank, out.shape);
-  if (axis + 1 < out.rank)
-    move_axis_last(output.view, axis), move_axis_last(grad.view, axis), move_axis_last(target.view, axis);
-  unit_last_axis(output_arg, output);
-  unit_last_axis(grad_arg, grad);
-  target.unit_last_axis();
-  {
-    NoGil nogil;
-    softmax_backward(grad.view, output.view, temperature, is_log, target.view);
-    target.finish();
-  }
-  return result;
+py::object softmax_backward_call(const char* function, bool is_log, py::handle grad, py::handle output,
+                                 py::handle axis_object, py::handle temperature_object, py::handle out) {
+  double temperature = 1;
+  return pair_wise(
+      {function, "output"}, output, {function, "grad"}, grad, out,
+      [&](const View& output) {
+        const int axis = read_axis({function, "axis"}, axis_object, output.rank);
+        if (!is_log) temperature = read_positive({function, "temperature"}, temperature_object);
+        return axis;
+      },
+      [&](const View& output, const View& grad, const View& out) {
+        softmax_backward(grad, output, temperature, is_log, out);
+      });
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------
 
-// A vector of the accumulator's type, where it is wanted.
+// A vector of zeros of the accumulator's type, where it is wanted.
 struct Vector {
   py::object array = py::none();
   View view;
 
   const View* made(const Arg& arg, DType x, int64_t length) {
     array = new_array(arg, accumulator(x), 1, &length, view);
+    std::memset(view.data, 0, static_cast<size_t>(length * itemsize(view.dtype)));
     return &view;
   }
 };
 
 py::tuple norm_backward_call(const char* function, bool centred, py::handle grad_object, py::handle x_object,
-                             py::handle weight_object, py::handle bias_object, py::handle eps_object) {
-  const Arg x_arg{function, "x"}, weight_arg{function, "weight"}, bias_arg{function, "bias"};
-  Input x = read_array(x_arg, x_object), weight;
-  check_rank_at_least(x_arg, x.view, 1, "at least one axis");
-  const int64_t n = x.view.shape[x.view.rank - 1];
-  const double eps = read_non_negative({function, "eps"}, eps_object);
-  Input grad = read_grad(function, grad_object, x_arg, x.view);
-  static constexpr const char* kWhy = "one number for each element of x's last axis";
-  const auto read_parameter = [&](const Arg& arg, py::handle object) {
-    Input parameter = read_array(arg, object);
-    check_parameter_dtype(arg, parameter.view.dtype, x_arg, x.view.dtype);
-    check_vector(arg, parameter.view, n, kWhy);
-    unit_last_axis(arg, parameter);
-    return parameter;
-  };
-  if (!weight_object.is_none()) weight = read_parameter(weight_arg, weight_object);
-  if (!bias_object.is_none()) read_parameter(bias_arg, bias_object);
-  unit_last_axis(x_arg, x);
-  unit_last_axis({function, "grad"}, grad);
-
-  View dx;
-  py::object of_x = new_like(x_arg, x.view, dx);
+                             py::handle weight_object, py::handle bias_object, py::handle eps_object,
+                             py::handle out) {
+  const Arg x_arg{function, "x"};
+  Operand grad({function, "grad"}, Alias::same_allowed), weight({function, "weight"}),
+      bias({function, "bias"});
   Vector of_weight, of_bias;
   NormBackward call;
-  call.grad = grad.view;
-  call.x = x.view;
-  call.dx = &dx;
-  call.eps = eps;
   call.centred = centred;
-  if (!weight_object.is_none()) {
-    call.weight = &weight.view;
-    call.d_weight = of_weight.made(weight_arg, x.view.dtype, n);
-  }
-  if (!bias_object.is_none()) call.d_bias = of_bias.made(bias_arg, x.view.dtype, n);
-  {
-    NoGil nogil;
-    norm_backward(call);
-  }
+  py::object of_x = row_wise(
+      x_arg, x_object, out, {&grad, &weight, &bias},
+      [&](const View& x) {
+        check_rank_at_least(x_arg, x, 1, "at least one axis");
+        call.eps = read_non_negative({function, "eps"}, eps_object);
+        grad.given = true;
+        grad.input = read_like(grad.arg, grad_object, x_arg, x);
+        read_norm_parameter(weight, weight_object, x_arg, x);
+        read_norm_parameter(bias, bias_object, x_arg, x);
+        const int64_t n = x.shape[last_axis(x)];
+        if (weight.given) call.d_weight = of_weight.made(weight.arg, x.dtype, n);
+        if (bias.given) call.d_bias = of_bias.made(bias.arg, x.dtype, n);
+        return last_axis(x);
+      },
+      [&](const View& x, const View& out) {
+        call.grad = grad.input.view, call.x = x, call.dx = out;
+        call.weight = weight.view();
+        norm_backward(call);
+      });
   return py::make_tuple(of_x, of_weight.array, of_bias.array);
 }
 
-// ---- sums over rows -------------------------------------------------------------------------------------
-
-py::object sum_over_rows_call(py::handle x_object) {
-  const Arg x_arg{"backward.linear", "grad"};
-  Input x = read_array(x_arg, x_object);
-  check_rank_at_least(x_arg, x.view, 1, "at least one axis");
-  unit_last_axis(x_arg, x);
-  Vector out;
-  out.made(x_arg, x.view.dtype, x.view.shape[x.view.rank - 1]);
-  {
-    NoGil nogil;
-    sum_over_rows(x.view, out.view);
-  }
-  return out.array;
-}
+// ---- embedding ------------------------------------------------------------------------------------------
 
 // Adds into `total` (V, E), whose dtype is the accumulator's.
 void embedding_backward_call(py::handle grad_object, py::handle ids_object, py::handle total_object) {
@@ -409,30 +364,30 @@ double sum_of_squares_call(py::handle x_object) {
 }  // namespace
 
 void bind_gradients(py::module_& module) {
-  module.def("silu_backward", [](py::handle grad, py::handle x) {
-    return activation_backward_call("backward.silu", Activation::silu, grad, x);
+  module.def("silu_backward", [](py::handle grad, py::handle x, py::handle out) {
+    return activation_backward_call("backward.silu", Activation::silu, grad, x, out);
   });
-  module.def("relu_backward", [](py::handle grad, py::handle x) {
-    return activation_backward_call("backward.relu", Activation::relu, grad, x);
+  module.def("relu_backward", [](py::handle grad, py::handle x, py::handle out) {
+    return activation_backward_call("backward.relu", Activation::relu, grad, x, out);
   });
   module.def("gelu_backward", &gelu_backward_call);
   module.def("swiglu_backward", &swiglu_backward_call);
   module.def("log_softmax", &log_softmax_call);
   module.def("softmax_backward",
-             [](py::handle grad, py::handle output, py::handle axis, py::handle temperature) {
-               return softmax_backward_call("backward.softmax", false, grad, output, axis, temperature);
+             [](py::handle grad, py::handle output, py::handle axis, py::handle temperature, py::handle out) {
+               return softmax_backward_call("backward.softmax", false, grad, output, axis, temperature, out);
              });
-  module.def("log_softmax_backward", [](py::handle grad, py::handle output, py::handle axis) {
-    return softmax_backward_call("backward.log_softmax", true, grad, output, axis, py::none());
+  module.def("log_softmax_backward", [](py::handle grad, py::handle output, py::handle axis, py::handle out) {
+    return softmax_backward_call("backward.log_softmax", true, grad, output, axis, py::none(), out);
   });
-  module.def("rms_norm_backward", [](py::handle grad, py::handle x, py::handle weight, py::handle eps) {
-    return norm_backward_call("backward.rms_norm", false, grad, x, weight, py::none(), eps);
-  });
-  module.def("layer_norm_backward",
-             [](py::handle grad, py::handle x, py::handle weight, py::handle bias, py::handle eps) {
-               return norm_backward_call("backward.layer_norm", true, grad, x, weight, bias, eps);
+  module.def("rms_norm_backward",
+             [](py::handle grad, py::handle x, py::handle weight, py::handle eps, py::handle out) {
+               return norm_backward_call("backward.rms_norm", false, grad, x, weight, py::none(), eps, out);
              });
-  module.def("sum_over_rows", &sum_over_rows_call);
+  module.def("layer_norm_backward", [](py::handle grad, py::handle x, py::handle weight, py::handle bias,
+                                       py::handle eps, py::handle out) {
+    return norm_backward_call("backward.layer_norm", true, grad, x, weight, bias, eps, out);
+  });
   module.def("embedding_backward", &embedding_backward_call);
   module.def("cross_entropy", &cross_entropy_call);
   module.def("cross_entropy_backward", &cross_entropy_backward_call);

@@ -33,29 +33,12 @@ py::object gelu_call(py::handle x, py::handle approximate, py::handle out) {
   return activation_call("gelu", exact ? Activation::gelu : Activation::gelu_tanh, x, out);
 }
 
-// compute(x, y, out) for two arrays of one shape and dtype.
-template <class Compute>
-py::object pair_call(const Arg& x_arg, py::handle x_object, const Arg& y_arg, py::handle y_object,
-                     py::handle out_object, Compute compute) {
-  Operand y{y_arg, Alias::same_allowed};
-  return row_wise(
-      x_arg, x_object, out_object, {&y},
-      [&](const View& x) {
-        y.given = true;
-        y.input = read_array(y.arg, y_object);
-        check_same_dtype(y.arg, y.input.view.dtype, x_arg, x.dtype);
-        check_same_shape(y.arg, y.input.view, x_arg, x);
-        return last_axis(x);
-      },
-      [&](const View& x, const View& out) { compute(x, y.input.view, out); });
-}
-
 py::object swiglu_call(py::handle gate, py::handle up, py::handle out) {
-  return pair_call({"swiglu", "gate"}, gate, {"swiglu", "up"}, up, out, swiglu);
+  return pair_wise({"swiglu", "gate"}, gate, {"swiglu", "up"}, up, out, last_axis, swiglu);
 }
 
 py::object add_call(py::handle x, py::handle y) {
-  return pair_call({"add", "x"}, x, {"add", "y"}, y, py::none(), add);
+  return pair_wise({"add", "x"}, x, {"add", "y"}, y, py::none(), last_axis, add);
 }
 
 // ---- row by row -----------------------------------------------------------------------------------------
@@ -70,16 +53,6 @@ py::object softmax_call(py::handle x, py::handle axis_object, py::handle tempera
         return axis;
       },
       [&](const View& x, const View& out) { softmax(x, temperature, out); });
-}
-
-// The weight or bias of a norm: a vector along the last axis of x, or None.
-void read_norm_parameter(Operand& parameter, py::handle object, const Arg& x_arg, const View& x) {
-  if (object.is_none()) return;
-  parameter.given = true;
-  parameter.input = read_array(parameter.arg, object);
-  check_parameter_dtype(parameter.arg, parameter.input.view.dtype, x_arg, x.dtype);
-  check_vector(parameter.arg, parameter.input.view, x.shape[x.rank - 1],
-               "one number for each element of x's last axis");
 }
 
 py::object rms_norm_call(py::handle x, py::handle weight_object, py::handle eps_object, py::handle out) {

@@ -93,22 +93,15 @@ void add_up(char* sums, int64_t blocks, const View& out) {
   std::memcpy(out.data, sums, static_cast<size_t>(n * itemsize(out.dtype)));
 }
 
-void fill_zero(const View* out) {
-  if (out != nullptr) std::memset(out->data, 0, static_cast<size_t>(out->size() * itemsize(out->dtype)));
-}
-
 }  // namespace
 
 void norm_backward(const NormBackward& call) {
-  if (call.x.size() == 0) {
-    fill_zero(call.d_weight);
-    return fill_zero(call.d_bias);
-  }
+  if (call.x.size() == 0) return;
   const Parameter weight(call.weight, call.x.dtype);
   NormBackwardArgs args{};
   args.grad = rows_of(call.grad);
   args.x = rows_of(call.x);
-  if (call.dx != nullptr) args.out = rows_of(*call.dx);
+  args.out = rows_of(call.dx);
   args.weight = weight.data();
   args.eps = call.eps;
   args.centred = call.centred;
@@ -125,7 +118,10 @@ void norm_backward(const NormBackward& call) {
 }
 
 void sum_over_rows(const View& x, const View& out) {
-  if (x.size() == 0) return fill_zero(&out);
+  if (x.size() == 0) {
+    std::memset(out.data, 0, static_cast<size_t>(out.size() * itemsize(out.dtype)));
+    return;
+  }
   SumRowsArgs args{};
   args.x = rows_of(x);
   args.stride = args.x.length;

@@ -19,11 +19,11 @@ void softmax_backward(const View& grad, const View& y, double temperature, bool 
 // rms_norm, or layer_norm where `centred`. Null: no weight, or not wanted. d_weight and d_bias (n) contiguous, of the
 // accumulator's type.
 struct NormBackward {
-  View grad, x;
+  View grad, x, dx;              // dx may be one of the others
   const View* weight = nullptr;  // (n), contiguous, any dtype that may stand beside x
   double eps = 0;
   bool centred = false;
-  const View *dx = nullptr, *d_weight = nullptr, *d_bias = nullptr;
+  const View *d_weight = nullptr, *d_bias = nullptr;
 };
 void norm_backward(const NormBackward& call);
 

@@ -3,6 +3,7 @@
 //
 //   map_row    out[i] = f(in[i]...) over a row; any number of inputs, one output or a Pair of them
 //   write_row  the same, past the caches where the caller wants that
+//   each_register  f at each register of a row, for outputs of several types
 //   map_rows   the same over pieces of rows, which are the work items of what is done element by element
 //   fold_row   acc = step(acc, in[i]), then the accumulators are combined; sum_row is one
 #pragma once
@@ -52,6 +53,18 @@ SF_INLINE void map_row(Out out, int64_t n, F f, const In*... in) {
     SF_UNROLL for (int v = 0; v < vectors; ++v) store(at(out, i + v * W), f(load(in + i + v * W)...));
   for (; vectors > 1 && i + W <= n; i += W) store(at(out, i), f(load(in + i)...));
   if (i < n) store_part(at(out, i), n - i, f(load_part(in + i, n - i)...));
+}
+
+// f(i, read, write) for each register of a row of n elements: f reads its inputs and writes its outputs at i.
+template <class A, class F>
+SF_INLINE void each_register(int64_t n, F f) {
+  constexpr int64_t W = kLanes<A>;
+  int64_t i = 0;
+  for (; i + W <= n; i += W)
+    f(i, [](const auto* p) { return load(p); }, [](auto* p, auto x) { store(p, x); });
+  const int64_t left = n - i;
+  if (left > 0)
+    f(i, [=](const auto* p) { return load_part(p, left); }, [=](auto* p, auto x) { store_part(p, left, x); });
 }
 
 // The same, with every whole line of the cache stored past it if `past_caches`. The first input is then prefetched

@@ -12,64 +12,42 @@
 
 namespace simdformer::SF_ISA {
 
-template <class T, bool centred>
-struct NormBackward {
+// One row. dx may be dy or x: all that is read of them at a place is read before it is written.
+template <bool centred, class T, class... Weight>
+SF_INLINE void norm_backward_row(int64_t n, Acc<T> eps, const T* dy, const T* x, T* dx, Acc<T>* d_weight,
+                                 Acc<T>* d_bias, const Weight*... weight) {
   using A = Acc<T>;
   using V = Vec<A>;
-
-  const NormBackwardArgs& args;
-  const int64_t n = args.x.length;
-  const A* const weight = static_cast<const A*>(args.weight);
-
-  SF_INLINE A mean_of(A sum) const { return sum / static_cast<A>(n); }
-
-  // One row's gradients: the sums over g come from f(g, h r's x).
-  void row(const T* dy, const T* x, T* dx, A* d_weight, A* d_bias) const noexcept {
-    V mean(A(0));
-    if constexpr (centred) mean = V(mean_of(sum_row(x, n, [](V sum, V x) { return V(sum + x); })));
-    const auto off = [&](V x) { return centred ? V(x - mean) : x; };
-    const A squares = sum_row(x, n, [&](V sum, V x) { return mul_add(off(x), off(x), sum); });
-    const A r = A(1) / std::sqrt(mean_of(squares) + static_cast<A>(args.eps));
-    const V scale(r);
-    if (dx != nullptr && weight != nullptr)
-      write_dx(dx, r, off, [](V dy, V w) { return V(dy * w); }, dy, x, weight);
-    else if (dx != nullptr)
-      write_dx(dx, r, off, [](V dy) { return dy; }, dy, x);
-    if (d_weight != nullptr)
-      map_row(
-          d_weight, n, [&](V sum, V dy, V x) { return mul_add(dy, V(off(x) * scale), sum); },
-          static_cast<const A*>(d_weight), dy, x);
-    if (d_bias != nullptr)
-      map_row(d_bias, n, [](V sum, V dy) { return V(sum + dy); }, static_cast<const A*>(d_bias), dy);
-  }
-
-  // g = gradient(dy, weight...)
-  template <class Off, class Gradient, class... Weight>
-  SF_INLINE void write_dx(T* dx, A r, Off off, Gradient gradient, const T* dy, const T* x,
-                          const Weight*... weight) const {
-    const A dot = sum_row(
-        dy, n, [&](V sum, V dy, V x, auto... w) { return mul_add(gradient(dy, w...), off(x), sum); }, x,
-        weight...);
-    V mean_g(A(0));
-    if constexpr (centred)
-      mean_g = V(mean_of(
-          sum_row(dy, n, [&](V sum, V dy, auto... w) { return V(sum + gradient(dy, w...)); }, weight...)));
-    const V scale(r), along(mean_of(dot) * r * r);  // h mean(g h) = (x - mean) along
-    map_row(
-        dx, n,
-        [&](V dy, V x, auto... w) {
-          const V g = centred ? V(gradient(dy, w...) - mean_g) : gradient(dy, w...);
-          return V(scale * neg_mul_add(off(x), along, g));
-        },
-        dy, x, weight...);
-  }
-};
+  const auto mean_of = [&](A sum) { return sum / static_cast<A>(n); };
+  const auto gradient = [](V dy, auto... w) { return V((dy * ... * w)); };  // g
+  V mean(A(0)), mean_g(A(0));
+  if constexpr (centred) mean = V(mean_of(sum_row(x, n, [](V sum, V x) { return V(sum + x); })));
+  const auto off = [&](V x) { return centred ? V(x - mean) : x; };
+  const A squares = sum_row(x, n, [&](V sum, V x) { return mul_add(off(x), off(x), sum); });
+  const A r = A(1) / std::sqrt(mean_of(squares) + eps);
+  const A dot = sum_row(
+      dy, n, [&](V sum, V dy, V x, auto... w) { return mul_add(gradient(dy, w...), off(x), sum); }, x,
+      weight...);
+  if constexpr (centred)
+    mean_g = V(mean_of(
+        sum_row(dy, n, [&](V sum, V dy, auto... w) { return V(sum + gradient(dy, w...)); }, weight...)));
+  const V scale(r), along(mean_of(dot) * r * r);  // h mean(g h) = (x - mean) along
+  const auto write_all = [&](int64_t i, auto read, auto write) __attribute__((always_inline)) {
+    const V y = read(dy + i), own = off(read(x + i));
+    const V g = V(gradient(y, read(weight + i)...) - mean_g);
+    if (d_weight != nullptr) write(d_weight + i, mul_add(y, V(own * scale), read(d_weight + i)));
+    if (d_bias != nullptr) write(d_bias + i, V(read(d_bias + i) + y));
+    write(dx + i, V(scale * neg_mul_add(own, along, g)));
+  };
+  each_register<A>(n, write_all);
+}
 
 template <class T, bool centred>
 void norm_backward_blocks(const NormBackwardArgs& args, int64_t begin, int64_t end) noexcept {
   using A = Acc<T>;
-  const NormBackward<T, centred> backward{args};
   const int64_t n = args.x.length;
+  const A eps = static_cast<A>(args.eps);
+  const A* const weight = static_cast<const A*>(args.weight);
   const auto partial = [&](void* sums, int64_t block) -> A* {
     if (sums == nullptr) return nullptr;
     A* const own = static_cast<A*>(sums) + block * n;
@@ -77,14 +55,17 @@ void norm_backward_blocks(const NormBackwardArgs& args, int64_t begin, int64_t e
     return own;
   };
   const int64_t first = begin * kGradientRows;
-  RowCursor grad(args.grad, first), x(args.x, first),
-      out(args.out.data != nullptr ? args.out : args.x, first);
+  RowCursor grad(args.grad, first), x(args.x, first), out(args.out, first);
   for (int64_t block = begin; block < end; ++block) {
     A *const d_weight = partial(args.d_weight, block), *const d_bias = partial(args.d_bias, block);
     const int64_t last = min_of((block + 1) * kGradientRows, args.x.count);
-    for (int64_t row = block * kGradientRows; row < last; ++row, grad.next(), x.next(), out.next())
-      backward.row(grad.template as<const T>(), x.template as<const T>(),
-                   args.out.data != nullptr ? out.template as<T>() : nullptr, d_weight, d_bias);
+    for (int64_t row = block * kGradientRows; row < last; ++row, grad.next(), x.next(), out.next()) {
+      const auto of_row = [&](const auto*... weight) {
+        norm_backward_row<centred>(n, eps, grad.template as<const T>(), x.template as<const T>(),
+                                   out.template as<T>(), d_weight, d_bias, weight...);
+      };
+      weight != nullptr ? of_row(weight) : of_row();
+    }
   }
 }
 

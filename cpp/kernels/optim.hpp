@@ -2,7 +2,7 @@
 //   m = beta1 m + (1 - beta1) g     v = beta2 v + (1 - beta2) g^2
 //   w -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
-// float32 or float64, one pass: a float32 number takes 16 bytes of reading and 12 of writing. And sums of squares, for
+// float32 or float64, one pass: of a float32 number 16 bytes are read and 12 written. And sums of squares, for
 // clipping: float32 in trees, handed on as float64.
 #pragma once
 
@@ -14,7 +14,6 @@ namespace simdformer::SF_ISA {
 template <class A>
 void adamw_pieces(const AdamWArgs& args, int64_t begin, int64_t end) noexcept {
   using V = Vec<A>;
-  constexpr int64_t W = kLanes<A>;
   const auto splat = [](double x) { return V(static_cast<A>(x)); };
   const V scale = splat(args.scale), kept = splat(1 - args.lr * args.weight_decay);
   const V beta1 = splat(args.beta1), beta2 = splat(args.beta2);
@@ -24,24 +23,18 @@ void adamw_pieces(const AdamWArgs& args, int64_t begin, int64_t end) noexcept {
   A *const weight = static_cast<A*>(args.weight), *const exp_avg = static_cast<A*>(args.exp_avg);
   A* const exp_avg_sq = static_cast<A*>(args.exp_avg_sq);
   const A* const gradient = static_cast<const A*>(args.gradient);
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t first = item * args.segment, last = min_of(first + args.segment, args.count);
-    const auto update = [&](int64_t i, auto read, auto write) __attribute__((always_inline)) {
-      const V g = read(gradient + i) * scale;
-      const V m = mul_add(beta1, read(exp_avg + i), V(rest1 * g));
-      const V v = mul_add(beta2, read(exp_avg_sq + i), V(rest2 * g * g));
-      const V length = divide(V(xsimd::sqrt(v)), root) + eps;
-      write(exp_avg + i, m);
-      write(exp_avg_sq + i, v);
-      write(weight + i, neg_mul_add(step, divide(m, length), V(read(weight + i) * kept)));
-    };
-    int64_t i = first;
-    for (; i + W <= last; i += W)
-      update(i, [](const A* p) { return load(p); }, [](A* p, V x) { store(p, x); });
-    const int64_t left = last - i;
-    if (left > 0)
-      update(i, [&](const A* p) { return load_part(p, left); }, [&](A* p, V x) { store_part(p, left, x); });
-  }
+  const int64_t first = begin * args.segment, last = min_of(end * args.segment, args.count);
+  const auto update = [&](int64_t place, auto read, auto write) __attribute__((always_inline)) {
+    const int64_t i = first + place;
+    const V g = read(gradient + i) * scale;
+    const V m = mul_add(beta1, read(exp_avg + i), V(rest1 * g));
+    const V v = mul_add(beta2, read(exp_avg_sq + i), V(rest2 * g * g));
+    const V length = divide(V(xsimd::sqrt(v)), root) + eps;
+    write(exp_avg + i, m);
+    write(exp_avg_sq + i, v);
+    write(weight + i, neg_mul_add(step, divide(m, length), V(read(weight + i) * kept)));
+  };
+  each_register<A>(last - first, update);
 }
 
 inline void adamw(const AdamWArgs& args, int64_t begin, int64_t end) noexcept {

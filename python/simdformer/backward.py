@@ -11,6 +11,7 @@ in float64 numpy in `simdformer.reference.backward`.
 - `accumulate={"weight": array}` adds into that array, of the gradient's dtype, and gives it back.
 - The same bits for every number of threads, gradients of parameters too: how sums over rows are cut
   depends on sizes alone.
+- `out=` takes a gradient, and may be exactly `grad` or the input whose place it takes.
 - Strides, other libraries' arrays, lists, empty arrays and errors are those of the forward.
 
 >>> import numpy as np
@@ -27,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer import _core
-from simdformer.arguments import as_array
+from simdformer.arguments import as_array, shown
 from simdformer.functional import rope as rope_forward
 from simdformer.loss import check_reduction, counted
 from simdformer.reference.backward import (
@@ -189,15 +190,21 @@ def embedding(
 
 
 def rms_norm(
-    grad: ArrayLike, x: ArrayLike, weight: ArrayLike | None = None, *, eps: float
+    grad: ArrayLike,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    eps: float,
+    out: Out | None = None,
 ) -> NormGradients:
     """y = h · weight, h = x r, r = 1 / sqrt(mean(x²) + eps). With g = dy · weight:
 
     dx = r (g - h mean(g h)),   dweight = sum of dy h over all rows.
 
     grad and x (..., n), weight (n,) -> NormGradients(x, weight), weight None where there is none.
-    The second term takes from g what points along x, because the output does not change with the
-    length of x. For Gemma's 1 + weight pass that: its gradient is the same.
+    `out` takes the gradient of x. The second term takes from g what points along x, because the
+    output does not change with the length of x. For Gemma's 1 + weight pass that: its gradient is
+    the same.
 
     TypeError: dtypes. ValueError: shapes; eps < 0.
 
@@ -206,7 +213,7 @@ def rms_norm(
     >>> sf.backward.rms_norm(np.array([[1.0, 0.0]]), np.array([[3.0, 4.0]]), eps=0.0).x.round(4)
     array([[ 0.181 , -0.1358]])
     """
-    of_x, of_weight, _ = _core.rms_norm_backward(grad, x, weight, eps)
+    of_x, of_weight, _ = _core.rms_norm_backward(grad, x, weight, eps, out)
     return NormGradients(of_x, of_weight)
 
 
@@ -217,13 +224,14 @@ def layer_norm(
     bias: ArrayLike | None = None,
     *,
     eps: float,
+    out: Out | None = None,
 ) -> LayerNormGradients:
     """y = h · weight + bias, h = (x - mean) r, r = 1 / sqrt(var + eps). With g = dy · weight:
 
     dx = r (g - mean(g) - h mean(g h)),   dweight = sum of dy h,   dbias = sum of dy.
 
     grad and x (..., n), weight and bias (n,) -> LayerNormGradients(x, weight, bias), None for what
-    was None. Each row of dx sums to 0.
+    was None. `out` takes the gradient of x. Each row of dx sums to 0.
 
     TypeError: dtypes. ValueError: shapes; eps < 0.
 
@@ -233,7 +241,7 @@ def layer_norm(
     >>> abs(sf.backward.layer_norm(grad, x, eps=0.0).x.sum()).round(9)
     np.float64(0.0)
     """
-    return LayerNormGradients(*_core.layer_norm_backward(grad, x, weight, bias, eps))
+    return LayerNormGradients(*_core.layer_norm_backward(grad, x, weight, bias, eps, out))
 
 
 # ---- rotary position embedding, softmax ----------------------------------------------------------
@@ -277,7 +285,12 @@ def rope(
 
 
 def softmax(
-    grad: ArrayLike, output: ArrayLike, axis: int = -1, *, temperature: float = 1.0
+    grad: ArrayLike,
+    output: ArrayLike,
+    axis: int = -1,
+    *,
+    temperature: float = 1.0,
+    out: Out | None = None,
 ) -> Array:
     """p = softmax(x / temperature):   dx = p (dp - sum(p dp)) / temperature.
 
@@ -289,10 +302,12 @@ def softmax(
     >>> sf.backward.softmax([1.0, 0.0], [0.25, 0.75])
     array([ 0.1875, -0.1875])
     """
-    return _core.softmax_backward(grad, output, axis, temperature)
+    return _core.softmax_backward(grad, output, axis, temperature, out)
 
 
-def log_softmax(grad: ArrayLike, output: ArrayLike, axis: int = -1) -> Array:
+def log_softmax(
+    grad: ArrayLike, output: ArrayLike, axis: int = -1, *, out: Out | None = None
+) -> Array:
     """y = log_softmax(x):   dx = dy - exp(y) sum(dy).
 
     grad and output (...) -> (...). It needs the output y and nothing else.
@@ -304,23 +319,29 @@ def log_softmax(grad: ArrayLike, output: ArrayLike, axis: int = -1) -> Array:
     >>> sf.backward.log_softmax([1.0, 0.0], np.log([0.25, 0.75]))
     array([ 0.75, -0.75])
     """
-    return _core.log_softmax_backward(grad, output, axis)
+    return _core.log_softmax_backward(grad, output, axis, out)
 
 
 # ---- activations ---------------------------------------------------------------------------------
 
 
-def silu(grad: ArrayLike, x: ArrayLike) -> Array:
+def silu(grad: ArrayLike, x: ArrayLike, *, out: Out | None = None) -> Array:
     """dx = dy s (1 + x (1 - s)), s = sigmoid(x). grad and x (...) -> (...). TypeError: dtypes.
 
     >>> import simdformer as sf
     >>> sf.backward.silu([1.0, 1.0], [0.0, 2.0]).round(4)
     array([0.5   , 1.0908])
     """
-    return _core.silu_backward(grad, x)
+    return _core.silu_backward(grad, x, out)
 
 
-def gelu(grad: ArrayLike, x: ArrayLike, *, approximate: Literal["none", "tanh"] = "none") -> Array:
+def gelu(
+    grad: ArrayLike,
+    x: ArrayLike,
+    *,
+    approximate: Literal["none", "tanh"] = "none",
+    out: Out | None = None,
+) -> Array:
     """dx = dy (Φ(x) + x φ(x)), or the derivative of the tanh approximation. grad, x (...) -> (...).
 
     TypeError: dtypes. ValueError: shapes; `approximate` is neither "none" nor "tanh".
@@ -329,30 +350,43 @@ def gelu(grad: ArrayLike, x: ArrayLike, *, approximate: Literal["none", "tanh"] 
     >>> sf.backward.gelu([1.0, 1.0], [0.0, 2.0]).round(4)
     array([0.5   , 1.0852])
     """
-    return _core.gelu_backward(grad, x, approximate)
+    return _core.gelu_backward(grad, x, approximate, out)
 
 
-def relu(grad: ArrayLike, x: ArrayLike) -> Array:
+def relu(grad: ArrayLike, x: ArrayLike, *, out: Out | None = None) -> Array:
     """dx = dy where x > 0, else 0. grad and x (...) -> (...). TypeError: dtypes.
 
     >>> import simdformer as sf
     >>> sf.backward.relu([1.0, 1.0], [0.0, 2.0])
     array([0., 1.])
     """
-    return _core.relu_backward(grad, x)
+    return _core.relu_backward(grad, x, out)
 
 
-def swiglu(grad: ArrayLike, gate: ArrayLike, up: ArrayLike) -> SwigluGradients:
+def swiglu(
+    grad: ArrayLike,
+    gate: ArrayLike,
+    up: ArrayLike,
+    *,
+    out: tuple[Out | None, Out | None] | None = None,
+) -> SwigluGradients:
     """y = silu(gate) up:   dgate = dy up silu'(gate),   dup = dy silu(gate).
 
-    grad, gate and up (...) -> SwigluGradients(gate, up). TypeError: dtypes. ValueError: shapes.
+    grad, gate and up (...) -> SwigluGradients(gate, up). `out` is a pair, either of which may be
+    one of the three inputs: (gate, up) writes the gradients where those were.
+
+    TypeError: dtypes. ValueError: shapes; arrays that overlap otherwise.
 
     >>> import simdformer as sf
     >>> dgate, dup = sf.backward.swiglu([1.0], [0.0], [3.0])
     >>> dgate, dup
     (array([1.5]), array([0.]))
     """
-    return SwigluGradients(*_core.swiglu_backward(grad, gate, up))
+    if out is None:
+        out = (None, None)
+    elif not isinstance(out, tuple | list) or len(out) != 2:
+        raise TypeError(f"backward.swiglu: out is {shown(out)}, needs a pair: (of gate, of up)")
+    return SwigluGradients(*_core.swiglu_backward(grad, gate, up, *out))
 
 
 def repeat_kv(grad: ArrayLike, n_rep: int, *, axis: int = -3) -> Array:

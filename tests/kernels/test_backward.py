@@ -196,12 +196,6 @@ def test_grad_has_the_shape_and_the_dtype_of_the_output(op, rng):
         function(grad.astype(np.float64), *given, **options)
 
 
-def test_tensors_of_other_libraries_are_read(rng):
-    x, grad = normal(rng, 3, 8), normal(rng, 3, 8)
-    got = sf.backward.silu(torch.from_numpy(grad), torch.from_numpy(x))
-    assert same_bits(got, sf.backward.silu(grad, x))
-
-
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_softmax_along_any_axis(axis, rng):
     x, grad = normal(rng, 3, 4, 5), normal(rng, 3, 4, 5)
