@@ -201,7 +201,7 @@ struct LossCall {
         throw py::index_error(message(labels_arg, "holds " + integer_text(given, label),
                                       "labels from 0 to " + std::to_string(all - 1) + ", or ignore_index (" +
                                           std::to_string(ignored) + ")",
-                                      "logits have " + std::to_string(all) + " columns"));
+                                      ""));
       kept = label >= first && label < first + columns ? label - first : kElsewhere;
     }
     const Arg smoothing_arg{function, "label_smoothing"};

@@ -26,9 +26,10 @@ class Angles {
   bool serve(const Rope& call, int64_t count, DType dtype) const {
     if (kernels_ != &kernels() || float_mode_ != float_mode()) return false;
     if (dtype_ != dtype || 2 * half() != call.rotary_dim || this->count() != count) return false;
-    if (attention_factor_ != call.attention_factor) return false;
-    if (call.inv_freq == nullptr ? theta_ != call.theta
-                                 : !std::equal(inv_freq_.begin(), inv_freq_.end(), call.inv_freq))
+    if (attention_factor_ != call.attention_factor || backward_ != call.backward) return false;
+    if (call.inv_freq == nullptr
+            ? theta_ != call.theta
+            : !std::equal(given_.begin(), given_.end(), call.inv_freq, call.inv_freq + half()))
       return false;
     return call.positions == nullptr ? counted_ && positions_.front() == call.offset
                                      : std::equal(positions_.begin(), positions_.end(), call.positions);
@@ -41,11 +42,15 @@ class Angles {
     dtype_ = dtype;
     theta_ = call.inv_freq == nullptr ? call.theta : 0;
     attention_factor_ = call.attention_factor;
+    backward_ = call.backward;
+    given_.assign(call.inv_freq, call.inv_freq == nullptr ? nullptr : call.inv_freq + call.rotary_dim / 2);
     inv_freq_.resize(static_cast<std::size_t>(call.rotary_dim / 2));
     for (int64_t i = 0; i < half(); ++i)
       inv_freq_[static_cast<std::size_t>(i)] =
           call.inv_freq == nullptr ? std::pow(theta_, -static_cast<double>(i) / static_cast<double>(half()))
                                    : call.inv_freq[i];
+    if (backward_)
+      for (double& frequency : inv_freq_) frequency = -frequency;
     counted_ = call.positions == nullptr;
     positions_.resize(static_cast<std::size_t>(count));
     for (int64_t i = 0; i < count; ++i)
@@ -66,8 +71,10 @@ class Angles {
   uint64_t float_mode_ = 0;
   DType dtype_ = DType::f32;
   double attention_factor_ = 0;
-  double theta_ = 0;              // 0: the frequencies were given
-  std::vector<double> inv_freq_;  // (half)
+  double theta_ = 0;  // 0: the frequencies were given
+  bool backward_ = false;
+  std::vector<double> given_;     // as the call had them
+  std::vector<double> inv_freq_;  // (half), negative to turn back
   std::vector<int64_t> positions_;
   bool counted_ = false;  // positions are an offset and the numbers after it
   int64_t nbytes_ = 0;

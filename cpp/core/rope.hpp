@@ -19,6 +19,7 @@ struct Rope {
   const double* inv_freq = nullptr;  // (rotary_dim / 2); null: theta^(-2 i / rotary_dim)
   double theta = 10000;
   double attention_factor = 1;  // multiplies cos and sin
+  bool backward = false;        // pairs are turned back: x is the gradient of what was turned
 };
 
 // x and out: one shape of at least two axes, one dtype, unit last strides; out may be x itself. Angles and

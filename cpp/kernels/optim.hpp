@@ -2,7 +2,7 @@
 //   m = beta1 m + (1 - beta1) g     v = beta2 v + (1 - beta2) g^2
 //   w -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
-// float32 or float64, one pass: of a float32 number 16 bytes are read and 12 written. And sums of squares, for
+// float32 or float64, one pass: a float32 number takes 16 bytes of reading and 12 of writing. And sums of squares, for
 // clipping: float32 in trees, handed on as float64.
 #pragma once
 

@@ -42,6 +42,7 @@ def softmax(x: object, axis: object, temperature: object, out: object, /) -> _Ar
 def rms_norm(x: object, weight: object, eps: object, out: object, /) -> _Array: ...
 def layer_norm(x: object, weight: object, bias: object, eps: object, out: object, /) -> _Array: ...
 def rope(
+    backward: bool,
     x: object,
     layout: object,
     positions: object,

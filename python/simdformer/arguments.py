@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from simdformer import _core
 
-__all__ = ["LARGEST", "as_array", "is_whole", "read_several", "read_whole", "shown"]
+__all__ = ["LARGEST", "as_array", "as_floats", "is_whole", "read_several", "read_whole", "shown"]
 
 LARGEST = (1 << 63) - 1  # what the kernels count with
+FLOATS = tuple(map(np.dtype, (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)))
 
 
 def shown(value: object) -> str:
@@ -49,6 +51,17 @@ def as_array(function: str, name: str, value: Any) -> npt.NDArray[Any]:
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{function}: {name} cannot be read as an array ({reason})") from None
+
+
+def as_floats(function: str, name: str, value: Any) -> npt.NDArray[Any]:
+    """The same of an array of one of the four dtypes that the kernels compute with."""
+    x = as_array(function, name, value)
+    if x.dtype not in FLOATS:
+        raise TypeError(
+            f"{function}: {name} has dtype {x.dtype}, needs float32, float64, float16 or bfloat16; "
+            f"convert it: np.asarray({name}, np.float32)"
+        )
+    return x
 
 
 def read_several(function: str, name: str, value: Any, needed: str) -> list[Any]:

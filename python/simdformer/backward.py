@@ -28,8 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer import _core
-from simdformer.arguments import as_array, shown
-from simdformer.functional import rope as rope_forward
+from simdformer.arguments import as_array, as_floats, is_whole, read_several, read_whole, shown
 from simdformer.loss import check_reduction, counted
 from simdformer.reference.backward import (
     LayerNormGradients,
@@ -64,17 +63,19 @@ __dir__ = __all__.copy  # what dir() and completion show
 LINEAR_NEEDS = ("x", "weight", "bias")
 
 
-def plus(function: str, gradient: Array, name: str, accumulate: Mapping[str, Any] | None) -> Array:
+def plus(function: str, gradient: Array, name: str, accumulate: Mapping[str, Any]) -> Array:
     """The gradient, added into what `accumulate` has under its name."""
-    if accumulate is None or accumulate.get(name) is None:
+    total = accumulate.get(name)
+    if total is None:
         return gradient
-    total = accumulate[name]
     if not isinstance(total, np.ndarray) or total.dtype != gradient.dtype:
         found = getattr(total, "dtype", type(total).__name__)
         raise TypeError(
             f"{function}: accumulate[{name!r}] has dtype {found}, "
             f"needs a numpy array of {gradient.dtype}"
         )
+    if not total.flags.writeable:
+        raise ValueError(f"{function}: accumulate[{name!r}] is read-only, needs a writable array")
     if total.shape != gradient.shape:
         raise ValueError(
             f"{function}: accumulate[{name!r}] has shape {total.shape}, needs {gradient.shape}"
@@ -83,12 +84,13 @@ def plus(function: str, gradient: Array, name: str, accumulate: Mapping[str, Any
     return total
 
 
-def check_names(function: str, argument: str, given: Any, known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(
-                f"{function}: {argument} has {name!r}, needs names out of {', '.join(known)}"
-            )
+def read_names(function: str, argument: str, given: Any, known: Sequence[str]) -> list[Any]:
+    needed = f"names out of {', '.join(known)}"
+    names = read_several(function, argument, given, needed)
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(f"{function}: {argument} has {shown(name)}, needs {needed}")
+    return names
 
 
 # ---- linear, embedding ---------------------------------------------------------------------------
@@ -133,11 +135,18 @@ def linear(
            [5., 5., 5.]])
     """
     function = "backward.linear"
-    check_names(function, "needs", needs, LINEAR_NEEDS)
-    check_names(function, "accumulate", accumulate or {}, LINEAR_NEEDS)
+    wanted = read_names(function, "needs", needs, LINEAR_NEEDS)
+    totals = {} if accumulate is None else accumulate
+    if not isinstance(totals, Mapping):
+        raise TypeError(
+            f"{function}: accumulate is {shown(totals)}, needs a dict of arrays by name"
+        )
+    read_names(function, "accumulate", list(totals), LINEAR_NEEDS)
     several = isinstance(weight, list | tuple)
+    if several and not isinstance(grad, list | tuple):
+        raise TypeError(f"{function}: grad is {shown(grad)}, needs a list, one for each weight")
     grads, weights = (tuple(grad), tuple(weight)) if several else ((grad,), (weight,))
-    if "weight" in needs:
+    if "weight" in wanted:
         for one in weights:
             if isinstance(one, _core.QuantizedPanels):
                 raise TypeError(
@@ -145,19 +154,23 @@ def linear(
                     'pass needs=("x",)'
                 )
     of_x, of_weights, of_biases = _core.linear_backward(
-        grads, x, weights, several, "x" in needs, "weight" in needs, "bias" in needs
+        grads, x, weights, several, "x" in wanted, "weight" in wanted, "bias" in wanted
     )
 
     def of_each(name: str, gradients: list[Array]) -> Any:
-        if name not in needs:
+        if name not in wanted:
             return None
-        given = (accumulate or {}).get(name)
+        given = totals.get(name)
         arrays = given if several and given is not None else [given] * len(gradients)
+        if len(arrays) != len(gradients):
+            raise ValueError(
+                f"{function}: accumulate[{name!r}] has {len(arrays)} arrays, needs {len(gradients)}"
+            )
         pairs = zip(gradients, arrays, strict=True)
         summed = [plus(function, one, name, {name: total}) for one, total in pairs]
         return summed if several else summed[0]
 
-    dx = plus(function, of_x, "x", accumulate) if "x" in needs else None
+    dx = plus(function, of_x, "x", totals) if "x" in wanted else None
     return LinearGradients(dx, of_each("weight", of_weights), of_each("bias", of_biases))
 
 
@@ -178,10 +191,11 @@ def embedding(
            [2., 2.],
            [0., 0.]])
     """
+    count = read_whole("backward.embedding", "num_embeddings", num_embeddings)
     if accumulate is None:
-        rows = as_array("backward.embedding", "grad", grad)
+        rows = as_floats("backward.embedding", "grad", grad)
         wide = np.float64 if rows.dtype == np.float64 else np.float32
-        accumulate = np.zeros((num_embeddings, rows.shape[-1] if rows.ndim else 0), wide)
+        accumulate = np.zeros((count, rows.shape[-1] if rows.ndim else 0), wide)
     _core.embedding_backward(grad, ids, accumulate)
     return accumulate
 
@@ -272,16 +286,9 @@ def rope(
     >>> bool(np.allclose(sf.backward.rope(sf.rope(x, layout="half"), layout="half"), x))
     True
     """
-    function = "backward.rope"
-    given = as_array(function, "grad", grad)
-    if positions is None:
-        positions = offset + np.arange(given.shape[-2] if given.ndim > 1 else 0)
-        offset = 0
-    places = np.negative(as_array(function, "positions", positions))
-    return rope_forward(
-        given, layout=layout, positions=places, offset=offset, theta=theta,
-        inv_freq=inv_freq, attention_factor=attention_factor, rotary_dim=rotary_dim, out=out,
-    )  # fmt: skip
+    return _core.rope(
+        True, grad, layout, positions, offset, theta, inv_freq, attention_factor, rotary_dim, out
+    )
 
 
 def softmax(
@@ -400,15 +407,21 @@ def repeat_kv(grad: ArrayLike, n_rep: int, *, axis: int = -3) -> Array:
     >>> sf.backward.repeat_kv([1.0, 2.0, 3.0, 4.0], 2, axis=0)
     array([3., 7.])
     """
-    dy = np.moveaxis(as_array("backward.repeat_kv", "grad", grad), axis, 0)
-    if n_rep < 1 or len(dy) % n_rep:
+    function = "backward.repeat_kv"
+    given, copies = as_floats(function, "grad", grad), read_whole(function, "n_rep", n_rep)
+    if not is_whole(axis, -given.ndim) or axis >= given.ndim:
         raise ValueError(
-            f"backward.repeat_kv: n_rep is {n_rep}, needs a number >= 1 that divides the "
+            f"{function}: axis is {shown(axis)}, needs one of grad's {given.ndim} axes"
+        )
+    dy = np.moveaxis(given, axis, 0)
+    if len(dy) % copies:
+        raise ValueError(
+            f"{function}: n_rep is {copies}, needs a number >= 1 that divides the "
             f"{len(dy)} heads of grad"
         )
     wide = dy.dtype if dy.dtype.itemsize > 2 else np.dtype(np.float32)
-    copies = dy.reshape(len(dy) // n_rep, n_rep, *dy.shape[1:])
-    return np.moveaxis(copies.sum(axis=1, dtype=wide).astype(dy.dtype, copy=False), 0, axis)
+    pairs = dy.reshape(len(dy) // copies, copies, *dy.shape[1:])
+    return np.moveaxis(pairs.sum(axis=1, dtype=wide).astype(dy.dtype, copy=False), 0, axis)
 
 
 # ---- cross entropy -------------------------------------------------------------------------------
@@ -453,10 +466,15 @@ def cross_entropy(
     check_reduction(function, reduction)
     scale, scales = 1.0, None
     if reduction == "none":
-        shape = as_array(function, "labels", labels).shape
-        scales = np.broadcast_to(np.asarray(grad, np.float64), shape)
+        scales = as_array(function, "grad", grad)
+        if scales.ndim == 0 and scales.dtype.kind in "fiu":
+            shape = as_array(function, "labels", labels).shape
+            scales = np.broadcast_to(scales.astype(np.float64), shape)
     else:
-        scale = float(np.asarray(grad))
+        given = as_array(function, "grad", grad)
+        if given.size != 1 or given.dtype.kind not in "fiu":
+            raise TypeError(f"{function}: grad is {shown(grad)}, needs a number")
+        scale = float(given.reshape(()))
         if reduction == "mean":
             scale /= counted(function, labels, ignore_index)
     return _core.cross_entropy_backward(

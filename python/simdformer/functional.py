@@ -265,7 +265,7 @@ def rope(
            [0.5403, 0.8415]])
     """
     return _core.rope(
-        x, layout, positions, offset, theta, inv_freq, attention_factor, rotary_dim, out
+        False, x, layout, positions, offset, theta, inv_freq, attention_factor, rotary_dim, out
     )
 
 

@@ -1,12 +1,13 @@
 """What a language model is trained by: log_softmax and the cross entropy of the next token."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from simdformer import _core
-from simdformer.arguments import as_array
+from simdformer.arguments import as_array, as_floats, read_whole, shown
 from simdformer.functional import linear
 from simdformer.reference.backward import LossAndGradients
 from simdformer.reference.loss import Reduction, softcapped
@@ -130,15 +131,29 @@ def linear_cross_entropy(
     (2.0794, 3, (8, 4))
     """
     function = "linear_cross_entropy"
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f'{function}: reduction is {reduction!r}, needs "mean" or "sum"')
-    given, table = as_array(function, "x", x), as_array(function, "weight", weight)
+    check_reduction(function, reduction, ("mean", "sum"))
+    if isinstance(weight, _core.PackedWeight | _core.QuantizedPanels):
+        raise TypeError(f"{function}: weight is packed, needs a plain array to have a gradient")
+    given, table = as_floats(function, "x", x), as_floats(function, "weight", weight)
     ids = as_array(function, "labels", labels)
+    # options are checked as the kernel does
+    options = (ignore_index, label_smoothing, z_loss, softcap)
+    _core.cross_entropy(function, np.zeros((0, 1)), ids.reshape(-1)[:0], *options)
+    if count is not None:
+        read_whole(function, "count", count)
     if table.ndim != 2 or given.ndim < 1 or table.shape[1] != given.shape[-1]:
         raise ValueError(
-            f"{function}: weight has shape {table.shape}, needs (V, {given.shape[-1:] or 'E'}) "
-            f"beside x of shape {given.shape}"
+            f"{function}: weight has shape {table.shape}, needs (V, E) "
+            f"beside x of shape {given.shape}, (..., E)"
         )
+    if ids.shape != given.shape[:-1]:
+        raise ValueError(
+            f"{function}: labels has shape {ids.shape}, needs {given.shape[:-1]}, one for each row "
+            "of x"
+        )
+    mixes = {given.dtype.itemsize, table.dtype.itemsize} == {2, 4}
+    if table.dtype != given.dtype and not mixes:
+        raise TypeError(f"{function}: weight has dtype {table.dtype}, needs {given.dtype} as x has")
     wide = np.float64 if given.dtype == np.float64 else np.float32
     rows = given.reshape(-1, given.shape[-1]).astype(wide, copy=False)
     flat = ids.reshape(-1).astype(np.int64, copy=False)
@@ -149,6 +164,8 @@ def linear_cross_entropy(
         require(function, found)
     divisor = 1 if reduction == "sum" else found if count is None else count
 
+    of_x: Array = np.zeros(rows.shape, wide)
+    of_weight: Array = np.zeros(table.shape, wide)
     step = max(256, BLOCK_BYTES // (max(len(rows), 1) * np.dtype(wide).itemsize) // 64 * 64)
     lse: Array = np.full(len(rows), -np.inf)
     at_label, total = np.zeros(len(rows)), np.zeros(len(rows))
@@ -165,8 +182,6 @@ def linear_cross_entropy(
     losses -= label_smoothing * total / max(len(table), 1)
     loss = math.fsum(losses[counts]) / divisor
 
-    of_x: Array = np.zeros(rows.shape, wide)
-    of_weight: Array = np.zeros(table.shape, wide)
     for first in range(0, len(table), step):
         part = table[first : first + step]
         logits = linear(rows, part)
@@ -190,9 +205,13 @@ def check_labels(function: str, labels: Array, vocabulary: int, ignore_index: in
         )
 
 
-def check_reduction(function: str, reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'{function}: reduction is {reduction!r}, needs "mean", "sum" or "none"')
+def check_reduction(
+    function: str, reduction: Any, known: Sequence[str] = ("mean", "sum", "none")
+) -> None:
+    if not isinstance(reduction, str) or reduction not in known:
+        raise ValueError(
+            f"{function}: reduction is {shown(reduction)}, needs one of {', '.join(known)}"
+        )
 
 
 def require(function: str, count: int) -> None:

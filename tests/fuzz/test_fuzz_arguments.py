@@ -165,6 +165,80 @@ def pack(draw, dtype):
     return {"weight": draw(good_array((draw(size), draw(size)), dtype))}
 
 
+def without(name):
+    return lambda call: {key: value for key, value in call.items() if key != name}
+
+
+def with_grad(forward, renamed=None):
+    """The backward's call: the forward's, and the gradient of what has the shape of its first."""
+
+    @st.composite
+    def backward(draw, dtype):
+        call = draw(forward(dtype))
+        first = next(iter(call))
+        call["grad"] = draw(good_array(call[first].shape, dtype))
+        return {(renamed or {}).get(name, name): value for name, value in call.items()}
+
+    return backward
+
+
+@st.composite
+def backward_rope(draw, dtype):
+    call = draw(rope(dtype))
+    return call | {"grad": call.pop("x")}
+
+
+@st.composite
+def backward_linear(draw, dtype):
+    call = draw(linear(dtype))
+    del call["bias"]
+    shape = (*call["x"].shape[:-1], len(call["weight"]))
+    needs = st.lists(st.sampled_from(["x", "weight", "bias"]), unique=True)
+    return call | {"grad": draw(good_array(shape, dtype)), "needs": draw(needs)}
+
+
+@st.composite
+def backward_embedding(draw, dtype):
+    call = draw(embedding(dtype))
+    rows, width = call.pop("weight").shape
+    shape = (*call["ids"].shape, width)
+    return call | {"num_embeddings": rows, "grad": draw(good_array(shape, dtype))}
+
+
+@st.composite
+def backward_repeat_kv(draw, dtype):
+    call = draw(repeat_kv(dtype))
+    grad = np.repeat(call.pop("x"), call["n"], call["axis"])
+    return {"grad": grad, "n_rep": call["n"], "axis": call["axis"]}
+
+
+@st.composite
+def cross_entropy(draw, dtype):
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    labels = draw(st.lists(st.integers(0, columns - 1), min_size=rows, max_size=rows))
+    ignored = draw(st.sampled_from([-100, 0, 9]))
+    counts = any(label != ignored for label in labels)
+    return {
+        "logits": draw(good_array((rows, columns), dtype)),
+        "labels": np.array(labels),
+        "ignore_index": ignored,
+        "reduction": draw(st.sampled_from(["sum", "none", *["mean"] * counts])),
+        "label_smoothing": draw(st.floats(0, 1)),
+        "z_loss": draw(st.floats(0, 0.1)),
+        "softcap": draw(st.none() | st.floats(1, 50)),
+    }
+
+
+@st.composite
+def linear_cross_entropy(draw, dtype):
+    call = draw(cross_entropy(dtype))
+    rows, columns = call.pop("logits").shape
+    call["reduction"] = "sum"
+    width = draw(st.integers(1, 4))
+    x, weight = draw(good_array((rows, width), dtype)), draw(good_array((columns, width), dtype))
+    return {"x": x, "weight": weight} | call
+
+
 CALLS = {
     "silu": element_wise,
     "relu": element_wise,
@@ -181,8 +255,38 @@ CALLS = {
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "rope_frequencies": rope_frequencies,
     "pack": pack,
+    "log_softmax": lambda dtype: softmax(dtype).map(without("temperature")),
+    "cross_entropy": cross_entropy,
+    "linear_cross_entropy": linear_cross_entropy,
+    "backward.silu": with_grad(element_wise),
+    "backward.relu": with_grad(element_wise),
+    "backward.gelu": with_grad(gelu),
+    "backward.swiglu": with_grad(swiglu),
+    "backward.softmax": with_grad(softmax, {"x": "output"}),
+    "backward.log_softmax": with_grad(
+        lambda dtype: softmax(dtype).map(without("temperature")), {"x": "output"}
+    ),
+    "backward.rms_norm": with_grad(rms_norm),
+    "backward.layer_norm": with_grad(layer_norm),
+    "backward.rope": backward_rope,
+    "backward.linear": backward_linear,
+    "backward.embedding": backward_embedding,
+    "backward.repeat_kv": backward_repeat_kv,
+    "backward.cross_entropy": cross_entropy,
 }
-FIRST = ("x", "gate", "query", "weight")
+FIRST = ("x", "gate", "query", "weight", "output", "grad", "logits")
+# Whose reference stands elsewhere than its function.
+ORACLES = {
+    "log_softmax": reference.loss.log_softmax,
+    "cross_entropy": reference.loss.cross_entropy,
+    "linear_cross_entropy": reference.backward.linear_cross_entropy,
+}
+
+
+def named(module, name):
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
 
 
 # ---- calls with something wrong ------------------------------------------------------------------
@@ -219,7 +323,7 @@ def calls(draw, name):
     dtype = draw(st.sampled_from(FLOATS))
     call = draw(CALLS[name](dtype))
     shape = next((call[argument].shape for argument in FIRST if argument in call), ())
-    signature = inspect.signature(getattr(sf, name)).parameters
+    signature = inspect.signature(named(sf, name)).parameters
     wrong = draw(st.sets(st.sampled_from([*signature]), max_size=3))
     for argument in sorted(wrong - {"out"}):
         call[argument] = draw(
@@ -256,8 +360,8 @@ def copied(value):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_any_call_is_right_or_refused(name):
-    function = getattr(sf, name)
-    oracle = getattr(reference, name, None)
+    function = named(sf, name)
+    oracle = ORACLES.get(name) or named(reference, name)
 
     @settings(max_examples=EXAMPLES, phases=PHASES, report_multiple_bugs=False)
     @given(call=calls(name))
@@ -269,7 +373,7 @@ def test_any_call_is_right_or_refused(name):
                 return
             out = call.get("out")
             if out is not None:
-                assert got is out
+                assert (got[0] if isinstance(got, tuple) else got) is out
             if name == "pack":
                 assert np.array_equal(got.unpack(), np.asarray(before["weight"]), equal_nan=True)
                 return
@@ -280,6 +384,9 @@ def test_any_call_is_right_or_refused(name):
             got, want = got.inv_freq, want.inv_freq
         results = zip(got, want, strict=True) if isinstance(got, tuple | list) else [(got, want)]
         for mine, right in results:
+            if right is None or (np.ndim(right) == 0 and not isinstance(mine, np.ndarray)):
+                assert mine is None or np.isclose(mine, right, 1e-3, 1e-3, equal_nan=True)
+                continue
             assert mine.shape == np.shape(right)
             if np.abs(np.nan_to_num(right, posinf=0, neginf=0)).max(initial=0) < 1e3:
                 rtol = tolerance(mine.dtype)

@@ -589,6 +589,61 @@ def test_adamw_says_what_does_not_fit(rng):
         sf.optim.AdamW({"w": w}, lr=0.1).step({"x": g})
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (12, 30), (30, 12)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
+def test_muon_moves_every_direction_by_about_one_length(isa, dtype, shape, rng):
+    """The update has the singular vectors of g, of plain float64, and values of about 1."""
+    gradient = normal(rng, *shape, dtype=dtype)
+    weight, buffer = np.zeros(shape, dtype), np.zeros(shape, dtype)
+    sf.optim.muon_(weight, gradient, buffer, lr=0.5, weight_decay=0.0)
+    assert same_bits(buffer, gradient)
+    u, s, vt = np.linalg.svd(float64(gradient), full_matrices=False)
+    along = u.T @ float64(weight) @ vt.T / (-0.5 * max(1, shape[0] / shape[1]) ** 0.5)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    want = s / np.linalg.norm(s)
+    for _ in range(5):
+        want = a * want + b * want**3 + c * want**5
+    np.testing.assert_allclose(along, np.diag(want), 0, 1e-3 if dtype == np.float32 else 1e-6)
+
+
+def test_muon_has_momentum_decay_and_a_state(rng):
+    parameters = {"w": normal(rng, 6, 9)}
+    gradients = [{"w": normal(rng, 6, 9)} for _ in range(3)]
+    optimizer = sf.optim.Muon(parameters, lr=0.1, weight_decay=0.5)
+    optimizer.step(gradients[0])
+    before = parameters["w"].copy()
+    optimizer.step(gradients[1])
+    buffer = 0.95 * gradients[0]["w"] + gradients[1]["w"]
+    np.testing.assert_allclose(optimizer.momentum_buffer["w"], buffer, 1e-5, 1e-6)
+    direct = np.zeros((6, 9), np.float32)
+    nesterov = gradients[1]["w"] + np.float32(0.95) * optimizer.momentum_buffer["w"]
+    sf.optim.muon_(direct, nesterov, np.zeros_like(direct), lr=0.1, momentum=0, weight_decay=0)
+    np.testing.assert_allclose(parameters["w"], before * 0.95 + direct, 1e-4, 1e-5)
+
+    other = {"w": parameters["w"].copy()}
+    resumed = sf.optim.Muon(other, lr=0.1, weight_decay=0.5)
+    resumed.load_state_dict(optimizer.state_dict())
+    optimizer.step(gradients[2])
+    resumed.step(gradients[2])
+    assert same_bits(parameters["w"], other["w"])
+    with pytest.raises(ValueError, match="Muon: momentum_buffer has other names or shapes"):
+        resumed.load_state_dict({"steps": 1, "momentum_buffer": {}})
+
+
+def test_muon_says_what_does_not_fit(rng):
+    w, b = normal(rng, 3, 4), normal(rng, 4)
+    with pytest.raises(ValueError, match=r"muon_: weight has shape \(4,\) .*give vectors to AdamW"):
+        sf.optim.muon_(b, b.copy(), b.copy(), lr=0.1)
+    with pytest.raises(TypeError, match="muon_: weight has dtype bfloat16, needs float32"):
+        sf.optim.muon_(w.astype(bfloat16), w, w.copy(), lr=0.1)
+    with pytest.raises(ValueError, match="momentum_buffer shares memory"):
+        sf.optim.muon_(w, w.copy(), w, lr=0.1)
+    with pytest.raises(ValueError, match="muon_: steps is 0, needs a whole number > 0"):
+        sf.optim.muon_(w, w.copy(), w.copy(), lr=0.1, steps=0)
+    with pytest.raises(KeyError, match="Muon: gradients has 'x'"):
+        sf.optim.Muon({"w": w}, lr=0.1).step({"x": w})
+
+
 def test_clip_grad_norm(rng):
     gradients = {"a": normal(rng, 30, 40), "b": normal(rng, 7)}
     tensors = [torch.nn.Parameter(torch.zeros(g.shape)) for g in gradients.values()]

@@ -316,7 +316,7 @@ def repeat_kv(grad: ArrayLike, n_rep: int, *, axis: int = -3) -> Array:
     grad (...,K·n_rep,S,D) -> (...,K,S,D)
     """
     dy = np.moveaxis(float64(grad), axis, 0)
-    folded = dy.reshape(-1, n_rep, *dy.shape[1:]).sum(axis=1)
+    folded = dy.reshape(len(dy) // n_rep, n_rep, *dy.shape[1:]).sum(axis=1)
     return np.moveaxis(folded, 0, axis)
 
 
