@@ -385,6 +385,44 @@ def test_linear_of_nothing(shape):
         np.testing.assert_array_equal(mine, right)
 
 
+@pytest.mark.parametrize("kind", [np.float32, bfloat16], ids=str)
+def test_linear_and_cross_entropy_are_as_accurate_as_torch(isa, kind, rng):
+    """At most 1.5 times PyTorch's error in float32; below it in bfloat16, whose weights' gradients
+    PyTorch rounds."""
+    allowed = 1.5 if kind == np.float32 else 1.0
+    x, weight = normal(rng, 300, 100, dtype=kind), normal(rng, 70, 100, dtype=kind)
+    grad, labels = normal(rng, 300, 70, dtype=kind), rng.integers(0, 100, 300)
+    ours = [*sf.backward.linear(grad, x, weight)[:2], sf.backward.cross_entropy(x, labels)]
+
+    def in_torch(dtype):
+        a, w = (to_torch(v).to(dtype).requires_grad_() for v in (x, weight))
+        found = torch.autograd.grad(F.linear(a, w), (a, w), to_torch(grad).to(dtype))
+        loss = F.cross_entropy(a, torch.from_numpy(labels))
+        return [from_torch(v) for v in (*found, *torch.autograd.grad(loss, a))]
+
+    theirs, exact = in_torch(to_torch(x).dtype), in_torch(torch.float64)
+    for name, mine, yardstick, right in zip(
+        ("x", "weight", "logits"), ours, theirs, exact, strict=True
+    ):
+        error, other = rms_error(mine, right), rms_error(yardstick, right)
+        # where both round the exact sum once, they differ by chance alone
+        assert error <= allowed * other * (1 + 1e-3), (name, error / other)
+
+
+def test_losses_and_embedding_have_the_same_bits_for_every_number_of_threads(dtype, rng):
+    logits, labels = normal(rng, 300, 700, dtype=dtype), rng.integers(0, 700, 300)
+    results = []
+    for threads in (1, 2, 3):
+        with sf.num_threads(threads):
+            results.append([
+                sf.cross_entropy(logits, labels), sf.backward.cross_entropy(logits, labels),
+                sf.backward.embedding(logits, labels, 700), sf.log_softmax(logits),
+                *sf.linear_cross_entropy(logits[:, :40], logits[:, 40:80], labels[:] % 300)[2:],
+            ])  # fmt: skip
+    for other in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 # ---- embedding -----------------------------------------------------------------------------------
 
 
