@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   bind_experts(module);
   bind_quantized(module);
   bind_attention(module);
+  bind_attention_backward(module);
   bind_gather(module);
   bind_gradients(module);
   bind_linear_backward(module);

@@ -15,6 +15,7 @@ void bind_linear(py::module_& module);     // linear, linear_chosen, pack, Packe
 void bind_experts(py::module_& module);    // likeliest, mix
 void bind_quantized(py::module_& module);  // QuantizedPanels
 void bind_attention(py::module_& module);  // scaled_dot_product_attention
+void bind_attention_backward(py::module_& module);
 void bind_gradients(py::module_& module);  // gradients of rows, cross_entropy, adamw
 void bind_linear_backward(py::module_& module);
 void bind_gather(py::module_& module);       // embedding, repeat_kv, causal_mask

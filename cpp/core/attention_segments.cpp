@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/bounds.hpp"
+#include "core/attention_backward.hpp"
 #include "core/parallel.hpp"
 #include "core/work.hpp"
 
@@ -70,12 +71,39 @@ void fill_outside(const View& view, const Segment& segment, double value) {
     fill_outside_as<float>(view, segment, static_cast<float>(value));
 }
 
+// One number a query.
+View sums_of(const View& view, const Segment& segment) {
+  View part = of_sequence(view, 2, segment.sequence);
+  narrow(part, 1, segment.first_query, segment.queries);
+  return part;
+}
+
+// The part of a call that is about a segment, and the memory of what it points to.
+struct SegmentCall {
+  Attention own;
+  View mask, lse;
+  int64_t start = 0, length = 0;
+
+  SegmentCall(const Attention& call, const Segment& segment) : own(call) {
+    own.query = queries_of(call.query, segment), own.out = queries_of(call.out, segment);
+    own.key = keys_of(call.key, segment), own.value = keys_of(call.value, segment);
+    if (call.mask != nullptr) mask = scores_of(*call.mask, segment), own.mask = &mask;
+    if (call.lse != nullptr) lse = sums_of(*call.lse, segment), own.lse = &lse;
+    own.causal_offsets = nullptr;
+    own.causal_offset = segment.causal_offset;
+    const auto bound = [&](const int64_t* bounds) {
+      return clamp_to(bounds[segment.sequence] - segment.first_key, 0, segment.keys);
+    };
+    if (call.key_starts != nullptr) start = bound(call.key_starts), own.key_starts = &start;
+    if (call.key_lengths != nullptr) length = bound(call.key_lengths), own.key_lengths = &length;
+  }
+  SegmentCall(const SegmentCall&) = delete;
+};
+
 void attend(const Attention& call, const Segment& segment) {
-  Attention own = call;
-  own.query = queries_of(call.query, segment), own.out = queries_of(call.out, segment);
-  own.key = keys_of(call.key, segment), own.value = keys_of(call.value, segment);
-  View mask, weights, scores, lse;
-  if (call.mask != nullptr) mask = scores_of(*call.mask, segment), own.mask = &mask;
+  SegmentCall part(call, segment);
+  Attention& own = part.own;
+  View weights, scores;
   if (call.weights != nullptr) {
     fill_outside(*call.weights, segment, 0);
     weights = scores_of(*call.weights, segment), own.weights = &weights;
@@ -84,18 +112,6 @@ void attend(const Attention& call, const Segment& segment) {
     fill_outside(*call.scores, segment, -std::numeric_limits<double>::infinity());
     scores = scores_of(*call.scores, segment), own.scores = &scores;
   }
-  if (call.lse != nullptr) {
-    lse = of_sequence(*call.lse, 2, segment.sequence), own.lse = &lse;
-    narrow(lse, 1, segment.first_query, segment.queries);
-  }
-  own.causal_offsets = nullptr;
-  own.causal_offset = segment.causal_offset;
-  const auto bound = [&](const int64_t* bounds) {
-    return clamp_to(bounds[segment.sequence] - segment.first_key, 0, segment.keys);
-  };
-  int64_t start, length;
-  if (call.key_starts != nullptr) start = bound(call.key_starts), own.key_starts = &start;
-  if (call.key_lengths != nullptr) length = bound(call.key_lengths), own.key_lengths = &length;
   attention(own);
 }
 
@@ -129,6 +145,24 @@ void attention(const Attention& call, const Segment* segments, int64_t count) {
                [&](int64_t begin, int64_t end) {
                  for (int64_t s = begin; s < end; ++s) attend(call, small[static_cast<size_t>(s)]);
                });
+}
+
+void attention_backward(const AttentionBackward& gradients, const Segment* segments, int64_t count) {
+  for (const Segment* segment = segments; segment < segments + count; ++segment) {
+    const SegmentCall part(gradients.call, *segment);
+    AttentionBackward own = gradients;
+    own.call = part.own;
+    own.grad = queries_of(gradients.grad, *segment);
+    own.delta = sums_of(gradients.delta, *segment);
+    View of_lse;
+    if (gradients.grad_lse != nullptr)
+      of_lse = sums_of(*gradients.grad_lse, *segment), own.grad_lse = &of_lse;
+    if (gradients.d_query.data != nullptr) own.d_query = queries_of(gradients.d_query, *segment);
+    if (gradients.d_key.data != nullptr) own.d_key = keys_of(gradients.d_key, *segment);
+    if (gradients.d_value.data != nullptr) own.d_value = keys_of(gradients.d_value, *segment);
+    if (gradients.d_mask.data != nullptr) own.d_mask = scores_of(gradients.d_mask, *segment);
+    attention_backward(own);
+  }
 }
 
 }  // namespace simdformer

@@ -2,6 +2,7 @@
 // this object.
 #include "base/kernel_table.hpp"
 #include "kernels/activation_backward.hpp"
+#include "kernels/attention_backward.hpp"
 #include "kernels/attention_decode.hpp"
 #include "kernels/attention_prefill.hpp"
 #include "kernels/convert.hpp"
@@ -46,6 +47,9 @@ constexpr KernelTable kernel_table() {
   table.attention_prefill = attention_prefill;
   table.attention_decode = attention_decode;
   table.attention_merge = attention_merge;
+  table.attention_delta = attention_delta;
+  table.attention_backward = attention_backward;
+  table.attention_backward_queries = attention_backward_queries;
   table.activation_backward = activation_backward;
   table.swiglu_backward = swiglu_backward;
   table.softmax_backward = softmax_backward;

@@ -38,6 +38,33 @@ def scaled_dot_product_attention(
     out: object,
     /,
 ) -> Any: ...
+def scaled_dot_product_attention_backward(
+    grad: object,
+    query: object,
+    key: object,
+    value: object,
+    out: object,
+    lse: object,
+    attn_mask: object,
+    dropout_p: object,
+    is_causal: object,
+    scale: object,
+    enable_gqa: object,
+    causal_offset: object,
+    window: object,
+    chunk: object,
+    key_starts: object,
+    key_lengths: object,
+    segment_ids: object,
+    cu_seqlens: object,
+    softcap: object,
+    grad_lse: object,
+    wants_query: bool,
+    wants_key: bool,
+    wants_value: bool,
+    wants_mask: bool,
+    /,
+) -> tuple[Any, Any, Any, Any, _Array]: ...
 def softmax(x: object, axis: object, temperature: object, out: object, /) -> _Array: ...
 def rms_norm(x: object, weight: object, eps: object, out: object, /) -> _Array: ...
 def layer_norm(x: object, weight: object, bias: object, eps: object, out: object, /) -> _Array: ...

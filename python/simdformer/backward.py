@@ -31,15 +31,18 @@ from simdformer import _core
 from simdformer.arguments import as_array, as_floats, is_whole, read_several, read_whole, shown
 from simdformer.loss import check_reduction, counted
 from simdformer.reference.backward import (
+    AttentionGradients,
     LayerNormGradients,
     LinearGradients,
     NormGradients,
     SwigluGradients,
+    sum_to,
 )
 from simdformer.reference.loss import Reduction
 from simdformer.types import Array, ArrayLike, Out
 
 __all__ = [
+    "AttentionGradients",
     "LayerNormGradients",
     "LinearGradients",
     "NormGradients",
@@ -54,6 +57,7 @@ __all__ = [
     "repeat_kv",
     "rms_norm",
     "rope",
+    "scaled_dot_product_attention",
     "silu",
     "softmax",
     "swiglu",
@@ -422,6 +426,138 @@ def repeat_kv(grad: ArrayLike, n_rep: int, *, axis: int = -3) -> Array:
     wide = dy.dtype if dy.dtype.itemsize > 2 else np.dtype(np.float32)
     pairs = dy.reshape(len(dy) // copies, copies, *dy.shape[1:])
     return np.moveaxis(pairs.sum(axis=1, dtype=wide).astype(dy.dtype, copy=False), 0, axis)
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+ATTENTION_NEEDS = ("query", "key", "value", "attn_mask", "sinks")
+
+
+def scaled_dot_product_attention(
+    grad: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike | None = None,
+    attn_mask: ArrayLike | None = None,
+    *,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = True,
+    causal_offset: int | ArrayLike | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
+    key_starts: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
+    cu_seqlens: ArrayLike | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    block_table: None = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Sequence[str] = ("query", "key", "value"),
+) -> AttentionGradients:
+    """Gradients of attention, from its output and the logarithm of its sums.
+
+        P      = exp(scores - lse)                  the weights again, 0 where a key is not seen
+        delta  = sum(grad out) - grad_lse           one number a query
+        dM     = P (grad valueᵀ - delta)            ds = dM (1 - (s / softcap)²), or dM
+        dquery = scale ds key     dkey = scale dsᵀ query     dvalue = Pᵀ grad
+
+    The (L, S) weights are computed again tile by tile and are never in memory as a whole, unless
+    the mask's gradient is wanted. FlashAttention-2, arXiv:2307.08691.
+
+    Parameters
+    ----------
+    grad, out : (..., H, L, Dv)
+        The gradient of the result, and the result.
+    query, key, value, attn_mask, and the keywords
+        What the forward took. Pages (block_table) have no gradient.
+    lse : (..., H, L) float32 (float64 for float64)
+        What the forward gives with return_lse=True.
+    grad_lse : (..., H, L), optional
+        The gradient of lse, where that was used too.
+    needs : names out of "query", "key", "value", "attn_mask", "sinks"
+        What to compute; the rest is None.
+
+    Returns
+    -------
+    AttentionGradients(query, key, value, attn_mask, sinks)
+        Each with the shape and dtype of what it belongs to, summed over the heads that share a key
+        and the axes along which it was broadcast. sinks is float32 (float64 for float64).
+
+    A query that sees nothing gives 0, and a hidden key has no part in anything, not even as NaN.
+
+    TypeError: dtypes that do not fit. ValueError: shapes that do not fit, no lse, pages, the
+    gradient of a boolean mask, or of a mask or sinks that were not given.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> q = k = v = np.eye(3, dtype=np.float32)
+    >>> out, lse = sf.scaled_dot_product_attention(q, k, v, is_causal=True, return_lse=True)
+    >>> grad = np.ones_like(out)
+    >>> gradients = sf.backward.scaled_dot_product_attention(
+    ...     grad, q, k, v, out, lse, is_causal=True
+    ... )
+    >>> gradients.value.sum().round(3)                  # the weights of each of 3 queries are 1
+    np.float32(9.0)
+    """
+    function = "backward.scaled_dot_product_attention"
+    wanted = read_names(function, "needs", needs, ATTENTION_NEEDS)
+    if block_table is not None:
+        raise ValueError(
+            f"{function}: block_table is given, needs keys and values side by side; "
+            "pages of a cache have no gradient"
+        )
+    if lse is None:
+        raise ValueError(
+            f"{function}: lse is missing, needs that of the forward; "
+            "out, lse = sf.scaled_dot_product_attention(..., return_lse=True)"
+        )
+    for name, given in (("attn_mask", attn_mask), ("sinks", sinks)):
+        if name in wanted and given is None:
+            raise ValueError(f"{function}: needs has {name!r}, needs {name} to be given")
+    mask = None if attn_mask is None else as_array(function, "attn_mask", attn_mask)
+    if "attn_mask" in wanted and mask is not None and mask.dtype == bool:
+        raise ValueError(
+            f"{function}: needs has 'attn_mask', needs a mask that is added; a boolean one has none"
+        )
+    of_query, of_key, of_value, of_mask, delta = _core.scaled_dot_product_attention_backward(
+        grad, query, key, value, out, lse, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+        causal_offset, window, chunk, key_starts, key_lengths, segment_ids, cu_seqlens, softcap,
+        grad_lse, "query" in wanted, "key" in wanted, "value" in wanted, "attn_mask" in wanted,
+    )  # fmt: skip
+
+    def like(gradient: Array | None, name: str, given: Any) -> Any:
+        if gradient is None:
+            return None
+        array = as_array(function, name, given)
+        if gradient.size == array.size:
+            return gradient.reshape(array.shape).astype(array.dtype, copy=False)
+        return sum_to(gradient.astype(np.float64), array.shape).astype(array.dtype)
+
+    of_sinks = None
+    if "sinks" in wanted and sinks is not None:
+        logits = as_array(function, "sinks", sinks).astype(np.float64)
+        if logits.shape != delta.shape[-2:-1]:
+            raise ValueError(
+                f"{function}: sinks has shape {logits.shape}, needs {delta.shape[-2:-1]}"
+            )
+        log_sums = as_array(function, "lse", lse).astype(np.float64).reshape(delta.shape)
+        seen = ~np.isneginf(log_sums)
+        shares = np.exp(np.where(seen, logits[:, None] - log_sums, -np.inf))
+        of_rows = -np.where(seen, shares * delta, 0)
+        rows = tuple(axis for axis in range(delta.ndim) if axis != delta.ndim - 2)
+        of_sinks = of_rows.sum(axis=rows).astype(delta.dtype)
+    return AttentionGradients(
+        like(of_query, "query", query),
+        like(of_key, "key", key),
+        like(of_value, "value", value),
+        like(of_mask, "attn_mask", attn_mask),
+        of_sinks,
+    )
 
 
 # ---- cross entropy -------------------------------------------------------------------------------
