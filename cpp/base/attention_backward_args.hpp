@@ -1,48 +1,55 @@
-// The gradients of attention: one call, and what its kernels are given. Heads and rows are those of
-// base/attention_args.hpp.
+// attention's backward: a call, and what its kernels are given (formulas: kernels/attention_backward.hpp).
 #pragma once
 
 #include "base/attention_args.hpp"
 
 namespace simdformer {
 
-// `call` is the forward's, with `out` and `lse` as it gave them: inputs here, and `lse` in the accumulator's
-// type. `data` is null for what is not wanted. Unit strides on the last axis.
+// One call. Its arrays have the leading axes that query, key and value have together.
 struct AttentionBackward {
-  Attention call;
-  View grad;                       // (..., H, L, Dv), query's dtype
-  const View* grad_lse = nullptr;  // (..., H, L), the accumulator's dtype
-  View delta;                      // (..., H, L), the accumulator's: sum(grad out) - grad_lse, written first
-  View d_query, d_key,
-      d_value;  // as query, key and value; each in the dtype that it has or the accumulator's
-  View d_mask;  // (..., H, L, S), the accumulator's; what nobody sees is left as it is
+  Attention forward;               // inputs, `out` and `lse` of the forward; no pages, no weights, no scores
+  View grad;                       // (..., H, L, Dv), of `out`: its dtype, unit stride on the last axis
+  const View* grad_lse = nullptr;  // (..., H, L), of `lse`, in the accumulator's dtype; any strides
+
+  // What is wanted, or null. Contiguous; the dtype is any whose arithmetic is query's.
+  const View* d_query = nullptr;  // (..., H, L, D)
+  const View* d_key = nullptr;    // (..., K, S, D)
+  const View* d_value = nullptr;  // (..., K, S, Dv)
+  // In the accumulator's dtype:
+  const View* d_mask = nullptr;  // (..., H, L, S), of a mask that is added
+  const View* delta = nullptr;  // (..., H, L): sum(grad out) - grad_lse, of which the sinks' gradient is made
 };
 
-constexpr int64_t kBackwardRows = 48;  // of a tile, or those of one query where its group is larger
-constexpr int64_t kBackwardKeys = 256;
+constexpr int64_t kBackwardKeys = 128;  // keys of a block
+constexpr int64_t kBackwardRows = 64;   // rows that pass a block together: whole panels
 
-// Work item = (head, part of its blocks of keys). A part has sums of its own for the gradient of the queries, which
-// are added up in the order of the parts.
+// Work items are (head, part of its keys). Rows are taken a band at a time, keys a block at a time.
 struct AttentionBackwardArgs {
-  const AttentionBackward* gradients;
-  AttentionArgs forward;
-  int64_t first_head;
-  int64_t parts, part_keys;  // of a head; a multiple of kBackwardKeys
-  void* d_query;             // (heads of the pass, parts, rows, depth in whole panels)
+  AttentionArgs heads;  // where the arrays of a head lie; items count from its first_head
+  const AttentionBackward* call;
+  int64_t first_part, parts;  // of this pass
+  int64_t part_keys;          // whole blocks
+  int64_t band_rows;          // whole strips
+  // d_query of each item, (rows, whole_panels(D)), or null: there is one part, which writes the result.
+  void* partials;
+  void* sums;  // of the passes before, the same for each head, or null: there is one pass
+  bool first_pass, last_pass;
 };
 
-SF_INLINE int64_t backward_tile_rows(const AttentionArgs& args) {
-  return whole_panels(args.group >= kBackwardRows ? args.group : kBackwardRows / args.group * args.group);
-}
+SF_INLINE int64_t query_rows(const AttentionArgs& args) { return args.queries * args.group; }
 
-// Scratch of a work item, in elements: keys as panels both ways and values, their sums, the tile's rows of queries
-// and gradients as rows and as panels, four tiles and a row of the mask and of the softcap's derivative.
-SF_INLINE int64_t backward_scratch(const AttentionArgs& args) {
-  const int64_t width = whole_panels(args.depth) + whole_panels(args.value_depth);
-  const int64_t rows = backward_tile_rows(args);
-  return kBackwardKeys * (3 * width) + kPanelColumns * (pitch_of(args.depth) + pitch_of(args.value_depth)) +
-         rows * (pitch_of(args.depth) + pitch_of(args.value_depth) + width) +
-         2 * rows * pitch_of(kBackwardKeys) + 2 * kBackwardKeys * pitch_of(rows) + 2 * kBackwardKeys;
+// Scratch of one work item, in elements: the parts of Workspace in kernels/attention_backward.hpp.
+SF_INLINE int64_t backward_scratch(const AttentionBackwardArgs& args) {
+  const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, rows = args.band_rows;
+  const int64_t width = pitch_of(depth) + pitch_of(value_depth);
+  const int64_t tile = kBackwardKeys * pitch_of(kBackwardRows);
+  return 2 * rows * (whole_panels(depth) + whole_panels(value_depth)) +
+         2 * rows +                // queries, grad; lse, delta
+         depth * pitch_of(rows) +  // d_query
+         kPanelColumns * width + kBackwardKeys * width +
+         depth * pitch_of(kBackwardKeys) +                          // stage; a block of keys
+         args.part_keys * width +                                   // d_key, d_value
+         4 * tile + kBackwardKeys * kBackwardRows + kBackwardKeys;  // tiles; mask's row
 }
 
 }  // namespace simdformer

@@ -68,6 +68,9 @@ constexpr int64_t kItemTerms = int64_t{1} << 27;
 constexpr int64_t kMostBlockRows = 128, kFewestAttentionRows = 32, kOwnRows = 256;
 // Blocks to share out, where there are enough rows.
 constexpr int64_t kAttentionItems = 16;
+// Backward: products of scores of a work item (the other four come on top), and bytes of d_query that parts of the keys
+// hold by themselves at a time.
+constexpr int64_t kBackwardTerms = int64_t{1} << 30, kBackwardBytes = int64_t{64} << 20;
 // Nanoseconds of one core from which on a segment is worth all threads.
 constexpr double kLargeSegment = 200000;
 

@@ -13,7 +13,7 @@ namespace simdformer {
 constexpr const char* kAttention = "scaled_dot_product_attention";
 constexpr Arg kQuery{kAttention, "query"}, kKey{kAttention, "key"}, kValue{kAttention, "value"};
 constexpr Arg kMask{kAttention, "attn_mask"}, kBlockTable{kAttention, "block_table"},
-    kCausalOffset{kAttention, "causal_offset"};
+    kCausalOffset{kAttention, "causal_offset"}, kSinks{kAttention, "sinks"};
 
 struct Sizes {
   int64_t heads, kv_heads, queries, keys, head_dim, value_dim;
@@ -72,5 +72,29 @@ void read_segments(const PositionArguments& arguments, bool positions_count, con
 
 // The pages of the table, 0 for entries that lie outside of a sequence: nothing is read there.
 std::vector<int64_t> read_pages(const Integers& table, const View& key, const Positions& positions);
+
+// ---- all of it: attention_inputs.cpp --------------------------------------------------------------------
+
+// What a call and its backward are given alike.
+struct AttentionArguments {
+  py::handle query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, causal_offset, window, chunk,
+      key_starts, key_lengths, segment_ids, cu_seqlens, softcap, sinks, block_table;
+};
+
+// The same, checked: `call` lacks its results alone. What it points to lies here.
+struct AttentionInputs {
+  explicit AttentionInputs(const AttentionArguments& given);
+  AttentionInputs(const AttentionInputs&) = delete;
+
+  Input query, key, value, mask, sinks;
+  int64_t given_sizes[3];  // of query, key and value, before they are stretched
+  Sizes sizes;
+  Positions positions;
+  std::vector<int64_t> pages;
+  bool no_heads;            // the arrays have two axes
+  int rank;                 // of the result, as the caller sees it
+  int64_t shape[kMaxRank];  // of the result; its last axis dropped: of lse; replaced by S: of the scores
+  Attention call;
+};
 
 }  // namespace simdformer

@@ -1,9 +1,7 @@
-// backward.scaled_dot_product_attention: the forward's arguments are read as it reads them.
+// The gradients of scaled_dot_product_attention. python/simdformer/backward.py says what they mean.
 #include "core/attention_backward.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "bindings/attention.hpp"
 #include "bindings/operations.hpp"
@@ -13,118 +11,104 @@ namespace simdformer {
 
 namespace {
 
-constexpr const char* kBackward = "backward.scaled_dot_product_attention";
-
-// A gradient of a whole view, zeros at first: in its own dtype, or in the accumulator's where the caller will still
-// add up axes along which the input was stretched.
-py::object new_gradient(const Arg& arg, const View& view, bool stretched, View& gradient) {
-  const DType dtype = stretched ? accumulator(view.dtype) : view.dtype;
-  py::object array = new_array(arg, dtype, view.rank, view.shape, gradient);
-  if (gradient.size() > 0)
-    std::memset(gradient.data, 0, static_cast<size_t>(gradient.size() * itemsize(dtype)));
-  return array;
-}
-
-// An input beside `out`, of this shape.
-Input read_beside(const char* name, py::handle object, DType dtype, int rank, const int64_t* shape) {
-  const Arg arg{kBackward, name};
+// What the forward gave, or the gradient of it: exactly of that shape and dtype.
+Input read_given(const char* name, py::handle object, DType dtype, int rank, const int64_t* shape,
+                 const char* what) {
+  const Arg arg{kAttention, name};
   Input input = read_array(arg, object);
-  check_same_dtype(arg, input.view.dtype, kQuery, dtype);
+  if (input.view.dtype != dtype)
+    refuse_type(arg, std::string("has dtype ") + name_of(input.view.dtype), name_of(dtype), what);
   if (input.view.rank != rank || !std::equal(shape, shape + rank, input.view.shape))
-    refuse_value(arg, "has shape " + shape_text(input.view),
-                 shape_text(rank, shape) + ", that of the forward");
-  unit_last_axis(arg, input);
+    refuse_value(arg, "has shape " + shape_text(input.view), shape_text(rank, shape), what);
   return input;
 }
 
-// Gives the gradients of query, key, value and mask, None where they are not wanted, and delta (..., H, L). Those of
-// arrays that were stretched have the shape that all have together, in the accumulator's dtype.
-py::tuple attend_backward(py::handle grad_object, py::handle query_object, py::handle key_object,
-                          py::handle value_object, py::handle out_object, py::handle lse_object,
-                          py::handle mask_object, py::handle dropout_p, py::handle is_causal,
-                          py::handle scale, py::handle enable_gqa, py::handle causal_offset,
-                          py::handle window, py::handle chunk, py::handle key_starts, py::handle key_lengths,
-                          py::handle segment_ids, py::handle cu_seqlens, py::handle softcap,
-                          py::handle grad_lse_object, py::handle query_flag, py::handle key_flag,
-                          py::handle value_flag, py::handle mask_flag) {
-  Input query = read_array(kQuery, query_object), key = read_array(kKey, key_object);
-  Input value = read_array(kValue, value_object);
-  const DType dtype = query.view.dtype, sum = accumulator(dtype);
-  check_parameter_dtype(kKey, key.view.dtype, kQuery, dtype);
-  check_same_dtype(kValue, value.view.dtype, kKey, key.view.dtype);
-  if (read_real({kBackward, "dropout_p"}, dropout_p) != 0)
-    refuse_value({kBackward, "dropout_p"}, "is " + shown(dropout_p), "0",
-                 "attention is computed without dropout");
+// A gradient that is wanted: of the dtype of the array it belongs to or, where that was broadcast, before it is
+// summed, of the accumulator's.
+struct Gradient {
+  py::object array = py::none();
+  View view;
+  const View* wanted = nullptr;
 
-  const int rank = query.view.rank;
-  const View given[] = {query.view, key.view, value.view};
-  const Sizes sizes =
-      read_shapes(query.view, key.view, value.view, read_flag({kBackward, "enable_gqa"}, enable_gqa));
-  const bool no_heads = rank == 2;
-  int64_t shape[kMaxRank];
-  std::copy_n(query.view.shape + (no_heads ? 1 : 0), rank, shape);
-
-  AttentionBackward gradients;
-  Attention& call = gradients.call;
-  Positions positions;
-  read_positions(
-      {is_causal, causal_offset, window, chunk, key_starts, key_lengths, segment_ids, cu_seqlens, false},
-      query.view, sizes, call, positions);
-  call.scale = scale.is_none() ? 1 / std::sqrt(static_cast<double>(sizes.head_dim))
-                               : read_finite({kBackward, "scale"}, scale);
-  if (!softcap.is_none()) call.softcap = read_positive({kBackward, "softcap"}, softcap);
-  Input mask, of_lse;
-  if (!mask_object.is_none()) {
-    mask = read_array(kMask, mask_object, Accept::floats_and_bool);
-    shape[rank - 1] = sizes.keys;
-    broadcast_mask(mask.view, rank, shape);
-    if (no_heads) add_head_axis(mask.view);
-    call.mask = &mask.view;
+  void make(const Arg& arg, DType dtype, int rank, const int64_t* shape, bool no_heads) {
+    array = new_array(arg, dtype, rank, shape, view);
+    if (no_heads) insert_axis(view, 0, 1, 0);
+    wanted = &view;
   }
-  shape[rank - 1] = sizes.value_dim;
-  Input grad = read_beside("grad", grad_object, dtype, rank, shape);
-  Input out = read_beside("out", out_object, dtype, rank, shape);
-  Input lse = read_beside("lse", lse_object, sum, rank - 1, shape);
-  if (!grad_lse_object.is_none()) of_lse = read_beside("grad_lse", grad_lse_object, sum, rank - 1, shape);
-  unit_last_axis(kQuery, query), unit_last_axis(kKey, key), unit_last_axis(kValue, value);
-  if (no_heads) add_head_axis(grad.view), add_head_axis(out.view), add_head_axis(lse.view);
-  if (no_heads && !grad_lse_object.is_none()) add_head_axis(of_lse.view);
-  call.query = query.view, call.key = key.view, call.value = value.view, call.out = out.view;
-  call.lse = &lse.view;
-  gradients.grad = grad.view;
-  if (!grad_lse_object.is_none()) gradients.grad_lse = &of_lse.view;
+};
 
-  const auto wanted = [&](const char* name, py::handle flag, const View& before, const View& view,
-                          View& gradient) {
-    if (!read_flag({kBackward, "needs"}, flag)) return py::object(py::none());
-    return new_gradient({kBackward, name}, view, before.size() != view.size(), gradient);
+// Gives (of query, of key, of value, of the mask, delta), with None for what is not wanted.
+py::tuple attention_backward_call(py::handle grad_object, py::handle query_object, py::handle key_object,
+                                  py::handle value_object, py::handle out_object, py::handle lse_object,
+                                  py::handle mask_object, py::handle dropout_p, py::handle is_causal,
+                                  py::handle scale, py::handle enable_gqa, py::handle causal_offset,
+                                  py::handle window, py::handle chunk, py::handle key_starts,
+                                  py::handle key_lengths, py::handle segment_ids, py::handle cu_seqlens,
+                                  py::handle softcap, py::handle sinks_object, py::handle grad_lse_object,
+                                  py::handle query_flag, py::handle key_flag, py::handle value_flag,
+                                  py::handle mask_flag, py::handle delta_flag) {
+  AttentionInputs inputs({query_object, key_object, value_object, mask_object, dropout_p, is_causal, scale,
+                          enable_gqa, causal_offset, window, chunk, key_starts, key_lengths, segment_ids,
+                          cu_seqlens, softcap, sinks_object, py::none()});
+  const Arg needs{kAttention, "needs"};
+  const bool wants_query = read_flag(needs, query_flag), wants_key = read_flag(needs, key_flag);
+  const bool wants_value = read_flag(needs, value_flag), wants_mask = read_flag(needs, mask_flag);
+  const bool wants_delta = read_flag(needs, delta_flag), no_heads = inputs.no_heads;
+  const DType dtype = inputs.query.view.dtype, sum = accumulator(dtype);
+  if (wants_mask && inputs.call.mask == nullptr)
+    refuse_value(needs, "has 'attn_mask'", "an attn_mask for that");
+  if (wants_mask && inputs.call.mask->dtype == DType::boolean)
+    refuse_type(kMask, "is boolean", "a mask that is added, to have a gradient",
+                "take \"attn_mask\" out of needs");
+
+  const int rank = inputs.rank;
+  int64_t* const shape = inputs.shape;
+  AttentionBackward call;
+  call.forward = inputs.call;
+  shape[rank - 1] = inputs.sizes.value_dim;
+  Input out = read_given("out", out_object, dtype, rank, shape, "what the forward gave");
+  Input grad = read_given("grad", grad_object, dtype, rank, shape, "the gradient of out");
+  Input lse = read_given("lse", lse_object, sum, rank - 1, shape,
+                         "out, lse = scaled_dot_product_attention(..., return_lse=True)");
+  Input grad_lse;
+  if (!grad_lse_object.is_none())
+    grad_lse = read_given("grad_lse", grad_lse_object, sum, rank - 1, shape, "the gradient of lse");
+  unit_last_axis({kAttention, "out"}, out), unit_last_axis({kAttention, "grad"}, grad);
+  if (no_heads)
+    for (Input* input : {&out, &grad, &lse, &grad_lse}) insert_axis(input->view, 0, 1, 0);
+  call.forward.out = out.view, call.forward.lse = &lse.view, call.grad = grad.view;
+  if (!grad_lse_object.is_none()) call.grad_lse = &grad_lse.view;
+
+  Gradient d_query, d_key, d_value, d_mask, delta;
+  const auto of_array = [&](Gradient& gradient, const Arg& arg, bool wants, int64_t given_size,
+                            const View& full) {
+    if (!wants) return;
+    gradient.make(arg, given_size == full.size() ? full.dtype : sum, rank, full.shape + (no_heads ? 1 : 0),
+                  no_heads);
   };
-  const py::object d_query = wanted("query", query_flag, given[0], query.view, gradients.d_query);
-  const py::object d_key = wanted("key", key_flag, given[1], key.view, gradients.d_key);
-  const py::object d_value = wanted("value", value_flag, given[2], value.view, gradients.d_value);
-  py::object d_mask = py::none();
-  const View& rows = query.view;
-  View scores = rows;
-  scores.shape[rows.rank - 1] = sizes.keys;
-  scores.dtype = sum;
-  if (read_flag({kBackward, "needs"}, mask_flag))
-    d_mask = new_gradient({kBackward, "attn_mask"}, scores, false, gradients.d_mask);
-  const py::object delta = new_array({kBackward, "lse"}, sum, rows.rank - 1, rows.shape, gradients.delta);
-  if (query.view.size() > 0) {
+  of_array(d_query, kQuery, wants_query, inputs.given_sizes[0], inputs.query.view);
+  of_array(d_key, kKey, wants_key, inputs.given_sizes[1], inputs.key.view);
+  of_array(d_value, kValue, wants_value, inputs.given_sizes[2], inputs.value.view);
+  if (wants_delta) delta.make({kAttention, "sinks"}, sum, rank - 1, shape, no_heads);
+  shape[rank - 1] = inputs.sizes.keys;
+  if (wants_mask) d_mask.make(kMask, sum, rank, shape, no_heads);
+  call.d_query = d_query.wanted, call.d_key = d_key.wanted, call.d_value = d_value.wanted;
+  call.d_mask = d_mask.wanted, call.delta = delta.wanted;
+  {
     NoGil nogil;
-    if (positions.segments.empty())
-      attention_backward(gradients);
+    const std::vector<Segment>& segments = inputs.positions.segments;
+    if (segments.empty())
+      attention_backward(call);
     else
-      attention_backward(gradients, positions.segments.data(),
-                         static_cast<int64_t>(positions.segments.size()));
+      attention_backward(call, segments.data(), static_cast<int64_t>(segments.size()));
   }
-  return py::make_tuple(d_query, d_key, d_value, d_mask, delta);
+  return py::make_tuple(d_query.array, d_key.array, d_value.array, d_mask.array, delta.array);
 }
 
 }  // namespace
 
 void bind_attention_backward(py::module_& module) {
-  module.def("scaled_dot_product_attention_backward", &attend_backward);
+  module.def("scaled_dot_product_attention_backward", &attention_backward_call);
 }
 
 }  // namespace simdformer

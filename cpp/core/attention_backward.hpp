@@ -1,4 +1,4 @@
-// The gradients of attention on arrays: what a call says is in base/attention_backward_args.hpp.
+// The gradients of attention: what a call says is in base/attention_backward_args.hpp.
 #pragma once
 
 #include "base/attention_backward_args.hpp"
@@ -6,11 +6,12 @@
 
 namespace simdformer {
 
-// The bits do not depend on the number of threads, nor on the other sequences and heads. What no query sees gets 0,
-// but in d_mask, and where there are no queries. Throws std::bad_alloc and Interrupted.
-void attention_backward(const AttentionBackward& gradients);
+// The bits do not depend on the number of threads, nor on what else is wanted. Sums over query heads that read a key
+// head are made; those over axes along which an array was broadcast are the caller's. Throws std::bad_alloc and
+// Interrupted.
+void attention_backward(const AttentionBackward& call);
 
-// The same for packed sequences: each segment is a call of its own. Keys of no segment are left as they are.
-void attention_backward(const AttentionBackward& gradients, const Segment* segments, int64_t count);
+// Over packed sequences, each a call of its own; 0 where a position lies in none.
+void attention_backward(const AttentionBackward& call, const Segment* segments, int64_t count);
 
 }  // namespace simdformer

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/bounds.hpp"
-#include "core/attention_backward.hpp"
 #include "core/parallel.hpp"
 #include "core/work.hpp"
 
@@ -34,24 +33,6 @@ View of_sequence(const View& view, int inner, int64_t sequence) {
   return part;
 }
 
-View queries_of(const View& view, const Segment& segment) {
-  View part = of_sequence(view, 3, segment.sequence);
-  narrow(part, 1, segment.first_query, segment.queries);
-  return part;
-}
-
-View keys_of(const View& view, const Segment& segment) {
-  View part = of_sequence(view, 3, segment.sequence);
-  narrow(part, 1, segment.first_key, segment.keys);
-  return part;
-}
-
-View scores_of(const View& view, const Segment& segment) {
-  View part = queries_of(view, segment);
-  narrow(part, 2, segment.first_key, segment.keys);
-  return part;
-}
-
 template <class A>
 void fill_outside_as(const View& view, const Segment& segment, A value) {
   const View rows = queries_of(view, segment);
@@ -71,49 +52,29 @@ void fill_outside(const View& view, const Segment& segment, double value) {
     fill_outside_as<float>(view, segment, static_cast<float>(value));
 }
 
-// One number a query.
-View sums_of(const View& view, const Segment& segment) {
-  View part = of_sequence(view, 2, segment.sequence);
-  narrow(part, 1, segment.first_query, segment.queries);
-  return part;
-}
-
-// The part of a call that is about a segment, and the memory of what it points to.
+// The call that a segment is: its parts of the arrays, with bounds of its own.
 struct SegmentCall {
-  Attention own;
-  View mask, lse;
-  int64_t start = 0, length = 0;
+  Attention call;
+  View mask, weights, scores, lse;
+  int64_t start, length;
 
-  SegmentCall(const Attention& call, const Segment& segment) : own(call) {
-    own.query = queries_of(call.query, segment), own.out = queries_of(call.out, segment);
-    own.key = keys_of(call.key, segment), own.value = keys_of(call.value, segment);
-    if (call.mask != nullptr) mask = scores_of(*call.mask, segment), own.mask = &mask;
-    if (call.lse != nullptr) lse = sums_of(*call.lse, segment), own.lse = &lse;
-    own.causal_offsets = nullptr;
-    own.causal_offset = segment.causal_offset;
+  SegmentCall(const Attention& whole, const Segment& segment) : call(whole) {
+    call.query = queries_of(whole.query, segment), call.out = queries_of(whole.out, segment);
+    call.key = keys_of(whole.key, segment), call.value = keys_of(whole.value, segment);
+    if (whole.mask != nullptr) mask = scores_of(*whole.mask, segment), call.mask = &mask;
+    if (whole.weights != nullptr) weights = scores_of(*whole.weights, segment), call.weights = &weights;
+    if (whole.scores != nullptr) scores = scores_of(*whole.scores, segment), call.scores = &scores;
+    if (whole.lse != nullptr) lse = rows_of_queries(*whole.lse, segment), call.lse = &lse;
+    call.causal_offsets = nullptr;
+    call.causal_offset = segment.causal_offset;
     const auto bound = [&](const int64_t* bounds) {
       return clamp_to(bounds[segment.sequence] - segment.first_key, 0, segment.keys);
     };
-    if (call.key_starts != nullptr) start = bound(call.key_starts), own.key_starts = &start;
-    if (call.key_lengths != nullptr) length = bound(call.key_lengths), own.key_lengths = &length;
+    if (whole.key_starts != nullptr) start = bound(whole.key_starts), call.key_starts = &start;
+    if (whole.key_lengths != nullptr) length = bound(whole.key_lengths), call.key_lengths = &length;
   }
   SegmentCall(const SegmentCall&) = delete;
 };
-
-void attend(const Attention& call, const Segment& segment) {
-  SegmentCall part(call, segment);
-  Attention& own = part.own;
-  View weights, scores;
-  if (call.weights != nullptr) {
-    fill_outside(*call.weights, segment, 0);
-    weights = scores_of(*call.weights, segment), own.weights = &weights;
-  }
-  if (call.scores != nullptr) {
-    fill_outside(*call.scores, segment, -std::numeric_limits<double>::infinity());
-    scores = scores_of(*call.scores, segment), own.scores = &scores;
-  }
-  attention(own);
-}
 
 // Few queries wait for their keys, as eight do.
 double nanoseconds_of(const Attention& call, const Segment& segment) {
@@ -127,14 +88,38 @@ double nanoseconds_of(const Attention& call, const Segment& segment) {
 
 }  // namespace
 
-// Large segments one after the other on all threads, the small ones side by side.
-void attention(const Attention& call, const Segment* segments, int64_t count) {
+View queries_of(const View& view, const Segment& segment) {
+  View part = of_sequence(view, 3, segment.sequence);
+  narrow(part, 1, segment.first_query, segment.queries);
+  return part;
+}
+
+View keys_of(const View& view, const Segment& segment) {
+  View part = of_sequence(view, 3, segment.sequence);
+  narrow(part, 1, segment.first_key, segment.keys);
+  return part;
+}
+
+View scores_of(const View& view, const Segment& segment) {
+  View part = queries_of(view, segment);
+  narrow(part, 2, segment.first_key, segment.keys);
+  return part;
+}
+
+View rows_of_queries(const View& view, const Segment& segment) {
+  View part = of_sequence(view, 2, segment.sequence);
+  narrow(part, 1, segment.first_query, segment.queries);
+  return part;
+}
+
+void for_each_segment(const Attention& call, const Segment* segments, int64_t count,
+                      const std::function<void(const Attention&, const Segment&)>& body) {
   std::vector<Segment> small;
   double nanoseconds = 0;
   for (const Segment* segment = segments; segment < segments + count; ++segment) {
     const double here = nanoseconds_of(call, *segment);
     if (here >= kLargeSegment) {
-      attend(call, *segment);
+      body(SegmentCall(call, *segment).call, *segment);
     } else {
       small.push_back(*segment);
       nanoseconds += here;
@@ -143,26 +128,19 @@ void attention(const Attention& call, const Segment* segments, int64_t count) {
   const auto left = static_cast<int64_t>(small.size());
   parallel_for(left, grain_of(nanoseconds / static_cast<double>(std::max<int64_t>(left, 1))),
                [&](int64_t begin, int64_t end) {
-                 for (int64_t s = begin; s < end; ++s) attend(call, small[static_cast<size_t>(s)]);
+                 for (int64_t s = begin; s < end; ++s) {
+                   const Segment& segment = small[static_cast<size_t>(s)];
+                   body(SegmentCall(call, segment).call, segment);
+                 }
                });
 }
 
-void attention_backward(const AttentionBackward& gradients, const Segment* segments, int64_t count) {
-  for (const Segment* segment = segments; segment < segments + count; ++segment) {
-    const SegmentCall part(gradients.call, *segment);
-    AttentionBackward own = gradients;
-    own.call = part.own;
-    own.grad = queries_of(gradients.grad, *segment);
-    own.delta = sums_of(gradients.delta, *segment);
-    View of_lse;
-    if (gradients.grad_lse != nullptr)
-      of_lse = sums_of(*gradients.grad_lse, *segment), own.grad_lse = &of_lse;
-    if (gradients.d_query.data != nullptr) own.d_query = queries_of(gradients.d_query, *segment);
-    if (gradients.d_key.data != nullptr) own.d_key = keys_of(gradients.d_key, *segment);
-    if (gradients.d_value.data != nullptr) own.d_value = keys_of(gradients.d_value, *segment);
-    if (gradients.d_mask.data != nullptr) own.d_mask = scores_of(gradients.d_mask, *segment);
-    attention_backward(own);
-  }
+void attention(const Attention& call, const Segment* segments, int64_t count) {
+  for_each_segment(call, segments, count, [&](const Attention& own, const Segment& segment) {
+    if (call.weights != nullptr) fill_outside(*call.weights, segment, 0);
+    if (call.scores != nullptr) fill_outside(*call.scores, segment, -std::numeric_limits<double>::infinity());
+    attention(own);
+  });
 }
 
 }  // namespace simdformer

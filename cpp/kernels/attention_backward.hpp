@@ -1,376 +1,490 @@
-// attention, backwards, from its output and the logarithm of its sums:
+// attention's backward: the gradients of out = softmax(q k^T scale + mask) v, from out and lse of the forward
 //
-//   s = q.k scale    c = softcap tanh(s / softcap), or s    p = exp(c + mask - lse) where seen, else 0
-//   delta = sum(do o) - dlse      dm = p (do.v - delta)     ds = dm (1 - (c / softcap)^2)
-//   dq = scale ds k     dk = scale ds^T q     dv = p^T do     d_mask = dm
+//   s = q.k scale    c = softcap tanh(s / softcap), or s    P = exp(c + mask - lse), 0 where a key is not seen
+//   delta = sum(dout out) - dlse                            dM = P (dout.v - delta)
+//   dv = P^T dout    ds = dM (1 - (c / softcap)^2) scale    dq = ds k    dk = ds^T q    dmask = dM
 //
-// The weights are computed again, tile by tile (FlashAttention-2: Dao 2023, arXiv:2307.08691): a block of 256 keys
-// passes by strips of 48 rows, and a strip computes only the keys that some row of it sees. Five products of packed
-// panels a tile, all in float32 (float64 for float64): 16-bit numbers are widened when they are packed. Chains of
-// FMAs are cut at fixed places, and tiles are added in a fixed order.
+//   q: (rows, D)    k: (S, D)    v: (S, Dv)    out, dout: (rows, Dv)    rows = queries x heads of a group
+//
+// Saved by the forward: out and lse. Computed again: P, a tile at a time (FlashAttention-2: Dao 2023,
+// arXiv:2307.08691). Tiles are turned, keys down and rows across: lse and delta then lie along the registers, P^T and
+// ds^T are the left operands of dv and dk as they are, and dq^T = k^T ds^T takes ds^T as panels. A tile has the keys
+// of a block that some row of a strip sees: causality and windows cost no more than they need. 16-bit numbers are
+// widened when they are packed, all arithmetic is float32 (float64 for float64), and each gradient is rounded once.
 #pragma once
 
 #include "base/attention_backward_args.hpp"
-#include "kernels/attention_softmax.hpp"
-#include "kernels/gemm.hpp"
-#include "kernels/pack.hpp"
+#include "kernels/attention_prefill.hpp"
 
 namespace simdformer::SF_ISA {
 
-// rows of `length` elements of any dtype that is computed in A -> rows of A, zeros up to the pitch
-template <class A>
-SF_INLINE void widen_row(DType dtype, const char* row, int64_t length, int64_t padded, A* out) {
-  with_storage_of<A>(dtype, [&](auto type) {
-    map_row(out, length, [](auto x) { return x; }, reinterpret_cast<const decltype(type)*>(row));
-  });
-  fill(out, length, padded, A(0));
-}
+constexpr int64_t kTilePitch = (kBackwardRows / kPanelColumns | 1) * kPanelColumns;
 
+// The scratch memory of an item.
 template <class A>
-SF_INLINE void narrow_row(DType dtype, const A* row, int64_t length, char* out) {
-  with_storage_of<A>(dtype, [&](auto type) {
-    map_row(reinterpret_cast<decltype(type)*>(out), length, [](auto x) { return x; }, row);
-  });
-}
+struct Workspace {
+  // A band of rows. As panels [D][16 rows] for s and dout.v; as panels [rows][16 columns] for dk and dv.
+  A *query_panels, *grad_panels, *query_columns, *grad_columns, *lse, *delta;
+  A* d_query;  // (D, rows)
+  // A block of keys: as rows, and k^T.
+  A *stage, *keys, *values, *turned_keys;
+  A *d_key, *d_value;  // (keys of the part, pitch)
+  // Tiles, (keys, rows): s and then P, dout.v and then ds, the mask, dM. And ds once more, as panels.
+  A *weights, *d_scores, *mask, *d_mask, *panels, *mask_row;
 
-template <class A>
-SF_INLINE bool are_finite(const A* row, int64_t n) {
-  using V = Vec<A>;
-  return sum_row(row, n, [](V sum, V x) { return mul_add(x, V(A(0)), sum); }) == A(0);
-}
-
-// A row of `columns` numbers as row j of panels of 16 columns, `stride` elements from one panel to the next.
-template <class A>
-SF_INLINE void row_into_panels(const A* row, int64_t columns, int64_t j, A* panels, int64_t stride) {
-  for (int64_t c = 0; c < columns; c += kPanelColumns)
-    std::memcpy(panels + c / kPanelColumns * stride + j * kPanelColumns, row + c, kPanelColumns * sizeof(A));
-}
-
-// c = or += scale a b over long k, cut as the forward cuts it.
-template <class A>
-SF_INLINE void multiply_long(int64_t m, int64_t n, int64_t k, Matrix<A> a, Panels<A> b, Tile<A> c) {
-  Nothing nothing;
-  if (k == 0) gemm<A>(m, n, 0, a, b, c, nothing);
-  for (int64_t first = 0; first < k; first += 256) {
-    gemm<A>(m, n, min_of(k - first, 256), a.from(0, first), b.from(0, first), c, nothing);
-    c.accumulate = true;
-  }
-}
-
-template <class A>
-void attention_delta_as(const AttentionBackwardArgs& args, int64_t begin, int64_t end) noexcept {
-  const AttentionBackward& of = *args.gradients;
-  const AttentionArgs& forward = args.forward;
-  for (int64_t item = begin; item < end; ++item) {
-    const Head head = head_of(forward, item);
-    const int64_t sequence = item / forward.kv_heads;
-    const char* grad = head_of_view(&of.grad, 3, sequence, head.first);
-    char* delta = head_of_view(&of.delta, 2, sequence, head.first);
-    const char* of_lse = head_of_view(of.grad_lse, 2, sequence, head.first);
-    const auto at = [](const View& view, auto* p, int64_t i, int64_t g) {
-      return p + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2];
-    };
-    each_row(forward, 0, forward.queries, [&](int64_t i, int64_t g, int64_t) {
-      A sum(0);
-      with_storage_of<A>(of.grad.dtype, [&](auto type) {
-        using T = decltype(type);
-        using V = Vec<A>;
-        const T* dy = reinterpret_cast<const T*>(row_of(&of.grad, grad, i, g));
-        const T* y = reinterpret_cast<const T*>(row_of(&of.call.out, head.out, i, g));
-        sum = sum_row(
-            dy, forward.value_depth,
-            [](V sum, V dy, V y) { return V(sum + xsimd::select(dy == V(A(0)), V(A(0)), V(dy * y))); }, y);
-      });
-      if (of_lse != nullptr) sum -= element<A>(at(*of.grad_lse, of_lse, i, g));
-      std::memcpy(at(of.delta, delta, i, g), &sum, sizeof(A));
-    });
-  }
-}
-
-// The memory of a work item, and the head that it is about.
-template <class A>
-struct BackwardItem {
-  Head head;
-  const char *grad, *delta;
-  char* d_mask;
-  int64_t depth, value_depth, depth_pitch, value_pitch, tile_pitch, turned_pitch;
-  A *keys_turned, *values_turned, *keys, *stage_k, *stage_v, *d_key, *d_value;
-  A *q, *dy, *q_panels, *dy_panels, *p, *ds, *p_turned, *ds_turned, *mask, *slope;
-  int64_t rows;  // of a tile, in whole panels
-
-  SF_INLINE BackwardItem(const AttentionBackwardArgs& args, int64_t index, A* memory)
-      : head(head_of(args.forward, index)) {
-    const AttentionBackward& of = *args.gradients;
-    const AttentionArgs& forward = args.forward;
-    const int64_t sequence = index / forward.kv_heads;
-    grad = head_of_view(&of.grad, 3, sequence, head.first);
-    delta = head_of_view(&of.delta, 2, sequence, head.first);
-    d_mask = of.d_mask.data ? head_of_view(&of.d_mask, 3, sequence, head.first) : nullptr;
-    depth = whole_panels(forward.depth), value_depth = whole_panels(forward.value_depth);
-    depth_pitch = pitch_of(forward.depth), value_pitch = pitch_of(forward.value_depth);
-    rows = backward_tile_rows(forward);
-    tile_pitch = pitch_of(kBackwardKeys), turned_pitch = pitch_of(rows);
-    const auto take = [&](int64_t count) {
-      A* const p = memory;
-      memory += count;
+  Workspace(const AttentionBackwardArgs& args, A* memory) {
+    const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, rows = args.band_rows;
+    const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
+    const auto take = [&](int64_t size) {
+      A* p = memory;
+      memory += size;
       return p;
     };
-    keys_turned = take(kBackwardKeys * depth), values_turned = take(kBackwardKeys * value_depth);
-    keys = take(kBackwardKeys * depth);
-    d_key = take(kBackwardKeys * depth), d_value = take(kBackwardKeys * value_depth);
-    stage_k = take(kPanelColumns * depth_pitch), stage_v = take(kPanelColumns * value_pitch);
-    q = take(rows * depth_pitch), dy = take(rows * value_pitch);
-    q_panels = take(rows * depth), dy_panels = take(rows * value_depth);
-    p = take(rows * tile_pitch), ds = take(rows * tile_pitch);
-    p_turned = take(kBackwardKeys * turned_pitch), ds_turned = take(kBackwardKeys * turned_pitch);
-    mask = take(kBackwardKeys), slope = take(kBackwardKeys);
+    query_panels = take(rows * whole_panels(depth)), grad_panels = take(rows * whole_panels(value_depth));
+    query_columns = take(rows * whole_panels(depth)), grad_columns = take(rows * whole_panels(value_depth));
+    lse = take(rows), delta = take(rows);
+    d_query = take(depth * pitch_of(rows));
+    stage = take(kPanelColumns * (pitch + value_pitch));
+    keys = take(kBackwardKeys * pitch), values = take(kBackwardKeys * value_pitch);
+    turned_keys = take(depth * pitch_of(kBackwardKeys));
+    d_key = take(args.part_keys * pitch), d_value = take(args.part_keys * value_pitch);
+    for (A** tile : {&weights, &d_scores, &mask, &d_mask}) *tile = take(kBackwardKeys * kTilePitch);
+    panels = take(kBackwardKeys * kBackwardRows);
+    mask_row = take(kBackwardKeys);
   }
 };
 
-// Keys and values of a block as panels; true when all keys are finite.
-template <class A>
-bool pack_backward_keys(const AttentionBackwardArgs& args, const BackwardItem<A>& item, int64_t first_key,
-                        int64_t count) noexcept {
-  const AttentionArgs& forward = args.forward;
-  const DType dtype = forward.call->key.dtype;
-  bool finite = true;
-  for (int64_t j = 0; j < whole_panels(count); j += kPanelColumns) {
-    for (int64_t c = 0; c < kPanelColumns; ++c) {
-      A *k = item.stage_k + c * item.depth_pitch, *v = item.stage_v + c * item.value_pitch;
-      if (j + c < count) {
-        widen_row(dtype, item.head.keys.row(first_key + j + c), forward.depth, item.depth, k);
-        widen_row(dtype, item.head.values.row(first_key + j + c), forward.value_depth, item.value_depth, v);
-        finite &= are_finite(k, forward.depth);
-      } else {
-        fill(k, 0, item.depth, A(0)), fill(v, 0, item.value_depth, A(0));
-      }
-      row_into_panels(k, item.depth, j + c, item.keys, kBackwardKeys * kPanelColumns);
-    }
-    transpose_panel(static_cast<const A*>(item.stage_k), item.depth_pitch, forward.depth,
-                    item.keys_turned + j * forward.depth);
-    transpose_panel(static_cast<const A*>(item.stage_v), item.value_pitch, forward.value_depth,
-                    item.values_turned + j * forward.value_depth);
-  }
-  return finite;
-}
+// Rows [first, first + count) of a head; row r is query r / group of query head r % group.
+struct Band {
+  int64_t first, count;
+  bool grad_is_finite;
+};
 
-// Rows of queries and of the gradient, as rows and as panels; true when all are finite.
-template <class A>
-bool pack_backward_rows(const AttentionBackwardArgs& args, const BackwardItem<A>& item, int64_t first,
-                        int64_t queries) noexcept {
-  const AttentionArgs& forward = args.forward;
-  const View &query = forward.call->query, &grad = args.gradients->grad;
-  bool finite = true;
-  each_row(forward, first, queries, [&](int64_t i, int64_t g, int64_t r) {
-    A *q = item.q + r * item.depth_pitch, *dy = item.dy + r * item.value_pitch;
-    widen_row(query.dtype, row_of(&query, item.head.query, i, g), forward.depth, item.depth, q);
-    widen_row(grad.dtype, row_of(&grad, item.grad, i, g), forward.value_depth, item.value_depth, dy);
-    finite &= are_finite(q, forward.depth) && are_finite(dy, forward.value_depth);
-    row_into_panels(q, item.depth, r, item.q_panels, item.rows * kPanelColumns);
-    row_into_panels(dy, item.value_depth, r, item.dy_panels, item.rows * kPanelColumns);
-  });
-  return finite;
-}
+// ---- rows that lie anywhere, widened ----------------------------------------------------------------------
 
-// q.k and do.v of a tile -> p and ds, 0 where nothing is seen. With `mark_hidden`, hidden places have p = -1: there a
-// product is left out and not multiplied by 0.
+// x -> row; the rest of the last panel is zero. False where a number is not finite.
 template <class A>
-void weights_of_tile(const AttentionBackwardArgs& args, const BackwardItem<A>& item, int64_t first,
-                     int64_t queries, int64_t first_key, int64_t count, KeyRange columns,
-                     bool mark_hidden) noexcept {
+SF_INLINE bool widen_row(DType dtype, const char* from, int64_t n, A* row) {
   using V = Vec<A>;
-  const AttentionArgs& forward = args.forward;
-  const AttentionBackward& of = *args.gradients;
-  const Attention& call = *forward.call;
-  const V none(kMinusInfinity<A>), zero(A(0)), one(A(1)), cap(static_cast<A>(call.softcap));
-  const V hidden(mark_hidden ? A(-1) : A(0));
-  each_row(forward, first, queries, [&](int64_t i, int64_t g, int64_t r) {
-    A *s = item.p + r * item.tile_pitch, *d = item.ds + r * item.tile_pitch;
-    KeyRange seen = item.head.visible.of_block(i, first_key, count);
-    const auto number = [&](const View& view, const char* p) {
-      return element<A>(p + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2]);
-    };
-    const A lse = number(*call.lse, item.head.lse);
-    const V shift(lse), delta(number(of.delta, item.delta));
-    if (seen.empty() || lse == kMinusInfinity<A>) seen = {columns.begin, columns.begin};
-    const A* mask = nullptr;
-    if (call.mask != nullptr && !seen.empty()) {
-      const char* row = row_of(call.mask, item.head.mask, i, g);
-      stage_mask(*call.mask, row + first_key * call.mask->strides[call.mask->rank - 1], seen, item.mask);
-      mask = item.mask;
-    }
-    if (call.softcap > 0)
-      for (int64_t j = columns.begin; j < columns.end; j += kLanes<A>) {
-        const V t = xsimd::tanh(divide(load(static_cast<const A*>(s) + j), cap));
-        store(item.slope + j, V(one - t * t));
+  V check(A(0));
+  with_storage_of<A>(dtype, [&](auto type) {
+    map_row(
+        row, n,
+        [&](V x) {
+          check = check | V(x * V(A(0)));
+          return x;
+        },
+        reinterpret_cast<const decltype(type)*>(from));
+  });
+  fill(row, n, whole_panels(n), A(0));
+  return sum_lanes(check) == A(0);
+}
+
+// Sixteen rows of a stage -> their place among panels of 16 columns, where what is not finite is zero: it meets the
+// zeros of what a row does not see.
+template <class A>
+SF_INLINE void spread_columns(const A* rows, int64_t pitch, int64_t columns, bool finite, A* to,
+                              int64_t panel_stride) {
+  for (int64_t c = 0; c < columns; c += kPanelColumns) {
+    A* panel = to + c / kPanelColumns * panel_stride;
+    for (int64_t r = 0; r < kPanelColumns; ++r)
+      std::memcpy(panel + r * kPanelColumns, rows + r * pitch + c, kPanelColumns * sizeof(A));
+    if (!finite) remove_non_finite(panel, kPanelColumns * kPanelColumns);
+  }
+}
+
+template <class A>
+SF_INLINE A number_at(const View& view, const char* head, int64_t i, int64_t g) {
+  A value;
+  std::memcpy(&value, head + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2], sizeof(A));
+  return value;
+}
+
+// Queries and gradients of a band, packed both ways; lse and delta. Rows past the last are zero.
+template <class A>
+void pack_band(const AttentionBackwardArgs& args, const Head& head, int64_t index, bool keeps_delta,
+               const Workspace<A>& work, Band& band) noexcept {
+  const AttentionArgs& heads = args.heads;
+  const AttentionBackward& call = *args.call;
+  const int64_t sequence = index / heads.kv_heads;
+  const char* const grad = head_of_view(&call.grad, 3, sequence, head.first);
+  const char* const grad_lse = head_of_view(call.grad_lse, 2, sequence, head.first);
+  char* const kept = keeps_delta ? head_of_view(call.delta, 2, sequence, head.first) : nullptr;
+  const int64_t depth = heads.depth, value_depth = heads.value_depth;
+  const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
+  A *const queries = work.stage, *const grads = work.stage + kPanelColumns * pitch, *const out = work.values;
+  for (int64_t r = 0; r < whole_panels(band.count); r += kPanelColumns) {
+    bool finite = true, grad_is_finite = true;
+    for (int64_t n = 0; n < kPanelColumns; ++n) {
+      A *query_row = queries + n * pitch, *grad_row = grads + n * value_pitch;
+      if (r + n >= band.count) {
+        fill(query_row, 0, pitch, A(0)), fill(grad_row, 0, value_pitch, A(0));
+        work.lse[r + n] = work.delta[r + n] = A(0);
+        continue;
       }
-    finish_scores(forward, s, columns, seen, mask);
-    for (int64_t j = columns.begin; j < columns.end; j += kLanes<A>) {
-      const V score = load(static_cast<const A*>(s) + j);
-      const V p = vec_exp(V(score - shift));
-      const auto unseen = score == none;
-      store(s + j, xsimd::select(unseen, hidden, p));
-      store(d + j, xsimd::select(unseen, zero, V(p * (load(static_cast<const A*>(d) + j) - delta))));
+      const int64_t i = (band.first + r + n) / heads.group, g = (band.first + r + n) % heads.group;
+      const View &query = call.forward.query, &result = call.forward.out;
+      finite &= widen_row(query.dtype, row_of(&query, head.query, i, g), depth, query_row);
+      grad_is_finite &= widen_row(call.grad.dtype, row_of(&call.grad, grad, i, g), value_depth, grad_row);
+      widen_row(result.dtype, row_of(&result, head.out, i, g), value_depth, out);
+      const auto add = [](Vec<A> sum, Vec<A> a, Vec<A> b) { return mul_add(a, b, sum); };
+      A delta = sum_row(static_cast<const A*>(grad_row), value_depth, add, static_cast<const A*>(out));
+      if (grad_lse != nullptr) delta -= number_at<A>(*call.grad_lse, grad_lse, i, g);
+      work.lse[r + n] = number_at<A>(*call.forward.lse, head.lse, i, g);
+      work.delta[r + n] = delta;
+      if (kept != nullptr)
+        std::memcpy(kept + i * call.delta->strides[call.delta->rank - 1] +
+                        g * call.delta->strides[call.delta->rank - 2],
+                    &delta, sizeof(A));
     }
-    if (item.d_mask != nullptr && !seen.empty())
-      std::memcpy(
-          row_of(&of.d_mask, item.d_mask, i, g) + (first_key + seen.begin) * static_cast<int64_t>(sizeof(A)),
-          d + seen.begin, static_cast<size_t>(seen.end - seen.begin) * sizeof(A));
-    if (call.softcap > 0)
-      for (int64_t j = columns.begin; j < columns.end; j += kLanes<A>)
-        store(d + j, xsimd::select(load(static_cast<const A*>(s) + j) == hidden, zero,
-                                   V(load(static_cast<const A*>(d) + j) *
-                                     load(static_cast<const A*>(item.slope) + j))));
+    constexpr auto kSize = static_cast<int64_t>(sizeof(A));
+    pack_panel<A>(reinterpret_cast<const char*>(queries), pitch * kSize, kPanelColumns, depth,
+                  work.query_panels + r * depth);
+    pack_panel<A>(reinterpret_cast<const char*>(grads), value_pitch * kSize, kPanelColumns, value_depth,
+                  work.grad_panels + r * value_depth);
+    const int64_t stride = args.band_rows * kPanelColumns;
+    spread_columns(queries, pitch, depth, finite, work.query_columns + r * kPanelColumns, stride);
+    spread_columns(grads, value_pitch, value_depth, grad_is_finite, work.grad_columns + r * kPanelColumns,
+                   stride);
+    band.grad_is_finite &= grad_is_finite;
+  }
+}
+
+// The keys [first, first + count) as rows, and turned, with zeros for what is not finite.
+template <class A>
+void pack_keys(const AttentionBackwardArgs& args, const Head& head, int64_t first, int64_t count,
+               const Workspace<A>& work) noexcept {
+  const Attention& call = args.call->forward;
+  const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, pitch = pitch_of(depth);
+  constexpr int64_t kKeyPitch = (kBackwardKeys / kPanelColumns | 1) * kPanelColumns, kTaken = 64;
+  alignas(64) A panel[kTaken * kPanelColumns];
+  for (int64_t j = 0; j < count; j += kPanelColumns) {
+    const int64_t columns = min_of(count - j, kPanelColumns);
+    bool finite = true;
+    for (int64_t n = j; n < j + columns; ++n) {
+      finite &= widen_row(call.key.dtype, head.keys.row(first + n), depth, work.keys + n * pitch);
+      widen_row(call.value.dtype, head.values.row(first + n), value_depth,
+                work.values + n * pitch_of(value_depth));
+    }
+    for (int64_t d = 0; d < depth; d += kTaken) {
+      const int64_t taken = min_of(depth - d, kTaken);
+      pack_panel<A>(reinterpret_cast<const char*>(work.keys + j * pitch + d),
+                    pitch * static_cast<int64_t>(sizeof(A)), columns, taken, panel);
+      if (!finite) remove_non_finite(panel, taken * kPanelColumns);
+      for (int64_t n = 0; n < taken; ++n)
+        std::memcpy(work.turned_keys + (d + n) * kKeyPitch + j, panel + n * kPanelColumns,
+                    kPanelColumns * sizeof(A));
+    }
+  }
+}
+
+// ---- a tile -----------------------------------------------------------------------------------------------
+
+// Rows row + [0, rows) of a band against the keys first_key + [keys.begin, keys.end).
+struct BackwardTile {
+  int64_t row, rows;
+  int64_t first_key;
+  KeyRange keys;
+};
+
+// mask[key][row] of a tile: what is added, -inf where a key is not seen.
+template <class A>
+SF_INLINE void turn_mask(const AttentionBackwardArgs& args, const Head& head, const Band& band,
+                         const BackwardTile& tile, const Workspace<A>& work) {
+  const View& mask = *args.call->forward.mask;
+  const int64_t first = tile.first_key * mask.strides[mask.rank - 1];
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t row = band.first + tile.row + r;
+    stage_mask(mask, row_of(&mask, head.mask, row / args.heads.group, row % args.heads.group) + first,
+               tile.keys, work.mask_row);
+    for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j)
+      work.mask[j * kTilePitch + r] = work.mask_row[j];
+  }
+  for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j)
+    fill(work.mask + j * kTilePitch, tile.rows, whole_panels(tile.rows), A(0));
+}
+
+template <class A>
+SF_INLINE void keep_d_mask(const AttentionBackwardArgs& args, const Head& head, int64_t index,
+                           const Band& band, const BackwardTile& tile, const Workspace<A>& work) {
+  const View& view = *args.call->d_mask;
+  char* const d_mask = head_of_view(&view, 3, index / args.heads.kv_heads, head.first);
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t row = band.first + tile.row + r;
+    A* to = reinterpret_cast<A*>(row_of(&view, d_mask, row / args.heads.group, row % args.heads.group));
+    for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j)
+      to[tile.first_key + j] = work.d_mask[j * kTilePitch + r];
+  }
+}
+
+// s and dout.v of a tile -> P and ds, dM where it is wanted. `plain`: there is neither softcap nor mask.
+template <bool plain, class A>
+void weigh_tile(const AttentionBackwardArgs& args, const Head& head, const Band& band,
+                const BackwardTile& tile, const Workspace<A>& work) noexcept {
+  using V = Vec<A>;
+  constexpr int64_t W = kLanes<A>;
+  const Attention& call = args.call->forward;
+  const int64_t group = args.heads.group, first = band.first + tile.row, last = first + tile.rows - 1;
+  const V zero(A(0)), none(kMinusInfinity<A>), scale(static_cast<A>(call.scale));
+  const V most(A(sizeof(A) == 8 ? 709 : 88));  // exp's highest; a right lse stays at about 0
+  const V softcap(static_cast<A>(call.softcap));
+  const A *lse = work.lse + tile.row, *delta = work.delta + tile.row;
+  const bool caps = call.softcap > 0, masks = call.mask != nullptr;
+  const bool hides = masks && call.mask->dtype == DType::boolean;  // a hidden score may be NaN
+  // The queries that see a key lie side by side, and later keys are seen by later queries.
+  int64_t from = first / group, to = from;
+  for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j) {
+    const int64_t key = tile.first_key + j;
+    while (from <= last / group && head.visible.end(from) <= key) ++from;
+    while (to <= last / group && head.visible.begin(to) <= key) ++to;
+    const int64_t begin = clamp_to(from * group - first, 0, tile.rows);
+    const int64_t end = clamp_to(to * group - first, begin, tile.rows);
+    A *s = work.weights + j * kTilePitch, *d = work.d_scores + j * kTilePitch;
+    for (int64_t r = 0; r < whole_panels(tile.rows); r += W) {
+      A* panel = work.panels + panel_start(r) * kBackwardKeys + j * kPanelColumns + r % kPanelColumns;
+      if (r >= end || r + W <= begin) {
+        store(s + r, zero), store(d + r, zero), store(panel, zero);
+        if constexpr (!plain) store(work.d_mask + j * kTilePitch + r, zero);
+        continue;
+      }
+      V score = load(static_cast<const A*>(s + r)), slope = scale;
+      if constexpr (!plain) {
+        if (caps) {
+          const V t = xsimd::tanh(divide(score, softcap));
+          score = softcap * t;
+          slope = scale * neg_mul_add(t, t, V(A(1)));
+        }
+        if (masks) score = score + load(static_cast<const A*>(work.mask + j * kTilePitch + r));
+      }
+      V weight = weight_exp(smaller(most, V(score - load(lse + r))));
+      V d_masked = weight * (load(static_cast<const A*>(d + r)) - load(delta + r));
+      V d_score = d_masked * slope;
+      const auto keep = [&](const auto& choose) {
+        weight = choose(weight), d_masked = choose(d_masked), d_score = choose(d_score);
+      };
+      if constexpr (!plain) {
+        auto hidden = score == none;
+        if (hides) hidden = hidden | (load(static_cast<const A*>(work.mask + j * kTilePitch + r)) == none);
+        keep([&](V x) { return V(xsimd::select(hidden, zero, x)); });
+      }
+      if (r < begin || r + W > end) {
+        const int64_t before = max_of(begin - r, 0), until = min_of(end - r, W);
+        keep([&](V x) { return V(first_lanes(before, zero, first_lanes(until, x, zero))); });
+      }
+      if constexpr (!plain) store(work.d_mask + j * kTilePitch + r, d_masked);
+      store(s + r, weight), store(d + r, d_score), store(panel, d_score);
+    }
+  }
+}
+
+// What of dout is not finite, added to the values of the keys that its rows see.
+template <class A>
+void add_non_finite_grad(const AttentionBackwardArgs& args, const Band& band, const BackwardTile& tile,
+                         const Head& head, int64_t index, const Workspace<A>& work, A* d_value,
+                         int64_t pitch) noexcept {
+  const View& view = args.call->grad;
+  const char* grad = head_of_view(&view, 3, index / args.heads.kv_heads, head.first);
+  A* row = work.stage;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t at = band.first + tile.row + r;
+    const char* from = row_of(&view, grad, at / args.heads.group, at % args.heads.group);
+    if (widen_row(view.dtype, from, args.heads.value_depth, row)) continue;
+    for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j) {
+      const A weight = work.weights[j * kTilePitch + r];
+      if (weight == A(0)) continue;
+      for (int64_t c = 0; c < args.heads.value_depth; ++c)
+        if (!is_finite(row[c])) d_value[j * pitch + c] += weight * row[c];
+    }
+  }
+}
+
+// ---- an item ----------------------------------------------------------------------------------------------
+
+template <class A>
+SF_INLINE void clear(A* numbers, int64_t count) {
+  std::memset(static_cast<void*>(numbers), 0, static_cast<size_t>(count) * sizeof(A));
+}
+
+// A band against the block of keys from first_key on, of which `keys` are packed.
+template <class A>
+void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t index, const Band& band,
+                int64_t first_key, KeyRange keys, int64_t part_begin, const Workspace<A>& work) noexcept {
+  const AttentionBackward& call = *args.call;
+  const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, group = args.heads.group;
+  const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
+  constexpr int64_t kKeyPitch = (kBackwardKeys / kPanelColumns | 1) * kPanelColumns;
+  const int64_t columns_stride = args.band_rows * kPanelColumns;
+  const bool plain = call.forward.softcap == 0 && call.forward.mask == nullptr;
+  Prefetches none;
+  for (int64_t row = 0; row < band.count; row += kBackwardRows) {
+    const int64_t rows = min_of(band.count - row, kBackwardRows);
+    const int64_t first = (band.first + row) / group, last = (band.first + row + rows - 1) / group;
+    const KeyRange seen{max_of(head.visible.begin(first) - first_key, keys.begin),
+                        min_of(head.visible.end(last) - first_key, keys.end)};
+    if (seen.empty()) continue;
+    const BackwardTile tile{row, rows, first_key, seen};
+    const int64_t count = seen.end - seen.begin;
+    const int64_t from = seen.begin * kTilePitch;
+    // The packed keys begin with keys.begin.
+    const auto product = [&](int64_t k, const A* packed, int64_t p, const A* panels, A scale, A* to) {
+      for (int64_t d = 0; d < k; d += kScoreTerms)
+        gemm<A>(count, rows, min_of(k - d, kScoreTerms),
+                Matrix<A>{packed, p}.from(seen.begin - keys.begin, d),
+                Panels<A>{panels, k * kPanelColumns}.from(row, d),
+                Tile<A>{to + from, kTilePitch, d > 0, scale}, none);
+    };
+    product(depth, work.keys, pitch, work.query_panels, static_cast<A>(call.forward.scale), work.weights);
+    if (value_depth == 0) clear(work.d_scores + from, count * kTilePitch);
+    product(value_depth, work.values, value_pitch, work.grad_panels, A(1), work.d_scores);
+    if (call.forward.mask != nullptr) turn_mask(args, head, band, tile, work);
+    if (plain)
+      weigh_tile<true>(args, head, band, tile, work);
+    else
+      weigh_tile<false>(args, head, band, tile, work);
+    if (call.d_mask != nullptr) keep_d_mask(args, head, index, band, tile, work);
+    const int64_t key = first_key - part_begin + seen.begin;
+    if (call.d_value != nullptr) {
+      gemm<A>(count, value_depth, rows, Matrix<A>{work.weights + from, kTilePitch},
+              Panels<A>{work.grad_columns, columns_stride}.from(0, row),
+              Tile<A>{work.d_value + key * value_pitch, value_pitch, true}, none);
+      if (!band.grad_is_finite)
+        add_non_finite_grad(args, band, tile, head, index, work,
+                            work.d_value + (first_key - part_begin) * value_pitch, value_pitch);
+    }
+    if (call.d_key != nullptr)
+      gemm<A>(count, depth, rows, Matrix<A>{work.d_scores + from, kTilePitch},
+              Panels<A>{work.query_columns, columns_stride}.from(0, row),
+              Tile<A>{work.d_key + key * pitch, pitch, true}, none);
+    if (call.d_query != nullptr)
+      gemm<A>(depth, rows, count, Matrix<A>{work.turned_keys, kKeyPitch}.from(0, seen.begin - keys.begin),
+              Panels<A>{work.panels, kBackwardKeys * kPanelColumns}.from(0, seen.begin),
+              Tile<A>{work.d_query + row, pitch_of(args.band_rows), true}, none);
+  }
+}
+
+// One row of sums -> a row of the result.
+template <class A>
+SF_INLINE void store_row(const View& view, char* to, const A* row, int64_t n) {
+  with_storage_of<A>(view.dtype, [&](auto type) {
+    map_row(reinterpret_cast<decltype(type)*>(to), n, [](Vec<A> x) { return x; }, row);
   });
 }
 
-// The sums of a tile number by number, where some factor is not finite: what a row does not see has no part in it.
+// The band's part of d_query: among the partial sums, or the result.
 template <class A>
-void add_seen(const AttentionBackwardArgs& args, const BackwardItem<A>& item, int64_t rows, int64_t count,
-              KeyRange columns, A* dq) noexcept {
-  const AttentionArgs& forward = args.forward;
-  const A scale = static_cast<A>(forward.call->scale);
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t j = columns.begin; j < min_of(columns.end, count); ++j) {
-      const A p = item.p[r * item.tile_pitch + j], ds = scale * item.ds[r * item.tile_pitch + j];
-      if (p == A(-1)) continue;
-      for (int64_t d = 0; d < forward.depth; ++d) {
-        const A k = item.keys[(d / kPanelColumns * kBackwardKeys + j) * kPanelColumns + d % kPanelColumns];
-        dq[r * item.depth + d] += ds * k;
-        item.d_key[j * item.depth + d] += ds * item.q[r * item.depth_pitch + d];
-      }
-      for (int64_t d = 0; d < forward.value_depth; ++d)
-        item.d_value[j * item.value_depth + d] += p * item.dy[r * item.value_pitch + d];
+void store_band(const AttentionBackwardArgs& args, const Head& head, int64_t index, int64_t item,
+                const Band& band, const Workspace<A>& work) noexcept {
+  const AttentionArgs& heads = args.heads;
+  const int64_t pitch = whole_panels(heads.depth), turned = pitch_of(args.band_rows);
+  const View& view = *args.call->d_query;
+  char* const out = head_of_view(&view, 3, index / heads.kv_heads, head.first);
+  A* const partial = args.partials == nullptr
+                         ? nullptr
+                         : static_cast<A*>(args.partials) + (item * query_rows(heads) + band.first) * pitch;
+  constexpr int64_t kTaken = 64;
+  A* const rows = work.query_columns;  // no longer needed: rows of all columns
+  alignas(64) A panel[kTaken * kPanelColumns];
+  for (int64_t first = 0; first < band.count; first += kTaken) {
+    const int64_t count = min_of(band.count - first, kTaken);
+    for (int64_t d = 0; d < heads.depth; d += kPanelColumns) {
+      pack_panel<A>(reinterpret_cast<const char*>(work.d_query + d * turned + first),
+                    turned * static_cast<int64_t>(sizeof(A)), min_of(heads.depth - d, kPanelColumns), count,
+                    panel);
+      for (int64_t r = 0; r < count; ++r)
+        std::memcpy(rows + r * pitch + d, panel + r * kPanelColumns, kPanelColumns * sizeof(A));
     }
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t row = band.first + first + r;
+      if (partial != nullptr)
+        std::memcpy(partial + (first + r) * pitch, rows + r * pitch, static_cast<size_t>(pitch) * sizeof(A));
+      else
+        store_row(view, row_of(&view, out, row / heads.group, row % heads.group), rows + r * pitch,
+                  heads.depth);
+    }
+  }
 }
 
-// A tile: `queries` of the head from `first` on against the columns of a block of keys.
+// Some keys of a head: their own gradients, and what they add to those of the queries.
 template <class A>
-void backward_tile(const AttentionBackwardArgs& args, const BackwardItem<A>& item, int64_t first,
-                   int64_t queries, int64_t first_key, int64_t count, KeyRange seen, bool finite,
-                   A* dq) noexcept {
-  const AttentionArgs& forward = args.forward;
-  const AttentionBackward& of = *args.gradients;
-  const int64_t rows = queries * forward.group, begin = panel_start(seen.begin);
-  const KeyRange columns{begin, whole_panels(seen.end)};
-  const int64_t keys = columns.end - begin;
-  const A scale = static_cast<A>(forward.call->scale);
-  finite &= pack_backward_rows(args, item, first, queries);
-
-  multiply_long<A>(rows, keys, forward.depth, {item.q, item.depth_pitch},
-                   Panels<A>{item.keys_turned, forward.depth * kPanelColumns}.from(begin, 0),
-                   {item.p + begin, item.tile_pitch, false, scale});
-  multiply_long<A>(rows, keys, forward.value_depth, {item.dy, item.value_pitch},
-                   Panels<A>{item.values_turned, forward.value_depth * kPanelColumns}.from(begin, 0),
-                   {item.ds + begin, item.tile_pitch, false});
-  weights_of_tile(args, item, first, queries, first_key, count, columns, !finite);
-  if (!finite) return add_seen(args, item, rows, count, columns, dq);
-
-  const auto turn = [&](const A* tile, A* turned) {
-    for (int64_t r = 0; r < rows; r += kPanelColumns)
-      transpose_panel(tile + r * item.tile_pitch + begin, item.tile_pitch, keys, turned + r,
-                      item.turned_pitch);
+void backward_item(const AttentionBackwardArgs& args, int64_t item, A* memory) noexcept {
+  const AttentionArgs& heads = args.heads;
+  const AttentionBackward& call = *args.call;
+  const Workspace<A> work(args, memory);
+  const int64_t index = heads.first_head + item / args.parts, part = args.first_part + item % args.parts;
+  const Head head = head_of(heads, index);
+  const int64_t depth = heads.depth, value_depth = heads.value_depth;
+  const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
+  const int64_t begin = part * args.part_keys, end = min_of(begin + args.part_keys, heads.keys);
+  clear(work.d_key, args.part_keys * pitch), clear(work.d_value, args.part_keys * value_pitch);
+  for (int64_t first = 0; first < query_rows(heads); first += args.band_rows) {
+    Band band{first, min_of(args.band_rows, query_rows(heads) - first), true};
+    const int64_t last = (first + band.count - 1) / heads.group;
+    const KeyRange seen{max_of(head.visible.begin(first / heads.group), begin),
+                        min_of(head.visible.end(last), end)};
+    clear(work.d_query, depth * pitch_of(args.band_rows));
+    if (!seen.empty() || part == 0) pack_band(args, head, index, part == 0, work, band);
+    for (int64_t block = begin; block < seen.end; block += kBackwardKeys) {
+      const KeyRange keys{max_of(seen.begin - block, 0), min_of(seen.end - block, kBackwardKeys)};
+      if (keys.empty()) continue;
+      pack_keys(args, head, block + keys.begin, keys.end - keys.begin, work);
+      pass_block(args, head, index, band, block, keys, begin, work);
+    }
+    if (call.d_query != nullptr) store_band(args, head, index, item, band, work);
+  }
+  const int64_t sequence = index / heads.kv_heads, kv_head = index % heads.kv_heads;
+  const auto finish = [&](const View* view, const A* sums, int64_t stride, int64_t columns) {
+    if (view == nullptr) return;
+    char* const out = head_of_view(view, 3, sequence, kv_head);
+    for (int64_t j = begin; j < end; ++j)
+      store_row(*view, out + j * row_stride(*view), sums + (j - begin) * stride, columns);
   };
-  if (of.d_query.data != nullptr)
-    multiply_long<A>(rows, forward.depth, keys, {item.ds + begin, item.tile_pitch},
-                     {item.keys + begin * kPanelColumns, kBackwardKeys * kPanelColumns},
-                     {dq, item.depth, true, scale});
-  if (of.d_key.data != nullptr) {
-    turn(item.ds, item.ds_turned);
-    multiply_long<A>(keys, forward.depth, rows, {item.ds_turned, item.turned_pitch},
-                     {item.q_panels, item.rows * kPanelColumns},
-                     {item.d_key + begin * item.depth, item.depth, true, scale});
-  }
-  if (of.d_value.data != nullptr) {
-    turn(item.p, item.p_turned);
-    multiply_long<A>(keys, forward.value_depth, rows, {item.p_turned, item.turned_pitch},
-                     {item.dy_panels, item.rows * kPanelColumns},
-                     {item.d_value + begin * item.value_depth, item.value_depth, true});
-  }
-}
-
-template <class A>
-void attention_backward_as(const AttentionBackwardArgs& args, A* scratch, int64_t begin,
-                           int64_t end) noexcept {
-  const AttentionBackward& of = *args.gradients;
-  const AttentionArgs& forward = args.forward;
-  const int64_t tile_queries = max_of(kBackwardRows / forward.group, 1);
-  for (int64_t index = begin; index < end; ++index) {
-    const int64_t place = args.first_head + index / args.parts, part = index % args.parts;
-    const int64_t sequence = place / forward.kv_heads, kv_head = place % forward.kv_heads;
-    const BackwardItem<A> item(args, place, scratch);
-    const int64_t sums = forward.queries * forward.group * item.depth;
-    A* const dq = static_cast<A*>(args.d_query) + index * sums;
-    std::memset(dq, 0, static_cast<size_t>(sums) * sizeof(A));
-    const int64_t last = min_of(forward.keys, (part + 1) * args.part_keys);
-    for (int64_t first_key = part * args.part_keys; first_key < last; first_key += kBackwardKeys) {
-      const int64_t count = min_of(last - first_key, kBackwardKeys);
-      std::memset(item.d_key, 0, static_cast<size_t>(whole_panels(count) * item.depth) * sizeof(A));
-      std::memset(item.d_value, 0, static_cast<size_t>(whole_panels(count) * item.value_depth) * sizeof(A));
-      bool packed = false, finite = true;
-      for (int64_t i = 0; i < forward.queries; i += tile_queries) {
-        const int64_t queries = min_of(forward.queries - i, tile_queries);
-        const KeyRange seen{item.head.visible.of_block(i, first_key, count).begin,
-                            item.head.visible.of_block(i + queries - 1, first_key, count).end};
-        if (seen.empty()) continue;
-        if (!packed) finite = pack_backward_keys(args, item, first_key, count), packed = true;
-        backward_tile(args, item, i, queries, first_key, count, seen, finite,
-                      dq + i * forward.group * item.depth);
-      }
-      const auto give = [&](const View& view, const A* rows, int64_t length, int64_t pitch) {
-        if (view.data == nullptr) return;
-        char* out = head_of_view(&view, 3, sequence, kv_head) + first_key * row_stride(view);
-        for (int64_t j = 0; j < count; ++j)
-          narrow_row(view.dtype, rows + j * pitch, length, out + j * row_stride(view));
-      };
-      give(of.d_key, item.d_key, forward.depth, item.depth);
-      give(of.d_value, item.d_value, forward.value_depth, item.value_depth);
-    }
-  }
-}
-
-// The sums of the parts -> the gradient of the queries. Work items are the rows of the heads of the pass.
-template <class A>
-void attention_backward_queries_as(const AttentionBackwardArgs& args, int64_t begin, int64_t end) noexcept {
-  const View& view = args.gradients->d_query;
-  const AttentionArgs& forward = args.forward;
-  const int64_t depth = whole_panels(forward.depth), rows = forward.queries * forward.group;
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t place = item / rows, row = item % rows, head = args.first_head + place;
-    A* sum = static_cast<A*>(args.d_query) + (place * args.parts * rows + row) * depth;
-    for (int64_t part = 1; part < args.parts; ++part)
-      map_row(
-          sum, forward.depth, [](auto a, auto b) { return a + b; }, static_cast<const A*>(sum),
-          static_cast<const A*>(sum + part * rows * depth));
-    char* out = head_of_view(&view, 3, head / forward.kv_heads, head % forward.kv_heads * forward.group);
-    narrow_row<A>(view.dtype, sum, forward.depth,
-                  row_of(&view, out, row / forward.group, row % forward.group));
-  }
+  finish(call.d_key, work.d_key, pitch, depth);
+  finish(call.d_value, work.d_value, value_pitch, value_depth);
 }
 
 // ---- entries of the table ---------------------------------------------------------------------------------
 
-template <class Body>
-SF_INLINE void with_sums_of(const AttentionBackwardArgs& args, Body body) {
-  if (args.gradients->grad.dtype == DType::f64)
-    body(double{});
-  else
-    body(float{});
-}
-
-inline void attention_delta(const AttentionBackwardArgs& args, int64_t begin, int64_t end) noexcept {
-  with_sums_of(args, [&](auto sum) { attention_delta_as<decltype(sum)>(args, begin, end); });
-}
-
 inline void attention_backward(const AttentionBackwardArgs& args, void* scratch, int64_t begin,
                                int64_t end) noexcept {
-  with_sums_of(
-      args, [&](auto sum) { attention_backward_as(args, static_cast<decltype(sum)*>(scratch), begin, end); });
+  for (int64_t item = begin; item < end; ++item) {
+    if (args.call->forward.query.dtype == DType::f64)
+      backward_item(args, item, static_cast<double*>(scratch));
+    else
+      backward_item(args, item, static_cast<float*>(scratch));
+  }
 }
 
-inline void attention_backward_queries(const AttentionBackwardArgs& args, int64_t begin,
-                                       int64_t end) noexcept {
-  with_sums_of(args, [&](auto sum) { attention_backward_queries_as<decltype(sum)>(args, begin, end); });
+// d_query of a head's parts, added up in their order. Work items are (head, row).
+template <class A>
+void add_parts(const AttentionBackwardArgs& args, int64_t begin, int64_t end) noexcept {
+  const AttentionArgs& heads = args.heads;
+  const int64_t rows = query_rows(heads), pitch = whole_panels(heads.depth);
+  const View& view = *args.call->d_query;
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t head = item / rows, row = item % rows, index = heads.first_head + head;
+    A* first = static_cast<A*>(args.partials) + (head * args.parts * rows + row) * pitch;
+    A* sum = args.sums == nullptr ? first : static_cast<A*>(args.sums) + item * pitch;
+    int64_t part = 0;
+    if (args.sums == nullptr || args.first_pass) {
+      if (sum != first) std::memcpy(sum, first, static_cast<size_t>(pitch) * sizeof(A));
+      part = 1;
+    }
+    for (; part < args.parts; ++part)
+      map_row(
+          sum, pitch, [](Vec<A> a, Vec<A> b) { return Vec<A>(a + b); }, static_cast<const A*>(sum),
+          static_cast<const A*>(first + part * rows * pitch));
+    if (!args.last_pass) continue;
+    char* const out = head_of_view(&view, 3, index / heads.kv_heads, index % heads.kv_heads * heads.group);
+    store_row(view, row_of(&view, out, row / heads.group, row % heads.group), static_cast<const A*>(sum),
+              heads.depth);
+  }
+}
+
+inline void attention_backward_merge(const AttentionBackwardArgs& args, int64_t begin, int64_t end) noexcept {
+  if (args.call->forward.query.dtype == DType::f64)
+    add_parts<double>(args, begin, end);
+  else
+    add_parts<float>(args, begin, end);
 }
 
 }  // namespace simdformer::SF_ISA

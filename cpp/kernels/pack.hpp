@@ -15,8 +15,7 @@ namespace simdformer::SF_ISA {
 // panel[j][c] = rows[c][j] for 16 rows of k <= kStage elements, transposed inside quarters: 4 x 4 floats or 2
 // x 2 doubles each, quarter q holding the rows from kQuarter * q on. Reads whole quarters, past k.
 template <class A>
-SF_INLINE void transpose_panel(const A* rows, int64_t stride, int64_t k, A* panel,
-                               int64_t panel_stride = kPanelColumns) {
+SF_INLINE void transpose_panel(const A* rows, int64_t stride, int64_t k, A* panel) {
   using V = Vec<A>;
   constexpr int64_t W = kLanes<A>;
   constexpr int kQuarter = static_cast<int>(16 / sizeof(A));
@@ -37,7 +36,7 @@ SF_INLINE void transpose_panel(const A* rows, int64_t stride, int64_t k, A* pane
         r[0] = low, r[1] = high;
       }
       SF_UNROLL for (int i = 0; i < kQuarter; ++i) {
-        if (j + i < k) store(panel + (j + i) * panel_stride + column, r[i]);
+        if (j + i < k) store(panel + (j + i) * kPanelColumns + column, r[i]);
       }
     }
 }

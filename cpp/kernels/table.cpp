@@ -47,9 +47,8 @@ constexpr KernelTable kernel_table() {
   table.attention_prefill = attention_prefill;
   table.attention_decode = attention_decode;
   table.attention_merge = attention_merge;
-  table.attention_delta = attention_delta;
   table.attention_backward = attention_backward;
-  table.attention_backward_queries = attention_backward_queries;
+  table.attention_backward_merge = attention_backward_merge;
   table.activation_backward = activation_backward;
   table.swiglu_backward = swiglu_backward;
   table.softmax_backward = softmax_backward;

@@ -13,6 +13,35 @@ MAX_THREADS: int
 
 # ---- operations ----------------------------------------------------------------------------------
 
+def scaled_dot_product_attention_backward(
+    grad: object,
+    query: object,
+    key: object,
+    value: object,
+    out: object,
+    lse: object,
+    attn_mask: object,
+    dropout_p: object,
+    is_causal: object,
+    scale: object,
+    enable_gqa: object,
+    causal_offset: object,
+    window: object,
+    chunk: object,
+    key_starts: object,
+    key_lengths: object,
+    segment_ids: object,
+    cu_seqlens: object,
+    softcap: object,
+    sinks: object,
+    grad_lse: object,
+    wants_query: bool,
+    wants_key: bool,
+    wants_value: bool,
+    wants_mask: bool,
+    wants_delta: bool,
+    /,
+) -> tuple[Any, Any, Any, Any, Any]: ...
 def scaled_dot_product_attention(
     query: object,
     key: object,
@@ -38,33 +67,6 @@ def scaled_dot_product_attention(
     out: object,
     /,
 ) -> Any: ...
-def scaled_dot_product_attention_backward(
-    grad: object,
-    query: object,
-    key: object,
-    value: object,
-    out: object,
-    lse: object,
-    attn_mask: object,
-    dropout_p: object,
-    is_causal: object,
-    scale: object,
-    enable_gqa: object,
-    causal_offset: object,
-    window: object,
-    chunk: object,
-    key_starts: object,
-    key_lengths: object,
-    segment_ids: object,
-    cu_seqlens: object,
-    softcap: object,
-    grad_lse: object,
-    wants_query: bool,
-    wants_key: bool,
-    wants_value: bool,
-    wants_mask: bool,
-    /,
-) -> tuple[Any, Any, Any, Any, _Array]: ...
 def softmax(x: object, axis: object, temperature: object, out: object, /) -> _Array: ...
 def rms_norm(x: object, weight: object, eps: object, out: object, /) -> _Array: ...
 def layer_norm(x: object, weight: object, bias: object, eps: object, out: object, /) -> _Array: ...

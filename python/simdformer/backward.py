@@ -428,138 +428,6 @@ def repeat_kv(grad: ArrayLike, n_rep: int, *, axis: int = -3) -> Array:
     return np.moveaxis(pairs.sum(axis=1, dtype=wide).astype(dy.dtype, copy=False), 0, axis)
 
 
-# ---- attention -----------------------------------------------------------------------------------
-
-ATTENTION_NEEDS = ("query", "key", "value", "attn_mask", "sinks")
-
-
-def scaled_dot_product_attention(
-    grad: ArrayLike,
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    out: ArrayLike,
-    lse: ArrayLike | None = None,
-    attn_mask: ArrayLike | None = None,
-    *,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = True,
-    causal_offset: int | ArrayLike | None = None,
-    window: int | tuple[int | None, int | None] | None = None,
-    chunk: int | None = None,
-    key_starts: ArrayLike | None = None,
-    key_lengths: ArrayLike | None = None,
-    segment_ids: ArrayLike | None = None,
-    cu_seqlens: ArrayLike | None = None,
-    softcap: float | None = None,
-    sinks: ArrayLike | None = None,
-    block_table: None = None,
-    grad_lse: ArrayLike | None = None,
-    needs: Sequence[str] = ("query", "key", "value"),
-) -> AttentionGradients:
-    """Gradients of attention, from its output and the logarithm of its sums.
-
-        P      = exp(scores - lse)                  the weights again, 0 where a key is not seen
-        delta  = sum(grad out) - grad_lse           one number a query
-        dM     = P (grad valueᵀ - delta)            ds = dM (1 - (s / softcap)²), or dM
-        dquery = scale ds key     dkey = scale dsᵀ query     dvalue = Pᵀ grad
-
-    The (L, S) weights are computed again tile by tile and are never in memory as a whole, unless
-    the mask's gradient is wanted. FlashAttention-2, arXiv:2307.08691.
-
-    Parameters
-    ----------
-    grad, out : (..., H, L, Dv)
-        The gradient of the result, and the result.
-    query, key, value, attn_mask, and the keywords
-        What the forward took. Pages (block_table) have no gradient.
-    lse : (..., H, L) float32 (float64 for float64)
-        What the forward gives with return_lse=True.
-    grad_lse : (..., H, L), optional
-        The gradient of lse, where that was used too.
-    needs : names out of "query", "key", "value", "attn_mask", "sinks"
-        What to compute; the rest is None.
-
-    Returns
-    -------
-    AttentionGradients(query, key, value, attn_mask, sinks)
-        Each with the shape and dtype of what it belongs to, summed over the heads that share a key
-        and the axes along which it was broadcast. sinks is float32 (float64 for float64).
-
-    A query that sees nothing gives 0, and a hidden key has no part in anything, not even as NaN.
-
-    TypeError: dtypes that do not fit. ValueError: shapes that do not fit, no lse, pages, the
-    gradient of a boolean mask, or of a mask or sinks that were not given.
-
-    >>> import numpy as np
-    >>> import simdformer as sf
-    >>> q = k = v = np.eye(3, dtype=np.float32)
-    >>> out, lse = sf.scaled_dot_product_attention(q, k, v, is_causal=True, return_lse=True)
-    >>> grad = np.ones_like(out)
-    >>> gradients = sf.backward.scaled_dot_product_attention(
-    ...     grad, q, k, v, out, lse, is_causal=True
-    ... )
-    >>> gradients.value.sum().round(3)                  # the weights of each of 3 queries are 1
-    np.float32(9.0)
-    """
-    function = "backward.scaled_dot_product_attention"
-    wanted = read_names(function, "needs", needs, ATTENTION_NEEDS)
-    if block_table is not None:
-        raise ValueError(
-            f"{function}: block_table is given, needs keys and values side by side; "
-            "pages of a cache have no gradient"
-        )
-    if lse is None:
-        raise ValueError(
-            f"{function}: lse is missing, needs that of the forward; "
-            "out, lse = sf.scaled_dot_product_attention(..., return_lse=True)"
-        )
-    for name, given in (("attn_mask", attn_mask), ("sinks", sinks)):
-        if name in wanted and given is None:
-            raise ValueError(f"{function}: needs has {name!r}, needs {name} to be given")
-    mask = None if attn_mask is None else as_array(function, "attn_mask", attn_mask)
-    if "attn_mask" in wanted and mask is not None and mask.dtype == bool:
-        raise ValueError(
-            f"{function}: needs has 'attn_mask', needs a mask that is added; a boolean one has none"
-        )
-    of_query, of_key, of_value, of_mask, delta = _core.scaled_dot_product_attention_backward(
-        grad, query, key, value, out, lse, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-        causal_offset, window, chunk, key_starts, key_lengths, segment_ids, cu_seqlens, softcap,
-        grad_lse, "query" in wanted, "key" in wanted, "value" in wanted, "attn_mask" in wanted,
-    )  # fmt: skip
-
-    def like(gradient: Array | None, name: str, given: Any) -> Any:
-        if gradient is None:
-            return None
-        array = as_array(function, name, given)
-        if gradient.size == array.size:
-            return gradient.reshape(array.shape).astype(array.dtype, copy=False)
-        return sum_to(gradient.astype(np.float64), array.shape).astype(array.dtype)
-
-    of_sinks = None
-    if "sinks" in wanted and sinks is not None:
-        logits = as_array(function, "sinks", sinks).astype(np.float64)
-        if logits.shape != delta.shape[-2:-1]:
-            raise ValueError(
-                f"{function}: sinks has shape {logits.shape}, needs {delta.shape[-2:-1]}"
-            )
-        log_sums = as_array(function, "lse", lse).astype(np.float64).reshape(delta.shape)
-        seen = ~np.isneginf(log_sums)
-        shares = np.exp(np.where(seen, logits[:, None] - log_sums, -np.inf))
-        of_rows = -np.where(seen, shares * delta, 0)
-        rows = tuple(axis for axis in range(delta.ndim) if axis != delta.ndim - 2)
-        of_sinks = of_rows.sum(axis=rows).astype(delta.dtype)
-    return AttentionGradients(
-        like(of_query, "query", query),
-        like(of_key, "key", key),
-        like(of_value, "value", value),
-        like(of_mask, "attn_mask", attn_mask),
-        of_sinks,
-    )
-
-
 # ---- cross entropy -------------------------------------------------------------------------------
 
 
@@ -617,3 +485,130 @@ def cross_entropy(
         function, logits, labels, ignore_index, label_smoothing, z_loss, softcap, scale, scales,
         lse, out, 0, 0,
     )  # fmt: skip
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+ATTENTION_NEEDS = AttentionGradients._fields
+
+
+def scaled_dot_product_attention(
+    grad: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    out: ArrayLike,
+    lse: ArrayLike | None = None,
+    attn_mask: ArrayLike | None = None,
+    *,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = True,
+    causal_offset: int | ArrayLike | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
+    key_starts: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    segment_ids: Any = None,
+    cu_seqlens: Any = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    block_table: Any = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Sequence[str] = ("query", "key", "value"),
+) -> AttentionGradients:
+    """The gradients of attention, from what its forward gave: out and the log-sum-exp.
+
+    With s = query keyᵀ scale, m the mask, P = exp(s + m - lse), 0 where a key is not seen, and
+    delta = sum(grad out) - grad_lse:
+
+        dvalue = Pᵀ grad          dM = P (grad valueᵀ - delta)          ds = dM
+        dquery = ds key scale     dkey = dsᵀ query scale                dmask = dM
+
+    with a softcap ds = dM (1 - (s / softcap)²), and dsink = -exp(sink - lse) delta. Sums over the
+    query heads that read a key head, and over the axes along which an array was broadcast, are
+    made.
+
+    Parameters
+    ----------
+    grad : (..., H, L, Dv), the dtype of out
+    query, key, value, attn_mask and all keywords : as in the forward
+        block_table is refused: pages are a cache, and a cache has no gradient.
+    out, lse : (..., H, L, Dv), (..., H, L)
+        What `sf.scaled_dot_product_attention(..., return_lse=True)` gave.
+    grad_lse : (..., H, L), optional
+        The gradient of lse, where something was made of that too.
+    needs : names out of "query", "key", "value", "attn_mask", "sinks"
+        What to compute; the rest is None. A boolean mask has no gradient.
+
+    Returns
+    -------
+    AttentionGradients(query, key, value, attn_mask, sinks)
+        Each of the shape and dtype of its argument. A query that sees no key gives 0. A hidden NaN
+        stays hidden.
+
+    The arithmetic is float32 (float64 for float64). Tiles that nobody sees are skipped, P is never
+    held as a whole. The same bits for every number of threads. FlashAttention-2, arXiv:2307.08691.
+
+    TypeError: dtypes; lse is None; the gradient of a boolean mask. ValueError: shapes, unknown
+    names, a block_table, and what the forward refuses.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> q, k, v, grad = np.random.default_rng(0).standard_normal((4, 2, 5, 8), dtype=np.float32)
+    >>> out, lse = sf.scaled_dot_product_attention(q, k, v, is_causal=True, return_lse=True)
+    >>> gradients = sf.backward.scaled_dot_product_attention(
+    ...     grad, q, k, v, out, lse, is_causal=True
+    ... )
+    >>> bool(abs(gradients.key.sum(axis=1)).max() < 1e-5)    # the same for all keys changes nothing
+    True
+    """
+    function = "backward.scaled_dot_product_attention"
+    wanted = read_names(function, "needs", needs, ATTENTION_NEEDS)
+    if lse is None:
+        raise TypeError(
+            f"{function}: lse is None, needs that of the forward; "
+            "out, lse = sf.scaled_dot_product_attention(..., return_lse=True)"
+        )
+    if block_table is not None:
+        raise ValueError(
+            f"{function}: block_table is given, needs keys and values as arrays; "
+            "pages are a cache and have no gradient"
+        )
+    if "sinks" in wanted and sinks is None:
+        raise ValueError(f"{function}: needs has 'sinks', needs sinks for that")
+    try:
+        *gradients, delta = _core.scaled_dot_product_attention_backward(
+            grad, query, key, value, out, lse, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+            causal_offset, window, chunk, key_starts, key_lengths, segment_ids, cu_seqlens, softcap,
+            sinks, grad_lse, *(name in wanted for name in ATTENTION_NEEDS),
+        )  # fmt: skip
+    except (TypeError, ValueError, BufferError) as error:  # the forward's checks, in its name
+        if str(error).startswith("scaled_dot_product_attention:"):
+            raise type(error)(f"backward.{error}") from None
+        raise
+    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
+    arrays = {
+        name: gradient if gradient is None else of_argument(gradient, as_array(function, name, one))
+        for (name, one), gradient in zip(given.items(), gradients, strict=True)
+    }
+    if delta is not None:
+        arrays["sinks"] = of_sinks(
+            as_array(function, "sinks", sinks), as_array(function, "lse", lse), delta
+        )
+    return AttentionGradients(**{"sinks": None, **arrays})
+
+
+def of_argument(gradient: Array, array: Array) -> Array:
+    """Summed over the axes along which the argument was broadcast, in its dtype."""
+    if gradient.shape == array.shape:
+        return gradient.astype(array.dtype, copy=False)
+    return sum_to(gradient, array.shape).astype(array.dtype, copy=False)
+
+
+def of_sinks(sinks: Array, lse: Array, delta: Array) -> Array:
+    """A sink has no value: of its weight, exp(sink - lse), comes -weight delta a query."""
+    with np.errstate(all="ignore"):
+        weights = np.exp(sinks.astype(np.float64)[:, None] - lse)
+    return sum_to(-weights * delta, (*sinks.shape, 1))[:, 0].astype(sinks.dtype)
