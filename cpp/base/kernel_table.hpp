@@ -143,7 +143,8 @@ struct KernelTable {
   void (*attention_prefill)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_decode)(const AttentionArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
   void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end) noexcept;
-  void (*attention_backward)(const AttentionBackwardArgs&, void* scratch, int64_t begin, int64_t end) noexcept;
+  void (*attention_backward)(const AttentionBackwardArgs&, void* scratch, int64_t begin,
+                             int64_t end) noexcept;
   void (*attention_backward_merge)(const AttentionBackwardArgs&, int64_t begin, int64_t end) noexcept;
 
   void (*activation_backward)(const ActivationBackwardArgs&, int64_t begin, int64_t end) noexcept;
