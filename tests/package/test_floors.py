@@ -33,6 +33,7 @@ FLOORS = (
     ("data",),
     ("checkpoints", "parallel"),
     ("text",),
+    ("training",),
     ("tensors",),
     ("transformers",),
     ("torch",),

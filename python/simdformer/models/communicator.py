@@ -29,9 +29,9 @@ class Communicator:
         """That of `size` successive ranks, of which this is one."""
         return self
 
-    def all_reduce(self, x: Array) -> Array:
+    def all_reduce(self, x: Array, *, tree: bool = False) -> Array:
         """The sum over the arrays of all ranks, which have one shape, added in the order of ranks
-        in float32 at least: on every rank the same bits."""
+        in float32 at least, or in pairs and pairs of pairs: on every rank the same bits."""
         return x
 
     def all_gather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:

@@ -78,11 +78,12 @@ class MPICommunicator(Communicator):
 
     # ---- what models ask -------------------------------------------------------------------------
 
-    def all_reduce(self, x: Array) -> Array:
+    def all_reduce(self, x: Array, *, tree: bool = False) -> Array:
+        add = in_pairs if tree else in_order
         flat = np.ascontiguousarray(x).reshape(-1)
         if in_one_exchange(flat.nbytes, self.size):
             parts = self._gathered(flat, [flat.nbytes] * self.size)
-            return in_order(parts, x.dtype).reshape(x.shape)
+            return add(parts, x.dtype).reshape(x.shape)
         # Every rank adds up one piece of all of them, and gives it to the others.
         cuts = [len(flat) * rank // self.size * x.itemsize for rank in range(self.size + 1)]
         lengths = [stop - start for start, stop in pairwise(cuts)]
@@ -91,7 +92,7 @@ class MPICommunicator(Communicator):
         places = [own] * self.size, [own * rank for rank in range(self.size)]
         sent = [flat.view(np.uint8), (lengths, cuts[:-1])]
         self._wait(self._comm.Ialltoallv(sent, [received, places]))
-        pieces = self._gathered(in_order(list(received), x.dtype), lengths)
+        pieces = self._gathered(add(list(received), x.dtype), lengths)
         return np.concatenate(pieces).view(x.dtype).reshape(x.shape)
 
     def all_gather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
@@ -230,6 +231,16 @@ def in_order(parts: Sequence[Bytes], dtype: np.dtype[Any]) -> Array:
     for part in parts[1:]:
         total += part.view(dtype)
     return total.astype(dtype, copy=False)
+
+
+def in_pairs(parts: Sequence[Bytes], dtype: np.dtype[Any]) -> Array:
+    """The sum as a binary tree: neighbours first, then the sums of neighbours."""
+    sums = [part.view(dtype).astype(np.promote_types(dtype, np.float32)) for part in parts]
+    while len(sums) > 1:
+        for left, right in zip(sums[::2], sums[1::2], strict=False):
+            left += right
+        sums = sums[::2]
+    return sums[0].astype(dtype, copy=False)
 
 
 def safe(error: Exception) -> Exception:

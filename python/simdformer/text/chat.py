@@ -51,11 +51,16 @@ class JinjaTemplate:
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """The text of a conversation. CheckpointError with what the template complains about or did
         wrong."""
+        return self.render_each([{**variables, "messages": list(messages)}])[0]
+
+    def render_each(self, conversations: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The texts of several conversations, each given as the template's variables, by one
+        process within the limits of one."""
         defaults = {"add_generation_prompt": True, "tools": None, "documents": None}
         task = {
             "path": sys.path,
             "template": self.template,
-            "variables": {**self.tokens, **defaults, **variables, "messages": list(messages)},
+            "variables": [{**self.tokens, **defaults, **one} for one in conversations],
             "seconds": MAX_SECONDS,
             "memory": MAX_MEMORY,
             "output": MAX_TEXT,
@@ -74,10 +79,10 @@ class JinjaTemplate:
                 "pip install simdformer[models]",
                 name="jinja2",
             )
-        if "text" not in answer:
+        if "texts" not in answer:
             message = " ".join(str(answer.get("error")).split())[:300]
             raise CheckpointError(f"a chat template that failed: {message}", file=self.source)
-        return str(answer["text"])
+        return [str(text) for text in answer["texts"]]
 
     def ids(
         self, messages: Sequence[Message], tokenizer: Tokenizer, variables: Mapping[str, Any]

@@ -96,8 +96,11 @@ class PieceTokenizer(ABC):
         ['<|begin_of_text|>', 'a', ' kite']
         """
         ids = self.encode(text) if isinstance(text, str) else text
-        pieces = [self._pieces.get(operator.index(id), b"") for id in ids]
-        return [piece.decode(errors="backslashreplace") for piece in pieces]
+        return [piece.decode(errors="backslashreplace") for piece in self.to_bytes(ids)]
+
+    def to_bytes(self, ids: Iterable[int]) -> list[bytes]:
+        """The bytes of each token by itself, spaces and special tokens included."""
+        return [self._pieces.get(operator.index(id), b"") for id in ids]
 
     def stream(self) -> TextStream:
         """Decodes ids one by one, special tokens left out."""

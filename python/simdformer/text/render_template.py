@@ -1,9 +1,9 @@
 """A program of its own: renders one chat template of a stranger, with hardly any rights.
 
-stdin: JSON {path, template, variables, seconds, memory, output}; stdout: JSON {text} or {error} or
-{missing}. It runs as a process so that limits on time and memory hold whatever the template does,
-and once the template runs it can open no file and no socket. jinja2's sandbox is the first wall,
-this the second.
+stdin: JSON {path, template, variables (a list), seconds, memory, output}; stdout: JSON {texts}, one
+for each of the variables, or {error} or {missing}. It runs as a process so that limits on time and
+memory hold whatever the template does, and once the template runs it can open no file and no
+socket. jinja2's sandbox is the first wall, this the second.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def main() -> None:
     try:
         from jinja2 import TemplateError
     except ImportError as error:
-        answer = {"missing": str(error)}
+        answer: dict[str, Any] = {"missing": str(error)}
     else:
         environment = make_environment()
         warm_up(environment)
@@ -30,7 +30,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
         try:
             template = environment.from_string(task["template"])
-            answer = {"text": render(template, task["variables"], task["output"])}
+            every = (render(template, one, task["output"]) for one in task["variables"])
+            answer = {"texts": list(every)}
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             answer = {"error": f"{error}" + (f" (line {line})" if line else "")}

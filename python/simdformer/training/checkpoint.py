@@ -1,0 +1,164 @@
+"""Checkpoints of a run: DIR/checkpoint-000123/ holds what the run needs to go on with the same bits
+after step 123.
+
+    state.json     step, options, norms so far, hashes: of itself and of the arrays' file
+    arrays.npz     weights/NAME, exp_avg/NAME, exp_avg_sq/NAME, as they are in memory
+
+A checkpoint is written beside its place, synced, and renamed: whatever ends the process or the
+machine, a name checkpoint-* belongs to a whole one. The last two are kept, and where the newest is
+damaged the one before it is taken.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simdformer.types import Array
+
+__all__ = [
+    "KEPT",
+    "Checkpoint",
+    "newest_checkpoint",
+    "read_checkpoint",
+    "save_checkpoint",
+    "write_whole",
+]
+
+KEPT = 2
+NAME = re.compile(r"checkpoint-(\d{6,})")
+STATE, ARRAYS = "state.json", "arrays.npz"
+PIECE = 1 << 24  # bytes of a file that are hashed at a time
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`state` is JSON, `arrays` are by group and name: arrays["weights"]["embed"]."""
+
+    step: int
+    state: Mapping[str, Any]
+    arrays: Mapping[str, Mapping[str, Array]]
+
+
+def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> Path:
+    """Writes a checkpoint, and removes all but the last two. OSError: what was there before is
+    still there."""
+    place = directory / f"checkpoint-{checkpoint.step:06d}"
+    beside = directory / f".{place.name}.unfinished"
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir()
+        flat = {
+            f"{group}/{name}": array
+            for group, arrays in checkpoint.arrays.items()
+            for name, array in arrays.items()
+        }
+        with (beside / ARRAYS).open("wb") as file:
+            np.savez(file, allow_pickle=False, **flat)
+            sync(file)
+        state = {
+            "step": checkpoint.step,
+            **checkpoint.state,
+            "arrays": hash_of_file(beside / ARRAYS),
+        }
+        write_whole(beside / STATE, json.dumps(state | {"state": hash_of_json(state)}, indent=1))
+        sync_directory(beside)
+        shutil.rmtree(place, ignore_errors=True)  # a damaged one, which the run has made again
+        beside.rename(place)
+        sync_directory(directory)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        left = [f"{path.name} is whole" for path in saved(directory)[-1:]]
+        raise OSError(
+            f"{place}: cannot be written ({error.strerror}); "
+            f"{left[0] if left else 'there is no other checkpoint yet'}; free some space, then "
+            "--resume"
+        ) from error
+    for old in saved(directory)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def newest_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint of a run, None without one; and a sentence on each newer one that
+    is damaged."""
+    damaged: list[str] = []
+    for path in reversed(saved(directory)):
+        try:
+            return read_checkpoint(path), damaged
+        except ValueError as error:
+            damaged.append(str(error))
+    return None, damaged
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint. ValueError: it is damaged."""
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        told = state.pop("state")
+        if told != hash_of_json(state) or state.pop("arrays") != hash_of_file(path / ARRAYS):
+            raise ValueError("the hash differs")
+        arrays: dict[str, dict[str, Array]] = {}
+        with np.load(path / ARRAYS, allow_pickle=False) as stored:
+            for key in stored.files:
+                group, _, name = key.partition("/")
+                arrays.setdefault(group, {})[name] = stored[key]
+        return Checkpoint(int(state.pop("step")), state, arrays)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"{path}: found a damaged checkpoint ({why})") from None
+
+
+def saved(directory: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first."""
+    found = [(NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+    numbered = [(int(match[1]), path) for match, path in found if match and path.is_dir()]
+    return [path for _, path in sorted(numbered)]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is either as before or whole, whatever ends the process."""
+    beside = path.with_name(f".{path.name}.unfinished")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        sync(file)
+    beside.replace(path)
+    sync_directory(path.parent)
+
+
+def sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """The names in a directory are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_of_file(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def hash_of_json(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

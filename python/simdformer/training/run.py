@@ -1,0 +1,345 @@
+"""A run: steps of training that go on where they were ended, whatever ended them.
+
+    directory/training.json          options, versions, hashes of what the run began with
+    directory/log.jsonl              a line a step
+    directory/checkpoint-000123/     what the run needs to go on after step 123
+    directory/config.json, ...       the model, once the run has ended or was interrupted
+
+Every number that a step needs follows from options and the number of the step, or is in the
+checkpoint: resumed runs compute what runs that were not ended compute, bit for bit.
+"""
+
+import json
+import math
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+
+from simdformer.models.communicator import Communicator
+from simdformer.optim import AdamW, clip_grad_norm_, cosine_lr
+from simdformer.runtime import isa
+from simdformer.training.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    write_whole,
+)
+from simdformer.training.data import IGNORED, Rows, rows_of_step
+from simdformer.training.gradient_tree import GradientTree, share_of_rank
+from simdformer.training.options import TrainOptions, check_same
+from simdformer.types import Array
+
+__all__ = ["Diverged", "Run", "StepResult", "Trainable"]
+
+SPIKE = 100  # times the median of the norms before it: a norm that no clipping makes good
+REMEMBERED = 100  # norms whose median counts
+ENOUGH = 10  # norms before a median says anything
+SETTINGS, LOG = "training.json", "log.jsonl"
+VAL_ROWS = 64  # of the validation data, at most: the same ones each time
+
+
+class Trainable(Protocol):
+    """What a run needs of a model: see `TrainableModel`."""
+
+    def parameters(self) -> Mapping[str, Array]: ...
+
+    def loss_and_gradients(
+        self,
+        ids: Array,
+        labels: Array | None = None,
+        *,
+        count: int | None = None,
+        precision: Any = "float32",
+        checkpoint: Any = "none",
+    ) -> tuple[float, Mapping[str, Array]]: ...
+
+
+class Diverged(ValueError):
+    """Loss or gradients from which no training comes back."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A line of the log. `step` counts from 1; norm is that of the gradients before clipping."""
+
+    step: int
+    loss: float
+    lr: float
+    norm: float
+    tokens_per_second: float
+    val_loss: float | None = None
+
+    def as_json(self) -> str:
+        return json.dumps({name: v for name, v in vars(self).items() if v is not None})
+
+
+@dataclass
+class Run:
+    """`for result in Run(...).steps()`: trains a model in place, one step a turn.
+
+    hashes : of what the run depends on beside its options, by names that no option has
+    say : is given a sentence now and then
+    """
+
+    model: Trainable
+    rows: Rows
+    options: TrainOptions
+    directory: Path
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    val_rows: Rows | None = None
+    ranks: Communicator = field(default_factory=Communicator)
+    say: Callable[[str], None] = print
+
+    def __post_init__(self) -> None:
+        options = self.options
+        if options.rows % options.micro_batches:
+            raise ValueError(
+                f"train: a step has {options.rows} rows, needs a multiple of "
+                f"{options.micro_batches} micro-batches; give another --batch-tokens, --context or "
+                "--micro-batches"
+            )
+        self.share = share_of_rank(options.micro_batches, self.ranks)
+        self.parameters = dict(self.model.parameters())
+        self.optimizer = AdamW(self.parameters, lr=options.lr, weight_decay=options.weight_decay)
+        self.gradients = GradientTree(self.parameters)
+        self.step = 0
+        self.norms: list[float] = []
+        self.saved_at = time.monotonic()
+
+    # ---- beginning, going on, saving -------------------------------------------------------------
+
+    def begin(self, *, resume: bool) -> None:
+        """Writes what the run is made with, or with `resume` goes on after its last whole
+        checkpoint. ValueError: the directory holds a run and this is not its continuation."""
+        with self.ranks.together():
+            checkpoint = self.ranks.broadcast(lambda: self.prepare(resume))
+            if checkpoint is not None:
+                self.restore(checkpoint)
+
+    def prepare(self, resume: bool) -> Checkpoint | None:
+        settings = self.directory / SETTINGS
+        given = {**self.options.as_json(), **self.hashes}
+        if not resume:
+            if settings.exists():
+                raise ValueError(
+                    f"{self.directory} holds a run already; add --resume to go on with it, or give "
+                    "another --out"
+                )
+            write_whole(settings, json.dumps({**given, "isa": isa()}, indent=1) + "\n")
+            return None
+        saved = read_settings(self.directory)
+        check_same(saved, given, list(self.hashes))
+        if saved["isa"] != isa():
+            self.say(
+                f"this run began with the instruction set {saved['isa']}, and {isa()} rounds "
+                f"differently; --isa {saved['isa']} gives the same bits"
+            )
+        checkpoint, damaged = newest_checkpoint(self.directory)
+        for sentence in damaged:
+            self.say(f"{sentence}; the one before it is taken")
+        step = 0 if checkpoint is None else checkpoint.step
+        keep_log(self.directory / LOG, step)
+        self.say(f"goes on after step {step:,} of {self.options.steps:,}")
+        return checkpoint
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        weights = checkpoint.arrays["weights"]
+        shapes = {name: array.shape for name, array in self.parameters.items()}
+        if shapes != {name: array.shape for name, array in weights.items()}:
+            raise ValueError(
+                f"{self.directory}: its checkpoints hold another model; give the --init or --model "
+                "that the run began with"
+            )
+        for name, array in self.parameters.items():
+            array[...] = weights[name]
+        self.optimizer.load_state_dict({"steps": checkpoint.step, **checkpoint.arrays})
+        self.step = checkpoint.step
+        self.norms = list(checkpoint.state["norms"])
+
+    def save(self) -> None:
+        """A checkpoint of now; rank 0 writes it."""
+        if self.ranks.rank == 0:
+            arrays = {
+                "weights": self.parameters,
+                "exp_avg": self.optimizer.exp_avg,
+                "exp_avg_sq": self.optimizer.exp_avg_sq,
+            }
+            state = {"norms": self.norms, "options": self.options.as_json(), **self.hashes}
+            save_checkpoint(self.directory, Checkpoint(self.step, state, arrays))
+        self.saved_at = time.monotonic()
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[StepResult]:
+        """The steps that are left. Ctrl-C, or SIGTERM, lets the step end, saves, and raises
+        KeyboardInterrupt."""
+        with signals_wait() as told, (self.directory / LOG).open("a", encoding="utf-8") as log:
+            while self.step < self.options.steps:
+                result = self.one(told)
+                if self.ranks.rank == 0:
+                    log.write(result.as_json() + "\n")
+                    log.flush()
+                yield result
+                last = self.step == self.options.steps
+                if last or self.interrupted or self.is_time():
+                    self.save()
+                if self.interrupted:
+                    raise KeyboardInterrupt
+
+    def is_time(self) -> bool:
+        """Whether the last checkpoint is old enough."""
+        return time.monotonic() - self.saved_at >= 60 * self.options.save_minutes
+
+    def one(self, told: Mapping[str, bool]) -> StepResult:
+        """One step: gradients of this rank's micro-batches, their sum over all, clipping, AdamW."""
+        started, options = time.perf_counter(), self.options
+        numbers = rows_of_step(self.step, options.rows, len(self.rows), options.seed)
+        batches = self.micro_batches(numbers)
+        count = sum(int((labels != IGNORED).sum()) for _, labels in batches)
+        tokens = sum(ids.size for ids, _ in batches)
+        losses = []
+        for number in self.share:
+            ids, labels = batches[number]
+            if (labels == IGNORED).all():
+                losses.append(0.0)
+                self.gradients.add({})
+                continue
+            loss, gradients = self.model.loss_and_gradients(
+                ids,
+                labels,
+                count=count,
+                precision=options.precision,
+                checkpoint=options.checkpoint,
+            )
+            losses.append(float(loss))
+            self.gradients.add(gradients)
+        summed = self.ranks.all_reduce(
+            np.array([in_tree(losses), told["stop"]], np.float64), tree=True
+        )
+        loss, self.interrupted = float(summed[0]), bool(summed[1])
+        total = self.gradients.total(self.ranks)
+        norm = clip_grad_norm_(total, options.clip, apply=False)
+        self.guard(loss, norm, total, numbers)
+        lr = cosine_lr(
+            self.step,
+            lr=options.lr,
+            warmup=min(options.warmup, options.steps),
+            total=options.steps,
+            min_lr=options.min_lr * options.lr,
+        )
+        self.optimizer.step(total, lr=lr, scale=min(1.0, options.clip / (norm + 1e-6)))
+        self.step += 1
+        self.norms = [*self.norms, norm][-REMEMBERED:]
+        seconds = time.perf_counter() - started
+        val_loss = None
+        if self.val_rows is not None and self.is_due():
+            val_loss = self.val_loss(self.val_rows)
+        return StepResult(self.step, loss, lr, norm, round(tokens / seconds, 1), val_loss)
+
+    def is_due(self) -> bool:
+        """Whether this step is one after which the model is looked at."""
+        return self.step % self.options.every == 0 or self.step == self.options.steps
+
+    def micro_batches(self, numbers: list[int]) -> list[tuple[Array, Array]]:
+        size = len(numbers) // self.options.micro_batches
+        return [
+            self.rows.batch(numbers[begin : begin + size]) for begin in range(0, len(numbers), size)
+        ]
+
+    def val_loss(self, rows: Rows) -> float:
+        """The mean over the labels of the first rows. Every rank measures all of it."""
+        size = max(self.options.rows // self.options.micro_batches, 1)
+        total, count = 0.0, 0
+        most = min(len(rows), VAL_ROWS)
+        for begin in range(0, most, size):
+            ids, labels = rows.batch(range(begin, min(begin + size, most)))
+            loss, _ = self.model.loss_and_gradients(
+                ids, labels, count=1, precision=self.options.precision
+            )
+            total += float(loss)
+            count += int((labels != IGNORED).sum())
+        return total / count
+
+    def guard(
+        self, loss: float, norm: float, gradients: Mapping[str, Array], numbers: list[int]
+    ) -> None:
+        """Diverged, before the step has changed a weight: it says where, and keeps the batch."""
+        usual = statistics.median(self.norms) if len(self.norms) >= ENOUGH else math.inf
+        if math.isfinite(loss) and norm <= SPIKE * usual and math.isfinite(norm):
+            return
+        place = self.directory / f"batch-{self.step + 1:06d}.json"
+        if self.ranks.rank == 0:
+            ids, labels = self.rows.batch(numbers)
+            batch = {"rows": numbers, "ids": ids.tolist(), "labels": labels.tolist()}
+            write_whole(place, json.dumps(batch))
+        beside = f", {norm / usual:,.0f} times the usual {usual:.3g}" if usual < math.inf else ""
+        raise Diverged(
+            f"train: step {self.step + 1}: the loss is {loss:.4g} and the norm of the gradients "
+            f"{norm:.4g}{beside}, most of it at {worst(gradients)}; its batch is in {place}, the "
+            "last checkpoint is whole; lower --lr"
+        )
+
+
+def worst(gradients: Mapping[str, Array]) -> str:
+    """The name of the first gradient that is not finite, else of the largest."""
+    sizes = {name: float(np.abs(array).max(initial=0)) for name, array in gradients.items()}
+    broken = (name for name, size in sizes.items() if not math.isfinite(size))
+    return next(broken, max(sizes, key=sizes.__getitem__))
+
+
+def in_tree(losses: list[float]) -> float:
+    """The sum in the order of GradientTree."""
+    while len(losses) > 1:
+        losses = [sum(losses[at : at + 2]) for at in range(0, len(losses), 2)]
+    return losses[0]
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """What a run was begun with. ValueError: there is none."""
+    try:
+        settings: dict[str, Any] = json.loads((directory / SETTINGS).read_bytes())
+    except FileNotFoundError:
+        raise ValueError(
+            f"{directory}: found no run to resume, needs one that has begun; leave out --resume"
+        ) from None
+    return settings
+
+
+def keep_log(path: Path, steps: int) -> None:
+    """Takes away the lines of later steps, which are computed again, and one that is not whole."""
+    if path.exists():
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if not line.endswith("\n") or json.loads(line)["step"] > steps:
+                break
+            kept.append(line)
+        write_whole(path, "".join(kept))
+
+
+@contextmanager
+def signals_wait() -> Iterator[dict[str, bool]]:
+    """Ctrl-C and SIGTERM set "stop", once; a second one ends the program as usual."""
+    told = {"stop": False}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        told["stop"] = True
+        for which, before in usual.items():
+            signal.signal(which, before)
+
+    usual: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        usual = {which: signal.signal(which, note) for which in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for which, before in usual.items():
+            signal.signal(which, before)

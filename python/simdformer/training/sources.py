@@ -1,0 +1,169 @@
+"""Files of training data: text, JSON lines and token ids. What a file holds is told by its name and
+its first line, and every other line must hold the same."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from simdformer.arguments import shown
+from simdformer.text.chat import check_messages
+
+__all__ = ["END_OF_DOCUMENT", "Kind", "Source", "Stage", "read_source", "stage_of"]
+
+Stage = Literal["pretrain", "sft"]
+Kind = Literal["text", "ids", "messages", "completion"]
+STAGES: dict[Kind, Stage] = {
+    "text": "pretrain",
+    "ids": "pretrain",
+    "messages": "sft",
+    "completion": "sft",
+}
+END_OF_DOCUMENT = "<|endoftext|>"
+ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT calls them
+LLM_C = 20240520, 1  # the first two of the 256 numbers in front of llm.c's ids
+LLM_C_HEADER = 1024  # bytes
+NEEDED = (
+    '{"text": ...}, {"messages": [...]}, {"conversations": [...]} or {"prompt": ..., '
+    '"completion": ...}'
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file holds: documents as text, one array of ids, conversations, or pairs of prompt and
+    completion; `lines` has the number of the line that each came from, `said` all of it in words.
+    """
+
+    path: Path
+    kind: Kind
+    documents: Sequence[Any]
+    lines: Sequence[int]
+    said: str
+
+
+def read_source(path: Path) -> Source:
+    """Reads a file. ValueError names the file, and the line, that is not as it should be."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory, needs a file: .txt, .jsonl or .bin")
+    if path.suffix == ".bin":
+        return read_ids(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{path}, line {line}: found bytes that are not UTF-8, needs text in UTF-8"
+        ) from None
+    if not text.strip():
+        raise ValueError(f"{path}: found an empty file, needs text to learn from")
+    return read_json_lines(path, text) if path.suffix == ".jsonl" else read_text(path, text)
+
+
+def stage_of(sources: Sequence[Source]) -> Stage:
+    """What sources are for. ValueError where they are for different things."""
+    stages = {STAGES[source.kind]: source for source in sources}
+    if len(stages) > 1:
+        first, second = stages.values()
+        raise ValueError(
+            f"{first.path} holds {first.said}, {second.path} holds {second.said}; "
+            "needs files for one stage: text, or conversations"
+        )
+    return next(iter(stages))
+
+
+def read_ids(path: Path) -> Source:
+    """uint16 ids as nanoGPT and llm.c write them; the file stays on the disk."""
+    size = path.stat().st_size
+    begin = 0
+    if size >= LLM_C_HEADER:
+        head = np.fromfile(path, "<i4", 2)
+        begin = LLM_C_HEADER if tuple(head.tolist()) == LLM_C else 0
+    if size - begin < 4 or size % 2:
+        raise ValueError(f"{path}: found {size} bytes, needs ids of two bytes each, two or more")
+    ids = np.memmap(path, "<u2", "r", begin)
+    return Source(path, "ids", [ids], [0], f"{len(ids):,} ids of 16 bits")
+
+
+def read_text(path: Path, text: str) -> Source:
+    """Documents end at <|endoftext|> where the file has it, else at blank lines."""
+    marked = END_OF_DOCUMENT in text
+    parts = text.split(END_OF_DOCUMENT if marked else "\n\n")
+    documents = [part.strip("\n") for part in parts if part.strip()]
+    ends = END_OF_DOCUMENT if marked else "blank lines"
+    said = f"text, {len(documents):,} documents between {ends}"
+    return Source(path, "text", documents, [0] * len(documents), said)
+
+
+# ---- JSON lines ----------------------------------------------------------------------------------
+
+
+def read_json_lines(path: Path, text: str) -> Source:
+    documents, lines = [], []
+    found: tuple[Kind, Callable[[Mapping[str, Any]], Any]] | None = None
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ValueError(
+                f"{path}, line {number}: found {shown(line.strip()[:40])}, needs a JSON object"
+            ) from None
+        found = found or kind_of(path, number, value)
+        kind, read = found
+        try:
+            documents.append(read(value))
+        except (KeyError, TypeError, ValueError) as error:
+            why = f", {error}" if isinstance(error, ValueError) else ""
+            raise ValueError(
+                f"{path}, line {number}: found {shown(value)}{why}, needs {kind} as in the lines "
+                "above it"
+            ) from None
+        lines.append(number)
+    if found is None:
+        raise ValueError(f"{path}: found no line, needs {NEEDED}")
+    words = {"text": "text", "messages": "conversations", "completion": "prompts and completions"}
+    said = f"JSON lines, {len(documents):,} of {words[found[0]]}"
+    return Source(path, found[0], documents, lines, said)
+
+
+def kind_of(path: Path, number: int, value: Any) -> tuple[Kind, Callable[[Mapping[str, Any]], Any]]:
+    """What the first line is, and what reads it and the lines behind it."""
+    keys = set(value) if isinstance(value, dict) else set()
+    if "messages" in keys or "conversations" in keys:
+        key = "messages" if "messages" in keys else "conversations"
+        return "messages", lambda line: conversation(line[key])
+    if {"prompt", "completion"} <= keys:
+        return "completion", lambda line: (string(line["prompt"]), string(line["completion"]))
+    if "text" in keys:
+        return "text", lambda line: string(line["text"])
+    raise ValueError(f"{path}, line {number}: found {shown(value)}, needs {NEEDED}")
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def conversation(messages: Any) -> list[dict[str, str]]:
+    """Messages with role and content; ShareGPT's from and value are renamed."""
+    if not isinstance(messages, list):
+        raise TypeError
+    renamed = [
+        {
+            "role": ROLES.get(message["from"], message["from"]),
+            "content": message["value"],
+        }
+        if isinstance(message, dict) and {"from", "value"} <= message.keys()
+        else message
+        for message in messages
+    ]
+    check_messages(renamed)
+    if not any(message["role"] == "assistant" for message in renamed):
+        raise ValueError("no turn of the assistant")
+    return renamed
