@@ -319,30 +319,75 @@ inline void dequantize_span(const QuantizedFormat& format, const uint8_t* span, 
   });
 }
 
-// The rows of the weight that lie side by side in slices: those from `row` on that one piece of 16 holds, up to
-// `last`, or the one at `row` where rows of the result are chosen.
-SF_INLINE int64_t rows_together(const DequantizeArgs& args, int64_t row, int64_t last) {
-  if (args.rows != nullptr) return 1;
-  return min_of(kPanelColumns - row % kPanelColumns, last - row);
+// One column of a span as floats [inputs]: the bits that dequantize_span gives for it. Its words lie kWordRow apart; put
+// side by side, a turn to a lane, they are taken apart as those of many columns are.
+inline void dequantize_column(const QuantizedFormat& format, const uint8_t* span, int64_t inputs,
+                              int64_t column, float* out) noexcept {
+  constexpr int64_t W = kLanes<float>, kWords = kWordRow / 4, kMostRows = 5;
+  SpanScales scratch;
+  alignas(64) uint32_t words[kMostRows * kWords] = {}, fours[kSpanInputs / 4];
+  alignas(64) int32_t codes[kSpanInputs];
+  const int64_t in_register = column % W;
+  decode_scales(format, span, inputs, {column - in_register, W}, scratch.scales, scratch.minimums);
+  const uint8_t* from = span + scale_bytes(format, inputs) + column * 4;
+  with_codes(format, [&](auto kind) __attribute__((always_inline)) {
+    using Kind = decltype(kind);
+    constexpr int64_t kRows = kTurnBytes<Kind> / kWordRow;
+    static_assert(kRows <= kMostRows);
+    const int64_t turns = inputs / (4 * Kind::kTurn);
+    for (int64_t turn = 0; turn < turns; ++turn)
+      for (int64_t row = 0; row < kRows; ++row, from += kWordRow)
+        std::memcpy(words + row * kWords + turn, from, 4);
+    for (int64_t turn = 0; turn < turns; turn += W) {
+      const int64_t count = min_of(turns - turn, W);
+      SF_UNROLL for (int four = 0; four < Kind::kTurn; ++four) {
+        alignas(64) uint32_t lanes[W];
+        Kind::bytes(reinterpret_cast<const uint8_t*>(words + turn), four, format.table).store_aligned(lanes);
+        for (int64_t i = 0; i < count; ++i) fours[(turn + i) * Kind::kTurn + four] = lanes[i];
+      }
+    }
+    for (int64_t i = 0; i < inputs / 4; ++i) {  // bytes 0, 2, 1, 3
+      codes[4 * i] = static_cast<int32_t>(fours[i] & 255u);
+      codes[4 * i + 1] = static_cast<int32_t>(fours[i] >> 16 & 255u);
+      codes[4 * i + 2] = static_cast<int32_t>(fours[i] >> 8 & 255u);
+      codes[4 * i + 3] = static_cast<int32_t>(fours[i] >> 24);
+    }
+    const Vec<float> offset(static_cast<float>(format.offset));
+    for (int64_t unit = 0; unit < inputs / Kind::kUnit; ++unit) {
+      const Vec<float> scale(scratch.scales[unit * kSliceColumns + in_register]);
+      const Vec<float> minimum(format.has_minimum ? scratch.minimums[unit * kSliceColumns + in_register]
+                                                  : 0.0f);
+      SF_UNROLL for (int64_t i = 0; i < Kind::kUnit; i += W) {
+        const int64_t k = unit * Kind::kUnit + i;
+        const Vec<float> scaled = (xsimd::to_float(Vec<int32_t>::load_aligned(codes + k)) - offset) * scale;
+        store(out + k, format.has_minimum ? Vec<float>(scaled - minimum) : scaled);
+      }
+    }
+  });
 }
 
-// Rows [begin, end) of the result. An entry of the table.
+// Rows [begin, end) of the result. An entry of the table. Rows that lie side by side are taken apart together: those of
+// one piece of 16; chosen rows alone.
 inline void dequantize(const DequantizeArgs& args, int64_t begin, int64_t end) noexcept {
   alignas(64) float values[kSpanInputs * kPanelColumns], one[kSpanInputs];
   const QuantizedFormat& format = *args.format;
   const int64_t size = itemsize(args.out.dtype);
   for (int64_t i = begin, count; i < end; i += count) {
     const int64_t row = args.rows != nullptr ? args.rows[i] : i, column = row % kSliceColumns;
-    count = rows_together(args, i, end);
+    count = args.rows != nullptr ? 1 : min_of(kPanelColumns - row % kPanelColumns, end - i);
     const int64_t first = column / kLanes<float> * kLanes<float>;
     const int64_t lanes = (column + count - first + kLanes<float> - 1) / kLanes<float> * kLanes<float>;
     const uint8_t* span = args.slices + row / kSliceColumns * slice_bytes(format, args.depth);
     for (int64_t k = 0; k < args.depth; k += kSpanInputs) {
       const int64_t inputs = min_of(args.depth - k, kSpanInputs);
-      dequantize_span(format, span, inputs, {first, lanes}, values);
+      if (count == 1)
+        dequantize_column(format, span, inputs, column, one);
+      else
+        dequantize_span(format, span, inputs, {first, lanes}, values);
       RowCursor out(args.out, i);
       for (int64_t r = 0; r < count; ++r, out.next()) {
-        for (int64_t j = 0; j < inputs; ++j) one[j] = values[j * kPanelColumns + column - first + r];
+        for (int64_t j = 0; count > 1 && j < inputs; ++j)
+          one[j] = values[j * kPanelColumns + column - first + r];
         with_type(args.out.dtype, [&](auto type) {
           using T = decltype(type);
           convert_piece(static_cast<const float*>(one), reinterpret_cast<T*>(out.get() + k * size), inputs);
