@@ -47,6 +47,7 @@ struct SoftmaxArgs {
 struct RmsNormArgs {
   Rows x, out;
   const void* weight;
+  DType weight_dtype;  // that of x or of its accumulator
   double eps;
   bool past_caches = false;
 };

@@ -181,7 +181,8 @@ TEST(rms_norm_is_what_xtensor_computes) {
           const Array out = result({kRows, length}, mixture.x), parts = result({kRows, length}, mixture.x);
           rms_norm(x.view(), weighted ? &weight_view : nullptr, 1e-5, out.view());
           check_close(out, wanted, xt::abs(wanted), 6);
-          const RmsNormArgs args{x.rows(), parts.rows(), weighted ? wide.data() : nullptr, 1e-5};
+          const RmsNormArgs args{x.rows(), parts.rows(), weighted ? wide.data() : nullptr,
+                                 accumulator(mixture.x), 1e-5};
           run(kernels().rms_norm, args, kRows);
           CHECK(parts.bytes() == out.bytes());
         });
