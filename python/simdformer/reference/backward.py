@@ -23,8 +23,8 @@ from simdformer.reference.forward import (
     erfc,
     float64,
     ieee,
+    masked_scores,
     mean,
-    visible_keys,
     weighted_sum,
 )
 from simdformer.reference.forward import rope as rope_forward
@@ -378,16 +378,12 @@ def scaled_dot_product_attention(
 
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     capped = softcapped(q @ np.swapaxes(keys, -1, -2) * factor, softcap)
-    visible = visible_keys(
-        capped.shape, is_causal=is_causal, causal_offset=causal_offset, window=window, chunk=chunk,
-        key_starts=key_starts, key_lengths=key_lengths, segment_ids=segment_ids,
-        cu_seqlens=cu_seqlens,
+    masked, visible = masked_scores(
+        capped, attn_mask, is_causal=is_causal, causal_offset=causal_offset, window=window,
+        chunk=chunk, key_starts=key_starts, key_lengths=key_lengths,
+        segment_ids=segment_ids, cu_seqlens=cu_seqlens,
     )  # fmt: skip
-    masked = capped
-    if attn_mask is not None and np.asarray(attn_mask).dtype == bool:
-        visible = visible & np.asarray(attn_mask)
-    elif attn_mask is not None:
-        masked = capped + float64(attn_mask)
+    if masked is not capped:
         visible = visible & (masked != -np.inf)
 
     def seen(x: Array) -> Array:

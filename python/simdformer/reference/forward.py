@@ -106,15 +106,11 @@ def scaled_dot_product_attention(
     scores = q @ np.swapaxes(k, -1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if softcap is not None:  # Gemma 2, arXiv:2408.00118
         scores = softcap * np.tanh(scores / softcap)
-    visible = visible_keys(
-        scores.shape, is_causal=is_causal, causal_offset=causal_offset, window=window, chunk=chunk,
-        key_starts=key_starts, key_lengths=key_lengths, segment_ids=segment_ids,
-        cu_seqlens=cu_seqlens,
+    scores, visible = masked_scores(
+        scores, attn_mask, is_causal=is_causal, causal_offset=causal_offset, window=window,
+        chunk=chunk, key_starts=key_starts, key_lengths=key_lengths,
+        segment_ids=segment_ids, cu_seqlens=cu_seqlens,
     )  # fmt: skip
-    if attn_mask is not None and np.asarray(attn_mask).dtype == bool:
-        visible = visible & np.asarray(attn_mask)
-    elif attn_mask is not None:
-        scores = scores + float64(attn_mask)
     scores = np.where(visible, scores, -np.inf)
 
     # A sink is one more score a head, with no value behind it: arXiv:2309.17453, and gpt-oss.
@@ -264,6 +260,19 @@ def pair(both: Any) -> tuple[Any, Any]:
 def first_true(x: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
     """(...,1): where each row is True first, 0 where it never is."""
     return x.argmax(-1)[..., None] if x.shape[-1] else np.zeros((*x.shape[:-1], 1), int)
+
+
+def masked_scores(
+    scores: Array, attn_mask: ArrayLike | None, **choice: Any
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Scores with what an additive mask adds, and the keys that `visible_keys` and a boolean mask
+    leave."""
+    visible = visible_keys(scores.shape, **choice)
+    if attn_mask is None:
+        return scores, visible
+    if np.asarray(attn_mask).dtype == bool:
+        return scores, visible & np.asarray(attn_mask)
+    return scores + float64(attn_mask), visible
 
 
 def weighted_sum(weights: Array, value: Array, visible: npt.NDArray[np.bool_]) -> Array:
