@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from simdformer import backward, reference
+from simdformer import backward
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.functional import embedding, layer_norm, linear, rms_norm, rope
@@ -249,20 +249,20 @@ class Step:
         dz = dz.reshape(*x.shape[:2], config.num_heads, config.head_dim)
         self.see(at + "attn.z", dz)
         needs = ("query", "key", "value", *(("sinks",) if config.attention_sinks else ()))
-        of = reference.backward.scaled_dot_product_attention(
+        of = backward.scaled_dot_product_attention(
             dz.swapaxes(1, 2), *self.heads(s), s["z"], s["lse"], needs=needs, **self.options(layer)
         )
         if config.attention_sinks:
-            self.add(at + "sinks", of.sinks.astype(np.float32))
-        dq, dk, dv = (np.float32(d).swapaxes(1, 2) for d in (of.query, of.key, of.value))
+            self.add(at + "sinks", of.sinks)
+        dq, dk, dv = (d.swapaxes(1, 2) for d in (of.query, of.key, of.value))
         self.see(at + "attn.q_rot", dq)
         self.see(at + "attn.k_rot", dk)
         dq = self.norm_heads_back(at + "q_norm", self.turned(layer, dq, back=True), s["q"])
         dk = self.norm_heads_back(at + "k_norm", self.turned(layer, dk, back=True), s["k"])
-        dx: Any = 0
+        dx = np.zeros_like(x)
         for one, d in (("q", dq), ("k", dk), ("v", dv)):
             self.see(f"{at}attn.{one}", d)
-            dx = dx + self.linear_back(f"{at}w{one}", f"{at}b{one}", d.reshape(*x.shape[:2], -1), x)
+            dx += self.linear_back(f"{at}w{one}", f"{at}b{one}", d.reshape(*x.shape[:2], -1), x)
         return dx
 
     def heads(self, s: dict[str, Any]) -> tuple[Array, Array, Array]:

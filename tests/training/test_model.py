@@ -1,0 +1,164 @@
+"""TrainableModel: the loss and every gradient of every dense architecture, beside transformers in
+float64."""
+
+import numpy as np
+import pytest
+import torch
+
+import simdformer as sf
+import tiny_models
+from conftest import normal, same_bits
+from simdformer.checkpoints import read_checkpoint
+from simdformer.checkpoints.locate import locate
+from simdformer.models.weights import arrays_of
+from simdformer.training import TrainableModel
+
+
+def is_dense(name):
+    kind, own = tiny_models.MODELS[name]
+    return kind != "gpt_oss" and "moe" not in kind and not any("expert" in key for key in own)
+
+
+DENSE = [name for name in tiny_models.MODELS if is_dense(name)]
+
+
+@pytest.fixture
+def batch(rng):
+    """ids and labels (2, 19), some of which do not count."""
+    ids = rng.integers(1, 96, (2, 19))
+    labels = rng.integers(1, 96, (2, 19))
+    labels[0, :5] = labels[1, 7] = -100
+    return ids, labels
+
+
+def made(name, folder):
+    """A model of transformers in float64, and its files."""
+    model = tiny_models.make(name)
+    model.config._attn_implementation = "eager"
+    model.save_pretrained(folder)
+    return model.double()
+
+
+def gradients_by_our_names(model, folder):
+    """What a parameter is called in a file, its gradient is too: read as a checkpoint, fused and
+    transposed matrices come apart as weights do."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.grad)
+    model.float().save_pretrained(folder)
+    return arrays_of(read_checkpoint(locate(folder), None, None).weights)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_every_gradient_is_that_of_transformers(name, batch, tmp_path):
+    model = made(name, tmp_path / "weights")
+    mine = TrainableModel.from_pretrained(tmp_path / "weights")
+    ids, labels = batch
+    loss, gradients = mine.loss_and_gradients(ids, labels)
+
+    logits = model(torch.as_tensor(ids)).logits.flatten(0, 1)
+    right = torch.nn.functional.cross_entropy(logits, torch.as_tensor(labels).flatten())
+    right.backward()
+    assert loss == pytest.approx(right.item(), abs=1e-5)
+    wanted = gradients_by_our_names(model, tmp_path / "gradients")
+    assert gradients.keys() == mine.parameters().keys()
+    largest = max(np.abs(gradient).max() for gradient in gradients.values())
+    for key, gradient in gradients.items():
+        want = np.asarray(wanted[key], np.float64)
+        assert gradient.shape == want.shape
+        size = max(np.abs(want).max(), 1e-3 * largest)
+        np.testing.assert_allclose(gradient, want, rtol=0, atol=5e-5 * size, err_msg=key)
+
+
+def test_the_same_bits_for_every_number_of_threads_and_where_layers_are_computed_again(
+    tmp_path, batch
+):
+    made("gemma2", tmp_path)
+    model = TrainableModel.from_pretrained(tmp_path)
+    results = []
+    for threads, checkpoint in ((1, "none"), (2, "none"), (3, "none"), (2, "layer")):
+        with sf.num_threads(threads):
+            results.append(model.loss_and_gradients(*batch, checkpoint=checkpoint))
+    for loss, gradients in results[1:]:
+        assert loss == results[0][0]
+        assert all(same_bits(gradient, results[0][1][key]) for key, gradient in gradients.items())
+
+
+def test_see_is_shown_gradients_by_the_names_of_a_trace(tmp_path, batch):
+    """A nudge of an activation changes the loss as its gradient says."""
+    made("llama3", tmp_path)
+    model, seen = TrainableModel.from_pretrained(tmp_path), {}
+    ids, labels = batch[0][:1], batch[1][:1]
+    model.loss_and_gradients(ids, labels, see=seen.setdefault)
+    runs = model.language_model()
+    trace = runs.run_with_cache(ids[0])[1]
+    for name in (
+        "layers.1.resid_mid",
+        "layers.2.mlp.act",
+        "layers.1.attn.z",
+        "layers.0.attn.q_rot",
+    ):
+        direction = normal(np.random.default_rng(0), *trace[name].shape)
+        gradient = seen[name].reshape(trace[name].shape)
+
+        def loss(step, name=name, direction=direction):
+            logits = runs(ids[0], edit={name: trace[name] + np.float32(step) * direction})
+            return float(sf.cross_entropy(logits, labels[0]))
+
+        difference = (loss(0.01) - loss(-0.01)) / 0.02
+        assert difference == pytest.approx(float((gradient * direction).sum()), rel=2e-2, abs=1e-3)
+
+
+def test_a_count_of_the_whole_batch_makes_parts_add_up(tmp_path, batch):
+    made("qwen2", tmp_path)
+    model = TrainableModel.from_pretrained(tmp_path)
+    ids, labels = batch
+    whole, gradients = model.loss_and_gradients(ids, labels)
+    count = int((labels != -100).sum())
+    parts = [model.loss_and_gradients(ids[i], labels[i], count=count) for i in range(2)]
+    assert sum(loss for loss, _ in parts) == pytest.approx(whole, abs=1e-6)
+    for key, gradient in gradients.items():
+        added = sum(part[key] for _, part in parts)
+        np.testing.assert_allclose(added, gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())
+
+
+def test_a_new_model_starts_at_the_loss_of_guessing():
+    config = sf.from_pretrained(sf.demo_path()).config
+    model = TrainableModel.from_config(config, seed=3)
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, (4, 64))
+    loss, _ = model.loss_and_gradients(ids)
+    assert loss == pytest.approx(np.log(config.vocab_size), abs=0.1)
+    again = TrainableModel.from_config(config, seed=3)
+    assert all(same_bits(w, again.parameters()[key]) for key, w in model.parameters().items())
+
+
+def test_what_is_learnt_is_what_generates(batch):
+    """One batch is learnt by heart, and the model of the same numbers says it."""
+    config = sf.from_pretrained(sf.demo_path()).config
+    model = TrainableModel.from_config(config, seed=0)
+    optimizer = sf.optim.AdamW(model.parameters(), lr=3e-3)
+    ids = batch[0]
+    for _ in range(60):
+        loss, gradients = model.loss_and_gradients(ids)
+        sf.optim.clip_grad_norm_(gradients, 1.0)
+        optimizer.step(gradients)
+    assert loss < 0.1
+    logits = model.language_model()(ids[0])
+    assert (logits.argmax(-1)[:-1] == ids[0][1:]).mean() > 0.9
+
+
+def test_refusals(batch):
+    config = sf.from_pretrained(sf.demo_path()).config
+    model = TrainableModel.from_config(config)
+    ids, labels = batch
+    for error, text, given in (
+        (ValueError, "precision is 'float16', needs 'float32'", {"precision": "float16"}),
+        (ValueError, "checkpoint is 'all', needs 'none' or 'layer'", {"checkpoint": "all"}),
+        (ValueError, r"labels have shape \(2, 3\), needs \(2, 19\)", {"labels": labels[:, :3]}),
+        (ValueError, "labels has none that counts", {"labels": np.full((2, 19), -100)}),
+        (IndexError, "labels", {"labels": labels + 5000}),
+    ):
+        with pytest.raises(error, match=text):
+            model.loss_and_gradients(**{"ids": ids, **given})
+    with pytest.raises(ValueError, match=r"ids have 300 positions, needs at most 256"):
+        model.loss_and_gradients(np.ones((1, 300), int))
