@@ -1,17 +1,22 @@
 """TrainableModel: the loss and every gradient of every dense architecture, beside transformers in
 float64."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import simdformer as sf
 import tiny_models
 from conftest import normal, same_bits
-from simdformer.checkpoints import read_checkpoint
+from simdformer.checkpoints import CheckpointError, read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.models.weights import arrays_of
 from simdformer.training import TrainableModel
+from simdformer.training.export import export
+from simdformer.training.new_tokenizer import make_tokenizer
 
 
 def is_dense(name):
@@ -145,6 +150,56 @@ def test_what_is_learnt_is_what_generates(batch):
     assert loss < 0.1
     logits = model.language_model()(ids[0])
     assert (logits.argmax(-1)[:-1] == ids[0][1:]).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "llama3.2", "qwen2", "qwen3", "mistral", "demo"])
+def test_transformers_and_the_package_open_what_was_saved(name, batch, tmp_path):
+    path = tmp_path / "given"
+    if name == "demo":
+        path = sf.demo_path()  # interleaved pairs
+    else:
+        made(name, path)
+    model = TrainableModel.from_pretrained(path)
+    model.parameters()["final_norm"][:] *= 1.5  # as training would
+    model.save(tmp_path / "saved")
+    want = model.language_model()(batch[0])
+    ours = sf.from_pretrained(tmp_path / "saved")
+    assert ours.config.rope_layout == "half"
+    np.testing.assert_allclose(ours(batch[0]), want, rtol=0, atol=2e-4)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    np.testing.assert_allclose(tiny_models.logits(theirs, batch[0]), want, rtol=0, atol=2e-4)
+
+
+def test_large_models_are_saved_in_several_files(tmp_path):
+    made("llama3", tmp_path / "given")
+    model = TrainableModel.from_pretrained(tmp_path / "given")
+    export(tmp_path, model.config, model.parameters(), None, (), shard=20_000)
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
+    again = TrainableModel.from_pretrained(tmp_path)
+    assert all(same_bits(w, again.parameters()[key]) for key, w in model.parameters().items())
+    model.save(tmp_path / "one")
+    assert (tmp_path / "one" / "model.safetensors").exists()
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
+    made("gemma2", tmp_path / "given")
+    model = TrainableModel.from_pretrained(tmp_path / "given")
+    with pytest.raises(CheckpointError, match="needs a model as llama, mistral, qwen2, qwen3 are"):
+        model.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    llama = TrainableModel.from_config(sf.from_pretrained(sf.demo_path()).config)
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        llama.save(tmp_path / "saved", tokenizer=tmp_path)
+
+
+def test_a_tokenizer_goes_along(tmp_path, batch):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    make_tokenizer(["the cat sat on the mat " * 20], 300, folder)
+    config = dataclasses.replace(sf.from_pretrained(sf.demo_path()).config, vocab_size=300)
+    TrainableModel.from_config(config).save(tmp_path / "saved", tokenizer=folder)
+    model = sf.from_pretrained(tmp_path / "saved")
+    assert model.tokenizer.decode(model.tokenizer.encode("the cat"), skip_special=True) == "the cat"
 
 
 def test_refusals(batch):

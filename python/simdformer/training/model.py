@@ -6,6 +6,7 @@ Letters in shapes are those of models/transformer.py.
 import math
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from simdformer.models.transformer import Transformer
 from simdformer.models.weights import arrays_of, check_weights, weight_shapes
 from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
+from simdformer.training.export import export
 from simdformer.types import Array, ArrayLike
 
 __all__ = ["TrainableModel"]
@@ -63,6 +65,7 @@ class TrainableModel:
             name: np.array(weights[name], np.float32) for name in weight_shapes(config)
         }
         self.rope_of_layers = rope_of_layers(config)
+        self.eos_ids: tuple[int, ...] = ()  # what ends a text, where a checkpoint says so
 
     @classmethod
     def from_config(cls, config: ModelConfig, *, seed: int = 0) -> Self:
@@ -86,7 +89,9 @@ class TrainableModel:
         checkpoint = read_checkpoint(locate(path), None, None)
         weights = arrays_of(checkpoint.weights)
         check_weights(checkpoint.config, weights)
-        return cls(checkpoint.config, weights)
+        model = cls(checkpoint.config, weights)
+        model.eos_ids = checkpoint.eos_ids
+        return model
 
     def parameters(self) -> dict[str, Array]:
         """The weights by name: writable float32 arrays, the model's own."""
@@ -95,6 +100,24 @@ class TrainableModel:
     def language_model(self, tokenizer: Tokenizer | None = None) -> LanguageModel:
         """The model of the same numbers that generates; what is trained later does not reach it."""
         return LanguageModel(Transformer(self.config, self.weights), tokenizer)
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        tokenizer: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Writes the model as Hugging Face lays it out, in float32: config.json, model.safetensors
+        (files of 5 GB at most, with their index), generation_config.json where it is known what
+        ends a text. transformers and `sf.from_pretrained` read it. Rows of wq and wk are put into
+        Hugging Face's order where RoPE is interleaved.
+
+        tokenizer : a folder, or a file of one, whose tokenizer's files are copied.
+
+        CheckpointError: the config is not one of a Llama, Mistral, Qwen2 or Qwen3; no tokenizer is
+        there. OSError: the disk is full; files that stood there before are as they were.
+        """
+        export(Path(directory), self.config, self.weights, tokenizer, self.eos_ids)
 
     def loss_and_gradients(
         self,
@@ -259,7 +282,7 @@ class Step:
         self.see(at + "attn.k_rot", dk)
         dq = self.norm_heads_back(at + "q_norm", self.turned(layer, dq, back=True), s["q"])
         dk = self.norm_heads_back(at + "k_norm", self.turned(layer, dk, back=True), s["k"])
-        dx = np.zeros_like(x)
+        dx: Array = np.zeros_like(x)
         for one, d in (("q", dq), ("k", dk), ("v", dv)):
             self.see(f"{at}attn.{one}", d)
             dx += self.linear_back(f"{at}w{one}", f"{at}b{one}", d.reshape(*x.shape[:2], -1), x)
