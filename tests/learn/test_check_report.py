@@ -204,8 +204,12 @@ def test_refusals(rng):
         sf.check("softmax", x * 1j, x)
 
 
+GRADIENTS = "softmax", "log_softmax", "silu", "gelu", "relu", "rope", "embedding", "repeat_kv"
+
+
 def test_everything_can_be_checked():
     known = {name for name in reference.forward.__all__ if name != "RopeFrequencies"}
+    known |= {f"backward.{name}" for name in GRADIENTS}
     assert known | {f"nn.{name}" for name in nn.__all__} == set(checkable())
 
 

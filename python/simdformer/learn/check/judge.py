@@ -49,7 +49,8 @@ def check(
     Parameters
     ----------
     op : function, str or layer
-        An operation of the package (`sf.rope`), its name ("rope"), or a layer of `sf.nn`.
+        An operation of the package (`sf.rope`), a gradient (`sf.backward.rope`), the name of one
+        ("rope"), or a layer of `sf.nn`.
     mine : array, a tuple or list of arrays, or a function
         Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
         tuple or list of them where the call has several results (`return_weights=True`, a list of
@@ -273,7 +274,6 @@ class Check:
         dtypes = [np.dtype(np.float32), own] if own.itemsize == 2 else [own]
         if own == np.float64 and inputs != np.float64:
             dtypes.append(np.dtype(np.float32))
-        longest = max((n for x in self.call.inputs for n in np.shape(x)[-2:]), default=1)
         problem = Problem(
             self.call.program,
             self.call.variables,
@@ -282,7 +282,7 @@ class Check:
             self.until,
             self.begun,
         )
-        return Evidence(problem, dtypes, self.tolerance, self.coarsest, longest)
+        return Evidence(problem, dtypes, self.tolerance, self.coarsest, self.call.longest)
 
     def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
         """What explains the array without any other rounding than that of its dtype."""

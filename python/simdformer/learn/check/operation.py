@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from simdformer import arguments, functional, nn, reference
+from simdformer import arguments, backward, functional, nn, reference
 from simdformer.learn import mistakes
 from simdformer.learn.check.asking import refuse
 from simdformer.learn.check.compare import float_dtypes
@@ -23,6 +23,18 @@ __all__ = ["Asked", "Call", "as_array", "bind", "checkable", "takes"]
 for _module in iter_modules(mistakes.__path__):
     import_module(f"{mistakes.__name__}.{_module.name}")
 
+# What can be checked by name, and what says in float64 what is right. Gradients are those that are
+# spelt out.
+KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = {
+    getattr(functional, name): (name, getattr(reference, name))
+    for name in reference.forward.__all__
+    if name != "RopeFrequencies"
+} | {
+    gradient: (f"backward.{name}", getattr(reference.backward, name))
+    for name in backward.__all__
+    if (gradient := getattr(backward, name)) in OPERATIONS
+}
+NAMED = {name: function for function, (name, _) in KNOWN.items()}
 LARGE = 4_000_000  # numbers in one array, from which on the kernels are the judge
 
 
@@ -53,6 +65,11 @@ class Asked:
         """What should come out, in float64."""
         raise NotImplementedError
 
+    @property
+    def longest(self) -> int:
+        """How many numbers the longest sum may have."""
+        return max((n for x in self.inputs for n in np.shape(x)[-2:]), default=1)
+
 
 @dataclass(frozen=True)
 class Call(Asked):
@@ -76,12 +93,20 @@ class Call(Asked):
         if not inspect.isfunction(self.function):
             out = self._converted(np.float64)
         elif max(self._sizes(), default=0) <= LARGE:
-            out = getattr(reference, self.name)(*self.args, **self.kwargs)
+            out = KNOWN[self.function][1](*self.args, **self.kwargs)
         elif all(dtype.itemsize > 2 for dtype in float_dtypes(self.inputs)):
             return self.results
         else:
             out = self._converted(np.float32)
         return list(out) if self.several else [out]
+
+    @property
+    def longest(self) -> int:
+        """The rows as well for a gradient: it may be a sum over all of them."""
+        if not self.name.startswith("backward."):
+            return super().longest
+        rows = (np.size(x) // np.shape(x)[-1] for x in self.inputs if np.size(x) and np.ndim(x))
+        return int(max(super().longest, 1, *rows))
 
     def _converted(self, dtype: Any) -> Any:
         """The call in another dtype."""
@@ -98,9 +123,8 @@ class Call(Asked):
 
 
 def checkable() -> list[str]:
-    """What `check` knows: the operations, and the layers of `nn`."""
-    operations = [name for name in reference.forward.__all__ if name != "RopeFrequencies"]
-    return operations + [f"nn.{name}" for name in nn.__all__]
+    """What `check` knows: the operations, gradients of some, and the layers of `nn`."""
+    return [*NAMED, *(f"nn.{name}" for name in nn.__all__)]
 
 
 def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -111,6 +135,8 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     args = tuple(map(as_array, args))
     kwargs = {name: as_array(value) for name, value in kwargs.items()}
     refuse(function, args, kwargs)
+    if "accumulate" in kwargs:
+        raise TypeError("check: accumulate is given, needs a call that adds nothing; leave it out")
     answer = function(*args, **kwargs)
     several = isinstance(answer, tuple | list)
     kind = type(function) if type(function) in OPERATIONS or _is_layer(function) else function
@@ -119,7 +145,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     variables = {name: value for name, value in bound.arguments.items() if name != "out"}
     if kind is not function:
         variables = vars(function) | variables
-    name = kind.__name__
+    name = KNOWN[function][0] if kind is function else kind.__name__
     results = list(answer) if several else [answer]
     program = OPERATIONS.get(kind)
     return Call(name, variables, program, function, args, kwargs, results, several)
@@ -134,9 +160,8 @@ def _operation(op: Any) -> Any:
     """The function or the layer that is meant."""
     found = op
     if isinstance(op, str):
-        found = getattr(functional, op.removeprefix("sf.").removeprefix("simdformer."), None)
-    known = [getattr(functional, name) for name in checkable() if "." not in name]
-    if _is_layer(found) or any(found is function for function in known):
+        found = NAMED.get(op.removeprefix("sf.").removeprefix("simdformer."))
+    if _is_layer(found) or (inspect.isfunction(found) and found in KNOWN):
         return found
     if isinstance(found, type) and _is_layer_class(found):
         raise TypeError(f"check: op is the class nn.{found.__name__}, needs a layer made from it")

@@ -143,7 +143,8 @@ mistakes(
 
     rope.cos_sin (02 §5)
 
-    turned_backwards: every pair is turned the other way round: sin has the wrong sign
+    turned_backwards (unless rope_backward.turned_forwards):
+        every pair is turned the other way round: sin has the wrong sign
         rotate_half is (-second, first); with (second, -first), a minus on the other line, a
         negative angle or the conjugate of freqs_cis, it turns backwards.
         > Write first * cos - second * sin and second * cos + first * sin.

@@ -119,7 +119,8 @@ mistakes(
         one.
         > With a cache of n tokens the next token has position n, not n - 1.
         | ...; positions = positions - 1
-    positions_restarted (03 exercise 3): positions start again at 0: offset or positions are ignored
+    positions_restarted (03 exercise 3, unless rope_backward.turned_forwards):
+        positions start again at 0: offset or positions are ignored
         With a cache, the tokens of a call are not the first ones of the text.
         > Add the number of tokens in the cache to np.arange(T), or use the positions that are
           given.

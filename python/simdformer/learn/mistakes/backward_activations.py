@@ -1,0 +1,206 @@
+"""The gradients of the activations and of RoPE in steps, and what goes wrong in them."""
+
+from typing import Any
+
+import numpy as np
+
+from simdformer import backward
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes.rope import rope
+from simdformer.learn.program import Program
+from simdformer.reference.forward import erfc
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+ROWS = ("position", "channel")
+silu_backward = Program(
+    "silu_backward",
+    """
+    inputs: dy, h = array(grad), array(x)
+    sigmoid: share = sigmoid(h)
+    slope: slope = share * (1 + h * (1 - share))
+    chain: out = dy * slope
+    """,
+    calls=(sigmoid,),
+    of=backward.silu,
+    axes=ROWS,
+)
+gelu_backward = Program(
+    "gelu_backward",
+    """
+    inputs: dy, h = array(grad), array(x)
+    normal if approximate == "none":
+        share = array(erfc(-h / real(math.sqrt(2)))) / 2
+        density = np.exp(-h * h / 2) / real(math.sqrt(2 * math.pi))
+        slope = share + h * density
+    bend if approximate == "tanh":
+        c, k = real(math.sqrt(2 / math.pi)), real(0.044715)
+        t = np.tanh(c * (h + k * h**3))
+    inner if approximate == "tanh": inner = c * (1 + 3 * k * h * h)
+    slope if approximate == "tanh": slope = (1 + t) / 2 + h / 2 * (1 - t * t) * inner
+    chain: out = dy * slope
+    """,
+    calls=(erfc,),
+    of=backward.gelu,
+    axes=ROWS,
+)
+relu_backward = Program(
+    "relu_backward",
+    """
+    inputs: dy, h = array(grad), array(x)
+    slope: slope = (h > 0).astype(real)
+    chain: out = dy * slope
+    """,
+    of=backward.relu,
+    axes=ROWS,
+)
+rope_backward = Program(
+    "rope_backward",
+    """
+    place: places = offset + np.arange(np.shape(grad)[-2]) if positions is None else positions
+    turn_back: places = -np.asarray(places)
+    turn:
+        out = run(
+            rope, x=grad, layout=layout, positions=places, offset=0, theta=theta,
+            inv_freq=inv_freq, attention_factor=attention_factor, rotary_dim=rotary_dim,
+        ).out
+    give: out = out
+    """,
+    calls=(rope,),
+    of=backward.rope,
+    axes=("position", "element"),
+)
+
+mistakes(
+    """
+    silu_backward.slope (02 §7) > The product rule: s * (1 + x * (1 - s)), s = sigmoid(x).
+
+    of_sigmoid: the slope is the sigmoid's: s * (1 - s)
+        SiLU is x times the sigmoid; the product rule has two terms.
+        | slope = share * (1 - share)
+    second_term_only: the slope is x * s * (1 - s): the first term is missing
+        as above
+        | slope = h * share * (1 - share)
+    first_term_only: the slope is the sigmoid: the second term is missing
+        as above
+        | slope = share
+    output_for_input: silu(x) stands for x in the slope
+        The output was saved in place of the input.
+        | slope = share * (1 + h * share * (1 - share))
+    of_output: the slope is taken at silu(x) instead of x
+        The output was saved in place of the input.
+        | h = h * share; share = sigmoid(h); slope = share * (1 + h * (1 - share))
+    one_missing (rare): the slope is s * (1 + x - s)
+        A bracket slipped: x multiplies 1 - s.
+        | slope = share * (1 + h - share)
+    not_minus (rare): the slope is s * (1 + x * s)
+        The sigmoid's derivative is s * (1 - s).
+        | slope = share * (1 + h * share)
+    forward: dy is multiplied by silu(x), not by its derivative
+        The forward is used again.
+        | slope = h * share
+
+    silu_backward.chain (02 §7), gelu_backward.chain (04 §8), relu_backward.chain (02 §7) > Multiply
+        dy by the slope.
+
+    no_grad: dy is missing: this is the slope alone
+        The chain rule multiplies by the gradient that comes in.
+        | out = slope
+    no_slope: the slope is missing: dy is passed through
+        The activation has no backward, or it is not called.
+        | out = dy
+
+    gelu_backward.normal (04 §8) > The product rule: Φ(x) + x * φ(x).
+
+    first_term_only: the slope is Φ(x): x * φ(x) is missing
+        GELU is x times Φ(x); the product rule has two terms.
+        | ...; slope = share
+    x_missing: the slope is Φ(x) + φ(x): the factor x is missing
+        as above
+        | ...; slope = share + density
+    density_unscaled: the density lacks 1 / sqrt(2π)
+        φ(x) is exp(-x²/2) / sqrt(2π).
+        | ...; slope = share + h * density * real(math.sqrt(2 * math.pi))
+    of_tanh: this is the derivative of the tanh approximation
+        The forward is the exact GELU, approximate="none".
+        > Differentiate what the forward computes.
+        | c, k = real(math.sqrt(2 / math.pi)), real(0.044715)
+        | t = np.tanh(c * (h + k * h**3))
+        | slope = (1 + t) / 2 + h / 2 * (1 - t * t) * c * (1 + 3 * k * h * h)
+
+    gelu_backward.inner (04 §8) > The inner derivative is c * (1 + 3 * 0.044715 * x²).
+
+    inner_missing: the inner derivative is missing
+        tanh(u(x)) needs u'(x) behind it.
+        | inner = real(1)
+    three_missing: the 3 of the inner derivative is missing
+        The derivative of x³ is 3 x².
+        | inner = c * (1 + k * h * h)
+    cubic_missing: the inner derivative is c alone
+        0.044715 * x³ has a derivative as well.
+        | inner = c
+    c_missing: the factor sqrt(2/π) is missing in the inner derivative
+        u = c * (x + 0.044715 x³): c stays in front.
+        | inner = 1 + 3 * k * h * h
+
+    gelu_backward.slope (04 §8) > The product rule: (1 + t) / 2 + x / 2 * (1 - t²) * u'.
+
+    tanh_first_term_only: the slope is (1 + t) / 2: the second term is missing
+        GELU is x times (1 + t) / 2; the product rule has two terms.
+        | slope = (1 + t) / 2
+    tanh_not_squared: 1 - t stands for 1 - t²
+        tanh' is 1 - tanh².
+        | slope = (1 + t) / 2 + h / 2 * (1 - t) * inner
+    half_missing: the second term is not halved
+        The ½ of the formula multiplies both terms.
+        | slope = (1 + t) / 2 + h * (1 - t * t) * inner
+    of_erf: this is the derivative of the exact GELU
+        The forward is the tanh approximation: gelu_new, gelu_pytorch_tanh.
+        > Differentiate what the forward computes.
+        | slope = array(erfc(-h / real(math.sqrt(2)))) / 2 + h * np.exp(-h * h / 2) / real(
+        |     math.sqrt(2 * math.pi))
+
+    relu_backward.slope (02 §7) > The slope is 1 where x > 0 and 0 elsewhere.
+
+    forward: dy is multiplied by relu(x), not by its derivative
+        The forward is used again.
+        | slope = np.maximum(h, 0)
+    of_grad: the mask is taken from dy: dy > 0 instead of x > 0
+        relu was applied to the gradient.
+        | slope = (dy > 0).astype(real)
+    inverted: the slope is 1 where x < 0
+        The mask is turned round.
+        | slope = (h < 0).astype(real)
+    one_at_zero: the slope at 0 is 1: x >= 0
+        PyTorch and this package take 0 there.
+        | slope = (h >= 0).astype(real)
+
+    rope_backward.turn_back (02 §5) > Turn by the opposite angle: rope(grad, positions=-positions).
+
+    turned_forwards: the gradient is turned forwards, as x was
+        The forward is used again; the transpose of a rotation turns back.
+        | pass
+
+    rope_backward.place (03 exercise 3) > Use the positions of the forward, offset included.
+
+    positions_lost: the positions are counted from 0
+        The offset, or the positions of the forward, were not handed on.
+        | places = np.arange(np.shape(grad)[-2])
+
+    rope_backward.turn (02 §5) > The transpose keeps the factor: multiply by it once more.
+
+    factor_divided: it is divided by the attention factor
+        The inverse is taken for the transpose.
+        | attention_factor = 1 / attention_factor; ...
+
+    rope_backward.give (02 §5) > Elements from rotary_dim on pass through unchanged.
+
+    rest_zeroed: the elements after rotary_dim have no gradient
+        A buffer of zeros in which only the turned part is filled.
+        | unless(rotary_dim is None)
+        | out = np.where(np.arange(out.shape[-1]) < rotary_dim, out, real(0))
+    """
+)

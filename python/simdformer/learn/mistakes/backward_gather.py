@@ -1,0 +1,98 @@
+"""The gradients of embedding and repeat_kv in steps, and what goes wrong in them.
+
+The meaning is that of `reference.backward`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from simdformer import backward
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.program import Program
+
+
+def scattered(table: Any, ids: Any, rows: Any) -> Any:
+    """The table with each row added at its id."""
+    total = table.copy()
+    np.add.at(total, ids, rows)
+    return total
+
+
+def put(table: Any, ids: Any, rows: Any) -> Any:
+    """The table with each row written at its id; the last one stays."""
+    total = table.copy()
+    total[ids] = rows
+    return total
+
+
+embedding_backward = Program(
+    "embedding_backward",
+    """
+    inputs: dy, places = array(grad), np.asarray(ids)
+    zeros: total = np.zeros((num_embeddings, dy.shape[-1]), real)
+    scatter: total = scattered(total, places, dy)
+    give: out = total
+    """,
+    calls=(scattered,),
+    of=backward.embedding,
+    axes=("id", "channel"),
+)
+repeat_kv_backward = Program(
+    "repeat_kv_backward",
+    """
+    inputs: dy = np.moveaxis(array(grad), axis, 0)
+    group: copies = dy.reshape(len(dy) // n_rep, n_rep, *dy.shape[1:])
+    fold: folded = copies.sum(axis=1)
+    give: out = np.moveaxis(folded, 0, axis)
+    """,
+    of=backward.repeat_kv,
+    axes=("head", "position", "channel"),
+)
+
+mistakes(
+    """
+    embedding_backward.scatter (04 §2) > Every place counts: np.add.at(total, ids, dy) adds
+        them all.
+
+    overwritten: ids that occur twice keep only one of their gradients
+        total[ids] = dy keeps the last one, and total[ids] += dy does the same: it is buffered.
+        | total = put(total, places, dy)
+    averaged: ids that occur twice get the mean of their gradients, not the sum
+        Every place adds its own part to the loss.
+        | ...; total = total / np.maximum(np.bincount(places.ravel(), minlength=len(total)), 1
+        | ).astype(real)[:, None]
+    ids_of_next: the gradients go to the next token's row
+        The shift of the labels is taken over for the inputs.
+        > Use the ids that went in, unshifted.
+        | total = scattered(total, np.roll(places, -1, axis=-1), dy)
+    ids_of_previous: the gradients go to the previous token's row
+        as above
+        > Use the ids that went in, unshifted.
+        | total = scattered(total, np.roll(places, 1, axis=-1), dy)
+    padding_skipped: the row of id 0 gets no gradient: it is taken for padding
+        padding_idx=0 of a layer that has one; the forward read that row like any other.
+        > Leave a row out only if the forward left it out.
+        | unless(not (places == 0).any()); ...; total = np.where(
+        |     np.arange(len(total))[:, None] == 0, real(0), total)
+
+    repeat_kv_backward.fold (03 §3) > Sum over the n_rep copies of each head.
+
+    averaged: the copies of a head are averaged, not summed
+        Each copy adds its own part to the loss.
+        | folded = copies.mean(axis=1)
+    first_copy_only: only the first copy of each head counts
+        An index 0, or a step [::n_rep], where the sum is meant.
+        | folded = copies[:, 0]
+    last_copy_only: only the last copy of each head counts
+        A loop that assigns with = where += is meant.
+        | folded = copies[:, -1]
+
+    repeat_kv_backward.group (03 §3) > Neighbours belong together: reshape(K, n_rep, ...).
+
+    tiled: heads that are n_rep apart are folded, as if they had been tiled
+        repeat copies each head in place (repeat_interleave); tile puts whole copies in a row.
+        | copies = dy.reshape(n_rep, len(dy) // n_rep, *dy.shape[1:]).swapaxes(0, 1)
+    """,
+    calls=(put,),
+)
