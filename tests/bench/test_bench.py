@@ -85,6 +85,14 @@ def test_bytes_are_those_of_the_arrays(case, rng):
     elif isinstance(work, bench.QuantizedLinear):  # whose weight is given by its values
         blocks = sf.quantize(inputs["weight"], work.type).blocks()
         counted = inputs["x"].nbytes + blocks.nbytes + work.with_ours(**inputs).result().nbytes
+    elif isinstance(work, bench.Gradient):
+        sizes = {name: array.nbytes for name, array in inputs.items() if array.ndim > 1}
+        made = sum(sizes.get(name, 0) for name in work.row.wanted)
+        counted = sum(sizes.values()) + made
+        if work.of.startswith("linear"):  # that of x needs no x
+            counted -= made
+        if work.row.both_ways:  # the forward's result
+            counted += sizes["grad"]
     else:
         arrays = [array for array in inputs.values() if array.ndim > 1]  # the norm's weight stays
         counted = sum(array.nbytes for array in arrays) + work.with_ours(**inputs).result().nbytes

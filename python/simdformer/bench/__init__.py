@@ -29,6 +29,7 @@ from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.batches import BatchRun
 from simdformer.bench.checkpoints import CheckpointRun, checkpoint_cases
 from simdformer.bench.drafts import DraftRun
+from simdformer.bench.gradients import Gradient
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
@@ -53,6 +54,7 @@ __all__ = [
     "Company",
     "DraftRun",
     "Goal",
+    "Gradient",
     "Level",
     "Limits",
     "Linear",

@@ -23,6 +23,7 @@ from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.batches import batch_cases
 from simdformer.bench.contestants import Contestant, Missing, Way, torch_threads
 from simdformer.bench.drafts import draft_cases
+from simdformer.bench.gradients import gradient_cases
 from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading, loading_cases, run_loading
 from simdformer.bench.machine import (
@@ -89,6 +90,7 @@ while time.monotonic() < end and os.getppid() == parent:
 def all_cases(*, models: bool = False, transformers: bool = False) -> list[Case]:
     """Every case; those of whole models, and of plug-ins in transformers', only when asked for."""
     cases = [case for operation in OPERATIONS for case in operation.cases()]
+    cases += gradient_cases()
     for name, work in SMALLEST.items():
         cases.append(Case(f"call/{name}", work, (NOT_BEHIND, SHORTEST_CALL)))
     if models:

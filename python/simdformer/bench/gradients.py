@@ -1,0 +1,246 @@
+"""Gradients, beside PyTorch's autograd: a row of the table says everything about one of them.
+
+PyTorch keeps the graph of its forward and walks it backwards in every call; where the forward is
+counted too, both do it in every call. What is compared with float64 is one gradient of several.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from simdformer import attention, backward, loss, reference
+from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional, tensor
+from simdformer.bench.work import Case, Dtype, Inputs, Unit, Work, spread, times
+from simdformer.types import Array
+
+__all__ = ["Gradient", "gradient_cases"]
+
+EPS = 1e-6
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Row(NamedTuple):
+    """The shapes of what the forward takes (the result's under "grad"), by sizes; our gradients and
+    the one that is compared; the same in float64; PyTorch's forward; what is counted."""
+
+    shapes: Callable[..., Shapes]
+    ours: Callable[[Inputs], Any]
+    exact: Callable[[Inputs], Any]
+    torch: Callable[..., Any]
+    wanted: tuple[str, ...]  # gradients that are made, the compared one first
+    flops: Callable[..., int]
+    numbers: Callable[..., int]  # that are read or written
+    counted_in: Unit
+    saved: Callable[[Inputs], Inputs] = lambda inputs: {}  # what the backward takes of the forward
+    both_ways: bool = False
+
+
+def linear_row(of: str) -> Row:
+    def way(gradients: Any) -> Callable[[Inputs], Any]:
+        def call(i: Inputs) -> Any:
+            return getattr(gradients.linear(i["grad"], i["x"], i["weight"], needs=(of,)), of)
+
+        return call
+
+    return Row(
+        lambda m, o, n: {"x": (m, n), "weight": (o, n), "grad": (m, o)},
+        way(backward),
+        way(reference.backward),
+        lambda torch, x, weight: torch.nn.functional.linear(x, weight),
+        (of,),
+        lambda m, o, n: 2 * m * o * n,
+        lambda m, o, n: m * o + m * n + o * n,
+        "GFLOPS",
+    )
+
+
+def attention_way(forward: Any, gradients: Any) -> Callable[[Inputs], Any]:
+    def call(i: Inputs) -> Any:
+        q, k, v = (i[name] for name in ("query", "key", "value"))
+        out, lse = forward.scaled_dot_product_attention(q, k, v, is_causal=True, return_lse=True)
+        way_back = gradients.scaled_dot_product_attention
+        return way_back(i["grad"], q, k, v, out, lse, is_causal=True).query
+
+    return call
+
+
+def torch_attention(torch: Any, query: Any, key: Any, value: Any) -> Any:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def row_wise(*names: str) -> Callable[[int, int], Shapes]:
+    return lambda m, n: dict.fromkeys((*names, "grad"), (m, n))
+
+
+def norm_way(gradients: Any) -> Callable[[Inputs], Any]:
+    return lambda i: gradients.rms_norm(i["grad"], i["x"], i["weight"], eps=EPS).x
+
+
+ROWS: dict[str, Row] = {
+    "linear-x": linear_row("x"),
+    "linear-weight": linear_row("weight"),
+    "attention": Row(
+        lambda h, k, n, d: {
+            "query": (1, h, n, d), "key": (1, k, n, d), "value": (1, k, n, d), "grad": (1, h, n, d)
+        },
+        attention_way(attention, backward),
+        attention_way(reference, reference.backward),
+        torch_attention,
+        ("query", "key", "value"),
+        lambda h, k, n, d: 7 * h * n * n * d,  # seven products, of which half is seen
+        lambda h, k, n, d: 4 * (h + k) * n * d,
+        "GFLOPS",
+        both_ways=True,
+    ),
+    "rms_norm": Row(
+        lambda m, n: {"x": (m, n), "weight": (n,), "grad": (m, n)},
+        norm_way(backward),
+        norm_way(reference.backward),
+        lambda torch, x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, EPS),
+        ("x", "weight"),
+        lambda m, n: 10 * m * n,
+        lambda m, n: 3 * m * n,
+        "GB/s",
+    ),
+    "softmax": Row(
+        row_wise("x"),
+        lambda i: backward.softmax(i["grad"], i["output"]),
+        lambda i: reference.backward.softmax(i["grad"], reference.softmax(i["x"])),
+        lambda torch, x: x.softmax(-1),
+        ("x",),
+        lambda m, n: 4 * m * n,
+        lambda m, n: 3 * m * n,
+        "GB/s",
+        saved=lambda i: {"output": attention.softmax(i["x"])},
+    ),
+    "swiglu": Row(
+        row_wise("gate", "up"),
+        lambda i: backward.swiglu(i["grad"], i["gate"], i["up"]).gate,
+        lambda i: reference.backward.swiglu(i["grad"], i["gate"], i["up"]).gate,
+        lambda torch, gate, up: torch.nn.functional.silu(gate) * up,
+        ("gate", "up"),
+        lambda m, n: 12 * m * n,
+        lambda m, n: 5 * m * n,
+        "GB/s",
+    ),
+    "cross_entropy": Row(
+        lambda m, n: {"logits": (m, n), "grad": ()},
+        lambda i: backward.cross_entropy(i["logits"], labels_of(i["logits"]), lse=i["lse"]),
+        lambda i: reference.backward.cross_entropy(i["logits"], labels_of(i["logits"])),
+        lambda torch, logits: torch.nn.functional.cross_entropy(
+            logits, torch.from_numpy(labels_of(logits))
+        ),
+        ("logits",),
+        lambda m, n: 4 * m * n,
+        lambda m, n: 2 * m * n,
+        "GB/s",
+        saved=lambda i: {
+            "lse": loss.cross_entropy(i["logits"], labels_of(i["logits"]), return_lse=True)[1]
+        },
+    ),
+}  # fmt: skip
+
+
+def labels_of(logits: Any) -> Array:
+    """Labels (m,) of logits (m, n)."""
+    count, columns = logits.shape
+    labels: Array = np.arange(count) * 7 % columns
+    return labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient(Work):
+    """The gradients of one operation, a row of the table, in some sizes.
+
+    >>> Gradient(of="linear-x", sizes=(512, 768, 3072)).flops
+    2415919104
+    """
+
+    of: str
+    sizes: tuple[int, ...]
+
+    @property
+    def row(self) -> Row:
+        return ROWS[self.of]
+
+    @property
+    def operation(self) -> str:
+        return f"backward.{self.of}"
+
+    @property
+    def flops(self) -> int:
+        return self.row.flops(*self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.row.numbers(*self.sizes) * self.itemsize
+
+    @property
+    def counted_in(self) -> Unit:
+        return self.row.counted_in
+
+    def inputs(self, rng: np.random.Generator) -> Inputs:
+        shapes = self.row.shapes(*self.sizes)
+        return {name: self.normal(rng, *shape) for name, shape in shapes.items() if shape != ()}
+
+    def sample(self, result: Array) -> Array:
+        flat = result.reshape(-1, result.shape[-1])
+        return flat[spread(len(flat))]
+
+    def expected(self, inputs: Inputs) -> Array:
+        return self.sample(self.row.exact(inputs))
+
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        row = self.row
+        given = {**inputs, **row.saved(inputs)}
+        ours = Contestant(OURS, (Way(self.operation, lambda: row.ours(given)),))
+        torch = optional("torch")
+        if torch is None:
+            return [ours, Missing(TORCH, "PyTorch is not installed")]
+        tensors = {name: tensor(x) for name, x in inputs.items()}
+        grad = tensors.pop("grad", None)
+        wanted = [tensors[name].requires_grad_() for name in row.wanted]
+
+        def forward() -> Any:
+            return row.torch(torch, **tensors)
+
+        kept = None if row.both_ways else forward()
+
+        def call() -> Any:
+            out = forward() if kept is None else kept
+            return torch.autograd.grad(out, wanted, grad, retain_graph=kept is not None)[0]
+
+        return [ours, Contestant(TORCH, (Way("autograd", call, lambda t: t.float().numpy()),))]
+
+    def smaller(self) -> Self:
+        most = (4, 2, 24, 16) if self.of == "attention" else (8, 40, 24)
+        sizes = tuple(min(pair) for pair in zip(self.sizes, most, strict=False))
+        return replace(self, sizes=sizes)
+
+
+def gradient_cases() -> Iterator[Case]:
+    """A layer of GPT-2's size and one of MiniMind's, by 512 tokens; attention from 64 to 2048."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    lengths = ((64, 2.0), (128, 2.0), (256, 2.0), (512, 2.0), (1024, 1.5), (2048, 1.5))
+    row_wise_sizes = {
+        "rms_norm": (2048, 768),
+        "softmax": (2048, 1024),
+        "swiglu": (2048, 1408),
+        "cross_entropy": (1024, 6400),
+    }
+    for dtype in dtypes:
+        works: list[tuple[str, str, tuple[int, ...], float]] = [
+            *(
+                (f"/{of}/{dtype}/{'x'.join(map(str, product))}", of, product, 1.0)
+                for of in ("linear-x", "linear-weight")
+                for product in ((512, 3072, 768), (512, 512, 1408))
+            ),
+            *((f"/attention/{dtype}/{n}", "attention", (8, 4, n, 64), goal) for n, goal in lengths),
+            *((f"/{of}/{dtype}", of, sizes, 2.0) for of, sizes in row_wise_sizes.items()),
+        ]
+        for name, of, sizes, goal in works:
+            work = Gradient(of=of, sizes=sizes, dtype=dtype)
+            yield Case(f"backward{name}", work, (times(goal, TORCH),))
