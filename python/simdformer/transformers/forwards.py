@@ -77,11 +77,13 @@ class Attention(Forward):
         hidden_states: torch.Tensor,
         position_embeddings: Any = None,
         attention_mask: Any = None,
-        past_key_values: Any = None,
+        past_key_values: Any = None,  # the name of `cache` before transformers 5.24
+        cache: Any = None,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        cache = past_key_values if cache is None else cache
         out, pattern = self.on_array(
-            array_of(hidden_states), position_embeddings, attention_mask, past_key_values, **options
+            array_of(hidden_states), position_embeddings, attention_mask, cache, **options
         )
         return tensor_of(out), pattern
 
@@ -135,12 +137,14 @@ class Layer(Forward):
         past_key_values: Any = None,
         use_cache: Any = None,
         position_embeddings: Any = None,
+        cache: Any = None,
         **options: Any,
     ) -> torch.Tensor:
         x = hidden_states
+        cache = past_key_values if cache is None else cache
         normed = self.attn_norm.on_array(array_of(x))
         out, _ = self.attention.on_array(
-            normed, position_embeddings, attention_mask, past_key_values, **options
+            normed, position_embeddings, attention_mask, cache, **options
         )
         x = x + tensor_of(out)
         normed = self.mlp_norm.on_array(array_of(x))
