@@ -171,3 +171,172 @@ def test_what_is_summed_into_an_array_is_not_judged(rng):
     op, args, _ = embedding(rng)
     with pytest.raises(TypeError, match=r"check: accumulate is given, needs a call that adds noth"):
         sf.check(op, np.zeros((11, 5)), *args, accumulate=np.zeros((11, 5), np.float32))
+
+
+# ---- gradients of several arguments --------------------------------------------------------------
+
+
+def linear(rng, dtype=np.float32):
+    shapes = (3, 4, 6), (3, 4, 5), (6, 5)
+    return sf.backward.linear, tuple(normal(rng, *shape, dtype=dtype) for shape in shapes), {}
+
+
+def norm(name, count):
+    def made(rng, dtype=np.float32):
+        shapes = [(2, 7, 8), (2, 7, 8), (8,), (8,)][:count]
+        args = tuple(normal(rng, *shape, dtype=dtype) for shape in shapes)
+        return getattr(sf.backward, name), args, {"eps": 1e-5}
+
+    return made
+
+
+def swiglu(rng, dtype=np.float32):
+    return sf.backward.swiglu, tuple(normal(rng, 4, 9, dtype=dtype) for _ in range(3)), {}
+
+
+def all_by_autograd(forward):
+    """PyTorch's gradients of all inputs."""
+
+    def mine(g, *inputs, **kwargs):
+        inputs = [to_torch(x).requires_grad_(True) for x in inputs]
+        forward(*inputs, **kwargs).backward(to_torch(g))
+        return tuple(x.grad for x in inputs)
+
+    return mine
+
+
+def linear_by_einsum(g, x, w):
+    return {
+        "weight": np.einsum("btd,btk->dk", g, x),
+        "x": np.einsum("btd,dk->btk", g, w),
+        "bias": np.einsum("btd->d", g),
+    }
+
+
+def linear_by_loop(g, x, w):
+    dx, dw = np.zeros_like(x), np.zeros_like(w)
+    for at in np.ndindex(g.shape[:-1]):
+        dx[at] = w.T @ g[at]
+        dw += np.outer(g[at], x[at])
+    return dx, dw
+
+
+def layer_norm_as_karpathy(g, x, w, b, eps):
+    """The formula of his exercise, with n in front, and its sums."""
+    n = x.shape[-1]
+    r = (x.var(-1, keepdims=True) + x.dtype.type(eps)) ** -0.5
+    h, d = (x - x.mean(-1, keepdims=True)) * r, g * w
+    dx = r / n * (n * d - d.sum(-1, keepdims=True) - h * (d * h).sum(-1, keepdims=True))
+    return dx, (g * h).sum((0, 1)), g.sum((0, 1))
+
+
+def rms_norm_by_cubes(g, x, w, eps):
+    """r and r³ apart, as kernels write it."""
+    r = ((x * x).mean(-1, keepdims=True) + x.dtype.type(eps)) ** -0.5
+    dx = r * g * w - x * r**3 * (g * w * x).mean(-1, keepdims=True)
+    return [dx, np.einsum("btn,btn,bto->n", g, x, r)]
+
+
+def rms_norm_of_torch(x, w, eps):
+    return F.rms_norm(x, (8,), w, eps)
+
+
+SEVERAL = [
+    (linear, linear_by_einsum),
+    (linear, linear_by_loop),
+    (linear, all_by_autograd(F.linear)),
+    (norm("rms_norm", 3), rms_norm_by_cubes),
+    (norm("rms_norm", 3), all_by_autograd(rms_norm_of_torch)),
+    (norm("layer_norm", 4), layer_norm_as_karpathy),
+    (
+        norm("layer_norm", 4),
+        all_by_autograd(lambda x, w, b, eps: F.layer_norm(x, (8,), w, b, eps)),
+    ),
+    (swiglu, lambda d, g, u: (d * u * (silu_by_two_terms(1, g)), d * g / (1 + np.exp(-g)))),
+    (swiglu, all_by_autograd(lambda g, u: F.silu(g) * u)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("case", range(len(SEVERAL)))
+def test_right_gradients_of_several_arguments_are_right(case, dtype, rng):
+    """In float32 and rounded where the dtype has 16 bits, as an array and by the function."""
+    made, mine = SEVERAL[case]
+    op, given, kwargs = made(rng, dtype)
+    wide = np.float32 if np.dtype(dtype).itemsize == 2 else dtype
+
+    def function(*args, **kwargs):
+        return mine(*(x.astype(wide) for x in args), **kwargs)
+
+    found = function(*given, **kwargs)
+    assert sf.check(op, function, *given, **kwargs).ok
+    report = sf.check(op, found, *given, **kwargs)
+    assert report.ok, report
+    assert repr(report).startswith(f"✓ backward.{op.__name__}: {report.parts[0][0]} right, ")
+
+
+def test_each_gradient_has_its_verdict(rng):
+    op, (g, x, w), kwargs = norm("rms_norm", 3)(rng)
+    right = op(g, x, w, **kwargs)
+    h = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-5))
+    no_sum = right._replace(weight=(g * h).sum(0))
+    for mine in (no_sum, tuple(no_sum), list(no_sum), no_sum._asdict()):
+        report = sf.check(op, mine, g, x, w, **kwargs)
+        assert [(name, one.ok) for name, one in report.parts] == [("x", True), ("weight", False)]
+        assert repr(report).startswith(
+            "✗ backward.rms_norm: x right, weight wrong\n  weight: shape"
+        )
+        assert [one.name for one in report.diagnosis] == [
+            "rms_norm_backward.weight_sum_of_one_axis"
+        ]
+
+
+def test_one_mistake_of_both_gradients_is_told_once(rng):
+    op, (g, x, w), _ = norm("rms_norm", 3)(rng)
+    r = 1 / np.sqrt((x * x).mean(-1, keepdims=True))
+    h = x * r
+    mine = r * (g * w - h * (g * w * h).mean(-1, keepdims=True)), (g * h).sum((0, 1))
+    report = sf.check(op, mine, g, x, w, eps=0.05)
+    assert [one.name for one in report.diagnosis] == ["rms_norm_backward.no_eps"]
+    text = repr(report)
+    assert text.startswith("✗ backward.rms_norm: x wrong, weight wrong")
+    assert text.count("➤") == 1
+    assert "x wrong, weight wrong" in report._repr_html_()
+
+
+def test_two_mistakes_in_two_gradients_stand_below_their_own(rng):
+    op, (g, x, w), _ = linear(rng)
+    report = sf.check(op, (None, g[-1].T @ x[-1], g.mean((0, 1))), g, x, w)
+    text = repr(report)
+    assert text.startswith("✗ backward.linear: weight wrong, bias wrong")
+    assert text.index("  weight (6, 5)") < text.index("last_sequence_only")
+    assert text.index("last_sequence_only") < text.index("  bias (6,)") < text.index("bias_averag")
+    assert "not among your gradients, so not checked: x" in " ".join(text.split())
+
+
+def test_what_cannot_be_a_set_of_gradients(rng):
+    op, (g, x, w), kwargs = norm("rms_norm", 3)(rng)
+    right = op(g, x, w, **kwargs)
+    for mine, said in (
+        (right.x, "mine is no set of gradients"),
+        ((None, None), "mine is no set of gradients"),
+        ((*right, right.x), "mine is no set of gradients"),
+        ({"x": right.x, "w": right.weight}, "mine has 'w', needs one of x, weight; rename it"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            sf.check(op, mine, g, x, w, **kwargs)
+    with pytest.raises(TypeError, match="mine has a gradient of weight, needs None"):
+        sf.check(op, right, g, x, **kwargs)
+    report = sf.check(op, op(g, x, **kwargs).x, g, x, **kwargs)  # the only one there is
+    assert report.ok
+    assert not report.remarks
+    several = [g[..., :3], g[..., 3:]], x, [w[None].repeat(3, 0), w[None].repeat(5, 0)]
+    with pytest.raises(TypeError, match="check: weight is a list, needs one array"):
+        sf.check("backward.linear", sf.backward.linear(*several), *several)
+
+
+def test_blind_inputs_are_said(rng):
+    op, (g, x, w), kwargs = norm("rms_norm", 3)(rng)
+    ones = np.ones_like(w)
+    report = sf.check(op, op(g, x, ones, **kwargs), g, x, ones, **kwargs)
+    assert "all numbers of weight are equal" in repr(report)

@@ -204,7 +204,10 @@ def test_refusals(rng):
         sf.check("softmax", x * 1j, x)
 
 
-GRADIENTS = "softmax", "log_softmax", "silu", "gelu", "relu", "rope", "embedding", "repeat_kv"
+GRADIENTS = [
+    "softmax", "log_softmax", "silu", "gelu", "relu", "rope", "embedding", "repeat_kv",
+    "linear", "rms_norm", "layer_norm", "swiglu",
+]  # fmt: skip
 
 
 def test_everything_can_be_checked():

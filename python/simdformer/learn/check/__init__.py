@@ -9,10 +9,11 @@ evidence     which of these is believed
 shapes       what was done to the axes, where those are wrong
 describe     what can be said where no mistake explains it; remarks: what else is worth knowing
 report       the answer, for terminal and notebook
-judge        all of these in order: `simdformer.check`
+judge        all of these in order
+entry        what the learner has handed over: `simdformer.check`
 """
 
-from simdformer.learn.check.judge import check
+from simdformer.learn.check.entry import check
 from simdformer.learn.check.report import CheckError, Report
 
 __all__ = ["CheckError", "Report", "check"]

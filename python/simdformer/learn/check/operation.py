@@ -65,6 +65,10 @@ class Asked:
         """What should come out, in float64."""
         raise NotImplementedError
 
+    def part(self, results: list[Any]) -> list[Any]:
+        """Those of the program's results that are asked about."""
+        return results
+
     @property
     def longest(self) -> int:
         """How many numbers the longest sum may have."""
@@ -75,7 +79,8 @@ class Asked:
 class Call(Asked):
     """One call of an operation or a layer, its arguments as numpy arrays.
 
-    results is what the operation itself gives for this call, always as a list.
+    results is what the operation itself gives for this call, always as a list; where they are
+    gradients of several arguments, `names` are those, and `only` may be the number of one of them.
     """
 
     function: Callable[..., Any]
@@ -83,6 +88,8 @@ class Call(Asked):
     kwargs: dict[str, Any]
     results: list[Any]
     several: bool
+    names: tuple[str, ...] = ()
+    only: int | None = None
 
     def right(self) -> list[Any]:
         """What should come out, in float64.
@@ -95,10 +102,13 @@ class Call(Asked):
         elif max(self._sizes(), default=0) <= LARGE:
             out = KNOWN[self.function][1](*self.args, **self.kwargs)
         elif all(dtype.itemsize > 2 for dtype in float_dtypes(self.inputs)):
-            return self.results
+            return self.part(self.results)
         else:
             out = self._converted(np.float32)
-        return list(out) if self.several else [out]
+        return self.part(list(out) if self.several else [out])
+
+    def part(self, results: list[Any]) -> list[Any]:
+        return results if self.only is None else [results[self.only]]
 
     @property
     def longest(self) -> int:
@@ -148,7 +158,10 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     name = KNOWN[function][0] if kind is function else kind.__name__
     results = list(answer) if several else [answer]
     program = OPERATIONS.get(kind)
-    return Call(name, variables, program, function, args, kwargs, results, several)
+    names = getattr(answer, "_fields", ()) if name.startswith("backward.") else ()
+    if lists := [one for one, x in zip(names, results, strict=False) if isinstance(x, list)]:
+        raise TypeError(f"check: {lists[0]} is a list, needs one array; check them one by one")
+    return Call(name, variables, program, function, args, kwargs, results, several, names)
 
 
 def takes(op: Any, name: str) -> bool:

@@ -24,6 +24,7 @@ class Problem:
     dtype : in which it is computed where exactness counts
     until : on the clock of time.thread_time; afterwards no mistake is tried
     begun : called before each run
+    part : those of the program's results that `mine` are
     """
 
     program: Program
@@ -32,6 +33,7 @@ class Problem:
     dtype: np.dtype[Any] = F64
     until: float = float("inf")
     begun: Callable[[], None] = lambda: None
+    part: Callable[[list[Any]], list[Any]] = lambda results: results
 
     def sampled(self, limit: int) -> "Problem":
         """The same for some of the rows, where arrays would be larger than the limit."""
@@ -141,6 +143,7 @@ def evaluate(run: Run, problem: Problem) -> list[Any] | None:
     problem.begun()
     try:
         with np.errstate(all="ignore"):
-            return [np.asarray(x) for x in as_list(run(problem.program, **problem.variables).out)]
+            out = as_list(run(problem.program, **problem.variables).out)
+            return [np.asarray(x) for x in problem.part(out)]
     except (ValueError, IndexError, TypeError, ArithmeticError, AttributeError, KeyError):
         return None

@@ -39,7 +39,10 @@ def _blind_spots(call: Asked) -> Iterator[str]:
         yield "key and value are the same array: key used as value would not show"
     if attention and _alike(query, key):
         yield "query and key are the same array: query used as key would not show"
-    constant = [name for name, x in given.items() if name in ("query", "x", "gate") and _flat(x)]
+    telling = ["query", "x", "gate"]
+    if call.name.startswith("backward."):
+        telling += ["grad", "weight", "up"]
+    constant = [name for name, x in given.items() if name in telling and _flat(x)]
     if constant:
         yield f"all numbers of {constant[0]} are equal: many mistakes would not show"
     if attention and np.ndim(query) > 2:

@@ -3,8 +3,8 @@
 import re
 import textwrap
 from base64 import b64encode
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from html import escape
 from io import BytesIO
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 
-__all__ = ["GREEN", "RED", "WIDTH", "CheckError", "Part", "Report", "Where", "card"]
+__all__ = ["GREEN", "RED", "WIDTH", "CheckError", "Part", "Report", "Where", "card", "together"]
 
 WIDTH = 80  # of a terminal
 PIXELS = 96  # an inch
@@ -105,6 +105,7 @@ class Report:
     shape, dtype, axes : of the result that is off the most, its last axes by name; expected : the
         shape it should have
     mine, right : that result and the right one, float64; None when the shapes differ
+    parts : of gradients of several arguments, the report of each by its name
     """
 
     ok: bool
@@ -124,6 +125,7 @@ class Report:
     axes: tuple[str, ...] = ()
     mine: Any = field(default=None, compare=False)
     right: Any = field(default=None, compare=False)
+    parts: tuple[tuple[str, "Report"], ...] = ()
 
     @property
     def diagnosis(self) -> tuple[Mistake, ...]:
@@ -150,7 +152,15 @@ class Report:
         notes = [Part(f"note: {remark}", 2) for remark in self.remarks]
         return [Part(self._head()), *self._middle(), *notes]
 
+    @property
+    def answer(self) -> str:
+        """In a word or two."""
+        return "right" if self.ok else "nearly right" if self.nearly else "wrong"
+
     def _head(self) -> str:
+        if self.parts:
+            mark = "✓" if self.ok else "≈" if self.nearly else "✗"
+            return f"{mark} {self.name}: " + ", ".join(f"{n} {r.answer}" for n, r in self.parts)
         if self.ok:
             off = f"to {self.max_rel:.1e} of a row" if self.max_rel else "exactly"
             return f"✓ {self.name} {self.shape} {self.dtype}: right {off}"
@@ -165,6 +175,24 @@ class Report:
         return f"✗ {self.name} {self.shape} {self.dtype}: wrong"
 
     def _middle(self) -> Iterator["Part"]:
+        if not self.parts:
+            yield from self._seen()
+            yield from self._reasons()
+            return
+        wrong = [report for _, report in self.parts if not report.ok]
+        shared = bool(self.explanations) and all(
+            set(self.explanations) <= set(report.explanations) for report in wrong
+        )
+        for report in wrong:
+            yield Part(report._head()[2:], 2, "title")
+            yield from report._seen()
+            if not shared:
+                yield from report._reasons()
+        if shared:
+            yield from self._reasons()
+
+    def _seen(self) -> Iterator["Part"]:
+        """How far off, and where."""
         if self.where is not None:
             place = ", ".join(map(str, self.where.worst))
             which = f" of result {self.where.result}" if self.where.result else ""
@@ -180,6 +208,9 @@ class Report:
             )
             if self.where.text:
                 yield Part(f"where: {self.where.text}", 2)
+
+    def _reasons(self) -> Iterator["Part"]:
+        """The mistakes, or what can be said of the numbers."""
         if len(self.explanations) > 1:
             yield Part("several mistakes give this array; for this call they are the same:", 2)
         for i, group in enumerate(self.explanations):
@@ -216,6 +247,30 @@ class Report:
         data = b64encode(file.getvalue()).decode("ascii")
         style = "max-width:100%;zoom:0.5"  # as many pixels as a fine screen has
         return f'<img alt="where the error is" style="{style}" src="data:image/png;base64,{data}">'
+
+
+def together(name: str, parts: Mapping[str, Report], left: list[str]) -> Report:
+    """One report of the gradients of several arguments, each by its name; `left` were not given.
+
+    What explains all that is wrong is named alone: one mistake is likelier than several.
+    """
+    parts = {one: replace(report, name=one) for one, report in parts.items()}
+    wrong = [report for report in parts.values() if not report.ok]
+    worst = max(wrong or parts.values(), key=lambda one: (one.expected is not None, one.max_rel))
+    every = dict.fromkeys(group for report in wrong for group in report.explanations)
+    shared = [group for group in every if all(group in one.explanations for one in wrong)]
+    remarks = dict.fromkeys(remark for report in parts.values() for remark in report.remarks)
+    if left:
+        remarks[f"not among your gradients, so not checked: {', '.join(left)}"] = None
+    return replace(
+        worst,
+        name=name,
+        ok=not wrong,
+        explanations=tuple(shared or every),
+        remarks=tuple(remarks),
+        nearly=worst.nearly if all(report.nearly for report in wrong) else "",
+        parts=tuple(parts.items()),
+    )
 
 
 def card(colour: str, head: str, parts: list[str], style: str = "") -> str:

@@ -53,8 +53,11 @@ def is_coarse(
     def result(by: float) -> Any:
         named = {name: moved(x, by) for name, x in kwargs.items()}
         out = function(*(moved(x, by) for x in args), **named)
+        out = list(out.values()) if isinstance(out, Mapping) else out
         parts = out if isinstance(out, tuple | list) else [out]
-        return np.concatenate([np.ravel(as_array(x)).astype(np.float64) for x in parts])
+        return np.concatenate(
+            [np.ravel(as_array(x)).astype(np.float64) for x in parts if x is not None]
+        )
 
     def goes_in_jumps(step: float) -> bool:
         first, second, third = map(result, (0.0, step, 2 * step))

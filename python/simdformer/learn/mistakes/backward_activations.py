@@ -57,6 +57,22 @@ relu_backward = Program(
     of=backward.relu,
     axes=ROWS,
 )
+swiglu_backward = Program(
+    "swiglu_backward",
+    """
+    inputs: dy, g, u = array(grad), array(gate), array(up)
+    activate:
+        share = sigmoid(g)
+        act = g * share
+    slope: slope = share * (1 + g * (1 - share))
+    of_gate: dgate = dy * u * slope
+    of_up: dup = dy * act
+    give: out = dgate, dup
+    """,
+    calls=(sigmoid,),
+    of=backward.swiglu,
+    axes=ROWS,
+)
 rope_backward = Program(
     "rope_backward",
     """
@@ -177,6 +193,60 @@ mistakes(
     one_at_zero: the slope at 0 is 1: x >= 0
         PyTorch and this package take 0 there.
         | slope = (h >= 0).astype(real)
+
+    swiglu_backward.of_gate (02 §7) > dgate = dy * up * silu'(gate).
+
+    up_missing: up is missing in the gate's gradient
+        The product rule: the other factor stays.
+        | dgate = dy * slope
+    slope_missing: the slope of silu is missing in the gate's gradient
+        The chain rule: silu lies between gate and product.
+        | dgate = dy * u
+    forward: silu(gate) stands for its slope in the gate's gradient
+        The forward is used again.
+        | dgate = dy * u * act
+
+    swiglu_backward.slope (02 §7) > The product rule: s * (1 + gate * (1 - s)), s = sigmoid(gate).
+
+    of_sigmoid: the slope is the sigmoid's: s * (1 - s)
+        SiLU is x times the sigmoid; the product rule has two terms.
+        | slope = share * (1 - share)
+    second_term_only: the slope is gate * s * (1 - s): the first term is missing
+        as above
+        | slope = g * share * (1 - share)
+    first_term_only: the slope is the sigmoid: the second term is missing
+        as above
+        | slope = share
+    output_for_input: silu(gate) stands for gate in the slope
+        The output was saved in place of the input.
+        | slope = share * (1 + act * (1 - share))
+
+    swiglu_backward.of_up (02 §7) > dup = dy * silu(gate).
+
+    not_activated: up's gradient has gate instead of silu(gate)
+        up was multiplied by the activated gate.
+        | dup = dy * g
+    sigmoid_only: up's gradient has sigmoid(gate) instead of silu(gate)
+        SiLU is x times the sigmoid.
+        | dup = dy * share
+    up_itself: up's gradient is multiplied by up
+        The product rule: the other factor stays, not the own one.
+        | dup = dy * act * u
+    gate_overwritten: up's gradient is made of dgate: gate was overwritten
+        dgate was written into gate's memory before dup was computed.
+        > Compute dup first, or keep gate.
+        | dup = dy * dgate * sigmoid(dgate)
+
+    swiglu_backward.give (02 §7) > The gate's gradient comes first, then up's.
+
+    swapped: the gradients of gate and up are swapped
+        The halves of a fused matrix stand in another order, or the results do.
+        | out = dup, dgate
+    swapped_inputs: gate and up are swapped on the way in
+        silu belongs to gate (w1, gate_proj), not to up (w3, up_proj).
+        > Activate gate, not up.
+        inputs | dy, u, g = array(grad), array(gate), array(up)
+        | out = dup, dgate
 
     rope_backward.turn_back (02 §5) > Turn by the opposite angle: rope(grad, positions=-positions).
 

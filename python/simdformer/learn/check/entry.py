@@ -1,0 +1,195 @@
+"""`simdformer.check`: is this array right, and if not, which mistake was made?"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.catalogue import Mistake
+from simdformer.learn.check.asking import SWAPPED, same_array
+from simdformer.learn.check.compare import TOLERANCE, coarsest, float_dtypes
+from simdformer.learn.check.judge import Check
+from simdformer.learn.check.operation import Call, as_array, bind, takes
+from simdformer.learn.check.report import Report, together
+from simdformer.learn.check.twice import answer, is_coarse
+from simdformer.types import DTypeLike
+
+__all__ = ["check"]
+
+
+def check(
+    op: Any,
+    mine: Any,
+    *args: Any,
+    rtol: float | None = None,
+    dtype: DTypeLike | None = None,
+    **kwargs: Any,
+) -> Report:
+    """Is `mine` what this operation gives for these arguments, and if not, which mistake was made?
+
+    Parameters
+    ----------
+    op : function, str or layer
+        An operation of the package (`sf.rope`), a gradient (`sf.backward.rope`), the name of one
+        ("rope"), or a layer of `sf.nn`.
+    mine : array, a tuple or list of arrays, a dict, or a function
+        Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
+        tuple or list of them where the call has several results (`return_weights=True`, a list of
+        weights). Gradients of several arguments may be a dict by their names, too, or a tuple with
+        None for those that you leave out. A function is called with the same arguments, twice: two
+        answers for one call (dropout left on) and changed arguments are mistakes too. Where only 16
+        bits would make its result right, it is called with slightly other arrays, to see whether it
+        computes in them.
+    *args, **kwargs
+        The arguments of the call that you meant to make: `sf.check(sf.rope, mine, q,
+        layout="half")`. They are checked as the operation itself checks them.
+    rtol : float, optional
+        How large an error may be, relative to the root mean square of its row (what lies along the
+        last axis). Without it: 1e-4, where float32 is the coarsest dtype among inputs and `mine`,
+        1e-9 for float64, 5e-3 for float16, 4e-2 for bfloat16; 3e-4 beside a quantised weight, where
+        `linear` rounds x to 16 bits; and what rounding every step of this call may do, measured.
+        An error that rounding to a coarser dtype explains is right, with a remark that names it,
+        if float32 is that dtype, or one of 16 bits that takes part; else it is nearly right.
+    dtype : dtype, optional
+        In which your code computes, where no array shows it, such as bfloat16 under autocast. (It
+        is `embedding`'s own argument too.) A function is tried out.
+
+    Returns
+    -------
+    Report
+        True when the result is right, not when it is only nearly right. `.diagnosis` names the
+        mistakes that give exactly this array, with cause and fix; it is empty when none of those
+        that are known does, and then `.observations` say what can be said. See `Report`.
+
+    Raises
+    ------
+    TypeError
+        op is nothing that can be checked; `mine` holds no numbers, or another number of results
+        than the call has; `out` is given.
+    ValueError, TypeError, IndexError, BufferError
+        What the operation itself raises for these arguments.
+
+    >>> import numpy as np
+    >>> import simdformer as sf
+    >>> x = np.linspace(-1, 2, 12, dtype=np.float32).reshape(3, 4)
+    >>> mine = np.exp(x) / np.exp(x).sum(axis=0, keepdims=True)
+    >>> report = sf.check(sf.softmax, mine, x)
+    >>> report.ok
+    False
+    >>> report.diagnosis[0].title
+    'the softmax runs over another axis'
+    """
+    declared = None if dtype is None else np.dtype(dtype)
+    if declared is not None and takes(op, "dtype"):
+        kwargs["dtype"] = declared
+    call = bind(op, args, kwargs)
+    impure: tuple[Mistake, ...] = ()
+    function = None
+    if callable(mine) and not hasattr(mine, "__dlpack__"):
+        function = mine
+        mine, impure = answer(function, args, kwargs)
+
+    def in_16_bits() -> bool:
+        if declared is not None:
+            return declared.itemsize == 2
+        return function is not None and is_coarse(function, args, kwargs)
+
+    coarse = cache(in_16_bits)
+    if call.names:
+        given = gradients(mine, call)
+        judged = {
+            call.names[i]: Check(replace(call, only=i), [x], rtol, in_16_bits=coarse).report()
+            for i, x in given.items()
+        }
+        there = zip(call.names, call.results, strict=True)
+        left = [name for name, x in there if x is not None and name not in judged]
+        report = together(call.name, judged, left)
+    else:
+        report = Check(call, results(mine, call), rtol, in_16_bits=coarse).report()
+    if not (report.ok or report.explanations) and function is None and is_swapped(op, call, mine):
+        report = replace(report, explanations=((SWAPPED,),), observations=(), nearly="")
+    if impure:
+        reasons = tuple((mistake,) for mistake in impure)
+        report = replace(report, ok=False, explanations=reasons, observations=(), parts=())
+    return report
+
+
+def is_swapped(op: Any, call: Call, mine: Any) -> bool:
+    """Whether the first argument is what the operation gives for the learner's result."""
+    if not call.args or call.several or not isinstance(call.args[0], np.ndarray):
+        return False
+    try:
+        other = bind(op, (mine, *call.args[1:]), call.kwargs)
+    except (ValueError, TypeError, IndexError, BufferError):
+        return False
+    dtype = coarsest(float_dtypes([*other.inputs, *call.inputs]))
+    return same_array(call.args[0], other.results[0], TOLERANCE[dtype], dtype)
+
+
+def results(mine: Any, call: Call) -> list[Any]:
+    """The learner's results as arrays, as many as the call has."""
+    count = len(call.results)
+    if call.name == "rope_frequencies" and not isinstance(mine, tuple | list):
+        mine = (mine, call.results[1])  # the frequencies alone will do
+    if call.several:
+        if not isinstance(mine, tuple | list) or len(mine) != count:
+            found = len(mine) if isinstance(mine, tuple | list) else type(mine).__name__
+            raise TypeError(
+                f"check: mine is {found}, needs a tuple or list of {count} results, in the order "
+                f"in which {call.name} gives them"
+            )
+        return [as_numbers(x) for x in mine]
+    if isinstance(mine, tuple) and any(np.ndim(as_array(x)) for x in mine):
+        raise TypeError(
+            f"check: mine is a tuple of {len(mine)}, needs one array: this call has one result; "
+            "pass the part that is meant"
+        )
+    return [as_numbers(mine)]
+
+
+def gradients(mine: Any, call: Call) -> dict[int, Any]:
+    """The learner's gradients as arrays, by the number of the result that each of them is."""
+    names = call.names
+    if isinstance(mine, Mapping):
+        if others := [name for name in mine if name not in names]:
+            raise TypeError(
+                f"check: mine has {others[0]!r}, needs one of {', '.join(names)}; rename it"
+            )
+        mine = tuple(mine.get(name) for name in names)
+    if not isinstance(mine, tuple | list):
+        mine = (mine,) if sum(x is not None for x in call.results) == 1 else ()
+    if len(mine) > len(names) or all(x is None for x in mine):
+        raise TypeError(
+            f"check: mine is no set of gradients, needs those of {', '.join(names)}; pass a tuple "
+            "in this order with None for what you leave out, or a dict by these names"
+        )
+    found = {i: as_numbers(x) for i, x in enumerate(mine) if x is not None}
+    if nothing := [names[i] for i in found if call.results[i] is None]:
+        raise TypeError(
+            f"check: mine has a gradient of {nothing[0]}, needs None: this call has none; give "
+            f"{nothing[0]} or leave its gradient out"
+        )
+    return found
+
+
+def as_numbers(mine: Any) -> Any:
+    if mine is None:
+        raise TypeError("check: mine is None, needs an array; does your function end with return?")
+    if mine is ...:
+        raise TypeError("check: mine is `...`, needs an array; write your code in its place")
+    try:
+        x = np.asarray(as_array(mine))
+    except ValueError as error:
+        raise TypeError(f"check: mine is no array of numbers: {error}") from None
+    if x.dtype not in TOLERANCE and x.dtype.kind not in "biufc":
+        raise TypeError(
+            f"check: mine is {type(mine).__name__} of dtype {x.dtype}, needs an array of numbers"
+        )
+    if x.dtype.kind == "c":
+        raise TypeError(
+            "check: mine is complex, needs real numbers; np.stack([z.real, z.imag], axis=-1) "
+            "takes pairs apart"
+        )
+    return x if x.dtype in TOLERANCE or x.dtype == bool else x.astype(np.float64)

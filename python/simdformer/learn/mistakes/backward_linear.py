@@ -1,0 +1,84 @@
+"""The gradients of linear in steps, and what goes wrong in them.
+
+grad (...,O), x (...,I), weight (O,I); the meaning is that of `reference.backward`.
+"""
+
+from typing import Any
+
+from simdformer import backward
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.program import Program
+
+
+def rows_of(x: Any) -> Any:
+    """(..., n) -> (rows, n)"""
+    return x.reshape(-1, x.shape[-1])
+
+
+linear_backward = Program(
+    "linear_backward",
+    """
+    inputs: dy, h, w = array(grad), array(x), array(weight)
+    of_x: dx = dy @ w
+    of_weight: dw = rows_of(dy).T @ rows_of(h)
+    of_bias: db = rows_of(dy).sum(axis=0)
+    give: out = dx, dw, db
+    """,
+    calls=(rows_of,),
+    of=backward.linear,
+    axes=("row", "channel"),
+)
+mistakes(
+    """
+    linear_backward.of_x (01 §5) > Multiply by the weight (O,I) as it is: dy @ w.
+
+    weight_transposed: dx multiplies by the transposed weight, as the forward does
+        y = x @ w.T turns round on the way back: dx = dy @ w; shapes tell only where I != O.
+        | dx = dy @ w.T
+
+    linear_backward.of_weight (01 §5) > Fold all leading axes into rows, then dy.T @ x: (O,I).
+
+    transposed: the weight's gradient is transposed: x.T @ dy
+        Books write y = x W; checkpoints hold W as (O,I), and its gradient has the same shape.
+        | dw = rows_of(h).T @ rows_of(dy)
+    batch_kept: the weight's gradient keeps the batch: each sequence has its own
+        swapaxes(-1, -2) @ x multiplies the matrices of a batch one by one; the sum is missing.
+        | unless(dy.ndim < 3); dw = dy.swapaxes(-1, -2) @ h
+    last_sequence_only: the weight's gradient is that of the last sequence
+        A loop that assigns with = where += is meant, or an index -1.
+        | unless(dy.ndim < 3 or len(dy) < 2); dw = rows_of(dy[-1]).T @ rows_of(h[-1])
+    first_sequence_only (rare): the weight's gradient is that of the first sequence
+        An index 0 on the batch axis.
+        | unless(dy.ndim < 3 or len(dy) < 2); dw = rows_of(dy[0]).T @ rows_of(h[0])
+    weight_averaged: the weight's gradient is divided by the number of rows
+        The mean is in the loss already, and so in dy.
+        > Sum over all rows; divide nowhere.
+        | unless(dy.size == dy.shape[-1]); ...; dw = dw / real(len(rows_of(dy)))
+    weight_averaged_over_batch: the weight's gradient is divided by the batch size
+        as above
+        > Sum over all rows; divide nowhere.
+        | unless(dy.ndim < 3 or len(dy) < 2); ...; dw = dw / real(len(dy))
+    output_for_gradient (rare): y stands for dy in the weight's gradient
+        The wrong saved array: the output has the shape of its gradient.
+        | dw = rows_of(h @ w.T).T @ rows_of(h)
+    dx_over_dy: the weight's gradient is made of dx: dy was overwritten
+        dx was written into dy's memory before dw was computed.
+        > Compute dw before dx takes the place of dy.
+        | dw = rows_of(dy @ w).T @ rows_of(h)
+
+    linear_backward.of_bias (01 §5) > Sum dy over all axes but the last.
+
+    bias_sum_of_one_axis: the bias's gradient is summed over one axis only
+        sum(0) of (B,T,O) leaves (T,O); the bias is added at each position, too.
+        | unless(dy.ndim < 3); db = dy.sum(axis=0)
+    bias_averaged: the bias's gradient is a mean, not a sum
+        The mean is in the loss already, and so in dy.
+        | unless(dy.size == dy.shape[-1]); db = rows_of(dy).mean(axis=0)
+    bias_not_summed: the bias's gradient is dy itself
+        The bias was broadcast over all rows; its gradient is the sum over them.
+        | db = dy
+    bias_of_last_row (rare): the bias's gradient is that of the last row
+        A loop that assigns with = where += is meant.
+        | db = rows_of(dy)[-1]
+    """
+)

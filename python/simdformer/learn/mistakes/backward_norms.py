@@ -1,0 +1,223 @@
+"""The gradients of RMSNorm and LayerNorm in steps, and what goes wrong in them.
+
+grad, x (...,n), weight and bias (n,); the meaning is that of `reference.backward`. The two share
+most of their steps, and most of their mistakes.
+"""
+
+from simdformer import backward
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes.backward_linear import rows_of
+from simdformer.learn.mistakes.norms import mean
+from simdformer.learn.program import Program
+
+WEIGHTED = """
+    root: r = 1 / np.sqrt(mean(h * h) + real(eps))
+    normalize: h = h * r
+    weigh: g = dy if w is None else dy * w
+    project: share = mean(g * h)
+    subtract: dx = g - h * share
+"""
+rms_norm_backward = Program(
+    "rms_norm_backward",
+    f"""
+    inputs: dy, h, w = array(grad), array(x), array(weight)
+{WEIGHTED}
+    of_x: dx = r * dx
+    of_weight: dw = None if w is None else rows_of(dy * h).sum(axis=0)
+    give: out = dx, dw
+    """,
+    calls=(mean, rows_of),
+    of=backward.rms_norm,
+    axes=("position", "channel"),
+)
+layer_norm_backward = Program(
+    "layer_norm_backward",
+    f"""
+    inputs: dy, h, w = array(grad), array(x), array(weight)
+    centre: h = h - mean(h)
+{WEIGHTED}
+    subtract_mean: dx = dx - mean(g)
+    of_x: dx = r * dx
+    of_weight: dw = None if w is None else rows_of(dy * h).sum(axis=0)
+    of_bias: db = None if bias is None else rows_of(dy).sum(axis=0)
+    give: out = dx, dw, db
+    """,
+    calls=(mean, rows_of),
+    of=backward.layer_norm,
+    axes=("position", "channel"),
+)
+
+mistakes(
+    """
+    rms_norm_backward.root (02 §4), layer_norm_backward.root (04 §3) > Use the forward's r: 1 /
+        sqrt(mean of squares + eps).
+
+    no_eps: eps is missing in 1 / sqrt(mean + eps)
+        The backward needs the same root as the forward.
+        | r = 1 / np.sqrt(mean(h * h))
+    eps_outside_root (rare, unless no_eps): eps is added outside the root
+        sqrt(mean) + eps instead of sqrt(mean + eps).
+        | r = 1 / (np.sqrt(mean(h * h)) + real(eps))
+    n_minus_one: the squares are averaged over n - 1 instead of n
+        ddof=1, and torch.std and var by default, estimate the spread of a population.
+        | n = real(h.shape[-1]); r = 1 / np.sqrt(mean(h * h) * n / (n - 1) + real(eps))
+
+    rms_norm_backward.weigh (02 §4), layer_norm_backward.weigh (04 §3) > Begin with g = dy * weight;
+        the formula of dx is made of g.
+
+    weight_missing: the weight is missing in x's gradient
+        y = h * weight: the way back to h multiplies by the weight first.
+        | unless(w is None); g = dy
+    offset_missing: 1 is missing in the weight: Gemma multiplies by 1 + weight
+        The forward adds 1 to the stored weight, and its backward has to do so too.
+        > Multiply dy by what the forward multiplied by.
+        | unless(w is None); g = dy * (w - 1)
+    offset_added: 1 is added to a weight that has it already
+        Gemma's 1 + weight was handed over; the offset belongs there once.
+        > Multiply dy by what the forward multiplied by.
+        | unless(w is None); g = dy * (w + 1)
+
+    rms_norm_backward.project (02 §4), layer_norm_backward.project (04 §3) > The second term is
+        h * mean(g * h), the mean over the last axis of each row.
+
+    sum_for_mean: the second term has the sum over the row instead of the mean
+        The 1/n comes from the mean of squares in the forward.
+        | ...; share = share * real(h.shape[-1])
+    mean_over_rows: the mean of the second term runs over the rows, not along each
+        Batch norm's axes: every row is normalised by itself.
+        | share = (g * h).mean(axis=tuple(range(g.ndim - 1)), keepdims=True)
+    mean_over_first_axis (rare, unless mean_over_rows):
+        the mean of the second term runs over the first axis
+        axis=0 where the last axis is meant.
+        | share = (g * h).mean(axis=0, keepdims=True)
+    mean_over_all: the mean of the second term runs over the whole array
+        mean() without an axis works on all numbers.
+        | share = (g * h).mean(keepdims=True)
+    keepdims_lost: the second term of another row is subtracted: keepdims is lost
+        Without keepdims an axis is dropped; broadcasting lines the numbers up with another.
+        | ...; share = share[..., 0]
+    weight_missing_in_mean: the weight is missing in the second term
+        mean(dy * h) for mean(g * h): dy went into the mean without its weight.
+        | unless(w is None); share = mean(dy * h)
+    h_missing_in_mean (rare): the second term has mean(g) instead of mean(g * h)
+        The derivative of the root is made of the product.
+        | share = mean(g)
+
+    rms_norm_backward.subtract (02 §4), layer_norm_backward.subtract (04 §3) > dx is made of
+        g - h * mean(g * h).
+
+    second_term_missing: the second term is missing: 1/root is taken for a constant
+        r depends on every number of the row, and so each of them has a part in every output.
+        | dx = g
+    second_term_added: the second term is added instead of subtracted
+        The derivative of 1 / sqrt has a minus.
+        | dx = g + h * share
+    weight_twice: the second term is multiplied by the weight once more
+        The weight is in g; h stands without it.
+        | unless(w is None); dx = g - w * h * share
+    weight_pulled_out: the weight stands outside: w * (dy - h * mean(dy * h))
+        It cannot be pulled out of the mean.
+        | unless(w is None); dx = w * (dy - h * mean(dy * h))
+    x_for_h: x stands for the normalised x in the second term
+        A factor r is missing there.
+        | dx = g - array(x) * share
+    r_twice: the second term has r once too often
+        x * r**3 is h * r * r: one of them is in h already.
+        | dx = g - h * r * share
+    h_missing (rare): the normalised x is missing in the second term
+        The mean is subtracted as it is.
+        | dx = g - share
+
+    rms_norm_backward.subtract (02 §4) > Only layer_norm centres: rms_norm has no mean(g).
+
+    of_layer_norm: this is layer_norm's gradient: mean(g) is subtracted as well
+        RMSNorm subtracts no mean on the way there, and none on the way back.
+        | ...; dx = dx - mean(g)
+    rms_norm_backward.of_x (02 §4), layer_norm_backward.of_x (04 §3) > Multiply all of it by r.
+
+    r_missing: the factor r is missing in x's gradient
+        y = x * r: everything is multiplied by r on the way back.
+        | pass
+    divided_by_r: x's gradient is divided by r instead of multiplied
+        r is 1 / root: divide by the root, or multiply by r.
+        | dx = dx / r
+
+    rms_norm_backward.of_weight (02 §4), layer_norm_backward.of_weight (04 §3) > Sum dy * h over
+        all rows, h the normalised x.
+
+    h_missing_in_weight: the normalised x is missing in the weight's gradient
+        That is the gradient of a bias.
+        | dw = rows_of(dy).sum(axis=0)
+    x_for_h_in_weight: the weight's gradient is made of x instead of the normalised x
+        y = h * weight: what stands beside the weight is h.
+        | dw = rows_of(dy * array(x)).sum(axis=0)
+    g_in_weight: the weight itself is in the weight's gradient
+        g = dy * weight belongs to x; the weight takes dy.
+        | unless(w is None); dw = rows_of(g * h).sum(axis=0)
+    weight_not_summed: the weight's gradient is not summed over the rows
+        The weight was broadcast over all rows; its gradient is the sum over them.
+        | unless(w is None); dw = dy * h
+    weight_sum_of_one_axis: the weight's gradient is summed over one axis only
+        sum(0) of (B,T,n) leaves (T,n).
+        | unless(w is None or h.ndim < 3); dw = (dy * h).sum(axis=0)
+    weight_averaged: the weight's gradient is a mean over the rows
+        The mean is in the loss already, and so in dy.
+        | unless(w is None or h.size == h.shape[-1]); dw = rows_of(dy * h).mean(axis=0)
+    weight_zero: the weight's gradient is zero
+        A kernel or layer that leaves it out: the weight never learns.
+        | unless(w is None); dw = 0 * w
+
+    layer_norm_backward.project (04 §3) > The second term is h * mean(g * h).
+
+    x_for_h_in_mean: x stands for the normalised x in the mean of the second term
+        g * x is not g * h: a factor r is missing.
+        | share = mean(g * array(x))
+
+    layer_norm_backward.of_x (04 §3) > Multiply all of it by r.
+
+    r_on_first_term: r multiplies the first term only
+        The brackets: r * (g - h * share).
+        | dx = r * g - h * share
+
+    layer_norm_backward.of_weight (04 §3) > Centre first: h is (x - mean) * r.
+
+    weight_uncentred: the weight's gradient is made of x * r, without the mean subtracted
+        h is (x - mean) * r.
+        | dw = rows_of(dy * array(x) * r).sum(axis=0)
+
+    layer_norm_backward.subtract_mean (04 §3) > dx = r * (g - mean(g) - h * mean(g * h)).
+
+    mean_missing: mean(g) is not subtracted: the mean is taken for a constant
+        Every number of a row moves the row's mean.
+        | pass
+    mean_of_dy: mean(dy) is subtracted instead of mean(g)
+        The weight is missing in that mean.
+        | unless(w is None); dx = dx - mean(dy)
+    mean_over_rows_of_g: mean(g) runs over the rows, not along each
+        Batch norm's axes: every row is normalised by itself.
+        | dx = dx - g.mean(axis=tuple(range(g.ndim - 1)), keepdims=True)
+    batch_norm: both means run over the rows: this is batch norm's gradient
+        as above
+        project | share = (g * h).mean(axis=tuple(range(g.ndim - 1)), keepdims=True)
+        | dx = dx - g.mean(axis=tuple(range(g.ndim - 1)), keepdims=True)
+    both_missing: both means are missing: mean and root are taken for constants
+        Both depend on every number of the row.
+        subtract | dx = g
+        | pass
+
+    layer_norm_backward.of_bias (04 §3) > Sum dy over all axes but the last.
+
+    bias_with_weight: the bias's gradient is multiplied by the weight
+        The bias is added behind the weight: its gradient is the sum of dy.
+        | unless(w is None); db = rows_of(g).sum(axis=0)
+    bias_sum_of_one_axis: the bias's gradient is summed over one axis only
+        sum(0) of (B,T,n) leaves (T,n).
+        | unless(bias is None or dy.ndim < 3); db = dy.sum(axis=0)
+    bias_averaged: the bias's gradient is a mean over the rows
+        The mean is in the loss already, and so in dy.
+        | unless(bias is None or dy.size == dy.shape[-1]); db = rows_of(dy).mean(axis=0)
+    bias_not_summed: the bias's gradient is not summed over the rows
+        The bias was broadcast over all rows; its gradient is the sum over them.
+        | unless(bias is None); db = dy
+    """
+)

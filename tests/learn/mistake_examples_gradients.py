@@ -1,0 +1,218 @@
+"""Gradients of several arguments as learners write them wrong: linear, norms, SwiGLU."""
+
+import numpy as np
+
+import simdformer as sf
+from conftest import normal
+from mistake_examples import Examples
+from mistake_examples_backward import sigmoid, silu, slope_of_silu
+
+example = Examples()
+
+
+def wrong(name, op, which, mine, *shapes, scale=1.0, **kwargs):
+    """`mine` gives the gradient of argument `which` for the arguments; the others are right."""
+
+    @example(*name.split())
+    def _(rng):
+        args = tuple(scale * normal(rng, *shape) for shape in shapes)
+        with np.errstate(all="ignore"):
+            gradient = np.asarray(mine(*args), np.float32)
+        return op(*args, **kwargs)._replace(**{which: gradient}), op, args, kwargs
+
+
+def rows(x):
+    return x.reshape(-1, x.shape[-1])
+
+
+def mean(x):
+    return x.mean(-1, keepdims=True)
+
+
+# ---- linear --------------------------------------------------------------------------------------
+
+LINEAR = (3, 4, 6), (3, 4, 5), (6, 5)
+SQUARE = (3, 4, 6), (3, 4, 6), (6, 6)
+
+
+def wrong_linear(name, which, mine, shapes=LINEAR):
+    wrong(f"linear_backward.{name}", sf.backward.linear, which, mine, *shapes)
+
+
+wrong_linear("weight_transposed", "x", lambda g, x, w: np.einsum("bto,io->bti", g, w), SQUARE)
+for name, mine in {
+    "batch_kept": lambda g, x, w: np.einsum("bto,bti->boi", g, x),
+    "last_sequence_only": lambda g, x, w: g[-1].T @ x[-1],
+    "first_sequence_only": lambda g, x, w: g[0].T @ x[0],
+    "weight_averaged": lambda g, x, w: rows(g).T @ rows(x) / 12,
+    "weight_averaged_over_batch": lambda g, x, w: np.einsum("bto,bti->boi", g, x).mean(0),
+    "output_for_gradient": lambda g, x, w: np.einsum("bto,bti->oi", x @ w.T, x),
+}.items():
+    wrong_linear(name, "weight", mine)
+wrong_linear("transposed", "weight", lambda g, x, w: rows(x).T @ rows(g), SQUARE)
+wrong_linear("dx_over_dy", "weight", lambda g, x, w: np.einsum("bto,bti->oi", g @ w, x), SQUARE)
+for name, mine in {
+    "bias_sum_of_one_axis": lambda g, x, w: g.sum(0),
+    "bias_averaged": lambda g, x, w: g.mean((0, 1)),
+    "bias_not_summed": lambda g, x, w: g,
+    "bias_of_last_row": lambda g, x, w: g[-1, -1],
+}.items():
+    wrong_linear(name, "bias", mine)
+
+# ---- norms ---------------------------------------------------------------------------------------
+
+EPS, N = 0.05, 8
+
+
+def root(x):
+    return 1 / np.sqrt(mean(x * x) + EPS)
+
+
+def right_root_of(x, eps=0.0, outside=0.0, n=N):
+    return 1 / (np.sqrt((x * x).sum(-1, keepdims=True) / n + eps) + outside)
+
+
+def bracket(g, h, **_):
+    return g - h * mean(g * h)
+
+
+def gradient_of(d, x, w, centre, root=root, weigh=lambda d, w: d * w, inside=bracket, **others):
+    """That of x, step by step; LayerNorm centres x and subtracts mean(g)."""
+    c = x - mean(x) if centre else x
+    r = root(c)
+    g, h = weigh(d, w), c * r
+    found = inside(g=g, h=h, x=x, r=r, d=d, w=w)
+    average = others.get("average", lambda g, d: mean(g))
+    found = found - average(g, d) if centre else found
+    return others.get("end", lambda found, g, h, r: r * found)(found, g, h, r)
+
+
+X_WRONG = {
+    "no_eps": {"root": lambda x: right_root_of(x)},
+    "eps_outside_root": {"root": lambda x: right_root_of(x, outside=EPS)},
+    "n_minus_one": {"root": lambda x: right_root_of(x, eps=EPS, n=N - 1)},
+    "weight_missing": {"weigh": lambda d, w: d},
+    "offset_missing": {"weigh": lambda d, w: d * w - d},
+    "offset_added": {"weigh": lambda d, w: d * w + d},
+    "sum_for_mean": {"inside": lambda g, h, **_: g - h * (g * h).sum(-1, keepdims=True)},
+    "mean_over_rows": {"inside": lambda g, h, **_: g - h * (g * h).mean((0, 1))},
+    "mean_over_first_axis": {"inside": lambda g, h, **_: g - h * (g * h).mean(0)},
+    "mean_over_all": {"inside": lambda g, h, **_: g - h * (g * h).mean()},
+    "weight_missing_in_mean": {"inside": lambda g, h, d, **_: g - h * mean(d * h)},
+    "h_missing_in_mean": {"inside": lambda g, h, **_: g - h * mean(g)},
+    "second_term_missing": {"inside": lambda g, **_: g},
+    "second_term_added": {"inside": lambda g, h, **_: g + h * mean(g * h)},
+    "weight_twice": {"inside": lambda g, h, w, **_: g - w * h * mean(g * h)},
+    "weight_pulled_out": {"inside": lambda h, d, w, **_: w * (d - h * mean(d * h))},
+    "x_for_h": {"inside": lambda g, h, x, **_: g - x * mean(g * h)},
+    "r_twice": {"inside": lambda g, h, r, **_: g - r * h * mean(g * h)},
+    "h_missing": {"inside": lambda g, h, **_: g - mean(g * h)},
+    "r_missing": {"end": lambda found, g, h, r: found},
+    "divided_by_r": {"end": lambda found, g, h, r: found / r},
+}
+RMS_X_WRONG = {
+    "of_layer_norm": {"inside": lambda g, h, **_: g - mean(g) - h * mean(g * h)},
+}
+LAYER_X_WRONG = {
+    "x_for_h_in_mean": {"inside": lambda g, h, x, **_: g - h * mean(g * x)},
+    "r_on_first_term": {"end": lambda found, g, h, r: r * g - h * mean(g * h)},
+    "mean_missing": {"average": lambda g, d: 0},
+    "mean_of_dy": {"average": lambda g, d: mean(d)},
+    "mean_over_rows_of_g": {"average": lambda g, d: g.mean((0, 1))},
+    "batch_norm": {
+        "inside": lambda g, h, **_: g - h * (g * h).mean((0, 1)),
+        "average": lambda g, d: g.mean((0, 1)),
+    },
+    "both_missing": {"inside": lambda g, **_: g, "average": lambda g, d: 0},
+}
+WEIGHT_WRONG = {
+    "h_missing_in_weight": lambda d, x, h, w: d.sum((0, 1)),
+    "x_for_h_in_weight": lambda d, x, h, w: np.einsum("btn,btn->n", d, x),
+    "g_in_weight": lambda d, x, h, w: w * np.einsum("btn,btn->n", d, h),
+    "weight_not_summed": lambda d, x, h, w: d * h,
+    "weight_sum_of_one_axis": lambda d, x, h, w: (d * h).sum(0),
+    "weight_averaged": lambda d, x, h, w: (d * h).mean((0, 1)),
+    "weight_zero": lambda d, x, h, w: np.zeros_like(w),
+}
+BIAS_WRONG = {
+    "bias_with_weight": lambda d, w: d.sum((0, 1)) * w,
+    "bias_sum_of_one_axis": lambda d, w: d.sum(0),
+    "bias_averaged": lambda d, w: d.mean((0, 1)),
+    "bias_not_summed": lambda d, w: d,
+}
+for norm, op, centre, own in (
+    ("rms_norm", sf.backward.rms_norm, False, RMS_X_WRONG),
+    ("layer_norm", sf.backward.layer_norm, True, LAYER_X_WRONG),
+):
+    shapes = [(2, 7, N), (2, 7, N), (N,), (N,)][: 3 + centre]
+    for name, steps in (X_WRONG | own).items():
+
+        def of_x(d, x, w, *_, centre=centre, steps=steps):
+            return gradient_of(d, x, w, centre, **steps)
+
+        wrong(f"{norm}_backward.{name}", op, "x", of_x, *shapes, eps=EPS)
+    for name, form in WEIGHT_WRONG.items():
+
+        def of_weight(d, x, w, *_, centre=centre, form=form):
+            c = x - mean(x) if centre else x
+            return form(d, x, c * root(c), w)
+
+        wrong(f"{norm}_backward.{name}", op, "weight", of_weight, *shapes, eps=EPS)
+
+    def lost(d, x, w, *_, centre=centre):
+        return gradient_of(d, x, w, centre, inside=lambda g, h, **_: g - h * (g * h).mean(-1))
+
+    squares = [(N, N), (N, N), (N,), (N,)][: 3 + centre]
+    wrong(f"{norm}_backward.keepdims_lost", op, "x", lost, *squares, eps=EPS)
+wrong(
+    "layer_norm_backward.weight_uncentred",
+    sf.backward.layer_norm,
+    "weight",
+    lambda d, x, w, b: (d * x * root(x - mean(x))).sum((0, 1)),
+    *shapes,
+    eps=EPS,
+)
+for name, form in BIAS_WRONG.items():
+    wrong(
+        f"layer_norm_backward.{name}",
+        sf.backward.layer_norm,
+        "bias",
+        lambda d, x, w, b, form=form: form(d, w),
+        *shapes,
+        eps=EPS,
+    )
+
+# ---- SwiGLU --------------------------------------------------------------------------------------
+
+for which, forms in {
+    "gate": {
+        "up_missing": lambda d, g, u: d * slope_of_silu(g),
+        "slope_missing": lambda d, g, u: d * u,
+        "forward": lambda d, g, u: d * u * silu(g),
+        "of_sigmoid": lambda d, g, u: d * u * sigmoid(g) * sigmoid(-g),
+        "second_term_only": lambda d, g, u: d * u * g * sigmoid(g) * sigmoid(-g),
+        "first_term_only": lambda d, g, u: d * u * sigmoid(g),
+        "output_for_input": lambda d, g, u: d * u * sigmoid(g) * (1 + silu(g) * sigmoid(-g)),
+    },
+    "up": {
+        "not_activated": lambda d, g, u: d * g,
+        "sigmoid_only": lambda d, g, u: d * sigmoid(g),
+        "up_itself": lambda d, g, u: d * silu(g) * u,
+        "gate_overwritten": lambda d, g, u: d * silu(d * u * slope_of_silu(g)),
+    },
+}.items():
+    for name, mine in forms.items():
+        wrong(f"swiglu_backward.{name}", sf.backward.swiglu, which, mine, *[(4, 9)] * 3)
+
+
+@example("swiglu_backward.swapped")
+def _(rng):
+    d, g, u = (normal(rng, 4, 9) for _ in range(3))
+    return (d * silu(g), d * u * slope_of_silu(g)), sf.backward.swiglu, (d, g, u), {}
+
+
+@example("swiglu_backward.swapped_inputs")
+def _(rng):
+    d, g, u = (normal(rng, 4, 9) for _ in range(3))
+    mine = {"gate": d * silu(u), "up": d * g * slope_of_silu(u)}
+    return mine, sf.backward.swiglu, (d, g, u), {}
