@@ -11,7 +11,13 @@ from simdformer.checkpoints.checkpoint import Checkpoint, StoredTemplate
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.files import read_object, read_text
 
-__all__ = ["TokenizerConfig", "chat_template", "read_tokenizer_config", "tokenizer_files"]
+__all__ = [
+    "TokenizerConfig",
+    "chat_template",
+    "read_tokenizer_config",
+    "template_beside",
+    "tokenizer_files",
+]
 
 CONFIG = "tokenizer_config.json"
 MAX_TEMPLATE = 1 << 20  # bytes; published templates have up to 20 kB
@@ -75,9 +81,12 @@ def tokenizer_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def chat_template(checkpoint: Checkpoint) -> StoredTemplate | None:
+    return template_beside(checkpoint.path)
+
+
+def template_beside(path: Path) -> StoredTemplate | None:
     """chat_template.jinja, or the one in tokenizer_config.json (of several the one named
-    "default"), or chat_template.json."""
-    path = checkpoint.path
+    "default"), or chat_template.json, in a folder or beside a file of it."""
     folder = path if path.is_dir() else path.parent
     config = read_tokenizer_config(folder)
     names = (name for name in config.fields if name.endswith("_token"))

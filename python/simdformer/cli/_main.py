@@ -79,7 +79,7 @@ def run(arguments: Sequence[str] | None, ranks: Communicator) -> int:
     if ranks.size > 1 and not options.over_ranks:
         raise ValueError(
             f"simdformer {options.name} works alone, found {ranks.size} ranks of mpiexec; over "
-            "ranks there are run, chat, generate, eval, bench and plan"
+            "ranks there are run, chat, generate, eval, bench, plan and train"
         )
     options.ranks = ranks
     if options.threads is not None:

@@ -59,6 +59,11 @@ class Progress:
     ) -> None:
         self.close()
 
+    def clear(self) -> None:
+        """Makes room for a line of text; the bar comes back when it advances."""
+        if self.bar is not None:
+            self.bar.clear()
+
     def close(self) -> None:
         """Takes the bar away."""
         if self.bar is not None:

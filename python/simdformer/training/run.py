@@ -38,7 +38,7 @@ from simdformer.training.gradient_tree import GradientTree, share_of_rank
 from simdformer.training.options import TrainOptions, check_same
 from simdformer.types import Array
 
-__all__ = ["Diverged", "Run", "StepResult", "Trainable"]
+__all__ = ["SETTINGS", "Diverged", "Run", "StepResult", "Trainable", "read_settings"]
 
 SPIKE = 100  # times the median of the norms before it: a norm that no clipping makes good
 REMEMBERED = 100  # norms whose median counts

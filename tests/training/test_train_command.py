@@ -1,0 +1,264 @@
+"""`simdformer train`, as it is typed: killed and resumed, over ranks, opened elsewhere, refused."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simdformer as sf
+from subprocesses import HANG, environment
+
+pytest.importorskip("tokenizers")
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+STEPS = 30
+TALK = [
+    {"role": "user", "content": "Who are you?"},
+    {"role": "assistant", "content": "I am Tom."},
+]
+WORDS = ["Tom", "Mia", "a cat", "the dog", "sees", "likes", "runs to", "sings for"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Text, conversations, ids and configs in a directory."""
+    directory = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(3)
+    stories = [" ".join(rng.choice(WORDS, 12)) + "." for _ in range(40)]
+    (directory / "story.txt").write_text("\n\n".join(stories))
+    (directory / "val.txt").write_text("\n\n".join(stories[:5]))
+    (directory / "chat.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
+    rng.integers(0, 1000, 500).astype("<u2").tofile(directory / "ids.bin")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "tiny.json").write_text(json.dumps(CONFIG | {"vocab_size": 100}))
+    (directory / "experts.json").write_text(
+        json.dumps(
+            CONFIG
+            | {
+                "architectures": ["MixtralForCausalLM"],
+                "model_type": "mixtral",
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+            }
+        )
+    )
+    return directory
+
+
+def arguments(files, out, *rest, data="story.txt"):
+    return [
+        "train", files / data, "--out", out, "--init", files / "config.json", "--vocab", 300,
+        "--steps", STEPS, "--batch-tokens", 128, "--context", 16, "--lr", 1e-2, "--warmup", 3,
+        "--val", files / "val.txt", "--every", 10, "--save-minutes", 0, *rest,
+    ]  # fmt: skip
+
+
+def start(given, ranks=1):
+    mpiexec = [str(Path(sys.executable).with_name("mpiexec")), "-n", str(ranks)]
+    return subprocess.Popen(
+        [*(mpiexec if ranks > 1 else []), sys.executable, "-m", "simdformer", *map(str, given)],
+        env=environment(SIMDFORMER_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def log_of(directory):
+    return [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+
+
+def left(directory):
+    """What a run has written, to the last bit, and its log without the times."""
+    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    log = log_of(directory)
+    for line in log:
+        del line["tokens_per_second"]
+    weights = (directory / "model.safetensors").read_bytes()
+    return weights, [(directory / name).read_bytes() for name in names], log
+
+
+@pytest.fixture(scope="module")
+def unbroken(files, tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    process = start(arguments(files, out, "--sample", "Tom"))
+    printed, said = process.communicate(timeout=HANG)
+    assert process.returncode == 0, said
+    return out, printed, said
+
+
+def test_it_says_what_it_reads_learns_and_shows_it(unbroken):
+    out, printed, said = unbroken
+    assert "story.txt: text, 40 documents between blank lines" in said
+    assert "trained a tokenizer of " in said
+    _, _, log = left(out)
+    assert [line["step"] for line in log] == list(range(1, STEPS + 1))
+    assert log[0]["loss"] == pytest.approx(np.log(CONFIG["vocab_size"]), abs=0.3)
+    assert log[-1]["val_loss"] < log[0]["loss"] - 1
+    lines = printed.splitlines()
+    assert [line.partition(":")[0] for line in lines[::2]] == [
+        f"step {at} of {STEPS}" for at in (10, 20, 30)
+    ]
+    assert f"validation {log[-1]['val_loss']:.4f}" in lines[-2]
+    model = sf.from_pretrained(out)
+    room = CONFIG["max_position_embeddings"] - len(model.encode("Tom"))
+    assert lines[-1] == "Tom" + model.generate("Tom", max_new_tokens=room)
+
+
+def test_killed_in_the_middle_it_goes_on_with_the_same_bits(files, unbroken, tmp_path):
+    out = tmp_path / "run"
+    process = start(arguments(files, out))
+    while not (out / "checkpoint-000005").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (out / "model.safetensors").exists()
+    resumed = start(arguments(files, out, "--resume"))
+    _, said = resumed.communicate(timeout=HANG)
+    assert resumed.returncode == 0, said
+    assert "goes on after step " in said
+    assert left(out) == left(unbroken[0])
+
+
+def test_interrupted_it_leaves_the_model_so_far(files, unbroken, tmp_path):
+    out = tmp_path / "run"
+    process = start(arguments(files, out))
+    while not (out / "checkpoint-000003").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=HANG)
+    assert process.returncode == 130, said
+    assert sf.from_pretrained(out)([1, 2]).shape == (2, CONFIG["vocab_size"])
+    resumed = start(arguments(files, out, "--resume"))
+    _, said = resumed.communicate(timeout=HANG)
+    assert resumed.returncode == 0, said
+    assert left(out) == left(unbroken[0])
+
+
+def test_two_ranks_give_the_same_bits(files, unbroken, tmp_path):
+    pytest.importorskip("mpi4py")
+    out = tmp_path / "run"
+    process = start(arguments(files, out, "--sample", "Tom"), ranks=2)
+    printed, said = process.communicate(timeout=HANG)
+    assert process.returncode == 0, said
+    assert left(out) == left(unbroken[0])
+    assert printed.count("\n") == unbroken[1].count("\n")  # one of them speaks
+
+
+def test_transformers_opens_it_with_the_same_logits(unbroken):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    out = unbroken[0]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    ours = sf.from_pretrained(out)
+    ids = ours.encode("Tom sees a cat.")
+    assert tokenizer("Tom sees a cat.")["input_ids"] == ids
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(ours(ids), expected, atol=1e-4)  # float32 in another order
+
+
+def test_conversations_and_what_is_learned_of_them(command, files, tmp_path):
+    common = ["train", files / "chat.jsonl", "--out", tmp_path, "--init", files / "config.json"]
+    common += ["--vocab", 300, "--stage", "sft", "--epochs", 30, "--batch-tokens", 128]
+    status, printed, _ = command(*common, "--show-mask")
+    assert status == 0
+    assert printed == (
+        "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n[[I am Tom.<|im_end|>]]\n"
+    )
+    assert not (tmp_path / "training.json").exists()
+    status, _, said = command(*common)
+    assert status == 0, said
+    assert len(log_of(tmp_path)) == round(30 / (128 // 32))  # rows of the model's length
+    assert sf.from_pretrained(tmp_path).chat_template is not None
+
+
+def test_the_model_of_the_package_goes_on_learning(command, files, tmp_path):
+    status, _, said = command(
+        "train", files / "story.txt", "--out", tmp_path, "--model", "demo", "--steps", 4,
+        "--batch-tokens", 256, "--context", 64, "--warmup", 0,
+    )  # fmt: skip
+    assert status == 0, said
+    log = log_of(tmp_path)
+    assert log[-1]["loss"] < log[0]["loss"]
+    assert sf.from_pretrained(tmp_path).generate("Tom", max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "message"),
+    [
+        ("story.txt", "--init config.json", "holds text, which needs a tokenizer"),
+        ("story.txt", "--init tiny.json --vocab 300", "the model's vocab_size, 100"),
+        ("ids.bin", "--init config.json", "below the model's vocab_size, 320"),
+        ("ids.bin", "--init config.json --vocab 300", "--vocab: "),
+        ("ids.bin", "--init config.json --sample x", "--sample needs a tokenizer"),
+        ("story.txt", "--model demo --context 999", "--context is 999, needs at most"),
+        ("story.txt", "--model demo --stage sft", "--stage is sft, "),
+        ("chat.jsonl", "--init config.json --tokenizer demo", "no chat template"),
+        ("story.txt", "--model demo --val chat.jsonl", "--stage is pretrain, "),
+        ("story.txt", "--model demo --batch-tokens 512", "needs a multiple of 4 micro-batches"),
+        ("story.txt", "--model demo --resume", "found no run to resume"),
+        ("story.txt", "--init experts.json --vocab 300", "num_experts = 4, needs 0"),
+        ("story.txt", "--model no-such-model", "no such file or directory"),
+        ("story.txt", "--model demo --init config.json", "not allowed with argument"),
+        ("story.txt", "", "one of the arguments --init --model is required"),
+        ("story.txt", "--model demo --steps 1 --epochs 1", "not allowed with argument"),
+        ("story.txt", "--model demo --vocab 258", "--vocab: found '258', needs a whole"),
+        ("story.txt", "--model demo --lr 0", "--lr: found '0', needs a number > 0"),
+        ("story.txt", "--model demo --min-lr 2", "--min-lr: found '2', needs a number from 0"),
+        ("nothing.txt", "--model demo", "there is no file"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    command, files, tmp_path, monkeypatch, data, given, message
+):
+    monkeypatch.chdir(files)
+    status, printed, said = command("train", data, "--out", tmp_path / "run", *given.split())
+    assert (status, printed) == (2, "")
+    error = [line for line in said.splitlines() if ": error: " in line]
+    assert len(error) == 1
+    assert message in error[0]
+    assert not (tmp_path / "run" / "training.json").exists()
+
+
+def test_a_second_run_is_kept_out(command, files, unbroken, tmp_path):
+    out = unbroken[0]
+    before = left(out)
+    assert "holds a run already; add --resume" in command(*arguments(files, out))[2]
+    changed = arguments(files, out, "--resume", "--seed", 1)
+    assert "--seed is 1, this run began with 0" in command(*changed)[2]
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        status, _, said = command(*arguments(files, out, "--resume"))
+    finally:
+        os.close(descriptor)
+    assert (status, said.splitlines()[-1]) == (
+        2,
+        f"simdformer: error: {out}: another run is writing into it",
+    )
+    assert left(out) == before
