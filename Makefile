@@ -13,7 +13,7 @@ LAB_ARGS ?=
 FUZZ_SECONDS ?= 600
 FUZZ_ARGS ?=
 # what `make sanitize` runs of tests/kernels/test_*.py, beside tests/fuzz/test_fuzz_arguments.py
-SANITIZED_TESTS ?= activation arrays attention attention_semantics backward dlpack gather linear mixture norms out refusals rope \
+SANITIZED_TESTS ?= activation arrays attention attention_backward attention_semantics backward dlpack gather linear mixture norms out refusals rope \
   softmax
 
 # Builds of the same sources in several folders compile them once, where ccache is installed.
