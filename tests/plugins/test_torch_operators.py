@@ -5,9 +5,11 @@ import inspect
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import simdformer as sf
 import simdformer.torch as sft
+from simdformer.tensors.gradients import GRADIENTS
 from simdformer.tensors.operators import OPERATORS, PAIRS
 
 operators = torch.ops.simdformer
@@ -113,15 +115,127 @@ def test_an_operator_gives_what_its_function_gives(name):
             assert one.dtype is other.dtype
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "embedding"])
-def test_an_operator_refuses_a_gradient(name):
-    args, kwargs = CALLS[name][0]
-    wanting = (args[0].clone().requires_grad_(), *args[1:])
-    with pytest.raises(RuntimeError, match=f"^{name.partition('.')[0]}: no gradient"):
-        operator_of(name)(*wanting, **kwargs)
+# ---- gradients -----------------------------------------------------------------------------------
+
+# What has no gradient, by what refuses it.
+REFUSED = ("block_table", "return_weights")
+GRADED = [
+    (name, args, kwargs)
+    for name, calls in CALLS.items()
+    for args, kwargs in calls
+    if not any(option in kwargs for option in REFUSED)
+]
+
+
+def wide(value):
+    """Floats in float64, and with a gradient; ids, masks and lengths as they are."""
+    if isinstance(value, list) and None in value:  # autograd sees no tensors in such a list
+        return [one.double() if torch.is_tensor(one) else one for one in value]
+    if isinstance(value, list | tuple):
+        return type(value)(map(wide, value))
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double().requires_grad_() if floats else value
+
+
+def of_one_list(name, args, kwargs):
+    """A call of an operator on float64 as a function of the tensors with a gradient."""
+    args = list(wide(args))
+    if name == "rope":  # frequencies are constants
+        args[1:] = [one.detach() if isinstance(one, torch.Tensor) else one for one in args[1:]]
+    kwargs = {option: wide(value) for option, value in kwargs.items()} | (
+        {"dtype": torch.float64} if "dtype" in kwargs else {}
+    )
+    leaves, spec = tree_flatten((args, kwargs))
+    places = [at for at, leaf in enumerate(leaves) if torch.is_tensor(leaf) and leaf.requires_grad]
+
+    def called(*tensors):
+        given = list(leaves)
+        for at, tensor in zip(places, tensors, strict=True):
+            given[at] = tensor
+        args, kwargs = tree_unflatten(given, spec)
+        results = operator_of(name)(*args, **kwargs)
+        return tuple(results) if isinstance(results, list) else results
+
+    return called, [leaves[at].detach().clone().requires_grad_() for at in places]
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs"), GRADED)
+def test_the_gradient_of_an_operator_is_that_of_differences(name, args, kwargs):
+    called, tensors = of_one_list(name, args, kwargs)
+    assert tensors
+    # PyTorch's own bounds for differences in float64.
+    assert torch.autograd.gradcheck(called, tensors)
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs"), GRADED)
+def test_pytorch_finds_nothing_wrong_with_a_gradient(name, args, kwargs):
+    called, tensors = of_one_list(name, args, kwargs)
     with torch.no_grad():
-        got = operator_of(name)(*wanting, **kwargs)
-    assert not any(one.requires_grad for one in (got if isinstance(got, list) else [got]))
+        want = called(*tensors)
+    got = called(*tensors)
+    for one, other in zip(tree_leaves(got), tree_leaves(want), strict=True):
+        assert torch.equal(one, other)
+    compiled = torch.compile(called, backend="aot_eager", fullgraph=True)
+    ways = []
+    for way in (called, compiled):
+        results = tree_leaves(way(*tensors))
+        ways.append(torch.autograd.grad([one.square().sum() for one in results], tensors))
+    for one, other in zip(*ways, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("name", [name for name in GRADIENTS if not name.endswith(".parts")])
+def test_there_is_no_second_derivative(name):
+    called, tensors = of_one_list(name, *CALLS[name][0])
+    results = [one.square().sum() for one in tree_leaves(called(*tensors))]
+    base = name.partition(".")[0]
+    with pytest.raises(RuntimeError, match=rf"^backward\.{base}: no gradient: there is no second"):
+        torch.autograd.grad(results, tensors, create_graph=True)
+
+
+def test_the_way_back_is_an_operator_that_pytorch_finds_nothing_wrong_with():
+    assert set(GRADIENTS) == set(OPERATORS)
+    lse = torch.randn(2, 4, 5)
+    backward = {
+        "silu": ((X, X), {}),
+        "relu": ((X, X), {}),
+        "gelu": ((X, X), {"approximate": "tanh"}),
+        "swiglu": ((X, X, X + 1), {}),
+        "softmax": ((X, X.softmax(1), 1), {}),
+        "rms_norm": ((X.bfloat16(), X.bfloat16(), W[0].bfloat16()), {"eps": 1e-5}),
+        "layer_norm": ((X, X, W[0], W[1]), {"eps": 1e-5}),
+        "rope": ((X,), {"layout": "half", "offset": 3}),
+        "linear": ((X, X, W), {"needs": ["x", "bias"]}),
+        "linear.list": (([X, X[..., :3]], X, [W, W[:3]]), {"needs": ["x", "weight", "bias"]}),
+        "embedding": ((W[:2], torch.tensor([1, 2]), 8), {}),
+        "repeat_kv": ((KV, 2), {}),
+        "scaled_dot_product_attention": (
+            (Q, Q, KV, KV, Q, lse),
+            {"grad_lse": lse, "needs": ["query", "value"]},
+        ),
+    }
+    assert set(backward) == {name for name in GRADIENTS if not name.endswith(".parts")}
+    for name, (args, kwargs) in backward.items():
+        base, dot, overload = name.partition(".")
+        torch.library.opcheck(operator_of(f"{base}_backward{dot}{overload}"), args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("return_weights", True), ("return_scores", True)],
+)
+def test_an_option_without_a_gradient_is_refused_by_name(option, value):
+    q = Q.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match=f"no gradient: a call with {option} has none"):
+        sft.scaled_dot_product_attention(q, KV, KV, **{option: value})
+    pages = {"block_table": torch.tensor([[0], [1]]), "key_lengths": [7, 7]}
+    with pytest.raises(RuntimeError, match="no gradient: a call with block_table has none"):
+        sft.scaled_dot_product_attention(
+            q, KV.repeat(1, 1, 3, 1)[..., :16, :], KV.repeat(1, 1, 3, 1)[..., :16, :], **pages
+        )
+    with pytest.raises(RuntimeError, match="rope: no gradient: inv_freq has none"):
+        sft.rope(X, layout="half", inv_freq=torch.ones(4, requires_grad=True))
 
 
 # ---- torch.compile -------------------------------------------------------------------------------
@@ -183,17 +297,20 @@ def test_an_exported_program_holds_operators():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_gradient_is_an_error_and_no_constant(backend):
-    layer = torch.nn.Linear(8, 8)
+def test_a_compiled_gradient_is_the_eager_one(backend):
+    weights = [one.clone().requires_grad_() for one in torch.randn(2, 8, 8)]
 
-    def step(x):
-        return sft.linear(x, layer.weight)
+    def loss(x):
+        normed = sft.rms_norm(x, weights[0][0], eps=1e-5)
+        q, k = (one.unflatten(-1, (2, 4)).mT for one in sft.linear(normed, weights))
+        return sft.scaled_dot_product_attention(q, k, k, is_causal=True).square().sum()
 
-    with pytest.raises(Exception, match="linear: no gradient"):
-        torch.compile(step, backend=backend, fullgraph=True)(X)
-    torch._dynamo.reset()
+    want = torch.autograd.grad(loss(X), weights)
+    got = torch.autograd.grad(torch.compile(loss, backend=backend, fullgraph=True)(X), weights)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
     with torch.inference_mode():
-        assert torch.equal(torch.compile(step, backend=backend, fullgraph=True)(X), step(X))
+        assert torch.equal(torch.compile(loss, backend=backend, fullgraph=True)(X), loss(X))
 
 
 def test_what_is_no_operator_breaks_the_graph_and_is_right():

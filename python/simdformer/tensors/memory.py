@@ -62,8 +62,7 @@ def refuse_gradients(function: str, *tensors: Any) -> None:
         raise no_gradient(function)
 
 
-def no_gradient(function: str) -> RuntimeError:
+def no_gradient(function: str, why: str = "it has a forward only") -> RuntimeError:
     return RuntimeError(
-        f"{function}: no gradient: the kernels only compute forwards; call it under "
-        "torch.no_grad() or torch.inference_mode()"
+        f"{function}: no gradient: {why}; call it under torch.no_grad() or torch.inference_mode()"
     )

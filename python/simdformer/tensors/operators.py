@@ -7,7 +7,8 @@ lengths and offsets are tensors of one number or of several; an overload (".list
 several tensors. What a schema cannot hold, packed and quantised weights, is no operator's: calls
 with those break a graph in two.
 
-There is no gradient: where one is wanted, calling is an error.
+The way back of an operator is one more operator, `torch.ops.simdformer.rms_norm_backward`: graphs
+hold that too. `gradients.py` has them.
 """
 
 from collections.abc import Callable
@@ -17,28 +18,22 @@ import torch
 from torch import Tensor
 
 from simdformer import functional
-from simdformer.tensors.memory import no_gradient
-from simdformer.tensors.wrapping import on_tensors
+from simdformer.tensors.gradients import (
+    ATTENTION,
+    PAIRS,
+    ROPE,
+    define,
+    differentiate,
+    has_gaps,
+    several,
+)
+from simdformer.tensors.wrapping import on_tensors, wants_gradient
 
 __all__ = ["OPERATORS", "PAIRS", "traced"]
 
-ROPE = (
-    "(Tensor x, Tensor? positions=None, Tensor? inv_freq=None, *, str layout, SymInt offset=0, "
-    "float? theta=None, float attention_factor=1.0, int? rotary_dim=None"
-)
-ATTENTION = (
-    "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
-    "Tensor? causal_offset=None, Tensor? key_starts=None, Tensor? key_lengths=None, "
-    "Tensor[]? segment_ids=None, Tensor[]? cu_seqlens=None, Tensor? sinks=None, "
-    "Tensor? block_table=None, *, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
-    "bool enable_gqa=True, SymInt?[]? window=None, SymInt? chunk=None, float? softcap=None"
-)
-PARTS = "bool return_weights=False, bool return_scores=False, bool return_lse=False"
-
-# The functions take one number for these too, or a list;
-COUNTS = ("positions", "causal_offset", "key_starts", "key_lengths", "block_table")
-# and of these one, or one for queries and one for keys (left and right).
-PAIRS = ("window", "segment_ids", "cu_seqlens")
+QKV = "Tensor query, Tensor key, Tensor value"
+RETURNS = ("return_weights", "return_scores", "return_lse")
+PARTS = ", ".join(f"bool {name}=False" for name in RETURNS)
 
 # ---- the results, by shape and dtype alone -------------------------------------------------------
 
@@ -120,7 +115,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
         "(Tensor x, Tensor? weight=None, Tensor? bias=None, *, float eps) -> Tensor",
         like_first,
     ),
-    "rope": (f"{ROPE}) -> Tensor", like_first),
+    "rope": (f"(Tensor x, {ROPE}) -> Tensor", like_first),
     "linear": (
         '(Tensor x, Tensor weight, Tensor? bias=None, *, str arithmetic="int16") -> Tensor',
         like_linear,
@@ -134,50 +129,31 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
         like_embedding,
     ),
     "repeat_kv": ("(Tensor x, SymInt n, *, int axis=-3) -> Tensor", like_repeat_kv),
-    "scaled_dot_product_attention": (f"{ATTENTION}) -> Tensor", like_attention),
-    "scaled_dot_product_attention.parts": (f"{ATTENTION}, {PARTS}) -> Tensor[]", like_parts),
+    "scaled_dot_product_attention": (f"({QKV}, {ATTENTION}) -> Tensor", like_attention),
+    "scaled_dot_product_attention.parts": (
+        f"({QKV}, {ATTENTION}, {PARTS}) -> Tensor[]",
+        like_parts,
+    ),
 }
-
-library: Any = torch.library.Library("simdformer", "DEF")  # type: ignore[no-untyped-call]
 
 
 def register(name: str, schema: str, shaped: Callable[..., Any]) -> None:
     """Makes torch.ops.simdformer.<name> known."""
-    base, _, overload = name.partition(".")
-    on_the_cpu = on_tensors(getattr(functional, base))
-    library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    operator = getattr(getattr(torch.ops.simdformer, base), overload or "default")
-    names = [argument.name for argument in operator._schema.arguments]
+    on_the_cpu = on_tensors(getattr(functional, name.partition(".")[0]))
 
-    def shape(*args: Any, **kwargs: Any) -> Any:
-        return shaped(**dict(zip(names, args, strict=False)), **kwargs)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        named = dict(zip(names, args, strict=False)) | kwargs
-        for pair in PAIRS:
-            if named.get(pair) is not None:
-                named[pair] = tuple(named[pair]) if len(named[pair]) > 1 else named[pair][0]
-        results: Any = on_the_cpu(**named)
+    def kernel(**named: Any) -> Any:
+        results: Any = on_the_cpu(**several(named))
         return list(results) if schema.endswith("[]") else results
 
-    def refuse(ctx: Any, **kwargs: Any) -> None:
-        raise no_gradient(base)
-
-    library.impl(name, kernel, "CPU")
-    torch.library.register_fake(f"simdformer::{name}", shape, lib=library)
-    torch.library.register_autograd(f"simdformer::{name}", never, setup_context=refuse, lib=library)
-
-
-def never(*args: Any) -> None:
-    """The way back, which `refuse` has closed."""
-    raise AssertionError("a gradient of an operator that refuses to have one")
+    define(name, schema, kernel, shaped)
+    differentiate(name)
 
 
 for _name, _definition in OPERATORS.items():
     register(_name, *_definition)
 
 
-# ---- the functions, while a graph is made --------------------------------------------------------
+# ---- the functions, where a graph is made or a gradient is wanted --------------------------------
 
 
 def traced(name: str) -> Callable[..., Any] | None:
@@ -186,10 +162,19 @@ def traced(name: str) -> Callable[..., Any] | None:
     if name not in OPERATORS:
         return None
     operator = getattr(torch.ops.simdformer, name)
+    kinds = {one.name: str(one.type) for one in operator.default._schema.arguments}
+    tensors = {name for name, kind in kinds.items() if kind in ("Tensor", "Optional[Tensor]")}
+    attends = name == "scaled_dot_product_attention"
 
     def call(out: Any = None, **given: Any) -> Any:
+        if attends and wants_gradient(given.values()) and not any(map(given.get, RETURNS)):
+            return call(out, **{**given, "return_lse": True})[0]  # kept for the way back
+        biases = given.get("bias")
+        if has_gaps(biases) and wants_gradient(given.values()):
+            pairs = zip(given.pop("weight"), given.pop("bias"), strict=True)
+            return [call(**given, weight=weight, bias=bias) for weight, bias in pairs]
         named = {
-            name: of_a_schema(name, value)
+            name: count_of(value) if name in tensors else of_a_schema(name, value)
             for name, value in given.items()
             if not (value is None or (name.startswith("return_") and value is False))
         }
@@ -203,8 +188,6 @@ def traced(name: str) -> Callable[..., Any] | None:
 
 def of_a_schema(name: str, value: Any) -> Any:
     """An argument of a function as its operator takes it."""
-    if name in COUNTS:
-        return count_of(value)
     if name not in PAIRS:
         return value
     if name == "window":
@@ -213,10 +196,15 @@ def of_a_schema(name: str, value: Any) -> Any:
 
 
 def count_of(value: Any) -> Any:
-    """A tensor of one number, or of several; one that changes from call to call makes no graph of
-    its own."""
+    """A tensor, of one number or of several; a number that changes from call to call makes no
+    graph of its own."""
     if isinstance(value, int):
         return torch.full((), value, dtype=torch.int64)
+    several_tensors = isinstance(value, list | tuple) and any(
+        one is None or isinstance(one, Tensor) for one in value
+    )
+    if several_tensors or isinstance(value, Tensor):  # a list is what an overload takes
+        return value
     return torch.as_tensor(value)
 
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from simdformer.functional import PackedWeight, QuantizedWeight
-from simdformer.tensors.memory import array_of, dtype_of, tensor_of
+from simdformer.tensors.memory import array_of, dtype_of, no_gradient, tensor_of
 from simdformer.types import Alias, spelled
 
 __all__ = [
@@ -20,8 +20,10 @@ __all__ = [
     "on_arrays",
     "on_tensors",
     "outside_graphs",
+    "requires_gradient",
     "signature_on_tensors",
     "tensors_of",
+    "wants_gradient",
 ]
 
 P = ParamSpec("P")
@@ -75,9 +77,10 @@ def on_tensors(
     """A function of arrays as one of tensors, with the same arguments: they are read where they
     lie, what it gives are tensors, and what was given as `out` comes back.
 
-    torch.compile and torch.export see nothing but PyTorch's operators: while they look on, `traced`
-    is called with the arguments by their names. Where it is None, or a weight is packed and so no
-    tensor, the graph is broken in two.
+    Autograd, torch.compile and torch.export see nothing but PyTorch's operators: where a gradient
+    is wanted, or they look on, `traced` is called with the arguments by their names. Where it is
+    None, or a weight is packed and so no tensor, there is no gradient, and the graph is broken in
+    two.
     """
     title = function.__name__
     signature = inspect.signature(function)
@@ -88,11 +91,18 @@ def on_tensors(
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-        if not torch.compiler.is_compiling():
+        wanted = wants_gradient((*args, *kwargs.values()))
+        if not (wanted or torch.compiler.is_compiling()):
             return called(*args, **kwargs)
         named = dict(zip(names, args, strict=False)) | kwargs
         if traced is None or has_packed(named.get("weight")):
+            if not torch.compiler.is_compiling():
+                return called(*args, **kwargs)  # which refuses the gradient
             return outside_graphs(called)(*args, **kwargs)
+        if wanted and named.get("out") is not None:
+            raise no_gradient(title, "what is written into out has none")
+        if len(args) > len(names) or not named.keys() <= set(names):
+            return called(*args, **kwargs)  # which names the argument
         return traced(**named)
 
     shown: Any = wrapped
@@ -101,6 +111,17 @@ def on_tensors(
     shown.__doc__ = documented(function.__doc__, f"`simdformer.{title}`")
     shown.__signature__ = signature_on_tensors(signature)
     return wrapped
+
+
+def wants_gradient(values: Iterable[Any]) -> bool:
+    """Whether autograd records, and one of the values requires a gradient."""
+    return torch.is_grad_enabled() and any(map(requires_gradient, values))
+
+
+def requires_gradient(value: Any) -> bool:
+    """Whether a tensor, or one of a list, does."""
+    each = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(one, Tensor) and one.requires_grad for one in each)
 
 
 def has_packed(weight: Any) -> bool:

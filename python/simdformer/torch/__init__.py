@@ -13,8 +13,8 @@ not; results are tensors of the first argument's dtype. Nothing is copied on the
 torch.compile and torch.export hold the functions as operators and their graphs stay whole; packed
 weights, layers and models break them.
 
-There is no gradient: with one wanted, calling is a RuntimeError; torch.no_grad(),
-torch.inference_mode() or .detach() is what to do.
+The functions have gradients. Layers, models and packed weights have none: with one wanted, calling
+is a RuntimeError; torch.no_grad(), torch.inference_mode() or .detach() is what to do.
 """
 
 from importlib.util import find_spec

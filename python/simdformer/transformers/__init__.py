@@ -25,7 +25,8 @@ from transformers.masking_utils import sdpa_mask
 
 from simdformer.attention import scaled_dot_product_attention
 from simdformer.tensors import functional as on_tensors
-from simdformer.tensors.memory import array_of, refuse_gradients, tensor_of
+from simdformer.tensors.memory import array_of, no_gradient, tensor_of
+from simdformer.tensors.wrapping import wants_gradient
 from simdformer.transformers.visible_keys import Rule, VisibleKeys, visible_keys
 from simdformer.types import Array
 
@@ -42,8 +43,10 @@ def register() -> None:
     those of "eager" and "sdpa" but for rounding: 16-bit numbers are computed in float32 and rounded
     once, at the store. A query that sees no key, padding for instance, gives 0.
 
-    What a call of such a model raises: RuntimeError, "no gradient", where autograd records (use
-    torch.no_grad() or torch.inference_mode()). ValueError: dropout in training (use model.eval()).
+    Where autograd records, it has a gradient: that of `sf.backward`, in eager mode and in graphs.
+
+    What a call of such a model raises: RuntimeError, "no gradient", where autograd records and
+    weights are asked for or dropout is on. ValueError: dropout in training (use model.eval()).
     BufferError: tensors that are not on the CPU.
 
     Raises ImportError itself where transformers is older than 5.4: its masks ask otherwise.
@@ -78,8 +81,10 @@ def attention(
     Without a mask it is causal where the module is (or is_causal says so), first position on first
     position, and a single query sees everything; that is how transformers calls `sdpa`.
     """
-    refuse_gradients("simdformer attention", query, key, value, s_aux, position_bias)
-    if torch.compiler.is_compiling() and dropout == 0:  # an operator: the graph stays whole
+    wanted = wants_gradient((query, key, value, s_aux, position_bias))
+    if wanted and dropout:
+        raise no_gradient("simdformer attention", f"dropout is {dropout}, needs 0")
+    if wanted or (torch.compiler.is_compiling() and dropout == 0):  # an operator has a gradient
         rule = unmasked(module, is_causal, attention_mask, query.shape[2])
         z = on_tensors.scaled_dot_product_attention(
             query,
