@@ -14,6 +14,9 @@ class Bigrams:
     def parameters(self):
         return self.weights
 
+    def loss(self, ids, labels, *, count=None, precision=None):
+        return self.loss_and_gradients(ids, labels, count=count)[0]
+
     def loss_and_gradients(self, ids, labels, *, count=None, precision=None, checkpoint=None):
         embed, head = self.weights["embed"], self.weights["lm_head"]
         x = embed[ids].reshape(-1, embed.shape[1])

@@ -55,7 +55,7 @@ def main(directory, where, at, *rest):
         half = lambda file, **_: file.write(b"half") and file.flush()  # noqa: E731
         checkpoint.np.savez = deadly(np.savez, at, half)
     elif where == "sync":
-        checkpoint.os.fsync = deadly(os.fsync, at)
+        os.fsync = deadly(os.fsync, at)
     elif where == "rename":
         Path.rename = deadly(Path.rename, at)
     run.begin(resume="--resume" in rest)

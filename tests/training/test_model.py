@@ -75,18 +75,31 @@ def test_every_gradient_is_that_of_transformers(name, batch, tmp_path):
         np.testing.assert_allclose(gradient, want, rtol=0, atol=5e-5 * size, err_msg=key)
 
 
-def test_the_same_bits_for_every_number_of_threads_and_where_layers_are_computed_again(
-    tmp_path, batch
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "qwen3", "olmo2"])
+def test_the_same_bits_for_every_number_of_threads_and_where_parts_are_computed_again(
+    name, tmp_path, batch
 ):
-    made("gemma2", tmp_path)
+    made(name, tmp_path)
     model = TrainableModel.from_pretrained(tmp_path)
     results = []
-    for threads, checkpoint in ((1, "none"), (2, "none"), (3, "none"), (2, "layer")):
+    ways = (1, "none"), (2, "none"), (3, "none"), (2, "mlp"), (2, "layer")
+    for threads, checkpoint in ways:
         with sf.num_threads(threads):
             results.append(model.loss_and_gradients(*batch, checkpoint=checkpoint))
     for loss, gradients in results[1:]:
         assert loss == results[0][0]
         assert all(same_bits(gradient, results[0][1][key]) for key, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "granite"])
+def test_the_loss_alone_is_that_beside_the_gradients(name, tmp_path, batch):
+    made(name, tmp_path)
+    model = TrainableModel.from_pretrained(tmp_path)
+    for count in (None, 7):
+        want, _ = model.loss_and_gradients(*batch, count=count)
+        assert model.loss(*batch, count=count) == pytest.approx(want, abs=1e-6)
+    with pytest.raises(ValueError, match="loss: labels has none that counts"):
+        model.loss(batch[0], np.full((2, 19), -100))
 
 
 def test_see_is_shown_gradients_by_the_names_of_a_trace(tmp_path, batch):
@@ -208,7 +221,7 @@ def test_refusals(batch):
     ids, labels = batch
     for error, text, given in (
         (ValueError, "precision is 'float16', needs 'float32'", {"precision": "float16"}),
-        (ValueError, "checkpoint is 'all', needs 'none' or 'layer'", {"checkpoint": "all"}),
+        (ValueError, "checkpoint is 'all', needs 'none' or 'mlp' or", {"checkpoint": "all"}),
         (ValueError, r"labels have shape \(2, 3\), needs \(2, 19\)", {"labels": labels[:, :3]}),
         (ValueError, "labels has none that counts", {"labels": np.full((2, 19), -100)}),
         (IndexError, "labels", {"labels": labels + 5000}),

@@ -16,6 +16,7 @@ from program import OPTIONS
 from simdformer.models.communicator import Communicator
 from simdformer.training.checkpoint import newest_checkpoint, saved
 from simdformer.training.data import StreamRows
+from simdformer.training.files import write_text, write_whole
 from simdformer.training.gradient_tree import GradientTree, share_of_rank
 from simdformer.training.run import Diverged, Run
 from subprocesses import environment
@@ -237,3 +238,17 @@ def test_micro_batches_that_ranks_cannot_deal_are_refused():
     ranks.size = 2
     with pytest.raises(ValueError, match=r"6 micro-batches are dealt to 2 .*--micro-batches 4"):
         share_of_rank(6, ranks)
+
+
+def test_a_file_that_cannot_be_written_whole_is_as_before(tmp_path):
+    path = tmp_path / "file"
+    write_text(path, "before")
+
+    def half(file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, half)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

@@ -200,9 +200,9 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     from simdformer.checkpoints.huggingface import config_alone
     from simdformer.text import tokenizer as tokenizers
     from simdformer.training import TrainableModel
-    from simdformer.training.checkpoint import hash_of_file
     from simdformer.training.data import hash_of_data
     from simdformer.training.export import config_json, with_halves
+    from simdformer.training.files import hash_of_file
     from simdformer.training.run import Run
 
     seed = TrainOptions.seed if options.seed is None else options.seed

@@ -9,9 +9,7 @@ machine, a name checkpoint-* belongs to a whole one. The last two are kept, and 
 damaged the one before it is taken.
 """
 
-import hashlib
 import json
-import os
 import re
 import shutil
 import zipfile
@@ -22,6 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.training.files import (
+    hash_of_file,
+    hash_of_json,
+    sync,
+    sync_directory,
+    write_text,
+)
 from simdformer.types import Array
 
 __all__ = [
@@ -30,13 +35,11 @@ __all__ = [
     "newest_checkpoint",
     "read_checkpoint",
     "save_checkpoint",
-    "write_whole",
 ]
 
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d{6,})")
 STATE, ARRAYS = "state.json", "arrays.npz"
-PIECE = 1 << 24  # bytes of a file that are hashed at a time
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> Path:
             **checkpoint.state,
             "arrays": hash_of_file(beside / ARRAYS),
         }
-        write_whole(beside / STATE, json.dumps(state | {"state": hash_of_json(state)}, indent=1))
+        write_text(beside / STATE, json.dumps(state | {"state": hash_of_json(state)}, indent=1))
         sync_directory(beside)
         shutil.rmtree(place, ignore_errors=True)  # a damaged one, which the run has made again
         beside.rename(place)
@@ -122,43 +125,3 @@ def saved(directory: Path) -> list[Path]:
     found = [(NAME.fullmatch(path.name), path) for path in directory.iterdir()]
     numbered = [(int(match[1]), path) for match, path in found if match and path.is_dir()]
     return [path for _, path in sorted(numbered)]
-
-
-# ---- files ---------------------------------------------------------------------------------------
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is either as before or whole, whatever ends the process."""
-    beside = path.with_name(f".{path.name}.unfinished")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        sync(file)
-    beside.replace(path)
-    sync_directory(path.parent)
-
-
-def sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """The names in a directory are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def hash_of_file(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def hash_of_json(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -15,7 +15,7 @@ import numpy as np
 from simdformer.text.chat import ChatTemplate
 from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.training.answers import mark_completion, mark_conversations
-from simdformer.training.checkpoint import hash_of_file
+from simdformer.training.files import hash_of_file
 from simdformer.training.sources import Source
 from simdformer.types import Array
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
 from simdformer.models.config import FieldError, ModelConfig
-from simdformer.training.checkpoint import sync, write_whole
+from simdformer.training.files import write_text, write_whole
 from simdformer.types import Array
 
 __all__ = ["SHARD", "export"]
@@ -47,8 +47,8 @@ def export(
         copy_tokenizer(Path(tokenizer), directory)
     write_weights(directory, {their_name(name, theirs): w for name, w in weights.items()}, shard)
     if eos_ids:
-        write_whole(directory / "generation_config.json", json.dumps({"eos_token_id": [*eos_ids]}))
-    write_whole(directory / "config.json", json.dumps(found, indent=2) + "\n")
+        write_text(directory / "generation_config.json", json.dumps({"eos_token_id": [*eos_ids]}))
+    write_text(directory / "config.json", json.dumps(found, indent=2) + "\n")
 
 
 def with_halves(
@@ -136,15 +136,17 @@ def write_weights(directory: Path, tensors: Mapping[str, Array], shard: int) -> 
         return
     places = {key: name for name, part in zip(names, files, strict=True) for key in part}
     size = sum(tensor.nbytes for tensor in tensors.values())
-    write_whole(index, json.dumps({"metadata": {"total_size": size}, "weight_map": places}))
+    write_text(index, json.dumps({"metadata": {"total_size": size}, "weight_map": places}))
 
 
 def shards(tensors: Mapping[str, Array], most: int) -> Iterator[dict[str, Array]]:
     part: dict[str, Array] = {}
+    size = 0
     for name, tensor in tensors.items():
-        if part and sum(one.nbytes for one in part.values()) + tensor.nbytes > most:
+        size += tensor.nbytes
+        if part and size > most:
             yield part
-            part = {}
+            part, size = {}, tensor.nbytes
         part[name] = tensor
     yield part
 
@@ -158,13 +160,13 @@ def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
         header[name] = {"dtype": "F32", "shape": [*tensor.shape], "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    beside = path.with_name(f".{path.name}.unfinished")
-    with beside.open("wb") as file:
+
+    def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
             file.write(np.ascontiguousarray(tensor, "<f4").data)
-        sync(file)
-    beside.replace(path)
+
+    write_whole(path, write)
 
 
 def copy_tokenizer(source: Path, directory: Path) -> None:

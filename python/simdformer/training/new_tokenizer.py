@@ -6,7 +6,7 @@ from pathlib import Path
 
 from simdformer.text.huggingface_tokenizer import HuggingFaceTokenizer
 from simdformer.text.pieces import optional_package
-from simdformer.training.checkpoint import write_whole
+from simdformer.training.files import write_text
 from simdformer.training.sources import END_OF_DOCUMENT
 
 __all__ = ["CHATML", "make_tokenizer"]
@@ -58,6 +58,6 @@ def make_tokenizer(texts: Iterable[str], size: int, directory: Path) -> HuggingF
         "clean_up_tokenization_spaces": False,
         "chat_template": CHATML,
     }
-    write_whole(directory / "tokenizer_config.json", json.dumps(config, indent=1))
-    write_whole(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
+    write_text(directory / "tokenizer_config.json", json.dumps(config, indent=1))
+    write_text(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
     return HuggingFaceTokenizer.load(directory / "tokenizer.json")

@@ -27,13 +27,9 @@ import numpy as np
 from simdformer.models.communicator import Communicator
 from simdformer.optim import AdamW, clip_grad_norm_, cosine_lr
 from simdformer.runtime import isa
-from simdformer.training.checkpoint import (
-    Checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
-    write_whole,
-)
+from simdformer.training.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from simdformer.training.data import IGNORED, Rows, rows_of_step
+from simdformer.training.files import write_text
 from simdformer.training.gradient_tree import GradientTree, share_of_rank
 from simdformer.training.options import TrainOptions, check_same
 from simdformer.types import Array
@@ -51,6 +47,15 @@ class Trainable(Protocol):
     """What a run needs of a model: see `TrainableModel`."""
 
     def parameters(self) -> Mapping[str, Array]: ...
+
+    def loss(
+        self,
+        ids: Array,
+        labels: Array | None = None,
+        *,
+        count: int | None = None,
+        precision: Any = "float32",
+    ) -> float: ...
 
     def loss_and_gradients(
         self,
@@ -134,7 +139,7 @@ class Run:
                     f"{self.directory} holds a run already; add --resume to go on with it, or give "
                     "another --out"
                 )
-            write_whole(settings, json.dumps({**given, "isa": isa()}, indent=1) + "\n")
+            write_text(settings, json.dumps({**given, "isa": isa()}, indent=1) + "\n")
             return None
         saved = read_settings(self.directory)
         check_same(saved, given, list(self.hashes))
@@ -262,10 +267,7 @@ class Run:
         most = min(len(rows), VAL_ROWS)
         for begin in range(0, most, size):
             ids, labels = rows.batch(range(begin, min(begin + size, most)))
-            loss, _ = self.model.loss_and_gradients(
-                ids, labels, count=1, precision=self.options.precision
-            )
-            total += float(loss)
+            total += self.model.loss(ids, labels, count=1, precision=self.options.precision)
             count += int((labels != IGNORED).sum())
         return total / count
 
@@ -280,7 +282,7 @@ class Run:
         if self.ranks.rank == 0:
             ids, labels = self.rows.batch(numbers)
             batch = {"rows": numbers, "ids": ids.tolist(), "labels": labels.tolist()}
-            write_whole(place, json.dumps(batch))
+            write_text(place, json.dumps(batch))
         beside = f", {norm / usual:,.0f} times the usual {usual:.3g}" if usual < math.inf else ""
         raise Diverged(
             f"train: step {self.step + 1}: the loss is {loss:.4g} and the norm of the gradients "
@@ -322,7 +324,7 @@ def keep_log(path: Path, steps: int) -> None:
             if not line.endswith("\n") or json.loads(line)["step"] > steps:
                 break
             kept.append(line)
-        write_whole(path, "".join(kept))
+        write_text(path, "".join(kept))
 
 
 @contextmanager
