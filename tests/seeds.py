@@ -149,6 +149,16 @@ def llama2c_seeds():
     return [llama2c_bytes(config, small_weights(config), version) for version in (0, 1)]
 
 
+ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "use_rslora": False}
+ADAPTER |= {"target_modules": ["q_proj"], "rank_pattern": {}, "modules_to_save": None}
+
+
+def adapter_tensors():
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    shapes = {"A.weight": (2, 8), "B.weight": (8, 2)}
+    return {name + part: np.ones(shape, np.float32) for part, shape in shapes.items()}
+
+
 INDEX = {"metadata": {"total_size": 36}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
 
 

@@ -15,7 +15,9 @@ import numpy as np
 import mutation
 import seeds
 import simdformer as sf
+from checkpoints import tiny_config
 from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints.peft import read_adapters
 from simdformer.checkpoints.safetensors_file import INDEX, read_directory
 from simdformer.checkpoints.safetensors_file import read_tensors as read_safetensors
 from simdformer.checkpoints.torch_file import read_tensors as read_pth
@@ -177,6 +179,35 @@ def _(folder, data):
 def _(folder, data):
     written(folder, "params.json", data)
     use_checkpoint(folder)
+
+
+def use_adapters(folder):
+    config = tiny_config(**seeds.SMALL)
+    model = Transformer(config, seeds.small_weights(config))
+    assert np.isfinite(model.with_adapters(read_adapters(folder, config))([0, 1])).any()
+
+
+@target(
+    "adapter",
+    lambda: [seeds.header_of(seeds.adapter_tensors())],
+    mutation.mutate_json,
+    lambda: {"adapter_config.json": seeds.dumped(seeds.ADAPTER)[0]},
+)
+def _(folder, data):
+    tensors = b"".join(tensor.tobytes() for tensor in seeds.adapter_tensors().values())
+    written(folder, "adapter_model.safetensors", seeds.with_length(data) + tensors)
+    use_adapters(folder)
+
+
+@target(
+    "adapter-config",
+    lambda: seeds.dumped(seeds.ADAPTER),
+    mutation.mutate_json,
+    lambda: {"adapter_model.safetensors": seeds.safetensors_bytes(seeds.adapter_tensors())},
+)
+def _(folder, data):
+    written(folder, "adapter_config.json", data)
+    use_adapters(folder)
 
 
 # ---- tokenizers ----------------------------------------------------------------------------------

@@ -11,20 +11,11 @@ import transformers
 import simdformer as sf
 import tiny_models
 from conftest import normal, same_bits
-from simdformer.checkpoints import CheckpointError, read_checkpoint
-from simdformer.checkpoints.locate import locate
-from simdformer.models.weights import arrays_of
+from simdformer.checkpoints import CheckpointError
 from simdformer.training import TrainableModel
 from simdformer.training.export import export
 from simdformer.training.new_tokenizer import make_tokenizer
-
-
-def is_dense(name):
-    kind, own = tiny_models.MODELS[name]
-    return kind != "gpt_oss" and "moe" not in kind and not any("expert" in key for key in own)
-
-
-DENSE = [name for name in tiny_models.MODELS if is_dense(name)]
+from tiny import DENSE, gradients_by_our_names, made
 
 
 @pytest.fixture
@@ -34,24 +25,6 @@ def batch(rng):
     labels = rng.integers(1, 96, (2, 19))
     labels[0, :5] = labels[1, 7] = -100
     return ids, labels
-
-
-def made(name, folder):
-    """A model of transformers in float64, and its files."""
-    model = tiny_models.make(name)
-    model.config._attn_implementation = "eager"
-    model.save_pretrained(folder)
-    return model.double()
-
-
-def gradients_by_our_names(model, folder):
-    """What a parameter is called in a file, its gradient is too: read as a checkpoint, fused and
-    transposed matrices come apart as weights do."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.grad)
-    model.float().save_pretrained(folder)
-    return arrays_of(read_checkpoint(locate(folder), None, None).weights)
 
 
 @pytest.mark.parametrize("name", DENSE)

@@ -18,6 +18,7 @@ from simdformer.checkpoints.minimind import MINIMIND
 
 __all__ = ["FORMATS", "read_checkpoint"]
 
+ADAPTER = "adapter_config.json"  # peft's
 FORMATS = (META, HUGGINGFACE, GGUF, MINIMIND, LLAMA2C)  # a file is the first's that knows it
 
 
@@ -79,6 +80,13 @@ def format_in(directory: Path) -> Format:
             file=directory,
             advice="say which one to read: "
             + " or ".join(f'format="{format.name}"' for format in found),
+        )
+    if not found and (directory / ADAPTER).exists():
+        raise CheckpointError(
+            "an adapter alone",
+            "a model",
+            file=directory,
+            advice="give the model that it was made for, and this as its adapter",
         )
     if not found:
         there = sorted(entry.name for entry in directory.iterdir())

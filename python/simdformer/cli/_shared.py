@@ -182,6 +182,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         help="of the weights (default: the file's)",
     )
+    group.add_argument(
+        "--adapter",
+        type=values.text,
+        metavar="DIR",
+        help="an adapter of `simdformer train --lora`, or of peft, beside the model",
+    )
 
 
 def load(options: argparse.Namespace, ranks: Communicator | None = None) -> "LanguageModel":
@@ -195,6 +201,7 @@ def load(options: argparse.Namespace, ranks: Communicator | None = None) -> "Lan
         max_seq_len=options.max_seq_len,
         tokenizer=options.tokenizer,
         format=options.format,
+        adapter=options.adapter,
         comm=ranks or options.ranks,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
@@ -19,7 +19,7 @@ from simdformer.training.options import TrainOptions
 if TYPE_CHECKING:
     from simdformer.text.chat import ChatTemplate
     from simdformer.text.piece_tokenizer import PieceTokenizer
-    from simdformer.training import TrainableModel
+    from simdformer.training import LoRAModel, TrainableModel
     from simdformer.training.data import Rows
     from simdformer.training.run import Run
     from simdformer.training.sources import Source
@@ -46,6 +46,7 @@ NUMBERS: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
         "min_lr": (share, "where its cosine ends, as a share of it"),
         "weight_decay": (not_negative, "of matrices, by AdamW"),
         "clip": (positive, "longest gradient: a longer one is shortened"),
+        "beta": (positive, "of --stage dpo: how far the model may go from what it was"),
         "seed": (values.whole(0), "of new weights and of the order of the rows"),
     },
     "watching": {
@@ -55,18 +56,23 @@ NUMBERS: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
 }
 
 
+LR_OF_DPO = 5e-6
+DEFAULTS = {"lr": f"{TrainOptions.lr}; {LR_OF_DPO} for --stage dpo"}
+
+
 def add(commands: "shared.Commands") -> None:
     parser = shared.command(
         commands,
         "train",
         run,
         arguments="DATA... --out DIR (--init CONFIG | --model MODEL)",
-        help="train a model on text, or an existing one on conversations",
-        description="DATA are texts (.txt, .jsonl with text), conversations or prompts and "
-        "completions (.jsonl), or ids of 16 bits (.bin). DIR gets checkpoints, a line of "
-        "log.jsonl a step, and at the end the model as Hugging Face lays it out. A run that was "
-        "ended goes on with --resume behind the same command, and computes the same bits. Under "
-        "mpiexec the ranks deal the micro-batches, all of them reading the same files.",
+        help="train a model on text, conversations or preferences, or adapters beside it",
+        description="DATA are texts (.txt, .jsonl with text), conversations, prompts and "
+        "completions, or chosen and rejected answers (.jsonl), or ids of 16 bits (.bin). DIR gets "
+        "checkpoints, a line of log.jsonl a step, and at the end the model as Hugging Face lays it "
+        "out, or adapters as peft does. A run that was ended goes on with --resume behind the same "
+        "command, and computes the same bits. Under mpiexec the ranks deal the micro-batches, all "
+        "of them reading the same files.",
         epilog="example: simdformer train story.txt --out tom --model demo --steps 20 "
         '--batch-tokens 1024 --sample "Tom"',
         over_ranks=True,
@@ -95,14 +101,40 @@ def add(commands: "shared.Commands") -> None:
     )
     parser.add_argument(
         "--stage",
-        choices=("pretrain", "sft"),
-        help="what DATA must be for: text, or conversations (default: what they hold)",
+        choices=("pretrain", "sft", "dpo"),
+        help="what DATA must be for: text, conversations, or chosen and rejected answers "
+        "(default: what they hold)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument(
         "--show-mask",
         action="store_true",
         help="print rows with what is learned of them between [[ and ]], and end",
+    )
+    lora = parser.add_argument_group("adapters")
+    lora.add_argument(
+        "--lora",
+        type=values.whole(),
+        metavar="RANK",
+        help="leave the weights of --model as they are, quantised ones too, and train adapters of "
+        "this rank; DIR gets them as the package peft has them",
+    )
+    lora.add_argument(
+        "--alpha",
+        type=positive,
+        metavar="X",
+        help="what an adapter gives is multiplied by X / RANK (default: 2 RANK)",
+    )
+    lora.add_argument(
+        "--targets",
+        type=values.text,
+        metavar="NAMES",
+        help="which matrices have one: some of wq,wk,wv,wo,gate,up,down (default: all)",
+    )
+    lora.add_argument(
+        "--merge",
+        action="store_true",
+        help="write the whole model with the adapters in its matrices instead of them alone",
     )
     groups = {name: parser.add_argument_group(name) for name in NUMBERS}
     length = groups["steps"].add_mutually_exclusive_group()
@@ -121,7 +153,7 @@ def add(commands: "shared.Commands") -> None:
                 f"--{name.replace('_', '-')}",
                 type=read,
                 metavar="X" if read in (positive, not_negative, share) else "N",
-                help=f"{help} (default: {getattr(TrainOptions, name):g})",
+                help=f"{help} (default: {DEFAULTS.get(name, getattr(TrainOptions, name))})",
             )
     watching = groups["watching"]
     watching.add_argument(
@@ -197,26 +229,22 @@ def check_stage(options: argparse.Namespace, sources: "Sequence[Source]") -> Non
 
 def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     """ValueError: something does not fit. It is told before the first step."""
-    from simdformer.checkpoints.huggingface import config_alone
     from simdformer.text import tokenizer as tokenizers
-    from simdformer.training import TrainableModel
     from simdformer.training.data import hash_of_data
     from simdformer.training.export import config_json, with_halves
     from simdformer.training.files import hash_of_file
+    from simdformer.training.objectives import NextToken, Objective, Preference
     from simdformer.training.run import Run
 
-    seed = TrainOptions.seed if options.seed is None else options.seed
-    if options.model is None:
-        model = TrainableModel.from_config(config_alone(options.init)[0], seed=seed)
-    else:
-        model = TrainableModel.from_pretrained(options.model)
+    model = model_of(options)
     room = model.config.max_seq_len
     options.context = options.context or min(TrainOptions.context, room)
     if options.context > room:
         raise ValueError(
             f"--context is {options.context}, needs at most the model's max_seq_len, {room}"
         )
-    config_json(*with_halves(model.config, model.weights), model.eos_ids)  # it can be written
+    if options.lora is None:  # it can be written
+        config_json(*with_halves(model.config, model.weights), model.eos_ids)
 
     file = tokenizer_file(options, sources)
     tokenizer = None if file is None else tokenizers.load(file)
@@ -242,19 +270,50 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     hashes = {"content of DATA": hash_of_data(options.data)}
     if options.init is not None:
         hashes["content of --init"] = hash_of_file(options.init)
+    if options.model is not None and (options.lora is not None or options.stage == "dpo"):
+        hashes["content of --model"] = hash_of_data(weight_files(options.model))
     if file is not None:
         hashes["tokenizer"] = hash_of_file(file)
-    made = Run(
-        model,
-        rows,
-        options_of(options, len(rows)),
-        options.out,
-        hashes,
-        val_rows,
-        options.ranks,
-        say,
-    )
+    chosen = options_of(options, len(rows))
+    objective: Objective = NextToken()
+    if options.stage == "dpo":
+        size = max(chosen.rows // chosen.micro_batches, 1)
+        objective = Preference(chosen.beta, size, chosen.precision)
+    made = Run(model, rows, chosen, options.out, hashes, val_rows, options.ranks, say, objective)
     return Ready(made, model, tokenizer, file)
+
+
+def model_of(options: argparse.Namespace) -> "TrainableModel":
+    """The model whose parameters are trained: all weights, or adapters beside them."""
+    from simdformer.checkpoints.huggingface import config_alone
+    from simdformer.training import LoRAModel, TrainableModel
+
+    seed = TrainOptions.seed if options.seed is None else options.seed
+    if options.lora is None:
+        given = [name for name in ("alpha", "targets", "merge") if getattr(options, name)]
+        if given:
+            raise ValueError(f"--{given[0]} is for adapters; give --lora RANK too")
+        if options.model is None:
+            return TrainableModel.from_config(config_alone(options.init)[0], seed=seed)
+        return TrainableModel.from_pretrained(options.model)
+    if options.model is None:
+        raise ValueError("--lora needs a model to stand beside; give --model MODEL, not --init")
+    targets = None
+    if options.targets not in (None, "all"):
+        targets = [name.strip() for name in options.targets.split(",")]
+    return LoRAModel.from_pretrained(
+        options.model, rank=options.lora, alpha=options.alpha, targets=targets, seed=seed
+    )
+
+
+def weight_files(model: str) -> list[Path]:
+    """The files in which the weights of a model lie."""
+    from simdformer.checkpoints import read_checkpoint
+    from simdformer.checkpoints.locate import locate
+
+    checkpoint = read_checkpoint(locate(model), None, None)
+    found = (getattr(tensor, "path", checkpoint.path) for tensor in checkpoint.weights.values())
+    return sorted({Path(path) for path in found})
 
 
 def tokenizer_file(options: argparse.Namespace, sources: "Sequence[Source]") -> Path | None:
@@ -290,12 +349,12 @@ def texts_of(sources: "Sequence[Source]") -> Iterator[str]:
         if source.kind == "ids":
             raise ValueError(f"--vocab: {source.path} holds {source.said}, needs text")
         for document in source.documents:
-            if source.kind == "messages":
-                yield from (message["content"] for message in document)
-            elif source.kind == "completion":
-                yield from document
-            else:
-                yield document
+            pair = document if source.kind == "preference" else [document]
+            for one in pair:
+                if isinstance(one, str):
+                    yield one
+                else:  # messages, or a prompt and what follows it
+                    yield from (part if isinstance(part, str) else part["content"] for part in one)
 
 
 def template_of(
@@ -352,6 +411,8 @@ def options_of(options: argparse.Namespace, rows: int) -> TrainOptions:
     }
     for name in ("init", "val"):
         given[name] = given[name] and str(given[name]) if name in given else None
+    if options.lr is None and options.stage == "dpo":
+        given["lr"] = LR_OF_DPO
     made = TrainOptions(**given | {"data": tuple(map(str, options.data))})
     if options.epochs is None:
         return made
@@ -377,6 +438,8 @@ def train(options: argparse.Namespace, ready: Ready) -> None:
                     bar.clear()
                     measured = result.val_loss
                     val = "" if measured is None else f", validation {measured:.4f}"
+                    if result.accuracy is not None:
+                        val += f", {result.accuracy:.0%} of pairs told apart"
                     speed = f"{result.tokens_per_second:,.0f} tokens/s"
                     output.write(
                         f"step {result.step:,} of {total:,}: loss {result.loss:.4f}{val}, {speed}\n"
@@ -398,14 +461,31 @@ def sample(ready: Ready, prompt: str) -> str:
 
 def save(options: argparse.Namespace, ready: Ready) -> None:
     """The model in DIR, by rank 0; the others wait for it."""
+    from simdformer.checkpoints.peft import CONFIG, WEIGHTS
     from simdformer.training.export import TOKENIZER_FILES
 
     file = ready.file
+    whole = options.lora is None or options.merge
     if file is not None and file.name not in TOKENIZER_FILES:
-        say(f"{file}: no tokenizer of Hugging Face's layout, give it with --tokenizer later")
+        if whole:
+            say(f"{file}: no tokenizer of Hugging Face's layout, give it with --tokenizer later")
         file = None
-    options.ranks.broadcast(lambda: ready.model.save(options.out, tokenizer=file))
-    say(f"{options.out}: the model after step {ready.run.step:,}")
+
+    def write() -> None:
+        if options.lora is None:
+            ready.model.save(options.out, tokenizer=file)
+            return
+        model = cast("LoRAModel", ready.model)
+        if options.merge:
+            model.merged().save(options.out, tokenizer=file)
+            for name in (CONFIG, WEIGHTS):
+                (options.out / name).unlink(missing_ok=True)
+        else:
+            model.save(options.out, tokenizer=file)
+
+    options.ranks.broadcast(write)
+    what = "the model" if whole else f"adapters for {options.model} (--adapter {options.out})"
+    say(f"{options.out}: {what} after step {ready.run.step:,}")
 
 
 def show_mask(rows: "Rows", tokenizer: "PieceTokenizer | None") -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 from simdformer.functional import QuantizedWeight
@@ -107,6 +107,6 @@ def read_of(config: ModelConfig, weights: Any) -> int:
     total = 0
     for name, part in ((field.name, getattr(weights, field.name)) for field in fields(weights)):
         arrays = part if isinstance(part, list) else [] if part is None else [part]
-        size = sum(read_of(config, a) if is_dataclass(a) else a.nbytes for a in arrays)
+        size = sum(a.nbytes if hasattr(a, "nbytes") else read_of(config, a) for a in arrays)
         total += size * config.num_experts_per_tok // len(arrays) if name == "experts" else size
     return total

@@ -3,6 +3,7 @@
 The computation itself is `forward`, in models/transformer.py.
 """
 
+import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ import numpy as np
 
 from simdformer.arguments import read_whole, shown
 from simdformer.functional import QuantizedWeight
+from simdformer.models.adapters import Adapter, adapted, check_adapters
 from simdformer.models.cache import KVCache
 from simdformer.models.communicator import Communicator
 from simdformer.models.config import ModelConfig
@@ -85,6 +87,16 @@ class Decoder(ABC):
             self.own = config_of(part, config)
         self.weights = Weights.prepare(config, weights, dtype, self.ranks.own.experts)
         self.rope_of_layers = rope_of_layers(config)
+        self.adapters: Mapping[str, Adapter] = {}
+
+    def with_adapters(self, adapters: Mapping[str, Adapter]) -> Self:
+        """The same model, of the same memory, whose matrices have these adapters by name, and no
+        others. ValueError: they do not fit; several ranks hold the model."""
+        self.require_whole("adapter")
+        check_adapters(self.config, adapters)
+        model = copy.copy(self)
+        model.weights, model.adapters = adapted(self.weights, self.config, adapters), dict(adapters)
+        return model
 
     def __call__(
         self,

@@ -28,6 +28,7 @@ from simdformer.functional import (
     scaled_dot_product_attention,
 )
 from simdformer.models.activations import GATED, PLAIN, added, clamped_swiglu, sigmoid
+from simdformer.models.adapters import linear_of
 from simdformer.models.batch_pass import BatchPass
 from simdformer.models.cache import KVCache
 from simdformer.models.decoder import Decoder
@@ -254,7 +255,8 @@ class Transformer(Decoder):
 
     def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
         """x (...,I) weight (O,I) -> (...,O), by the arithmetic that was asked for"""
-        return linear(x, weight, bias, arithmetic=self.arithmetic)
+        multiply = linear_of if self.adapters else linear
+        return multiply(x, weight, bias, arithmetic=self.arithmetic)
 
     def expert_linear(self, x: Array, ids: Array, weights: Any, biases: Any = None) -> list[Array]:
         """x (B,L,k,I), or (B,L,1,I) for all k, ids (B,L,k) -> (B,L,k,O) by each list of experts"""

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from simdformer.arguments import as_array, shown
-from simdformer.functional import PackedWeight, QuantizedWeight
+from simdformer.functional import QuantizedWeight
 from simdformer.models.config import ModelConfig
 from simdformer.models.packing import Matrix, Packing
 from simdformer.models.progress import Progress
@@ -246,9 +246,9 @@ class Weights(Mapping[str, Array]):
                 f"weights: no tensor is called {shown(name)}; near are "
                 f"{', '.join(near or list(self.rows)[:3])}"
             )
-        if isinstance(found, PackedWeight):
-            return found.unpack()
-        return found.dequantize() if isinstance(found, QuantizedWeight) else found
+        if isinstance(found, QuantizedWeight):
+            return found.dequantize()
+        return found if isinstance(found, np.ndarray) else found.unpack()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)
@@ -266,7 +266,8 @@ class Weights(Mapping[str, Array]):
 
 
 def kind_of_held(tensor: Any) -> str:
-    """What its numbers are: "float32", or "q4_k"."""
+    """What its numbers are: "float32", or "q4_k"; those of the matrix where it has an adapter."""
+    tensor = getattr(tensor, "matrix", tensor)
     return tensor.type if isinstance(tensor, QuantizedWeight) else str(tensor.dtype)
 
 

@@ -10,6 +10,7 @@ from simdformer.checkpoints.checkpoint import Checkpoint
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.formats import read_checkpoint
 from simdformer.checkpoints.locate import locate
+from simdformer.checkpoints.peft import read_adapters
 from simdformer.models.transformer import Transformer
 from simdformer.parallel.mpi import communicator_of
 from simdformer.text import tokenizer as tokenizers
@@ -31,6 +32,7 @@ def from_pretrained(
     format: str | None = None,
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     arithmetic: Literal["int16", "float32"] = "int16",
+    adapter: str | os.PathLike[str] | None = None,
     comm: Any = None,
 ) -> LanguageModel:
     """Loads a language model: `model(ids)` gives logits, `model.generate(prompt)` text.
@@ -60,6 +62,10 @@ def from_pretrained(
     arithmetic : {"int16", "float32"}
         Beside weights of few bits: activations rounded to 16-bit integers, which is fast and loses
         2e-5 to 5e-5, or as they are. See `linear`.
+    adapter : path, optional
+        A directory with an adapter of LoRA (adapter_config.json, adapter_model.safetensors), as
+        `simdformer train --lora` and the package peft write it. The weights stay as they are,
+        quantised ones too; what it adds is computed beside them.
     comm : mpi4py.MPI.Comm or Communicator, optional
         The processes (ranks) that hold the model together: each of them calls this, reads only its
         part of the weights, and then calls the same methods of the model in the same order. All get
@@ -107,15 +113,17 @@ def from_pretrained(
                 missing = error
         elif isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, checkpoint)
+        adapters = None if adapter is None else read_adapters(locate(adapter), model)
+        transformer = Transformer.of_fitting(
+            model,
+            checkpoint.weights,
+            dtype=dtype,
+            activations=activations,
+            arithmetic=arithmetic,
+            communicator=communicator,
+        )
         return LanguageModel(
-            Transformer.of_fitting(
-                model,
-                checkpoint.weights,
-                dtype=dtype,
-                activations=activations,
-                arithmetic=arithmetic,
-                communicator=communicator,
-            ),
+            transformer if adapters is None else transformer.with_adapters(adapters),
             tokenizer if missing is None else missing,
             eos_ids=checkpoint.eos_ids,
             chat_template=find_template(checkpoint, tokenizer),

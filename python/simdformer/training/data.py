@@ -22,6 +22,7 @@ from simdformer.types import Array
 __all__ = [
     "IGNORED",
     "AnswerRows",
+    "PairRows",
     "Rows",
     "StreamRows",
     "hash_of_data",
@@ -78,24 +79,25 @@ class AnswerRows:
         self.rows: list[tuple[Array, Array]] = []
         self.context, self.cut, self.left_out, self.largest = context, 0, 0, 0
         for ids, marks in marked:
-            self.cut += len(ids) > context + 1
-            ids, marks = ids[: context + 1], marks[: context + 1]
-            if marks[1:].any():
-                self.rows.append((ids, marks))
-                self.largest = max(self.largest, int(ids.max()))
-            else:
-                self.left_out += 1
-        if not self.rows:
-            raise ValueError(
-                f"train: no conversation has an answer within --context = {context} tokens; "
-                "give a larger --context"
-            )
+            self.add(ids, marks)
+
+    def add(self, ids: Array, marks: Array) -> None:
+        self.cut += len(ids) > self.context + 1
+        ids, marks = ids[: self.context + 1], marks[: self.context + 1]
+        if marks[1:].any():
+            self.rows.append((ids, marks))
+            self.largest = max(self.largest, int(ids.max()))
+        else:
+            self.left_out += 1
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batch(self, numbers: Sequence[int]) -> tuple[Array, Array]:
-        chosen = [self.rows[number] for number in numbers]
+        return self.filled([self.rows[number] for number in numbers])
+
+    def filled(self, chosen: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Ids and labels of rows, all of them as long as the longest."""
         longest = max(len(ids) - 1 for ids, _ in chosen)
         length = min(-(-longest // MULTIPLE) * MULTIPLE, self.context)
         ids = np.zeros((len(chosen), length), np.int32)
@@ -116,6 +118,47 @@ class AnswerRows:
         )
 
 
+class PairRows:
+    """Two answers a row, of which the first is to become likelier: those of a batch are the chosen
+    ones, and behind them the rejected ones. The labels are those in which the two differ."""
+
+    def __init__(self, marked: Iterable[tuple[Array, Array]], context: int) -> None:
+        """marked: chosen and rejected ones in turn."""
+        self.chosen, self.rejected = AnswerRows((), context), AnswerRows((), context)
+        self.left_out, self.largest, every = 0, 0, iter(marked)
+        for chosen, rejected in zip(every, every, strict=True):
+            same = min(len(chosen[0]), len(rejected[0]))
+            differ = np.flatnonzero(chosen[0][:same] != rejected[0][:same])
+            begin = int(differ[0]) if len(differ) else same
+            pair = [
+                (ids, marks & (np.arange(len(ids)) >= begin)) for ids, marks in (chosen, rejected)
+            ]
+            if all(marks[1 : context + 1].any() for _, marks in pair):
+                self.chosen.add(*pair[0])
+                self.rejected.add(*pair[1])
+            else:
+                self.left_out += 1
+        if not len(self):
+            raise ValueError(
+                f"train: no pair of answers differs within --context = {context} tokens; give a "
+                "larger --context"
+            )
+        self.largest = max(self.chosen.largest, self.rejected.largest)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def batch(self, numbers: Sequence[int]) -> tuple[Array, Array]:
+        rows = [self.chosen.rows[n] for n in numbers] + [self.rejected.rows[n] for n in numbers]
+        return self.chosen.filled(rows)
+
+    def said(self) -> str:
+        out = f", {self.left_out:,} left out: they differ later" if self.left_out else ""
+        cut = self.chosen.cut + self.rejected.cut
+        longer = f"; {cut:,} longer than {self.chosen.context} are cut" if cut else ""
+        return f"{len(self):,} pairs of a chosen and a rejected answer{longer}{out}"
+
+
 def make_rows(
     sources: Sequence[Source],
     tokenizer: PieceTokenizer | None,
@@ -124,8 +167,16 @@ def make_rows(
     advance: Callable[[], None] = lambda: None,
 ) -> Rows:
     """The rows of sources of one stage; `advance` is called once for each document."""
+    if sources[0].kind == "preference":
+        return PairRows(marked(sources, tokenizer, template, advance), context)
     if sources[0].kind in ("messages", "completion"):
-        return AnswerRows(marked(sources, tokenizer, template, advance), context)
+        rows = AnswerRows(marked(sources, tokenizer, template, advance), context)
+        if not len(rows):
+            raise ValueError(
+                f"train: no conversation has an answer within --context = {context} tokens; "
+                "give a larger --context"
+            )
+        return rows
     parts = [ids_of(source, tokenizer, advance) for source in sources]
     return StreamRows(parts[0] if len(parts) == 1 else np.concatenate(parts), context)
 
@@ -156,21 +207,26 @@ def marked(
     template: ChatTemplate | None,
     advance: Callable[[], None],
 ) -> Iterable[tuple[Array, Array]]:
-    """Conversations and completions as ids and marks."""
+    """Conversations and completions as ids and marks, those of a pair one after the other."""
     for source in sources:
         if tokenizer is None:
             raise ValueError(f"{source.path} holds {source.said}, which need a tokenizer")
-        if source.kind == "messages" and template is None:
+        documents = source.documents
+        if in_pairs := source.kind == "preference":
+            documents = [one for pair in documents for one in pair]
+        chats = isinstance(documents[0], list)
+        if chats and template is None:
             raise ValueError(
                 f"{source.path} holds conversations, and the model has no chat template; give "
                 "--tokenizer MODEL of one that has"
             )
-        if source.kind == "messages" and template is not None:
-            every = mark_conversations(template, tokenizer, source.documents)
+        if chats and template is not None:
+            every = mark_conversations(template, tokenizer, documents)
         else:
-            every = (mark_completion(tokenizer, *pair) for pair in source.documents)
-        for one in every:
-            advance()
+            every = (mark_completion(tokenizer, *pair) for pair in documents)
+        for number, one in enumerate(every):
+            if not in_pairs or number % 2:
+                advance()
             yield one
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
+from simdformer.checkpoints.rope_rows import TURNED, halves
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.training.files import write_text, write_whole
 from simdformer.types import Array
@@ -62,14 +63,8 @@ def with_halves(
         raise CheckpointError(
             "rope_layout = 'interleaved' beside qk_norm or rotary_dim", "rope_layout = 'half'"
         )
-
-    def halves(rows: Array) -> Array:
-        pairs = rows.reshape(-1, config.head_dim // 2, 2, *rows.shape[1:])
-        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
-
-    turned = {"wq", "wk", "bq", "bk"}
     moved = {
-        name: halves(weight) if name.rpartition(".")[2] in turned else weight
+        name: halves(weight, config.head_dim) if name.rpartition(".")[2] in TURNED else weight
         for name, weight in weights.items()
     }
     return ModelConfig(**values | {"rope_layout": "half"}), moved

@@ -11,6 +11,7 @@ import numpy as np
 
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.locate import locate
+from simdformer.models.adapters import Adapter
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.transformer import Transformer
@@ -18,7 +19,7 @@ from simdformer.models.weights import arrays_of, check_weights, weight_shapes
 from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.training.export import export
-from simdformer.training.step import CHECKPOINTS, SeeGradient, Step
+from simdformer.training.step import CHECKPOINTS, Objective, SeeGradient, Step
 from simdformer.types import Array, ArrayLike
 
 __all__ = ["TrainableModel"]
@@ -44,6 +45,18 @@ class TrainableModel:
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any]) -> None:
+        self.check(config)
+        self.config = config
+        self.weights: Mapping[str, Any] = {
+            name: np.array(weights[name], np.float32) for name in weight_shapes(config)
+        }
+        self.adapters: Mapping[str, Adapter] = {}
+        self.rope_of_layers = rope_of_layers(config)
+        self.eos_ids: tuple[int, ...] = ()  # what ends a text, where a checkpoint says so
+
+    @staticmethod
+    def check(config: ModelConfig) -> None:
+        """ValueError: the gradients of something in it are not here."""
         if config.num_experts:
             raise ValueError(
                 f"TrainableModel: config has num_experts = {config.num_experts}, needs 0; "
@@ -53,12 +66,6 @@ class TrainableModel:
             raise ValueError(
                 "TrainableModel: config has activation = 'clamped_swiglu', needs silu or gelu_tanh"
             )
-        self.config = config
-        self.weights: Mapping[str, Array] = {
-            name: np.array(weights[name], np.float32) for name in weight_shapes(config)
-        }
-        self.rope_of_layers = rope_of_layers(config)
-        self.eos_ids: tuple[int, ...] = ()  # what ends a text, where a checkpoint says so
 
     @classmethod
     def from_config(cls, config: ModelConfig, *, seed: int = 0) -> Self:
@@ -125,7 +132,20 @@ class TrainableModel:
         Arguments and errors are those of `loss_and_gradients`.
         """
         check_choice("loss", "precision", precision, ("float32",))
-        return Step(self, *self.batch("loss", ids, labels), count).loss()
+        step = Step(self, *self.batch("loss", ids, labels), count)
+        return step.mean(step.losses())[0]
+
+    def losses(
+        self,
+        ids: ArrayLike,
+        labels: ArrayLike | None = None,
+        *,
+        precision: Literal["float32"] = "float32",
+    ) -> Array:
+        """ids (B,L) -> the loss of each label, -log p(label), (B,L) in float32; 0 where it does not
+        count."""
+        check_choice("losses", "precision", precision, ("float32",))
+        return Step(self, *self.batch("losses", ids, labels), None).losses()
 
     def loss_and_gradients(
         self,
@@ -136,6 +156,7 @@ class TrainableModel:
         precision: Literal["float32"] = "float32",
         checkpoint: Literal["none", "mlp", "layer"] = "none",
         see: SeeGradient | None = None,
+        objective: Objective | None = None,
     ) -> tuple[float, dict[str, Array]]:
         """ids (L,) or (B,L) -> the mean loss of the labels and the gradients of all parameters.
 
@@ -144,6 +165,8 @@ class TrainableModel:
         checkpoint : what is computed again on the way back instead of kept: "mlp" what goes into
             the activations, "layer" all but what goes into a layer. The bits are the same.
         see(name, gradient) : is shown the gradients of activations, by the names of a trace.
+        objective(losses) -> loss, gradient : what to train for instead of the mean, of the losses
+            (B,L) of the labels, and its gradient by them.
 
         ValueError: no label counts; shapes; another precision or checkpoint. IndexError: an id or
         a label outside the vocabulary.
@@ -151,7 +174,8 @@ class TrainableModel:
         function = "loss_and_gradients"
         check_choice(function, "precision", precision, ("float32",))
         check_choice(function, "checkpoint", checkpoint, CHECKPOINTS)
-        return Step(self, *self.batch(function, ids, labels), count, checkpoint, see).run()
+        batch = self.batch(function, ids, labels)
+        return Step(self, *batch, count, checkpoint, see, objective).run()
 
     def batch(self, function: str, ids: ArrayLike, labels: ArrayLike | None) -> tuple[Array, Array]:
         """Both as (B,L), checked."""

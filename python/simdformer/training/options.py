@@ -18,6 +18,9 @@ class TrainOptions:
     batch_tokens, context, micro_batches : a step has batch_tokens // context rows of `context`
         tokens, dealt to micro_batches whose gradients are added up
     min_lr : as a share of lr
+    minutes : what `steps` were chosen to take, where that was asked for
+    lora, alpha, targets : the rank of adapters, None: the weights themselves are trained
+    beta : of the stage dpo
     """
 
     data: tuple[str, ...]
@@ -25,8 +28,13 @@ class TrainOptions:
     model: str | None = None
     tokenizer: str | None = None
     vocab: int | None = None
-    stage: Literal["pretrain", "sft"] = "pretrain"
+    lora: int | None = None
+    alpha: float | None = None
+    targets: str = "all"
+    stage: Literal["pretrain", "sft", "dpo"] = "pretrain"
+    beta: float = 0.1
     steps: int = 1000
+    minutes: float | None = None
     batch_tokens: int = 16384
     context: int = 512
     micro_batches: int = 4

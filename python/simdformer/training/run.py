@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,44 +28,21 @@ from simdformer.models.communicator import Communicator
 from simdformer.optim import AdamW, clip_grad_norm_, cosine_lr
 from simdformer.runtime import isa
 from simdformer.training.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
-from simdformer.training.data import IGNORED, Rows, rows_of_step
+from simdformer.training.data import Rows, rows_of_step
 from simdformer.training.files import write_text
 from simdformer.training.gradient_tree import GradientTree, share_of_rank
+from simdformer.training.objectives import Batch, NextToken, Objective, Trainable
 from simdformer.training.options import TrainOptions, check_same
 from simdformer.types import Array
 
-__all__ = ["SETTINGS", "Diverged", "Run", "StepResult", "Trainable", "read_settings"]
+__all__ = ["LOG", "SETTINGS", "Diverged", "Run", "StepResult", "read_settings"]
 
 SPIKE = 100  # times the median of the norms before it: a norm that no clipping makes good
 REMEMBERED = 100  # norms whose median counts
 ENOUGH = 10  # norms before a median says anything
 SETTINGS, LOG = "training.json", "log.jsonl"
+PROBED = 5  # steps
 VAL_ROWS = 64  # of the validation data, at most: the same ones each time
-
-
-class Trainable(Protocol):
-    """What a run needs of a model: see `TrainableModel`."""
-
-    def parameters(self) -> Mapping[str, Array]: ...
-
-    def loss(
-        self,
-        ids: Array,
-        labels: Array | None = None,
-        *,
-        count: int | None = None,
-        precision: Any = "float32",
-    ) -> float: ...
-
-    def loss_and_gradients(
-        self,
-        ids: Array,
-        labels: Array | None = None,
-        *,
-        count: int | None = None,
-        precision: Any = "float32",
-        checkpoint: Any = "none",
-    ) -> tuple[float, Mapping[str, Array]]: ...
 
 
 class Diverged(ValueError):
@@ -74,13 +51,15 @@ class Diverged(ValueError):
 
 @dataclass(frozen=True)
 class StepResult:
-    """A line of the log. `step` counts from 1; norm is that of the gradients before clipping."""
+    """A line of the log. `step` counts from 1; norm is that of the gradients before clipping,
+    accuracy the share of pairs of answers that are told apart, where there are such."""
 
     step: int
     loss: float
     lr: float
     norm: float
     tokens_per_second: float
+    accuracy: float | None = None
     val_loss: float | None = None
 
     def as_json(self) -> str:
@@ -103,6 +82,7 @@ class Run:
     val_rows: Rows | None = None
     ranks: Communicator = field(default_factory=Communicator)
     say: Callable[[str], None] = print
+    objective: Objective = field(default_factory=NextToken)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -114,11 +94,15 @@ class Run:
             )
         self.share = share_of_rank(options.micro_batches, self.ranks)
         self.parameters = dict(self.model.parameters())
-        self.optimizer = AdamW(self.parameters, lr=options.lr, weight_decay=options.weight_decay)
+        self.optimizer = self.new_optimizer()
         self.gradients = GradientTree(self.parameters)
         self.step = 0
         self.norms: list[float] = []
         self.saved_at = time.monotonic()
+
+    def new_optimizer(self) -> AdamW:
+        options = self.options
+        return AdamW(self.parameters, lr=options.lr, weight_decay=options.weight_decay)
 
     # ---- beginning, going on, saving -------------------------------------------------------------
 
@@ -127,6 +111,10 @@ class Run:
         checkpoint. ValueError: the directory holds a run and this is not its continuation."""
         with self.ranks.together():
             checkpoint = self.ranks.broadcast(lambda: self.prepare(resume))
+            rows = {"train": self.rows}
+            if self.val_rows is not None:
+                rows["val"] = self.val_rows
+            self.objective.prepare(self.model, rows, self.directory, self.ranks)
             if checkpoint is not None:
                 self.restore(checkpoint)
 
@@ -207,31 +195,9 @@ class Run:
     def one(self, told: Mapping[str, bool]) -> StepResult:
         """One step: gradients of this rank's micro-batches, their sum over all, clipping, AdamW."""
         started, options = time.perf_counter(), self.options
-        numbers = rows_of_step(self.step, options.rows, len(self.rows), options.seed)
-        batches = self.micro_batches(numbers)
-        count = sum(int((labels != IGNORED).sum()) for _, labels in batches)
-        tokens = sum(ids.size for ids, _ in batches)
-        losses = []
-        for number in self.share:
-            ids, labels = batches[number]
-            if (labels == IGNORED).all():
-                losses.append(0.0)
-                self.gradients.add({})
-                continue
-            loss, gradients = self.model.loss_and_gradients(
-                ids,
-                labels,
-                count=count,
-                precision=options.precision,
-                checkpoint=options.checkpoint,
-            )
-            losses.append(float(loss))
-            self.gradients.add(gradients)
-        summed = self.ranks.all_reduce(
-            np.array([in_tree(losses), told["stop"]], np.float64), tree=True
-        )
-        loss, self.interrupted = float(summed[0]), bool(summed[1])
-        total = self.gradients.total(self.ranks)
+        measured, tokens, numbers, total = self.gradients_of_step(stop=told["stop"])
+        loss, accuracy, stop = measured.tolist()
+        self.interrupted = stop > 0
         norm = clip_grad_norm_(total, options.clip, apply=False)
         self.guard(loss, norm, total, numbers)
         lr = cosine_lr(
@@ -248,17 +214,58 @@ class Run:
         val_loss = None
         if self.val_rows is not None and self.is_due():
             val_loss = self.val_loss(self.val_rows)
-        return StepResult(self.step, loss, lr, norm, round(tokens / seconds, 1), val_loss)
+        return StepResult(
+            self.step,
+            loss,
+            lr,
+            norm,
+            round(tokens / seconds, 1),
+            accuracy if options.stage == "dpo" else None,
+            val_loss,
+        )
+
+    def gradients_of_step(
+        self, *, stop: bool = False
+    ) -> tuple[Array, int, list[int], dict[str, Array]]:
+        """[loss, accuracy, on how many ranks to stop], tokens, numbers of the rows, and the
+        gradients: of the whole step, over all ranks."""
+        options = self.options
+        numbers = rows_of_step(self.step, options.rows, len(self.rows), options.seed)
+        size = len(numbers) // options.micro_batches
+        batches = [
+            Batch.take(self.rows, numbers[begin : begin + size])
+            for begin in range(0, len(numbers), size)
+        ]
+        count = sum(map(self.objective.count, batches))
+        measured = []
+        for number in self.share:
+            loss, gradients, right = self.objective.measure(
+                self.model, batches[number], count, options.precision, options.checkpoint
+            )
+            measured.append(np.array([loss, right or 0.0]))
+            self.gradients.add(gradients)
+        summed = self.ranks.all_reduce(np.array([*in_tree(measured), stop]), tree=True)
+        tokens = sum(batch.ids.size for batch in batches)
+        return summed, tokens, numbers, self.gradients.total(self.ranks)
+
+    def probe(self, steps: int = PROBED) -> tuple[float, float]:
+        """The seconds of a step, and its tokens, of some that change nothing: the longest over all
+        ranks, and the median over all but the first, which makes memory."""
+        seconds, sizes = [], []
+        for _ in range(steps):
+            started = time.perf_counter()
+            _, tokens, _, total = self.gradients_of_step()
+            clip_grad_norm_(total, self.options.clip, apply=False)
+            self.optimizer.step(total, lr=0.0)
+            seconds.append(time.perf_counter() - started)
+            sizes.append(tokens)
+        self.optimizer = self.new_optimizer()
+        longest = -self.ranks.all_reduce_min(-int(1e9 * statistics.median(seconds[1:])))
+        return longest / 1e9, statistics.mean(sizes)
 
     def is_due(self) -> bool:
         """Whether this step is one after which the model is looked at."""
         return self.step % self.options.every == 0 or self.step == self.options.steps
-
-    def micro_batches(self, numbers: list[int]) -> list[tuple[Array, Array]]:
-        size = len(numbers) // self.options.micro_batches
-        return [
-            self.rows.batch(numbers[begin : begin + size]) for begin in range(0, len(numbers), size)
-        ]
 
     def val_loss(self, rows: Rows) -> float:
         """The mean over the labels of the first rows. Every rank measures all of it."""
@@ -266,9 +273,9 @@ class Run:
         total, count = 0.0, 0
         most = min(len(rows), VAL_ROWS)
         for begin in range(0, most, size):
-            ids, labels = rows.batch(range(begin, min(begin + size, most)))
-            total += self.model.loss(ids, labels, count=1, precision=self.options.precision)
-            count += int((labels != IGNORED).sum())
+            batch = Batch.take(rows, range(begin, min(begin + size, most)), "val")
+            total += self.objective.loss(self.model, batch, self.options.precision)
+            count += self.objective.count(batch)
         return total / count
 
     def guard(
@@ -298,11 +305,11 @@ def worst(gradients: Mapping[str, Array]) -> str:
     return next(broken, max(sizes, key=sizes.__getitem__))
 
 
-def in_tree(losses: list[float]) -> float:
+def in_tree(parts: list[Array]) -> Array:
     """The sum in the order of GradientTree."""
-    while len(losses) > 1:
-        losses = [sum(losses[at : at + 2]) for at in range(0, len(losses), 2)]
-    return losses[0]
+    while len(parts) > 1:
+        parts = [np.sum(parts[at : at + 2], axis=0) for at in range(0, len(parts), 2)]
+    return parts[0]
 
 
 def read_settings(directory: Path) -> dict[str, Any]:

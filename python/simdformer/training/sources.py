@@ -14,28 +14,36 @@ from simdformer.text.chat import check_messages
 
 __all__ = ["END_OF_DOCUMENT", "Kind", "Source", "Stage", "read_source", "stage_of"]
 
-Stage = Literal["pretrain", "sft"]
-Kind = Literal["text", "ids", "messages", "completion"]
+Stage = Literal["pretrain", "sft", "dpo"]
+Kind = Literal["text", "ids", "messages", "completion", "preference"]
 STAGES: dict[Kind, Stage] = {
     "text": "pretrain",
     "ids": "pretrain",
     "messages": "sft",
     "completion": "sft",
+    "preference": "dpo",
+}
+WORDS = {
+    "text": "text",
+    "messages": "conversations",
+    "completion": "prompts and completions",
+    "preference": "pairs of a chosen and a rejected answer",
 }
 END_OF_DOCUMENT = "<|endoftext|>"
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT calls them
 LLM_C = 20240520, 1  # the first two of the 256 numbers in front of llm.c's ids
 LLM_C_HEADER = 1024  # bytes
 NEEDED = (
-    '{"text": ...}, {"messages": [...]}, {"conversations": [...]} or {"prompt": ..., '
-    '"completion": ...}'
+    '{"text": ...}, {"messages": [...]}, {"conversations": [...]}, {"prompt": ..., '
+    '"completion": ...} or {"prompt": ..., "chosen": ..., "rejected": ...}'
 )
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a file holds: documents as text, one array of ids, conversations, or pairs of prompt and
-    completion; `lines` has the number of the line that each came from, `said` all of it in words.
+    """What a file holds: documents as text, one array of ids, conversations, pairs of prompt and
+    completion, or pairs of either, the chosen one first; `lines` has the number of the line that
+    each came from, `said` all of it in words.
     """
 
     path: Path
@@ -126,14 +134,15 @@ def read_json_lines(path: Path, text: str) -> Source:
         lines.append(number)
     if found is None:
         raise ValueError(f"{path}: found no line, needs {NEEDED}")
-    words = {"text": "text", "messages": "conversations", "completion": "prompts and completions"}
-    said = f"JSON lines, {len(documents):,} of {words[found[0]]}"
+    said = f"JSON lines, {len(documents):,} of {WORDS[found[0]]}"
     return Source(path, found[0], documents, lines, said)
 
 
 def kind_of(path: Path, number: int, value: Any) -> tuple[Kind, Callable[[Mapping[str, Any]], Any]]:
     """What the first line is, and what reads it and the lines behind it."""
     keys = set(value) if isinstance(value, dict) else set()
+    if {"chosen", "rejected"} <= keys:
+        return "preference", texts if isinstance(value["chosen"], str) else messages
     if "messages" in keys or "conversations" in keys:
         key = "messages" if "messages" in keys else "conversations"
         return "messages", lambda line: conversation(line[key])
@@ -142,6 +151,21 @@ def kind_of(path: Path, number: int, value: Any) -> tuple[Kind, Callable[[Mappin
     if "text" in keys:
         return "text", lambda line: string(line["text"])
     raise ValueError(f"{path}, line {number}: found {shown(value)}, needs {NEEDED}")
+
+
+def texts(line: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A chosen answer and a rejected one, each behind its prompt."""
+    prompt = string(line["prompt"])
+    return [(prompt, string(line[which])) for which in ("chosen", "rejected")]
+
+
+def messages(line: Mapping[str, Any]) -> list[list[dict[str, str]]]:
+    """The same as conversations: whole ones, or what goes on behind the prompt."""
+    prompt = line.get("prompt", [])
+    found = [line["chosen"], line["rejected"]]
+    if not all(isinstance(part, list) for part in (prompt, *found)):
+        raise TypeError
+    return [conversation([*prompt, *answer]) for answer in found]
 
 
 def string(value: Any) -> str:

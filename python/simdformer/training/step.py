@@ -23,18 +23,22 @@ from simdformer.functional import embedding, layer_norm, linear, rms_norm, rope
 from simdformer.functional import scaled_dot_product_attention as attention
 from simdformer.loss import counted, cross_entropy, linear_cross_entropy
 from simdformer.models.activations import GATED, PLAIN, added
+from simdformer.models.adapters import Adapter
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ByLength, are_long
 from simdformer.models.transformer import scaled
 from simdformer.runtime import awake
 from simdformer.types import Array
 
-__all__ = ["CHECKPOINTS", "SeeGradient", "Step"]
+__all__ = ["CHECKPOINTS", "LORA_A", "LORA_B", "Objective", "SeeGradient", "Step"]
 
 SeeGradient = Callable[[str, Array], object]
+Objective = Callable[[Array], tuple[float, Array]]
 CHECKPOINTS = ("none", "mlp", "layer")
 Kept = dict[str, Array]
 QKV, QKV_BIASES = ("wq", "wk", "wv"), ("bq", "bk", "bv")
+LORA_A, LORA_B = ".lora_a", ".lora_b"  # behind the name of a matrix: what its adapter has
+IGNORED = -100
 LOGIT_BYTES = 16 << 20  # of logits at a time
 
 
@@ -44,9 +48,12 @@ class Model(Protocol):
     @property
     def config(self) -> ModelConfig: ...
     @property
-    def weights(self) -> Mapping[str, Array]: ...
+    def weights(self) -> Mapping[str, Any]: ...
+    @property
+    def adapters(self) -> Mapping[str, Adapter]: ...
     @property
     def rope_of_layers(self) -> Sequence[ByLength | None]: ...
+    def parameters(self) -> Mapping[str, Array]: ...
 
 
 def nobody(name: str, gradient: Array) -> None:
@@ -56,6 +63,7 @@ def nobody(name: str, gradient: Array) -> None:
 class Step:
     """One forward and one backward pass over ids (B,L).
 
+    objective : losses (B,L) -> the loss, and its gradient (B,L); None: their mean
     checkpoint : what is computed again on the way back instead of kept
     see(name, gradient) : is shown gradients of activations
     """
@@ -68,31 +76,23 @@ class Step:
         count: int | None,
         checkpoint: Literal["none", "mlp", "layer"] = "none",
         see: SeeGradient | None = None,
+        objective: Objective | None = None,
     ) -> None:
         self.model, self.config, self.weights = model, model.config, model.weights
+        self.parameters = model.parameters()  # what has a gradient; the other weights are frozen
         self.ids, self.labels, self.count = ids, labels, count
-        self.checkpoint, self.see = checkpoint, see or nobody
+        self.checkpoint, self.see, self.objective = checkpoint, see or nobody, objective
         self.gradients: dict[str, Array] = {}
         self.positions = np.arange(ids.shape[1])
         self.head = "embed" if self.config.tie_embeddings else "lm_head"
 
     @awake
-    def loss(self) -> float:
-        """The mean loss of the labels; nothing is kept."""
+    def losses(self) -> Array:
+        """The loss of each label (B,L) in float32, 0 where none counts; nothing is kept."""
         x = self.embedded()
         for layer in range(self.config.num_layers):
             x = self.block(layer, x, {})
-        x = scaled(self.norm("final_norm", x), 1 / self.config.logit_divisor)
-        losses, labels = [], self.labels.reshape(-1)
-        for rows in self.rows_of_logits():
-            logits = linear(x.reshape(-1, x.shape[-1])[rows], self.weights[self.head])
-            losses.append(
-                cross_entropy(
-                    logits, labels[rows], reduction="none", softcap=self.config.logit_softcap
-                )
-            )
-        count = counted("loss", labels, -100) if self.count is None else self.count
-        return float(np.concatenate(losses).sum(dtype=np.float64)) / count
+        return self.head_losses(self.head_input(x))[0]
 
     @awake
     def run(self) -> tuple[float, dict[str, Array]]:
@@ -105,16 +105,8 @@ class Step:
             x = self.block(layer, x, s)
             kept.append({"x": s["x"]} if self.checkpoint == "layer" else s)
 
-        divided = scaled(self.norm("final_norm", x), 1 / config.logit_divisor)
-        result = linear_cross_entropy(
-            divided,
-            self.weights[self.head],
-            self.labels,
-            count=self.count,
-            softcap=config.logit_softcap,
-        )
-        self.add(self.head, result.weight)
-        dx = scaled(result.x, 1 / config.logit_divisor)
+        loss, dx = self.head_back(self.head_input(x))
+        dx = scaled(dx, 1 / config.logit_divisor)
         self.see("final_norm", dx)
         dx = self.norm_back("final_norm", dx, x)
         for layer in reversed(range(config.num_layers)):
@@ -123,36 +115,99 @@ class Step:
                 self.block(layer, s["x"], s, again=True)
             dx = self.block_back(layer, dx, s)
         self.embedded_back(dx)
-        return float(result.loss), {name: self.gradients[name] for name in self.weights}
+        return loss, {name: self.gradients[name] for name in self.parameters}
 
     def add(self, name: str, gradient: Array) -> None:
         """A tied embedding has two gradients, which add up."""
+        if name not in self.parameters:
+            return
         if name in self.gradients:
             self.gradients[name] += gradient
         else:
             self.gradients[name] = gradient
 
-    def rows_of_logits(self) -> Iterator[slice]:
-        """All rows, so many at a time that their logits take 16 MB."""
+    # ---- the head --------------------------------------------------------------------------------
+
+    def head_input(self, x: Array) -> Array:
+        return scaled(self.norm("final_norm", x), 1 / self.config.logit_divisor)
+
+    def head_back(self, x: Array) -> tuple[float, Array]:
+        """x (B,L,E) -> the loss, and the gradient of x"""
+        if self.objective is None and self.head in self.parameters:
+            head, softcap = self.weights[self.head], self.config.logit_softcap
+            made = linear_cross_entropy(x, head, self.labels, count=self.count, softcap=softcap)
+            self.add(self.head, made.weight)
+            return float(made.loss), made.x
+        losses, lse = self.head_losses(x)
+        loss, grad = (self.objective or self.mean)(losses)
+        return loss, self.head_gradients(x, grad, lse)
+
+    def mean(self, losses: Array) -> tuple[float, Array]:
+        """The mean of the losses that count, and its gradient"""
+        count = counted("loss", self.labels, IGNORED) if self.count is None else self.count
+        return float(losses.sum(dtype=np.float64)) / count, np.full(losses.shape, 1 / count)
+
+    def head_losses(self, x: Array) -> tuple[Array, Array]:
+        """x (B,L,E) -> the losses of the labels, and log sum exp of their logits, (B,L) each"""
+        losses, lse = (np.empty(x.shape[:2], np.float32) for _ in range(2))
+        for rows, flat, labels in self.pieces(x):
+            losses.reshape(-1)[rows], lse.reshape(-1)[rows] = cross_entropy(
+                self.product(flat, self.weights[self.head]),
+                labels,
+                reduction="none",
+                softcap=self.config.logit_softcap,
+                return_lse=True,
+            )
+        return losses, lse
+
+    def head_gradients(self, x: Array, grad: Array, lse: Array) -> Array:
+        """grad (B,L) of the losses -> the gradient of x (B,L,E)"""
+        head, trained = self.weights[self.head], self.head in self.parameters
+        dx = np.empty_like(x)
+        total: dict[str, Array] = {"weight": np.zeros(head.shape, np.float32)} if trained else {}
+        for rows, flat, labels in self.pieces(x):
+            logits = self.product(flat, head)
+            dlogits = backward.cross_entropy(
+                logits,
+                labels,
+                grad=grad.reshape(-1)[rows],
+                lse=lse.reshape(-1)[rows],
+                reduction="none",
+                softcap=self.config.logit_softcap,
+                out=logits,
+            )
+            of = backward.linear(dlogits, flat, head, needs=("x", *total), accumulate=total)
+            dx.reshape(x.shape[0] * x.shape[1], -1)[rows] = of.x
+        if trained:
+            self.add(self.head, total["weight"])
+        return dx
+
+    def pieces(self, x: Array) -> Iterator[tuple[slice, Array, Array]]:
+        """All rows of x and of the labels, so many at a time that their logits take 16 MB."""
+        flat, labels = x.reshape(-1, x.shape[-1]), self.labels.reshape(-1)
         step = max(LOGIT_BYTES // (4 * self.config.vocab_size), 64)
-        for begin in range(0, self.ids.size, step):
-            yield slice(begin, begin + step)
+        for begin in range(0, len(flat), step):
+            rows = slice(begin, begin + step)
+            yield rows, flat[rows], labels[rows]
 
     # ---- embedding -------------------------------------------------------------------------------
 
     def embedded(self) -> Array:
         """ids (B,L) -> (B,L,E)"""
-        x = scaled(embedding(self.ids, self.weights["embed"]), self.config.embed_scale)
+        x = embedding(self.ids, self.weights["embed"], dtype=np.float32)
+        x = scaled(x, self.config.embed_scale)
         if self.config.positions == "learned":
             x = x + self.weights["pos_embed"][self.positions]
         return x
 
     def embedded_back(self, dx: Array) -> None:
-        if self.config.positions == "learned":
+        if "pos_embed" in self.parameters:
             of_positions = np.zeros_like(self.weights["pos_embed"])
             of_positions[self.positions] = dx.sum(axis=0)
             self.add("pos_embed", of_positions)
         self.see("embed", dx)
+        if "embed" not in self.parameters:
+            return
         dx = scaled(dx, self.config.embed_scale)
         self.add("embed", backward.embedding(dx, self.ids, self.config.vocab_size))
 
@@ -300,26 +355,53 @@ class Step:
 
     # ---- their parts -----------------------------------------------------------------------------
 
+    def product(self, x: Array, weight: Any, bias: Any = None) -> Any:
+        """x weightᵀ, in the arithmetic that the way back has"""
+        return linear(x, weight, bias, arithmetic="float32")
+
     def linear(self, at: str, names: Sequence[str], biases: Sequence[str], x: Array) -> list[Array]:
-        """x (...,I) through several matrices (O,I) -> (...,O) of each"""
+        """x (...,I) through several matrices (O,I), and their adapters -> (...,O) of each"""
         w = self.weights
-        return linear(x, [w[at + name] for name in names], [w.get(at + name) for name in biases])
+        made: list[Array] = self.product(
+            x, [w[at + name] for name in names], [w.get(at + name) for name in biases]
+        )
+        for number, name in enumerate(names):
+            if adapter := self.model.adapters.get(at + name):
+                inner = linear(x, adapter.a) * np.float32(adapter.scale)
+                made[number] = added(made[number], linear(inner, adapter.b))
+        return made
 
     def linear_back(
         self, at: str, names: Sequence[str], biases: Sequence[str], dy: Sequence[Array], x: Array
     ) -> Array:
-        biased = [at + name for name in biases if at + name in self.weights]
-        needs = ("x", "weight", "bias") if biased else ("x", "weight")
+        biased = [at + name for name in biases if at + name in self.parameters]
+        needs = ["x", *(["weight"] if at + names[0] in self.parameters else ())]
+        needs += ["bias"] if biased else []
         of = backward.linear(dy, x, [self.weights[at + name] for name in names], needs=needs)
-        for name, gradient in zip(names, of.weight, strict=True):
+        for name, gradient in zip(names, of.weight or (), strict=False):
             self.add(at + name, gradient)
         for name, gradient in zip(biased, of.bias or (), strict=False):
             self.add(name, gradient)
-        return np.asarray(of.x)
+        dx = np.asarray(of.x)
+        for name, d in zip(names, dy, strict=True):
+            if adapter := self.model.adapters.get(at + name):
+                dx = self.adapter_back(at + name, adapter, d, x, dx)
+        return dx
+
+    def adapter_back(self, name: str, adapter: Adapter, dy: Array, x: Array, dx: Array) -> Array:
+        """y = scale b (a x): what comes this way, added to dx"""
+        scale = np.float32(adapter.scale)
+        inner = linear(x, adapter.a) * scale
+        dinner, db, _ = backward.linear(dy, inner, adapter.b, needs=("x", "weight"))
+        own, da, _ = backward.linear(dinner * scale, x, adapter.a, needs=("x", "weight"))
+        self.add(name + LORA_A, da)
+        self.add(name + LORA_B, db)
+        return added(dx, own)
 
     def norm_weight(self, name: str) -> Array:
         """The weight of a norm as it is multiplied: Gemma's is 1 + w."""
-        return self.weights[name] + np.float32(self.config.norm_offset)
+        weight: Array = self.weights[name] + np.float32(self.config.norm_offset)
+        return weight
 
     def norm(self, name: str, x: Array) -> Array:
         """x (...,E) -> (...,E); as it is where the model has no such norm"""
