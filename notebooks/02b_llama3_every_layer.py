@@ -17,19 +17,18 @@
 # [Notebook 02](02_llama3_from_scratch.ipynb) opened the three files of Llama 3 and computed its first layer by hand, each step checked. This part
 # runs every layer, finds the answer, looks inside the model, and lets it write and talk. The chapters count on from there.
 #
-# It uses what you wrote in notebook 02. The next two cells hold it once more, so that this notebook runs alone: the tokenizer, the file, and the
-# steps of a layer.
+# It uses what you wrote in notebook 02. The tokenizer of the package gives the same ids as yours, and stands in for it. The steps of a layer are in the
+# next cell once more, so that this notebook runs alone.
+#
+# [The same as an exercise](exercises/02b_llama3_every_layer.ipynb): what you write is left out there, and checked.
 
-# %%
-import base64
+# %% tags=["given"]
 import json
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import regex
 
 import simdformer as sf
 from simdformer.checkpoints.torch_file import read_tensors
@@ -37,69 +36,25 @@ from simdformer.checkpoints.torch_file import read_tensors
 FOLDER = Path(os.environ.get("SIMDFORMER_LLAMA3") or sf.demo_path())
 PROMPT = "the answer to the ultimate question of life, the universe, and everything is "
 
-lines = (FOLDER / "tokenizer.model").read_bytes().splitlines()
-ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-BEGIN, END = len(ranks), len(ranks) + 1
-PIECES = regex.compile(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # the endings of it's, don't, we're ...
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+"  # a word, with one character in front that is not a letter: mostly a blank
-    r"|\p{N}{1,3}"  # one to three digits
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"  # line ends; blanks, but the last one belongs to the next word
-)
-
-
-def merge_pairs(piece, ranks):
-    """bytes → the numbers of the tokens that it consists of"""
-    if piece in ranks:
-        return [ranks[piece]]
-    parts = [bytes([byte]) for byte in piece]
-    while True:
-        pairs = [ranks.get(a + b, np.inf) for a, b in pairwise(parts)]
-        if not pairs or min(pairs) == np.inf:
-            return [ranks[part] for part in parts]
-        best = int(np.argmin(pairs))
-        parts[best : best + 2] = [parts[best] + parts[best + 1]]
-
-
-def encode(text, ranks=ranks):
-    ids = [len(ranks)]  # begin_of_text, the first number behind those of the file
-    for piece in PIECES.findall(text):
-        ids += merge_pairs(piece.encode(), ranks)
-    return ids
-
-
-tokens_of = {id: token for token, id in ranks.items()}
-tokens_of |= {BEGIN: b"<|begin_of_text|>", END: b"<|end_of_text|>"}
-
-
-def decode(ids):
-    return b"".join(tokens_of.get(int(id), b"") for id in ids).decode(errors="replace")
-
-
+tokenizer = sf.tokenizer.load(FOLDER / "tokenizer.model")
+encode, decode = tokenizer.encode, tokenizer.decode
+BEGIN, END = tokenizer.bos_id, tokenizer.bos_id + 1
 ids = np.array(encode(PROMPT))
 tokens = [decode([id]) for id in ids]
 L = len(ids)
-tokenizer = sf.tokenizer.load(FOLDER / "tokenizer.model")
-print(tokens)
 
-# %%
 tensors = read_tensors(FOLDER / "consolidated.00.pth")
 params = json.loads((FOLDER / "params.json").read_text())
 E, H, V = params["dim"], params["n_heads"], params["vocab_size"]
 K, layers = params["n_kv_heads"], params["n_layers"]
 eps, theta = params["norm_eps"], params["rope_theta"]
-D = E // H  # numbers per head
-group = H // K  # query heads that share a key head and a value head
+D, group = E // H, H // K  # numbers per head, query heads per key head
+inv_freq = theta ** (-np.arange(0, D, 2) / D)
+last = "output.weight" if "output.weight" in tensors else "tok_embeddings.weight"
 
 
 def weight(name):
-    """One tensor of the file in float32."""
     return np.asarray(tensors[name]).astype(np.float32)
-
-
-inv_freq = theta ** (-np.arange(0, D, 2) / D)
-tied = "output.weight" not in tensors
 
 
 def rms_norm(x, weight):
@@ -107,7 +62,6 @@ def rms_norm(x, weight):
 
 
 def rope(x, freqs_cis):
-    """x (..., L, D) → the same shape, every pair turned"""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     turned = (pairs[..., 0] + 1j * pairs[..., 1]) * freqs_cis
     return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape).astype(x.dtype)
@@ -127,6 +81,7 @@ def loss(mine, exact):
     return np.sqrt(np.mean((np.float64(mine) - exact) ** 2) / np.mean(exact**2))
 
 
+print(tokens)
 print(f"{layers} layers of {H} query heads, {K} key/value heads; {E} numbers per token")
 
 # %% [markdown]
@@ -167,7 +122,6 @@ def forward(ids, weight=weight, causal=True):
         x = t["resid_post"] = h + t["mlp.out"]
         trace |= {at + name: array for name, array in t.items()}
     trace["final_norm"] = rms_norm(x, weight("norm.weight"))
-    last = "tok_embeddings.weight" if tied else "output.weight"
     logits = trace["logits"] = trace["final_norm"] @ weight(last).T
     return logits, trace
 
@@ -205,6 +159,7 @@ plt.show()
 # %%
 next_id = int(logits[-1].argmax())
 probability = softmax(logits[-1].astype(np.float64))
+sf.check(sf.softmax, probability, np.float64(logits[-1])).raise_if_wrong()
 for id in np.argsort(-probability)[:10]:
     print(f"{probability[id]:7.2%}  {decode([id])!r}  (id {id})")
 
@@ -244,7 +199,8 @@ text = "Once upon a time there was a small fox named Ada."
 text_ids = np.array(encode(text))
 predicted, _ = forward(text_ids)
 shares = softmax(predicted[:-1].astype(np.float64))  # the last row predicts what nobody has written
-losses = -np.log(shares[np.arange(len(text_ids) - 1), text_ids[1:]])
+losses = -np.log(shares[np.arange(len(text_ids) - 1), text_ids[1:]])  # (tokens - 1,)
+sf.testing.assert_close(losses, model.loss(text), rtol=1e-4)
 print(
     f"mean loss {losses.mean():.3f}, of the package {model.loss(text).mean():.3f}; knowing nothing: {np.log(V):.3f}"
 )
@@ -304,12 +260,12 @@ def step(id, position, cache):
         normed = rms_norm(h, weight(at + "ffn_norm.weight"))
         w1, w2, w3 = (weight(at + f"feed_forward.w{n}.weight") for n in (1, 2, 3))
         x = h + w2 @ (silu(w1 @ normed) * (w3 @ normed))
-    last = weight("tok_embeddings.weight" if tied else "output.weight")
-    return last @ rms_norm(x, weight("norm.weight"))
+    return weight(last) @ rms_norm(x, weight("norm.weight"))
 
 
 cache = [[np.zeros((K, 0, D), np.float32)] * 2 for _ in range(layers)]
 one_by_one = np.stack([step(id, position, cache) for position, id in enumerate(ids)])
+sf.check_trace({"logits": one_by_one}, model, ids).raise_if_wrong()
 kept = sum(array.size for pair in cache for array in pair)
 print(
     f"token by token: logits differ by {loss(one_by_one, np.float64(logits)):.0e}. The cache holds {kept:,} numbers,"
@@ -444,7 +400,7 @@ def write(prompt, at_most):
 START = "Once upon a time there was"
 written = write(START, at_most=60)
 print(START + decode(written))
-print("\nthe same as generate:", written == model.generate(encode(START), max_new_tokens=60))
+sf.testing.assert_close(written, model.generate(encode(START), max_new_tokens=60))
 print("the answer, and where it ends:", decode(write(PROMPT, at_most=60)))
 
 # %% [markdown]
@@ -471,32 +427,34 @@ def header(role):
     return [start, *encode(role)[1:], end, *encode("\n\n")[1:]]  # [1:]: without another bos
 
 
-messages = [
-    {"role": "system", "content": "Answer in one word."},
-    {"role": "user", "content": "  What colour is the sky? "},
-]
-dialog = [BEGIN]
-for message in messages:
-    dialog += [
-        *header(message["role"]),
-        *encode(message["content"].strip())[1:],
-        special["<|eot_id|>"],
-    ]
-dialog += header("assistant")
+def chat_ids(messages):
+    """The ids of a conversation, up to where the assistant has to answer"""
+    ids = [BEGIN]
+    for message in messages:
+        ids += header(message["role"])
+        ids += encode(message["content"].strip())[1:]
+        ids += [special["<|eot_id|>"]]
+    return ids + header("assistant")
 
-spelled = tokens_of | {id: name.encode() for name, id in special.items()}
-as_text = b"".join(spelled[id] for id in dialog).decode()
-print(as_text)
-print(
-    "read back by the package's tokenizer:",
-    dialog == tokenizer.encode(as_text, bos=False, special=True),
+
+dialog = chat_ids(
+    [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": "  What colour is the sky? "},
+    ]
 )
-print(
-    "the same words typed by a user:      ",
-    tokenizer.encode("<|eot_id|>", bos=False),
-    "not",
-    special["<|eot_id|>"],
-)
+as_text = """\
+<|begin_of_text|><|start_header_id|>system<|end_header_id|>
+
+Answer in one word.<|eot_id|><|start_header_id|>user<|end_header_id|>
+
+What colour is the sky?<|eot_id|><|start_header_id|>assistant<|end_header_id|>
+
+"""
+sf.testing.assert_close(dialog, tokenizer.encode(as_text, bos=False, special=True))
+print(decode(dialog))
+typed = tokenizer.encode("<|eot_id|>", bos=False)
+print("the same words typed by a user:", typed, "not", special["<|eot_id|>"])
 
 # %% [markdown]
 # (The small model of this notebook has never seen such a format, so there is no point in asking it.)

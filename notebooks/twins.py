@@ -1,9 +1,10 @@
 """The exercise twins of the notebooks: `NN_name.py` becomes `exercises/NN_name.ipynb`, in which the reader writes what
 the notebook says that "you write".
 
-What that is follows from the checks. A cell that says `sf.check(operation, mine, ...).raise_if_wrong()` checks `mine`:
-the function, class or variable that made it is left out of the twin, with its first line kept. The code stands folded
-below the cell, beside the hints where `simdformer learn` has an exercise of that name.
+What that is follows from the checks. A cell that says `sf.check(operation, mine, ...).raise_if_wrong()` checks `mine`,
+and so do `sf.check_trace(mine, ...).raise_if_wrong()` and `sf.testing.assert_close(mine, ...)`: the function, class or
+variable that made it is left out of the twin, with its first line kept. The code stands folded below the cell, beside
+the hints where `simdformer learn` has an exercise of that name. Cells tagged `given` stay as they are.
 """
 
 import ast
@@ -17,7 +18,7 @@ import nbformat
 from simdformer.learn.exercises import HINTS
 from simdformer.learn.exercises.notebook import folded_answer, folded_hints
 
-WITH_TWINS = ("01", "02", "03", "04")
+WITH_TWINS = ("01", "02", "02b", "03", "04")
 FOLDER = "exercises"
 GIVEN = ("random", "weight")  # what reads and draws numbers
 UNWRITTEN = "raise NotImplementedError"
@@ -39,7 +40,7 @@ def twin(source: Path) -> nbformat.NotebookNode:
     """The notebook without what the reader writes."""
     notebook = jupytext.read(source)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    left_out = to_write([ast.parse(without_magic(cell.source)) for cell in code])
+    left_out = to_write([ast.parse(readers_part(cell)) for cell in code])
     number = source.stem.partition("_")[0]
     first = notebook.cells[0]
     first.source = "\n".join(
@@ -71,6 +72,11 @@ def write(source: Path) -> Path:
     return file
 
 
+def readers_part(cell: nbformat.NotebookNode) -> str:
+    """The code of a cell that may be left out."""
+    return "" if "given" in cell.metadata.get("tags", []) else without_magic(cell.source)
+
+
 def without_magic(code: str) -> str:
     return re.sub(r"^[%!]", "# ", code, flags=re.M)
 
@@ -99,7 +105,7 @@ def to_write(cells: list[ast.Module]) -> list[list[Definition]]:
 
 
 def checks_in(statement: ast.stmt) -> Iterator[ast.expr]:
-    """`mine` of every sf.check(operation, mine, ...).raise_if_wrong() in a statement."""
+    """`mine` of every check in a statement that stops the notebook."""
     for node in ast.walk(statement):
         match node:
             case ast.Call(
@@ -112,6 +118,24 @@ def checks_in(statement: ast.stmt) -> Iterator[ast.expr]:
                 )
             ):
                 yield mine
+            case ast.Call(
+                func=ast.Attribute(
+                    attr="raise_if_wrong",
+                    value=ast.Call(
+                        func=ast.Attribute(attr="check_trace", value=ast.Name(id="sf")),
+                        args=[mine, *_],
+                    ),
+                )
+            ):
+                yield mine
+            case ast.Call(
+                func=ast.Attribute(
+                    attr="assert_close",
+                    value=ast.Attribute(attr="testing", value=ast.Name(id="sf")),
+                ),
+                args=[mine, *_],
+            ):
+                yield mine
 
 
 def makers(
@@ -120,7 +144,7 @@ def makers(
     """The definitions that made an expression: a variable, the notebook's functions that its value
     calls, the classes of the objects that it calls. What a loop assigns is looked up in the loop."""
     match mine:
-        case ast.Tuple(elts=parts):
+        case ast.Tuple(elts=parts) | ast.Dict(values=parts):
             for part in parts:
                 yield from makers(part, places, statement)
         case ast.Name(id=name):

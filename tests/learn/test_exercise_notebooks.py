@@ -4,6 +4,7 @@
 import ast
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import jupytext
@@ -15,7 +16,7 @@ from nbclient import NotebookClient
 import simdformer as sf
 from simdformer.learn.exercises import EXERCISES, HINTS, solution, solutions
 from simdformer.learn.exercises.notebook import unformatted
-from simdformer.learn.exercises.story import NEEDED, Use, story_of
+from simdformer.learn.exercises.story import NEEDED, QUESTION, Use, story_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 sys.path.append(str(FOLDER))
@@ -110,8 +111,14 @@ def test_the_story_uses_all_functions_that_it_asks_for():
         names[name] = counted(name, names[name])
     told = story_of(names, names, "Once", max_new_tokens=3)
     assert seen == set(NEEDED)
+    assert list(NEEDED) == [name for name, one in EXERCISES.items() if one.chapter < "7"]
     assert told.same == len(told.ids) == 3
-    assert 0 < told.loss < 20
+    model = sf.from_pretrained(sf.demo_path())
+    assert told.loss == pytest.approx(model.loss("Once" + told.text).mean(), rel=1e-4)
+    chat = [{"role": "user", "content": QUESTION}]
+    tokenizer = model.tokenizer
+    asked = names["chat_ids"](chat, partial(tokenizer.encode, bos=False), tokenizer.special)
+    assert told.answer == tokenizer.decode(model.generate(asked, max_new_tokens=3))
 
 
 def test_a_function_of_pytorch_gets_tensors():

@@ -142,3 +142,21 @@ def test_a_row_that_is_off_is_not_right(rng):
     mine = idiom.rms_norm(x, np.float32(1), 1e-6)
     mine[2] *= np.float32(1.03)
     assert not sf.check("rms_norm", mine, x, eps=1e-6).ok
+
+
+def test_long_rows_hide_an_eps_as_a_plain_sum_does():
+    """The rows of the demonstration model's last norm: 1e-6 for 1e-5 is no more than rounding."""
+    model = sf.from_pretrained(sf.demo_path())
+    _, trace = model.run_with_cache("Once upon a time there was a small fox named Ada.")
+    x = trace["resid_post", model.config.num_layers - 1]
+    squares = np.add.accumulate(x * x, axis=-1, dtype=np.float32)[:, -1:] / np.float32(x.shape[-1])
+    one_by_one = x / np.sqrt(squares + np.float32(1e-5))
+    other_eps = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6))
+    right = sf.reference.rms_norm(x, eps=1e-5)
+    off = [np.abs(mine - right).max() for mine in (one_by_one, other_eps)]
+    assert off[1] < 2 * off[0]
+    for mine in (one_by_one, other_eps):
+        assert sf.check(sf.rms_norm, mine, x, eps=1e-5).ok
+    faint = x * np.float32(1e-3)
+    mine = faint / np.sqrt((faint * faint).mean(-1, keepdims=True) + np.float32(1e-6))
+    assert "eps is 1e-06" in sf.check(sf.rms_norm, mine, faint, eps=1e-5).diagnosis[0].title

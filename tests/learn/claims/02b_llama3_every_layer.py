@@ -12,7 +12,7 @@ assert second.diagnosis
 
 # %% print(PROMPT + decode([next_id]))
 assert decode([next_id]) == "42"
-assert next_id == ranks[b"42"]
+assert [next_id] == encode("42")[1:]
 
 # %% in_16_bits = sf.from_pretrained(FOLDER, activations="bfloat16")(ids)
 assert loss(logits, np.float64(model(ids))) < 1e-4 < loss(in_16_bits, np.float64(model(ids)))
@@ -42,18 +42,16 @@ assert model.generate(PROMPT, max_new_tokens=1) == decode([next_id])
 np.testing.assert_allclose(model(ids), logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
 
 # %% text = "Once upon a time there was a small fox named Ada."
-assert np.allclose(losses, model.loss(text), atol=1e-3)
 assert losses.mean() < np.log(V) / 2
 
 # %% START = "Once upon a time there was"
-assert written == model.generate(encode(START), max_new_tokens=60)
-assert "the same as generate: True" in shown
+assert "the answer, and where it ends: 42" in shown
 
 # %% def header(role):
-assert dialog == tokenizer.encode(as_text, bos=False, special=True)
 assert dialog[0] == BEGIN
 assert dialog[-1] == encode("\n\n")[-1]
-assert dialog.count(special["<|eot_id|>"]) == len(messages)
+assert dialog.count(special["<|eot_id|>"]) == 2
+assert special["<|eot_id|>"] not in typed
 
 # %% short, long = encode("Ada has a"), encode("Once upon a time there was a")
 assert behind < 1e-4

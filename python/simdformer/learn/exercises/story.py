@@ -2,7 +2,12 @@
 
 The model is a Llama. Text becomes ids with `bpe_merges`; each new token goes through the layers
 with `attend_with_cache`; `generate` chooses. Then the whole text is read once more without a cache,
-with `transformer_block`, and `text_loss` says how well it was predicted.
+with `transformer_block`, and `text_loss` says how well it was predicted. At last it is asked a
+question in the format of `chat_ids`.
+
+A Llama needs neither `multi_head_attention` nor `layer_norm`, but there is a place for each where
+it computes the same: the first token is turned by an angle of 0 and attends to itself alone; and an
+RMSNorm of x is the LayerNorm of x beside -x, whose mean is 0.
 """
 
 import textwrap
@@ -24,12 +29,13 @@ __all__ = ["NEEDED", "PROMPT", "Story", "story_of"]
 PROMPT = "Once upon a time"
 NEW_TOKENS = 80
 SAMPLED_TOKENS = 24
-# All but what a Llama has no use for, and the format of a chat, which this model has never read.
+QUESTION = "Who are you?"
 NEEDED = (
     *("softmax", "causal_mask", "scaled_dot_product_attention", "linear", "split_heads"),
-    *("merge_heads", "repeat_kv", "rope_frequencies", "rope_interleaved", "rope_half"),
-    *("embedding", "rms_norm", "silu", "mlp", "grouped_query_attention", "transformer_block"),
-    *("attend_with_cache", "sampling_probabilities", "generate", "bpe_merges", "text_loss"),
+    *("merge_heads", "multi_head_attention", "repeat_kv", "rope_frequencies", "rope_interleaved"),
+    *("rope_half", "embedding", "rms_norm", "layer_norm", "silu", "mlp"),
+    *("grouped_query_attention", "transformer_block", "attend_with_cache"),
+    *("sampling_probabilities", "generate", "bpe_merges", "chat_ids", "text_loss"),
 )
 
 
@@ -42,6 +48,7 @@ class Story:
     same : how many of them are those that the package writes, up to the first that differs
     sampled : another continuation, each token drawn with `sampling_probabilities`
     loss : of prompt and text, as `text_loss` computes it, in nats a token
+    answer : what follows `QUESTION` in a chat
     """
 
     prompt: str
@@ -50,6 +57,7 @@ class Story:
     same: int
     sampled: str
     loss: float
+    answer: str
 
     def __repr__(self) -> str:
         if self.same == len(self.ids):
@@ -67,6 +75,10 @@ class Story:
                 "The same beginning, each token drawn at random:",
                 "",
                 *quoted(self.prompt + self.sampled),
+                "",
+                f'Asked "{QUESTION}" in the format of a chat, which this model has never read:',
+                "",
+                *quoted(self.answer.strip()),
             ]
         )
 
@@ -98,7 +110,9 @@ def story_of(
     differing = [at for at, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b]
     text = np.array([*start, *ids])
     (loss,) = use("text_loss", mine.read(text), text, -1)
-    drawn = sampled(mine, use, start, min(SAMPLED_TOKENS, max_new_tokens), end)
+    few = min(SAMPLED_TOKENS, max_new_tokens)
+    drawn = sampled(mine, use, start, few, end)
+    answer = use("generate", mine, chat_of(QUESTION, tokenizer, use), few, end)[0].tolist()
     return Story(
         prompt,
         tokenizer.decode(ids, skip_special=True),
@@ -106,6 +120,7 @@ def story_of(
         differing[0] if differing else min(len(ids), len(wanted)),
         tokenizer.decode(drawn, skip_special=True),
         float(loss),
+        tokenizer.decode(answer, skip_special=True),
     )
 
 
@@ -172,15 +187,29 @@ class LearnersModel:
             z, _, _ = use("attend_with_cache", q, *repeated)
             new.append((np.concatenate([keys, k], -2), np.concatenate([values, v], -2)))
             (z,) = use("merge_heads", z)
-            x = x + one("linear", z, "wo")
+            delta = one("linear", z, "wo")
+            if before == 0:
+                delta[:1] = self.of_first(h[:1], layer)
+            x = x + delta
             h = one("rms_norm", x, "mlp_norm", config.norm_eps)
             x = x + one("mlp", h, "gate", "up", "down")
-        logits: Any = self.logits(x)
+        h = self.one("", "rms_norm", x, "final_norm", config.norm_eps)
+        logits: Any = self.one("", "linear", h, "lm_head")
         if self.tensors:
             import torch
 
             logits = torch.from_numpy(logits)
         return logits, new
+
+    def of_first(self, h: Array, layer: int) -> Array:
+        """What attention gives for the first token, which is not turned and sees itself alone."""
+        config = self.config
+        start = f"layers.{layer}."
+        wq, wk, wv, wo = (self.weights[start + name] for name in ("wq", "wk", "wv", "wo"))
+        n = config.num_heads // config.num_kv_heads
+        heads = [weight.reshape(config.num_kv_heads, -1, h.shape[-1]) for weight in (wk, wv)]
+        wk, wv = (self.use("repeat_kv", w, n)[0].reshape(wq.shape) for w in heads)
+        return self.use("multi_head_attention", h, h, h, config.num_heads, wq, wk, wv, wo)[0]
 
     def read(self, ids: Array) -> Array:
         """The logits of a whole text, without a cache."""
@@ -197,11 +226,10 @@ class LearnersModel:
                 weights[name] = pairs_apart(weights[name], heads)
             sizes = (config.num_heads, config.num_kv_heads, config.norm_eps, config.rope_theta)
             (x,) = self.use("transformer_block", x, weights, *sizes)
-        return self.logits(x)
-
-    def logits(self, x: Array) -> Array:
-        h = self.one("", "rms_norm", x, "final_norm", self.config.norm_eps)
-        return self.one("", "linear", h, "lm_head")
+        weight = np.tile(self.weights["final_norm"], 2)
+        both = np.concatenate([x, -x], axis=-1)
+        (h,) = self.use("layer_norm", both, weight, np.zeros_like(weight), config.norm_eps)
+        return self.one("", "linear", h[..., : x.shape[-1]], "lm_head")
 
     def one(self, prefix: str, name: str, x: Array, *arguments: Any) -> Array:
         """The one result of a function; names of weights stand for them."""
@@ -233,6 +261,17 @@ def ids_of(text: str, tokenizer: Any, use: Use) -> list[int]:
             place = unions.index(tokens[rank])
             pieces[place : place + 2] = [tokens[rank]]
         ids += [ranks[piece] for piece in pieces]
+    return ids
+
+
+def chat_of(question: str, tokenizer: Any, use: Use) -> list[int]:
+    """The ids of a chat that begins with a question."""
+
+    def encode(text: str) -> list[int]:
+        return ids_of(text, tokenizer, use)[1:]
+
+    messages = [{"role": "user", "content": question}]
+    ids: list[int] = use("chat_ids", messages, encode, tokenizer.special)[0].tolist()
     return ids
 
 
