@@ -1,6 +1,8 @@
 """Pictures of curves, of a machine's limits, and of the stages of attention: they show what they
 were given, and refuse what cannot be shown."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -122,3 +124,20 @@ def test_stages_that_cannot_be_shown_are_refused():
     with pytest.raises(ValueError, match=r"scores has shape \(2,\)"):
         sf.plots.attention_stages(np.zeros(2), np.zeros(2))
     assert plt.get_fignums() == []
+
+
+def test_a_loss_curve_is_the_log(tmp_path):
+    lines = [{"step": at, "loss": 8.0 / at} for at in range(1, 401)]
+    lines[99]["val_loss"] = 1.0
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ax = sf.plots.loss_curve(tmp_path)
+    raw, mean, dots = ax.lines
+    np.testing.assert_allclose(raw.get_ydata(), [line["loss"] for line in lines])
+    assert mean.get_ydata()[0] == 8.0
+    assert mean.get_ydata()[200] == pytest.approx(np.mean(raw.get_ydata()[195:206]))
+    assert dots.get_xydata().tolist() == [[100, 1.0]]
+    ax = sf.plots.loss_curve({"a": [3, 2], "b": lines})
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["a", "b", "b, validation"]
+    with pytest.raises(ValueError, match=r"plots\.loss_curve: training has no step, needs one"):
+        sf.plots.loss_curve([])

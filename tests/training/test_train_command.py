@@ -1,8 +1,10 @@
 """`simdformer train`, as it is typed: killed and resumed, over ranks, opened elsewhere, refused."""
 
+import argparse
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 
 import simdformer as sf
+from simdformer.cli._train_setup import filling
+from simdformer.training.data import AnswerRows, StreamRows
 from subprocesses import HANG, environment
 
 pytest.importorskip("tokenizers")
@@ -47,6 +51,8 @@ def files(tmp_path_factory):
     rng = np.random.default_rng(3)
     stories = [" ".join(rng.choice(WORDS, 12)) + "." for _ in range(40)]
     (directory / "story.txt").write_text("\n\n".join(stories))
+    (directory / "one.txt").write_text(stories[0])
+    (directory / "other.txt").write_text("One two three four five six seven eight, nine ten.")
     (directory / "val.txt").write_text("\n\n".join(stories[:5]))
     (directory / "chat.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
     rng.integers(0, 1000, 500).astype("<u2").tofile(directory / "ids.bin")
@@ -124,6 +130,76 @@ def test_it_says_what_it_reads_learns_and_shows_it(unbroken):
     model = sf.from_pretrained(out)
     room = CONFIG["max_position_embeddings"] - len(model.encode("Tom"))
     assert lines[-1] == "Tom" + model.generate("Tom", max_new_tokens=room)
+
+
+def test_a_plan_says_what_a_run_takes_and_writes_nothing(command, files, tmp_path):
+    out = tmp_path / "run"
+    status, printed, said = command(*arguments(files, out, "--plan"))
+    assert status == 0, said
+    assert not out.exists()
+    for line in (
+        r"model +2 layers of 4 heads, 0\.03 million numbers that are trained",
+        r"data .*; 30 steps go through it [\d.]+ times",
+        r"a step +8 rows, 128 tokens, 0\.0 GFLOP",
+        r"memory .*: weights .*, gradients .*, moments .*, activations ",
+        r"measured +\S+ s a step, [\d,]+ tokens/s, \d+ GFLOPS, \d+% of [\d,]+",
+        r"the run +\d+ s",
+    ):
+        assert re.search(line, printed), printed
+    assert "at most while it was measured" in printed
+
+
+def test_minutes_are_steps_that_a_probe_counts(command, files, tmp_path):
+    """What was probed has changed nothing, and a resumed run has as many."""
+    given = [one for one in arguments(files, tmp_path / "minutes") if one not in ("--steps", STEPS)]
+    status, _, said = command(*given, "--minutes", 0.01)
+    assert status == 0, said
+    found = re.search(r"0\.01 minutes are enough for ([\d,]+) steps", said)
+    steps = int(found[1].replace(",", ""))
+    assert len(log_of(tmp_path / "minutes")) == steps
+    status, _, said = command(*given, "--minutes", 0.01, "--resume")
+    assert status == 0, said
+    assert f"goes on after step {steps:,} of {steps:,}" in said
+    assert (
+        "--minutes is 0.02, this run began with 0.01"
+        in (command(*given, "--minutes", 0.02, "--resume")[2])
+    )
+    given = arguments(files, tmp_path / "steps")
+    given[given.index(STEPS)] = steps
+    command(*given)
+    weights = [
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("minutes", "steps")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_the_curve_is_drawn(unbroken):
+    pytest.importorskip("matplotlib")
+    assert (unbroken[0] / "loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_looks_wrong_is_said(command, files, tmp_path):
+    learnt_by_heart = ["--lr", 3e-2, "--steps", 60, "--val", files / "other.txt"]
+    given = ["train", files / "one.txt", "--out", tmp_path / "run", "--init", files / "config.json"]
+    given += ["--vocab", 300, "--batch-tokens", 64, "--context", 16, "--every", 20]
+    _, _, said = command(*given, *learnt_by_heart)
+    assert said.count("above that of the data: it is learnt by heart") == 1
+
+
+def test_how_much_fills_rows_up():
+    def row(size):
+        return np.ones(size + 1, np.int32), np.ones(size + 1, bool)
+
+    options = argparse.Namespace(batch_tokens=1024, context=64)
+    assert filling(AnswerRows([row(64)] * 4, 64), options) == 0
+    assert filling(AnswerRows([row(64), *[row(16)] * 3], 64), options) == 9 / 16
+    assert filling(StreamRows(np.ones(200, np.uint16), 64), options) == 0
+
+
+def test_the_same_bits_where_parts_are_computed_again(command, files, unbroken, tmp_path):
+    status, _, said = command(*arguments(files, tmp_path / "run", "--checkpoint", "layer"))
+    assert status == 0, said
+    assert left(tmp_path / "run") == left(unbroken[0])
 
 
 def test_killed_in_the_middle_it_goes_on_with_the_same_bits(files, unbroken, tmp_path):

@@ -2,10 +2,13 @@
 
 import argparse
 import contextlib
+import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,22 +16,25 @@ from typing import TYPE_CHECKING, Any, cast
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
+from simdformer.cli._train_plan import Limit, plan, steps_within
+from simdformer.cli._train_setup import LR_OF_DPO, Ready, check_stage, prepare, say, told
 from simdformer.models.communicator import Communicator
 from simdformer.training.options import TrainOptions
+from simdformer.training.step import CHECKPOINTS
 
 if TYPE_CHECKING:
-    from simdformer.text.chat import ChatTemplate
     from simdformer.text.piece_tokenizer import PieceTokenizer
-    from simdformer.training import LoRAModel, TrainableModel
+    from simdformer.training import LoRAModel
     from simdformer.training.data import Rows
-    from simdformer.training.run import Run
-    from simdformer.training.sources import Source
+    from simdformer.training.run import StepResult
 
 __all__ = ["add"]
 
 SMALLEST_VOCAB = 256 + 3  # bytes, and what begins and ends texts
 SAMPLED = 64  # tokens of a sample, at most
 SHOWN = 2  # rows of --show-mask
+RECENT = 20  # losses whose mean is compared with the validation's
+FAR_APART = 0.5  # nats
 
 positive = values.number("a number > 0", lambda x: x > 0)
 not_negative = values.number("a number >= 0", lambda x: x >= 0)
@@ -56,7 +62,6 @@ NUMBERS: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
 }
 
 
-LR_OF_DPO = 5e-6
 DEFAULTS = {"lr": f"{TrainOptions.lr}; {LR_OF_DPO} for --stage dpo"}
 
 
@@ -105,6 +110,11 @@ def add(commands: "shared.Commands") -> None:
         help="what DATA must be for: text, conversations, or chosen and rejected answers "
         "(default: what they hold)",
     )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="say what the run would take, by a probe of five steps, and end; nothing is written",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument(
         "--show-mask",
@@ -147,6 +157,12 @@ def add(commands: "shared.Commands") -> None:
     length.add_argument(
         "--epochs", type=positive, metavar="X", help="or how often DATA are gone through"
     )
+    length.add_argument(
+        "--minutes",
+        type=positive,
+        metavar="X",
+        help="or as many as take so long, by a probe of five before the first",
+    )
     for group, numbers in NUMBERS.items():
         for name, (read, help) in numbers.items():
             groups[group].add_argument(
@@ -155,6 +171,13 @@ def add(commands: "shared.Commands") -> None:
                 metavar="X" if read in (positive, not_negative, share) else "N",
                 help=f"{help} (default: {DEFAULTS.get(name, getattr(TrainOptions, name))})",
             )
+    groups["steps"].add_argument(
+        "--checkpoint",
+        choices=CHECKPOINTS,
+        help="what is computed again on the way back instead of kept, which takes less memory and "
+        "more time and gives the same bits: nothing, what goes into the MLPs' activations, or all "
+        "of each layer (default: none)",
+    )
     watching = groups["watching"]
     watching.add_argument(
         "--val", metavar="DATA", type=values.existing, help="a file whose loss is measured"
@@ -172,6 +195,10 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as opened:
 
         def open_directory() -> None:
+            if options.plan or options.show_mask:  # a tokenizer may be trained, and nothing stays
+                options.out = Path(tempfile.mkdtemp(prefix="simdformer-train-"))
+                opened.callback(shutil.rmtree, options.out, ignore_errors=True)
+                return
             if options.resume:
                 read_settings(options.out)
             options.out.mkdir(parents=True, exist_ok=True)
@@ -182,274 +209,111 @@ def run(options: argparse.Namespace) -> int:
         with ranks.together():
             sources = [told(path) for path in options.data]
             check_stage(options, sources)
+        options.resume = options.resume and not options.plan
         ranks.broadcast(open_directory)
+        options.out = ranks.broadcast(lambda: options.out)
         with ranks.together():
             ready = prepare(options, sources)
         if options.show_mask:
             show_mask(ready.run.rows, ready.tokenizer)
+        elif options.plan:
+            fit_minutes(options, ready)
+            plan(ready, ranks)
         else:
             train(options, ready)
     return 0
-
-
-# ---- what a run needs ----------------------------------------------------------------------------
-
-
-@dataclass
-class Ready:
-    """A run, and what its model is written with."""
-
-    run: "Run"
-    model: "TrainableModel"
-    tokenizer: "PieceTokenizer | None"
-    file: Path | None  # of the tokenizer
-
-
-def told(path: Path) -> "Source":
-    """What a file holds; it is said."""
-    from simdformer.training.sources import read_source
-
-    source = read_source(path)
-    say(f"{path}: {source.said}")
-    return source
-
-
-def check_stage(options: argparse.Namespace, sources: "Sequence[Source]") -> None:
-    """ValueError: DATA are not for the stage that was asked for."""
-    from simdformer.training.sources import stage_of
-
-    found = stage_of(sources)
-    if options.stage not in (None, found):
-        raise ValueError(
-            f"--stage is {options.stage}, {sources[0].path} holds {sources[0].said}, which is "
-            f"for {found}; give other DATA, or --stage {found}"
-        )
-    options.stage = found
-
-
-def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
-    """ValueError: something does not fit. It is told before the first step."""
-    from simdformer.text import tokenizer as tokenizers
-    from simdformer.training.data import hash_of_data
-    from simdformer.training.export import config_json, with_halves
-    from simdformer.training.files import hash_of_file
-    from simdformer.training.objectives import NextToken, Objective, Preference
-    from simdformer.training.run import Run
-
-    model = model_of(options)
-    room = model.config.max_seq_len
-    options.context = options.context or min(TrainOptions.context, room)
-    if options.context > room:
-        raise ValueError(
-            f"--context is {options.context}, needs at most the model's max_seq_len, {room}"
-        )
-    if options.lora is None:  # it can be written
-        config_json(*with_halves(model.config, model.weights), model.eos_ids)
-
-    file = tokenizer_file(options, sources)
-    tokenizer = None if file is None else tokenizers.load(file)
-    if tokenizer is not None:
-        model.eos_ids = model.eos_ids or tokenizer.eos_ids
-    check_sample(options, tokenizer, room)
-    template = template_of(options, file, tokenizer)
-    rows = rows_of(sources, tokenizer, template, options.context)
-    say(rows.said())
-    val_rows = None
-    if options.val is not None:
-        held_out = told(options.val)
-        check_stage(options, [held_out])
-        val_rows = rows_of([held_out], tokenizer, template, options.context)
-    for name, some in (("DATA", rows), (f"--val {options.val}", val_rows)):
-        if some is not None and some.largest >= model.config.vocab_size:
-            raise ValueError(
-                f"{name} has the id {some.largest}, needs ids below the model's vocab_size, "
-                f"{model.config.vocab_size}; give the model's own tokenizer, or a config with a "
-                "larger vocab_size"
-            )
-
-    hashes = {"content of DATA": hash_of_data(options.data)}
-    if options.init is not None:
-        hashes["content of --init"] = hash_of_file(options.init)
-    if options.model is not None and (options.lora is not None or options.stage == "dpo"):
-        hashes["content of --model"] = hash_of_data(weight_files(options.model))
-    if file is not None:
-        hashes["tokenizer"] = hash_of_file(file)
-    chosen = options_of(options, len(rows))
-    objective: Objective = NextToken()
-    if options.stage == "dpo":
-        size = max(chosen.rows // chosen.micro_batches, 1)
-        objective = Preference(chosen.beta, size, chosen.precision)
-    made = Run(model, rows, chosen, options.out, hashes, val_rows, options.ranks, say, objective)
-    return Ready(made, model, tokenizer, file)
-
-
-def model_of(options: argparse.Namespace) -> "TrainableModel":
-    """The model whose parameters are trained: all weights, or adapters beside them."""
-    from simdformer.checkpoints.huggingface import config_alone
-    from simdformer.training import LoRAModel, TrainableModel
-
-    seed = TrainOptions.seed if options.seed is None else options.seed
-    if options.lora is None:
-        given = [name for name in ("alpha", "targets", "merge") if getattr(options, name)]
-        if given:
-            raise ValueError(f"--{given[0]} is for adapters; give --lora RANK too")
-        if options.model is None:
-            return TrainableModel.from_config(config_alone(options.init)[0], seed=seed)
-        return TrainableModel.from_pretrained(options.model)
-    if options.model is None:
-        raise ValueError("--lora needs a model to stand beside; give --model MODEL, not --init")
-    targets = None
-    if options.targets not in (None, "all"):
-        targets = [name.strip() for name in options.targets.split(",")]
-    return LoRAModel.from_pretrained(
-        options.model, rank=options.lora, alpha=options.alpha, targets=targets, seed=seed
-    )
-
-
-def weight_files(model: str) -> list[Path]:
-    """The files in which the weights of a model lie."""
-    from simdformer.checkpoints import read_checkpoint
-    from simdformer.checkpoints.locate import locate
-
-    checkpoint = read_checkpoint(locate(model), None, None)
-    found = (getattr(tensor, "path", checkpoint.path) for tensor in checkpoint.weights.values())
-    return sorted({Path(path) for path in found})
-
-
-def tokenizer_file(options: argparse.Namespace, sources: "Sequence[Source]") -> Path | None:
-    """Where the tokenizer is; with --vocab it is trained first, unless the run has begun."""
-    from simdformer.checkpoints import read_checkpoint
-    from simdformer.checkpoints.locate import locate
-    from simdformer.text.tokenizer import only_tokenizer
-    from simdformer.training.new_tokenizer import make_tokenizer
-    from simdformer.training.run import SETTINGS
-
-    if options.vocab is not None:
-        out: Path = options.out
-
-        def make() -> None:
-            if not (out / SETTINGS).exists():
-                made = make_tokenizer(texts_of(sources), options.vocab, out)
-                say(f"trained a tokenizer of {made.vocab_size:,} tokens")
-
-        options.ranks.broadcast(make)
-        return out / "tokenizer.json"
-    if options.tokenizer is not None:
-        path = locate(options.tokenizer)
-        return only_tokenizer(path) if path.is_dir() else path
-    if options.model is not None:
-        checkpoint = read_checkpoint(locate(options.model), None, None)
-        return next(iter(checkpoint.format.tokenizer_files(checkpoint)), None)
-    return None
-
-
-def texts_of(sources: "Sequence[Source]") -> Iterator[str]:
-    """All text in them. ValueError: a file has ids."""
-    for source in sources:
-        if source.kind == "ids":
-            raise ValueError(f"--vocab: {source.path} holds {source.said}, needs text")
-        for document in source.documents:
-            pair = document if source.kind == "preference" else [document]
-            for one in pair:
-                if isinstance(one, str):
-                    yield one
-                else:  # messages, or a prompt and what follows it
-                    yield from (part if isinstance(part, str) else part["content"] for part in one)
-
-
-def template_of(
-    options: argparse.Namespace, file: Path | None, tokenizer: "PieceTokenizer | None"
-) -> "ChatTemplate | None":
-    """How conversations are written: as the tokenizer that was given says, else the model."""
-    from simdformer.checkpoints import read_checkpoint
-    from simdformer.checkpoints.huggingface_text import template_beside
-    from simdformer.checkpoints.locate import locate
-    from simdformer.text.chat import JinjaTemplate, find_template
-
-    if options.tokenizer is None and options.vocab is None:
-        if options.model is None:
-            return None
-        return find_template(read_checkpoint(locate(options.model), None, None), tokenizer)
-    stored = None if file is None else template_beside(file.parent)
-    return None if stored is None else JinjaTemplate(stored.text, str(stored.file), stored.tokens)
-
-
-def rows_of(
-    sources: "Sequence[Source]",
-    tokenizer: "PieceTokenizer | None",
-    template: "ChatTemplate | None",
-    context: int,
-) -> "Rows":
-    from simdformer.models.progress import Progress
-    from simdformer.training.data import make_rows
-
-    documents = sum(len(source.documents) for source in sources)
-    with Progress("reading", documents, " documents") as bar:
-        return make_rows(sources, tokenizer, template, context, lambda: bar.advance(1))
-
-
-def check_sample(
-    options: argparse.Namespace, tokenizer: "PieceTokenizer | None", room: int
-) -> None:
-    """ValueError: there could be no sample."""
-    if options.sample is None:
-        return
-    if tokenizer is None:
-        raise ValueError("--sample needs a tokenizer; give --tokenizer MODEL")
-    if (found := len(tokenizer.encode(shared.readable(options.sample)))) >= room:
-        raise ValueError(
-            f"--sample has {found} tokens, needs fewer than the model's max_seq_len, {room}"
-        )
-
-
-def options_of(options: argparse.Namespace, rows: int) -> TrainOptions:
-    """With defaults, and epochs as steps."""
-    given = {
-        field.name: value
-        for field in fields(TrainOptions)
-        if (value := getattr(options, field.name, None)) is not None
-    }
-    for name in ("init", "val"):
-        given[name] = given[name] and str(given[name]) if name in given else None
-    if options.lr is None and options.stage == "dpo":
-        given["lr"] = LR_OF_DPO
-    made = TrainOptions(**given | {"data": tuple(map(str, options.data))})
-    if options.epochs is None:
-        return made
-    steps = max(round(options.epochs * rows / made.rows), 1)
-    return TrainOptions(**vars(made) | {"steps": steps})
 
 
 # ---- training ------------------------------------------------------------------------------------
 
 
 def train(options: argparse.Namespace, ready: Ready) -> None:
-    from simdformer.models.progress import Progress
-
-    made, ranks = ready.run, options.ranks
-    made.begin(resume=options.resume)
-    total = made.options.steps
+    fit_minutes(options, ready)
+    ready.run.begin(resume=options.resume)
+    limit = Limit(ready, options.ranks)
     try:
-        with Progress("training", total, " steps") as bar:
-            bar.advance(made.step)
-            for result in made.steps():
-                bar.advance(1, f"loss {result.loss:.3f}, {result.tokens_per_second:,.0f} tokens/s")
-                if made.is_due() and ranks.rank == 0:
-                    bar.clear()
-                    measured = result.val_loss
-                    val = "" if measured is None else f", validation {measured:.4f}"
-                    if result.accuracy is not None:
-                        val += f", {result.accuracy:.0%} of pairs told apart"
-                    speed = f"{result.tokens_per_second:,.0f} tokens/s"
-                    output.write(
-                        f"step {result.step:,} of {total:,}: loss {result.loss:.4f}{val}, {speed}\n"
-                    )
-                    if options.sample is not None:
-                        output.write(sample(ready, options.sample) + "\n")
+        steps(options, ready, limit)
     except KeyboardInterrupt:
         save(options, ready)
         raise
     save(options, ready)
+
+
+def fit_minutes(options: argparse.Namespace, ready: Ready) -> None:
+    """As many steps as --minutes allow, unless they are known from when the run began."""
+    if options.minutes is not None and not options.resume:
+        count = steps_within(ready, options.minutes)
+        ready.run.options = replace(ready.run.options, steps=count)
+        say(f"{options.minutes:g} minutes are enough for {count:,} steps")
+
+
+def steps(options: argparse.Namespace, ready: Ready, limit: Limit) -> None:
+    """All steps that are left, with a bar, lines, samples and warnings."""
+    from simdformer.models.progress import Progress
+
+    made, losses, warned = ready.run, list[float](), False
+    total = made.options.steps
+    with Progress("training", total, " steps") as bar:
+        bar.advance(made.step)
+        for result in made.steps():
+            if options.ranks.rank > 0:
+                continue
+            speed = result.tokens_per_second
+            share = f"{limit.share(speed):.0%} of the limit"
+            bar.advance(1, f"loss {result.loss:.3f}, {speed:,.0f} tokens/s, {share}")
+            losses = [*losses, result.loss][-RECENT:]
+            if result.step == 1 and options.init is not None:
+                begin_is_as_guessed(result.loss, ready.model.config.vocab_size)
+            if not made.is_due():
+                continue
+            bar.clear()
+            output.write(f"{line(result, total)}, {speed:,.0f} tokens/s, {share}\n")
+            if options.sample is not None:
+                output.write(sample(ready, options.sample) + "\n")
+            apart = (result.val_loss or 0.0) - statistics.mean(losses)
+            if apart > FAR_APART and not warned:
+                warned = True
+                say(
+                    f"step {result.step:,}: the validation loss is {apart:.2f} above that of the "
+                    "data: it is learnt by heart; fewer steps or more data are better"
+                )
+
+
+def line(result: "StepResult", total: int) -> str:
+    """What a step has come to."""
+    text = f"step {result.step:,} of {total:,}: loss {result.loss:.4f}"
+    if result.val_loss is not None:
+        text += f", validation {result.val_loss:.4f}"
+    if result.accuracy is not None:
+        text += f", {result.accuracy:.0%} of pairs told apart"
+    return text
+
+
+def begin_is_as_guessed(loss: float, vocab_size: int) -> None:
+    """New weights know nothing: the loss is that of guessing."""
+    guessing = math.log(vocab_size)
+    if abs(loss - guessing) > FAR_APART:
+        say(
+            f"the first loss is {loss:.2f}, that of guessing among {vocab_size:,} is "
+            f"{guessing:.2f}: the data or the config are not what they should be"
+        )
+
+
+def save_curve(directory: Path) -> None:
+    """DIR/loss.png, where matplotlib is installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    from simdformer.learn.plots import loss_curve
+    from simdformer.training.files import write_whole
+    from simdformer.training.run import LOG
+
+    if not (directory / LOG).exists() or not (directory / LOG).stat().st_size:
+        return
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    loss_curve(directory, title=str(directory), ax=figure.subplots())
+    write_whole(directory / "loss.png", lambda file: figure.savefig(file, dpi=150))
 
 
 def sample(ready: Ready, prompt: str) -> str:
@@ -486,6 +350,8 @@ def save(options: argparse.Namespace, ready: Ready) -> None:
     options.ranks.broadcast(write)
     what = "the model" if whole else f"adapters for {options.model} (--adapter {options.out})"
     say(f"{options.out}: {what} after step {ready.run.step:,}")
+    if options.ranks.rank == 0:
+        save_curve(options.out)
 
 
 def show_mask(rows: "Rows", tokenizer: "PieceTokenizer | None") -> None:
@@ -506,7 +372,3 @@ def show_mask(rows: "Rows", tokenizer: "PieceTokenizer | None") -> None:
             text = " ".join(map(str, part)) if tokenizer is None else tokenizer.decode(part)
             output.write(f"[[{text}]]" if mark else text)
         output.write("\n")
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -37,46 +37,44 @@ def share_of_rank(micro_batches: int, ranks: Communicator) -> range:
 
 
 class GradientTree:
-    """Adds up gradients of parameters, one micro-batch after the other. Its memory is that of
-    log2(micro-batches) + 1 gradients, kept from step to step."""
+    """Adds up gradients of parameters, one micro-batch after the other, in the memory that they
+    come in: at most log2(micro-batches) + 1 of each are there at a time."""
 
     def __init__(self, parameters: Mapping[str, Array]) -> None:
         self.shapes = {name: array.shape for name, array in parameters.items()}
-        self.size = sum(array.size for array in parameters.values())
-        self.free: list[Array] = []
-        self.sums: list[tuple[int, Array]] = []  # how many micro-batches, and their sum
+        self.sums: list[tuple[int, dict[str, Array]]] = []  # how many micro-batches, and their sum
 
     def add(self, gradients: Mapping[str, Array]) -> None:
-        """The gradients of the next micro-batch; parameters without one have zeros."""
-        flat = self.free.pop() if self.free else np.empty(self.size, np.float32)
-        for name, part in self.named(flat).items():
-            given = gradients.get(name)
-            part[...] = 0 if given is None else given
+        """The gradients of the next micro-batch, which are changed; parameters without one have
+        zeros."""
         count = 1
+        own = {
+            name: gradients[name] if name in gradients else np.zeros(shape, np.float32)
+            for name, shape in self.shapes.items()
+        }
         while self.sums and self.sums[-1][0] == count:
-            _, before = self.sums.pop()
-            before += flat
-            self.free.append(flat)
-            count, flat = 2 * count, before
-        self.sums.append((count, flat))
+            own = self.joined(self.sums.pop()[1], own)
+            count *= 2
+        self.sums.append((count, own))
+
+    def joined(self, before: dict[str, Array], behind: Mapping[str, Array]) -> dict[str, Array]:
+        for name, array in before.items():
+            array += behind[name]
+        return before
 
     def total(self, ranks: Communicator) -> dict[str, Array]:
-        """The sum over all micro-batches of all ranks, by name; they are this object's memory, and
-        hold until the next `add`."""
-        _, flat = self.sums.pop()
+        """The sum over all micro-batches of all ranks, by name."""
+        _, total = self.sums.pop()
         while self.sums:  # only where their number is no power of two
-            _, before = self.sums.pop()
-            before += flat
-            self.free.append(flat)
-            flat = before
-        for begin in range(0, self.size if ranks.size > 1 else 0, PIECE):
+            total = self.joined(self.sums.pop()[1], total)
+        return total if ranks.size == 1 else self.exchanged(total, ranks)
+
+    def exchanged(self, total: Mapping[str, Array], ranks: Communicator) -> dict[str, Array]:
+        """Over all ranks: as one array, because each message takes its time."""
+        flat = np.concatenate([total[name].reshape(-1) for name in self.shapes])
+        for begin in range(0, len(flat), PIECE):
             piece = flat[begin : begin + PIECE]
             piece[...] = ranks.all_reduce(piece, tree=True)
-        self.free.append(flat)
-        return self.named(flat)
-
-    def named(self, flat: Array) -> dict[str, Array]:
-        """The parts of a flat array under the parameters' names."""
         parts, begin = {}, 0
         for name, shape in self.shapes.items():
             size = int(np.prod(shape))

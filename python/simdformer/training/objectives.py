@@ -88,6 +88,9 @@ class Objective(Protocol):
     ) -> None:
         """Before the first step, with the model as it was at the beginning."""
 
+    def pretend(self, rows: Rows) -> None:
+        """For a probe before that, whose results nobody looks at."""
+
     def count(self, batch: Batch) -> int:
         """How many losses of a batch are averaged over."""
 
@@ -106,6 +109,9 @@ class NextToken:
     def prepare(
         self, model: Trainable, rows: Mapping[str, Rows], directory: Path, ranks: Communicator
     ) -> None:
+        pass
+
+    def pretend(self, rows: Rows) -> None:
         pass
 
     def count(self, batch: Batch) -> int:
@@ -148,6 +154,9 @@ class Preference:
             self.reference[name] = known[key]
         if ranks.rank == 0 and known.keys() != there.keys():
             write_whole(place, lambda file: np.savez(file, allow_pickle=False, **known))
+
+    def pretend(self, rows: Rows) -> None:
+        self.reference["train"] = np.zeros((2, len(rows)))
 
     def before(self, model: Trainable, rows: Rows, ranks: Communicator) -> Array:
         """The losses of all chosen answers, and of all rejected ones: (2, pairs)"""

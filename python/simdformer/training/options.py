@@ -7,7 +7,7 @@ from typing import Any, Literal
 __all__ = ["FREE", "TrainOptions", "check_same"]
 
 # What a run may be resumed with another value of: no weight depends on it.
-FREE = ("val", "every", "sample", "save_minutes")
+FREE = ("val", "every", "sample", "save_minutes", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)

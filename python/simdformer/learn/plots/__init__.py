@@ -6,7 +6,7 @@
     all_heads(trace)                  attribution(found)           patching(restored, tokens)
     token_losses(losses, tokens)      trace_errors(mine, right)    error_map(mine, right)
     attention_stages(scores, mask)    activations(functions)       roofline(work, ...)
-    lines(x, curves, ...)             style()
+    lines(x, curves, ...)             loss_curve(log)                style()
 
 Each draws on the Axes given as `ax=`, or on a new figure as wide as a notebook, and returns the
 Axes (those with several: an array of them). They share one look, which `style()` lends to your own
@@ -32,6 +32,7 @@ from simdformer.learn.plots.look import COLOURS, style
 from simdformer.learn.plots.model import logit_lens, parameter_budget, residual_norms
 from simdformer.learn.plots.rope import rope_bands, rope_circle, rope_turns
 from simdformer.learn.plots.stages import attention_stages
+from simdformer.learn.plots.training import loss_curve
 
 __all__ = [
     "COLOURS",
@@ -44,6 +45,7 @@ __all__ = [
     "error_map",
     "lines",
     "logit_lens",
+    "loss_curve",
     "parameter_budget",
     "patching",
     "residual_norms",

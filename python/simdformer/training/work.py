@@ -1,0 +1,124 @@
+"""What a step of training takes, from shapes alone: floating-point operations, and bytes.
+
+A multiply-add counts two. Letters in shapes are those of step.py.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simdformer.models.config import ModelConfig
+from simdformer.models.weight_table import expert_of, weight_rows
+from simdformer.models.weights import weight_shapes
+from simdformer.training.step import LORA_A
+from simdformer.types import Array
+
+__all__ = ["StepWork", "flops_of_token", "work_of_step"]
+
+BACKWARD = 2.5  # attention's way back has 5 products, its forward 2
+FLOAT = 4  # bytes
+LOGITS = 3 * (16 << 20)  # bytes: a block of them, its gradient, and what is packed beside
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """What a step computes, with what checkpoint= computes again, and bytes of one process."""
+
+    flops: float
+    gradients: int
+    moments: int
+    activations: int
+
+
+def work_of_step(
+    config: ModelConfig,
+    parameters: Mapping[str, Array],
+    *,
+    rows: int,
+    length: int,
+    micro_batches: int = 1,
+    checkpoint: str = "none",
+) -> StepWork:
+    """The work of rows of `length` ids, computed in micro-batches one after the other."""
+    size = sum(array.size for array in parameters.values()) * FLOAT
+    tokens = math.ceil(rows / micro_batches) * length
+    return StepWork(
+        flops=rows * length * flops_of_token(config, parameters, length, checkpoint),
+        gradients=size * micro_batches.bit_length(),  # sums of the tree that are held at a time
+        moments=2 * size,
+        activations=int(FLOAT * tokens * numbers_of_token(config, checkpoint)) + LOGITS,
+    )
+
+
+def flops_of_token(
+    config: ModelConfig, parameters: Mapping[str, Array], length: int, checkpoint: str = "none"
+) -> float:
+    """Those of a token in a row of `length`, forwards and backwards."""
+    shapes, total = weight_shapes(config), 0.0
+    for name, row in weight_rows(config).items():
+        if not row.is_matrix or (name == "embed" and not config.tie_embeddings):
+            continue
+        # forwards, the gradient of what went in, and its own
+        passes = 2 + (name in parameters) + is_computed_again(name, checkpoint)
+        total += 2 * passes * used_share(config, name) * math.prod(shapes[name])
+        if (adapter := parameters.get(name + LORA_A)) is not None:
+            rank, (outputs, inputs) = len(adapter), shapes[name]
+            total += 2 * rank * (3 * (outputs + inputs) + inputs)
+    for layer in range(config.num_layers):
+        keys = visible_keys(length, config.window(layer))
+        forward = 4 * keys * config.num_heads * config.head_dim
+        total += (1 + BACKWARD + (checkpoint == "layer")) * forward
+    return total
+
+
+def is_computed_again(name: str, checkpoint: str) -> bool:
+    short = name.rpartition(".")[2]
+    if checkpoint == "mlp":
+        return short in ("gate", "up")
+    return checkpoint == "layer" and name.startswith("layers.") and short != "down"
+
+
+def used_share(config: ModelConfig, name: str) -> float:
+    """Which part of a matrix's rows a token goes through: one expert of several, now and then."""
+    short = name.split(".", 2)[-1]
+    return 1.0 if expert_of(short) is None else config.num_experts_per_tok / config.num_experts
+
+
+def visible_keys(length: int, window: int | None) -> float:
+    """How many a query sees, the mean over a row."""
+    most = length if window is None else min(window, length)
+    return most * (2 * length - most + 1) / 2 / length
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def numbers_of_token(config: ModelConfig, checkpoint: str) -> float:
+    """How many are kept for a token over all layers, and for the one on its way back."""
+    layers = [kept_by_layer(config, layer, "none") for layer in range(config.num_layers)]
+    kept = sum(kept_by_layer(config, layer, checkpoint) for layer in range(config.num_layers))
+    again = max(layers) if checkpoint == "layer" else 0
+    hidden, inner = config.hidden_size, max(inner_width(config, at) for at in range(len(layers)))
+    return kept + again + 4 * inner + 5 * hidden
+
+
+def kept_by_layer(config: ModelConfig, layer: int, checkpoint: str) -> float:
+    """The numbers that step.py lists."""
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    keys = config.num_kv_heads * config.head_dim
+    if checkpoint == "layer":
+        return hidden
+    total = 2 * hidden + 2 * heads + 2 * keys + config.num_heads
+    total += heads + keys if config.qk_norm else 0
+    total += 2 * hidden if config.norm_placement != "before" else 0
+    if checkpoint == "none":
+        total += (2 if config.gated_mlp else 1) * inner_width(config, layer)
+    return total
+
+
+def inner_width(config: ModelConfig, layer: int) -> int:
+    """That of the MLP, or of all experts that a token goes through."""
+    if not config.has_experts(layer):
+        return config.intermediate_size
+    experts = config.num_experts_per_tok * config.expert_intermediate_size
+    return experts + config.shared_intermediate_size
