@@ -88,6 +88,8 @@ print(f"{layers} layers of {H} query heads, {K} key/value heads; {E} numbers per
 # ## 8 · Every layer
 #
 # One layer is done. The others do the same with their own weights. So put the steps into a function, keep every array under a name, and run through all of them.
+# The names are those of the package, which `sf.check_trace` knows: `embed`; in layer 0 `layers.0.resid_pre`, `layers.0.attn_norm`, `layers.0.attn.q` and so on;
+# `final_norm`, `logits`. You need not keep them all.
 
 
 # %%

@@ -233,6 +233,18 @@ def test_what_is_left_out_of_a_cell():
     ]
 
 
+def test_a_notebook_shows_the_line_of_a_check_and_the_report_alone():
+    code = (
+        "import numpy as np\nimport simdformer as sf\ndef silu(x):\n    return x\n"
+        "sf.check(sf.silu, silu(np.ones(3)), np.ones(3)).raise_if_wrong()"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    ((output,),) = executed(notebook).values()
+    where, _, report = output.traceback
+    assert where == f"line 5: {code.splitlines()[-1]}"
+    assert report.startswith("CheckError: ✗ silu (3,)")
+
+
 def test_an_ellipsis_is_no_answer():
     with pytest.raises(
         TypeError, match=r"^check: mine is `\.\.\.`, needs an array; write your code"

@@ -175,7 +175,7 @@ def test_eval_refuses_in_one_line(command, tmp_path):
     for arguments, message in (
         (("demo", tmp_path / "missing"), "there is no file"),
         (("demo", file), "bytes.txt: found bytes that are not UTF-8"),
-        (("demo", empty), "empty.txt: the text has 1 tokens, needs at least two"),
+        (("demo", empty), "empty.txt: the text has fewer than two tokens, needs at least two"),
         (("demo", tmp_path), "directory"),
         (("demo", file, "--window", "1"), "a whole number >= 2"),
     ):

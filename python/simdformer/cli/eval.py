@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     ids = tokenizer.encode(text)
     bos_id = tokenizer.bos_id
     if len(ids) < 2:
-        raise ValueError(f"{options.file}: the text has {len(ids)} tokens, needs at least two")
+        raise ValueError(f"{options.file}: the text has fewer than two tokens, needs at least two")
     found = perplexity(
         model.transformer,
         ids,

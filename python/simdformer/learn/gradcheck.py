@@ -55,6 +55,7 @@ class GradcheckReport:
 
     def raise_if_wrong(self) -> None:
         """Raises a `CheckError` with this report unless all gradients are right."""
+        __tracebackhide__ = True
         if not self.ok:
             raise CheckError(repr(self))
 

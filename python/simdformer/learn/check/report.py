@@ -1,5 +1,6 @@
 """What a check found: for the terminal, for Jupyter, and as attributes."""
 
+import linecache
 import re
 import textwrap
 from base64 import b64encode
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from io import BytesIO
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,18 @@ CODE = {"wrong": "#d04a3f", "right": "#2e8b57", "same": "inherit"}  # readable o
 
 class CheckError(AssertionError):
     """A result that was checked is wrong; the message is the report."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the reader's own lines that led here, and the report."""
+        shown = []
+        for frame, number in walk_tb(self.__traceback__):
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in (
+                "IPython",
+                "simdformer",
+            ):
+                line = linecache.getline(frame.f_code.co_filename, number).strip()
+                shown.append(f"line {number}: {line}")
+        return [*shown, "", f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,7 @@ class Report:
 
     def raise_if_wrong(self) -> "Report":
         """The report itself, or a `CheckError` with it when the array is wrong."""
+        __tracebackhide__ = True  # pytest shows the line of the check, not this one
         if not self.ok:
             raise CheckError(repr(self))
         return self

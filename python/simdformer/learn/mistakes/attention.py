@@ -71,14 +71,14 @@ def product_of_seen(s: State, weights: Any, v: Any) -> Any:
     return z
 
 
-def over(s: State, axis: Any) -> tuple[Any, Any]:
-    """Softmax along an axis, its highest score subtracted, the sink among its scores; and the
-    logarithm of the sum."""
-    highest = np.max(s.scores, axis=axis, keepdims=True, initial=-np.inf)
-    highest = np.maximum(highest, s.sink)
+def softmax(scores: Any, axis: Any, sink: Any) -> tuple[Any, Any]:
+    """Its highest score is subtracted, the sink is among its scores; and the logarithm of the
+    sum."""
+    highest = np.max(scores, axis=axis, keepdims=True, initial=-np.inf)
+    highest = np.maximum(highest, sink)
     highest = np.where(highest == -np.inf, 0, highest)
-    exponentials = np.exp(s.scores - highest)
-    total = exponentials.sum(axis=axis, keepdims=True) + np.exp(s.sink - highest)
+    exponentials = np.exp(scores - highest)
+    total = exponentials.sum(axis=axis, keepdims=True) + np.exp(sink - highest)
     return exponentials / total, (highest + np.log(total))[..., 0]
 
 
@@ -171,7 +171,7 @@ attention = Program(
     hide: scores = np.where(visible, scores, real(-np.inf))
     no_sink: sink = array(-np.inf).reshape(1, 1, 1)
     sink if sinks is not None: sink = array(sinks).reshape(-1, 1, 1)
-    softmax: weights, lse = over(s, axis)
+    softmax: weights, lse = softmax(scores, axis, sink)
     empty:
         # A query that sees nothing has nothing to say.
         sees = (scores != -np.inf).any(axis=-1, keepdims=True)
@@ -185,12 +185,12 @@ attention = Program(
     """,
     calls=(
         is_boolean,
-        over,
         packed_places,
         per_sequence,
         product_of_seen,
         reach,
         scale_of,
+        softmax,
         with_pages,
     ),
     of=scaled_dot_product_attention,

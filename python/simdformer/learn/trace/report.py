@@ -50,6 +50,7 @@ class TraceReport:
 
     def raise_if_wrong(self) -> "TraceReport":
         """The report itself, or a `CheckError` with it when something is wrong."""
+        __tracebackhide__ = True
         if not self.ok:
             raise CheckError(repr(self))
         return self
