@@ -358,7 +358,7 @@ for name, error in (("x / s      ", error_divide), ("x * (1 / s)", error_multipl
 # $$y = x W^\top + b$$
 #
 # The weight is stored as *(outputs, inputs)*: row `o` holds the numbers that make output `o`. That is why the transpose
-# is in the formula, and why `x @ W` is wrong (it runs without a word whenever `W` is square).
+# is in the formula, and why `x @ W` is wrong (it runs silently whenever `W` is square).
 
 
 # %%
@@ -384,13 +384,13 @@ report
 # %% [markdown]
 # ## 6 · Many heads
 #
-# One pattern per layer is little: a word may need its verb *and* its adjective. So the `E` numbers of a token are cut
+# One pattern per layer is not enough: a word may need its verb *and* its adjective. So the `E` numbers of a token are cut
 # into `H` heads of `D` numbers; each head runs the same attention on its own piece, and a last linear layer mixes the
 # results.
 #
 # ```
 # x (N, L, E) ─ wq ▶ (N, L, E) ─ reshape ▶ (N, L, H, D) ─ transpose ▶ (N, H, L, D)
-#             ─ so for k (wk) and v (wv)
+#             ─ the same for k (wk) and v (wv)
 #             ─ attention ▶ (N, H, L, D)
 #             ─ transpose ▶ (N, L, H, D) ─ reshape ▶ (N, L, E) ─ wo ▶ (N, L, E)
 # ```
@@ -434,7 +434,7 @@ sf.check(layer, mine(query, key, value, mask), query, key, value, mask).raise_if
 # %% [markdown]
 # ### Break it yourself: reshape without transpose
 #
-# `(N, L, E)` can be reshaped straight to `(N, H, L, D)`: the numbers are as many, and nothing complains. But reshape
+# `(N, L, E)` can be reshaped straight to `(N, H, L, D)`: the count is the same, and nothing complains. But reshape
 # never moves a number. Head 0 then gets the first third of the *tokens* instead of the first third of every token's
 # *numbers*.
 
@@ -460,7 +460,7 @@ report = sf.check(layer, wrong, query, key, value)
 report
 
 # %% [markdown]
-# Four square matrices of one size are easily exchanged, too:
+# Four square matrices of the same size are easily mixed up, too:
 
 # %%
 for what, matrices in {"wk for wq": (wk, wk, wv, wo), "wk for wv": (wq, wk, wk, wo)}.items():

@@ -81,7 +81,7 @@ ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, 
 print(f"{len(ranks)} tokens; the first 256 are the single bytes, so that any text can be written")
 
 # %% [markdown]
-# Behind the last line of the file come 256 *special* tokens. The file does not list them: their numbers simply continue. Only five have a meaning so
+# After the last line of the file come 256 *special* tokens. The file does not list them: their numbers simply continue. Only five have a meaning so
 # far, the rest are reserved. `<|begin_of_text|>` is the first of them and opens every text.
 
 # %%
@@ -109,7 +109,7 @@ for text in (PROMPT, "It's 12345 o'clock!\n\n", "世界 здравствуй �
 
 # %% [markdown]
 # Then **byte-pair encoding**: a piece begins as single bytes. Look at all neighbours, find the pair whose union has the *lowest number* in the list, merge it,
-# and repeat until no pair is in the list. The number is thus two things at once: the name of a token, and its turn in the order of merging.
+# and repeat until no pair is in the list. The number is thus two things at once: the name of a token, and its place in the order of merging.
 
 
 # %%
@@ -341,7 +341,7 @@ report
 # ## 4 · RMSNorm
 #
 # Before each half of a layer, every token's vector is brought to the same length: divided by the root of the mean of its squares, then multiplied with a
-# learned weight, number by number. Unlike LayerNorm it subtracts nothing. The small `eps` keeps a vector of zeros from dividing by zero.
+# learned weight, number by number. Unlike LayerNorm it subtracts nothing. The small `eps` keeps a vector of zeros from causing a division by zero.
 #
 # $$\text{rms\_norm}(x)_i = \frac{x_i}{\sqrt{\frac{1}{E}\sum_j x_j^2 + \epsilon}} \cdot w_i$$
 
@@ -360,7 +360,7 @@ sf.check(sf.rms_norm, x, embedded, norm_weight, eps=eps).raise_if_wrong()
 # ### Break it yourself
 #
 # All of these give an array of the right shape, with numbers of a plausible size. (An `eps` in the wrong place shows only where vectors are short, so they are made faint first. In a model
-# such mistakes sleep until a faint vector comes along.)
+# such mistakes stay hidden until a faint vector comes along.)
 
 # %%
 faint = np.float32(0.01) * embedded / np.sqrt(np.mean(embedded**2))
@@ -511,7 +511,7 @@ sf.check(sf.rope, k_rotated_head0, k_head0, layout="interleaved", theta=theta).r
 # %% [markdown]
 # ### Scores
 #
-# Every query meets every key; the dot product says how well they fit. Divided by `√D`, so that the scores do not grow with the width of a head. Seen from a distance this is
+# Every query meets every key; the dot product says how well they fit. Divided by `√D`, so that the scores do not grow with the width of a head. In effect this is
 # a linear layer whose weight happens to be the keys, and that is how we check it.
 
 # %%

@@ -194,7 +194,7 @@ for position in range(L):
 
 # %% [markdown]
 # How well did it predict *this* text? Take the probability of the token that came, at every position, and of that the negative logarithm: the **loss**. The mean over a text needs no training and no second
-# model, and tells at once whether a model has been put together rightly: a model that knows nothing has a loss of log V.
+# model, and tells at once whether a model has been put together correctly: a model that knows nothing has a loss of log V.
 
 # %%
 text = "Once upon a time there was a small fox named Ada."
@@ -381,7 +381,7 @@ for after in range(layers):
 #
 # ### The loop
 #
-# A model gives one row of logits. To make a text of it takes a loop: read the prompt, take the most probable token, give it back, and so on, until it says *end of text* (`eos`) or until you have had enough. With the cache, every
+# A model gives one row of logits. To turn that into a text takes a loop: read the prompt, take the most probable token, give it back, and so on, until it says *end of text* (`eos`) or until you have had enough. With the cache, every
 # turn of the loop reads one token.
 
 
