@@ -1,7 +1,5 @@
 #include "bindings/result_memory.hpp"
 
-#include <cstdlib>
-
 #include "bindings/numpy_api.hpp"
 #include "core/result_memory.hpp"
 
@@ -14,8 +12,8 @@ PyObject* result_memory() {
       "simdformer",
       1,
       {nullptr, [](void*, std::size_t bytes) { return take_result(bytes); },
-       [](void*, std::size_t n, std::size_t size) { return std::calloc(n, size); },
-       [](void*, void* memory, std::size_t bytes) { return std::realloc(memory, bytes); },
+       [](void*, std::size_t n, std::size_t size) { return take_zeros(n, size); },
+       [](void*, void* memory, std::size_t bytes) { return resize_result(memory, bytes); },
        [](void*, void* memory, std::size_t) { give_back_result(memory); }}};
   static PyObject* const capsule = PyCapsule_New(&handler, "mem_handler", nullptr);
   return capsule;

@@ -10,6 +10,7 @@
 #include "bindings/result_memory.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
+#include "core/result_memory.hpp"
 
 namespace simdformer {
 namespace {
@@ -91,6 +92,11 @@ void bind_runtime(py::module_& module) {
   module.def("set_num_threads", &set_num_threads);
   module.def("begin_pass", &begin_pass);
   module.def("end_pass", &end_pass);
+  module.def("keep_all_results", &keep_all_results, py::arg("begins"), py::pos_only());
+  module.def("result_memory", [] {
+    const ResultMemory now = result_memory_now();
+    return py::make_tuple(now.in_use, now.kept, now.made);
+  });
   module.def("default_num_threads", &default_num_threads);
   module.def("cgroup_cpus", &cgroup_cpus);
   module.def("build_info", &build_info);

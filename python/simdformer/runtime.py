@@ -7,6 +7,7 @@ At import the environment is read: `SIMDFORMER_ISA` (a name of `isas()` in any c
 import operator
 import os
 import platform
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from typing import Any, Literal, overload
@@ -221,6 +222,13 @@ class Awake(ContextDecorator):
 
 
 awake = Awake()
+
+
+def keep_memory(owner: object) -> None:
+    """While `owner` lives, large arrays are made in memory that earlier ones have left, however
+    much that is: a step of training asks the system for nothing that the one before it had."""
+    _core.keep_all_results(True)
+    weakref.finalize(owner, _core.keep_all_results, False)
 
 
 def _check_num_threads(function: str, n: Any) -> int:

@@ -27,6 +27,7 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.transformer import Transformer
 from simdformer.models.weight_table import weight_rows
 from simdformer.models.weights import weight_shapes
+from simdformer.runtime import keep_memory
 from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.training.export import copy_tokenizer, write_safetensors
@@ -57,6 +58,7 @@ class LoRAModel(TrainableModel):
         self, transformer: Transformer, adapters: Mapping[str, Adapter], base: str = ""
     ) -> None:
         transformer.require_whole("LoRAModel")
+        keep_memory(self)
         self.transformer, self.base = transformer, base
         # what is added to the weights of norms is in the weights that a Transformer holds
         self.config = dataclasses.replace(transformer.config, norm_offset=0.0)

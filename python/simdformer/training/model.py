@@ -16,6 +16,7 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import checked_ids, rope_of_layers
 from simdformer.models.transformer import Transformer
 from simdformer.models.weights import arrays_of, check_weights, weight_shapes
+from simdformer.runtime import keep_memory
 from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.training.export import export
@@ -46,6 +47,7 @@ class TrainableModel:
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any]) -> None:
         self.check(config)
+        keep_memory(self)
         self.config = config
         self.weights: Mapping[str, Any] = {
             name: np.array(weights[name], np.float32) for name in weight_shapes(config)
