@@ -14,42 +14,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from simdformer import _core
-from simdformer.functional import (
-    PackedWeight,
-    QuantizationType,
-    QuantizedWeight,
-    RopeFrequencies,
-    causal_mask,
-    embedding,
-    gelu,
-    layer_norm,
-    linear,
-    pack,
-    quantization_types,
-    quantize,
-    relu,
-    repeat_kv,
-    rms_norm,
-    rope,
-    rope_frequencies,
-    scaled_dot_product_attention,
-    silu,
-    softmax,
-    swiglu,
-)
+from simdformer import _core, functional, runtime
+from simdformer.functional import *  # noqa: F403
 from simdformer.loss import cross_entropy, linear_cross_entropy, log_softmax
 from simdformer.mpiexec import end_all_on_errors
-from simdformer.runtime import (
-    get_num_threads,
-    isa,
-    isas,
-    num_threads,
-    set_isa,
-    set_num_threads,
-    show_config,
-    use_isa,
-)
+from simdformer.runtime import *  # noqa: F403
 
 if TYPE_CHECKING:
     from simdformer import backward, checkpoints, interpret, models, nn, optim, reference, text
@@ -102,33 +71,21 @@ __all__ = [
     "CheckError",
     "CheckpointError",
     "LanguageModel",
-    "PackedWeight",
-    "QuantizationType",
-    "QuantizedWeight",
-    "RopeFrequencies",
     "Trace",
     "__version__",
     "ablate",
     "attribute",
     "backward",
-    "causal_mask",
     "check",
     "check_trace",
     "checkpoints",
     "cross_entropy",
     "demo_path",
-    "embedding",
     "exercises",
     "from_pretrained",
-    "gelu",
-    "get_num_threads",
     "gradcheck",
     "head_scores",
     "interpret",
-    "isa",
-    "isas",
-    "layer_norm",
-    "linear",
     "linear_cross_entropy",
     "log_softmax",
     "logit_lens",
@@ -136,31 +93,16 @@ __all__ = [
     "mistakes",
     "models",
     "nn",
-    "num_threads",
     "optim",
-    "pack",
     "patch",
     "plots",
-    "quantization_types",
-    "quantize",
     "reference",
-    "relu",
-    "repeat_kv",
-    "rms_norm",
-    "rope",
-    "rope_frequencies",
-    "scaled_dot_product_attention",
-    "set_isa",
-    "set_num_threads",
-    "show_config",
-    "silu",
-    "softmax",
-    "swiglu",
     "testing",
     "text",
     "tokenizer",
-    "use_isa",
 ]
+__all__ += functional.__all__
+__all__ += runtime.__all__
 __dir__ = __all__.copy  # what dir() and completion show
 
 

@@ -604,7 +604,8 @@ def of_argument(gradient: Array, array: Array) -> Array:
     """Summed over the axes along which the argument was broadcast, in its dtype."""
     if gradient.shape == array.shape:
         return gradient.astype(array.dtype, copy=False)
-    return sum_to(gradient, array.shape).astype(array.dtype, copy=False)
+    total = sum_to(gradient.astype(np.float64, copy=False), array.shape)
+    return total.astype(array.dtype, copy=False)
 
 
 def of_sinks(sinks: Array, lse: Array, delta: Array) -> Array:

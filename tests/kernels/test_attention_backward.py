@@ -12,6 +12,7 @@ import simdformer as sf
 from attention_cases import attention, close, problem
 from conftest import LAYOUTS, bfloat16, from_torch, normal, relaid, rms_error, same_bits, to_torch
 from simdformer import reference
+from simdformer.backward import of_argument
 from simdformer.reference.forward import float64
 
 backward = sf.backward.scaled_dot_product_attention
@@ -296,3 +297,10 @@ def test_refusals(rng):
         arguments = {"grad": out, "query": q, "key": k, "value": v, "out": out, "lse": lse, **given}
         with pytest.raises(error, match=NAME + text):
             backward(**arguments, **options)
+
+
+def test_what_was_broadcast_is_summed_in_float64():
+    gradient = np.array([[1e8], [1], [-1e8]], np.float32)
+    total = of_argument(gradient, np.zeros((1, 1), np.float32))
+    assert total.dtype == np.float32
+    assert total == 1

@@ -11,14 +11,14 @@ import simdformer as sf
 from simdformer.demo.printing import SHADES, check, difference, show
 from simdformer.types import Array
 
-__all__ = ["STEPS", "Step", "attention_step"]
+__all__ = ["STEPS", "DemoStep", "attention_step"]
 
 WORDS = ["once", "upon", "a", "time", "there", "was"]
 TOLERANCE = 1e-5  # float32 numbers of the order of 1, sums of up to 32 products
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoStep:
     """One step of the computation, twice: as one would write it in numpy, and as a call of a
     kernel."""
 
@@ -29,25 +29,25 @@ class Step:
 
 
 STEPS = [
-    Step(
+    DemoStep(
         "RMSNorm: every token's numbers are scaled to a root mean square of 1, then weighted",
         "h = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6) * g",
         "h = sf.rms_norm(x, g, eps=1e-6)",
         "h",
     ),
-    Step(
+    DemoStep(
         "Three views of each token: what it looks for, what it offers, what it says",
         "q, k, v = h @ wq.T, h @ wk.T, h @ wv.T",
         "q, k, v = sf.linear(h, [wq, wk, wv])",
         "q k v",
     ),
-    Step(
+    DemoStep(
         "Heads: the numbers of a token are dealt out to H query heads and K key/value heads",
         "q, k, v = (np.stack(np.split(y, y.shape[-1] // D, axis=-1)) for y in (q, k, v))",
         "q, k, v = (y.reshape(L, -1, D).swapaxes(0, 1) for y in (q, k, v))   # no copies: views",
         "q k v",
     ),
-    Step(
+    DemoStep(
         "RoPE: pairs of numbers are turned by an angle that grows with the position",
         """
         angle = np.arange(L)[:, None] * 10000.0 ** (-np.arange(0, D, 2) / D)
@@ -60,7 +60,7 @@ STEPS = [
         'q, k = (sf.rope(y, layout="half", theta=10000.0) for y in (q, k))',
         "q k",
     ),
-    Step(
+    DemoStep(
         "Scores: how well does what a token looks for fit what others offer? The future is hidden",
         """
         scores = q @ np.repeat(k, H // K, axis=0).swapaxes(1, 2) / np.sqrt(D)
@@ -72,7 +72,7 @@ STEPS = [
         """,
         "scores",
     ),
-    Step(
+    DemoStep(
         "Softmax: scores become shares that sum up to 1",
         """
         pattern = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -81,13 +81,13 @@ STEPS = [
         "pattern                                  # from the call above; or sf.softmax(scores)",
         "pattern",
     ),
-    Step(
+    DemoStep(
         "The answer: everybody's values, in those shares",
         "z = pattern @ np.repeat(v, H // K, axis=0)",
         "z                                        # from the call above",
         "z",
     ),
-    Step(
+    DemoStep(
         "Heads together, one more linear layer, and added to where we came from",
         "out = x + np.concatenate(list(z), axis=-1) @ wo.T",
         "out = x + sf.linear(z.swapaxes(0, 1).reshape(L, H * D), wo)",

@@ -7,41 +7,9 @@
 Nothing here is fast, and nothing here needs the compiled module.
 """
 
-from simdformer.reference import backward
-from simdformer.reference.forward import (
-    RopeFrequencies,
-    causal_mask,
-    embedding,
-    gelu,
-    layer_norm,
-    linear,
-    relu,
-    repeat_kv,
-    rms_norm,
-    rope,
-    rope_frequencies,
-    scaled_dot_product_attention,
-    silu,
-    softmax,
-    swiglu,
-)
+from simdformer.reference import backward, forward
+from simdformer.reference.forward import *  # noqa: F403
 
-__all__ = [
-    "RopeFrequencies",
-    "backward",
-    "causal_mask",
-    "embedding",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "relu",
-    "repeat_kv",
-    "rms_norm",
-    "rope",
-    "rope_frequencies",
-    "scaled_dot_product_attention",
-    "silu",
-    "softmax",
-    "swiglu",
-]
+__all__ = ["backward"]
+__all__ += forward.__all__
 __dir__ = __all__.copy  # what dir() and completion show

@@ -32,22 +32,8 @@ from simdformer.functional import (
 if find_spec("torch") is None:
     raise ImportError("simdformer.torch: the package torch is missing; pip install torch")
 
-from simdformer.tensors.functional import (
-    causal_mask,
-    embedding,
-    gelu,
-    layer_norm,
-    linear,
-    relu,
-    repeat_kv,
-    rms_norm,
-    rope,
-    rope_frequencies,
-    scaled_dot_product_attention,
-    silu,
-    softmax,
-    swiglu,
-)
+from simdformer.tensors import functional
+from simdformer.tensors.functional import *  # noqa: F403
 from simdformer.torch import nn
 from simdformer.torch.accelerate import Acceleration, accelerate, restore
 from simdformer.torch.models import LanguageModel, Trace, Transformer, from_pretrained
@@ -62,25 +48,12 @@ __all__ = [
     "Trace",
     "Transformer",
     "accelerate",
-    "causal_mask",
-    "embedding",
     "from_pretrained",
-    "gelu",
-    "layer_norm",
-    "linear",
     "nn",
     "pack",
     "quantization_types",
     "quantize",
-    "relu",
-    "repeat_kv",
     "restore",
-    "rms_norm",
-    "rope",
-    "rope_frequencies",
-    "scaled_dot_product_attention",
-    "silu",
-    "softmax",
-    "swiglu",
 ]
+__all__ += functional.__all__
 __dir__ = __all__.copy  # what dir() and completion show

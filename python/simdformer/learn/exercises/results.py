@@ -237,7 +237,7 @@ def first_wrong(case: Case, tried: Attempt) -> list[Wrong]:
 
 
 @dataclass(frozen=True)
-class Step(Call):
+class StepCall(Call):
     """A call of something that is no operation of the package."""
 
     def right(self) -> list[Any]:
@@ -253,7 +253,7 @@ def asked(question: Question, mine: Any) -> Report:
             mine = (mine, 1.0)
         return check(op, mine, *args, **question.kwargs)
     variables = dict(zip(inspect.signature(op).parameters, args, strict=True))
-    call = Step(op.__name__, variables, STEPS[op], op, args, {}, [op(*args)], False)
+    call = StepCall(op.__name__, variables, STEPS[op], op, args, {}, [op(*args)], False)
     return Check(call, [np.asarray(mine)], None).report()
 
 
