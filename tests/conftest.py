@@ -143,6 +143,24 @@ def same_bits(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
+def assert_same_bits(got, want):
+    """Of two arrays, or of tuples and lists of them; None is None."""
+    if isinstance(want, tuple | list):
+        assert len(got) == len(want)
+        for one, other in zip(got, want, strict=True):
+            assert_same_bits(one, other)
+    else:
+        assert got is want is None or same_bits(got, want)
+
+
+def assert_threads_change_no_bit(call, threads=(2, 3, 4)):
+    with sf.num_threads(1):
+        want = call()
+    for count in threads:
+        with sf.num_threads(count):
+            assert_same_bits(call(), want)
+
+
 def relaid(rng, x, layout):
     """The same values in another memory layout; the last axis keeps its unit stride."""
     if layout == "contiguous":

@@ -10,7 +10,18 @@ from torch.nn import functional as F
 
 import simdformer as sf
 from attention_cases import attention, close, problem
-from conftest import LAYOUTS, bfloat16, from_torch, normal, relaid, rms_error, same_bits, to_torch
+from conftest import (
+    LAYOUTS,
+    assert_same_bits,
+    assert_threads_change_no_bit,
+    bfloat16,
+    from_torch,
+    normal,
+    relaid,
+    rms_error,
+    same_bits,
+    to_torch,
+)
 from simdformer import reference
 from simdformer.backward import of_argument
 from simdformer.reference.forward import float64
@@ -160,13 +171,12 @@ def test_is_as_accurate_as_torch(isa, causal, H, K, L, D, rng):
 @each_rule
 def test_the_same_bits_for_every_number_of_threads(rule, dtype, rng):
     inputs, options = draw(rng, rule, dtype)
-    results = []
-    for threads in (1, 2, 3):
-        with sf.num_threads(threads):
-            out, lse = attention(*inputs, return_lse=True, **options)
-            results.append(backward(out, *inputs, out, lse, **options)[:3])
-    for other in results[1:]:
-        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+
+    def there_and_back():
+        out, lse = attention(*inputs, return_lse=True, **options)
+        return backward(out, *inputs, out, lse, **options)
+
+    assert_threads_change_no_bit(there_and_back, (2, 3))
 
 
 @pytest.mark.parametrize("needs", [(), ("query",), ("key",), ("value",), ("value", "query")])
@@ -186,16 +196,14 @@ def test_strides_change_no_bit(layout, rng):
     grad = normal(rng, *out.shape)
     want = backward(grad, *inputs, out, lse, **options)
     moved = [relaid(rng, x, layout) for x in (grad, *inputs, out, lse)]
-    got = backward(*moved, **options)
-    assert all(same_bits(a, b) for a, b in zip(got[:3], want[:3], strict=True))
+    assert_same_bits(backward(*moved, **options), want)
 
 
 def test_tensors_of_other_libraries_are_read(rng):
     inputs, _ = draw(rng, dtype=bfloat16)
     out, lse = attention(*inputs, return_lse=True)
     tensors = [to_torch(x) for x in (out, *inputs, out, lse)]
-    got, want = backward(*tensors), backward(out, *inputs, out, lse)
-    assert all(same_bits(a, b) for a, b in zip(got[:3], want[:3], strict=True))
+    assert_same_bits(backward(*tensors), backward(out, *inputs, out, lse))
 
 
 def test_it_is_linear_in_grad(rng):

@@ -1,5 +1,7 @@
 """scaled_dot_product_attention: laws, memory, dtypes, calls drawn at random, accuracy."""
 
+from functools import partial
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from conftest import (
     LAYOUTS,
     SIXTEEN_BITS,
     assert_as_accurate_as_torch,
+    assert_threads_change_no_bit,
     normal,
     relaid,
     same_bits,
@@ -110,12 +113,8 @@ def test_the_order_of_the_keys_does_not_matter(isa, dtype, rng):
 def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, rng):
     for L, S in [(1, 2000), (5, 600), (150, 150)]:
         q, k, v = problem(rng, lead=(2,), H=4, K=2, L=L, S=S, D=32, dtype=dtype)
-        with sf.num_threads(1):
-            want = attention(q, k, v, is_causal=True, causal_offset=S - L, **EXTRAS)
-        for threads in (2, 3, 4):
-            with sf.num_threads(threads):
-                got = attention(q, k, v, is_causal=True, causal_offset=S - L, **EXTRAS)
-            assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+        how = {"is_causal": True, "causal_offset": S - L, **EXTRAS}
+        assert_threads_change_no_bit(partial(attention, q, k, v, **how))
 
 
 def test_nor_on_whether_the_threads_are_kept_awake(isa, dtype, rng):

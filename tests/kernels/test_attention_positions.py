@@ -2,14 +2,15 @@
 that broadcast. Each beside torch with the mask that says the same, and beside the reference.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 from torch.nn import functional as F
 
-import simdformer as sf
 from attention_cases import COARSE, attention, check, exactly, nearly, problem
 from cases import each
-from conftest import from_torch, normal, same_bits, to_torch
+from conftest import assert_threads_change_no_bit, from_torch, normal, same_bits, to_torch
 from simdformer.reference.forward import float64
 
 B = 3
@@ -224,11 +225,8 @@ def test_one_query_is_asked_of_every_sequence_of_a_cache(dtype, rng):
 def test_bits_depend_neither_on_threads_nor_on_company(isa, dtype, how, L, S, rng):
     q, k, v = batch(rng, dtype, L, S)
     where = {} if list(how) == ["key_starts"] else {"causal_offset": S - L}
-    with sf.num_threads(1):
-        want = attention(q, k, v, **where, **how)
-    for threads in (2, 3):
-        with sf.num_threads(threads):
-            assert same_bits(attention(q, k, v, **where, **how), want)
+    want = attention(q, k, v, **where, **how)
+    assert_threads_change_no_bit(partial(attention, q, k, v, **where, **how))
     own = {name: x[1] if name.startswith("key") else x for name, x in how.items()}
     assert same_bits(attention(q[1:2], k[1:2], v[1:2], **where, **own), want[1:2])
 

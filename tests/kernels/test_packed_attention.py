@@ -1,12 +1,14 @@
 """Attention over packed sequences: each text has the bits that it has alone, and knows no other."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import simdformer as sf
 from attention_cases import EXTRAS, attention, check, problem
 from cases import each
-from conftest import normal, same_bits
+from conftest import assert_threads_change_no_bit, normal, same_bits
 
 # Texts of a token, of a few, of several blocks of queries; one without queries, one without keys.
 QUERIES = np.array([1, 3, 40, 0, 2, 70])
@@ -114,12 +116,8 @@ def test_threads_change_no_bits(isa, dtype, rng):
     """Large segments on all threads one after the other, small ones side by side."""
     queries = np.array([200, *[7] * 50, 1])
     q, k, v = problem(rng, H=4, K=2, L=551, S=551, D=32, dtype=dtype)
-    with sf.num_threads(1):
-        want = attention(q, k, v, cu_seqlens=ends(queries), is_causal=True, return_lse=True)
-    for threads in (2, 3):
-        with sf.num_threads(threads):
-            got = attention(q, k, v, cu_seqlens=ends(queries), is_causal=True, return_lse=True)
-        assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+    how = {"cu_seqlens": ends(queries), "is_causal": True, "return_lse": True}
+    assert_threads_change_no_bit(partial(attention, q, k, v, **how))
 
 
 def test_a_query_without_keys_gives_0_or_the_sink(dtype, rng):

@@ -10,7 +10,8 @@ import pytest
 import threadpoolctl
 
 import simdformer as sf
-from conftest import normal, same_bits
+from conftest import assert_threads_change_no_bit, normal, same_bits
+from operations import GRADIENTS
 from simdformer import _core
 from simdformer.experts import expert_linear
 from subprocesses import import_error, run_python
@@ -45,7 +46,7 @@ CALLS = {
     "linear": lambda x: sf.linear(x, x[:301]),
     "linear, one row": lambda x: sf.linear(x[0], x),
     "linear, few rows": lambda x: sf.linear(x[:4], x, x[0, :1].repeat(len(x))),
-    "linear, list": lambda x: np.concatenate(sf.linear(x[:77], [x[:50], x[100:451]]), -1),
+    "linear, list": lambda x: sf.linear(x[:77], [x[:50], x[100:451]]),
     "linear, packed": lambda x: sf.linear(x, sf.pack(x[:301])),
     "linear, packed, one row": lambda x: sf.linear(x[5], sf.pack(x)),
     "pack": lambda x: sf.pack(x).unpack(),
@@ -53,13 +54,8 @@ CALLS = {
     "attention, causal": lambda x: sf.scaled_dot_product_attention(
         *attention_inputs(x), is_causal=True
     ),
-    "attention, everything": lambda x: np.concatenate(
-        [
-            np.asarray(part, np.float64).ravel()
-            for part in sf.scaled_dot_product_attention(
-                *attention_inputs(x), return_weights=True, return_scores=True, return_lse=True
-            )
-        ]
+    "attention, everything": lambda x: sf.scaled_dot_product_attention(
+        *attention_inputs(x), return_weights=True, return_scores=True, return_lse=True
     ),
     "attention, one query": lambda x: sf.scaled_dot_product_attention(
         x[:8, None, :50], *[np.ascontiguousarray(x.reshape(2, -1, 50)[:, ::3])] * 2
@@ -69,7 +65,20 @@ CALLS = {
         np.arange(len(x)), x, dtype=np.float64 if x.dtype == np.float64 else np.float32
     ),
     "repeat_kv": lambda x: sf.repeat_kv(x.reshape(2, 3, -1, 50), 3),
+    "log_softmax": lambda x: sf.log_softmax(x),
+    "cross_entropy": lambda x: sf.cross_entropy(x, LABELS),
+    "linear_cross_entropy": lambda x: sf.linear_cross_entropy(x[:, :40], x[:300, 40:80], LABELS),
+    **{f"backward, {name}": call for name, call in GRADIENTS.items()},
+    "backward, gelu, tanh": lambda x: sf.backward.gelu(x, x[::-1], approximate="tanh"),
+    "backward, swiglu, both": lambda x: sf.backward.swiglu(x, x[::-1], x),
+    "backward, softmax, temperature": lambda x: sf.backward.softmax(x, x[::-1], temperature=0.5),
+    "backward, rms_norm": lambda x: sf.backward.rms_norm(x, x[::-1], x[0], **EPS),
+    "backward, layer_norm": lambda x: sf.backward.layer_norm(x, x[::-1], x[0], x[1], **EPS),
+    "backward, linear": lambda x: sf.backward.linear(x[:, :301], x[:, 400:500], x[:301, :100]),
+    "backward, embedding": lambda x: sf.backward.embedding(x, LABELS, 300),
+    "backward, cross_entropy": lambda x: sf.backward.cross_entropy(x, LABELS),
 }
+LABELS = np.random.default_rng(2).integers(0, 300, 450)
 
 
 def attention_inputs(x):
@@ -80,11 +89,7 @@ def attention_inputs(x):
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, call, rng):
     x = normal(rng, 450, 1500, dtype=dtype)
-    with sf.num_threads(1):
-        expected = call(x)
-    for threads in (2, 3, 4):
-        with sf.num_threads(threads):
-            assert same_bits(call(x), expected)
+    assert_threads_change_no_bit(lambda: call(x))
 
 
 def test_the_number_of_threads_may_change_while_others_compute(rng):
