@@ -12,6 +12,12 @@ import numpy as np
 SEED = 20240601
 
 
+def llama3_scaling(context):
+    """Llama 3.1's scaling of RoPE for a model that was trained on so many positions."""
+    options = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {"rope_type": "llama3", **options, "original_max_position_embeddings": context}
+
+
 def each(names, values):
     """A decorator as pytest.mark.parametrize(names, values) is, whose cases are all one test.
 

@@ -1,6 +1,7 @@
 """What tests share: instruction sets, dtypes, arrays, oracles and the one tolerance table."""
 
 import os
+import textwrap
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 import simdformer as sf
 from cases import SEED
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
+from operations import OPERATIONS, ROW_WISE
 from simdformer import cli, reference
 from simdformer.reference.forward import float64
 
@@ -105,6 +107,28 @@ def tiny(tmp_path_factory):
     )
     (folder / "tok300.bin").write_bytes(tokenizer_bytes(*tiny_tokenizer(300)))
     return folder
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(data) puts bytes, or text without its indent, into a file and gives its path."""
+
+    def write(data, name):
+        file = tmp_path / name
+        file.write_bytes(textwrap.dedent(data).encode() if isinstance(data, str) else data)
+        return file
+
+    return write
+
+
+@pytest.fixture(params=OPERATIONS)
+def operation(request):
+    return OPERATIONS[request.param]
+
+
+@pytest.fixture(params=ROW_WISE)
+def row_wise(request):
+    return ROW_WISE[request.param]
 
 
 @pytest.fixture

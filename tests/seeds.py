@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 
 import gguf_files
+from cases import llama3_scaling
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
 from simdformer.checkpoints import meta
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
@@ -111,9 +112,8 @@ HUGGINGFACE = {
     "layer_types": ["full_attention"],
     "eos_token_id": [2, 3],
 }
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"type": "yarn", "factor": 4.0, "beta_fast": 32, "mscale": 1.0, "truncate": True}
-SCALED = [part | {"original_max_position_embeddings": 8} for part in (LLAMA3, YARN)]
+SCALED = [llama3_scaling(8), YARN | {"original_max_position_embeddings": 8}]
 META = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "multiple_of": 8, "norm_eps": 1e-5}
 META |= {"vocab_size": -1, "ffn_dim_multiplier": 0.37, "rope_theta": 5e5, "use_scaled_rope": True}
 META |= {"max_seq_len": 16, "rope_scaling_factor": 32.0}

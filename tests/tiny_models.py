@@ -8,6 +8,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from cases import llama3_scaling
+
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -20,14 +22,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+LLAMA3 = {"rope_theta": 500000.0, **llama3_scaling(32)}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,

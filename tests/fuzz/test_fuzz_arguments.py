@@ -17,6 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import simdformer as sf
+from cases import llama3_scaling
 from conftest import epsilon
 from hostile import FLOATS, NUMBERS, OWN_ERROR, WEIGHTS, good_array, hostile, hostile_array
 from simdformer import _core, reference
@@ -149,9 +150,8 @@ def scaled_dot_product_attention(draw, dtype):
 
 @st.composite
 def rope_frequencies(draw, dtype):
-    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     yarn = {"type": "yarn", "factor": draw(st.floats(1, 64))}
-    long = [part | {"original_max_position_embeddings": 64} for part in (llama3, yarn)]
+    long = [llama3_scaling(64), yarn | {"original_max_position_embeddings": 64}]
     scaling = draw(st.sampled_from([None, {"type": "linear", "factor": 2.0}, *long]))
     return {
         "head_dim": 2 * draw(st.integers(1, 8)),

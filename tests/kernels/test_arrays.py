@@ -28,17 +28,6 @@ from simdformer import _core
 from simdformer.experts import expert_linear
 from subprocesses import run_python
 
-
-@pytest.fixture(params=OPERATIONS)
-def operation(request):
-    return OPERATIONS[request.param]
-
-
-@pytest.fixture(params=ROW_WISE)
-def row_wise(request):
-    return ROW_WISE[request.param]
-
-
 # ---- memory layouts ------------------------------------------------------------------------------
 
 

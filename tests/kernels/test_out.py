@@ -5,26 +5,22 @@ import pytest
 
 import simdformer as sf
 from conftest import normal, relaid, same_bits
-from operations import MIXING, OPERATIONS, ROW_WISE, ROWS, SHARES, WIDTH
+from operations import MIXING, ROWS, SHARES, WIDTH
 
 
-@pytest.fixture(params=OPERATIONS)
-def operation(request):
-    return OPERATIONS[request.param]
-
-
-@pytest.fixture(params=ROW_WISE)
-def row_wise(request):
-    return ROW_WISE[request.param]
-
-
-def test_out_is_returned_and_holds_the_result(operation, dtype, rng):
+def drawn(operation, dtype, rng):
+    """A result (ROWS, WIDTH), and the call that makes it into `out`."""
     x = normal(rng, ROWS, WIDTH, dtype=dtype)
     if operation is MIXING["linear"]:
         weight = normal(rng, WIDTH, WIDTH, dtype=dtype)
         want, call = sf.linear(x, weight), lambda out: sf.linear(x, weight, out=out)
     else:
         want, call = operation(x), lambda out: operation(x, out=out)
+    return want, call
+
+
+def test_out_is_returned_and_holds_the_result(operation, dtype, rng):
+    want, call = drawn(operation, dtype, rng)
     for shape_of_memory, part in (
         ((ROWS, WIDTH), np.s_[:, :]),
         ((ROWS, WIDTH + 3), np.s_[:, 2:-1]),
@@ -45,13 +41,8 @@ def test_out_is_returned_and_holds_the_result(operation, dtype, rng):
 
 
 def test_unaligned_out(operation, dtype, rng):
-    x = normal(rng, ROWS, WIDTH, dtype=dtype)
-    if operation is MIXING["linear"]:
-        weight = normal(rng, WIDTH, WIDTH, dtype=dtype)
-        want, call = sf.linear(x, weight), lambda out: sf.linear(x, weight, out=out)
-    else:
-        want, call = operation(x), lambda out: operation(x, out=out)
-    out = np.zeros(x.nbytes + 1, np.uint8)[1:].view(dtype).reshape(x.shape)
+    want, call = drawn(operation, dtype, rng)
+    out = np.zeros(want.nbytes + 1, np.uint8)[1:].view(dtype).reshape(want.shape)
     assert call(out) is out
     assert same_bits(out, want)
 

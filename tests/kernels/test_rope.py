@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
-from cases import each
+from cases import each, llama3_scaling
 from conftest import (
     LAYOUTS,
     SIXTEEN_BITS,
@@ -309,13 +309,7 @@ def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, layout, rn
 SCALINGS = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
+    "llama3": llama3_scaling(8192),
     "yarn": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048},
     "yarn, all options": {
         "rope_type": "yarn",

@@ -8,16 +8,10 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import simdformer as sf
-from cases import each
+from cases import each, llama3_scaling
 from simdformer.reference import RopeFrequencies
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = llama3_scaling(8192)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 

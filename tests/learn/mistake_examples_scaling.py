@@ -3,18 +3,13 @@
 import numpy as np
 
 import simdformer as sf
+from cases import llama3_scaling
 from mistake_examples import Examples
 from mistake_examples_rope import frequencies
 
 example = Examples()
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = llama3_scaling(8192)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LONG = frequencies(500_000.0, 128)
 

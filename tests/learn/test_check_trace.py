@@ -10,6 +10,7 @@ import torch
 
 import simdformer as sf
 import tiny_models
+from cases import llama3_scaling
 from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from conftest import bfloat16
 from simdformer.learn.catalogue import CATALOGUE
@@ -49,13 +50,7 @@ CONFIGS = {
         **SIZES,
         rope_layout="half",
         tie_embeddings=False,
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
+        rope_scaling=llama3_scaling(32),
     ),
 }
 # For mistakes of every kind: norms of q and k, as many KV heads, an lm_head of its own.

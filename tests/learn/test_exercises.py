@@ -16,23 +16,6 @@ NUMPY = Path(solutions.__file__).read_text()
 IDIOMS = sorted(Path(__file__).parent.glob("solutions/*.py"))
 
 TORCH = """
-import torch
-import torch.nn.functional as F
-
-linear = F.linear
-
-def softmax(x, axis=-1):
-    return F.softmax(x, dim=axis)
-
-def causal_mask(L, S):
-    return torch.triu(torch.full((L, S), float("-inf")), diagonal=S - L + 1)
-
-def scaled_dot_product_attention(query, key, value, mask=None, scale=None):
-    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-
-def split_heads(x, num_heads):
-    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
-
 def rope_interleaved(x, positions, theta):
     freqs = 1 / theta ** (torch.arange(0, x.shape[-1], 2).double() / x.shape[-1])
     angles = torch.outer(positions.double(), freqs)
@@ -61,13 +44,8 @@ def functions(code):
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(code, name="my_attention.py"):
-        file = tmp_path / name
-        file.write_text(textwrap.dedent(code), encoding="utf-8")
-        return file
-
-    return write
+def write(write):
+    return lambda data, name="my_attention.py": write(data, name)
 
 
 def status(results):
@@ -108,10 +86,11 @@ def test_the_same_in_a_notebook():
 
 
 def test_tensors_are_understood(write):
-    written = functions(TORCH)
+    torchs = (Path(__file__).parent / "solutions/pytorch.py").read_text() + TORCH
+    written = functions(torchs)
     expected = {name: "right" for name in EXERCISES if name in written}
-    assert status(sf.exercises.check(write(TORCH))) == expected
-    assert status(sf.exercises.check(functions(TORCH))) == expected
+    assert status(sf.exercises.check(write(torchs))) == expected
+    assert status(sf.exercises.check(functions(torchs))) == expected
 
 
 def test_every_exercise_is_asked_about_in_many_ways():

@@ -1,7 +1,6 @@
 """`simdformer learn` and `simdformer check`, as somebody types them."""
 
 import re
-import textwrap
 from pathlib import Path
 
 import nbformat
@@ -20,13 +19,8 @@ def narrow(text):
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(code, name="my_attention.py"):
-        file = tmp_path / name
-        file.write_text(textwrap.dedent(code), encoding="utf-8")
-        return file
-
-    return write
+def write(write):
+    return lambda data, name="my_attention.py": write(data, name)
 
 
 @pytest.fixture

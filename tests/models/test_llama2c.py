@@ -21,15 +21,8 @@ def version(request):
 
 
 @pytest.fixture
-def write(tmp_path):
-    """write(data) puts bytes into a file and gives its path."""
-
-    def write(data, name="model.bin"):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
+def write(write):
+    return lambda data, name="model.bin": write(data, name)
 
 
 def a_model(version=0, **changes):

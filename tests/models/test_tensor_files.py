@@ -46,13 +46,8 @@ def format(request):
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(data, name="model"):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
+def write(write):
+    return lambda data, name="model": write(data, name)
 
 
 refusal = partial(checkpoints.refusal, read=torch_file.read_tensors)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
+from cases import llama3_scaling
 from checkpoints import GEMMA, GPT2, OLMO2, TINY, random_weights, tiny_config
 from conftest import assert_threads_change_no_bit, same_bits
 from simdformer.models import KVCache, ModelConfig, Transformer
@@ -46,15 +47,7 @@ ARCHITECTURES = {
     "llama_theta": ("Llama", {"rope_theta": 500.0, "norm_eps": 0.1}, {}),
     "llama31": (
         "Llama",
-        {
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 16,
-            }
-        },
+        {"rope_scaling": llama3_scaling(16)},
         {},
     ),
     "yarn": (

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import subprocesses
 from subprocesses import environment
 
 HERE = Path(__file__).parent
-HANG = 300  # seconds; a busy machine is none
 # On a machine with two cores several ranks wait for each other's turns: one thread each.
 PATHS = os.pathsep.join([str(HERE.parent), str(HERE)])
 # Open MPI starts no more ranks than there are cores, and none of root's, unless it is told to.
@@ -47,13 +47,8 @@ def process_of(command, variables):
 
 def finish(process):
     """Its exit status, stdout and stderr."""
-    try:
-        out, err = process.communicate(timeout=HANG)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"it hangs\n{out}\n{err}") from None
-    return process.returncode, out, ADDED.sub("", err)
+    status, out, err = subprocesses.finish(process)
+    return status, out, ADDED.sub("", err)
 
 
 def run(size, *arguments, **variables):
