@@ -64,7 +64,9 @@ lab: $(STAMPS)/lab
 	$(BIN)/jupyter lab notebooks/01_attention.ipynb $(LAB_ARGS)
 
 # Processes side by side; the tests of one xdist_group (threads, builds) stay in one of them, one after the other.
-pytest := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+# A process that died is not replaced: its group would be waited for without end.
+side_by_side := -n $(JOBS) --dist loadgroup --max-worker-restart 0
+pytest := $(BIN)/python -m pytest $(side_by_side)
 
 test: $(STAMPS)/test
 	$(pytest) -m "not slow" $(PYTEST_ARGS)
@@ -112,10 +114,13 @@ sanitize-address: $(STAMPS)/test
 	  -C install.strip=false -C cmake.define.SIMDFORMER_SANITIZE=address,undefined -C cmake.define.SIMDFORMER_TESTS=ON \
 	  -C 'cmake.define.SIMDFORMER_ISAS=baseline;avx2;avx512_bf16;neon' $(BUILD_ARGS)
 	$(call run_tests,build/address/tree)
+	rm -f build/address/finding.*
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  build/address/venv/bin/python -m pytest -n $(JOBS) --dist loadgroup -p no:cacheprovider -m "not slow" \
-	  $(SANITIZED_TESTS:%=tests/kernels/test_%.py) tests/fuzz/test_fuzz_arguments.py $(PYTEST_ARGS)
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/address/finding \
+	  UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/address/finding \
+	  build/address/venv/bin/python -m pytest $(side_by_side) -p no:cacheprovider -m "not slow" \
+	  tests/fuzz/test_fuzz_arguments.py $(SANITIZED_TESTS:%=tests/kernels/test_%.py) $(PYTEST_ARGS) \
+	  || { cat build/address/finding.*; exit 1; }
 
 # qemu runs what the cross compiler makes; only headers are wanted of xsimd and its companions.
 aarch64: $(STAMPS)/tools

@@ -10,13 +10,6 @@ namespace simdformer::SF_ISA {
 template <class A>
 constexpr A kMinusInfinity = -std::numeric_limits<A>::infinity();
 
-template <class T>
-SF_INLINE Acc<T> element(const char* p) {
-  T value;
-  std::memcpy(&value, p, sizeof(T));
-  return widen(value);
-}
-
 // Where scores are kept if the caller wants them, or weights: these take their place later.
 template <class A>
 SF_INLINE A* kept_scores(const AttentionArgs& args, const Head& head, int64_t i, int64_t g) {

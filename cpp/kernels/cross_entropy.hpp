@@ -41,7 +41,7 @@ void cross_entropy_rows(const CrossEntropyArgs& args, int64_t begin, int64_t end
       args.loss[row] = 0;
       continue;
     }
-    double loss = lse - (1 - args.label_smoothing) * capped.of(static_cast<double>(widen(z[label])));
+    double loss = lse - (1 - args.label_smoothing) * capped.of(static_cast<double>(element<T>(z + label)));
     if (args.label_smoothing != 0)
       loss -= args.label_smoothing *
               static_cast<double>(sum_row(z, n, [&](V sum, V x) { return V(sum + capped(x)); })) /
@@ -75,7 +75,7 @@ void cross_entropy_backward_rows(const CrossEntropyArgs& args, int64_t begin, in
     // At the label, before its place is taken: dz may be z.
     double slope = 0;
     if (label >= 0) {
-      const double c = capped.of(static_cast<double>(widen(z[label])));
+      const double c = capped.of(static_cast<double>(element<T>(z + label)));
       slope = std::expm1(c - lse) * (1 + more) + more + args.label_smoothing - uniform;
       if (capped.caps) slope *= 1 - (c / args.softcap) * (c / args.softcap);
     }

@@ -42,6 +42,14 @@ SF_INLINE float widen(float16 value) {
   return float_of(sign | ((magnitude << 13) + bias));
 }
 
+// Of an array that may begin at any byte.
+template <class T>
+SF_INLINE Acc<T> element(const void* p) {
+  T value;
+  std::memcpy(&value, p, sizeof(T));
+  return static_cast<Acc<T>>(widen(value));
+}
+
 // ---- registers --------------------------------------------------------------------------------------------
 
 template <class T>

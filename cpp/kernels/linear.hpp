@@ -201,11 +201,7 @@ void multiply(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) noexcept {
 template <class T>
 SF_INLINE void widen_bias(const LinearItem& item, Acc<T>* out) {
   const char* bias = item.w.bias + item.column * item.w.bias_stride;
-  for (int64_t n = 0; n < item.columns; ++n) {
-    T value;
-    std::memcpy(&value, bias + n * item.w.bias_stride, sizeof(T));
-    out[n] = static_cast<Acc<T>>(widen(value));
-  }
+  for (int64_t n = 0; n < item.columns; ++n) out[n] = element<T>(bias + n * item.w.bias_stride);
 }
 
 // y = tile + bias, one rounding
