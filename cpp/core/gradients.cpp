@@ -219,12 +219,12 @@ double sum_of_squares(const View& x) {
   merge_last_axes(one, 1);
   SumSquaresArgs args{rows_of(merged), kSegment, nullptr};
   const int64_t pieces = pieces_of(args.x);
-  std::vector<double> sums(static_cast<size_t>(pieces));
-  args.sums = sums.data();
+  const Scratch sums(bytes_of(pieces, sizeof(double)));
+  args.sums = sums.as<double>();
   const KernelTable& table = kernels();
   parallel_for(pieces, grain_of_pieces(args.x),
                [&](int64_t begin, int64_t end) { table.sum_squares(args, begin, end); });
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
+  return std::accumulate(args.sums, args.sums + pieces, 0.0);
 }
 
 }  // namespace simdformer

@@ -455,6 +455,18 @@ def test_cross_entropy(isa, dtype, columns, options, rng):
         assert (np.abs(float64(dz) - want) <= allowed + 1e-12).all()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cross_entropy_takes_any_strides(layout, dtype, rng):
+    """From any byte on, too: of an address that is not whole, a sanitizer complains."""
+    logits, labels = normal(rng, 2, 5, 20, dtype=dtype), labels_for(rng, (2, 5), 20)
+    moved = relaid(rng, logits, layout)
+    for options in LOSS_OPTIONS[-2:]:
+        for function in (sf.cross_entropy, sf.backward.cross_entropy):
+            assert same_bits(
+                function(moved, labels, **options), function(logits, labels, **options)
+            )
+
+
 def test_the_gradient_may_take_the_place_of_the_logits(isa, dtype, rng):
     logits, labels = normal(rng, 6, 50, dtype=dtype), labels_for(rng, (6,), 50)
     want = sf.backward.cross_entropy(logits, labels)
