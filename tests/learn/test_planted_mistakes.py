@@ -2,13 +2,15 @@
 a walkthrough, keeps its activations, and `check_trace` says where it went wrong, and why."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional as F
 
 import simdformer as sf
+import test_traces_of_gpt2 as gpt2
+import test_traces_of_mixtures as mixtures
+from learners import Learner, hidden_states
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 
 IDS = [1, 14, 15, 9, 2, 6, 5, 35, 8, 9]  # bos is 1
@@ -30,7 +32,7 @@ CONFIG = ModelConfig(
 
 
 def made():
-    """A model, and its weights as tensors. As in real ones the stream is small, but for one channel
+    """A model, and its weights. As in real ones the stream is small, but for one channel
     of the first token, whose square float16 cannot hold."""
     rng = np.random.default_rng(5)
     weights = {}
@@ -39,108 +41,14 @@ def made():
         values = rng.standard_normal(shape)
         weights[name] = (1 + values / 4 if "norm" in name else scale * values).astype(np.float32)
     weights["embed"][1, 3] = 300
-    return Transformer(CONFIG, weights), {n: torch.from_numpy(w) for n, w in weights.items()}
+    return Transformer(CONFIG, weights), weights
 
 
 MODEL, WEIGHTS = made()
 
 
-def run(*slips, ids=IDS, theta=1e6, eps=1e-6, head_dim=8):
-    """The activations of a model with slips in it, under the names of Hugging Face and Meta."""
-    seen, layers = {}, list(range(CONFIG.num_layers))
-    w = WEIGHTS
-    generator = torch.Generator().manual_seed(3)
-    if "ids without bos" in slips:
-        ids = ids[1:]
-    if "layers in another order" in slips:
-        layers = [0, 2, 1]
-    if "a layer is left out" in slips:
-        layers = [0, 2]
-    if "the last layer is left out" in slips:
-        layers = [0, 1]
-
-    eps = 1e-5 if "eps of llama" in slips else eps
-    theta = 1e4 if "theta of llama 2" in slips else theta
-
-    def norm(x, weight):
-        if "norm in float16" in slips:
-            x, weight = x.half(), weight.half()
-            return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight).float()
-        if "norm subtracts the mean" in slips:
-            x = x - x.mean(-1, keepdim=True)
-        if "eps outside of the root" in slips:
-            return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps) * weight
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
-
-    def rotate(x):
-        freqs = theta ** -(torch.arange(0, 8, 2).double() / 8)
-        first = 1 if "positions from 1" in slips else 0
-        angle = torch.outer(torch.arange(first, first + x.shape[-2]).double(), freqs)
-        if "interleaved pairs" in slips:
-            cos, sin = (t.repeat_interleave(2, -1) for t in (angle.cos(), angle.sin()))
-            turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
-        else:
-            cos, sin = (torch.cat([t, t], -1) for t in (angle.cos(), angle.sin()))
-            turned = torch.cat([-x[..., 4:], x[..., :4]], -1)
-        return x * cos.float() + turned * sin.float()
-
-    h = w["embed"][torch.tensor(ids)]
-    seen["model.embed_tokens"] = h
-    for name, i in enumerate(layers):
-        at = f"layers.{name if 'a layer is left out' not in slips else i}."
-        n = {key.removeprefix(f"layers.{i}."): x for key, x in w.items() if f"layers.{i}." in key}
-        seen[at + "resid_pre"] = h
-        x = h if "post-norm" in slips else norm(h, n["attn_norm"])
-        seen[at + "input_layernorm"] = x
-        q = x @ (n["wq"] if "wq not transposed" in slips else n["wq"].T)
-        k, v = x @ n["wk"].T, x @ n["wv"].T
-        q, k, v = (t.view(len(ids), -1, 8).transpose(0, 1) for t in (q, k, v))
-        seen |= {at + "q_proj": q, at + "k_proj": k}
-        if "q_norm forgotten" not in slips:
-            q, k = norm(q, n["q_norm"]), norm(k, n["k_norm"])
-            seen |= {at + "q_norm": q, at + "k_norm": k}
-        q = rotate(q)
-        k = k if "k not rotated" in slips else rotate(k)
-        v = rotate(v) if "v rotated too" in slips else v
-        seen |= {at + "v_proj": v, at + "q_rot": q, at + "k_rot": k}
-        many = torch.Tensor.repeat if "heads tiled" in slips else torch.repeat_interleave
-        times = (2, 1, 1) if "heads tiled" in slips else (2, 0)
-        key, value = many(k, *times), many(v, *times)
-        scores = q @ key.transpose(-2, -1)
-        if "no scale" not in slips:
-            scores = scores / math.sqrt(32 if "scale of the hidden size" in slips else head_dim)
-        hidden = 2 if "mask off by one" in slips else 0 if "diagonal hidden" in slips else 1
-        if "no mask" not in slips:
-            low = torch.full_like(scores[0], torch.finfo(torch.float32).min)
-            scores = scores + torch.triu(low, hidden)
-        seen[at + "masked_scores"] = scores
-        pattern = scores.softmax(-2 if "softmax over queries" in slips else -1)
-        seen[at + "attn_weights"] = pattern
-        z = (pattern @ value).transpose(0, 1).reshape(len(ids), -1)
-        seen[at + "z"] = z
-        out = z @ n["wo"].T
-        if "dropout left on" in slips:
-            keep = torch.rand(out.shape, generator=generator) > 0.1
-            out = out * keep / 0.9
-        seen[at + "o_proj"] = out
-        h = out if "no residual" in slips else h + out
-        if "post-norm" in slips:
-            h = norm(h, n["attn_norm"])
-        seen[at + "resid_mid"] = h
-        x = h if "post-norm" in slips else norm(h, n["mlp_norm"])
-        seen[at + "post_attention_layernorm"] = x
-        gate, up = x @ n["gate"].T, x @ n["up"].T
-        if "gate and up swapped" in slips:
-            gate, up = up, gate
-        seen |= {at + "gate_proj": gate, at + "up_proj": up}
-        seen[at + "act"] = (F.gelu(gate) if "gelu for silu" in slips else F.silu(gate)) * up
-        h = h + seen[at + "act"] @ n["down"].T
-        if "post-norm" in slips:
-            h = norm(h, n["mlp_norm"])
-        seen[at + "resid_post"] = h
-    seen["model.norm"] = h if "no final norm" in slips else norm(h, w["final_norm"])
-    seen["logits"] = seen["model.norm"] @ w["embed" if "head tied" in slips else "lm_head"].T
-    return seen
+def run(*slips, **constants):
+    return Learner(CONFIG, WEIGHTS, *slips, ids=IDS, **constants)()
 
 
 # Where each one shows first, and the names that it may be given.
@@ -189,32 +97,44 @@ def test_the_model_without_slips_is_right():
     assert sf.check_trace(hidden_states(run()), MODEL, IDS).ok
 
 
-@pytest.mark.parametrize("slip", PLANTED)
-def test_a_planted_mistake_is_named_where_it_shows_first(slip):
-    where, *names = PLANTED[slip]
-    report = sf.check_trace(run(slip), MODEL, IDS)
-    found = {mistake.name for mistake in report.diagnosis}
-    place = report.first_wrong.split()[0]
-    assert place in (where, f"layers.0.{where}"), report
-    assert found & set(names), report
-
-
-def hidden_states(seen):
-    """What output_hidden_states of Hugging Face gives, and the logits."""
-    kept = ("embed_tokens", "resid_post", "model.norm", "logits")
-    return {name: x for name, x in seen.items() if name.endswith(kept)}
-
-
 # What cannot be told from these: attention depends on the difference of two positions; zeros of
 # dropout are lost in sums.
 NOT_THERE = ("positions from 1", "dropout left on")
 
 
-@pytest.mark.parametrize("slip", [slip for slip in PLANTED if slip not in NOT_THERE])
-def test_what_the_layers_leave_is_enough_to_name_it(slip):
-    _, *names = PLANTED[slip]
-    report = sf.check_trace(hidden_states(run(slip)), MODEL, IDS)
+def planted():
+    """Of each model and slip: what makes its activations, the model, the ids, what of them is left
+    behind the layers, and where the mistake shows first, and as what."""
+    for slip, found in PLANTED.items():
+        yield pytest.param(partial(run, slip), MODEL, IDS, hidden_states, found, id=slip)
+    for slip, found in gpt2.PLANTED.items():
+        learner, left = partial(gpt2.nano, slip), gpt2.what_layers_leave
+        yield pytest.param(learner, gpt2.MODEL, gpt2.IDS, left, found, id=f"gpt2 {slip}")
+    for kind, slip, *found in mixtures.PLANTED:
+        learner, model = partial(mixtures.activations, kind, slip), mixtures.made(kind)[0]
+        yield pytest.param(learner, model, mixtures.IDS, hidden_states, found, id=f"{kind} {slip}")
+
+
+@pytest.mark.parametrize(("learner", "model", "ids", "left", "found"), [*planted()])
+def test_a_planted_mistake_is_named_where_it_shows_first(learner, model, ids, left, found):
+    where, *names = found
+    report = sf.check_trace(learner(), model, ids)
+    assert report.first_wrong.split()[0] in (where, f"layers.0.{where}"), report
     assert {mistake.name for mistake in report.diagnosis} & set(names), report
+    assert max(map(len, repr(report).splitlines())) <= 80
+
+
+def enough():
+    for case in planted():
+        if case.id not in NOT_THERE:
+            quick = case.id in PLANTED
+            yield case if quick else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("learner", "model", "ids", "left", "found"), [*enough()])
+def test_what_the_layers_leave_is_enough_to_name_it(learner, model, ids, left, found):
+    report = sf.check_trace(left(learner()), model, ids)
+    assert {mistake.name for mistake in report.diagnosis} & set(found[1:]), report
 
 
 def test_what_cannot_be_named_still_has_its_layer():

@@ -1,7 +1,7 @@
 """Mixtures of experts as people write them, in two idioms, right and with mistakes in them."""
 
 import dataclasses
-import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import simdformer as sf
 import tiny_models
 from checkpoints import random_weights
 from conftest import bfloat16
+from learners import Learner, hidden_states
 from simdformer.models import ModelConfig, Transformer
 
 IDS = [4, 14, 15, 9, 2, 6, 5, 35, 8, 9, 21, 30]
@@ -46,6 +47,7 @@ CONFIGS = {
 }
 
 
+@cache
 def made(kind, dtype=np.float32):
     weights = random_weights(np.random.default_rng(3), CONFIGS[kind])
     weights = {name: w.astype(dtype).astype(np.float32) for name, w in weights.items()}
@@ -60,31 +62,13 @@ DTYPES = [  # in `make test` one of 32 bits and one of 16
 ]
 
 
-class Learner:
-    """A model in PyTorch; `slips` are mistakes in it."""
+class Mixture(Learner):
+    """With experts in place of the MLP."""
 
     def __init__(self, kind, *slips, dtype=torch.float32, weights=None, by_token=False):
-        self.config, self.slips, self.by_token = CONFIGS[kind], slips, by_token
         weights = made(kind)[1] if weights is None else weights
-        self.w = {name: torch.from_numpy(w).to(dtype) for name, w in weights.items()}
-        self.dtype, self.seen = dtype, {}
-
-    def norm(self, x, name):
-        return F.rms_norm(x.float(), x.shape[-1:], None, 1e-5).to(x.dtype) * self.w[name]
-
-    def attention(self, x, at):
-        """(L,E) -> (L,E)"""
-        q, k, v = (x @ self.w[at + name].T for name in ("wq", "wk", "wv"))
-        q, k, v = (t.view(len(x), -1, 8).transpose(0, 1) for t in (q, k, v))
-        angles = torch.outer(torch.arange(len(x)), 10000.0 ** -(torch.arange(0, 8, 2) / 8))
-        cos, sin = (t.repeat(1, 2).to(x.dtype) for t in (angles.cos(), angles.sin()))
-        q, k = (t * cos + torch.cat([-t[..., 4:], t[..., :4]], -1) * sin for t in (q, k))
-        self.seen |= {at + "q_rot": q, at + "k_rot": k}
-        k, v = k.repeat_interleave(2, 0), v.repeat_interleave(2, 0)
-        scores = q @ k.transpose(1, 2) / math.sqrt(8)
-        scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf)
-        z = (scores.float().softmax(-1).to(x.dtype) @ v).transpose(0, 1).reshape(len(x), -1)
-        return z @ self.w[at + "wo"].T
+        super().__init__(CONFIGS[kind], weights, *slips, ids=IDS, dtype=dtype)
+        self.by_token = by_token
 
     def expert(self, x, at):
         """(n,E) -> (n,E), for one expert or the one beside them"""
@@ -132,7 +116,7 @@ class Learner:
         self.seen[at + "topk_weights"] = values
         return ids, torch.ones_like(values) if "weights forgotten" in slips else values
 
-    def mixture(self, x, stream, at):
+    def mlp(self, x, stream, at, of):
         ids, values = self.route(stream if "router reads the stream" in self.slips else x, at)
         out, each = torch.zeros_like(x), torch.zeros(*ids.shape, x.shape[1], dtype=x.dtype)
         if self.by_token:
@@ -156,24 +140,6 @@ class Learner:
             out = out + shared
         return out
 
-    def __call__(self):
-        w, seen = self.w, self.seen
-        x = seen["embed_tokens"] = w["embed"][torch.tensor(IDS)]
-        for i in range(self.config.num_layers):
-            at = f"layers.{i}."
-            x = x + self.attention(self.norm(x, at + "attn_norm"), at)
-            seen[at + "resid_mid"] = x
-            y = seen[at + "mlp_norm"] = self.norm(x, at + "mlp_norm")
-            out = seen[at + "mlp.out"] = self.mixture(y, x, at)
-            x = seen[at + "resid_post"] = x + out
-        seen["norm"] = self.norm(x, "final_norm")
-        seen["lm_head"] = seen["norm"] @ w["lm_head"].T
-        return seen
-
-
-def what_layers_leave(seen):
-    return {n: x for n, x in seen.items() if n.endswith(("embed_tokens", "resid_post", "lm_head"))}
-
 
 @pytest.mark.parametrize("slip", ["", "by numpy"], ids=["torch.topk", "np.argsort"])
 @pytest.mark.parametrize(
@@ -183,14 +149,18 @@ def what_layers_leave(seen):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_right_mixture_is_right_in_every_dtype_and_idiom(kind, dtype, by_token, slip):
     model, weights = made(kind, np.dtype(bfloat16 if dtype == "bfloat16" else dtype))
-    learner = Learner(kind, slip, dtype=getattr(torch, dtype), weights=weights, by_token=by_token)
+    learner = Mixture(kind, slip, dtype=getattr(torch, dtype), weights=weights, by_token=by_token)
     seen = learner()
     without_ids = {n: x for n, x in seen.items() if not n.endswith("selected_experts")}
-    for some in (seen, without_ids, what_layers_leave(seen), {"logits": seen["lm_head"]}):
+    for some in (seen, without_ids, hidden_states(seen), {"logits": seen["logits"]}):
         report = sf.check_trace(some, model, IDS)
         assert report.ok, report
         assert not report.unknown
         assert len(report.checked) == len(some)
+
+
+def activations(kind, slip):
+    return Mixture(kind, slip)()
 
 
 # Which model, the slip, where it shows first, and the names that it may be given.
@@ -223,23 +193,6 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: " ".join(planted[:2]))
-def test_a_planted_mistake_is_named_where_it_shows_first(planted):
-    kind, slip, where, *names = planted
-    report = sf.check_trace(Learner(kind, slip)(), made(kind)[0], IDS)
-    assert report.first_wrong.split()[0] in (where, f"layers.0.{where}"), report
-    assert {mistake.name for mistake in report.diagnosis} & set(names), report
-    assert max(map(len, repr(report).splitlines())) <= 80
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: " ".join(planted[:2]))
-def test_what_the_layers_leave_is_enough_to_name_it(planted):
-    kind, slip, _, *names = planted
-    report = sf.check_trace(what_layers_leave(Learner(kind, slip)()), made(kind)[0], IDS)
-    assert {mistake.name for mistake in report.diagnosis} & set(names), report
-
-
 # ---- near ties -----------------------------------------------------------------------------------
 
 
@@ -258,7 +211,7 @@ def near_tie(gap):
     return Transformer(CONFIGS["mixtral"], weights), weights, (at, last, other)
 
 
-class Exchanged(Learner):
+class Exchanged(Mixture):
     """For one position another expert is asked than the router says."""
 
     def __init__(self, exchange, dtype, weights):
@@ -285,8 +238,8 @@ def test_rounding_may_decide_between_experts_that_are_as_good(dtype, told):
     some = {
         "everything": seen,
         "without ids": {n: x for n, x in seen.items() if not n.endswith("selected_experts")},
-        "what layers leave": what_layers_leave(seen),
-        "logits": {"logits": seen["lm_head"]},
+        "what layers leave": hidden_states(seen),
+        "logits": {"logits": seen["logits"]},
     }[told]
     report = sf.check_trace(some, model, IDS)
     assert report.ok, report
@@ -307,12 +260,12 @@ def test_another_expert_that_is_not_as_good_is_wrong(dtype):
 def test_nor_is_what_the_layers_leave_behind_it(dtype):
     model, weights, exchange = near_tie(0.3)
     seen = Exchanged(exchange, dtype, weights)()
-    report = sf.check_trace(what_layers_leave(seen), model, IDS)
+    report = sf.check_trace(hidden_states(seen), model, IDS)
     assert report.first_wrong == "layers.0.resid_post"
 
 
 def test_experts_are_compared_as_sets():
-    seen = Learner("mixtral", "the smallest")()
+    seen = Mixture("mixtral", "the smallest")()
     report = sf.check_trace(seen, made("mixtral")[0], IDS)
     assert "(12, 3) int64: wrong" in repr(report)
     assert "in the order of their numbers" in " ".join(repr(report).split())
@@ -345,7 +298,7 @@ def test_the_models_own_trace_is_right(name, tmp_path):
 
 
 def test_a_wrong_number_of_experts_has_a_shape():
-    seen = Learner("mixtral", "one more")()
+    seen = Mixture("mixtral", "one more")()
     report = sf.check_trace(seen, made("mixtral")[0], IDS)
     assert (report.report.shape, report.report.expected) == ((12, 4), (12, 3))
 
