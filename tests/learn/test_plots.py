@@ -104,6 +104,7 @@ PLOTS = {
     ),
     "patching": (1, lambda run, model, **ax: sf.plots.patching(pattern()[0] - 0.3, TOKENS, **ax)),
     "token_losses": (1, lambda run, model, **ax: sf.plots.token_losses([1, 2, 0, 1], TOKENS, **ax)),
+    "loss_curve": (1, lambda run, model, **ax: sf.plots.loss_curve([3.0, 2.0, 1.5], **ax)),
     "trace_errors": (1, lambda run, model, **ax: sf.plots.trace_errors(run[1], run[1], **ax)),
 }
 each_plot = pytest.mark.parametrize(("count", "draw"), PLOTS.values(), ids=PLOTS)

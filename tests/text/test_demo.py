@@ -72,7 +72,7 @@ def test_every_check_of_the_demonstration_can_fail(command, monkeypatch, tiny, n
     """One value off by 1e-3 on the learner's side, in each step by turns."""
     step = STEPS[number]
     name = step.results.split()[0]
-    wrong = steps.Step(
+    wrong = steps.DemoStep(
         step.title,
         f"{textwrap.dedent(step.numpy)}\n{name} = {name} + 0.001",
         step.kernel,
