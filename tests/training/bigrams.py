@@ -17,7 +17,7 @@ class Bigrams:
     def loss(self, ids, labels, *, count=None, precision=None):
         return self.loss_and_gradients(ids, labels, count=count)[0]
 
-    def loss_and_gradients(self, ids, labels, *, count=None, precision=None, checkpoint=None):
+    def loss_and_gradients(self, ids, labels, *, count=None, **options):
         embed, head = self.weights["embed"], self.weights["lm_head"]
         x = embed[ids].reshape(-1, embed.shape[1])
         found = sf.linear_cross_entropy(x, head, labels.reshape(-1), count=count)

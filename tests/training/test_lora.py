@@ -37,7 +37,9 @@ def quantized(tmp_path, kind="q8_0"):
     return file
 
 
-@pytest.mark.parametrize("name", ["llama3.1", "qwen2", "qwen3", "gemma2", "olmo2", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["llama3.1", "qwen2", "qwen3", "gemma2", "olmo2", "smollm3", "mixtral", "qwen2-moe"]
+)
 def test_gradients_are_those_of_the_merged_matrices(name, batch, tmp_path):
     """With M = W + s b a the gradient of b is s dM aᵀ, and that of a is s bᵀ dM."""
     made(name, tmp_path)

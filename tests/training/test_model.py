@@ -15,7 +15,7 @@ from simdformer.checkpoints import CheckpointError
 from simdformer.training import TrainableModel
 from simdformer.training.export import export
 from simdformer.training.new_tokenizer import make_tokenizer
-from tiny import DENSE, gradients_by_our_names, made
+from tiny import DENSE, MIXED, gradients_by_our_names, made
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def batch(rng):
     return ids, labels
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", DENSE + MIXED)
 def test_every_gradient_is_that_of_transformers(name, batch, tmp_path):
     model = made(name, tmp_path / "weights")
     mine = TrainableModel.from_pretrained(tmp_path / "weights")
@@ -48,7 +48,38 @@ def test_every_gradient_is_that_of_transformers(name, batch, tmp_path):
         np.testing.assert_allclose(gradient, want, rtol=0, atol=5e-5 * size, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "qwen3", "olmo2"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe"])
+def test_the_balance_loss_is_that_of_transformers(name, batch, tmp_path):
+    """It counts 0.3 here. Half of a batch has half of it."""
+    model = made(name, tmp_path / "weights")
+    model.config.output_router_logits, model.router_aux_loss_coef = True, 0.3
+    mine = TrainableModel.from_pretrained(tmp_path / "weights")
+    ids, labels = batch
+    loss, gradients = mine.loss_and_gradients(ids, labels, balance=0.3)
+    shifted = torch.as_tensor(np.concatenate([labels[:, :1] * 0 - 100, labels[:, :-1]], axis=1))
+    out = model(torch.as_tensor(ids))
+    right = torch.nn.functional.cross_entropy(
+        out.logits.flatten(0, 1), torch.as_tensor(labels).flatten()
+    )
+    right = right + 0.3 * out.aux_loss
+    assert shifted.shape == ids.shape
+    right.backward()
+    assert loss == pytest.approx(right.item(), abs=1e-5)
+    assert loss > mine.loss(ids, labels) + 0.1
+    wanted = gradients_by_our_names(model, tmp_path / "gradients")
+    for layer in range(3):
+        key = f"layers.{layer}.router"
+        if key in gradients:
+            want = np.asarray(wanted[key], np.float64)
+            np.testing.assert_allclose(gradients[key], want, rtol=0, atol=2e-4 * np.abs(want).max())
+    count = 2 * int((labels != -100).sum())
+    half, _ = mine.loss_and_gradients(ids, labels, count=count, balance=0.3)
+    assert half == pytest.approx(loss / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gpt2", "qwen3", "olmo2", "qwen2-moe-window", "gpt-oss"]
+)
 def test_the_same_bits_for_every_number_of_threads_and_where_parts_are_computed_again(
     name, tmp_path, batch
 ):
@@ -138,7 +169,7 @@ def test_what_is_learnt_is_what_generates(batch):
     assert (logits.argmax(-1)[:-1] == ids[0][1:]).mean() > 0.9
 
 
-@pytest.mark.parametrize("name", ["llama3.1", "llama3.2", "qwen2", "qwen3", "mistral", "demo"])
+@pytest.mark.parametrize("name", [*(one for one in DENSE + MIXED if one != "gpt-oss"), "demo"])
 def test_transformers_and_the_package_open_what_was_saved(name, batch, tmp_path):
     path = tmp_path / "given"
     if name == "demo":
@@ -168,9 +199,9 @@ def test_large_models_are_saved_in_several_files(tmp_path):
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
-    made("gemma2", tmp_path / "given")
+    made("gpt-oss", tmp_path / "given")
     model = TrainableModel.from_pretrained(tmp_path / "given")
-    with pytest.raises(CheckpointError, match="needs a model as llama, mistral, qwen2, qwen3 are"):
+    with pytest.raises(CheckpointError, match=r"needs a model as llama, mistral, qwen2, .* are"):
         model.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     llama = TrainableModel.from_config(sf.from_pretrained(sf.demo_path()).config)

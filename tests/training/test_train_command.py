@@ -58,17 +58,12 @@ def files(tmp_path_factory):
     rng.integers(0, 1000, 500).astype("<u2").tofile(directory / "ids.bin")
     (directory / "config.json").write_text(json.dumps(CONFIG))
     (directory / "tiny.json").write_text(json.dumps(CONFIG | {"vocab_size": 100}))
-    (directory / "experts.json").write_text(
-        json.dumps(
-            CONFIG
-            | {
-                "architectures": ["MixtralForCausalLM"],
-                "model_type": "mixtral",
-                "num_local_experts": 4,
-                "num_experts_per_tok": 2,
-            }
-        )
-    )
+    experts = CONFIG | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    for kind, name in (("mixtral", "MixtralForCausalLM"), ("gpt_oss", "GptOssForCausalLM")):
+        own = {"architectures": [name], "model_type": kind}
+        if kind == "gpt_oss":
+            own["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+        (directory / f"{kind}.json").write_text(json.dumps(experts | own))
     return directory
 
 
@@ -171,6 +166,17 @@ def test_minutes_are_steps_that_a_probe_counts(command, files, tmp_path):
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("minutes", "steps")
     ]
     assert weights[0] == weights[1]
+
+
+def test_a_mixture_of_experts_learns(command, files, tmp_path):
+    given = ["train", files / "story.txt", "--out", tmp_path, "--init", files / "mixtral.json"]
+    given += ["--vocab", 300, "--steps", 30, "--batch-tokens", 128, "--lr", 1e-2, "--balance", 0.01]
+    status, _, said = command(*given)
+    assert status == 0, said
+    log = log_of(tmp_path)
+    assert log[-1]["loss"] < log[0]["loss"] - 1
+    assert sf.from_pretrained(tmp_path).config.num_experts == 4
+    assert "--balance is 0.02" in command(*given[:-1], 0.02, "--resume")[2]
 
 
 def test_the_curve_is_drawn(unbroken):
@@ -298,7 +304,7 @@ def test_the_model_of_the_package_goes_on_learning(command, files, tmp_path):
         ("story.txt", "--model demo --val chat.jsonl", "--stage is pretrain, "),
         ("story.txt", "--model demo --batch-tokens 512", "needs a multiple of 4 micro-batches"),
         ("story.txt", "--model demo --resume", "found no run to resume"),
-        ("story.txt", "--init experts.json --vocab 300", "num_experts = 4, needs 0"),
+        ("story.txt", "--init gpt_oss.json --vocab 300", "needs a model as llama, mistral"),
         ("story.txt", "--model no-such-model", "no such file or directory"),
         ("story.txt", "--model demo --init config.json", "not allowed with argument"),
         ("story.txt", "", "one of the arguments --init --model is required"),

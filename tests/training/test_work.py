@@ -7,7 +7,7 @@ import simdformer as sf
 from simdformer import backward
 from simdformer.models import ModelConfig
 from simdformer.models.weights import weight_shapes
-from simdformer.training import LoRAModel, TrainableModel, step
+from simdformer.training import LoRAModel, TrainableModel, parts, step
 from simdformer.training.work import flops_of_token, visible_keys, work_of_step
 
 MINIMIND = ModelConfig(
@@ -57,9 +57,9 @@ def test_products_are_counted(monkeypatch, checkpoint, lora):
         return sf.linear_cross_entropy(x, weight, *rest, **named)
 
     linear_backward = backward.linear
-    monkeypatch.setattr(step, "linear", forward)
+    monkeypatch.setattr(parts, "linear", forward)
     monkeypatch.setattr(step, "linear_cross_entropy", head)
-    monkeypatch.setattr(step.backward, "linear", back)
+    monkeypatch.setattr(parts.backward, "linear", back)
     kind = LoRAModel.from_pretrained if lora else TrainableModel.from_pretrained
     model = kind(sf.demo_path())
     config = model.config

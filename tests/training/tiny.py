@@ -14,12 +14,14 @@ def is_dense(name):
 
 
 DENSE = [name for name in tiny_models.MODELS if is_dense(name)]
+MIXED = [name for name in tiny_models.MODELS if not is_dense(name)]
 
 
 def made(name, folder):
     """A model of transformers in float64, and its files."""
     model = tiny_models.make(name)
     model.config._attn_implementation = "eager"
+    model.config._experts_implementation = "eager"  # grouped products have no float64
     model.save_pretrained(folder)
     return model.double()
 

@@ -53,6 +53,10 @@ NUMBERS: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
         "weight_decay": (not_negative, "of matrices, by AdamW"),
         "clip": (positive, "longest gradient: a longer one is shortened"),
         "beta": (positive, "of --stage dpo: how far the model may go from what it was"),
+        "balance": (
+            not_negative,
+            "of mixtures: how much it counts that experts have as many tokens",
+        ),
         "seed": (values.whole(0), "of new weights and of the order of the rows"),
     },
     "watching": {

@@ -7,7 +7,7 @@ the same ModelConfig of it: what is written can be read, or it is refused before
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +24,38 @@ from simdformer.types import Array
 __all__ = ["SHARD", "export"]
 
 SHARD = 5 * 10**9  # bytes of a file at most, unless one tensor is larger
-WRITTEN = ("llama", "mistral", "qwen2", "qwen3")
+WRITTEN = (
+    "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "olmo3", "gemma2",
+    "gemma3_text", "gpt2", "phi3", "mixtral", "qwen2_moe", "qwen3_moe",
+)  # fmt: skip
+KINDS = ("full_attention", "sliding_attention")
+ACTIVATIONS = {
+    ("", "silu"): "silu",
+    ("", "gelu_tanh"): "gelu_pytorch_tanh",
+    ("gpt2", "gelu_tanh"): "gelu_new",
+    ("", "clamped_swiglu"): "silu",
+}
+# What fields of a config.json must say so that these of ours follow from them.
+DERIVED: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
+    "attention_scale": lambda config: {
+        "query_pre_attn_scalar": round((config.attention_scale or config.head_dim**-0.5) ** -2)
+    },
+    "intermediate_size": lambda config: {"n_inner": config.intermediate_size},
+    "rotary_dim": lambda config: {
+        "partial_rotary_factor": (config.rotary_dim or config.head_dim) / config.head_dim
+    },
+    "expert_intermediate_size": lambda config: {
+        "intermediate_size": config.expert_intermediate_size
+    },
+    "expert_layers": lambda config: {
+        "moe_intermediate_size": config.expert_intermediate_size,
+        "qkv_bias": config.qkv_bias,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [
+            layer for layer in range(config.num_layers) if not config.has_experts(layer)
+        ],
+    },
+}
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja",
@@ -42,11 +73,10 @@ def export(
     """Writes the files. CheckpointError: no architecture that is written has such a config."""
     config, weights = with_halves(config, weights)
     kind, found = config_json(config, weights, eos_ids)
-    theirs = {ours: name for name, ours in ARCHITECTURES[kind].tensors.huggingface.items()}
     directory.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         copy_tokenizer(Path(tokenizer), directory)
-    write_weights(directory, {their_name(name, theirs): w for name, w in weights.items()}, shard)
+    write_weights(directory, stored(kind, weights), shard)
     if eos_ids:
         write_text(directory / "generation_config.json", json.dumps({"eos_token_id": [*eos_ids]}))
     write_text(directory / "config.json", json.dumps(found, indent=2) + "\n")
@@ -75,30 +105,8 @@ def config_json(
 ) -> tuple[str, dict[str, Any]]:
     """The model_type, and what config.json says, of the first architecture that it fits."""
     for kind in WRITTEN:
-        found: dict[str, Any] = {
-            "architectures": [ARCHITECTURES[kind].model],
-            "model_type": kind,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "num_key_value_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-            "vocab_size": config.vocab_size,
-            "max_position_embeddings": config.max_seq_len,
-            "rms_norm_eps": config.norm_eps,
-            "rope_theta": config.rope_theta,
-            "hidden_act": "silu",
-            "tie_word_embeddings": config.tie_embeddings,
-            "attention_bias": config.wo_bias,
-            "torch_dtype": "float32",
-        }
-        if config.rope_scaling is not None:
-            found["rope_scaling"] = dict(config.rope_scaling)
-        if kind == "mistral":
-            found["sliding_window"] = config.sliding_window
-        if eos_ids:
-            found["eos_token_id"] = [*eos_ids]
+        found = config_of(kind, config)
+        found["eos_token_id"] = [*eos_ids] or None
         try:
             if make_config(found, architecture_of(found), list(weights)) == config:
                 return kind, found
@@ -107,12 +115,66 @@ def config_json(
     raise CheckpointError(f"config = {config}", f"a model as {', '.join(WRITTEN)} are", file=None)
 
 
-def their_name(ours: str, theirs: Mapping[str, str]) -> str:
-    """layers.3.wq -> model.layers.3.self_attn.q_proj.weight"""
-    parts = ours.split(".")
-    if parts[0] != "layers":
-        return theirs[ours]
-    return theirs[f"layers.{{}}.{parts[2]}"].format(parts[1])
+def config_of(kind: str, config: ModelConfig) -> dict[str, Any]:
+    """What config.json would say if the model were of that type."""
+    architecture = ARCHITECTURES[kind]
+    both = (architecture.fields | architecture.numbers).items()
+    found: dict[str, Any] = {name: getattr(config, ours) for name, ours in both}
+    found |= {
+        "architectures": [architecture.model],
+        "model_type": kind,
+        "torch_dtype": "float32",
+        "bos_token_id": None,  # else each type has its own, which may be no id here
+        "pad_token_id": None,
+        "attention_bias": config.wo_bias,
+        architecture.activation: ACTIVATIONS.get((kind, config.activation))
+        or ACTIVATIONS["", config.activation],
+    }
+    for derived in architecture.derived:
+        found |= DERIVED[derived](config) if derived in DERIVED else {}
+    if architecture.rope:
+        found |= rope_of(config)
+    if config.rope_layers is not None:
+        found["no_rope_layers"] = [int(turns) for turns in config.rope_layers]
+    windows = [config.window(layer) for layer in range(config.num_layers)]
+    size = next(filter(None, windows), None)
+    if size is not None and architecture.windows is not None:
+        found["sliding_window"] = size
+        found["layer_types"] = [KINDS[window is not None] for window in windows]
+        if architecture.window_switch:
+            found["use_sliding_window"] = True
+    elif architecture.windows is not None:
+        found["sliding_window"] = None
+    return found
+
+
+def rope_of(config: ModelConfig) -> dict[str, Any]:
+    """RoPE, in the older dialect unless layers differ."""
+    scaling = None if config.rope_scaling is None else dict(config.rope_scaling)
+    found: dict[str, Any] = {"rope_theta": config.rope_theta}
+    if config.local_rope_theta is not None:
+        of_all = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta}
+        local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+        return {"rope_parameters": dict(zip(KINDS, (of_all, local), strict=True))}
+    if scaling is not None:
+        found["rope_scaling"] = scaling
+        if (original := scaling.get("original_max_position_embeddings")) is not None:
+            found["original_max_position_embeddings"] = original
+    return found
+
+
+def stored(kind: str, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors as files of that model_type have them: some together, some transposed."""
+    architecture = ARCHITECTURES[kind]
+    parts: dict[str, dict[str, Array]] = {}
+    for name, weight in weights.items():
+        parts.setdefault(architecture.names.theirs(name), {})[name] = weight
+    tensors = {}
+    for theirs, some in parts.items():
+        ours = (architecture.names.ours(theirs) or "").rpartition(".")[2]
+        whole = np.concatenate(list(some.values())) if len(some) > 1 else next(iter(some.values()))
+        tensors[theirs] = whole.T if ours in architecture.transposed else whole
+    return tensors
 
 
 def write_weights(directory: Path, tensors: Mapping[str, Array], shard: int) -> None:

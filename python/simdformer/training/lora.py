@@ -33,7 +33,7 @@ from simdformer.text.tokenizer import Tokenizer
 from simdformer.training.export import copy_tokenizer, write_safetensors
 from simdformer.training.files import write_text
 from simdformer.training.model import TrainableModel
-from simdformer.training.step import LORA_A, LORA_B
+from simdformer.training.parts import LORA_A, LORA_B
 from simdformer.types import Array
 
 __all__ = ["LoRAModel", "write_adapters"]
@@ -62,7 +62,6 @@ class LoRAModel(TrainableModel):
         self.transformer, self.base = transformer, base
         # what is added to the weights of norms is in the weights that a Transformer holds
         self.config = dataclasses.replace(transformer.config, norm_offset=0.0)
-        self.check(self.config)
         self.weights = {name: transformer.weights.held(name) for name in transformer.weights}
         self.adapters = adapters
         self.rope_of_layers = transformer.rope_of_layers
@@ -90,7 +89,6 @@ class LoRAModel(TrainableModel):
         """
         checkpoint = read_checkpoint(locate(path), None, None)
         config = checkpoint.config
-        cls.check(config)
         if not is_whole(rank):
             raise ValueError(f"LoRA: rank is {shown(rank)}, needs a whole number > 0")
         alpha = 2.0 * rank if alpha is None else alpha

@@ -20,7 +20,8 @@ from simdformer.runtime import keep_memory
 from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.training.export import export
-from simdformer.training.step import CHECKPOINTS, Objective, SeeGradient, Step
+from simdformer.training.parts import SeeGradient
+from simdformer.training.step import CHECKPOINTS, Objective, Step
 from simdformer.types import Array, ArrayLike
 
 __all__ = ["TrainableModel"]
@@ -29,10 +30,10 @@ INITIAL = 0.02  # the standard deviation of new matrices, as in GPT-2
 
 
 class TrainableModel:
-    """A dense decoder-only transformer in float32 whose loss has gradients.
+    """A decoder-only transformer in float32 whose loss has gradients: one MLP a layer, or experts.
 
     `parameters()` are its weights under the names of `weight_shapes(config)`; who writes into them
-    changes the model. ValueError: the config has experts, whose gradients are not here.
+    changes the model.
 
     >>> from simdformer.models import ModelConfig
     >>> config = ModelConfig(
@@ -46,7 +47,6 @@ class TrainableModel:
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any]) -> None:
-        self.check(config)
         keep_memory(self)
         self.config = config
         self.weights: Mapping[str, Any] = {
@@ -55,19 +55,6 @@ class TrainableModel:
         self.adapters: Mapping[str, Adapter] = {}
         self.rope_of_layers = rope_of_layers(config)
         self.eos_ids: tuple[int, ...] = ()  # what ends a text, where a checkpoint says so
-
-    @staticmethod
-    def check(config: ModelConfig) -> None:
-        """ValueError: the gradients of something in it are not here."""
-        if config.num_experts:
-            raise ValueError(
-                f"TrainableModel: config has num_experts = {config.num_experts}, needs 0; "
-                "take a model with one MLP a layer"
-            )
-        if config.activation == "clamped_swiglu":
-            raise ValueError(
-                "TrainableModel: config has activation = 'clamped_swiglu', needs silu or gelu_tanh"
-            )
 
     @classmethod
     def from_config(cls, config: ModelConfig, *, seed: int = 0) -> Self:
@@ -159,6 +146,7 @@ class TrainableModel:
         checkpoint: Literal["none", "mlp", "layer"] = "none",
         see: SeeGradient | None = None,
         objective: Objective | None = None,
+        balance: float = 0.0,
     ) -> tuple[float, dict[str, Array]]:
         """ids (L,) or (B,L) -> the mean loss of the labels and the gradients of all parameters.
 
@@ -169,6 +157,8 @@ class TrainableModel:
         see(name, gradient) : is shown the gradients of activations, by the names of a trace.
         objective(losses) -> loss, gradient : what to train for instead of the mean, of the losses
             (B,L) of the labels, and its gradient by them.
+        balance : how much the loss counts that is smallest where all experts of a mixture have as
+            many tokens. It is a part of the loss.
 
         ValueError: no label counts; shapes; another precision or checkpoint. IndexError: an id or
         a label outside the vocabulary.
@@ -177,7 +167,7 @@ class TrainableModel:
         check_choice(function, "precision", precision, ("float32",))
         check_choice(function, "checkpoint", checkpoint, CHECKPOINTS)
         batch = self.batch(function, ids, labels)
-        return Step(self, *batch, count, checkpoint, see, objective).run()
+        return Step(self, *batch, count, checkpoint, see, objective, balance).run()
 
     def batch(self, function: str, ids: ArrayLike, labels: ArrayLike | None) -> tuple[Array, Array]:
         """Both as (B,L), checked."""

@@ -54,6 +54,7 @@ class Trainable(Protocol):
         precision: Any = "float32",
         checkpoint: Any = "none",
         objective: Any = None,
+        balance: float = 0.0,
     ) -> tuple[float, Mapping[str, Array]]: ...
 
 
@@ -98,9 +99,9 @@ class Objective(Protocol):
         """The sum of those losses."""
 
     def measure(
-        self, model: Trainable, batch: Batch, count: int, precision: str, checkpoint: str
+        self, model: Trainable, batch: Batch, count: int, options: Mapping[str, Any]
     ) -> Measured:
-        """What a batch has to do with the mean over `count`."""
+        """What a batch has to do with the mean over `count`; options of `loss_and_gradients`."""
 
 
 class NextToken:
@@ -121,13 +122,11 @@ class NextToken:
         return model.loss(batch.ids, batch.labels, count=1, precision=precision)
 
     def measure(
-        self, model: Trainable, batch: Batch, count: int, precision: str, checkpoint: str
+        self, model: Trainable, batch: Batch, count: int, options: Mapping[str, Any]
     ) -> Measured:
         if batch.label_count == 0:
             return Measured(0.0, {})
-        loss, gradients = model.loss_and_gradients(
-            batch.ids, batch.labels, count=count, precision=precision, checkpoint=checkpoint
-        )
+        loss, gradients = model.loss_and_gradients(batch.ids, batch.labels, count=count, **options)
         return Measured(loss, gradients)
 
 
@@ -182,7 +181,7 @@ class Preference:
         return preference(losses, self.of(batch), beta=self.beta, count=1)[0]
 
     def measure(
-        self, model: Trainable, batch: Batch, count: int, precision: str, checkpoint: str
+        self, model: Trainable, batch: Batch, count: int, options: Mapping[str, Any]
     ) -> Measured:
         reference, right = self.of(batch), 0
 
@@ -192,7 +191,7 @@ class Preference:
             return preference(losses, reference, beta=self.beta, count=count)
 
         loss, gradients = model.loss_and_gradients(
-            batch.ids, batch.labels, precision=precision, checkpoint=checkpoint, objective=objective
+            batch.ids, batch.labels, objective=objective, **options
         )
         return Measured(loss, gradients, right / count)
 

@@ -21,6 +21,7 @@ class TrainOptions:
     minutes : what `steps` were chosen to take, where that was asked for
     lora, alpha, targets : the rank of adapters, None: the weights themselves are trained
     beta : of the stage dpo
+    balance : how much the balance loss of experts counts
     """
 
     data: tuple[str, ...]
@@ -33,6 +34,7 @@ class TrainOptions:
     targets: str = "all"
     stage: Literal["pretrain", "sft", "dpo"] = "pretrain"
     beta: float = 0.1
+    balance: float = 0.001
     steps: int = 1000
     minutes: float | None = None
     batch_tokens: int = 16384

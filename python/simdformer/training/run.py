@@ -92,6 +92,11 @@ class Run:
                 f"{options.micro_batches} micro-batches; give another --batch-tokens, --context or "
                 "--micro-batches"
             )
+        self.of_step: dict[str, Any] = {
+            "precision": options.precision,
+            "checkpoint": options.checkpoint,
+            "balance": options.balance,
+        }
         self.share = share_of_rank(options.micro_batches, self.ranks)
         self.parameters = dict(self.model.parameters())
         self.optimizer = self.new_optimizer()
@@ -240,7 +245,7 @@ class Run:
         measured = []
         for number in self.share:
             loss, gradients, right = self.objective.measure(
-                self.model, batches[number], count, options.precision, options.checkpoint
+                self.model, batches[number], count, self.of_step
             )
             measured.append(np.array([loss, right or 0.0]))
             self.gradients.add(gradients)

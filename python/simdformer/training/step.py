@@ -6,61 +6,41 @@ Letters in shapes are those of models/transformer.py. What a layer keeps for its
     q, k              before their norms, where the model has such: (B,L,H,D), (B,L,K,D)
     q_rot, k_rot, v   as attention takes them
     z, lse            what it gives, (B,L,H,D), and log sum exp of its scores, (B,H,L)
-    gate, up          what the activation takes: (B,L,I)
+    gate, up          what the activation takes: (B,L,I), or (B,L,k,M) of experts
+    experts           the chosen ones: (B,L,k)
+    shared.*          what the activation of an MLP beside them takes: (B,L,J)
     *_out_norm        what goes into the norms behind attention and MLP, where there are such
 
 Norms' outputs, the activation's and the scores are computed again. With checkpoint "mlp" gate and
-up are too, with "layer" all but x.
+up are too, with "layer" all but x. What a block is made of is in parts.py and mixture.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 
 from simdformer import backward
-from simdformer.functional import embedding, layer_norm, linear, rms_norm, rope
+from simdformer.functional import embedding
 from simdformer.functional import scaled_dot_product_attention as attention
 from simdformer.loss import counted, cross_entropy, linear_cross_entropy
-from simdformer.models.activations import GATED, PLAIN, added
-from simdformer.models.adapters import Adapter
-from simdformer.models.config import ModelConfig
-from simdformer.models.forward_pass import ByLength, are_long
+from simdformer.models.activations import added
 from simdformer.models.transformer import scaled
 from simdformer.runtime import awake
+from simdformer.training.mixture import SHARED_INPUTS, Mixtures
+from simdformer.training.parts import Kept, Model, SeeGradient
 from simdformer.types import Array
 
-__all__ = ["CHECKPOINTS", "LORA_A", "LORA_B", "Objective", "SeeGradient", "Step"]
+__all__ = ["CHECKPOINTS", "Objective", "Step"]
 
-SeeGradient = Callable[[str, Array], object]
 Objective = Callable[[Array], tuple[float, Array]]
 CHECKPOINTS = ("none", "mlp", "layer")
-Kept = dict[str, Array]
 QKV, QKV_BIASES = ("wq", "wk", "wv"), ("bq", "bk", "bv")
-LORA_A, LORA_B = ".lora_a", ".lora_b"  # behind the name of a matrix: what its adapter has
 IGNORED = -100
 LOGIT_BYTES = 16 << 20  # of logits at a time
 
 
-class Model(Protocol):
-    """What a step reads of a TrainableModel."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-    @property
-    def weights(self) -> Mapping[str, Any]: ...
-    @property
-    def adapters(self) -> Mapping[str, Adapter]: ...
-    @property
-    def rope_of_layers(self) -> Sequence[ByLength | None]: ...
-    def parameters(self) -> Mapping[str, Array]: ...
-
-
-def nobody(name: str, gradient: Array) -> None:
-    """Nobody looks on."""
-
-
-class Step:
+class Step(Mixtures):
     """One forward and one backward pass over ids (B,L).
 
     objective : losses (B,L) -> the loss, and its gradient (B,L); None: their mean
@@ -77,13 +57,13 @@ class Step:
         checkpoint: Literal["none", "mlp", "layer"] = "none",
         see: SeeGradient | None = None,
         objective: Objective | None = None,
+        balance: float = 0.0,
     ) -> None:
-        self.model, self.config, self.weights = model, model.config, model.weights
-        self.parameters = model.parameters()  # what has a gradient; the other weights are frozen
         self.ids, self.labels, self.count = ids, labels, count
-        self.checkpoint, self.see, self.objective = checkpoint, see or nobody, objective
-        self.gradients: dict[str, Array] = {}
-        self.positions = np.arange(ids.shape[1])
+        if balance and objective is None:  # as much as these labels among all
+            balance *= float((labels != IGNORED).sum()) / self.label_count
+        super().__init__(model, ids.shape[1], see, balance)
+        self.checkpoint, self.objective = checkpoint, objective
         self.head = "embed" if self.config.tie_embeddings else "lm_head"
 
     @awake
@@ -106,6 +86,7 @@ class Step:
             kept.append({"x": s["x"]} if self.checkpoint == "layer" else s)
 
         loss, dx = self.head_back(self.head_input(x))
+        loss, self.returning = loss + self.balance_loss(), True
         dx = scaled(dx, 1 / config.logit_divisor)
         self.see("final_norm", dx)
         dx = self.norm_back("final_norm", dx, x)
@@ -116,15 +97,6 @@ class Step:
             dx = self.block_back(layer, dx, s)
         self.embedded_back(dx)
         return loss, {name: self.gradients[name] for name in self.parameters}
-
-    def add(self, name: str, gradient: Array) -> None:
-        """A tied embedding has two gradients, which add up."""
-        if name not in self.parameters:
-            return
-        if name in self.gradients:
-            self.gradients[name] += gradient
-        else:
-            self.gradients[name] = gradient
 
     # ---- the head --------------------------------------------------------------------------------
 
@@ -142,9 +114,14 @@ class Step:
         loss, grad = (self.objective or self.mean)(losses)
         return loss, self.head_gradients(x, grad, lse)
 
+    @property
+    def label_count(self) -> int:
+        """What the mean divides by."""
+        return counted("loss", self.labels, IGNORED) if self.count is None else self.count
+
     def mean(self, losses: Array) -> tuple[float, Array]:
         """The mean of the losses that count, and its gradient"""
-        count = counted("loss", self.labels, IGNORED) if self.count is None else self.count
+        count = self.label_count
         return float(losses.sum(dtype=np.float64)) / count, np.full(losses.shape, 1 / count)
 
     def head_losses(self, x: Array) -> tuple[Array, Array]:
@@ -220,13 +197,12 @@ class Step:
         out = self.attention(layer, self.norm(at + "attn_norm", x), s)
         out = self.norm_behind(at, "attn_out_norm", out, s)
         mid = s["mid"] = added(x, scaled(out, factor))
-        self.mlp_inputs(layer, self.norm(at + "mlp_norm", mid), s)
-        if again and at + "mlp_out_norm" not in self.weights:
-            return x
-        [out] = self.linear(at, ("down",), ("down_bias",), self.activated(s))
+        needed = not again or at + "mlp_out_norm" in self.weights
+        out = self.mlp(layer, self.norm(at + "mlp_norm", mid), s, needed=needed)
         out = self.norm_behind(at, "mlp_out_norm", out, s)
-        if self.checkpoint == "mlp" and not again:
-            s.pop("gate", None), s.pop("up")
+        if self.checkpoint == "mlp":
+            for name in (*self.inputs, *SHARED_INPUTS):
+                s.pop(name, None)
         return added(mid, scaled(out, factor))
 
     def block_back(self, layer: int, dx: Array, s: Kept) -> Array:
@@ -314,161 +290,29 @@ class Step:
 
     # ---- the MLP ---------------------------------------------------------------------------------
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("gate", "up") if self.config.gated_mlp else ("up",)
-
-    def mlp_inputs(self, layer: int, x: Array, s: Kept) -> None:
-        """x (B,L,E) -> gate and up (B,L,I), or up alone"""
-        biases = tuple(f"{name}_bias" for name in self.inputs)
-        made = self.linear(f"layers.{layer}.", self.inputs, biases, x)
-        s.update(zip(self.inputs, made, strict=True))
-
-    def activated(self, s: Kept) -> Array:
-        """activation(gate) * up, or activation(up)"""
-        kind = self.config.activation
-        return GATED[kind](s["gate"], s["up"]) if self.config.gated_mlp else PLAIN[kind](s["up"])
+    def mlp(self, layer: int, x: Array, s: Kept, *, needed: bool = True) -> Array:
+        """x (B,L,E) -> (B,L,E): one MLP, or experts; x itself where it is not needed"""
+        at = f"layers.{layer}."
+        if self.config.has_experts(layer):
+            return self.mixture(at, x, s, needed=needed)
+        s.update(zip(self.inputs, self.mlp_inputs(at, x), strict=True))
+        if not needed:
+            return x
+        act = self.activated([s[name] for name in self.inputs])
+        [out] = self.linear(at, ("down",), ("down_bias",), act)
+        return out
 
     def mlp_back(self, layer: int, dout: Array, s: Kept) -> Array:
-        at, normed = f"layers.{layer}.", self.norm(f"layers.{layer}.mlp_norm", s["mid"])
+        at = f"layers.{layer}."
+        x = self.norm(at + "mlp_norm", s["mid"])
         if "up" not in s:
-            self.mlp_inputs(layer, normed, s)
-        dact = self.linear_back(at, ("down",), ("down_bias",), [dout], self.activated(s))
+            self.mlp(layer, x, s, needed=False)
+        if self.config.has_experts(layer):
+            return self.mixture_back(at, dout, x, s)
+        inputs = [s.pop(name) for name in self.inputs]
+        dact = self.linear_back(at, ("down",), ("down_bias",), [dout], self.activated(inputs))
         self.see(at + "mlp.act", dact)
-        grads = self.activated_back(dact, s)
+        grads = self.activated_back(dact, inputs)
         for name, d in zip(self.inputs, grads, strict=True):
             self.see(f"{at}mlp.{name}", d)
-            del s[name]
-        biases = tuple(f"{name}_bias" for name in self.inputs)
-        return self.linear_back(at, self.inputs, biases, grads, normed)
-
-    def activated_back(self, dact: Array, s: Kept) -> list[Array]:
-        """The gradients of gate and up, or of up alone"""
-        gelu, up = self.config.activation == "gelu_tanh", s["up"]
-        if not self.config.gated_mlp:
-            dup = backward.gelu(dact, up, approximate="tanh") if gelu else backward.silu(dact, up)
-            return [dup]
-        if gelu:
-            dgate = backward.gelu(dact * up, s["gate"], approximate="tanh")
-            return [dgate, dact * PLAIN["gelu_tanh"](s["gate"])]
-        return [*backward.swiglu(dact, s["gate"], up)]
-
-    # ---- their parts -----------------------------------------------------------------------------
-
-    def product(self, x: Array, weight: Any, bias: Any = None) -> Any:
-        """x weightᵀ, in the arithmetic that the way back has"""
-        return linear(x, weight, bias, arithmetic="float32")
-
-    def linear(self, at: str, names: Sequence[str], biases: Sequence[str], x: Array) -> list[Array]:
-        """x (...,I) through several matrices (O,I), and their adapters -> (...,O) of each"""
-        w = self.weights
-        made: list[Array] = self.product(
-            x, [w[at + name] for name in names], [w.get(at + name) for name in biases]
-        )
-        for number, name in enumerate(names):
-            if adapter := self.model.adapters.get(at + name):
-                inner = linear(x, adapter.a) * np.float32(adapter.scale)
-                made[number] = added(made[number], linear(inner, adapter.b))
-        return made
-
-    def linear_back(
-        self, at: str, names: Sequence[str], biases: Sequence[str], dy: Sequence[Array], x: Array
-    ) -> Array:
-        biased = [at + name for name in biases if at + name in self.parameters]
-        needs = ["x", *(["weight"] if at + names[0] in self.parameters else ())]
-        needs += ["bias"] if biased else []
-        of = backward.linear(dy, x, [self.weights[at + name] for name in names], needs=needs)
-        for name, gradient in zip(names, of.weight or (), strict=False):
-            self.add(at + name, gradient)
-        for name, gradient in zip(biased, of.bias or (), strict=False):
-            self.add(name, gradient)
-        dx = np.asarray(of.x)
-        for name, d in zip(names, dy, strict=True):
-            if adapter := self.model.adapters.get(at + name):
-                dx = self.adapter_back(at + name, adapter, d, x, dx)
-        return dx
-
-    def adapter_back(self, name: str, adapter: Adapter, dy: Array, x: Array, dx: Array) -> Array:
-        """y = scale b (a x): what comes this way, added to dx"""
-        scale = np.float32(adapter.scale)
-        inner = linear(x, adapter.a) * scale
-        dinner, db, _ = backward.linear(dy, inner, adapter.b, needs=("x", "weight"))
-        own, da, _ = backward.linear(dinner * scale, x, adapter.a, needs=("x", "weight"))
-        self.add(name + LORA_A, da)
-        self.add(name + LORA_B, db)
-        return added(dx, own)
-
-    def norm_weight(self, name: str) -> Array:
-        """The weight of a norm as it is multiplied: Gemma's is 1 + w."""
-        weight: Array = self.weights[name] + np.float32(self.config.norm_offset)
-        return weight
-
-    def norm(self, name: str, x: Array) -> Array:
-        """x (...,E) -> (...,E); as it is where the model has no such norm"""
-        if name not in self.weights:
-            return x
-        if self.config.norm == "layer_norm":
-            bias = self.weights.get(name + "_bias")
-            return layer_norm(x, self.norm_weight(name), bias, eps=self.config.norm_eps)
-        return rms_norm(x, self.norm_weight(name), eps=self.config.norm_eps)
-
-    def norm_back(self, name: str, dy: Array, x: Array) -> Array:
-        if name not in self.weights:
-            return dy
-        eps, weight = self.config.norm_eps, self.norm_weight(name)
-        bias = self.weights.get(name + "_bias")
-        if self.config.norm == "layer_norm":
-            of = backward.layer_norm(dy, x, weight, bias, eps=eps)
-            if bias is not None:
-                self.add(name + "_bias", of.bias)
-            self.add(name, of.weight)
-            return np.asarray(of.x)
-        dx, dweight = backward.rms_norm(dy, x, weight, eps=eps)
-        self.add(name, dweight)
-        return np.asarray(dx)
-
-    def norm_behind(self, at: str, name: str, x: Array, s: Kept) -> Array:
-        """A norm whose input nothing else has kept."""
-        if at + name in self.weights:
-            s[name] = x
-        return self.norm(at + name, x)
-
-    def norm_behind_back(self, at: str, name: str, dy: Array, s: Kept) -> Array:
-        return self.norm_back(at + name, dy, s.pop(name)) if name in s else dy
-
-    def flat(self, x: Array) -> Array:
-        """Heads as a norm over all of them sees them."""
-        return x if self.config.qk_norm_over == "head" else x.reshape(*x.shape[:2], -1)
-
-    def norm_heads(self, name: str, x: Array) -> Array:
-        return self.norm(name, self.flat(x)).reshape(x.shape)
-
-    def norm_heads_back(self, name: str, dy: Array, x: Array) -> Array:
-        return self.norm_back(name, self.flat(dy), self.flat(x)).reshape(x.shape)
-
-    def turn(self, layer: int, x: Array) -> Array:
-        """x (B,L,H,D), every head turned by its position, where it lies"""
-        heads = x.swapaxes(1, 2)
-        if (options := self.rotation(layer)) is not None:
-            rope(heads, out=heads, **options)
-        return x
-
-    def turned_back(self, layer: int, dx: Array) -> Array:
-        """The same back, into memory in which heads lie side by side."""
-        if (options := self.rotation(layer)) is None:
-            return dx
-        merged = np.empty(dx.shape, dx.dtype)
-        backward.rope(dx.swapaxes(1, 2), out=merged.swapaxes(1, 2), **options)
-        return merged
-
-    def rotation(self, layer: int) -> dict[str, Any] | None:
-        if (tables := self.model.rope_of_layers[layer]) is None:
-            return None
-        table = tables[are_long(self.config, len(self.positions))]
-        return {
-            "layout": self.config.rope_layout,
-            "positions": self.positions,
-            "inv_freq": table.inv_freq,
-            "attention_factor": table.attention_factor,
-            "rotary_dim": self.config.rotary_dim,
-        }
+        return self.mlp_inputs_back(at, grads, x)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from simdformer.models.config import ModelConfig
 from simdformer.models.weight_table import expert_of, weight_rows
 from simdformer.models.weights import weight_shapes
-from simdformer.training.step import LORA_A
+from simdformer.training.parts import LORA_A
 from simdformer.types import Array
 
 __all__ = ["StepWork", "flops_of_token", "work_of_step"]
