@@ -42,8 +42,17 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (3, 40), (2, 5, 16)], ids=str)
-@pytest.mark.parametrize("name", CALLS)
+SHAPES = [(4, 6), (3, 40), (2, 5, 16)]
+# Many steps, and mistakes in each: one shape of them is enough for `make test`.
+LONG = ("rope", "scaled_dot_product_attention")
+LADDERS = [
+    pytest.param(name, shape, marks=[pytest.mark.slow] * (name in LONG and shape != SHAPES[0]))
+    for name in CALLS
+    for shape in SHAPES
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), LADDERS, ids=str)
 def test_a_larger_error_is_never_nearer_to_right(name, shape, rng):
     args, kwargs = CALLS[name](normal(rng, *shape))
     right = np.asarray(getattr(sf.reference, name)(*args, **kwargs))
