@@ -1,7 +1,7 @@
 """Arguments of what is written in Python, read once and refused in the words of the kernels:
 `function: argument, what was found, what is needed`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,16 @@ import numpy.typing as npt
 
 from simdformer import _core
 
-__all__ = ["LARGEST", "as_array", "as_floats", "is_whole", "read_several", "read_whole", "shown"]
+__all__ = [
+    "LARGEST",
+    "as_array",
+    "as_floats",
+    "is_whole",
+    "read_names",
+    "read_several",
+    "read_whole",
+    "shown",
+]
 
 LARGEST = (1 << 63) - 1  # what the kernels count with
 FLOATS = tuple(map(np.dtype, (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)))
@@ -74,3 +83,13 @@ def read_several(function: str, name: str, value: Any, needed: str) -> list[Any]
         with suppress(TypeError):
             return list(value)
     raise TypeError(f"{function}: {name} is {shown(value)}, needs {needed}")
+
+
+def read_names(function: str, name: str, value: Any, known: Sequence[str]) -> list[str]:
+    """One of the known names or several, as a list."""
+    needed = f"names out of {', '.join(known)}"
+    names = read_several(function, name, value, needed)
+    for one in names:
+        if not isinstance(one, str) or one not in known:
+            raise ValueError(f"{function}: {name} has {shown(one)}, needs {needed}")
+    return names

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer import _core
-from simdformer.arguments import as_array, as_floats, is_whole, read_several, read_whole, shown
+from simdformer.arguments import as_array, as_floats, is_whole, read_names, read_whole, shown
 from simdformer.loss import check_reduction, counted
 from simdformer.reference.backward import (
     AttentionGradients,
@@ -86,15 +86,6 @@ def plus(function: str, gradient: Array, name: str, accumulate: Mapping[str, Any
         )
     np.add(total, gradient, out=total)
     return total
-
-
-def read_names(function: str, argument: str, given: Any, known: Sequence[str]) -> list[Any]:
-    needed = f"names out of {', '.join(known)}"
-    names = read_several(function, argument, given, needed)
-    for name in names:
-        if not isinstance(name, str) or name not in known:
-            raise ValueError(f"{function}: {argument} has {shown(name)}, needs {needed}")
-    return names
 
 
 # ---- linear, embedding ---------------------------------------------------------------------------

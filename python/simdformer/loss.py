@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer import _core
-from simdformer.arguments import as_array, as_floats, read_whole, shown
+from simdformer.arguments import as_array, as_floats, read_names, read_whole, shown
 from simdformer.functional import linear
 from simdformer.reference.backward import LossAndGradients
 from simdformer.reference.loss import Reduction, softcapped
@@ -97,6 +97,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
+    needs: Sequence[str] = ("x", "weight"),
 ) -> LossAndGradients:
     """cross_entropy(linear(x, weight), labels) and its gradients, without the logits in memory.
 
@@ -114,6 +115,8 @@ def linear_cross_entropy(
         labels of a whole batch, of which this is a part.
     reduction, ignore_index, label_smoothing, z_loss, softcap
         As in `cross_entropy`; reduction="none" has no gradients in one piece.
+    needs : names out of "x", "weight"
+        The gradients to compute; the rest is None. (): the loss alone.
 
     Returns
     -------
@@ -132,6 +135,7 @@ def linear_cross_entropy(
     """
     function = "linear_cross_entropy"
     check_reduction(function, reduction, ("mean", "sum"))
+    wanted = read_names(function, "needs", needs, ("x", "weight"))
     if isinstance(weight, _core.PackedWeight | _core.QuantizedPanels):
         raise TypeError(f"{function}: weight is packed, needs a plain array to have a gradient")
     given, table = as_floats(function, "x", x), as_floats(function, "weight", weight)
@@ -164,8 +168,6 @@ def linear_cross_entropy(
         require(function, found)
     divisor = 1 if reduction == "sum" else found if count is None else count
 
-    of_x: Array = np.zeros(rows.shape, wide)
-    of_weight: Array = np.zeros(table.shape, wide)
     step = max(256, BLOCK_BYTES // (max(len(rows), 1) * np.dtype(wide).itemsize) // 64 * 64)
     lse: Array = np.full(len(rows), -np.inf)
     at_label, total = np.zeros(len(rows)), np.zeros(len(rows))
@@ -182,17 +184,24 @@ def linear_cross_entropy(
     losses -= label_smoothing * total / max(len(table), 1)
     loss = math.fsum(losses[counts]) / divisor
 
-    for first in range(0, len(table), step):
+    of_x: Array | None = np.zeros(rows.shape, wide) if "x" in wanted else None
+    of_weight: Array | None = np.zeros(table.shape, wide) if "weight" in wanted else None
+    for first in range(0, len(table) if wanted else 0, step):
         part = table[first : first + step]
         logits = linear(rows, part)
         of_logits = _core.cross_entropy_backward(
             function, logits, flat, ignore_index, label_smoothing, z_loss, softcap, 1 / divisor,
             None, lse, logits, first, len(table),
         )  # fmt: skip
-        dx, dw, _ = _core.linear_backward((of_logits,), rows, (part,), False, True, True, False)
-        of_x += dx
-        of_weight[first : first + step] = dw[0]
-    of_x = of_x.astype(given.dtype, copy=False).reshape(given.shape)
+        dx, dw, _ = _core.linear_backward(
+            (of_logits,), rows, (part,), False, of_x is not None, of_weight is not None, False
+        )
+        if of_x is not None:
+            of_x += dx
+        if of_weight is not None:
+            of_weight[first : first + step] = dw[0]
+    if of_x is not None:
+        of_x = of_x.astype(given.dtype, copy=False).reshape(given.shape)
     return LossAndGradients(np.float64(loss), found, of_x, of_weight)
 
 

@@ -25,11 +25,18 @@ TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14, torch.float16: 3e-3, tor
 FUNCTIONS = [name for name in sft.__all__ if inspect.isfunction(getattr(sft, name))]
 
 IDS = torch.tensor([[2, 0], [1, 1]])
+LABELS = torch.tensor([3, 0, -100, 7, 2, 2])
+LOSSES = ("cross_entropy", "linear_cross_entropy")  # in float32 beside 16 bits
 
 
 def heads(x):
     """(2,6,8) -> (2,2,6,4)"""
     return x.reshape(2, 6, 2, 4).transpose(1, 2)
+
+
+def first_of(result):
+    """The loss, which is all that tensors give; arrays give its gradients beside it."""
+    return np.asarray(result[0], result.weight.dtype) if isinstance(result, tuple) else result
 
 
 # Each on a tensor x (2,6,8) and a weight (8,8), by our names; and PyTorch's own answer.
@@ -60,6 +67,15 @@ CALLS = {
         lambda f, x, w: f.scaled_dot_product_attention(*[heads(x)] * 3, is_causal=True),
         lambda x, w: F.scaled_dot_product_attention(*[heads(x)] * 3, is_causal=True),
     ),
+    "log_softmax": (lambda f, x, w: f.log_softmax(x, 1), lambda x, w: F.log_softmax(x, 1)),
+    "cross_entropy": (
+        lambda f, x, w: f.cross_entropy(x[0], LABELS, label_smoothing=0.1),
+        lambda x, w: F.cross_entropy(x[0], LABELS, label_smoothing=0.1),
+    ),
+    "linear_cross_entropy": (
+        lambda f, x, w: first_of(f.linear_cross_entropy(x[0], w, LABELS, reduction="sum")),
+        lambda x, w: F.cross_entropy(F.linear(x[0], w), LABELS, reduction="sum"),
+    ),
     "rope": (lambda f, x, w: f.rope(x, layout="half", positions=torch.arange(6)), None),
 }
 
@@ -77,10 +93,13 @@ def test_the_answer_is_that_on_arrays_and_that_of_pytorch(name, dtype, operands)
     ours, theirs = CALLS[name]
     got = ours(sft, x, w)
     assert isinstance(got, torch.Tensor)
-    assert got.dtype is dtype
-    assert same_bits(as_array("test", "got", got), ours(sf, x, w))
+    assert got.dtype is (torch.promote_types(dtype, torch.float32) if name in LOSSES else dtype)
+    assert same_bits(as_array("test", "got", got), np.asarray(ours(sf, x, w)))
     if theirs is not None:
-        torch.testing.assert_close(got, theirs(x, w), rtol=0, atol=TOLERANCE[dtype] * 4)
+        want = theirs(x, w)
+        largest = max(1.0, float(want.abs().max()))
+        tolerance = TOLERANCE[dtype] * 4 * largest
+        torch.testing.assert_close(got.to(want.dtype), want, rtol=0, atol=tolerance)
 
 
 def test_every_function_is_among_the_calls():
@@ -176,7 +195,8 @@ def test_a_gradient_is_that_of_pytorch(name, dtype, operands):
         x, w = (operand.to(dtype).to(kind).requires_grad_() for operand in operands)
         got = ours(sft, x, w) if way == "ours" else theirs(x, w)
         assert way == "theirs" or torch.equal(got, want)
-        seed = torch.ones_like(got).cumsum(-1) / got.shape[-1]
+        rows = got if got.ndim else got.reshape(1)
+        seed = (torch.ones_like(rows).cumsum(-1) / rows.shape[-1]).reshape(got.shape)
         grads[way] = torch.autograd.grad(got, (x, w), seed, allow_unused=True)
     for one, other in zip(grads["ours"], grads["theirs"], strict=True):
         assert (one is None) == (other is None)
@@ -230,8 +250,71 @@ def test_what_has_no_gradient_says_so(operands):
     x, parameter = operands[0], torch.nn.Parameter(operands[1])
     with pytest.raises(RuntimeError, match="relu: no gradient: what is written into out"):
         sft.relu(parameter, out=torch.empty(8, 8))
-    with pytest.raises(RuntimeError, match="linear: no gradient: it has a forward only"):
-        sft.linear(x.clone().requires_grad_(), sft.pack(operands[1]))
+    for make in (sft.pack, lambda one: sft.quantize(one, "q8_0")):
+        with pytest.raises(BufferError, match=r"weight requires a gradient, .*weight\.detach\(\)"):
+            make(torch.nn.Parameter(torch.ones(4, 32)))
+    loss, lse = sft.cross_entropy(x[0].clone().requires_grad_(), LABELS, return_lse=True)
+    with pytest.raises(RuntimeError, match="cross_entropy: no gradient: the loss alone has one"):
+        (loss + lse.sum()).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_and_quantised_weights_hand_gradients_on(dtype):
+    """To x, to a bias, and to a weight beside them that is a tensor; a quantised one counts as the
+    numbers that it holds."""
+    torch.manual_seed(2)
+    x, bias, plain = torch.randn(3, 64), torch.randn(5), torch.randn(4, 64)
+    wanting = [one.to(dtype).requires_grad_() for one in (x, bias, plain)]
+    weight = torch.randn(5, 64).to(dtype)
+    packed, few = sft.pack(weight), sft.quantize(weight, "q8_0")
+    same = torch.from_numpy(few.dequantize()).to(dtype)
+
+    def of(function, one, two):
+        x, bias, plain = wanting
+        alone = function(x, two, bias)
+        each = function(x, [one, plain, two], [bias, None, None])
+        return sum(one.float().square().sum() for one in [alone, *each])
+
+    def in_pytorch(x, weight, bias):
+        if not isinstance(weight, list):
+            return F.linear(x, weight, bias)
+        return [F.linear(x, *pair) for pair in zip(weight, bias, strict=True)]
+
+    got = torch.autograd.grad(of(sft.linear, packed, few), wanting)
+    want = torch.autograd.grad(of(in_pytorch, weight, same), wanting)
+    for one, other in zip(got, want, strict=True):
+        assert one.dtype is dtype
+        close = 1e-3 if dtype is torch.float32 else 3e-2  # x is rounded to 16-bit integers
+        torch.testing.assert_close(one, other, rtol=close, atol=close * float(other.abs().max()))
+    with pytest.raises(RuntimeError, match=r"^backward\.linear: no gradient: there is no second"):
+        torch.autograd.grad(sft.linear(wanting[0], few).sum(), wanting[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="linear: no gradient: what is written into out"):
+        sft.linear(wanting[0], few, out=torch.empty(3, 5, dtype=dtype))
+    compiled = torch.compile(lambda x: sft.linear(x * 2, few).sum(), backend="eager")
+    (twice,) = torch.autograd.grad(compiled(wanting[0]), wanting[0])
+    assert torch.equal(
+        twice, 2 * torch.autograd.grad(sft.linear(wanting[0], few).sum(), wanting[0])[0]
+    )
+
+
+def test_the_loss_of_a_head_needs_no_gradients_where_none_are_wanted(operands, monkeypatch):
+    x, weight = operands[0], torch.nn.Parameter(operands[1])
+    needs, made = [], sf.loss.linear_cross_entropy
+    monkeypatch.setattr(
+        sf.loss,
+        "linear_cross_entropy",
+        lambda *args, **given: needs.append(given["needs"]) or made(*args, **given),
+    )
+    loss = sft.linear_cross_entropy(x[0], weight, LABELS)
+    assert loss.requires_grad
+    with torch.no_grad():
+        assert torch.equal(sft.linear_cross_entropy(x[0], weight, LABELS), loss)
+    sft.linear_cross_entropy(x[0].clone().requires_grad_(), weight.detach(), LABELS, count=9)
+    assert needs == [["weight"], [], ["x"]]
+    with pytest.raises(TypeError, match="linear_cross_entropy: weight is packed"):
+        sft.linear_cross_entropy(x[0], sft.pack(operands[1]), LABELS)
+    with pytest.raises(ValueError, match="linear_cross_entropy: labels has none that counts"):
+        sft.linear_cross_entropy(x[0], weight, LABELS * 0 - 100)
 
 
 def test_inference_tensors_are_tensors(operands):
@@ -334,8 +417,10 @@ def test_threads_at_once_give_the_same():
 def test_signatures_are_those_of_arrays_with_tensors_in_them(name):
     ours = inspect.signature(getattr(sft, name))
     theirs = inspect.signature(getattr(sf, name))
-    assert list(ours.parameters) == list(theirs.parameters)
-    for one, other in zip(ours.parameters.values(), theirs.parameters.values(), strict=True):
+    without = ["needs"] if name == "linear_cross_entropy" else []  # which autograd knows
+    wanted = [one for one in theirs.parameters.values() if one.name not in without]
+    assert list(ours.parameters) == [one.name for one in wanted]
+    for one, other in zip(ours.parameters.values(), wanted, strict=True):
         assert (one.kind, one.default) == (other.kind, other.default)
     if name not in ("pack", "quantize", "quantization_types"):  # which give what they gave
         assert "Array" not in str(ours)

@@ -21,27 +21,29 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(*shape).to(dtype) / 2
 
 
-def layers(kind, dtype=torch.float32):
-    """Each layer, made by `kind` (sf.nn or nn) of the same weights, with what it is called with."""
+def layers(kind, dtype=torch.float32, held=lambda weight: weight):
+    """Each layer, made by `kind` (sf.nn or nn) of the same weights, with what it is called with;
+    `held` makes what a layer is given of a weight."""
     torch.manual_seed(4)
 
     def weights(count, *shape):
-        return [random(*shape, dtype=dtype) for _ in range(count)]
+        return [held(random(*shape, dtype=dtype)) for _ in range(count)]
 
     wq, wk, wv, wo = weights(4, 8, 8)
     gate, up = weights(2, 12, 8)
     (down,) = weights(1, 8, 12)
-    norm, x = random(8, dtype=dtype), random(2, 5, 8, dtype=dtype)
+    (norm, two), (wk4, wv4), (router,) = weights(2, 8), weights(2, 4, 8), weights(1, 3, 8)
+    (head_norm,), x = weights(1, 2), random(2, 5, 8, dtype=dtype)
     mlp = kind.MLP(gate, up, down)
     attention = kind.GroupedQueryAttention(
-        8, 4, 2, wq, wk[:4], wv[:4], wo, q_norm=norm[:2], norm_eps=1e-5, rope_layout="half"
+        8, 4, 2, wq, wk4, wv4, wo, q_norm=head_norm, norm_eps=1e-5, rope_layout="half"
     )
     experts = [weights(3, *shape) for shape in ((12, 8), (12, 8), (8, 12))]
     return {
         "MLP": (mlp, (x,), {}),
         "Embedding": (kind.Embedding(wq), (torch.tensor([[1, 7]]),), {}),
         "RMSNorm": (kind.RMSNorm(norm, 1e-5), (x,), {}),
-        "LayerNorm": (kind.LayerNorm(norm, norm, eps=1e-5), (x,), {}),
+        "LayerNorm": (kind.LayerNorm(norm, two, eps=1e-5), (x,), {}),
         "MultiHeadAttention": (
             kind.MultiHeadAttention(8, 2, wq, wk, wv, wo),
             (x, x[:, :3], x[:, :3]),
@@ -53,7 +55,7 @@ def layers(kind, dtype=torch.float32):
             {"mask": torch.ones(5, 5).tril().bool(), "positions": torch.arange(5) + 3},
         ),
         "MixtureOfExperts": (
-            kind.MixtureOfExperts(wq[:3], *experts, num_experts_per_tok=2, shared=mlp),
+            kind.MixtureOfExperts(router, *experts, num_experts_per_tok=2, shared=mlp),
             (x,),
             {},
         ),
@@ -85,7 +87,7 @@ def test_a_layer_gives_what_that_of_arrays_gives(name, dtype):
 def test_methods_besides_the_call():
     embedding, _, _ = layers(nn)["Embedding"]
     x = random(3, 8)
-    assert torch.equal(embedding.as_linear(x), sft.linear(x, embedding.weights[0]))
+    assert torch.equal(embedding.as_linear(x), sft.linear(x, embedding.weight))
     experts, (x,), _ = layers(nn)["MixtureOfExperts"]
     chosen, shares = experts.route(x)
     assert chosen.shape == shares.shape == (2, 5, 2)
@@ -94,25 +96,103 @@ def test_methods_besides_the_call():
 
 
 def test_weights_are_those_that_were_given():
-    weight, x = torch.nn.Parameter(torch.ones(8)), random(3, 8)
+    weight, x = torch.ones(8), random(3, 8)
     norm = nn.RMSNorm(weight, 1e-5)
-    with pytest.raises(RuntimeError, match="RMSNorm: no gradient"):
-        norm(x)
-    with torch.no_grad():
-        before = norm(x)
-        weight.mul_(2)
-        assert torch.equal(norm(x), before * 2)
-    weight.requires_grad_(False)
+    before = norm(x)
+    weight.mul_(2)
     assert torch.equal(norm(x), before * 2)
-    with pytest.raises(RuntimeError, match="RMSNorm: no gradient"):
-        norm(x.clone().requires_grad_())
+    assert not norm.state_dict()  # a tensor that is no parameter is none of the layer's either
 
 
-def test_a_block_asks_its_parts_for_gradients():
-    block, args, _ = layers(nn)["TransformerBlock"]
-    block.parts[0].weights[0].requires_grad_()
-    with pytest.raises(RuntimeError, match="TransformerBlock: no gradient"):
-        block(*args)
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", nn.__all__)
+def test_the_gradients_of_a_layer_are_those_of_differences(name):
+    layer, (first, *rest), kwargs = layers(nn, torch.float64, torch.nn.Parameter)[name]
+    parameters = {name: one.detach() for name, one in layer.named_parameters()}
+    assert parameters
+
+    def called(x, *tensors):
+        given = dict(zip(parameters, tensors, strict=True))
+        return torch.func.functional_call(layer, given, (x, *rest), kwargs)
+
+    floats = [first, *parameters.values()]
+    wanting = [one.clone().requires_grad_(one.is_floating_point()) for one in floats]
+    # PyTorch's own bounds for differences in float64.
+    assert torch.autograd.gradcheck(called, wanting, fast_mode=True)
+    with torch.no_grad():
+        want = layer(first, *rest, **kwargs)
+    tolerance = 1e-15 if name == "MixtureOfExperts" else 0  # whose sums are PyTorch's then
+    torch.testing.assert_close(layer(first, *rest, **kwargs).detach(), want, rtol=0, atol=tolerance)
+
+
+def test_a_layer_trains():
+    """With PyTorch's optimizer; its parameters are called as the arguments are."""
+    block, args, _ = layers(nn, held=torch.nn.Parameter)["TransformerBlock"]
+    assert [name for name, _ in block.named_parameters()] == [
+        *(f"attention.{name}" for name in ("wq", "wk", "wv", "wo", "q_norm")),
+        *(f"mlp.{name}" for name in ("gate", "up", "down")),
+        "attn_norm.weight",
+    ]
+    goal, losses = random(2, 5, 8), []
+    optimizer = torch.optim.AdamW(block.parameters(), lr=0.02)
+    for _ in range(20):
+        loss = (block(*args) - goal).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+
+    other, _, _ = layers(nn, held=lambda one: torch.nn.Parameter(one * 0))["TransformerBlock"]
+    for assign in (False, True):
+        other.load_state_dict(block.state_dict(), assign=assign)
+        assert torch.equal(other(*args), block(*args))
+    half = other.to(torch.bfloat16)(args[0].bfloat16(), *args[1:])
+    assert half.dtype is torch.bfloat16
+    torch.testing.assert_close(half.float(), block(*args), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("form", ["list", "stacked"])
+def test_experts_train_as_a_list_and_along_an_axis(form):
+    plain = layers(nn)["MixtureOfExperts"][0]
+    experts = [torch.stack(one) for one in (plain.gate, plain.up, plain.down)]
+    as_one = [torch.nn.Parameter(one.clone()) for one in experts]
+    as_list = [[torch.nn.Parameter(one.clone()) for one in stack] for stack in experts]
+    given, x = as_one if form == "stacked" else as_list, random(7, 8)
+    layer = nn.MixtureOfExperts(plain.router, *given, num_experts_per_tok=2)
+    count = {"list": 9, "stacked": 3}[form]
+    assert sum(1 for _ in layer.parameters()) == count
+    for _ in range(2):  # no graph of the first call is used up in the second
+        gradients = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+
+    def in_pytorch(gate, up, down):
+        shares, ids = (x @ plain.router.T).topk(2)
+        inner = torch.nn.functional.silu(torch.einsum("te,xie->txi", x, gate))
+        all_of_them = torch.einsum("txi,xei->txe", inner * torch.einsum("te,xie->txi", x, up), down)
+        chosen = all_of_them.gather(1, ids[..., None].expand(-1, -1, 8))
+        return (chosen * shares.softmax(-1)[..., None]).sum(1)
+
+    want = torch.autograd.grad(in_pytorch(*as_one).square().sum(), as_one)
+    if form == "list":
+        gradients = [torch.stack(gradients[at : at + 3]) for at in (0, 3, 6)]
+    for one, other in zip(gradients, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_of_quantised_weights_hands_gradients_on():
+    """To what comes before it, and to those of its weights that are tensors."""
+    gate, up, down = random(64, 32), random(64, 32), torch.nn.Parameter(random(32, 64))
+    few = [sft.quantize(one, "q8_0") for one in (gate, up)]
+    same = [torch.from_numpy(one.dequantize()) for one in few]
+    x = random(3, 32).requires_grad_()
+    got, want = (
+        torch.autograd.grad(nn.MLP(*weights, down)(x).square().sum(), (x, down))
+        for weights in (few, same)
+    )
+    for one, other in zip(got, want, strict=True):  # the forward rounds x to 16-bit integers
+        assert float((one - other).norm()) < 1e-3 * float(other.norm())
 
 
 def test_modules_of_pytorch_are_parts_of_a_block():
@@ -124,11 +204,20 @@ def test_modules_of_pytorch_are_parts_of_a_block():
     block = nn.TransformerBlock(attention, mlp, norm, norm)
     assert "LayerNorm((8,)" in repr(block)
     block.eval()  # reaches the dropout
-    with torch.no_grad():
-        h = x + attention(norm(x), mask="causal")
-        torch.testing.assert_close(block(x, mask="causal"), h + mlp(norm(h)))
-    with pytest.raises(RuntimeError, match="LayerNorm: no gradient"):
-        block(x)
+    h = x + attention(norm(x), mask="causal")
+    torch.testing.assert_close(block(x, mask="causal"), h + mlp(norm(h)))
+    block(x).sum().backward()
+    assert all(one.grad is not None for one in block.parameters())
+
+
+def test_a_graph_of_layers_stays_whole():
+    block, args, _ = layers(nn, held=torch.nn.Parameter)["TransformerBlock"]
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    ways = [
+        torch.autograd.grad(way(*args).sum(), list(block.parameters())) for way in (block, compiled)
+    ]
+    for one, other in zip(*ways, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_packed_weights_in_a_layer():

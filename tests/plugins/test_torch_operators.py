@@ -10,12 +10,16 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 import simdformer as sf
 import simdformer.torch as sft
 from simdformer.tensors.gradients import GRADIENTS
-from simdformer.tensors.operators import OPERATORS, PAIRS
+from simdformer.tensors.operators import OPERATORS, PAIRS, linear_cross_entropy
+from simdformer.tensors.wrapping import on_tensors
 
 operators = torch.ops.simdformer
 BACKENDS = ["eager", "aot_eager"]
 X, W = torch.randn(2, 6, 8), torch.randn(8, 8)
 Q, KV = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+
+LOGITS, LABELS = torch.randn(2, 3, 9), torch.tensor([[0, 8, 3], [5, 1, 1]])
+LOSS = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
 
 # Calls of each operator, with the options that models use.
 CALLS = {
@@ -70,12 +74,31 @@ CALLS = {
         ((Q.bfloat16(), KV.bfloat16(), KV.bfloat16()), {"return_lse": True}),
         ((Q, Q, Q), {"is_causal": True, "return_weights": True, "return_scores": True}),
     ],
+    "log_softmax": [((X,), {}), ((X, 1), {})],
+    "cross_entropy": [
+        ((LOGITS, LABELS), {}),
+        ((LOGITS.bfloat16(), LABELS), {"reduction": "sum", **LOSS}),
+        ((LOGITS, LABELS), {"reduction": "none", "ignore_index": 8}),
+    ],
+    "cross_entropy.parts": [((LOGITS, LABELS), {"return_lse": True, "reduction": "none"})],
+    "linear_cross_entropy": [
+        ((X[0], W, torch.arange(6)), {"needs": ["x", "weight"]}),
+        ((X[0].bfloat16(), W, torch.arange(6)), {"needs": ["weight"], "count": 9, **LOSS}),
+        ((X, W, torch.zeros(2, 6).long()), {"needs": [], "reduction": "sum"}),
+    ],
 }
 
 
 def operator_of(name):
     base, _, overload = name.partition(".")
     return getattr(getattr(operators, base), overload or "default")
+
+
+def function_of(name):
+    """That gives what an operator gives."""
+    if name == "linear_cross_entropy":
+        return on_tensors(linear_cross_entropy)
+    return getattr(sft, name.partition(".")[0])
 
 
 def test_every_operator_has_the_arguments_of_its_function():
@@ -87,6 +110,8 @@ def test_every_operator_has_the_arguments_of_its_function():
         without = {"out"}
         if name == "scaled_dot_product_attention":  # of the overload ".parts"
             without |= {"return_weights", "return_scores", "return_lse"}
+        elif name == "cross_entropy":
+            without |= {"return_lse"}
         assert ours == theirs - without, name
         for argument in operator_of(name)._schema.arguments:
             if argument.has_default_value():
@@ -108,7 +133,7 @@ def test_an_operator_gives_what_its_function_gives(name):
         named = dict(zip(arguments, args, strict=False)) | kwargs
         for pair in named.keys() & set(PAIRS):
             named[pair] = tuple(named[pair]) if len(named[pair]) == 2 else named[pair][0]
-        want = getattr(sft, name.partition(".")[0])(**named)
+        want = function_of(name)(**named)
         several = isinstance(got, list)
         for one, other in zip(got, want, strict=True) if several else [(got, want)]:
             assert torch.equal(one, other)
@@ -145,6 +170,9 @@ def of_one_list(name, args, kwargs):
     kwargs = {option: wide(value) for option, value in kwargs.items()} | (
         {"dtype": torch.float64} if "dtype" in kwargs else {}
     )
+    base = name.partition(".")[0]
+    if base == "linear_cross_entropy":
+        kwargs["needs"] = ["x", "weight"]
     leaves, spec = tree_flatten((args, kwargs))
     places = [at for at, leaf in enumerate(leaves) if torch.is_tensor(leaf) and leaf.requires_grad]
 
@@ -154,6 +182,8 @@ def of_one_list(name, args, kwargs):
             given[at] = tensor
         args, kwargs = tree_unflatten(given, spec)
         results = operator_of(name)(*args, **kwargs)
+        if base in ("cross_entropy", "linear_cross_entropy"):  # the loss alone has a gradient
+            return results[0] if isinstance(results, list) else results
         return tuple(results) if isinstance(results, list) else results
 
     return called, [leaves[at].detach().clone().requires_grad_() for at in places]
@@ -214,6 +244,9 @@ def test_the_way_back_is_an_operator_that_pytorch_finds_nothing_wrong_with():
             (Q, Q, KV, KV, Q, lse),
             {"grad_lse": lse, "needs": ["query", "value"]},
         ),
+        "log_softmax": ((X, X.log_softmax(1), 1), {}),
+        "cross_entropy": ((torch.ones(2, 3), LOGITS, LABELS), {"reduction": "none", **LOSS}),
+        "linear_cross_entropy": ((torch.ones(()), [X, W]), {}),
     }
     assert set(backward) == {name for name in GRADIENTS if not name.endswith(".parts")}
     for name, (args, kwargs) in backward.items():

@@ -5,17 +5,21 @@ from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 
 from torch import Tensor
 
-from simdformer import functional
+from simdformer import functional, loss
 from simdformer.functional import PackedWeight, QuantizedWeight, RopeFrequencies
-from simdformer.tensors.operators import traced
-from simdformer.tensors.wrapping import on_tensors
+from simdformer.tensors import operators
+from simdformer.tensors.gradients import linear_of_packed
+from simdformer.tensors.wrapping import on_tensors, wants_gradient
 
 __all__ = [
     "causal_mask",
+    "cross_entropy",
     "embedding",
     "gelu",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "log_softmax",
     "relu",
     "repeat_kv",
     "rms_norm",
@@ -31,9 +35,11 @@ __all__ = [
 P = ParamSpec("P")
 
 
-def wrapped(function: Callable[P, Any]) -> Callable[P, Tensor]:
+def wrapped(
+    function: Callable[P, Any], of_packed: Callable[..., Any] | None = None
+) -> Callable[P, Tensor]:
     """A function on tensors; in graphs the operator of its name, where there is one."""
-    return on_tensors(function, traced(function.__name__))
+    return on_tensors(function, operators.traced(function.__name__), of_packed)
 
 
 class Linear(Protocol):
@@ -61,7 +67,7 @@ class Linear(Protocol):
     ) -> list[Tensor]: ...
 
 
-linear = cast("Linear", wrapped(functional.linear))
+linear = cast("Linear", wrapped(functional.linear, linear_of_packed))
 embedding = wrapped(functional.embedding)
 rms_norm = wrapped(functional.rms_norm)
 layer_norm = wrapped(functional.layer_norm)
@@ -79,3 +85,43 @@ scaled_dot_product_attention = cast(
     "Callable[..., Any]",
     wrapped(functional.scaled_dot_product_attention),
 )
+
+log_softmax = wrapped(loss.log_softmax)
+cross_entropy = cast("Callable[..., Any]", wrapped(loss.cross_entropy))  # a pair with return_lse
+loss_and_gradients = wrapped(operators.linear_cross_entropy)
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    count: int | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> Tensor:
+    """cross_entropy(linear(x, weight), labels), without the logits in memory.
+
+    x (..., E), weight (V, E), labels (...) -> the loss, float32 (float64 for float64). Arguments
+    and errors are those of `simdformer.linear_cross_entropy`. Where autograd records, the gradients
+    of x and weight are made together with the loss; the way back multiplies them.
+    """
+    needs = [name for name, one in (("x", x), ("weight", weight)) if wants_gradient([one])]
+    return loss_and_gradients(
+        x,
+        weight,
+        labels,
+        count=count,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        softcap=softcap,
+        needs=needs,
+    )[0]
+
+
+linear_cross_entropy.__module__ = "simdformer.torch"

@@ -13,17 +13,19 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from simdformer import backward, functional
-from simdformer.tensors.memory import no_gradient
+from simdformer.tensors.memory import no_gradient, tensor_of
 from simdformer.tensors.wrapping import call, on_arrays, requires_gradient, tensors_of
 
 __all__ = [
     "ATTENTION",
     "GRADIENTS",
+    "LOSS",
     "PAIRS",
     "ROPE",
     "define",
     "differentiate",
     "has_gaps",
+    "linear_of_packed",
     "several",
 ]
 
@@ -41,6 +43,10 @@ RULES = (
     "float dropout_p=0.0, bool is_causal=False, float? scale=None, bool enable_gqa=True, "
     "SymInt?[]? window=None, SymInt? chunk=None, float? softcap=None"
 )
+LOSS = (
+    'str reduction="mean", int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, '
+    "float? softcap=None"
+)
 ATTENTION = f"{SEEN}, Tensor? block_table=None, *, {RULES}"
 
 # The functions take one of these, or one for queries and one for keys (left and right).
@@ -48,12 +54,15 @@ PAIRS = ("window", "segment_ids", "cu_seqlens")
 
 
 class Gradient(NamedTuple):
-    """The schema of the way back, what its results look like, and the arguments of the operator
-    that have a gradient, in the order of the results."""
+    """The schema of the way back, what its results look like, the arguments of the operator that
+    have a gradient, in the order of the results, and what the way back takes that is no argument,
+    made of these and of the operator's results."""
 
     schema: str
     shaped: Callable[..., list[Tensor]]
     of: tuple[str, ...]
+    kept: Callable[[dict[str, Any], list[Tensor]], dict[str, Any]] = lambda given, results: {}
+    first_alone: bool = False  # of several results has a gradient
 
 
 # ---- the results, by shape and dtype alone -------------------------------------------------------
@@ -95,6 +104,18 @@ def like_repeat_kv(grad: Tensor, n_rep: int, axis: int = -3) -> list[Tensor]:
     return [grad.new_empty(shape)]
 
 
+def out_and_lse(given: dict[str, Any], results: list[Tensor]) -> dict[str, Any]:
+    return {"out": results[0], "lse": results[1] if len(results) > 1 else None}
+
+
+def output(given: dict[str, Any], results: list[Tensor]) -> dict[str, Any]:
+    return {"output": results[0]}
+
+
+def like_each(grad: Tensor, gradients: list[Tensor]) -> list[Tensor]:
+    return [one.new_empty(one.shape) for one in gradients]
+
+
 def like_needed(needs: list[str], **given: Any) -> list[Tensor]:
     return like(*(name for name in NEEDED if name in needs))(**given)
 
@@ -108,6 +129,14 @@ OF_ATTENTION = Gradient(
     f"{SEEN}, Tensor? grad_lse=None, *, {RULES}, str[] needs) -> Tensor[]",
     like_needed,
     NEEDED,
+    out_and_lse,
+)
+OF_LOSS = Gradient(
+    f"(Tensor grad, Tensor logits, Tensor labels, Tensor? lse=None, *, {LOSS}) -> Tensor[]",
+    like("logits"),
+    ("logits",),
+    out_and_lse,
+    first_alone=True,
 )
 
 GRADIENTS = {
@@ -121,6 +150,10 @@ GRADIENTS = {
         "(Tensor grad, Tensor output, int axis=-1, *, float temperature=1.0) -> Tensor[]",
         like("output"),
         ("x",),
+        output,
+    ),
+    "log_softmax": Gradient(
+        "(Tensor grad, Tensor output, int axis=-1) -> Tensor[]", like("output"), ("x",), output
     ),
     "rms_norm": Gradient(
         "(Tensor grad, Tensor x, Tensor? weight=None, *, float eps) -> Tensor[]",
@@ -147,12 +180,26 @@ GRADIENTS = {
         "(Tensor grad, Tensor ids, SymInt num_embeddings) -> Tensor[]",
         like_embedding,
         ("weight",),
+        lambda given, results: {"num_embeddings": given["weight"].shape[0]},
     ),
     "repeat_kv": Gradient(
-        "(Tensor grad, SymInt n_rep, *, int axis=-3) -> Tensor[]", like_repeat_kv, ("x",)
+        "(Tensor grad, SymInt n_rep, *, int axis=-3) -> Tensor[]",
+        like_repeat_kv,
+        ("x",),
+        lambda given, results: {"n_rep": given["n"]},
     ),
     "scaled_dot_product_attention": OF_ATTENTION,
     "scaled_dot_product_attention.parts": OF_ATTENTION,
+    "cross_entropy": OF_LOSS,
+    "cross_entropy.parts": OF_LOSS,
+    # which the way there has made
+    "linear_cross_entropy": Gradient(
+        "(Tensor grad, Tensor[] gradients) -> Tensor[]",
+        like_each,
+        ("x", "weight"),
+        lambda given, results: {"gradients": results[1:]},
+        first_alone=True,
+    ),
 }
 
 library: Any = torch.library.Library("simdformer", "DEF")  # type: ignore[no-untyped-call]
@@ -198,7 +245,6 @@ def name_of_way_back(name: str) -> str:
 
 def define_way_back(name: str, gradient: Gradient) -> None:
     base = name.partition(".")[0]
-    function = getattr(backward, base)
 
     def kernel(**named: Any) -> list[Tensor]:
         named = several(named)
@@ -207,21 +253,23 @@ def define_way_back(name: str, gradient: Gradient) -> None:
             rest = {name: value for name, value in named.items() if name not in beside}
             forward = functional.scaled_dot_product_attention
             named["lse"] = call(forward, base, (), (), rest | {"return_lse": True})[1]
+        if base == "linear_cross_entropy":
+            return [one * named["grad"] for one in named["gradients"]]
         arrays = {one: on_arrays(value, f"backward.{base}", one) for one, value in named.items()}
-        results = tensors_of(function(**arrays))
+        results = tensors_of(getattr(backward, base)(**arrays))
         # An operator's results lie as its fake's do.
         return [one.contiguous() for one in pytree.tree_leaves(results) if one is not None]
 
-    def refuse(ctx: Any, **kwargs: Any) -> None:
+    def close(ctx: Any, **kwargs: Any) -> None:
         raise no_gradient(f"backward.{base}", "there is no second derivative")
 
     back = name_of_way_back(name)
     define(back, gradient.schema, kernel, gradient.shaped)
-    torch.library.register_autograd(f"simdformer::{back}", never, setup_context=refuse, lib=library)
+    torch.library.register_autograd(f"simdformer::{back}", never, setup_context=close, lib=library)
 
 
 def never(*args: Any) -> None:
-    """The way back, which `refuse` has closed."""
+    """The way back, which `close` has closed."""
     raise AssertionError("a gradient of an operator that refuses to have one")
 
 
@@ -236,38 +284,29 @@ for _name, _gradient in GRADIENTS.items():
 def differentiate(name: str) -> None:
     """Gives the operator of a name its gradient."""
     base = name.partition(".")[0]
-    of, names = GRADIENTS[name].of, arguments_of(name)
+    gradient, names = GRADIENTS[name], arguments_of(name)
     way_back = operator_of(name_of_way_back(name))
     takes = arguments_of(name_of_way_back(name))[1:]  # without grad
 
+    def wanted(given: dict[str, Any]) -> list[str]:
+        """The arguments whose gradients the way back gives."""
+        if "needs" in takes:
+            return [one for one in gradient.of if requires_gradient(given[one])]
+        needs = given.get("needs", gradient.of)
+        return [one for one in gradient.of if one in needs and given[one] is not None]
+
     def keep(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
         given = dict(zip(names, inputs, strict=False)) | (keyword_only_inputs or {})
-        for argument, value in given.items():
-            if argument not in of and requires_gradient(value):
-                raise no_gradient(base, f"{argument} has none")
-        if has_gaps(given.get("bias")) and requires_gradient(given["bias"]):
-            raise no_gradient(base, "a list of biases with None in it has none")
-        for argument in ("block_table", "return_weights", "return_scores"):
-            value = given.get(argument)
-            if isinstance(value, Tensor) or value:
-                raise no_gradient(base, f"a call with {argument} has none")
-        if base == "scaled_dot_product_attention":
-            parts = output if isinstance(output, list | tuple) else [output]
-            given |= {"out": parts[0], "lse": parts[1] if len(parts) > 1 else None}
-        elif base == "embedding":
-            given["num_embeddings"] = given["weight"].shape[0]
-        elif base == "repeat_kv":
-            given["n_rep"] = given["n"]
-        ctx.wanted = [
-            one
-            for one in of
-            if (requires_gradient(given[one]) if "needs" in takes else given[one] is not None)
-        ]
+        refuse(base, gradient.of, given)
+        if gradient.first_alone:
+            ctx.set_materialize_grads(False)
+        ctx.wanted = wanted(given)
         ctx.dtypes = {
             one: pytree.tree_map(lambda leaf: leaf.dtype, given[one]) for one in ctx.wanted
         }
-        given |= {"output": output, "needs": ctx.wanted, "grad_lse": None}
-        leaves, ctx.spec = pytree.tree_flatten({one: given[one] for one in takes})
+        results = list(output) if isinstance(output, list | tuple) else [output]
+        given |= gradient.kept(given, results) | {"needs": ctx.wanted, "grad_lse": None}
+        leaves, ctx.spec = pytree.tree_flatten({one: given.get(one) for one in takes})
         ctx.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ctx.save_for_backward(*(leaf if isinstance(leaf, Tensor) else None for leaf in leaves))
 
@@ -276,9 +315,15 @@ def differentiate(name: str) -> None:
         taken = pytree.tree_unflatten(
             [other if kept is None else kept for kept, other in pairs], ctx.spec
         )
-        if name.endswith(".parts"):
+        if gradient.first_alone and isinstance(grad, list):
+            if any(one is not None for one in grad[1:]):
+                raise no_gradient(base, "the loss alone has one")
+            grad = grad[0]
+        elif name.endswith(".parts"):
             taken["grad_lse"] = grad[1] if len(grad) > 1 else None
             grad = grad[0]
+        if grad is None:
+            return tuple(None for _ in ctx.needs_input_grad)
         results = iter(way_back(grad, **taken))
         gradients = {
             one: pytree.tree_map(lambda dtype: next(results).to(dtype), ctx.dtypes[one])
@@ -293,6 +338,79 @@ def differentiate(name: str) -> None:
     torch.library.register_autograd(f"simdformer::{name}", back, setup_context=keep, lib=library)
 
 
+def refuse(base: str, of: tuple[str, ...], given: dict[str, Any]) -> None:
+    """RuntimeError where a gradient is wanted that a call does not have."""
+    for argument, value in given.items():
+        if not requires_gradient(value):
+            continue
+        if argument not in of:
+            raise no_gradient(base, f"{argument} has none")
+        if argument not in given.get("needs", of):
+            raise no_gradient(base, f"needs does not have {argument!r}")
+    if has_gaps(given.get("bias")) and requires_gradient(given["bias"]):
+        raise no_gradient(base, "a list of biases with None in it has none")
+    for argument in ("block_table", "return_weights", "return_scores"):
+        value = given.get(argument)
+        if isinstance(value, Tensor) or value:
+            raise no_gradient(base, f"a call with {argument} has none")
+
+
 def has_gaps(value: Any) -> bool:
     """Whether None is in a list; autograd does not look for tensors in such a list."""
     return isinstance(value, list | tuple) and any(one is None for one in value)
+
+
+# ---- packed and quantised weights, which no operator holds ---------------------------------------
+
+
+class OfPacked(torch.autograd.Function):
+    """`linear` of weights some of which are no tensors: x has a gradient, and so do biases and the
+    weights that are tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: Any, *leaves: Any) -> Any:
+        given = pytree.tree_unflatten(list(leaves), spec)
+        ctx.spec, ctx.others = spec, [None if isinstance(one, Tensor) else one for one in leaves]
+        ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in leaves))
+        results = call(functional.linear, "linear", (), (), given)
+        return tuple(results) if isinstance(results, list) else results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        function = "backward.linear"
+        if torch.is_grad_enabled():
+            raise no_gradient(function, "there is no second derivative")
+        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+        leaves = [other if kept is None else kept for kept, other in pairs]
+        places = iter(range(1, 1 + len(leaves)))
+        at = pytree.tree_map(lambda leaf: next(places), pytree.tree_unflatten(leaves, ctx.spec))
+        given = pytree.tree_unflatten(leaves, ctx.spec)
+        x, weights = (on_arrays(given[one], function, one) for one in ("x", "weight"))
+        arrays = [on_arrays(one, function, "grad") for one in grads]
+        found: list[Any] = [None] * (1 + len(leaves))
+
+        def needed(place: Any) -> bool:
+            return isinstance(place, int) and bool(ctx.needs_input_grad[place])
+
+        def keep(place: int, gradient: Any) -> None:
+            found[place] = tensor_of(gradient).to(leaves[place - 1].dtype)
+
+        each, several = weights, isinstance(weights, list | tuple)
+        if not several:
+            each, at["weight"], at["bias"] = [weights], [at["weight"]], [at.get("bias")]
+        if needed(at["x"]):
+            keep(at["x"], backward.linear(arrays, x, each, needs=("x",)).x)
+        biases = at.get("bias") or [None] * len(each)
+        for grad, weight, *beside in zip(arrays, each, at["weight"], biases, strict=True):
+            for name, place in zip(("weight", "bias"), beside, strict=True):
+                if needed(place):
+                    keep(place, getattr(backward.linear(grad, x, weight, needs=(name,)), name))
+        return tuple(found)
+
+
+def linear_of_packed(**given: Any) -> Any:
+    leaves, spec = pytree.tree_flatten(
+        {name: one for name, one in given.items() if one is not None}
+    )
+    results = OfPacked.apply(spec, *leaves)  # type: ignore[no-untyped-call]
+    return list(results) if isinstance(given["weight"], list | tuple) else results

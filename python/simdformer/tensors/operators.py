@@ -11,15 +11,19 @@ The way back of an operator is one more operator, `torch.ops.simdformer.rms_norm
 hold that too. `gradients.py` has them.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from simdformer import functional
+from simdformer import functional, loss
+from simdformer.arguments import as_array
 from simdformer.tensors.gradients import (
     ATTENTION,
+    LOSS,
     PAIRS,
     ROPE,
     define,
@@ -28,8 +32,9 @@ from simdformer.tensors.gradients import (
     several,
 )
 from simdformer.tensors.wrapping import on_tensors, wants_gradient
+from simdformer.types import Array
 
-__all__ = ["OPERATORS", "PAIRS", "traced"]
+__all__ = ["OPERATORS", "PAIRS", "linear_cross_entropy", "traced"]
 
 QKV = "Tensor query, Tensor key, Tensor value"
 RETURNS = ("return_weights", "return_scores", "return_lse")
@@ -97,8 +102,31 @@ def like_parts(
     parts = [query.new_empty((*rows, value.shape[-1]))]
     for wanted in (return_weights, return_scores):
         parts += [query.new_empty((*rows, keys))] * wanted
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return parts + [query.new_empty(rows, dtype=wide)] * return_lse
+    return parts + [query.new_empty(rows, dtype=wide_of(query))] * return_lse
+
+
+def wide_of(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def like_loss(logits: Tensor, labels: Tensor, reduction: str = "mean", **others: Any) -> Tensor:
+    shape = labels.shape if reduction == "none" else ()
+    return logits.new_empty(shape, dtype=wide_of(logits))
+
+
+def like_loss_and_lse(
+    logits: Tensor, labels: Tensor, return_lse: bool = False, **others: Any
+) -> list[Tensor]:
+    lse = logits.new_empty(labels.shape, dtype=wide_of(logits))
+    return [like_loss(logits, labels, **others)] + [lse] * return_lse
+
+
+def like_loss_and_gradients(
+    x: Tensor, weight: Tensor, labels: Tensor, *, needs: list[str], **others: Any
+) -> list[Tensor]:
+    wide = wide_of(x)
+    gradients = {"x": x.new_empty(x.shape), "weight": weight.new_empty(weight.shape, dtype=wide)}
+    return [x.new_empty((), dtype=wide), *(gradients[one] for one in gradients if one in needs)]
 
 
 # ---- the operators -------------------------------------------------------------------------------
@@ -110,6 +138,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "gelu": ('(Tensor x, *, str approximate="none") -> Tensor', like_first),
     "swiglu": ("(Tensor gate, Tensor up) -> Tensor", like_first),
     "softmax": ("(Tensor x, int axis=-1, *, float temperature=1.0) -> Tensor", like_first),
+    "log_softmax": ("(Tensor x, int axis=-1) -> Tensor", like_first),
     "rms_norm": ("(Tensor x, Tensor? weight=None, *, float eps) -> Tensor", like_first),
     "layer_norm": (
         "(Tensor x, Tensor? weight=None, Tensor? bias=None, *, float eps) -> Tensor",
@@ -134,16 +163,47 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
         f"({QKV}, {ATTENTION}, {PARTS}) -> Tensor[]",
         like_parts,
     ),
+    "cross_entropy": (f"(Tensor logits, Tensor labels, *, {LOSS}) -> Tensor", like_loss),
+    "cross_entropy.parts": (
+        f"(Tensor logits, Tensor labels, *, {LOSS}, bool return_lse=False) -> Tensor[]",
+        like_loss_and_lse,
+    ),
+    "linear_cross_entropy": (
+        (
+            f"(Tensor x, Tensor weight, Tensor labels, *, SymInt? count=None, {LOSS}, str[] needs) "
+            "-> Tensor[]"
+        ),
+        like_loss_and_gradients,
+    ),
 }
+
+
+@functools.wraps(loss.linear_cross_entropy)
+def linear_cross_entropy(x: Any, weight: Any, labels: Any, **options: Any) -> list[Array]:
+    """The loss, and the gradients that are needed, on arrays."""
+    made = loss.linear_cross_entropy(x, weight, labels, **options)
+    wide = np.promote_types(as_array("linear_cross_entropy", "x", x).dtype, np.float32)
+    return [np.asarray(made.loss, wide), *(one for one in made[2:] if one is not None)]
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function on arrays behind an operator."""
+    base = name.partition(".")[0]
+    if base == "linear_cross_entropy":
+        return linear_cross_entropy
+    found: Callable[..., Any] = getattr(functional if hasattr(functional, base) else loss, base)
+    return found
 
 
 def register(name: str, schema: str, shaped: Callable[..., Any]) -> None:
     """Makes torch.ops.simdformer.<name> known."""
-    on_the_cpu = on_tensors(getattr(functional, name.partition(".")[0]))
+    on_the_cpu = on_tensors(function_of(name))
 
     def kernel(**named: Any) -> Any:
         results: Any = on_the_cpu(**several(named))
-        return list(results) if schema.endswith("[]") else results
+        if schema.endswith("[]"):
+            return list(results) if isinstance(results, list | tuple) else [results]
+        return results
 
     define(name, schema, kernel, shaped)
     differentiate(name)
@@ -164,10 +224,10 @@ def traced(name: str) -> Callable[..., Any] | None:
     operator = getattr(torch.ops.simdformer, name)
     kinds = {one.name: str(one.type) for one in operator.default._schema.arguments}
     tensors = {name for name, kind in kinds.items() if kind in ("Tensor", "Optional[Tensor]")}
-    attends = name == "scaled_dot_product_attention"
+    keeps_lse = f"{name}.parts" in OPERATORS
 
     def call(out: Any = None, **given: Any) -> Any:
-        if attends and wants_gradient(given.values()) and not any(map(given.get, RETURNS)):
+        if keeps_lse and wants_gradient(given.values()) and not any(map(given.get, RETURNS)):
             return call(out, **{**given, "return_lse": True})[0]  # kept for the way back
         biases = given.get("bias")
         if has_gaps(biases) and wants_gradient(given.values()):

@@ -44,8 +44,8 @@ def on_arrays(value: Any, function: str, name: str) -> Any:
 
 def tensors_of(results: Any) -> Any:
     """What a function of arrays gave: arrays, those in lists and tuples too, become tensors."""
-    if isinstance(results, np.ndarray):
-        return tensor_of(results)
+    if isinstance(results, np.ndarray | np.floating):
+        return tensor_of(np.asarray(results))
     if isinstance(results, list):
         return [tensors_of(result) for result in results]
     if isinstance(results, tuple):  # a named one too, as RopeFrequencies
@@ -72,15 +72,17 @@ def call(
 
 
 def on_tensors(
-    function: Callable[P, Any], traced: Callable[..., Any] | None = None
+    function: Callable[P, Any],
+    traced: Callable[..., Any] | None = None,
+    of_packed: Callable[..., Any] | None = None,
 ) -> Callable[P, Tensor]:
     """A function of arrays as one of tensors, with the same arguments: they are read where they
     lie, what it gives are tensors, and what was given as `out` comes back.
 
     Autograd, torch.compile and torch.export see nothing but PyTorch's operators: where a gradient
     is wanted, or they look on, `traced` is called with the arguments by their names. Where it is
-    None, or a weight is packed and so no tensor, there is no gradient, and the graph is broken in
-    two.
+    None there is no gradient, and the graph is broken in two. A weight that is packed is no tensor:
+    it breaks the graph too, and where a gradient is wanted `of_packed` is called, if there is one.
     """
     title = function.__name__
     signature = inspect.signature(function)
@@ -95,15 +97,18 @@ def on_tensors(
         if not (wanted or torch.compiler.is_compiling()):
             return called(*args, **kwargs)
         named = dict(zip(names, args, strict=False)) | kwargs
-        if traced is None or has_packed(named.get("weight")):
-            if not torch.compiler.is_compiling():
-                return called(*args, **kwargs)  # which refuses the gradient
-            return outside_graphs(called)(*args, **kwargs)
         if wanted and named.get("out") is not None:
             raise no_gradient(title, "what is written into out has none")
         if len(args) > len(names) or not named.keys() <= set(names):
             return called(*args, **kwargs)  # which names the argument
-        return traced(**named)
+        if traced is not None and not has_packed(named.get("weight")):
+            return traced(**named)
+        outside: Callable[..., Any] = called  # which refuses a gradient
+        if wanted and of_packed is not None:
+            outside = of_packed
+        if torch.compiler.is_compiling():
+            outside = outside_graphs(outside)
+        return outside(**named)
 
     shown: Any = wrapped
     del shown.__wrapped__  # or help() would show its signature
@@ -134,7 +139,7 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as torch.compile leaves it alone: asked for while that looks on, since it takes
     seconds to load."""
     torch._dynamo.graph_break(
-        msg="simdformer: layers, and functions of packed weights, are no operators of PyTorch"
+        msg="simdformer: experts, and functions of packed weights, are no operators of PyTorch"
     )
     disable: Any = torch.compiler.disable
     outside: Callable[..., Any] = disable(function)

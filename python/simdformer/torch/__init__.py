@@ -11,10 +11,11 @@
 Tensors lie on the CPU and are read there, in float32, float64, float16 and bfloat16, contiguous or
 not; results are tensors of the first argument's dtype. Nothing is copied on the way in or out.
 torch.compile and torch.export hold the functions as operators and their graphs stay whole; packed
-weights, layers and models break them.
+weights, experts and models break them.
 
-The functions have gradients. Layers, models and packed weights have none: with one wanted, calling
-is a RuntimeError; torch.no_grad(), torch.inference_mode() or .detach() is what to do.
+Functions and layers have gradients. Models have none; packed weights have none, their inputs do.
+With one wanted that is not there, calling is a RuntimeError; torch.no_grad(),
+torch.inference_mode() or .detach() is what to do.
 """
 
 from importlib.util import find_spec
