@@ -29,8 +29,8 @@ the full name of a step, with the notebook and section that explain it and with 
 head of the mistakes below it. Where several programs share a step it has several names, and where
 each mistake says whose lines it changes, that of a program. In parentheses behind a mistake's name:
 that it is rarely made; that another one alone is named where both give an array (unless no_eps,
-unless linear.no_bias); the section, where it is another one. `as above` is the cause of the mistake
-before.
+unless linear.no_bias); the section, where it is another one; that it is no mistake but another
+convention, with which the array is right. `as above` is the cause of the mistake before.
 '''
 
 import re
@@ -57,6 +57,7 @@ class Mistake:
     fix : what to write instead
     step : the notebook and section that the step belongs to, such as "01 §2"
     replaces : the wrong steps, by full name; none where it is none of the catalogue
+    convention : whether it is none, but another way to be right
     """
 
     name: str
@@ -65,6 +66,7 @@ class Mistake:
     fix: str
     step: str
     replaces: Mapping[str, Step] = field(default_factory=dict, compare=False, repr=False)
+    convention: bool = False
 
     @property
     def difference(self) -> list[str]:
@@ -167,8 +169,9 @@ def variations(text: str, calls: tuple[Any, ...] = ()) -> Iterator[Variation]:
             other = [note[7:] for note in notes if note.startswith("unless ")]
             see = next((note for note in notes if note[:1].isdigit()), usual)
             name = f"{program}.{found['name']}"
+            replaces, convention = wrong_steps(full, calls), "convention" in notes
             yield Variation(
-                Mistake(name, title, cause, own or fix, see, wrong_steps(full, calls)),
+                Mistake(name, title, cause, own or fix, see, replaces, convention),
                 "rare" in notes,
                 next((full_name(one, program) for one in other), ""),
             )

@@ -23,6 +23,7 @@ __all__ = [
     "float_dtypes",
     "numbers",
     "row_size",
+    "whole_size",
 ]
 
 finfo: Callable[[Any], Any] = ml_dtypes.finfo  # it knows bfloat16 too
@@ -71,6 +72,11 @@ def row_size(x: Float64) -> Float64:
     return size
 
 
+def whole_size(size: Float64) -> float:
+    """Root mean square of the sizes of all rows."""
+    return float(np.sqrt(np.mean(np.square(size)))) if size.size else 0.0
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two arrays of one shape, number by number."""
@@ -111,10 +117,12 @@ def compare(
     rtol: float,
     dtype: np.dtype[Any],
     spread: Float64 | None = None,
+    floor: float = 0.0,
 ) -> Comparison:
     """mine and right (...); dtype is the coarsest that took part.
 
     spread (..., 1): how far rounding alone may take each row, where that is known.
+    floor: a row counts for at least so much of the whole array's size.
     """
     found, wanted = np.atleast_1d(numbers(mine)), np.atleast_1d(numbers(right))
     with np.errstate(all="ignore"):
@@ -125,6 +133,7 @@ def compare(
         same = (found == wanted) | (np.isnan(found) & np.isnan(wanted)) | too_large
         error = np.where(same, 0, np.where(np.isnan(error), np.inf, error))
     size = row_size(wanted)
+    size = np.maximum(size, floor * whole_size(size)) if floor else size
     allowed = rtol * size + float(finfo(dtype).smallest_subnormal)
     if spread is not None:
         allowed = np.maximum(allowed, spread)

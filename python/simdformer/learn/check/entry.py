@@ -98,11 +98,11 @@ def check(
 
     coarse = cache(in_16_bits)
     if call.names:
-        given = gradients(mine, call)
-        judged = {
-            call.names[i]: Check(replace(call, only=i), [x], rtol, in_16_bits=coarse).report()
-            for i, x in given.items()
+        asked = {
+            call.names[i]: Check(replace(call, only=i), [x], rtol, in_16_bits=coarse)
+            for i, x in gradients(mine, call).items()
         }
+        judged = agreed({name: one.report() for name, one in asked.items()}, asked)
         there = zip(call.names, call.results, strict=True)
         left = [name for name, x in there if x is not None and name not in judged]
         report = together(call.name, judged, left)
@@ -114,6 +114,22 @@ def check(
         reasons = tuple((mistake,) for mistake in impure)
         report = replace(report, ok=False, explanations=reasons, observations=(), parts=())
     return report
+
+
+def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, Report]:
+    """Keeps the explanations of a gradient that explain the others, too, or leave them alone."""
+
+    def agrees(group: tuple[Mistake, ...]) -> bool:
+        return all(
+            asked[name].agrees_with(group, report.right)
+            for name, report in reports.items()
+            if report.right is not None
+        )
+
+    for name, report in reports.items():
+        if len(report.explanations) > 1 and (left := tuple(filter(agrees, report.explanations))):
+            reports[name] = replace(report, explanations=left)
+    return reports
 
 
 def is_swapped(op: Any, call: Call, mine: Any) -> bool:

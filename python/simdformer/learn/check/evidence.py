@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.check.compare import Comparison, Float64, compare, finfo, numbers, row_size
+from simdformer.learn.check.compare import (
+    Comparison,
+    Float64,
+    compare,
+    finfo,
+    numbers,
+    row_size,
+    whole_size,
+)
 from simdformer.learn.check.constants import Fit, fits
 from simdformer.learn.check.problem import Problem
 from simdformer.learn.check.rounding import F64, Noise, coarser
@@ -95,10 +103,16 @@ class Evidence:
         found = []
         for x, sample, spread in zip(right, self.noise.exact() or [], moved, strict=True):
             x, unit = np.atleast_1d(numbers(x)), float(finfo(dtype).eps)
-            size = row_size(np.atleast_1d(numbers(sample)))
+            size = self.counted(np.atleast_1d(numbers(sample)))
             most = float(np.max(row_size(spread) / np.where(size == 0, 1, size), initial=0))
-            found.append(row_size(x) * most + NOTHING * unit * np.nan_to_num(np.abs(x)))
+            found.append(self.counted(x) * most + NOTHING * unit * np.nan_to_num(np.abs(x)))
         return found
+
+    def counted(self, x: Float64) -> Float64:
+        """The size of each row, that of rows which are next to nothing as `compare` counts it."""
+        size = row_size(x)
+        counted: Float64 = np.maximum(size, self.problem.floor * whole_size(size))
+        return counted
 
     def is_rounding(self, right: list[Any], dtype: np.dtype[Any]) -> bool:
         """Whether rounding to a coarser dtype explains the results: the size of the error and its
@@ -225,8 +239,8 @@ class Evidence:
 def sizes(x: Any) -> Float64:
     """The size of each row, or of the whole array where that is more."""
     size = row_size(np.atleast_1d(numbers(x)))
-    whole: Float64 = np.maximum(size, np.sqrt(np.mean(np.square(size))) if size.size else 0.0)
-    return whole
+    of_rows: Float64 = np.maximum(size, whole_size(size))
+    return of_rows
 
 
 def is_rounding(known: Explanation) -> bool:

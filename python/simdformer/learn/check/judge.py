@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import (
     QUANTIZED,
     TOLERANCE,
@@ -108,14 +109,22 @@ class Check:
 
     def compare(self, mine: list[Any], right: list[Any], spreads: Any = None) -> list[Comparison]:
         return [
-            compare(a, b, self.tolerance, self.coarsest, None if spreads is None else spreads[i])
-            for i, (a, b) in enumerate(zip(mine, right, strict=True))
+            compare(a, b, self.tolerance, self.coarsest, spread, self.call.floor)
+            for a, b, spread in zip(mine, right, spreads or [None] * len(mine), strict=True)
         ]
 
     # ---- right or wrong --------------------------------------------------------------------------
 
     def verdict(self, right: list[Any]) -> Verdict:
-        """What needs the least rounding to be true: see `evidence`."""
+        """What needs the least rounding to be true: see `evidence`. What another convention gives
+        is right."""
+        found = self.believed(right)
+        for group in () if found.ok else found.explanations:
+            if all(one.convention for one in group):
+                return Verdict(True, found.found, (), tuple(map(by_convention, group)))
+        return found
+
+    def believed(self, right: list[Any]) -> Verdict:
         found = self.compare(self.mine, right)
         ok = all(c.ok for c in found)
         if self.call.program is None:
@@ -175,12 +184,13 @@ class Check:
             dtypes.append(np.dtype(np.float32))
         problem = Problem(
             self.call.program,
-            self.call.variables,
+            self.call.asked,
             mine,
             self.call.arithmetic,
             self.until,
             self.begun,
             self.call.part,
+            self.call.floor,
         )
         return Evidence(problem, dtypes, self.tolerance, self.coarsest, self.call.longest)
 
@@ -190,6 +200,12 @@ class Check:
 
     def pairs(self, evidence: Evidence) -> tuple[Explanation, ...]:
         return evidence.search.pairs()
+
+    def agrees_with(self, group: Explanation, right: Any) -> bool:
+        """Whether mistakes give the result, or leave what is right as it is."""
+        replaced = {name: step for one in group for name, step in one.replaces.items()}
+        searches = (self.evidence(x).search for x in (self.mine, [right]))
+        return any(one.fits(one.sample, replaced, one.dtypes[0]) for one in searches)
 
     def misshapen(self, right: list[Any], i: int) -> Report:
         """Wrong shapes: what was done to the axes, then what else is wrong."""
@@ -251,6 +267,10 @@ class Check:
         return ("head", "query") if self.mine[i].ndim < self.mine[0].ndim else (
             "head", "query", "key"
         )  # fmt: skip
+
+
+def by_convention(one: Mistake) -> str:
+    return f"right by another convention: {one.title}. {one.cause}"
 
 
 def _number(mine: Any, right: Any) -> Any:

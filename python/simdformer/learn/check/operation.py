@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from simdformer import arguments, backward, functional, nn, reference
+from simdformer import arguments, backward, functional, loss, nn, reference
 from simdformer.learn import mistakes
 from simdformer.learn.check.asking import refuse
 from simdformer.learn.check.compare import float_dtypes
@@ -25,15 +25,22 @@ for _module in iter_modules(mistakes.__path__):
 
 # What can be checked by name, and what says in float64 what is right. Gradients are those that are
 # spelt out.
-KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = {
-    getattr(functional, name): (name, getattr(reference, name))
-    for name in reference.forward.__all__
-    if name != "RopeFrequencies"
-} | {
-    gradient: (f"backward.{name}", getattr(reference.backward, name))
-    for name in backward.__all__
-    if (gradient := getattr(backward, name)) in OPERATIONS
-}
+KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = (
+    {
+        getattr(functional, name): (name, getattr(reference, name))
+        for name in reference.forward.__all__
+        if name != "RopeFrequencies"
+    }
+    | {
+        getattr(loss, name): (name, getattr(reference.loss, name))
+        for name in ("cross_entropy", "log_softmax")
+    }
+    | {
+        gradient: (f"backward.{name}", getattr(reference.backward, name))
+        for name in backward.__all__
+        if (gradient := getattr(backward, name)) in OPERATIONS
+    }
+)
 NAMED = {name: function for function, (name, _) in KNOWN.items()}
 LARGE = 4_000_000  # numbers in one array, from which on the kernels are the judge
 
@@ -65,9 +72,19 @@ class Asked:
         """What should come out, in float64."""
         raise NotImplementedError
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a run of the program starts from."""
+        return self.variables
+
     def part(self, results: list[Any]) -> list[Any]:
         """Those of the program's results that are asked about."""
         return results
+
+    @property
+    def floor(self) -> float:
+        """The part of the whole array's size that each row counts for at least."""
+        return 0.0
 
     @property
     def longest(self) -> int:
@@ -107,8 +124,19 @@ class Call(Asked):
             out = self._converted(np.float32)
         return self.part(list(out) if self.several else [out])
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """With the number of the result that is meant: how a problem is sampled depends on it."""
+        return self.variables | {"only": self.only}
+
     def part(self, results: list[Any]) -> list[Any]:
         return results if self.only is None else [results[self.only]]
+
+    @property
+    def floor(self) -> float:
+        """Some rows of a gradient are next to nothing beside the others: p - 1 where the model is
+        sure of its label, 0 of padding."""
+        return 0.2 if self.name.startswith("backward.") else 0.0
 
     @property
     def longest(self) -> int:
@@ -139,9 +167,9 @@ def checkable() -> list[str]:
 
 def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The call, made once to see that it is one: a wrong argument raises what it always raises."""
-    if "out" in kwargs:
-        raise TypeError("check: out is given, needs a call that allocates its result; leave it out")
     function = as_array(_operation(op))
+    if "out" in kwargs and not needs_out(function):
+        raise TypeError("check: out is given, needs a call that allocates its result; leave it out")
     args = tuple(map(as_array, args))
     kwargs = {name: as_array(value) for name, value in kwargs.items()}
     refuse(function, args, kwargs)
@@ -152,7 +180,9 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     kind = type(function) if type(function) in OPERATIONS or _is_layer(function) else function
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    variables = {name: value for name, value in bound.arguments.items() if name != "out"}
+    variables = dict(bound.arguments)
+    if not needs_out(function):
+        variables.pop("out", None)
     if kind is not function:
         variables = vars(function) | variables
     name = KNOWN[function][0] if kind is function else kind.__name__
@@ -162,6 +192,12 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     if lists := [one for one, x in zip(names, results, strict=False) if isinstance(x, list)]:
         raise TypeError(f"check: {lists[0]} is a list, needs one array; check them one by one")
     return Call(name, variables, program, function, args, kwargs, results, several, names)
+
+
+def needs_out(function: Any) -> bool:
+    """Whether `out` is what the forward gave, as in attention's gradient, and no place to write."""
+    out = inspect.signature(function).parameters.get("out")
+    return out is not None and out.default is out.empty
 
 
 def takes(op: Any, name: str) -> bool:

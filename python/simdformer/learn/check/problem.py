@@ -25,6 +25,7 @@ class Problem:
     until : on the clock of time.thread_time; afterwards no mistake is tried
     begun : called before each run
     part : those of the program's results that `mine` are
+    floor : as for `compare`
     """
 
     program: Program
@@ -34,6 +35,7 @@ class Problem:
     until: float = float("inf")
     begun: Callable[[], None] = lambda: None
     part: Callable[[list[Any]], list[Any]] = lambda results: results
+    floor: float = 0.0
 
     def sampled(self, limit: int) -> "Problem":
         """The same for some of the rows, where arrays would be larger than the limit."""
@@ -100,12 +102,14 @@ def distance(mine: list[Any], other: list[Any]) -> float:
 class Target:
     """Results that many others are compared with; a few numbers are looked at first."""
 
-    def __init__(self, results: list[Any], rtol: float, coarsest: np.dtype[Any]) -> None:
-        self.results, self.rtol, self.coarsest = results, rtol, coarsest
+    def __init__(
+        self, results: list[Any], rtol: float, coarsest: np.dtype[Any], floor: float = 0.0
+    ) -> None:
+        self.results, self.rtol, self.coarsest, self.floor = results, rtol, coarsest, floor
         self.probes = []
         for x in results:
             at = np.unique(np.linspace(0, x.size - 1, min(PROBES, x.size)).astype(int))
-            here = compare(x, x, rtol, coarsest)
+            here = compare(x, x, rtol, coarsest, floor=floor)
             allowed = (here.allowed + np.zeros_like(here.error)).ravel()[at]
             self.probes.append((at, numbers(x.ravel()[at]), allowed))
 
@@ -127,10 +131,10 @@ class Target:
                     return 2 * self.near
         return max(
             (
-                compare(
-                    a, b, self.rtol, self.coarsest, None if spreads is None else spreads[i]
-                ).excess
-                for i, (a, b) in enumerate(zip(self.results, other, strict=True))
+                compare(a, b, self.rtol, self.coarsest, spread, self.floor).excess
+                for a, b, spread in zip(
+                    self.results, other, spreads or [None] * len(other), strict=True
+                )
             ),
             default=0.0,
         )

@@ -237,7 +237,7 @@ class Search:
         return self._bases[key]
 
     def target(self, problem: Problem) -> Target:
-        return Target(problem.mine, self.rtol, self.coarsest)
+        return Target(problem.mine, self.rtol, self.coarsest, problem.floor)
 
     def fits(
         self,

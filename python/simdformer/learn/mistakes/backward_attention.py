@@ -1,0 +1,383 @@
+"""The gradients of attention in steps, and what goes wrong in them.
+
+grad, out (...,H,L,Dv), query (...,H,L,D), key (...,K,S,D), value (...,K,S,Dv), lse (...,H,L); the
+meaning is that of `reference.backward.scaled_dot_product_attention`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simdformer import backward
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes.attention import is_boolean
+from simdformer.learn.program import Program, State
+from simdformer.reference.forward import visible_keys
+
+
+def with_heads(s: State, x: Any) -> Any:
+    """An array with an axis of heads, where query has none."""
+    x = s.run.array(x)
+    return x[None] if np.ndim(s.query) == 2 else x
+
+
+def visible(s: State) -> Any:
+    """Which keys each query sees, of those that a mask of numbers does not hide."""
+    names = ("is_causal", "causal_offset", "window", "chunk", "key_starts", "key_lengths")
+    given = {name: getattr(s, name) for name in (*names, "segment_ids", "cu_seqlens")}
+    seen = visible_keys(s.scores.shape, **given)
+    mask = s.attn_mask
+    if mask is None:
+        return seen
+    return seen & (np.asarray(mask) if is_boolean(mask) else s.run.array(mask) != -np.inf)
+
+
+def summed_to(x: Any, like: Any) -> Any:
+    """The sum over all axes along which `like` was broadcast."""
+    shape = np.shape(like)
+    x = x.sum(axis=tuple(range(x.ndim - len(shape))))
+    axes = tuple(i for i, length in enumerate(shape) if x.shape[i] != length)
+    return x.sum(axis=axes, keepdims=True)
+
+
+def transposed(x: Any) -> Any:
+    return np.swapaxes(x, -1, -2)
+
+
+def of_group(s: State, x: Any) -> Any:
+    """(...,H,S,D) -> (...,K,G,S,D)"""
+    return x.reshape(*x.shape[:-3], s.num_kv_heads, s.group, *x.shape[-2:])
+
+
+def of_seen(seen: Any, x: Any) -> Any:
+    """x where it is seen, 0 elsewhere."""
+    return np.where(seen, x, x.dtype.type(0))
+
+
+def softmax_of(x: Any) -> Any:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def some_heads(
+    variables: dict[str, Any], limit: int
+) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+    """The first heads of the first sequence, for gradients that are no sums over all of them."""
+    query, key = np.asarray(variables["query"]), np.asarray(variables["key"])
+    of_each = ("key_starts", "key_lengths", "causal_offset", "segment_ids", "cu_seqlens")
+    several = any(np.ndim(variables[name]) for name in of_each)
+    shapes = [np.shape(variables[name]) for name in ("key", "value", "grad")]
+    alike = all(shape[:-3] == query.shape[:-3] for shape in shapes)
+    size = query.size // max(query.shape[-1], 1) * key.shape[-2]
+    if size <= limit or query.ndim < 3 or several or not alike or variables["only"] > 2:
+        return None
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    group, kept = heads // kv_heads, min(kv_heads, 2)
+    if query.shape[:-3] == (1,) * (query.ndim - 3) and kept == kv_heads:
+        return None
+
+    def take(x: Any, count: int, axis: int = -3) -> Any:
+        x = np.asarray(x)
+        x = x[(slice(1),) * (x.ndim + axis)]
+        return x if x.shape[axis] == 1 < heads else np.take(x, range(count), axis)
+
+    fewer = dict(variables)
+    for name in ("query", "grad", "out"):
+        fewer[name] = take(variables[name], kept * group)
+    for name in ("key", "value"):
+        fewer[name] = take(variables[name], kept)
+    for name in ("lse", "grad_lse"):
+        if variables[name] is not None:
+            fewer[name] = take(variables[name], kept * group, -2)
+    if np.ndim(variables["attn_mask"]) > 2:
+        fewer["attn_mask"] = take(variables["attn_mask"], kept * group)
+    if variables["sinks"] is not None:
+        fewer["sinks"] = np.asarray(variables["sinks"])[: kept * group]
+
+    def part(out: Any) -> Any:
+        lost = np.ndim(out) < 3 or out.shape[-3] not in (heads, kv_heads)
+        return out if lost else take(out, kept if variables["only"] else kept * group)
+
+    return fewer, part
+
+
+def default_scale(s: State) -> float:
+    return 1 / math.sqrt(s.q.shape[-1]) if s.scale is None else float(s.scale)
+
+
+attention_backward = Program(
+    "attention_backward",
+    """
+    inputs:
+        q, k, v = with_heads(s, query), with_heads(s, key), with_heads(s, value)
+        dy, y = with_heads(s, grad), with_heads(s, out)
+        log_sums = with_heads(s, lse)[..., None]
+        of_lse = real(0) if grad_lse is None else with_heads(s, grad_lse)[..., None]
+    group:
+        num_kv_heads = k.shape[-3]
+        group = q.shape[-3] // num_kv_heads
+    repeat: keys, values = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
+    scale: factor = real(default_scale(s))
+    score: scores = q @ transposed(keys) * factor
+    cap if softcap is not None: scores = real(softcap) * np.tanh(scores / real(softcap))
+    see: seen = visible(s)
+    mask: masked = scores
+    add_mask if attn_mask is not None and not is_boolean(attn_mask):
+        masked = scores + array(attn_mask)
+    weigh: p = of_seen(seen, np.exp(masked - log_sums))
+    of_value: dv = transposed(p) @ dy
+    of_weights: dp = dy @ transposed(values)
+    delta: delta = (dy * y).sum(axis=-1, keepdims=True)
+    delta_of_lse if grad_lse is not None: delta = delta - of_lse
+    subtract: ds = of_seen(seen, p * (dp - delta))
+    of_mask: dm = ds
+    uncap if softcap is not None: ds = ds * (1 - (scores / real(softcap)) ** 2)
+    of_query: dq = ds @ keys * factor
+    of_key: dk = transposed(ds) @ q * factor
+    fold: dk, dv = of_group(s, dk).sum(axis=-3), of_group(s, dv).sum(axis=-3)
+    fold_mask: dm = None if attn_mask is None else summed_to(dm, attn_mask)
+    of_sinks:
+        shares = None if sinks is None else np.exp(array(sinks)[:, None, None] - log_sums)
+        dsink = None if sinks is None else -(shares * delta)
+    fold_sinks:
+        dsink = None if sinks is None else np.moveaxis(dsink[..., 0], -2, 0)
+        dsink = None if sinks is None else dsink.reshape(len(dsink), -1).sum(axis=-1)
+    give:
+        dq, dk = dq.reshape(np.shape(query)), dk.reshape(np.shape(key))
+        out = dq, dk, dv.reshape(np.shape(value)), dm, dsink
+    """,
+    calls=(
+        with_heads, visible, summed_to, transposed, of_group, of_seen, default_scale, is_boolean,
+        softmax_of,
+    ),
+    of=backward.scaled_dot_product_attention,
+    axes=("head", "position", "channel"),
+    thin=some_heads,
+)  # fmt: skip
+
+mistakes(
+    """
+    attention_backward.see (01 §2) > Use the forward's mask where the weights are computed again.
+
+    mask_missing: the mask is missing where the weights are computed again
+        exp(scores - lse) gives hidden keys a weight: the mask belongs to the backward as well.
+        | seen = np.ones_like(visible(s))
+    causal_missing (rare, unless mask_missing): causality is missing in the backward
+        Only the mask that was handed over hides keys.
+        | unless(not is_causal or attn_mask is None); is_causal = False; ...
+    causal_strict: the diagonal is hidden in the backward
+        j < i in place of j <= i.
+        | unless(not is_causal); ...; seen = seen & ~np.eye(*seen.shape[-2:], dtype=bool)
+    causal_inverted: the mask is turned round in the backward: it hides what was seen
+        masked_fill(tril, -inf) hides the past; the upper triangle is what it should hide.
+        | unless(not is_causal); ...; seen = ~np.tri(*seen.shape[-2:], dtype=bool)
+    mask_missing_in_softmax: the mask is missing where softmax is computed again
+        as above
+        | seen = np.ones_like(visible(s))
+        weigh | p = softmax_of(masked)
+        delta | delta = (p * dp).sum(axis=-1, keepdims=True)
+    window_missing (rare, unless mask_missing): the window is missing in the backward
+        Keys that are too far back had no weight, and have no gradient.
+        | unless(window is None); window = None; ...
+    lengths_missing (rare, unless mask_missing): key_lengths are not looked at in the backward
+        Padding had no weight, and has no gradient.
+        | unless(key_lengths is None); key_lengths = None; ...
+    segments_missing (rare, unless mask_missing): packed texts see each other in the backward
+        Each text sees itself alone, on the way back too.
+        | unless(segment_ids is None and cu_seqlens is None)
+        | segment_ids = cu_seqlens = None; ...
+
+    attention_backward.add_mask (01 §2) > Add the mask to the scores before exp(scores - lse).
+
+    bias_missing: the numbers of the mask are not added where the weights are computed again
+        The forward added them: ALiBi, T5.
+        | masked = scores
+
+    attention_backward.weigh (01 §2) > The weights are exp(scores - lse), 0 where nothing is seen.
+
+    lse_missing (rare): lse is missing: the weights are not divided by their sum
+        exp(scores) alone does not sum to one.
+        | p = of_seen(seen, np.exp(masked))
+    hidden_not_zero (rare): a query that sees nothing gives NaN
+        exp(-inf + inf) is NaN, and NaN spreads into all keys.
+        | p = np.exp(np.where(seen, masked, real(-np.inf)) - log_sums)
+        subtract | ds = p * (dp - delta)
+
+    attention_backward.of_value (01 §2) > dvalue = weightsᵀ @ dout.
+
+    value_not_transposed: the weights are not transposed in value's gradient
+        weights @ dout has the right shape where queries and keys are as many.
+        | dv = p @ dy
+    value_itself: value's gradient is made of value instead of dout
+        y = weights @ value: the other factor stays, and dout takes the place of y.
+        | unless(dy.shape[-2] != values.shape[-2]); dv = transposed(p) @ values
+    scale_in_value: the scale is in value's gradient
+        The scale multiplies scores; weights and value have none.
+        | ...; dv = dv * factor
+    value_of_dp (rare): value's gradient is made of dP instead of the weights
+        dP belongs to queries and keys.
+        | dv = transposed(dy @ transposed(values)) @ dy
+
+    attention_backward.delta (01 §2) > delta is the sum of dout * out along the row.
+
+    delta_missing: delta is missing: softmax's row sum is not subtracted
+        softmax's gradient is P * (dP - sum(P * dP)); the sum equals dout · out.
+        | delta = np.zeros_like((dy * y).sum(axis=-1, keepdims=True))
+    delta_of_out: delta is the sum of out, without dout
+        sum(dout * out).
+        | delta = y.sum(axis=-1, keepdims=True)
+    delta_mean: delta is the mean of dout * out instead of the sum
+        It is too small by the number of channels.
+        | delta = (dy * y).mean(axis=-1, keepdims=True)
+    delta_of_dp (rare): delta is the sum of dP, without the weights
+        The row sum of the wrong array: sum(P * dP).
+        | delta = dp.sum(axis=-1, keepdims=True)
+    delta_mean_of_keys: the mean of P * dP is subtracted instead of the sum
+        softmax's gradient has the sum along the row.
+        | delta = (p * dp).mean(axis=-1, keepdims=True)
+    delta_over_queries: the sum of P * dP runs over the queries, not along the keys
+        axis=-2 where the last axis is meant.
+        | delta = (p * dp).sum(axis=-2, keepdims=True)
+    delta_added (rare): delta is added instead of subtracted
+        P * (dP - delta).
+        subtract | ds = of_seen(seen, p * (dp + delta))
+
+    attention_backward.subtract (01 §2) > dscores = P * (dP - delta).
+
+    weights_missing: the weights are missing in front: dP - delta
+        softmax's gradient has P in front of the bracket.
+        | ds = of_seen(seen, dp - delta)
+    diagonal_only: this is P * (1 - P) * dP, the derivative of a sigmoid
+        It is the diagonal of softmax's Jacobian only.
+        | ds = of_seen(seen, p * (1 - p) * dp)
+    delta_outside: P multiplies dP only: P * dP - delta
+        The brackets: P * (dP - delta).
+        | ds = of_seen(seen, p * dp - delta)
+    no_softmax (rare): softmax's gradient is left out: dP is taken for that of the scores
+        The weights are a softmax of the scores.
+        | ds = of_seen(seen, dp)
+    negated: the sign of the scores' gradient is turned round
+        P * (delta - dP): the two terms are swapped.
+        | ds = of_seen(seen, p * (delta - dp))
+
+    attention_backward.delta_of_lse (01 §2) > The gradient of lse adds P * dlse: delta - dlse.
+
+    lse_gradient_missing: the gradient of lse is left out
+        lse is an output too: losses may use it.
+        | pass
+    lse_gradient_sign: the gradient of lse has the wrong sign
+        delta - dlse, not delta + dlse.
+        | delta = delta + of_lse
+
+    attention_backward.uncap (01 §2) > Multiply by 1 - (scores / softcap)², of the capped scores.
+
+    cap_not_differentiated: the softcap's derivative is missing
+        tanh lies between the scores and the softmax.
+        | pass
+    cap_of_masked (rare): the softcap's derivative is taken of the masked scores
+        The mask comes behind the cap: 1 - (scores / softcap)² before it.
+        | ds = ds * (1 - (masked / real(softcap)) ** 2)
+
+    attention_backward.cap (01 §2) > Cap the scores where the weights are computed again.
+
+    no_cap: the softcap is missing where the weights are computed again
+        The forward capped the scores: softcap * tanh(scores / softcap).
+        | pass
+        uncap | pass
+
+    attention_backward.of_query (01 §2) > dquery = dscores @ key * scale.
+
+    scale_missing_in_query: the scale is missing in query's gradient
+        scores = query @ keyᵀ * scale: it multiplies on the way back, too.
+        | dq = ds @ keys
+    scale_twice_in_query: the scale is in query's gradient twice
+        It is in dscores already, or the query was scaled in advance.
+        | ...; dq = dq * factor
+
+    query_itself: query's gradient is made of query instead of key
+        scores = query @ keyᵀ: the other factor stays.
+        | unless(q.shape != keys.shape); dq = ds @ q * factor
+
+    attention_backward.of_key (01 §2) > dkey = dscoresᵀ @ query * scale.
+
+    scale_missing_in_key: the scale is missing in key's gradient
+        scores = query @ keyᵀ * scale: it multiplies on the way back, too.
+        | dk = transposed(ds) @ q
+    scale_twice_in_key: the scale is in key's gradient twice
+        It is in dscores already, or the query was scaled in advance.
+        | ...; dk = dk * factor
+    key_itself: key's gradient is made of key instead of query
+        scores = query @ keyᵀ: the other factor stays.
+        | unless(q.shape != keys.shape); dk = transposed(ds) @ keys * factor
+    scale_missing: the scale is missing in the gradients of query and key
+        scores = query @ keyᵀ * scale: it multiplies on the way back, too.
+        of_query | dq = ds @ keys
+        | dk = transposed(ds) @ q
+    scale_twice: the scale is in the gradients of query and key twice
+        It is in dscores already.
+        of_query | ...; dq = dq * factor
+        | ...; dk = dk * factor
+    key_not_transposed: the scores' gradient is not transposed in key's gradient
+        dscores @ query has the right shape where queries and keys are as many.
+        | dk = ds @ q * factor
+
+    attention_backward.scale (01 §2) > Use the forward's scale.
+
+    scale_missing_in_scores: the scale is missing where the weights are computed again
+        exp(scores - lse) needs the scores of the forward, scaled.
+        | factor = real(1)
+        of_query | factor = real(default_scale(s)); ...
+    scale_multiplied: the scores are multiplied by sqrt(D) instead of divided
+        scores / sqrt(D): its inverse went into the product.
+        | ...; factor = 1 / factor
+    scale_of_query_alone (rare): the scale is that of the whole width, not of a head
+        sqrt(E) in place of sqrt(E / H).
+        | ...; factor = factor / real(math.sqrt(q.shape[-3]))
+
+    attention_backward.fold (01 §2) > Sum over the query heads that read a key head: neighbours.
+
+    groups_averaged: the heads of a group are averaged, not summed
+        Each query head adds its own part.
+        | dk, dv = of_group(s, dk).mean(axis=-3), of_group(s, dv).mean(axis=-3)
+    last_of_group: only the last head of each group counts
+        A loop that assigns with = where += is meant.
+        | dk, dv = of_group(s, dk)[..., -1, :, :], of_group(s, dv)[..., -1, :, :]
+    first_of_group: only the first head of each group counts
+        An index 0, or a step, where the sum is meant.
+        | dk, dv = of_group(s, dk)[..., 0, :, :], of_group(s, dv)[..., 0, :, :]
+    groups_tiled: heads that are K apart are folded, as if keys had been tiled
+        Heads of a group are neighbours: repeat_interleave, not tile.
+        | dk = dk.reshape(*dk.shape[:-3], group, num_kv_heads, *dk.shape[-2:]).sum(axis=-4)
+        | dv = dv.reshape(*dv.shape[:-3], group, num_kv_heads, *dv.shape[-2:]).sum(axis=-4)
+    not_folded: key and value have a gradient for each query head
+        The sum over the query heads that read a key head is missing.
+        | unless(group == 1)
+        give | out = dq.reshape(np.shape(query)), dk, dv, dm, dsink
+
+    attention_backward.fold_mask (01 §2) > Sum over the axes along which the mask was broadcast.
+
+    mask_not_summed: the mask's gradient is not summed over the heads that share it
+        What was broadcast is summed on the way back.
+        | unless(attn_mask is None)
+
+    attention_backward.of_sinks (01 §2) > dsink = -sum(exp(sink - lse) * delta).
+
+    sinks_sign: the sign of the sinks' gradient is turned round
+        A sink takes from all keys: -exp(sink - lse) * delta.
+        | ...; dsink = -dsink
+    sinks_without_delta: delta is missing in the sinks' gradient
+        The sink's own share times delta.
+        | ...; dsink = -shares * np.ones_like(delta)
+
+    attention_backward.give (01 §2) > The order is query, key, value.
+
+    query_and_key_swapped: the gradients of query and key are swapped
+        The results stand in another order.
+        | unless(dq.shape != dk.shape); ...; out = (out[1], out[0], *out[2:])
+    key_and_value_swapped: the gradients of key and value are swapped
+        The results stand in another order.
+        | unless(dk.shape != dv.shape); ...; out = (out[0], out[2], out[1], *out[3:])
+    """
+)

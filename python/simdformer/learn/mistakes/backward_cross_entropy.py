@@ -1,0 +1,294 @@
+"""The gradient of the cross entropy in steps, and what goes wrong in it.
+
+logits (...,V), labels (...); the meaning is that of `reference.backward`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simdformer import backward
+from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes.losses import SCORES, chosen, moved
+from simdformer.learn.program import Program, State
+
+LEAST = 8  # rows
+
+
+def some_labels(
+    variables: dict[str, Any], limit: int
+) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+    """Some rows of the logits, of which the surest is one: its gradient is the smallest. All
+    labels, for the mean counts them."""
+    z, labels = np.asarray(variables["logits"]), np.asarray(variables["labels"])
+    rows, width = labels.size, z.shape[-1]
+    if z.size <= limit or rows <= LEAST:
+        return None
+    flat, label = z.reshape(rows, width), labels.ravel()
+    even = np.linspace(0, rows - 1, max(LEAST, limit // width)).astype(int)
+    counts = np.flatnonzero(label != variables["ignore_index"])
+    margin = flat[counts, label[counts]].astype(np.float32) - flat[counts].max(axis=-1)
+    surest = counts[np.argsort(margin)[-1:]]
+    ignored = np.flatnonzero(label == variables["ignore_index"])[:1]
+    index = np.unique(np.concatenate([even, surest, ignored]))
+    fewer = variables | {"logits": flat[index], "rows": index}
+    if np.ndim(variables["grad"]):
+        fewer["grad"] = np.asarray(variables["grad"]).ravel()[index]
+
+    def part(out: Any) -> Any:
+        return out.reshape(-1, width)[index] if np.shape(out) == z.shape else out
+
+    return fewer, part
+
+
+def of_rows(s: State, numbers: Any) -> Any:
+    """One number for each label -> (...,1) for the rows that are looked at."""
+    return chosen(s, np.broadcast_to(numbers, s.counts.shape)).astype(s.run.dtype)[..., None]
+
+
+cross_entropy_backward = Program(
+    "cross_entropy_backward",
+    f"""
+{SCORES}
+    softmax: p = np.exp(z - log_sum)
+    target: target = (np.arange(z.shape[-1]) == label[..., None]).astype(real)
+    smooth if label_smoothing:
+        target = real(1 - label_smoothing) * target + real(label_smoothing / z.shape[-1])
+    subtract: dz = p - target
+    square if z_loss: dz = dz + real(2 * z_loss) * log_sum * p
+    uncap if softcap is not None: dz = dz * (1 - (z / real(softcap)) ** 2)
+    ignore: dz = np.where(here[..., None], dz, real(0))
+    chain: dz = dz * (array(grad)[..., None] if np.ndim(grad) else real(grad))
+    mean if reduction == "mean": dz = dz / real(counts.sum())
+    give: out = dz
+    """,
+    calls=(chosen,),
+    of=backward.cross_entropy,
+    axes=("row", "column"),
+    thin=some_labels,
+)
+
+mistakes(
+    """
+    cross_entropy.label (02 §10), cross_entropy_backward.label (02 §10) > Row t is compared with the
+        token that comes next; shift once, where the labels are made.
+
+    shifted_once_more: the labels are shifted once more, by one place
+        Data and model both shift: two tokens ahead is learnt.
+        | ...; label, counts = moved(s, 1)
+    shifted_once_more_rolled (rare, unless shifted_once_more):
+        the labels are rolled by one place more, the first one to the end
+        as above
+        | ...; label, counts = moved(s, 1, rolled=True)
+    shifted_back: the labels are those of the place before
+        Each row is compared with its own input token, or shifted in the other direction.
+        | ...; label, counts = moved(s, -1)
+    shifted_back_rolled (rare, unless shifted_back):
+        the labels are rolled by one place, the last one to the front
+        as above
+        | ...; label, counts = moved(s, -1, rolled=True)
+    first_answer_dropped (rare): labels behind an ignored one are left out too
+        The mask is off by one: the first token of an answer has a loss as well.
+        | ...; before = np.roll(counts, 1, axis=-1); before[..., 0] = True
+        | counts = counts & before
+
+    cross_entropy.cap (02 §10), cross_entropy_backward.cap (02 §10) > Cap the logits before the
+        loss: softcap * tanh(logits / softcap).
+
+    no_cap: the softcap of the logits is forgotten
+        Gemma 2 caps its logits at 30.
+        | softcap = np.inf
+
+    cross_entropy_backward.cap (02 §10) > Cap the logits before the loss: softcap * tanh(logits /
+        softcap).
+
+    capped_not_scaled: the softcap divides only: tanh(logits / softcap)
+        The softcap multiplies behind the tanh, too.
+        | z = np.tanh(z / real(softcap))
+        uncap | dz = dz * (1 - z * z) / real(softcap)
+
+    cross_entropy_backward.log_sum (02 §10) > Take log sum exp of each row, along the last axis.
+
+    another_axis (rare): the softmax runs over the rows, not along each
+        axis=0 where the last axis is meant.
+        | log_sum = np.log(np.exp(z).sum(axis=tuple(range(z.ndim - 1)), keepdims=True))
+        | log_sum = np.broadcast_to(log_sum, z.shape)
+    no_shift: the largest logit is not subtracted, and exp overflows
+        Logits of a hundred are usual, and float32's exp ends at 88.
+        softmax | p = np.exp(z) / np.exp(z).sum(axis=-1, keepdims=True)
+        | ...
+
+    cross_entropy_backward.softmax (02 §10) > p = softmax(logits), once, along the last axis.
+
+    softmax_twice: softmax is applied twice
+        The function took shares for logits.
+        | ...; p = np.exp(p) / np.exp(p).sum(axis=-1, keepdims=True)
+    logits_for_shares: the logits stand for the shares
+        softmax is missing.
+        | p = z
+    logarithms_for_shares: the logarithms of the shares stand for the shares
+        log_softmax, without exp behind it.
+        | p = z - log_sum
+    sigmoid_for_softmax: the sigmoid stands for the softmax
+        That is the gradient of a binary cross entropy.
+        | p = 1 / (1 + np.exp(-z))
+
+    cross_entropy_backward.target (02 §10) > The target is 1 at the label of each row.
+
+    ignored_label_from_end (rare): ignored rows subtract 1 at column V + ignore_index
+        p[rows, labels] -= 1 with a label of -100: numpy counts from the end.
+        | unless(counts.all() or ignore_index >= 0 or -ignore_index > z.shape[-1])
+        | label = np.where(here, label, z.shape[-1] + ignore_index); ...
+        ignore | pass
+
+    cross_entropy_backward.smooth (02 §10) > The target is 1 - ε at the label, and ε / V everywhere.
+
+    no_smoothing: label smoothing is forgotten
+        The target is one-hot.
+        | pass
+    smoothing_without_uniform: the uniform part of label smoothing is missing
+        (1 - ε) scales the label; ε goes to all V.
+        | target = real(1 - label_smoothing) * target
+    smoothing_on_top: the label keeps all of its weight beside the uniform part
+        The target has to sum to 1: 1 - ε and ε.
+        | target = target + real(label_smoothing / z.shape[-1])
+    smoothing_not_divided: ε is not divided by V in the uniform part
+        The target has to sum to 1: ε / V in each of V columns.
+        | target = real(1 - label_smoothing) * target + real(label_smoothing)
+    smoothing_others (convention): ε goes to the V - 1 other tokens only
+        Two conventions: PyTorch and this package spread ε over all V, the label's too.
+        | target = real(1 - label_smoothing) * target + real(
+        |     label_smoothing / (z.shape[-1] - 1)) * (1 - target)
+
+    cross_entropy_backward.subtract (02 §10) > dlogits = p - target.
+
+    target_missing: the target is missing: this is p
+        All logits are pushed down, that of the label too.
+        | dz = p
+    label_only: only the label's entry is there
+        log sum exp has a gradient in every column: p.
+        | dz = np.where(np.arange(z.shape[-1]) == label[..., None], p - target, real(0))
+    shares_missing: p is missing: this is -target
+        log sum exp has a gradient in every column: p.
+        | dz = -target
+    negated: the sign is turned round: target - p
+        The gradient points uphill; the optimizer goes down.
+        | dz = target - p
+    one_added: 1 is added at the label instead of subtracted
+        p[rows, labels] -= 1.
+        | dz = p + target
+    one_everywhere: 1 is subtracted in every column
+        Broadcasting: p[rows] -= 1 in place of p[rows, labels] -= 1.
+        | dz = p - 1
+    every_label: 1 is subtracted at all rows' labels in every row
+        p[:, labels] -= 1 in place of p[rows, labels] -= 1.
+        | dz = p - np.isin(np.arange(z.shape[-1]), np.asarray(labels)[counts])
+    softmax_gradient_again: it went through softmax's gradient once more
+        p - target is the gradient of the logits already.
+        | ...; dz = p * (dz - (p * dz).sum(axis=-1, keepdims=True))
+    shares_times: it is multiplied by p once more
+        p - target is the gradient of the logits already.
+        | ...; dz = p * dz
+    shares_slope_times: it is multiplied by p * (1 - p) once more
+        p - target is the gradient of the logits already; this is a sigmoid's slope.
+        | ...; dz = p * (1 - p) * dz
+    of_shares: this is the gradient of the shares, -target / p
+        softmax's own gradient is still missing.
+        | dz = -target / p
+    of_logarithms (rare): this is the gradient of the logarithms, times p
+        -target * p: log_softmax's gradient is dy - p * sum(dy).
+        | dz = -target * p
+
+    cross_entropy_backward.square (02 §10) > z_loss * lse² has the gradient 2 * z_loss * lse * p.
+
+    no_z_loss: the gradient of the z-loss is missing
+        It is in the loss, so it is on the way back.
+        | pass
+    z_loss_two_missing: the 2 of the z-loss is missing
+        The derivative of a square.
+        | dz = dz + real(z_loss) * log_sum * p
+    z_loss_lse_missing: log sum exp is missing in the z-loss's gradient
+        The derivative of lse² is 2 lse times that of lse.
+        | dz = dz + real(2 * z_loss) * p
+    z_loss_shares_missing (rare): p is missing in the z-loss's gradient
+        The derivative of log sum exp is the softmax.
+        | dz = dz + real(2 * z_loss) * log_sum
+    z_loss_of_ignored (rare): rows with ignore_index have the z-loss's gradient
+        The mask is on the first part only.
+        | unless(counts.all()); dz = np.where(here[..., None], dz, real(0)); ...
+        ignore | pass
+
+    cross_entropy_backward.uncap (02 §10) > Multiply by 1 - (z / softcap)², z the capped logits.
+
+    cap_not_differentiated: the softcap's derivative is missing
+        tanh lies between the logits and the loss.
+        | pass
+    cap_of_logits: the softcap's derivative is taken of the logits before the cap
+        1 - tanh² is made of the capped ones: 1 - (z / softcap)².
+        | dz = dz * (1 - (array(logits) / real(softcap)) ** 2)
+    cap_divided (rare): the softcap's derivative is divided by the softcap
+        softcap * tanh(x / softcap): the two cancel.
+        | ...; dz = dz / real(softcap)
+
+    cross_entropy_backward.ignore (02 §10) > Rows with ignore_index have the gradient 0.
+
+    ignored_rows_count: rows with ignore_index have a gradient: that of label 0
+        The mask is on the loss only.
+        | unless(counts.all())
+    ignored_rows_have_shares: rows with ignore_index have the gradient p
+        Their one-hot row is empty, but p is not zeroed.
+        | unless(counts.all()); dz = np.where(here[..., None], dz, p)
+    padding_and_count: ignored rows have a gradient, that of label 0, and are counted
+        ignore_index is not looked at.
+        | unless(counts.all())
+        mean | dz = dz / real(counts.size)
+
+    cross_entropy_backward.chain (02 §10) > Multiply each row by the gradient of its loss.
+
+    no_grad: the gradient of the loss is missing
+        The chain rule multiplies by the gradient that comes in.
+        | unless(np.all(np.asarray(grad) == 1))
+    first_grad_for_all: all rows are multiplied by the first row's gradient
+        An index 0, or a number where an array is meant.
+        | unless(np.ndim(grad) == 0); dz = dz * array(grad).ravel()[0]
+    mean_grad_for_all (rare): all rows are multiplied by the mean of their gradients
+        Each row has its own.
+        | unless(np.ndim(grad) == 0); dz = dz * array(grad).mean()
+
+    cross_entropy_backward.mean (02 §10) > Divide by the number of labels that count.
+
+    not_divided: 1/N is missing: the gradient is that of the sum
+        The mean is in the loss only.
+        | unless(counts.sum() == 1)
+    divided_by_all: it is divided by all rows, the ignored ones too
+        .mean() counts the rows that are ignored.
+        | unless(counts.all()); dz = dz / real(counts.size)
+    divided_by_batch: it is divided by the batch size, not by the labels
+        The mean runs over all labels of all sequences.
+        | unless(counts.ndim < 2); dz = dz / real(len(counts))
+    divided_by_length (rare): it is divided by the length, not by the labels
+        as above
+        | unless(counts.ndim < 2); dz = dz / real(counts.shape[-1])
+    divided_by_sequence: each row is divided by the number of labels of its sequence
+        The mean of the sequences' means: short texts then weigh more.
+        > Divide by the number of all labels, once.
+        | unless(counts.ndim < 2)
+        | dz = dz / of_rows(s, np.maximum(counts.sum(axis=-1, keepdims=True), 1))
+    mean_of_means (unless divided_by_sequence): it is that of the mean of the sequences' means
+        Short texts then weigh more: sum all losses, divide by all labels once.
+        > Divide by the number of all labels, once.
+        | unless(counts.ndim < 2)
+        | dz = dz / of_rows(s, np.maximum(counts.sum(axis=-1, keepdims=True), 1)) / len(counts)
+    divided_by_vocabulary: it is divided by the vocabulary as well
+        .mean() over (rows, V).
+        | ...; dz = dz / real(z.shape[-1])
+    divided_by_vocabulary_alone (rare): it is divided by the vocabulary, not by the labels
+        .mean(-1): the mean runs over rows.
+        | dz = dz / real(z.shape[-1])
+    divided_twice: it is divided by the number of labels twice
+        In the loss, and in its gradient again.
+        | unless(counts.sum() == 1); ...; dz = dz / real(counts.sum())
+    """,
+    calls=(moved, of_rows),
+)

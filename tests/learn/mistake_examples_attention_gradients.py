@@ -1,0 +1,346 @@
+"""Attention's gradients as learners write them wrong: from a softmax of their own and its row sums,
+by einsum, never from out and lse."""
+
+import math
+
+import numpy as np
+
+import simdformer as sf
+from conftest import normal
+from mistake_examples import Examples
+
+example = Examples()
+forward, backward = sf.scaled_dot_product_attention, sf.backward.scaled_dot_product_attention
+
+B, H, K, L, D = 2, 4, 2, 5, 6
+SEEN = np.tri(L, dtype=bool)
+SCALE = 1 / math.sqrt(D)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def weights_of(q, k, seen=SEEN, scale=SCALE, bias=0.0, cap=None):
+    x = np.einsum("bhld,bhsd->bhls", q, k) * scale
+    x = x if cap is None else cap * np.tanh(x / cap)
+    return softmax(np.where(seen, x + bias, -np.inf))
+
+
+def through_softmax(dp, p):
+    """p * (dp - the row sum), from the whole Jacobian."""
+    jacobian = p[..., None] * np.eye(p.shape[-1]) - np.einsum("bhls,bhlt->bhlst", p, p)
+    return np.einsum("bhls,bhlst->bhlt", dp, jacobian)
+
+
+def repeated(x, heads):
+    return x[:, np.arange(heads) * x.shape[1] // heads]
+
+
+def folded(x, kv_heads):
+    """The sum over each group, head by head."""
+    out = np.zeros((x.shape[0], kv_heads, *x.shape[2:]), x.dtype)
+    for head in range(x.shape[1]):
+        out[:, head * kv_heads // x.shape[1]] += x[:, head]
+    return out
+
+
+def gradients(
+    g, q, k, v, seen=SEEN, *, scale=SCALE, weights=None, through=through_softmax,
+    of_query=None, of_key=None, of_value=None, fold=folded, **options,
+):  # fmt: skip
+    """All of it right, but for what is handed over."""
+    kv_heads = k.shape[1]
+    k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
+    p = weights_of(q, k, seen, scale, **options) if weights is None else weights(q, k)
+    dp = np.einsum("bhld,bhsd->bhls", g, v)
+    ds = through(dp, p)
+    dq = of_query(ds, q, k) if of_query else np.einsum("bhls,bhsd->bhld", ds, k) * scale
+    dk = of_key(ds, q, k) if of_key else np.einsum("bhls,bhld->bhsd", ds, q) * scale
+    dv = of_value(p, dp, g, v) if of_value else np.einsum("bhls,bhld->bhsd", p, g)
+    return dq, fold(dk, kv_heads), fold(dv, kv_heads)
+
+
+def wrong(name, mine, *others, shapes=(H, K, L, L), needs=("query", "key", "value"), **kwargs):
+    """`mine` gives gradients for grad, query, key and value; it is causal unless something else is
+    said."""
+
+    @example(f"attention_backward.{name}", *(f"attention_backward.{one}" for one in others))
+    def _(rng):
+        heads, kv_heads, length, keys = shapes
+        q = normal(rng, B, heads, length, D)
+        k, v = (normal(rng, B, kv_heads, keys, D) for _ in range(2))
+        g = normal(rng, *q.shape)
+        options = kwargs or {"is_causal": True}
+        options = {n: one(rng) if callable(one) else one for n, one in options.items()}
+        of_lse = options.pop("grad_lse", None)
+        out, lse = forward(q, k, v, **options, return_lse=True)
+        if of_lse is not None:
+            options["grad_lse"] = of_lse
+        with np.errstate(all="ignore"):
+            found = mine(g, q, k, v)
+        found = found(options) if callable(found) else found
+        found = tuple(None if x is None else np.asarray(x, np.float32) for x in found)
+        return found, backward, (g, q, k, v, out, lse), options | {"needs": needs}
+
+
+def hand(**wrongs):
+    return lambda g, q, k, v: gradients(g, q, k, v, **wrongs)
+
+
+def exp_of_all(seen=None):
+    """exp(s - lse) of the keys that were seen, for all or some others as well."""
+
+    def weights(q, k):
+        x = np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D)
+        total = np.where(SEEN, np.exp(x), 0).sum(-1, keepdims=True)
+        return np.exp(x) / total * (1 if seen is None else seen)
+
+    return weights
+
+
+def by_own_delta(g, q, k, v, weights, delta):
+    """With another row sum than that of the weights."""
+    keys, values = repeated(k, H), repeated(v, H)
+    return gradients(g, q, k, v, weights=weights, through=lambda dp, p: p * (dp - delta(
+        g, weights_of(q, keys) @ values, dp, p)))  # fmt: skip
+
+
+def dot(g, out, dp, p):
+    return (g * out).sum(-1, keepdims=True)
+
+
+FULL = np.ones((L, L), bool)
+wrong("mask_missing", lambda *x: by_own_delta(*x, exp_of_all(), dot))
+wrong("causal_strict", lambda *x: by_own_delta(*x, exp_of_all(np.tri(L, k=-1)), dot))
+wrong("causal_inverted", lambda *x: by_own_delta(*x, exp_of_all(1 - np.tri(L)), dot))
+wrong("mask_missing_in_softmax", hand(seen=FULL))
+
+
+def of_part(mask, wider):
+    """exp(s - lse) for the keys of a wider mask, of a forward with a narrower one."""
+
+    def mine(g, q, k, v):
+        keys, values = repeated(k, H), repeated(v, H)
+        x = np.einsum("bhld,bhsd->bhls", q, keys) / math.sqrt(D)
+        total = np.where(mask, np.exp(x), 0).sum(-1, keepdims=True)
+        out = np.where(mask, np.exp(x) / total, 0) @ values
+        return gradients(g, q, k, v, weights=lambda q, k: np.where(wider, np.exp(x) / total, 0),
+                         through=lambda dp, p: p * (dp - dot(g, out, dp, p)))  # fmt: skip
+
+    return mine
+
+
+NEAR = SEEN & ~np.tri(L, k=-2, dtype=bool)
+wrong("window_missing", of_part(NEAR, SEEN), is_causal=True, window=2)
+SHORT = SEEN & (np.arange(L) < 3)
+wrong("lengths_missing", of_part(SHORT, SEEN), is_causal=True, key_lengths=3)
+TEXTS = np.array([0, 0, 1, 1, 1])
+OWN = SEEN & (TEXTS[:, None] == TEXTS)
+wrong("segments_missing", of_part(OWN, SEEN), is_causal=True, segment_ids=np.tile(TEXTS, (B, 1)))
+
+
+@example("attention_backward.causal_missing")
+def _(rng):
+    """A padding mask is handed over, and causality forgotten."""
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    mask = np.ones((B, 1, 1, L), bool)
+    mask[1, ..., 3] = False
+    out, lse = forward(q, k, v, mask, is_causal=True, return_lse=True)
+    mine = of_part(SEEN & mask, np.broadcast_to(mask, (B, 1, L, L)))(g, q, k, v)
+    return mine, backward, (g, q, k, v, out, lse, mask), {"is_causal": True}
+
+
+BIAS = -0.3 * np.abs(np.subtract.outer(np.arange(L), np.arange(L))).astype(np.float32)
+
+
+@example("attention_backward.bias_missing")
+def _(rng):
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    out, lse = forward(q, k, v, BIAS, return_lse=True)
+    x = np.einsum("bhld,bhsd->bhls", q, k) / np.float32(math.sqrt(D))
+    p = np.exp(x - lse[..., None])
+    mine = gradients(g, q, k, v, weights=lambda q, k: p, through=lambda dp, p: p * (dp - dot(
+        g, out, dp, p)))  # fmt: skip
+    return mine, backward, (g, q, k, v, out, lse, BIAS), {}
+
+
+wrong("lse_missing", lambda *x: by_own_delta(
+    *x, lambda q, k: np.where(SEEN, np.exp(np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D)), 0),
+    dot))  # fmt: skip
+
+
+@example("attention_backward.hidden_not_zero")
+def _(rng):
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    mask = np.ones((L, L), bool)
+    mask[2] = False
+    out, lse = forward(q, k, v, mask, return_lse=True)
+    with np.errstate(all="ignore"):
+        mine = gradients(g, q, k, v, seen=mask)
+    return mine, backward, (g, q, k, v, out, lse, mask), {}
+
+
+wrong("value_not_transposed", hand(of_value=lambda p, dp, g, v: p @ g))
+wrong("value_itself", hand(of_value=lambda p, dp, g, v: np.einsum("bhls,bhld->bhsd", p, v)))
+wrong(
+    "scale_in_value",
+    hand(of_value=lambda p, dp, g, v: np.einsum("bhls,bhld->bhsd", p, g) / math.sqrt(D)),
+)
+wrong("value_of_dp", hand(of_value=lambda p, dp, g, v: np.einsum("bhls,bhld->bhsd", dp, g)))
+wrong("delta_missing", hand(through=lambda dp, p: p * dp))
+wrong("delta_of_out", lambda *x: by_own_delta(*x, weights_of, lambda g, out, dp, p: out.sum(
+    -1, keepdims=True)))  # fmt: skip
+wrong("delta_mean", lambda *x: by_own_delta(*x, weights_of, lambda g, out, dp, p: np.mean(
+    g * out, -1, keepdims=True)))  # fmt: skip
+wrong("delta_of_dp", hand(through=lambda dp, p: p * (dp - dp.sum(-1, keepdims=True))))
+wrong("delta_mean_of_keys", hand(through=lambda dp, p: p * (dp - (p * dp).mean(-1)[..., None])))
+wrong("delta_over_queries", hand(through=lambda dp, p: p * (dp - (p * dp).sum(2, keepdims=True))))
+wrong("delta_added", hand(through=lambda dp, p: p * (dp + (p * dp).sum(-1, keepdims=True))))
+wrong("weights_missing", hand(through=lambda dp, p: np.where(
+    SEEN, dp - (p * dp).sum(-1, keepdims=True), 0)))  # fmt: skip
+wrong("diagonal_only", hand(through=lambda dp, p: dp * (p - p**2)))
+wrong("delta_outside", hand(through=lambda dp, p: np.where(
+    SEEN, p * dp - (p * dp).sum(-1, keepdims=True), 0)))  # fmt: skip
+wrong("no_softmax", hand(through=lambda dp, p: np.where(SEEN, dp, 0)))
+wrong("negated", hand(through=lambda dp, p: -through_softmax(dp, p)))
+
+
+def with_lse(sign):
+    def mine(g, q, k, v):
+        def of(options):
+            more = sign * options["grad_lse"][..., None]
+            through = lambda dp, p: through_softmax(dp, p) + p * more  # noqa: E731
+            return gradients(g, q, k, v, through=through)
+
+        return of
+
+    return mine
+
+
+wrong(
+    "lse_gradient_missing", with_lse(0), is_causal=True, grad_lse=lambda rng: normal(rng, B, H, L)
+)
+wrong("lse_gradient_sign", with_lse(-1), is_causal=True, grad_lse=lambda rng: normal(rng, B, H, L))
+
+CAP = 1.2
+
+
+def capped(slope):
+    """`slope(scores, capped)` in place of the softcap's derivative."""
+
+    def mine(g, q, k, v):
+        x = np.einsum("bhld,bhsd->bhls", q, repeated(k, H)) / math.sqrt(D)
+        return gradients(g, q, k, v, cap=CAP, through=lambda dp, p: through_softmax(
+            dp, p) * slope(x, CAP * np.tanh(x / CAP)))  # fmt: skip
+
+    return mine
+
+
+wrong("cap_not_differentiated", capped(lambda x, c: 1), is_causal=True, softcap=CAP)
+
+
+@example("attention_backward.cap_of_masked")
+def _(rng):
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    out, lse = forward(q, k, v, BIAS, softcap=CAP, return_lse=True)
+    x = CAP * np.tanh(np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D) / CAP) + BIAS
+    mine = gradients(g, q, k, v, seen=FULL, bias=BIAS, cap=CAP, through=lambda dp, p:
+                     through_softmax(dp, p) * (1 - x**2 / CAP**2))  # fmt: skip
+    return mine, backward, (g, q, k, v, out, lse, BIAS), {"softcap": CAP}
+
+
+@example("attention_backward.no_cap")
+def _(rng):
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    out, lse = forward(q, k, v, softcap=CAP, return_lse=True)
+    p = np.exp(np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D) - lse[..., None])
+    mine = gradients(g, q, k, v, weights=lambda q, k: p, through=lambda dp, p: p * (dp - dot(
+        g, out, dp, p)))  # fmt: skip
+    return mine, backward, (g, q, k, v, out, lse), {"softcap": CAP}
+
+
+def query_times(factor):
+    return lambda ds, q, k: np.einsum("bhls,bhsd->bhld", ds, k) * factor
+
+
+def key_times(factor):
+    return lambda ds, q, k: np.einsum("bhls,bhld->bhsd", ds, q) * factor
+
+
+wrong("scale_missing_in_query", hand(of_query=query_times(1)))
+wrong("scale_twice_in_query", hand(of_query=query_times(1 / D)))
+wrong("query_itself", hand(of_query=lambda ds, q, k: ds @ q / math.sqrt(D)))
+wrong("scale_missing_in_key", hand(of_key=key_times(1)))
+wrong("scale_twice_in_key", hand(of_key=key_times(1 / D)))
+wrong("key_itself", hand(of_key=lambda ds, q, k: ds.swapaxes(2, 3) @ k / math.sqrt(D)))
+wrong("scale_missing", hand(of_query=query_times(1), of_key=key_times(1)))
+wrong("scale_twice", hand(of_query=query_times(1 / D), of_key=key_times(1 / D)))
+wrong("key_not_transposed", hand(of_key=lambda ds, q, k: ds @ q / math.sqrt(D)))
+
+
+def other_scale(scores, of_gradient):
+    """exp(s - lse) with scores that are scaled otherwise than those of lse."""
+
+    def mine(g, q, k, v):
+        keys, values = repeated(k, H), repeated(v, H)
+        x = np.einsum("bhld,bhsd->bhls", q, keys)
+        total = np.where(SEEN, np.exp(x / math.sqrt(D)), 0).sum(-1, keepdims=True)
+        out = weights_of(q, keys) @ values
+        return gradients(g, q, k, v, weights=lambda q, k: np.where(SEEN, np.exp(x * scores), 0) /
+                         total, scale=of_gradient,
+                         through=lambda dp, p: p * (dp - dot(g, out, dp, p)))  # fmt: skip
+
+    return mine
+
+
+wrong("scale_missing_in_scores", other_scale(1, 1 / math.sqrt(D)))
+wrong("scale_multiplied", other_scale(math.sqrt(D), math.sqrt(D)))
+wrong("scale_of_query_alone", other_scale(1 / math.sqrt(H * D), 1 / math.sqrt(H * D)))
+
+
+def folding(how):
+    return hand(fold=lambda x, kv_heads: how(x.reshape(B, kv_heads, -1, L, D)))
+
+
+wrong("groups_averaged", folding(lambda x: x.mean(2)))
+wrong("last_of_group", folding(lambda x: x[:, :, -1]))
+wrong("first_of_group", folding(lambda x: x[:, :, 0]))
+wrong("groups_tiled", hand(fold=lambda x, kv: sum(x[:, i : i + kv] for i in range(0, H, kv))))
+wrong("not_folded", hand(fold=lambda x, kv_heads: x))
+
+
+@example("attention_backward.mask_not_summed")
+def _(rng):
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    out, lse = forward(q, k, v, BIAS, return_lse=True)
+    p = weights_of(q, k, FULL, bias=BIAS)
+    mine = {"attn_mask": through_softmax(np.einsum("bhld,bhsd->bhls", g, v), p)}
+    return mine, backward, (g, q, k, v, out, lse, BIAS), {"needs": ("attn_mask",)}
+
+
+def with_sinks(name, form):
+    @example(f"attention_backward.{name}")
+    def _(rng):
+        q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+        sinks = normal(rng, H)
+        out, lse = forward(q, k, v, sinks=sinks, is_causal=True, return_lse=True)
+        shares = np.exp(sinks[:, None] - lse)
+        mine = {"sinks": form(shares, np.einsum("bhld,bhld->bhl", g, out))}
+        options = {"sinks": sinks, "is_causal": True, "needs": ("sinks",)}
+        return mine, backward, (g, q, k, v, out, lse), options
+
+
+with_sinks("sinks_sign", lambda shares, delta: np.einsum("bhl,bhl->h", shares, delta))
+with_sinks("sinks_without_delta", lambda shares, delta: -shares.sum((0, 2)))
+wrong(
+    "query_and_key_swapped",
+    lambda *x: np.take(np.asarray(gradients(*x)), (1, 0, 2), 0),
+    shapes=(H, H, L, L),
+)
+wrong(
+    "key_and_value_swapped",
+    lambda *x: np.take(np.asarray(gradients(*x)), (0, 2, 1), 0),
+    shapes=(H, H, L, L),
+)
