@@ -42,7 +42,7 @@ SF_INLINE float widen(float16 value) {
   return float_of(sign | ((magnitude << 13) + bias));
 }
 
-// Of an array that may begin at any byte.
+// One element; its address need not be aligned.
 template <class T>
 SF_INLINE Acc<T> element(const void* p) {
   T value;
