@@ -176,9 +176,12 @@ void give_back_result(void* memory) noexcept {
 void keep_all_results(bool begins) noexcept {
   if (begins) {
     if (training.fetch_add(1) == 0) most_in_use.store(in_use.load());
-  } else if (training.fetch_sub(1) == 1) {
-    kept.end_training();
+    return;
   }
+  auto models = training.load();
+  while (models > 0 && !training.compare_exchange_weak(models, models - 1)) {
+  }
+  if (models == 1) kept.end_training();
 }
 
 ResultMemory result_memory_now() noexcept { return {in_use.load(), kept.bytes(), made.load()}; }

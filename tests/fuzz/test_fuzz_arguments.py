@@ -400,7 +400,9 @@ def test_any_call_is_right_or_refused(name):
 # ---- the compiled module -------------------------------------------------------------------------
 
 # runtime.py has checked their numbers and names; what array_of_tensor is told are our own names.
-CHECKED_BEFORE = {"set_isa", "set_num_threads", "cgroup_cpus", "array_of_tensor"}
+CHECKED_BEFORE = {
+    "set_isa", "set_num_threads", "cgroup_cpus", "array_of_tensor", "keep_all_results",
+}  # fmt: skip
 ENDLESS = {"fma_chains"}  # with a large number
 OBJECTS = {
     "PackedWeight": [weight for weight in WEIGHTS if isinstance(weight, _core.PackedWeight)],

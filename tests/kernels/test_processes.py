@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import simdformer as sf
-from conftest import normal, same_bits
+from conftest import assert_same_bits, normal, same_bits
 from operations import softmax_and_text
 from subprocesses import HANG, run_python
 from test_threads import CALLS
@@ -68,7 +68,7 @@ def test_eight_threads_may_call_everything_at_once(model, rng):
 
         def run():
             for name in order:
-                assert same_bits(CALLS[name](x), wanted[name]), name
+                assert_same_bits(CALLS[name](x), wanted[name])
                 if seed == 0:
                     sf.set_num_threads(1 + len(name) % 5)
             assert same_bits(model(ids), logits)
@@ -107,7 +107,7 @@ def test_threads_come_and_go(rng):
 
     def calls():
         for name, want in wanted.items():
-            assert same_bits(CALLS[name](x), want)
+            assert_same_bits(CALLS[name](x), want)
 
     for _ in range(20):
         at_once(*[calls] * 20)
