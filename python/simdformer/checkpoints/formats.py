@@ -15,10 +15,10 @@ from simdformer.checkpoints.huggingface import HUGGINGFACE
 from simdformer.checkpoints.llama2c import LLAMA2C
 from simdformer.checkpoints.meta import META
 from simdformer.checkpoints.minimind import MINIMIND
+from simdformer.checkpoints.peft import CONFIG as ADAPTER_CONFIG
 
 __all__ = ["FORMATS", "read_checkpoint"]
 
-ADAPTER = "adapter_config.json"  # peft's
 FORMATS = (META, HUGGINGFACE, GGUF, MINIMIND, LLAMA2C)  # a file is the first's that knows it
 
 
@@ -81,7 +81,7 @@ def format_in(directory: Path) -> Format:
             advice="say which one to read: "
             + " or ".join(f'format="{format.name}"' for format in found),
         )
-    if not found and (directory / ADAPTER).exists():
+    if not found and (directory / ADAPTER_CONFIG).exists():
         raise CheckpointError(
             "an adapter alone",
             "a model",

@@ -18,15 +18,16 @@ from simdformer.checkpoints.gguf import GGUF, all_tensors
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_file import read_gguf
 from simdformer.checkpoints.gguf_keys import divisors_of, keys_of, not_held
+from simdformer.checkpoints.rope_rows import TURNED, in_layout
 from simdformer.models.config import ModelConfig
 from simdformer.models.tensors import AnyTensor, CompositeTensor, JoinedTensor
 from simdformer.models.weights import weight_shapes
 from simdformer.quantization.weight import QuantizedWeight
 from simdformer.types import Array
 
-__all__ = ["Source", "in_layout", "of_model", "source_of"]
+__all__ = ["Source", "of_model", "source_of"]
 
-TURNED = ("wq", "wk", "bq", "bk", "q_norm", "k_norm")  # what RoPE turns, and their like
+IN_PAIRS = (*TURNED, "q_norm", "k_norm")  # what RoPE turns, and their like
 OWN_KEYS = ("general.file_type", "general.quantization_version", "general.alignment", "split.")
 
 
@@ -122,7 +123,7 @@ def stored(
     """A tensor of ours as it is stored there."""
     tensor, kind = weights[name], name.split(".")[-1]
     wanted = ARCHITECTURES[arch].rope_layout
-    if kind in TURNED and config.rope_layout != wanted:
+    if kind in IN_PAIRS and config.rope_layout != wanted:
         order = partial(in_layout, head_dim=config.head_dim, wanted=wanted)
         if not isinstance(tensor, QuantizedWeight):
             return ChangedTensor(tensor, order, tensor.shape)
@@ -133,21 +134,6 @@ def stored(
     if name.endswith("shared.router"):  # a row by itself
         return ChangedTensor(tensor, np.ravel, tensor.shape[1:])
     return tensor
-
-
-def in_layout(rows: Array, *, head_dim: int, wanted: str) -> Array:
-    """Rows (heads·D, ...) of the other layout in the order in which RoPE of the wanted one finds
-    the same pairs.
-
-    >>> import numpy as np
-    >>> in_layout(np.arange(6), head_dim=6, wanted="interleaved")
-    array([0, 3, 1, 4, 2, 5])
-    >>> in_layout(np.arange(6), head_dim=6, wanted="half")
-    array([0, 2, 4, 1, 3, 5])
-    """
-    pairs = (2, head_dim // 2) if wanted == "interleaved" else (head_dim // 2, 2)
-    order = np.arange(len(rows)).reshape(-1, *pairs).swapaxes(1, 2).ravel()
-    return rows[order]
 
 
 @dataclass(frozen=True, slots=True)

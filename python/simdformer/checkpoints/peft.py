@@ -16,7 +16,7 @@ from simdformer.arguments import is_whole
 from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import read_object
 from simdformer.checkpoints.names import check_present, printable, renamed, require
-from simdformer.checkpoints.rope_rows import TURNED, neighbours
+from simdformer.checkpoints.rope_rows import TURNED, in_layout
 from simdformer.checkpoints.safetensors_file import read_tensors
 from simdformer.checkpoints.stored_tensor import StoredTensor
 from simdformer.checkpoints.tensor_names import LLAMA
@@ -132,5 +132,5 @@ def adapter_of(
             )
     a, b = (np.asarray(pair[part]).astype(np.float32) for part in "AB")
     if config.rope_layout == "interleaved" and name.rpartition(".")[2] in TURNED:
-        b = neighbours(b, config.head_dim)
+        b = in_layout(b, head_dim=config.head_dim, wanted="interleaved")
     return Adapter(a, b, scale(rank))

@@ -16,7 +16,7 @@ import numpy as np
 from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
-from simdformer.checkpoints.rope_rows import TURNED, halves
+from simdformer.checkpoints.rope_rows import TURNED, in_layout
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.training.files import write_text, write_whole
 from simdformer.types import Array
@@ -94,7 +94,9 @@ def with_halves(
             "rope_layout = 'interleaved' beside qk_norm or rotary_dim", "rope_layout = 'half'"
         )
     moved = {
-        name: halves(weight, config.head_dim) if name.rpartition(".")[2] in TURNED else weight
+        name: in_layout(weight, head_dim=config.head_dim, wanted="half")
+        if name.rpartition(".")[2] in TURNED
+        else weight
         for name, weight in weights.items()
     }
     return ModelConfig(**values | {"rope_layout": "half"}), moved

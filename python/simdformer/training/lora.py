@@ -21,7 +21,7 @@ from simdformer.checkpoints.huggingface import HUGGINGFACE
 from simdformer.checkpoints.locate import locate
 from simdformer.checkpoints.names import renamed
 from simdformer.checkpoints.peft import CONFIG, MODULES, PREFIX, WEIGHTS
-from simdformer.checkpoints.rope_rows import TURNED, halves
+from simdformer.checkpoints.rope_rows import TURNED, in_layout
 from simdformer.models.adapters import ADAPTABLE, Adapter
 from simdformer.models.config import ModelConfig
 from simdformer.models.transformer import Transformer
@@ -194,7 +194,7 @@ def write_adapters(
     for name, adapter in adapters.items():
         b, short = adapter.b, name.rpartition(".")[2]
         if config.rope_layout == "interleaved" and short in TURNED:
-            b = halves(b, config.head_dim)
+            b = in_layout(b, head_dim=config.head_dim, wanted="half")
         module = f"{PREFIX}{renamed(name, MODULES)}"
         tensors |= {f"{module}.lora_A.weight": adapter.a, f"{module}.lora_B.weight": b}
     write_safetensors(directory / WEIGHTS, tensors)
