@@ -14,6 +14,7 @@ from simdformer.cli import _shared as shared
 from simdformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
+    from simdformer.checkpoints import Checkpoint
     from simdformer.text.chat import ChatTemplate
     from simdformer.text.piece_tokenizer import PieceTokenizer
     from simdformer.training import TrainableModel
@@ -65,6 +66,8 @@ def check_stage(options: argparse.Namespace, sources: "Sequence[Source]") -> Non
 
 def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     """ValueError: something does not fit. It is told before the first step."""
+    from simdformer.checkpoints import read_checkpoint
+    from simdformer.checkpoints.locate import locate
     from simdformer.text import tokenizer as tokenizers
     from simdformer.training.data import hash_of_data
     from simdformer.training.export import config_json, with_halves
@@ -82,12 +85,15 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     if options.lora is None:  # it can be written
         config_json(*with_halves(model.config, model.weights), model.eos_ids)
 
-    file = tokenizer_file(options, sources)
+    checkpoint = None
+    if options.model is not None:
+        checkpoint = read_checkpoint(locate(options.model), None, None)
+    file = tokenizer_file(options, sources, checkpoint)
     tokenizer = None if file is None else tokenizers.load(file)
     if tokenizer is not None:
         model.eos_ids = model.eos_ids or tokenizer.eos_ids
     check_sample(options, tokenizer, room)
-    template = template_of(options, file, tokenizer)
+    template = template_of(options, file, tokenizer, checkpoint)
     rows = rows_of(sources, tokenizer, template, options.context)
     say(rows.said())
     if (filled := filling(rows, options)) > MUCH:
@@ -108,8 +114,8 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     hashes = {"content of DATA": hash_of_data(options.data)}
     if options.init is not None:
         hashes["content of --init"] = hash_of_file(options.init)
-    if options.model is not None and (options.lora is not None or options.stage == "dpo"):
-        hashes["content of --model"] = hash_of_data(weight_files(options.model))
+    if checkpoint is not None and (options.lora is not None or options.stage == "dpo"):
+        hashes["content of --model"] = hash_of_data(weight_files(checkpoint))
     if file is not None:
         hashes["tokenizer"] = hash_of_file(file)
     chosen = options_of(options, len(rows))
@@ -158,19 +164,16 @@ def model_of(options: argparse.Namespace) -> "TrainableModel":
     )
 
 
-def weight_files(model: str) -> list[Path]:
+def weight_files(checkpoint: "Checkpoint") -> list[Path]:
     """The files in which the weights of a model lie."""
-    from simdformer.checkpoints import read_checkpoint
-    from simdformer.checkpoints.locate import locate
-
-    checkpoint = read_checkpoint(locate(model), None, None)
     found = (getattr(tensor, "path", checkpoint.path) for tensor in checkpoint.weights.values())
     return sorted({Path(path) for path in found})
 
 
-def tokenizer_file(options: argparse.Namespace, sources: "Sequence[Source]") -> Path | None:
+def tokenizer_file(
+    options: argparse.Namespace, sources: "Sequence[Source]", checkpoint: "Checkpoint | None"
+) -> Path | None:
     """Where the tokenizer is; with --vocab it is trained first, unless the run has begun."""
-    from simdformer.checkpoints import read_checkpoint
     from simdformer.checkpoints.locate import locate
     from simdformer.text.tokenizer import only_tokenizer
     from simdformer.training.new_tokenizer import make_tokenizer
@@ -189,8 +192,7 @@ def tokenizer_file(options: argparse.Namespace, sources: "Sequence[Source]") -> 
     if options.tokenizer is not None:
         path = locate(options.tokenizer)
         return only_tokenizer(path) if path.is_dir() else path
-    if options.model is not None:
-        checkpoint = read_checkpoint(locate(options.model), None, None)
+    if checkpoint is not None:
         return next(iter(checkpoint.format.tokenizer_files(checkpoint)), None)
     return None
 
@@ -210,18 +212,17 @@ def texts_of(sources: "Sequence[Source]") -> Iterator[str]:
 
 
 def template_of(
-    options: argparse.Namespace, file: Path | None, tokenizer: "PieceTokenizer | None"
+    options: argparse.Namespace,
+    file: Path | None,
+    tokenizer: "PieceTokenizer | None",
+    checkpoint: "Checkpoint | None",
 ) -> "ChatTemplate | None":
     """How conversations are written: as the tokenizer that was given says, else the model."""
-    from simdformer.checkpoints import read_checkpoint
     from simdformer.checkpoints.huggingface_text import template_beside
-    from simdformer.checkpoints.locate import locate
     from simdformer.text.chat import JinjaTemplate, find_template
 
     if options.tokenizer is None and options.vocab is None:
-        if options.model is None:
-            return None
-        return find_template(read_checkpoint(locate(options.model), None, None), tokenizer)
+        return None if checkpoint is None else find_template(checkpoint, tokenizer)
     stored = None if file is None else template_beside(file.parent)
     return None if stored is None else JinjaTemplate(stored.text, str(stored.file), stored.tokens)
 
