@@ -14,7 +14,7 @@ from simdformer.text.quantizing import quantize_checkpoint
 from simdformer.training import TrainableModel
 from simdformer.training.new_tokenizer import make_tokenizer
 from subprocesses import HANG
-from test_train_command import log_of, start
+from test_train_command import log_of, start, the_error
 
 pytest.importorskip("tokenizers")
 
@@ -199,10 +199,7 @@ def test_what_does_not_fit_is_one_sentence(
     command, files, tmp_path, monkeypatch, data, given, message
 ):
     monkeypatch.chdir(files)
-    status, printed, said = command("train", data, "--out", tmp_path / "run", *given.split())
-    assert (status, printed) == (2, "")
-    [error] = [line for line in said.splitlines() if ": error: " in line]
-    assert message in error
+    assert message in the_error(command, data, tmp_path / "run", given)
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,15 @@ def test_the_model_of_the_package_goes_on_learning(command, files, tmp_path):
     assert sf.from_pretrained(tmp_path).generate("Tom", max_new_tokens=3)
 
 
+def the_error(command, data, out, given):
+    """What `simdformer train` refuses with: one line, before anything is printed or begun."""
+    status, printed, said = command("train", data, "--out", out, *given.split())
+    assert (status, printed) == (2, "")
+    [error] = [line for line in said.splitlines() if ": error: " in line]
+    assert not (out / "training.json").exists()
+    return error
+
+
 @pytest.mark.parametrize(
     ("data", "given", "message"),
     [
@@ -319,12 +328,7 @@ def test_what_does_not_fit_is_one_sentence(
     command, files, tmp_path, monkeypatch, data, given, message
 ):
     monkeypatch.chdir(files)
-    status, printed, said = command("train", data, "--out", tmp_path / "run", *given.split())
-    assert (status, printed) == (2, "")
-    error = [line for line in said.splitlines() if ": error: " in line]
-    assert len(error) == 1
-    assert message in error[0]
-    assert not (tmp_path / "run" / "training.json").exists()
+    assert message in the_error(command, data, tmp_path / "run", given)
 
 
 def test_a_second_run_is_kept_out(command, files, unbroken, tmp_path):
