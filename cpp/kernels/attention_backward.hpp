@@ -19,6 +19,7 @@
 namespace simdformer::SF_ISA {
 
 constexpr int64_t kTilePitch = (kBackwardRows / kPanelColumns | 1) * kPanelColumns;
+constexpr int64_t kKeyPitch = (kBackwardKeys / kPanelColumns | 1) * kPanelColumns;
 
 // The scratch memory of an item.
 template <class A>
@@ -95,9 +96,7 @@ SF_INLINE void spread_columns(const A* rows, int64_t pitch, int64_t columns, boo
 
 template <class A>
 SF_INLINE A number_at(const View& view, const char* head, int64_t i, int64_t g) {
-  A value;
-  std::memcpy(&value, head + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2], sizeof(A));
-  return value;
+  return element<A>(head + i * view.strides[view.rank - 1] + g * view.strides[view.rank - 2]);
 }
 
 // Queries and gradients of a band, packed both ways; lse and delta. Rows past the last are zero.
@@ -156,7 +155,7 @@ void pack_keys(const AttentionBackwardArgs& args, const Head& head, int64_t firs
                const Workspace<A>& work) noexcept {
   const Attention& call = args.call->forward;
   const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, pitch = pitch_of(depth);
-  constexpr int64_t kKeyPitch = (kBackwardKeys / kPanelColumns | 1) * kPanelColumns, kTaken = 64;
+  constexpr int64_t kTaken = 64;
   alignas(64) A panel[kTaken * kPanelColumns];
   for (int64_t j = 0; j < count; j += kPanelColumns) {
     const int64_t columns = min_of(count - j, kPanelColumns);
@@ -312,7 +311,6 @@ void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t ind
   const AttentionBackward& call = *args.call;
   const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, group = args.heads.group;
   const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
-  constexpr int64_t kKeyPitch = (kBackwardKeys / kPanelColumns | 1) * kPanelColumns;
   const int64_t columns_stride = args.band_rows * kPanelColumns;
   const bool plain = call.forward.softcap == 0 && call.forward.mask == nullptr;
   Prefetches none;
