@@ -1,5 +1,7 @@
 """Tiny models of transformers in float64, their files, and their gradients under our names."""
 
+import copy
+
 import torch
 
 import tiny_models
@@ -29,8 +31,10 @@ def made(name, folder):
 def gradients_by_our_names(model, folder):
     """What a parameter is called in a file, its gradient is too: read as a checkpoint, fused and
     transposed matrices come apart as weights do."""
+    kept = [parameter.grad for parameter in model.parameters()]
+    model = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.grad)
+        for parameter, gradient in zip(model.parameters(), kept, strict=True):
+            parameter.copy_(gradient)
     model.float().save_pretrained(folder)
     return arrays_of(read_checkpoint(locate(folder), None, None).weights)

@@ -19,6 +19,7 @@ from simdformer.cli import _values as values
 from simdformer.cli._train_plan import Limit, plan, steps_within
 from simdformer.cli._train_setup import LR_OF_DPO, Ready, check_stage, prepare, say, told
 from simdformer.models.communicator import Communicator
+from simdformer.training.model import PRECISIONS
 from simdformer.training.options import TrainOptions
 from simdformer.training.step import CHECKPOINTS
 
@@ -181,6 +182,11 @@ def add(commands: "shared.Commands") -> None:
         help="what is computed again on the way back instead of kept, which takes less memory and "
         "more time and gives the same bits: nothing, what goes into the MLPs' activations, or all "
         "of each layer (default: none)",
+    )
+    groups["steps"].add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="of what is multiplied; weights and sums are float32 (default: float32)",
     )
     watching = groups["watching"]
     watching.add_argument(

@@ -14,11 +14,13 @@ from simdformer import backward
 from simdformer.experts import combine_experts, expert_linear, expert_weights, top_k
 from simdformer.functional import softmax
 from simdformer.models.activations import added, sigmoid
-from simdformer.training.parts import Kept, Model, Parts, SeeGradient
+from simdformer.training.parts import Kept, Model, Parts, Precision, SeeGradient
 from simdformer.types import Array
 
 __all__ = ["SHARED_INPUTS", "Mixtures"]
 
+EXPERT_MATRICES = ("gate", "up", "down")
+ROUTER = {"weight": "router", "bias": "router_bias"}
 SHARED_INPUTS = ("shared.gate", "shared.up")
 
 
@@ -29,9 +31,14 @@ class Mixtures(Parts):
     """
 
     def __init__(
-        self, model: Model, length: int, see: SeeGradient | None, balance: float = 0.0
+        self,
+        model: Model,
+        length: int,
+        see: SeeGradient | None,
+        precision: Precision,
+        balance: float,
     ) -> None:
-        super().__init__(model, length, see)
+        super().__init__(model, length, see, precision)
         experts = self.config.num_experts
         self.balance = balance
         self.chosen, self.probable = np.zeros(experts), np.zeros(experts)
@@ -40,9 +47,9 @@ class Mixtures(Parts):
 
     def mixture(self, at: str, x: Array, s: Kept, *, needed: bool) -> Array:
         """x (B,L,E) -> (B,L,E), x itself where it is not needed"""
-        config = self.config
+        config, logits = self.config, self.route(at, x)
         own: dict[str, Array] = {}
-        logits = self.route(at, x)
+        x = self.narrow(x)
         ids = s["experts"] = top_k(logits, config.num_experts_per_tok)  # (B,L,k)
         if self.balance and not self.returning:
             self.chosen += np.bincount(ids.reshape(-1), minlength=config.num_experts)
@@ -67,18 +74,19 @@ class Mixtures(Parts):
         if own:
             act = self.activated([own[name] for name in self.inputs])
             [beside] = self.linear(at + "shared.", ("down",), ("down_bias",), act)
-            summed = added(summed, beside * self.shared_share(at, x))
+            summed = added(summed, self.narrow(beside * self.shared_share(at, x)))
         return summed
 
     def mixture_back(self, at: str, dout: Array, x: Array, s: Kept) -> Array:
-        config = self.config
-        logits, ids = self.route(at, x), s.pop("experts").reshape(-1, config.num_experts_per_tok)
+        config, logits, routed = self.config, self.route(at, x), x
+        x, dout = self.narrow(x), self.narrow(dout)
+        ids = s.pop("experts").reshape(-1, config.num_experts_per_tok)
         shares = expert_weights(logits, ids.reshape(*x.shape[:2], -1), **self.normalised)
         shares = shares.reshape(ids.shape)
         dshares: Array = np.zeros(ids.shape, np.float32)
         inputs = [s.pop(name).reshape(*ids.shape, -1) for name in self.inputs]
         flat, dflat = (array.reshape(-1, x.shape[-1]) for array in (x, dout))
-        dx: Array = np.zeros_like(flat)
+        dx: Array = np.zeros(flat.shape, np.float32)
         for expert in range(config.num_experts):
             rows, places = np.nonzero(ids == expert)
             own = [part[rows, places] for part in inputs]
@@ -89,25 +97,26 @@ class Mixtures(Parts):
             dx[rows] += dxs  # a token goes through an expert once
         dx = dx.reshape(x.shape)
         if config.shared_intermediate_size:
-            dx = added(dx, self.shared_back(at, dout, x, s))
+            dx = added(dx, self.wide(self.shared_back(at, dout, x, s)))
         self.see(at + "mlp.expert_weights", dshares.reshape(*x.shape[:2], -1))
         dlogits = self.shares_back(dshares, shares, ids, logits.reshape(len(flat), -1))
         dlogits = dlogits.reshape(logits.shape)
         self.see(at + "mlp.router", dlogits)
-        return added(dx, self.linear_back(at, ("router",), ("router_bias",), [dlogits], x))
+        return added(dx, self.route_back(at, dlogits, routed))
 
     def expert_back(
         self, at: str, dy: Array, share: Array, x: Array, inputs: list[Array]
     ) -> tuple[Array, Array]:
         """One expert's tokens: dy and x (n,E), share (n,), what its activation took (n,M) each ->
         the gradients of x and of the shares"""
-        act = self.activated(inputs)
-        dact = self.linear_back(at, ("down",), (), [dy], share[:, None] * act)
-        dshare = np.einsum("ni,ni->n", dact, act)
+        act = self.wide(self.activated(inputs))
+        dact = self.wide(self.linear_back(at, ("down",), (), [dy], share[:, None] * act))
+        dshare: Array = np.einsum("ni,ni->n", dact, act)
         if (bias := self.weights.get(at + "down_bias")) is not None:
+            dy = self.wide(dy)
             dshare += dy @ bias
             self.add(at + "down_bias", (share[:, None] * dy).sum(axis=0))
-        grads = self.activated_back(share[:, None] * dact, inputs)
+        grads = self.activated_back(self.narrow(share[:, None] * dact), inputs)
         return self.mlp_inputs_back(at, grads, x), dshare
 
     def shares_back(self, dshares: Array, shares: Array, ids: Array, logits: Array) -> Array:
@@ -134,9 +143,18 @@ class Mixtures(Parts):
     # ---- their parts -----------------------------------------------------------------------------
 
     def route(self, at: str, x: Array) -> Array:
-        """x (B,L,E) -> logits (B,L,X)"""
-        [logits] = self.linear(at, ("router",), ("router_bias",), x)
+        """x (B,L,E) -> logits (B,L,X), in float32 always: a choice has no nearby one"""
+        logits: Array = self.product(
+            x, self.weights[at + "router"], self.weights.get(at + "router_bias")
+        )
         return logits
+
+    def route_back(self, at: str, dlogits: Array, x: Array) -> Array:
+        own = [kind for kind in ("weight", "bias") if at + ROUTER[kind] in self.parameters]
+        of = backward.linear(dlogits, x, self.weights[at + "router"], needs=("x", *own))
+        for kind in own:
+            self.add(at + ROUTER[kind], getattr(of, kind))
+        return np.asarray(of.x)
 
     @property
     def normalised(self) -> dict[str, bool]:
@@ -145,7 +163,9 @@ class Mixtures(Parts):
     def of_experts(self, at: str, name: str) -> list[Any] | None:
         """The same tensor of all experts; None where they have none such."""
         names = [f"{at}experts.{one}.{name}" for one in range(self.config.num_experts)]
-        return [self.weights[one] for one in names] if names[0] in self.weights else None
+        if names[0] not in self.weights:
+            return None
+        return [self.matrix(one) if name in EXPERT_MATRICES else self.weights[one] for one in names]
 
     def expert_product(self, x: Array, ids: Array, weights: Any, biases: Any) -> list[Array]:
         return expert_linear(x, ids, weights, biases, arithmetic="float32")
@@ -154,7 +174,7 @@ class Mixtures(Parts):
         """How much the MLP beside the experts counts (B,L,1), or 1"""
         if at + "shared.router" not in self.weights:
             return np.float32(1)
-        return sigmoid(self.product(x, self.weights[at + "shared.router"]))
+        return sigmoid(self.wide(self.product(x, self.matrix(at + "shared.router"))))
 
     def shared_back(self, at: str, dout: Array, x: Array, s: Kept) -> Array:
         flat = x.reshape(-1, x.shape[-1])

@@ -20,12 +20,13 @@ from simdformer.runtime import keep_memory
 from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.training.export import export
-from simdformer.training.parts import SeeGradient
+from simdformer.training.parts import Precision, SeeGradient
 from simdformer.training.step import CHECKPOINTS, Objective, Step
 from simdformer.types import Array, ArrayLike
 
-__all__ = ["TrainableModel"]
+__all__ = ["PRECISIONS", "TrainableModel"]
 
+PRECISIONS = ("float32", "bfloat16")
 INITIAL = 0.02  # the standard deviation of new matrices, as in GPT-2
 
 
@@ -114,14 +115,14 @@ class TrainableModel:
         labels: ArrayLike | None = None,
         *,
         count: int | None = None,
-        precision: Literal["float32"] = "float32",
+        precision: Precision = "float32",
     ) -> float:
         """ids (L,) or (B,L) -> the mean loss of the labels, in the memory of a forward pass.
 
         Arguments and errors are those of `loss_and_gradients`.
         """
-        check_choice("loss", "precision", precision, ("float32",))
-        step = Step(self, *self.batch("loss", ids, labels), count)
+        check_choice("loss", "precision", precision, PRECISIONS)
+        step = Step(self, *self.batch("loss", ids, labels), count, precision=precision)
         return step.mean(step.losses())[0]
 
     def losses(
@@ -129,12 +130,12 @@ class TrainableModel:
         ids: ArrayLike,
         labels: ArrayLike | None = None,
         *,
-        precision: Literal["float32"] = "float32",
+        precision: Precision = "float32",
     ) -> Array:
         """ids (B,L) -> the loss of each label, -log p(label), (B,L) in float32; 0 where it does not
         count."""
-        check_choice("losses", "precision", precision, ("float32",))
-        return Step(self, *self.batch("losses", ids, labels), None).losses()
+        check_choice("losses", "precision", precision, PRECISIONS)
+        return Step(self, *self.batch("losses", ids, labels), None, precision=precision).losses()
 
     def loss_and_gradients(
         self,
@@ -142,7 +143,7 @@ class TrainableModel:
         labels: ArrayLike | None = None,
         *,
         count: int | None = None,
-        precision: Literal["float32"] = "float32",
+        precision: Precision = "float32",
         checkpoint: Literal["none", "mlp", "layer"] = "none",
         see: SeeGradient | None = None,
         objective: Objective | None = None,
@@ -152,6 +153,8 @@ class TrainableModel:
 
         labels : the same shape; -100 counts for nothing. None: each id's successor.
         count : what the mean divides by, where this is a part of a batch: all its labels.
+        precision : "bfloat16" rounds what products, attention and activations take and give, and
+            needs half of the memory for them; weights, gradients and sums stay float32.
         checkpoint : what is computed again on the way back instead of kept: "mlp" what goes into
             the activations, "layer" all but what goes into a layer. The bits are the same.
         see(name, gradient) : is shown the gradients of activations, by the names of a trace.
@@ -164,10 +167,10 @@ class TrainableModel:
         a label outside the vocabulary.
         """
         function = "loss_and_gradients"
-        check_choice(function, "precision", precision, ("float32",))
+        check_choice(function, "precision", precision, PRECISIONS)
         check_choice(function, "checkpoint", checkpoint, CHECKPOINTS)
         batch = self.batch(function, ids, labels)
-        return Step(self, *batch, count, checkpoint, see, objective, balance).run()
+        return Step(self, *batch, count, checkpoint, see, objective, balance, precision).run()
 
     def batch(self, function: str, ids: ArrayLike, labels: ArrayLike | None) -> tuple[Array, Array]:
         """Both as (B,L), checked."""

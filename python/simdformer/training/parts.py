@@ -2,22 +2,24 @@
 activations. Letters in shapes are those of models/transformer.py."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from simdformer import backward
-from simdformer.functional import layer_norm, linear, rms_norm, rope
+from simdformer.functional import PackedWeight, layer_norm, linear, pack, rms_norm, rope
 from simdformer.models.activations import GATED, PLAIN, added, clamped_swiglu
 from simdformer.models.adapters import Adapter
 from simdformer.models.config import ModelConfig
 from simdformer.models.forward_pass import ByLength, are_long
 from simdformer.types import Array
 
-__all__ = ["LORA_A", "LORA_B", "Kept", "Model", "Parts", "SeeGradient"]
+__all__ = ["LORA_A", "LORA_B", "Kept", "Model", "Parts", "Precision", "SeeGradient"]
 
 SeeGradient = Callable[[str, Array], object]
 Kept = dict[str, Array]
+Precision = Literal["float32", "bfloat16"]
 LORA_A, LORA_B = ".lora_a", ".lora_b"  # behind the name of a matrix: what its adapter has
 
 
@@ -40,10 +42,18 @@ def nobody(name: str, gradient: Array) -> None:
 
 
 class Parts:
-    """What all parts share: the weights, the gradients so far, who looks on."""
+    """What all parts share: the weights, the gradients so far, who looks on.
 
-    def __init__(self, model: Model, length: int, see: SeeGradient | None) -> None:
+    precision "bfloat16": products, attention and activations take and give bfloat16 numbers, whose
+    sums are float32. Weights, their gradients, norms and the residual stream stay float32.
+    """
+
+    def __init__(
+        self, model: Model, length: int, see: SeeGradient | None, precision: Precision
+    ) -> None:
         self.model, self.config, self.weights = model, model.config, model.weights
+        self.dtype = np.dtype(ml_dtypes.bfloat16 if precision == "bfloat16" else np.float32)
+        self.rounded: dict[str, PackedWeight] = {}  # matrices in bfloat16, of this step
         self.parameters = model.parameters()  # what has a gradient; the other weights are frozen
         self.gradients: dict[str, Array] = {}
         self.positions = np.arange(length)
@@ -58,6 +68,25 @@ class Parts:
         else:
             self.gradients[name] = gradient
 
+    # ---- numbers ---------------------------------------------------------------------------------
+
+    def narrow(self, x: Array) -> Array:
+        """x as products take it."""
+        return x.astype(self.dtype, copy=False)
+
+    def wide(self, x: Array) -> Array:
+        """x as the residual stream is."""
+        return x.astype(np.float32, copy=False)
+
+    def matrix(self, name: str) -> Any:
+        """A weight as it is multiplied with: frozen ones as they are stored."""
+        weight = self.weights[name]
+        if not isinstance(weight, np.ndarray) or weight.dtype == self.dtype:
+            return weight
+        if name not in self.rounded:
+            self.rounded[name] = pack(self.narrow(weight))
+        return self.rounded[name]
+
     # ---- products --------------------------------------------------------------------------------
 
     def product(self, x: Array, weight: Any, bias: Any = None) -> Any:
@@ -66,15 +95,21 @@ class Parts:
 
     def linear(self, at: str, names: Sequence[str], biases: Sequence[str], x: Array) -> list[Array]:
         """x (...,I) through several matrices (O,I), and their adapters -> (...,O) of each"""
-        w = self.weights
+        x = self.narrow(x)
         made: list[Array] = self.product(
-            x, [w[at + name] for name in names], [w.get(at + name) for name in biases]
+            x,
+            [self.matrix(at + name) for name in names],
+            [self.weights.get(at + name) for name in biases],
         )
         for number, name in enumerate(names):
             if adapter := self.model.adapters.get(at + name):
-                inner = linear(x, adapter.a) * np.float32(adapter.scale)
+                inner = self.inner(adapter, x)
                 made[number] = added(made[number], linear(inner, adapter.b))
         return made
+
+    def inner(self, adapter: Adapter, x: Array) -> Array:
+        """What is between an adapter's two matrices: scale a x"""
+        return self.narrow(linear(x, adapter.a) * np.float32(adapter.scale))
 
     def linear_back(
         self, at: str, names: Sequence[str], biases: Sequence[str], dy: Sequence[Array], x: Array
@@ -82,7 +117,8 @@ class Parts:
         biased = [at + name for name in biases if at + name in self.parameters]
         needs = ["x", *(["weight"] if at + names[0] in self.parameters else ())]
         needs += ["bias"] if biased else []
-        of = backward.linear(dy, x, [self.weights[at + name] for name in names], needs=needs)
+        x, dy = self.narrow(x), [self.narrow(d) for d in dy]
+        of = backward.linear(dy, x, [self.matrix(at + name) for name in names], needs=needs)
         for name, gradient in zip(names, of.weight or (), strict=False):
             self.add(at + name, gradient)
         for name, gradient in zip(biased, of.bias or (), strict=False):
@@ -95,10 +131,9 @@ class Parts:
 
     def adapter_back(self, name: str, adapter: Adapter, dy: Array, x: Array, dx: Array) -> Array:
         """y = scale b (a x): what comes this way, added to dx"""
-        scale = np.float32(adapter.scale)
-        inner = linear(x, adapter.a) * scale
-        dinner, db, _ = backward.linear(dy, inner, adapter.b, needs=("x", "weight"))
-        own, da, _ = backward.linear(dinner * scale, x, adapter.a, needs=("x", "weight"))
+        of_b = backward.linear(dy, self.inner(adapter, x), adapter.b, needs=("x", "weight"))
+        db, dinner = of_b.weight, self.narrow(of_b.x * np.float32(adapter.scale))
+        own, da, _ = backward.linear(dinner, x, adapter.a, needs=("x", "weight"))
         self.add(name + LORA_A, da)
         self.add(name + LORA_B, db)
         return added(dx, own)
@@ -225,8 +260,9 @@ class Parts:
     def clamped_back(self, dact: Array, gate: Array, up: Array) -> list[Array]:
         """swiglu(alpha gate, (up + 1) / alpha) of what is within limits; what is not has none"""
         alpha, limit = np.float32(self.config.swiglu_alpha), np.float32(self.config.swiglu_limit)
+        dact, gate, up = self.wide(dact), self.wide(gate), self.wide(up)
         low, within = np.minimum(gate, limit), np.clip(up, -limit, limit)
         dgate, dup = backward.swiglu(dact, alpha * low, (within + 1) / alpha)
         dgate *= alpha * (gate <= limit)
         dup *= (np.abs(up) <= limit) / alpha
-        return [dgate, dup]
+        return [self.narrow(dgate), self.narrow(dup)]

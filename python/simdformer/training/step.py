@@ -28,7 +28,7 @@ from simdformer.models.activations import added
 from simdformer.models.transformer import scaled
 from simdformer.runtime import awake
 from simdformer.training.mixture import SHARED_INPUTS, Mixtures
-from simdformer.training.parts import Kept, Model, SeeGradient
+from simdformer.training.parts import Kept, Model, Precision, SeeGradient
 from simdformer.types import Array
 
 __all__ = ["CHECKPOINTS", "Objective", "Step"]
@@ -58,11 +58,12 @@ class Step(Mixtures):
         see: SeeGradient | None = None,
         objective: Objective | None = None,
         balance: float = 0.0,
+        precision: Precision = "float32",
     ) -> None:
         self.ids, self.labels, self.count = ids, labels, count
         if balance and objective is None:  # as much as these labels among all
             balance *= float((labels != IGNORED).sum()) / self.label_count
-        super().__init__(model, ids.shape[1], see, balance)
+        super().__init__(model, ids.shape[1], see, precision, balance)
         self.checkpoint, self.objective = checkpoint, objective
         self.head = "embed" if self.config.tie_embeddings else "lm_head"
 
@@ -194,11 +195,11 @@ class Step(Mixtures):
         """x (B,L,E) -> (B,L,E). `again`: for what is kept alone, the result is not complete"""
         at, factor = f"layers.{layer}.", self.config.residual_scale
         s["x"] = x
-        out = self.attention(layer, self.norm(at + "attn_norm", x), s)
+        out = self.wide(self.attention(layer, self.norm(at + "attn_norm", x), s))
         out = self.norm_behind(at, "attn_out_norm", out, s)
         mid = s["mid"] = added(x, scaled(out, factor))
         needed = not again or at + "mlp_out_norm" in self.weights
-        out = self.mlp(layer, self.norm(at + "mlp_norm", mid), s, needed=needed)
+        out = self.wide(self.mlp(layer, self.norm(at + "mlp_norm", mid), s, needed=needed))
         out = self.norm_behind(at, "mlp_out_norm", out, s)
         if self.checkpoint == "mlp":
             for name in (*self.inputs, *SHARED_INPUTS):
@@ -211,14 +212,14 @@ class Step(Mixtures):
         dout = scaled(dx, factor)
         self.see(at + "mlp.out", dout)
         dout = self.norm_behind_back(at, "mlp_out_norm", dout, s)
-        dnormed = self.mlp_back(layer, dout, s)
+        dnormed = self.wide(self.mlp_back(layer, dout, s))
         self.see(at + "mlp_norm", dnormed)
         dx = added(dx, self.norm_back(at + "mlp_norm", dnormed, s.pop("mid")))
         self.see(at + "resid_mid", dx)
         dout = scaled(dx, factor)
         self.see(at + "attn.out", dout)
         dout = self.norm_behind_back(at, "attn_out_norm", dout, s)
-        dnormed = self.attention_back(layer, dout, s)
+        dnormed = self.wide(self.attention_back(layer, dout, s))
         self.see(at + "attn_norm", dnormed)
         dx = added(dx, self.norm_back(at + "attn_norm", dnormed, s.pop("x")))
         self.see(at + "resid_pre", dx)
