@@ -5,7 +5,6 @@ import io
 import json
 import re
 
-import numpy as np
 import pytest
 
 import simdformer as sf
@@ -76,7 +75,7 @@ def test_words_are_as_the_model_says_them(demo):
     assert page["attribution"]["against"] == " blue"
     assert page["title"] == TEXT
     assert page["heads"] == 4
-    assert np.shape(page["scores"]["entropy"]) == (6, 4)
+    assert page["scores"]["entropy"][-1] == 6 * 4
 
 
 # ---- the command ---------------------------------------------------------------------------------

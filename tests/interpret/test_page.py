@@ -8,6 +8,7 @@ import pytest
 import simdformer as sf
 from browser import Keys, Tab, start
 from checkpoints import random_weights, tiny_config
+from simdformer.interpret.explore.exploration import Exploration
 from simdformer.models import Transformer
 
 TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
@@ -506,3 +507,43 @@ def test_a_large_model_and_a_long_text_have_room(opened):
     tab.press("t")  # in other colours it is drawn anew
     tab.wait_for("document.documentElement.dataset.theme === 'dark'")
     assert tab.ink("button[aria-label='layer 20, head 14'] canvas") > 10
+
+
+# ---- beside what it was before -------------------------------------------------------------------
+
+
+def test_now_stands_beside_before(opened, demo):
+    explored = Exploration(demo, TEXT)
+    explored.change([{"part": "head", "layer": 5, "at": 0, "value": "zero"}])
+    explored.show()
+    tab = opened(explored.page())
+    assert [chip.text for chip in tab.all("#changes li")] == ["head 5.0 → 0"]
+    readings = (explored.now, explored.before)
+    for reading, column in zip(readings, tab.all("#next .columns > div"), strict=True):
+        best = reading.logits[-1].argmax()
+        assert label(demo.tokenizer.to_str_tokens([best])[0]) in column.text.split("\n")[1]
+    before, now = (reading.data["attribution"] for reading in (explored.before, explored.now))
+    assert now["difference"] == before["difference"]
+    differences = [
+        np.frombuffer(reading.numbers, np.float32, now["difference"][2], now["difference"][1])[-1]
+        for reading in readings
+    ]
+    assert "in all {:.2f} (before {:.2f})".format(*differences) in tab.text("#attribution-of")
+    assert len(tab.all("#by-head .bar i.changed")) == 4
+
+    seen = []
+    for which in ("now", "before", "change"):
+        tab.driver.execute_script(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))",
+            tab.one("#pictures select"),
+            which,
+        )
+        assert tab.state("pictures") == (which,)
+        seen.append(tab("document.querySelector('#one-head canvas').toDataURL()"))
+    assert seen[0] != seen[2] != seen[1]
+
+
+def test_a_page_without_changes_speaks_of_no_before(tab):
+    assert not tab.one("#pictures").is_displayed()
+    assert "before)" not in tab.text("main")
+    assert tab.all("#next .columns") == []

@@ -9,6 +9,7 @@ import numpy as np
 from simdformer.arguments import is_whole, shown
 from simdformer.functional import embedding
 from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
+from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
 from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer
@@ -88,6 +89,7 @@ def attribute(
     against: str | int | None = None,
     *,
     position: int = -1,
+    edit: Mapping[str, Edit] | None = None,
 ) -> Attribution:
     """What the embedding, each head and each MLP write into logit(target) - logit(against).
 
@@ -105,6 +107,8 @@ def attribute(
         Text of one token, or its id. Without `against` the logit of the target by itself.
     position : int
         Where it is said; -1 is the end of the text.
+    edit : dict of name or glob -> array or function, optional
+        Changes activations on their way, see `run_with_cache`.
 
     Returns
     -------
@@ -136,7 +140,7 @@ def attribute(
     other = None if against is None else read_target(subject, "against", against)
 
     names = ["*embed", "layers.*.attn.z", "layers.*.mlp.out", "final_norm_scale", "final_norm"]
-    _, trace = subject.run(names)
+    _, trace = subject.run(names, edit)
     everything = shares_of(transformer, trace, [at], [wanted], other)
     word = repr(token_text(subject.tokenizer, wanted))
     label = f"logit of {word}"
@@ -158,12 +162,13 @@ def attribute(
 
 
 def attribute_everywhere(
-    subject: Subject, logits: Array, trace: Trace, target: Any, against: Any
+    subject: Subject, said: Array, trace: Trace, target: Any, against: Any
 ) -> dict[str, Any]:
-    """`Attribution.PARTS` with an axis of positions behind, and the words that are meant."""
+    """`Attribution.PARTS` with an axis of positions behind, and the words that are meant; without a
+    target it is what the model says at each position, the ids `said` (L,)."""
     other = None if against is None else read_target(subject, "against", against)
     if target is None:
-        wanted = logits.argmax(-1).tolist()
+        wanted = said.tolist()
     else:
         wanted = [read_target(subject, "target", target)] * len(subject.ids)
     shares = shares_of(subject.transformer, trace, range(len(subject.ids)), wanted, other)

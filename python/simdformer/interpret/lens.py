@@ -9,6 +9,7 @@ import numpy as np
 from simdformer.arguments import is_whole, read_whole, shown
 from simdformer.functional import softmax
 from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
+from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
 from simdformer.types import Array
 
@@ -64,6 +65,7 @@ def logit_lens(
     layers: Sequence[int] | None = None,
     target: str | int | None = None,
     top: int = 10,
+    edit: Mapping[str, Edit] | None = None,
 ) -> LogitLens:
     """What the model would say after each layer: the residual stream there through the final norm
     and the lm_head. nostalgebraist 2020, "interpreting GPT: the logit lens".
@@ -79,6 +81,8 @@ def logit_lens(
         the model says in the end.
     top : int
         How many of the likeliest tokens are kept.
+    edit : dict of name or glob -> array or function, optional
+        Changes activations on their way, see `run_with_cache`.
 
     Returns
     -------
@@ -106,7 +110,7 @@ def logit_lens(
                 f"embedding) to {config.num_layers - 1}"
             )
     chosen = [int(layer) for layer in chosen]
-    logits, trace = subject.run([stream_name(layer) for layer in chosen])
+    logits, trace = subject.run([stream_name(layer) for layer in chosen], edit)
     if target is None:
         followed = logits.argmax(-1)
     else:

@@ -1,12 +1,13 @@
 """What every function here begins with: a model, and the ids and tokens of a text."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from simdformer.arguments import as_array, shown
+from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
 from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer
@@ -28,11 +29,14 @@ class Subject:
     ids: Array
     tokens: list[str]
 
-    def run(self, names: str | Iterable[str]) -> tuple[Array, Trace]:
+    def run(
+        self, names: str | Iterable[str], edit: Mapping[str, Edit] | None = None
+    ) -> tuple[Array, Trace]:
         """The logits (L,V) and a trace of the text, read behind a progress bar."""
         layers = self.transformer.config.num_layers
         with Progress(f"{self.function}: reading", layers, unit="layer") as progress:
-            return self.transformer.run_with_cache(self.ids, names, edit=counting_layers(progress))
+            every = {**counting_layers(progress), **(edit or {})}
+            return self.transformer.run_with_cache(self.ids, names, edit=every)
 
 
 def counting_layers(progress: Progress, texts: int = 1) -> dict[str, Callable[[Array], None]]:

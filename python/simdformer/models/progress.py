@@ -2,10 +2,13 @@
 
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "watched"]
 
 QUIET_SECONDS = 1.0
 
@@ -23,7 +26,10 @@ class Progress:
     def advance(self, count: int, note: str = "") -> None:
         """`count` more are being worked on; the bar ends in the note."""
         self.done += count
-        if self.bar is not None:
+        watcher = WATCHER.get()
+        if watcher is not None:
+            watcher(self)
+        elif self.bar is not None:
             if note:
                 self.bar.set_postfix_str(note, refresh=False)
             self.bar.update(count)
@@ -68,3 +74,17 @@ class Progress:
         """Takes the bar away."""
         if self.bar is not None:
             self.bar.close()
+
+
+WATCHER: ContextVar[Callable[[Progress], None] | None] = ContextVar("WATCHER", default=None)
+
+
+@contextmanager
+def watched(watcher: Callable[[Progress], None]) -> Iterator[None]:
+    """Inside, no bar is drawn: `watcher(bar)` is called each time that one advances, and what it
+    raises ends the work."""
+    token = WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        WATCHER.reset(token)

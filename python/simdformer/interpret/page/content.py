@@ -1,23 +1,27 @@
-"""What the page is told: text, numbers, and one piece of base64 that holds every array."""
+"""What the page is told of one reading of a text: words, and one piece of memory that holds every
+array."""
 
 import base64
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from simdformer.functional import softmax
-from simdformer.interpret.attribution import Attribution
+from simdformer.interpret.attribution import Attribution, attribute_everywhere
 from simdformer.interpret.heads import head_scores
-from simdformer.interpret.lens import LogitLens, top_k
+from simdformer.interpret.lens import LogitLens, lens_of, top_k
 from simdformer.interpret.subject import Subject, token_text
 from simdformer.models.activation_table import activation_of, sources_of
 from simdformer.models.config import ModelConfig
+from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
 from simdformer.models.trace import Trace
 from simdformer.types import Array
 
-__all__ = ["LENS_TOP", "Numbers", "content"]
+__all__ = ["Reading", "packed", "read_text"]
 
 LONGEST_TITLE = 60
 NEXT, LENS_TOP, FIRST = 5, 10, 8  # words predicted, words of a lens, numbers of an activation
@@ -33,7 +37,7 @@ ALIGNMENT = 4  # bytes, of every array
 
 class Numbers:
     """Arrays one behind the other. `add` gives what the page finds one by: [type, place in bytes,
-    how many numbers]; `.packed` is all of them, zlib in base64."""
+    how many numbers]; `.bytes` is all of them."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -48,9 +52,60 @@ class Numbers:
         return [little.dtype.name, place, little.size]
 
     @property
-    def packed(self) -> str:
-        squeezed = zlib.compress(b"".join(self._parts), level=1)
-        return base64.b64encode(squeezed).decode("ascii")
+    def bytes(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def packed(numbers: bytes) -> str:
+    """As an HTML file holds them: zlib in base64."""
+    return base64.b64encode(zlib.compress(numbers, level=1)).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One text, read once.
+
+    said : (L,)
+        The ids that lens and attribution follow: what the model says at each position.
+    data : dict
+        What the page is told in JSON.
+    numbers : bytes
+        The arrays that `data` says the places of.
+    words : Words
+        Those that `data` knows.
+    """
+
+    subject: Subject
+    logits: Array
+    trace: Trace
+    said: Array
+    data: dict[str, Any]
+    numbers: bytes
+    words: "Words"
+
+
+def read_text(
+    subject: Subject,
+    about: str,
+    target: str | int | None = None,
+    against: str | int | None = None,
+    *,
+    edit: Mapping[str, Edit] | None = None,
+    before: Reading | None = None,
+) -> Reading:
+    """Lets the model read the text, with changes on the way, and tells it. What is told beside an
+    earlier reading of the same text has its arrays at the same places, follows the same ids, and
+    adds its words to those of the other."""
+    config = subject.transformer.config
+    logits, trace = subject.run(["*", "final_norm_scale"], edit)
+    said = logits.argmax(-1) if before is None else before.said
+    layers, top = list(range(-1, config.num_layers)), min(LENS_TOP, config.vocab_size)
+    lens = lens_of(subject, trace, layers, said, top)
+    written = attribute_everywhere(subject, said, trace, target, against)
+    words = Words(subject) if before is None else before.words
+    numbers = Numbers()
+    data = content(subject, logits, trace, lens, written, about, numbers, words)
+    return Reading(subject, logits, trace, said, data, numbers.bytes, words)
 
 
 def content(
@@ -61,9 +116,9 @@ def content(
     written: dict[str, Any],
     about: str,
     numbers: Numbers,
+    words: "Words",
 ) -> dict[str, Any]:
     """Everything that the page reads; its arrays are added to `numbers`."""
-    words = Words(subject)
     length = len(subject.ids)
     shares = softmax(logits)
     best = top_k(logits, min(NEXT, shares.shape[-1]))
@@ -87,10 +142,7 @@ def content(
             "actual": numbers.add(actual),
         },
         "patterns": numbers.add(eight_bits(patterns), np.uint8),
-        "scores": {
-            name: [[None if np.isnan(n) else round(float(n), 4) for n in row] for row in table]
-            for name, table in scores.items()
-        },
+        "scores": {name: numbers.add(table) for name, table in scores.items()},
         "means": MEANS,
         "lens": {
             "layers": lens.layers,

@@ -4,22 +4,20 @@ import html
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from simdformer.arguments import read_whole
-from simdformer.interpret.attribution import attribute_everywhere
-from simdformer.interpret.lens import lens_of
-from simdformer.interpret.page.content import LENS_TOP, Numbers, content
+from simdformer.interpret.page.content import Reading, packed, read_text
 from simdformer.interpret.subject import read_subject
 
-__all__ = ["Page", "look"]
+__all__ = ["MOST_TOKENS", "Page", "bundle", "look", "page_of", "text_of"]
 
 MOST_TOKENS = 200
 # script/NAME.js, in the order in which they need each other
-SCRIPTS = ("data", "state", "text", "heads", "head", "lens", "attribution", "layer", "page")
+VIEWS = ("data", "state", "text", "heads", "head", "lens", "attribution", "layer", "page")
 
 
 class Page:
@@ -99,29 +97,41 @@ def look(
             )
         note = f"; the first {most} of {length} tokens"
         subject = read_subject("look", model, subject.ids[:most])
-    config = subject.transformer.config
-    logits, trace = subject.run(["*", "final_norm_scale"])
-    layers, top = list(range(-1, config.num_layers)), min(LENS_TOP, config.vocab_size)
-    lens = lens_of(subject, trace, layers, logits.argmax(-1), top)
-    written = attribute_everywhere(subject, logits, trace, target, against)
-    about = f"{config.summary}, {len(subject.ids)} tokens{note}"
-    numbers = Numbers()
-    data = content(subject, logits, trace, lens, written, about, numbers)
-    return Page(page_of(data, numbers), about)
+    about = f"{subject.transformer.config.summary}, {len(subject.ids)} tokens{note}"
+    return Page(page_of(read_text(subject, about, target, against)), about)
 
 
-def page_of(data: Mapping[str, Any], numbers: Numbers) -> str:
-    """page.html with page.css, the scripts and what they draw. Nothing in that ends the element
-    that it stands in: `<` is spelled out."""
-    folder = resources.files(__package__)
-    page, style = (
-        (folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css")
+def page_of(reading: Reading, before: Reading | None = None, changes: Sequence[str] = ()) -> str:
+    """page.html with page.css, the scripts and what they draw: a reading, and beside it the one
+    before these changes. Nothing in that ends the element that it stands in: `<` is spelled out."""
+    data = json.dumps(
+        {**reading.data, "changes": list(changes)},
+        ensure_ascii=False,
+        allow_nan=False,
+        separators=(",", ":"),
     )
-    script = "\n".join(
-        (folder / "script" / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS
-    )
-    told = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
-        told = told.replace(character, f"\\u{ord(character):04x}")
-    parts = {"STYLE": style, "SCRIPT": script, "DATA": told, "NUMBERS": numbers.packed}
-    return re.sub(r"/\*([A-Z]+)\*/", lambda found: parts[found[1]], page)
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    parts = {
+        "STYLE": text_of("page.css"),
+        "SCRIPT": bundle("file"),
+        "VIEWS": text_of("views.html"),
+        "DATA": data,
+        "NUMBERS": packed(reading.numbers),
+        "BEFORE": "" if before is None else packed(before.numbers),
+    }
+    return re.sub(r"/\*([A-Z]+)\*/", lambda found: parts[found[1]], text_of("page.html"))
+
+
+def bundle(last: str) -> str:
+    """One script: what the views are made with, the views as `openPage`, and what opens them."""
+    views = "\n".join(text_of(f"script/{name}.js") for name in VIEWS)
+    opens = (
+        f"function openPage(root, data, now, before, hooks = {{}}) {{\n{views}\nreturn page;\n}}"
+    )
+    return "\n".join([text_of("script/base.js"), opens, text_of(f"script/{last}.js")])
+
+
+def text_of(name: str) -> str:
+    """A file of the page."""
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")

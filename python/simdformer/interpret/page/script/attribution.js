@@ -9,33 +9,42 @@ const written = {
   biases: arrayOf(data.attribution.biases), // (layers, L)
   constant: arrayOf(data.attribution.constant), // (L)
 };
-const byHead = (layer, head) => written.heads[(layer * HEADS + head) * L + looked()];
+/** What the parts at these places of an array write together, now and before. */
+function part(array, ...places) {
+  const sum = (numbers) => places.reduce((total, at) => total + numbers[at], 0);
+  return { value: sum(array), earlier: sum(asBefore(array)) };
+}
+const together = (a, b) => ({ value: a.value + b.value, earlier: a.earlier + b.earlier });
+const headAt = (layer, head) => (layer * HEADS + head) * L + looked();
+const byHead = (layer, head) => part(written.heads, headAt(layer, head));
 const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
 
 /** What is written behind the token that is looked at, layer by layer. */
 function byLayer() {
   const at = looked();
   const layers = range(LAYERS).flatMap((layer) => {
-    const heads = range(HEADS).reduce((sum, head) => sum + byHead(layer, head), 0);
+    const heads = part(written.heads, ...range(HEADS).map((head) => headAt(layer, head)));
     const same = { here: layer === state.layer, choice: { layer } };
+    const mlp = { ...same, place: { part: "mlp", layer } };
     return [
-      { name: `layer ${layer} heads`, value: heads + written.biases[layer * L + at], ...same },
-      { name: `layer ${layer} MLP`, value: written.mlps[layer * L + at], ...same },
+      { name: `layer ${layer} heads`, ...together(heads, part(written.biases, layer * L + at)), ...same },
+      { name: `layer ${layer} MLP`, ...part(written.mlps, layer * L + at), ...mlp },
     ];
   });
-  const rare = (part) => (part.value === 0 ? [] : [part]); // in models with LayerNorm
+  const rare = (one) => (one.value === 0 && one.earlier === 0 ? [] : [one]); // in models with LayerNorm
   return [
-    { name: "embedding", value: written.embed[at] },
-    ...rare({ name: "position", value: written.pos_embed[at] }),
+    { name: "embedding", ...part(written.embed, at) },
+    ...rare({ name: "position", ...part(written.pos_embed, at) }),
     ...layers,
-    ...rare({ name: "bias of the final norm", value: written.constant[at] }),
+    ...rare({ name: "bias of the final norm", ...part(written.constant, at) }),
   ];
 }
 
 /** Both columns have one scale, whichever layer is chosen: that of the longest bar of all. */
 function longest() {
   const heads = range(LAYERS).flatMap((layer) => range(HEADS).map((head) => byHead(layer, head)));
-  return Math.max(1e-9, ...[...byLayer().map(({ value }) => value), ...heads].map(Math.abs));
+  const ends = [...byLayer(), ...heads].flatMap(({ value, earlier }) => [value, earlier]);
+  return Math.max(1e-9, ...ends.map(Math.abs));
 }
 
 function axis(most) {
@@ -50,27 +59,34 @@ function bars(parts) {
   return [...parts.map((part) => barOf(part, most)), axis(most)];
 }
 
-function barOf({ name, value, here, choice }, most) {
+function barOf({ name, value, earlier, here, choice, place }, most) {
   const wide = (50 * Math.abs(value)) / most;
   const line = make("i", {
     "--from": `${value < 0 ? 50 - wide : 50}%`,
     "--wide": `${wide}%`,
     "--colour": value < 0 ? "var(--warm)" : "var(--mark)",
+    "--earlier": `${50 + (50 * earlier) / most}%`,
   });
   const bar = make("button", { type: "button", class: here ? "bar here" : "bar" });
   bar.append(make("span", {}, name), line, make("b", {}, signed(value)));
-  if (choice) bar.addEventListener("click", () => choose(choice));
+  if (isChanged()) {
+    bar.lastChild.append(make("small", {}, ` ${signed(earlier)}`));
+    line.classList.add("changed");
+    bar.title = `${name}: now ${signed(value)}, before ${signed(earlier)}`;
+  }
+  if (choice) bar.addEventListener("click", () => (place ? pick(choice, place) : choose(choice)));
   return bar;
 }
 
 view(["token", "under"], () => {
   const { target, against } = data.attribution;
   const at = looked();
-  const said = label(target ?? word(nextWords[at * NEXT]), 20);
+  const said = label(target ?? followed(at), 20);
   const other = against === null ? "" : ` against “${label(against, 20)}”`;
   byId("attribution-of").textContent =
     `Behind token ${at}, ${label(data.tokens[at], 20)}: what each part writes into the logit of ` +
-    `“${said}”${other}; in all ${written.difference[at].toFixed(2)}. Both columns have one scale.`;
+    `“${said}”${other}; in all ${written.difference[at].toFixed(2)}` +
+    `${was(written.difference, at, (all) => all.toFixed(2))}. Both columns have one scale.`;
 });
 
 view(["token", "under", "layer"], () => byId("by-layer").replaceChildren(...bars(byLayer())));
@@ -78,9 +94,10 @@ view(["token", "under", "layer"], () => byId("by-layer").replaceChildren(...bars
 view(["token", "under", "layer", "head"], () => {
   const heads = range(HEADS).map((head) => ({
     name: `head ${state.layer}.${head}`,
-    value: byHead(state.layer, head),
+    ...byHead(state.layer, head),
     here: head === state.head,
     choice: { head },
+    place: { part: "head", layer: state.layer, at: head },
   }));
   byId("by-head").replaceChildren(...bars(heads));
 });

@@ -1,80 +1,76 @@
-// One page, no network: everything that is drawn lies in the elements #data and #arrays. These files follow each
-// other in one module, in the order of SCRIPTS in look.py. Text of a model is data: it goes into textContent alone.
+// What a page shows: `data`, and the arrays that it names, in the memory `now` and, at the same places, in `before`.
+// These files follow each other in one function, in the order of VIEWS in look.py:
+//   openPage(root, data, now, before, { kept, theme, signal, pick, append })
+// root is the document or, in a notebook, a shadow root. `kept` is an earlier state. A notebook's kernel is told what
+// was clicked on by pick(place) and append(word), and writes into `now`; page.refresh() shows it.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const L = data.tokens.length;
 const LAYERS = data.layers;
 const HEADS = data.heads;
-
-const byId = (id) => document.getElementById(id);
-const percent = (share) =>
-  share >= 0.0995 ? `${Math.round(100 * share)} %` : `${(100 * share).toFixed(1)} %`;
-const clamp = (value, most) => Math.max(0, Math.min(most, value));
-const range = (count, from = 0) => Array.from({ length: count }, (_, i) => from + i);
-
-/** An element with attributes and children; strings become text. */
-function make(name, attributes = {}, ...children) {
-  return filled(document.createElement(name), attributes, children);
-}
-
-/** The same for a part of an SVG picture. */
-function draw(name, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
-}
-
-function filled(element, attributes, children) {
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("--")) element.style.setProperty(key, value);
-    else element.setAttribute(key, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-// ---- the numbers, as content.py packs them
-
-function bytesOf(base64) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64); // since 2025
-  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-}
-
-if (!("DecompressionStream" in window))
-  document.body.textContent = "This page needs a browser of 2023 or later.";
-const squeezed = new Blob([bytesOf(byId("arrays").textContent)]).stream();
-const numbers = await new Response(squeezed.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+const byId = (id) => root.getElementById(id);
 
 const KINDS = { uint8: Uint8Array, int32: Int32Array, float32: Float32Array };
-const arrayOf = ([kind, place, count]) => new KINDS[kind](numbers, place, count);
+const arrayOf = ([kind, place, count]) => new KINDS[kind](now, place, count);
+
+const arraysBefore = new Map();
+/** The same array of the reading before the changes. */
+function asBefore(array) {
+  const { byteOffset, length } = array;
+  if (!arraysBefore.has(array)) arraysBefore.set(array, new array.constructor(before, byteOffset, length));
+  return arraysBefore.get(array);
+}
+const isChanged = () => data.changes.length > 0;
+/** " (before …)" where something is changed. */
+const was = (array, at, said) => (isChanged() ? ` (before ${said(asBefore(array)[at])})` : "");
+
+/** A number of what the pictures show: of now, of before, or the change from before to now. */
+function shown(array, at, of = (value) => value) {
+  if (!isChanged() || state.pictures === "now") return of(array[at]);
+  const earlier = of(asBefore(array)[at]);
+  return state.pictures === "before" ? earlier : of(array[at]) - earlier;
+}
 
 const patterns = arrayOf(data.patterns); // (layers, heads, lower triangle): 255 is a share of 1
 const TRIANGLE = (L * (L + 1)) / 2;
 const rowAt = (layer, head, query) => (layer * HEADS + head) * TRIANGLE + (query * (query + 1)) / 2;
-/** The share of its attention that a query gives to a key. */
+/** The share of its attention that a query gives to a key, as the pictures show it. */
 const share = (layer, head, query, key) =>
-  key > query ? 0 : patterns[rowAt(layer, head, query) + key] / 255;
+  key > query ? 0 : shown(patterns, rowAt(layer, head, query) + key) / 255;
 
 const NEXT = 5;
 const nextWords = arrayOf(data.next.words); // (L, NEXT)
 const nextShares = arrayOf(data.next.shares);
 const actual = arrayOf(data.next.actual); // (L): the probability of the token there; NaN for the first
 const word = (index) => data.words[index];
-
-/** A token as a label: blanks can be seen, and it is not too long. */
-function label(text, longest = 14) {
-  const seen = text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣") || "∅";
-  const letters = Array.from(seen);
-  return letters.length > longest ? `${letters.slice(0, longest - 1).join("")}…` : seen;
-}
-
-const code = (text, longest) => make("code", { dir: "auto" }, label(text, longest));
+/** The word that lens and attribution follow: what is said at the end, without changes. */
+const followed = (at) => word(asBefore(nextWords)[at * NEXT]);
 
 /** Words of a list with their probabilities, as bars; word 0 is none, where a vocabulary has fewer. */
-function listing(indices, shares, places) {
+function listing(indices, shares, places, onPick) {
   const lines = places
     .filter((i) => indices[i] > 0)
     .map((i) => {
       const part = `${(100 * shares[i]).toFixed(1)}%`;
-      return make("li", { "--part": part }, code(word(indices[i]), 20), make("span", {}, percent(shares[i])));
+      const said = code(word(indices[i]), 20);
+      const line = make("li", { "--part": part }, said, make("span", {}, percent(shares[i])));
+      if (onPick) {
+        const button = make("button", { type: "button", title: "write it behind the text" }, said);
+        button.addEventListener("click", () => onPick(indices[i]));
+        line.prepend(button);
+      }
+      return line;
     });
   return make("ol", {}, ...lines);
+}
+
+/** The same of now and, where something is changed, of before. */
+function listings(indices, shares, places, onPick) {
+  const ofNow = listing(indices, shares, places, onPick);
+  if (!isChanged()) return ofNow;
+  const ofBefore = listing(asBefore(indices), asBefore(shares), places);
+  const columns = [
+    ["now", ofNow],
+    ["before", ofBefore],
+  ].map(([name, list]) => make("div", {}, make("b", {}, name), list));
+  return make("div", { class: "columns" }, ...columns);
 }

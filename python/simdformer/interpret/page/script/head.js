@@ -4,7 +4,7 @@ const big = make("canvas", { tabindex: "0", role: "img" });
 const MARGIN = 110; // for labels, left and above
 let cell = 1;
 let pattern = null; // of the chosen head, a pixel for each pair
-view(["layer", "head"], () => {
+view(["layer", "head", "pictures"], () => {
   pattern = patternPicture(state.layer, state.head, L);
 });
 
@@ -68,11 +68,13 @@ function lines() {
   const y = (at) => TOP + (at + 0.5) * LINE;
   for (const query of state.under === null ? range(L) : [state.under])
     for (const key of range(query + 1)) {
-      const part = share(state.layer, state.head, query, key);
+      const change = share(state.layer, state.head, query, key);
+      const part = Math.abs(change);
       if (part < LEAST) continue;
       const [x1, x2, y1, y2] = [LEFT + 5, RIGHT - 5, y(query), y(key)];
       const opacity = query === looked() ? 0.25 + 0.75 * part : 0.15 * part;
-      picture.append(draw("line", { x1, x2, y1, y2, "stroke-width": 0.5 + 4 * part, opacity }));
+      const kind = change < 0 ? "less" : "";
+      picture.append(draw("line", { x1, x2, y1, y2, class: kind, "stroke-width": 0.5 + 4 * part, opacity }));
     }
   for (const at of range(L))
     for (const [x, anchor] of [
@@ -93,7 +95,7 @@ function lines() {
   return picture;
 }
 
-view(["token", "under", "layer", "head", "drawn"], () => {
+view(["token", "under", "layer", "head", "drawn", "pictures"], () => {
   byId("head-title").textContent = `Layer ${state.layer}, head ${state.head}`;
   if (state.drawn === "shading") drawShading();
   const picture = state.drawn === "shading" ? big : lines();
@@ -102,10 +104,12 @@ view(["token", "under", "layer", "head", "drawn"], () => {
 
 view(["token", "under", "key", "layer", "head"], () => {
   const query = looked();
-  const given = (key) => share(state.layer, state.head, query, key);
+  const row = rowAt(state.layer, state.head, query);
+  const given = (key) => patterns[row + key] / 255;
   const most = range(query + 1).sort((a, b) => given(b) - given(a));
   const keys = state.key !== null && state.key <= query ? [state.key] : most.slice(0, 4);
-  const told = keys.map((key) => `${label(data.tokens[key])} (${key}) ${percent(given(key))}`);
+  const earlier = (key) => was(patterns, row + key, (share) => percent(share / 255));
+  const told = keys.map((key) => `${label(data.tokens[key])} (${key}) ${percent(given(key))}${earlier(key)}`);
   byId("share").textContent = `${label(data.tokens[query])} (${query}) attends to: ${told.join(", ")}`;
 });
 
@@ -124,5 +128,4 @@ big.addEventListener("click", (event) => {
   const { under } = pairAt(event);
   if (under !== null) choose({ token: under });
 });
-for (const input of document.querySelectorAll("input[name=drawn]"))
-  input.addEventListener("change", () => choose({ drawn: input.value }));
+radios("drawn");

@@ -1,21 +1,22 @@
 // All heads as thumbnails, layers down and heads across.
 
-/** A pattern as a picture of size by size: of the shares that fall into one pixel, the largest. */
+/** A pattern as a picture of size by size: of what falls into one pixel, the largest. */
 function patternPicture(layer, head, size, canvas = document.createElement("canvas")) {
   canvas.width = size;
   canvas.height = size;
   const context = canvas.getContext("2d");
   const picture = context.createImageData(size, size);
-  const most = new Uint8Array(size * size);
+  const most = new Int16Array(size * size);
   for (let query = 0; query < L; query += 1) {
     const [from, to] = [rowAt(layer, head, query), Math.floor((query * size) / L) * size];
     for (let key = 0; key <= query; key += 1) {
       const at = to + Math.floor((key * size) / L);
-      most[at] = Math.max(most[at], patterns[from + key]);
+      const value = shown(patterns, from + key);
+      if (Math.abs(value) > Math.abs(most[at])) most[at] = value;
     }
   }
   const colours = new Uint32Array(picture.data.buffer);
-  for (let at = 0; at < most.length; at += 1) colours[at] = palette[most[at]];
+  for (let at = 0; at < most.length; at += 1) colours[at] = palette[255 + most[at]];
   context.putImageData(picture, 0, 0);
   return canvas;
 }
@@ -32,7 +33,7 @@ for (const layer of range(LAYERS)) {
     const score = make("span");
     const name = `layer ${layer}, head ${head}`;
     const button = make("button", { type: "button", "aria-label": name, title: name }, canvas, score);
-    button.addEventListener("click", () => choose({ layer, head }));
+    button.addEventListener("click", () => pick({ layer, head }, { part: "head", layer, at: head }));
     byId("heads").append(button);
     thumbs.push({ button, canvas, score, layer, head });
   }
@@ -50,12 +51,12 @@ const sight = new IntersectionObserver(
   { rootMargin: "200px" },
 );
 
-function drawThumbnails() {
+view(["pictures"], () => {
   for (const { canvas } of thumbs) {
     sight.unobserve(canvas);
     sight.observe(canvas);
   }
-}
+});
 
 view(["layer", "head"], () => {
   for (const { button, layer, head } of thumbs) {
@@ -66,13 +67,17 @@ view(["layer", "head"], () => {
   }
 });
 
-for (const name of Object.keys(data.scores))
+const scores = {}; // (layers, heads) each; NaN where a text has no such place
+for (const [name, place] of Object.entries(data.scores)) {
+  scores[name] = arrayOf(place);
   byId("score").append(make("option", { value: name }, name.replace(/_/g, " ")));
+}
+byId("score").value = state.score;
 byId("score").addEventListener("change", () => choose({ score: byId("score").value }));
 view(["score"], () => {
   byId("score-means").textContent = data.means[state.score];
   for (const { score, layer, head } of thumbs) {
-    const value = data.scores[state.score][layer][head];
-    score.textContent = value === null ? "–" : value.toFixed(2);
+    const value = scores[state.score][layer * HEADS + head];
+    score.textContent = Number.isNaN(value) ? "–" : value.toFixed(2);
   }
 });

@@ -138,7 +138,7 @@ view(["layer", "token", "under", "activation"], () => {
       make("code", {}, state.activation),
       ` of token ${at}, `,
       code(data.tokens[at], 20),
-      `: root mean square ${rms[row].toPrecision(3)}; its first numbers `,
+      `: root mean square ${rms[row].toPrecision(3)}${was(rms, row, (one) => one.toPrecision(3))}; its first numbers `,
       make("code", { class: "wraps" }, some.map((n) => n.toPrecision(3)).join("  ")),
     ),
   );

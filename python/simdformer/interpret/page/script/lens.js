@@ -12,23 +12,24 @@ let column = 10;
 const rowName = (row) => (data.lens.layers[row] < 0 ? "embedding" : `layer ${data.lens.layers[row]}`);
 byId("lens-rows").append(...range(ROWS).map((row) => make("div", {}, rowName(ROWS - 1 - row))));
 
-view([], () => {
+view(["pictures"], () => {
   const room = byId("lens-view").clientWidth - 110;
   column = L <= 60 ? Math.max(54, Math.floor(room / L)) : Math.max(6, Math.floor(room / L));
   const readable = column >= 30; // few words can be read, many are a picture
   const context = sized(lens, L * column, (ROWS + 1) * ROW);
   context.textBaseline = "middle";
   context.font = "10px system-ui, sans-serif";
+  const words = state.pictures === "before" ? asBefore(lensWords) : lensWords;
   const text = (said, at, y) =>
     context.fillText(label(said, Math.floor(column / 7)), at * column + 2, y + ROW / 2, column - 4);
   for (const at of range(L)) {
     for (const row of range(ROWS)) {
       const y = (ROWS - 1 - row) * ROW;
-      const colour = shade(lensFinal[row * L + at]);
+      const colour = shade(shown(lensFinal, row * L + at));
       context.fillStyle = css(colour);
       context.fillRect(at * column, y, column - (readable ? 1 : 0), ROW - 1);
       context.fillStyle = onTop(colour);
-      if (readable) text(word(lensWords[(row * L + at) * TOP_WORDS]), at, y);
+      if (readable) text(word(words[(row * L + at) * TOP_WORDS]), at, y);
     }
     context.fillStyle = style("--faint");
     if (readable) text(data.tokens[at], at, ROWS * ROW);
@@ -62,10 +63,10 @@ view(["token", "under", "lensRow"], () => {
       `After ${rowName(state.lensRow)}, behind `,
       code(data.tokens[at], 20),
       ": the final word ",
-      code(word(nextWords[at * NEXT]), 20),
-      ` has ${percent(lensFinal[cellAt])}`,
+      code(followed(at), 20),
+      ` has ${percent(lensFinal[cellAt])}${was(lensFinal, cellAt, percent)}`,
     ),
-    listing(lensWords, lensShares, range(TOP_WORDS, cellAt * TOP_WORDS)),
+    listings(lensWords, lensShares, range(TOP_WORDS, cellAt * TOP_WORDS)),
   );
 });
 
@@ -90,6 +91,6 @@ lens.addEventListener("click", (event) => {
   if (place === null) return;
   const layer = data.lens.layers[place.row];
   choose({ token: place.token, layer: layer < 0 ? state.layer : layer });
-  choose({ lensRow: place.row });
+  pick({ lensRow: place.row }, { part: "position", layer: layer + 1, at: place.token });
 });
 view(["layer"], () => choose({ lensRow: data.lens.layers.indexOf(state.layer) }));

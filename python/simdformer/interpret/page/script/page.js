@@ -1,6 +1,5 @@
 // The head of the page, the keys, dark and light.
 
-document.title = `${data.title} · simdformer`;
 byId("title").textContent = data.title;
 byId("about").textContent = data.about;
 for (const [name, count] of Object.entries(LIMITS)) {
@@ -11,7 +10,7 @@ for (const [name, count] of Object.entries(LIMITS)) {
     input.value = state[name];
   });
   view([name], () => {
-    if (document.activeElement !== input) input.value = state[name];
+    if (root.activeElement !== input) input.value = state[name];
   });
 }
 
@@ -23,36 +22,51 @@ const KEYS = {
   "[": () => choose({ head: state.head - 1 }),
   "]": () => choose({ head: state.head + 1 }),
   Escape: () => choose({ under: null, key: null, token: L - 1 }),
-  t: () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"),
+  t: () => setTheme(themed.dataset.theme === "dark" ? "light" : "dark"),
   "?": () => byId("keys").showModal(),
 };
 byId("theme").addEventListener("click", KEYS.t);
 byId("help").addEventListener("click", KEYS["?"]);
 
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
-  const { tagName, type } = event.target;
-  if (tagName === "SELECT" || (tagName === "INPUT" && (type !== "radio" || event.key.startsWith("Arrow"))))
-    return;
-  if (!(event.key in KEYS)) return;
-  event.preventDefault();
-  KEYS[event.key]();
-});
+const { signal } = hooks;
+root.addEventListener(
+  "keydown",
+  (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
+    const { tagName, type } = event.target;
+    if (tagName === "SELECT" || tagName === "TEXTAREA") return;
+    if (tagName === "INPUT" && (type !== "radio" || event.key.startsWith("Arrow"))) return;
+    if (!(event.key in KEYS)) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  },
+  { signal },
+);
 
 function setTheme(name) {
-  document.documentElement.dataset.theme = name;
+  themed.dataset.theme = name;
   readColours();
-  drawThumbnails();
   drawEverything();
 }
 
+// ---- what is changed, in a notebook or in a file that was saved there
+
+const pictures = byId("pictures").querySelector("select");
+pictures.addEventListener("change", () => choose({ pictures: pictures.value }));
+view(["pictures"], () => {
+  pictures.value = state.pictures;
+  byId("pictures").hidden = !isChanged();
+  byId("changes").replaceChildren(...data.changes.map((name) => make("li", {}, name)));
+});
+
 let waiting = 0;
-window.addEventListener("resize", () => {
+function drawSoon() {
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(drawEverything);
-});
+}
+window.addEventListener("resize", drawSoon, { signal });
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
-setTheme(dark.matches ? "dark" : "light");
-window.page = { data, state, choose }; // for the console of the browser
-document.documentElement.dataset.ready = "yes";
+const preferred = () => hooks.theme?.() ?? (dark.matches ? "dark" : "light");
+dark.addEventListener("change", () => setTheme(preferred()), { signal });
+setTheme(preferred());
+const page = { data, state, choose, setTheme, preferred, refresh: drawEverything };

@@ -11,6 +11,8 @@ const state = {
   score: Object.keys(data.scores)[0],
   colour: "attends",
   drawn: "shading",
+  pictures: "now",
+  ...hooks.kept,
 };
 const LIMITS = { token: L, layer: LAYERS, head: HEADS };
 const views = [];
@@ -37,25 +39,42 @@ function drawEverything() {
   for (const { show } of views) show();
 }
 
+/** A click: it chooses, and in a notebook may change what was clicked on. */
+function pick(choice, place) {
+  choose(choice);
+  hooks.pick?.(place);
+}
+
+/** Radio buttons of that name choose it. */
+function radios(name) {
+  for (const input of root.querySelectorAll(`input[name=${name}]`)) {
+    input.checked = input.value === state[name];
+    input.addEventListener("change", () => choose({ [name]: input.value }));
+  }
+}
+
 // ---- colours
 
-const styles = getComputedStyle(document.documentElement);
+const themed = root.host ?? document.documentElement; // has the theme
+const styles = getComputedStyle(themed);
 const style = (name) => styles.getPropertyValue(name).trim();
-let ink = [];
 let paper = [];
-const palette = new Uint32Array(256); // the colour of each of the 8-bit shares, as canvases have it
+let ink = [];
+let warm = []; // of what has become less
+const palette = new Uint32Array(511); // the colour of each change of 8-bit shares, -255 first, as canvases have it
 
 function readColours() {
   const numbers = (name) => style(name).split(",").map(Number);
-  [paper, ink] = [numbers("--none"), numbers("--share")];
+  [paper, ink, warm] = [numbers("--none"), numbers("--share"), numbers("--less")];
   const bytes = new Uint8ClampedArray(palette.buffer);
-  for (const at of range(256)) bytes.set([...shade(at / 255), 255], 4 * at);
+  for (const at of range(511)) bytes.set([...shade((at - 255) / 255), 255], 4 * at);
 }
 
-/** From paper to ink; small shares are lifted, so that they can be seen. */
+/** From paper to ink, below 0 to another colour; small shares are lifted, so that they can be seen. */
 function shade(value) {
-  const at = Math.sqrt(Math.max(0, Math.min(1, value)));
-  return paper.map((from, i) => Math.round(from + (ink[i] - from) * at));
+  const at = Math.sqrt(Math.min(1, Math.abs(value)));
+  const to = value < 0 ? warm : ink;
+  return paper.map((from, i) => Math.round(from + (to[i] - from) * at));
 }
 
 const css = (colour) => `rgb(${colour.join(",")})`;
@@ -76,17 +95,18 @@ function sized(canvas, width, height) {
 
 // ---- legends
 
-for (const legend of document.querySelectorAll("[data-legend]"))
+for (const legend of root.querySelectorAll("[data-legend]"))
   legend.append(make("span"), make("canvas", { width: 90, height: 1, "aria-hidden": "true" }), make("span"));
 
 /** From none to all; a shade is the square root of the share, so that small ones can be seen. */
 function drawLegends() {
-  for (const legend of document.querySelectorAll("[data-legend]")) {
+  for (const legend of root.querySelectorAll("[data-legend]")) {
     const [none, strip, all] = legend.children;
     const isLoss = legend.dataset.legend === "shade" && state.colour === "loss";
     const isShare = legend.dataset.legend === "share" || state.colour === "attends";
     none.textContent = isLoss ? "loss 0" : "0 %";
-    all.textContent = isLoss ? "10" : `100 %${isShare ? " (shade: the square root)" : ""}`;
+    const less = state.pictures === "change" && isChanged() ? "; less in the other colour" : "";
+    all.textContent = (isLoss ? "10" : `100 %${isShare ? " (shade: the square root)" : ""}`) + less;
     const context = strip.getContext("2d");
     for (const x of range(90)) {
       context.fillStyle = css(shade(isShare ? x / 89 : (x / 89) ** 2));
@@ -94,4 +114,4 @@ function drawLegends() {
     }
   }
 }
-view(["colour"], drawLegends);
+view(["colour", "pictures"], drawLegends);

@@ -10,19 +10,22 @@ const spans = data.tokens.map((text, at) => {
   span.classList.toggle("turns", TURNING.test(text));
   span.addEventListener("pointerenter", () => choose({ under: at }));
   span.addEventListener("pointerleave", () => choose({ under: null }));
-  span.addEventListener("click", () => choose({ token: at }));
+  span.addEventListener("click", () => pick({ token: at }, { part: "position", layer: 0, at }));
   return span;
 });
 byId("text").append(...spans);
 byId("text").classList.toggle("ids", !data.spelled);
 
+const loss = (share) => -Math.log(share);
+
 function tokenShade(at) {
   if (state.colour === "attends") return share(state.layer, state.head, looked(), at);
   if (Number.isNaN(actual[at])) return 0;
-  return state.colour === "probability" ? actual[at] ** 2 : Math.min(1, -Math.log(actual[at]) / 10) ** 2;
+  const value = state.colour === "loss" ? shown(actual, at, loss) / 10 : shown(actual, at);
+  return value * Math.abs(value); // a shade is the square root
 }
 
-view(["token", "under", "layer", "head", "colour"], () => {
+view(["token", "under", "layer", "head", "colour", "pictures"], () => {
   spans.forEach((span, at) => {
     const colour = shade(tokenShade(at));
     span.style.backgroundColor = css(colour);
@@ -37,13 +40,13 @@ view(["token", "under"], () => {
   const at = looked();
   const own = Number.isNaN(actual[at])
     ? "the first token, which nothing predicts"
-    : `the token before gave it ${percent(actual[at])}, a loss of ${(-Math.log(actual[at])).toFixed(2)}`;
+    : `the token before gave it ${percent(actual[at])}, a loss of ${loss(actual[at]).toFixed(2)}` +
+      was(actual, at, (share) => `${percent(share)}, ${loss(share).toFixed(2)}`);
   byId("next").replaceChildren(
     make("div", {}, `token ${at} `, code(data.tokens[at], 30), `: ${own}`),
     make("div", {}, "what the model says comes next:"),
-    listing(nextWords, nextShares, range(NEXT, at * NEXT)),
+    listings(nextWords, nextShares, range(NEXT, at * NEXT), at === L - 1 ? hooks.append : undefined),
   );
 });
 
-for (const input of document.querySelectorAll("input[name=colour]"))
-  input.addEventListener("change", () => choose({ colour: input.value }));
+radios("colour");

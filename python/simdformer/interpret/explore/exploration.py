@@ -1,0 +1,252 @@
+"""A text that is read, changed and read again: all of `sf.explore` but what shows it."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from simdformer.arguments import read_whole, shown
+from simdformer.interpret.explore.changes import ACTIVATION, Change, edit_of, read_changes
+from simdformer.interpret.page.content import Reading, read_text
+from simdformer.interpret.page.look import MOST_TOKENS, Page, page_of
+from simdformer.interpret.subject import Subject, read_subject, read_target
+from simdformer.models.trace import Trace
+from simdformer.text.sampling import Sampler
+
+__all__ = ["Exploration"]
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A text with its ids; what the model has read of it where changes take something from it."""
+
+    text: str
+    subject: Subject
+
+    @property
+    def ids(self) -> list[int]:
+        return [int(id) for id in self.subject.ids]
+
+    @cached_property
+    def trace(self) -> Trace:
+        return self.subject.run([f"layers.*.{name}" for name in ACTIVATION.values()])[1]
+
+
+@dataclass(frozen=True)
+class State:
+    """What is shown, or is to be shown."""
+
+    text: Read
+    other: Read | None = None
+    changes: tuple[Change, ...] = ()
+
+
+class Exploration:
+    """`write`, `append`, `sample`, `compare` and `change` say what is wanted; `show` computes it.
+
+    before, now : Reading
+        The text as the model reads it, and with the changes.
+    wanted, shown : State
+        They are the same after `show`; where it fails, or is ended, what was shown stays.
+    note : str
+        What the last call has done beyond what it was told, in a sentence.
+    """
+
+    before: Reading
+    now: Reading
+
+    def __init__(
+        self,
+        model: Any,
+        text: Any,
+        other: Any = None,
+        *,
+        target: str | int | None = None,
+        against: str | int | None = None,
+        max_tokens: int = MOST_TOKENS,
+    ) -> None:
+        self.model, self.target, self.against = model, target, against
+        self.max_tokens = read_whole("explore", "max_tokens", max_tokens)
+        self.shown: State | None = None
+        self.wanted = State(self._read("text", text))
+        self.note = ""
+        subject = self.wanted.text.subject
+        for name, word in (("target", target), ("against", against)):
+            if word is not None:
+                read_target(subject, name, word)
+        if other is not None:
+            self.compare(other)
+        self.show()
+
+    # ---- what is wanted --------------------------------------------------------------------------
+
+    def write(self, text: Any) -> None:
+        """Another text, or ids (L,). Changes that do not fit it are taken back."""
+        self._write(self._read("text", text))
+
+    def append(self, id: int) -> None:
+        """One more token."""
+        ids = [*self.wanted.text.ids, read_target(self.wanted.text.subject, "append", id)]
+        self._write(self._read("text", ids))
+
+    def sample(self, sampler: Sampler) -> None:
+        """One more token, drawn from what is shown at the end, changes included."""
+        self.show()
+        self.append(sampler(self.now.logits[-1], self.wanted.text.ids))
+
+    def compare(self, other: Any) -> None:
+        """A second text to take activations from, or ids (L,); "" or None: none."""
+        is_none = other is None or (isinstance(other, str) and not other)
+        read = None if is_none else self._read("other", other)
+        self._fit(replace(self.wanted, other=read))
+
+    def change(self, edits: Any) -> None:
+        """The changes, all of them, as a list of dicts."""
+        length = len(self.wanted.text.ids)
+        config = self.wanted.text.subject.transformer.config
+        changes = read_changes(edits, config, length)
+        wanted = replace(self.wanted, changes=changes)
+        if any(not fits(change, wanted) for change in changes):
+            raise ValueError(why_not(wanted))
+        self.wanted, self.note = wanted, ""
+
+    def _write(self, text: Read) -> None:
+        self._fit(replace(self.wanted, text=text))
+
+    def _fit(self, wanted: State) -> None:
+        """Takes back what does not fit."""
+        kept = tuple(change for change in wanted.changes if fits(change, wanted))
+        gone = [one.label(self.tokens) for one in wanted.changes if one not in kept]
+        reason = "taken back, because it does not fit this text: "
+        self.note = reason + ", ".join(gone) if gone else ""
+        self.wanted = replace(wanted, changes=kept)
+
+    def _read(self, name: str, text: Any) -> Read:
+        """A text or ids; without a tokenizer, a text is ids between blanks."""
+        has_words = getattr(self.model, "tokenizer", None) is not None
+        if isinstance(text, str):
+            ids = self.model.tokenizer.encode(text) if has_words else numbers_of(name, text)
+        else:
+            ids = text
+        if not np.size(ids):
+            raise ValueError(f"explore: {name} is empty, needs at least one token; type something")
+        subject = read_subject("explore", self.model, ids)
+        most = min(self.max_tokens, subject.transformer.config.max_seq_len)
+        if len(subject.ids) > most:
+            raise ValueError(
+                f"explore: {name} has {len(subject.ids)} tokens, needs at most {most}; shorten it"
+                + ("" if most < self.max_tokens else ", or allow more with max_tokens=")
+            )
+        if isinstance(text, str):
+            return Read(text, subject)
+        if not has_words:
+            return Read(" ".join(subject.tokens), subject)
+        return Read(subject.tokenizer.decode(subject.ids, skip_special=True), subject)
+
+    # ---- what is shown ---------------------------------------------------------------------------
+
+    def show(self) -> None:
+        """Computes what is wanted, where it is not shown yet."""
+        wanted, old = self.wanted, self.shown
+        if wanted == old:
+            return
+        subject = wanted.text.subject
+        about = f"{subject.transformer.config.summary}, {len(subject.ids)} tokens"
+        try:
+            if old is not None and old.text is wanted.text:
+                before = self.before
+            else:
+                before = read_text(subject, about, self.target, self.against)
+            now = before
+            if wanted.changes:
+                takes = any(change.value == "other" for change in wanted.changes)
+                other = wanted.other.trace if takes and wanted.other is not None else {}
+                edit = edit_of(wanted.changes, other)
+                now = read_text(subject, about, self.target, self.against, edit=edit, before=before)
+        except BaseException:
+            self.wanted = wanted if old is None else old
+            raise
+        self.before, self.now, self.shown = before, now, wanted
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.wanted.text.subject.tokens
+
+    @property
+    def labels(self) -> list[str]:
+        """The changes that are wanted, in a few words each."""
+        return [change.label(self.tokens) for change in self.wanted.changes]
+
+    def page(self) -> Page:
+        """What is shown, as a file."""
+        about = str(self.now.data["about"])
+        return Page(page_of(self.now, self.before, self.labels), about)
+
+    def code(self, layer: int, head: int, position: int) -> str:
+        """Python that computes what is shown of this head and position. `model` is what was given
+        to `sf.explore`."""
+        state, said = self.wanted, int(self.before.said[position])
+        words = [said if self.target is None else self.target, self.against]
+        named = ", ".join(repr(word) for word in words if word is not None)
+        lines = [
+            "import simdformer as sf",
+            "",
+            f"text = {self._literal(state.text)}",
+            *self._lines_of_changes(state),
+            f"layer, head, position = {layer}, {head}, {position}",
+            "",
+            "before, _ = model.run_with_cache(text)",
+            "logits, trace = model.run_with_cache(text, edit=edit)",
+            "probabilities = sf.softmax(logits[position])",
+            'pattern = trace["pattern", layer][head]',
+            f"lens = sf.logit_lens(model, text, target={said}, edit=edit)",
+            f"parts = sf.attribute(model, text, {named}, position=position, edit=edit)",
+        ]
+        return "\n".join(lines)
+
+    def _lines_of_changes(self, state: State) -> list[str]:
+        lines = []
+        if any(change.value == "other" for change in state.changes):
+            assert state.other is not None
+            lines.append(f"_, other = model.run_with_cache({self._literal(state.other)})")
+        by_name: dict[str, list[str]] = {}
+        for change in state.changes:
+            by_name.setdefault(change.name, []).append(change.line)
+        for number, of_name in enumerate(by_name.values()):
+            lines += ["", f"def change_{number}(x):", *(f"    {line}" for line in of_name)]
+        names = ", ".join(f'"{name}": change_{number}' for number, name in enumerate(by_name))
+        return [*lines, *([""] if by_name else []), f"edit = {{{names}}}"]
+
+    def _literal(self, read: Read) -> str:
+        """The text in quotes, if the tokenizer makes these ids of it, or the ids."""
+        tokenizer = read.subject.tokenizer
+        is_text = tokenizer is not None and list(tokenizer.encode(read.text)) == read.ids
+        return repr(read.text) if is_text else repr(read.ids)
+
+
+def fits(change: Change, state: State) -> bool:
+    """Whether the text has such a position, and the second text as many."""
+    length = len(state.text.ids)
+    if change.value == "other" and (state.other is None or len(state.other.ids) != length):
+        return False
+    return change.part != "position" or (change.at is not None and change.at < length)
+
+
+def why_not(state: State) -> str:
+    if state.other is None:
+        return "explore: there is no second text, needs one to take an activation from; give other"
+    return (
+        f"explore: other has {len(state.other.ids)} tokens, needs {len(state.text.ids)}, as many "
+        "as text, so that positions mean the same"
+    )
+
+
+def numbers_of(name: str, text: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(
+            f"explore: {name} is {shown(text)}, needs ids such as 7 12 45, as the model has "
+            "no tokenizer"
+        )
+    return [int(word) for word in words]
