@@ -167,7 +167,7 @@ def variations(text: str, calls: tuple[Any, ...] = ()) -> Iterator[Variation]:
             program, _, its = step.partition(".")
             full = {full_name(one or its, program): lines for one, lines in code.items()}
             other = [note[7:] for note in notes if note.startswith("unless ")]
-            see = next((note for note in notes if note[:1].isdigit()), usual)
+            see = next((note for note in notes if note[:1].isdigit()), usual.strip("-"))
             name = f"{program}.{found['name']}"
             replaces, convention = wrong_steps(full, calls), "convention" in notes
             yield Variation(

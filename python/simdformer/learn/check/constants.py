@@ -63,6 +63,12 @@ CONSTANTS = [
     argument("rope_frequencies.power", "theta", "02 §5"),
     argument("softmax.temper", "temperature", "04 §6"),
     argument("attention.cap", "softcap", "01 §4"),
+    *(
+        argument("adamw_step.inputs", name, "")
+        for name in ("lr", "beta1", "beta2", "weight_decay", "eps")
+    ),
+    argument("clip_grad_norm.inputs", "max_norm", ""),
+    *(argument("cosine_lr.inputs", name, "") for name in ("lr", "min_lr", "warmup", "total")),
 ]
 
 
@@ -128,6 +134,8 @@ class Fit:
     @property
     def said(self) -> str:
         """The value with as many digits as are known of it."""
+        if abs(self.value) < EXACT * abs(self.right):
+            return "0"
         for digits in range(1, 13):
             text = f"{self.value:.{digits}g}"
             if self.may_be(float(text)) and said(float(text)) != said(self.right):

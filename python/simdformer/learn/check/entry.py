@@ -12,6 +12,7 @@ from simdformer.learn.check.asking import SWAPPED, same_array
 from simdformer.learn.check.compare import TOLERANCE, coarsest, float_dtypes
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.operation import Call, as_array, bind, takes
+from simdformer.learn.check.optimizers import as_function, as_results
 from simdformer.learn.check.report import Report, together
 from simdformer.learn.check.twice import answer, is_coarse
 from simdformer.types import DTypeLike
@@ -32,16 +33,18 @@ def check(
     Parameters
     ----------
     op : function, str or layer
-        An operation of the package (`sf.rope`), a gradient (`sf.backward.rope`), the name of one
-        ("rope"), or a layer of `sf.nn`.
+        An operation of the package (`sf.rope`), a gradient (`sf.backward.rope`), a function of
+        `sf.optim`, the name of one ("rope"), or a layer of `sf.nn`.
     mine : array, a tuple or list of arrays, a dict, or a function
         Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
         tuple or list of them where the call has several results (`return_weights=True`, a list of
         weights). Gradients of several arguments may be a dict by their names, too, or a tuple with
-        None for those that you leave out. A function is called with the same arguments, twice: two
-        answers for one call (dropout left on) and changed arguments are mistakes too. Where only 16
-        bits would make its result right, it is called with slightly other arrays, to see whether it
-        computes in them.
+        None for those that you leave out. For `sf.optim.adamw_` it is the weight after the last
+        step, with the moments or without; gradient may be a list of those of several steps, and a
+        function of yours makes one of them, in place or not. A function is called with the same
+        arguments, twice: two answers for one call (dropout left on) and changed arguments are
+        mistakes too. Where only 16 bits would make its result right, it is called with slightly
+        other arrays, to see whether it computes in them.
     *args, **kwargs
         The arguments of the call that you meant to make: `sf.check(sf.rope, mine, q,
         layout="half")`. They are checked as the operation itself checks them.
@@ -88,7 +91,7 @@ def check(
     impure: tuple[Mistake, ...] = ()
     function = None
     if callable(mine) and not hasattr(mine, "__dlpack__"):
-        function = mine
+        function = as_function(call.operation, mine)
         mine, impure = answer(function, args, kwargs)
 
     def in_16_bits() -> bool:
@@ -97,6 +100,7 @@ def check(
         return function is not None and is_coarse(function, args, kwargs)
 
     coarse = cache(in_16_bits)
+    mine = as_results(call.operation, mine, call)
     if call.names:
         asked = {
             call.names[i]: Check(replace(call, only=i), [x], rtol, in_16_bits=coarse)
@@ -167,7 +171,7 @@ def results(mine: Any, call: Call) -> list[Any]:
 
 def gradients(mine: Any, call: Call) -> dict[int, Any]:
     """The learner's gradients as arrays, by the number of the result that each of them is."""
-    names = call.names
+    names, several = call.names, "gradients" if call.name.startswith("backward.") else "results"
     if isinstance(mine, Mapping):
         if others := [name for name in mine if name not in names]:
             raise TypeError(
@@ -178,7 +182,7 @@ def gradients(mine: Any, call: Call) -> dict[int, Any]:
         mine = (mine,) if sum(x is not None for x in call.results) == 1 else ()
     if len(mine) > len(names) or all(x is None for x in mine):
         raise TypeError(
-            f"check: mine is no set of gradients, needs those of {', '.join(names)}; pass a tuple "
+            f"check: mine is no set of {several}, needs those of {', '.join(names)}; pass a tuple "
             "in this order with None for what you leave out, or a dict by these names"
         )
     found = {i: as_numbers(x) for i, x in enumerate(mine) if x is not None}

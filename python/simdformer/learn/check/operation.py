@@ -14,6 +14,7 @@ from simdformer import arguments, backward, functional, loss, nn, reference
 from simdformer.learn import mistakes
 from simdformer.learn.check.asking import refuse
 from simdformer.learn.check.compare import float_dtypes
+from simdformer.learn.mistakes.optimizers import PURE
 from simdformer.learn.program import OPERATIONS, Program
 from simdformer.quantization.weight import QuantizedWeight
 
@@ -23,8 +24,7 @@ __all__ = ["Asked", "Call", "as_array", "bind", "checkable", "takes"]
 for _module in iter_modules(mistakes.__path__):
     import_module(f"{mistakes.__name__}.{_module.name}")
 
-# What can be checked by name, and what says in float64 what is right. Gradients are those that are
-# spelt out.
+# What can be checked by name, and what says in float64 what is right.
 KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = (
     {
         getattr(functional, name): (name, getattr(reference, name))
@@ -36,10 +36,11 @@ KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = (
         for name in ("cross_entropy", "log_softmax")
     }
     | {
-        gradient: (f"backward.{name}", getattr(reference.backward, name))
+        getattr(backward, name): (f"backward.{name}", getattr(reference.backward, name))
         for name in backward.__all__
-        if (gradient := getattr(backward, name)) in OPERATIONS
+        if name.islower()
     }
+    | {function: (f"optim.{function.__name__}", pure) for function, pure in PURE.items()}
 )
 NAMED = {name: function for function, (name, _) in KNOWN.items()}
 LARGE = 4_000_000  # numbers in one array, from which on the kernels are the judge
@@ -96,8 +97,10 @@ class Asked:
 class Call(Asked):
     """One call of an operation or a layer, its arguments as numpy arrays.
 
-    results is what the operation itself gives for this call, always as a list; where they are
-    gradients of several arguments, `names` are those, and `only` may be the number of one of them.
+    results is what the function gives for this call, always as a list; where they have names, as
+    gradients of several arguments do, `names` are those, and `only` may be the number of one of
+    them. operation is what was asked about: the function, or what it stands for because that
+    changes its arguments.
     """
 
     function: Callable[..., Any]
@@ -107,6 +110,7 @@ class Call(Asked):
     several: bool
     names: tuple[str, ...] = ()
     only: int | None = None
+    operation: Any = None
 
     def right(self) -> list[Any]:
         """What should come out, in float64.
@@ -117,12 +121,12 @@ class Call(Asked):
         if not inspect.isfunction(self.function):
             out = self._converted(np.float64)
         elif max(self._sizes(), default=0) <= LARGE:
-            out = KNOWN[self.function][1](*self.args, **self.kwargs)
+            out = KNOWN[self.operation][1](*self.args, **self.kwargs)
         elif all(dtype.itemsize > 2 for dtype in float_dtypes(self.inputs)):
             return self.part(self.results)
         else:
             out = self._converted(np.float32)
-        return self.part(list(out) if self.several else [out])
+        return self.part(listed(out) if self.several else [out])
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -175,8 +179,9 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     refuse(function, args, kwargs)
     if "accumulate" in kwargs:
         raise TypeError("check: accumulate is given, needs a call that adds nothing; leave it out")
+    operation, function = function, PURE.get(function, function)
     answer = function(*args, **kwargs)
-    several = isinstance(answer, tuple | list)
+    several = isinstance(answer, tuple | list | dict)
     kind = type(function) if type(function) in OPERATIONS or _is_layer(function) else function
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -185,13 +190,22 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         variables.pop("out", None)
     if kind is not function:
         variables = vars(function) | variables
-    name = KNOWN[function][0] if kind is function else kind.__name__
-    results = list(answer) if several else [answer]
+    name = KNOWN[operation][0] if kind is function else kind.__name__
+    results = listed(answer) if several else [answer]
     program = OPERATIONS.get(kind)
-    names = getattr(answer, "_fields", ()) if name.startswith("backward.") else ()
+    names = tuple(answer) if isinstance(answer, dict) else ()
+    names = getattr(answer, "_fields", ()) if name.startswith("backward.") else names
     if lists := [one for one, x in zip(names, results, strict=False) if isinstance(x, list)]:
         raise TypeError(f"check: {lists[0]} is a list, needs one array; check them one by one")
-    return Call(name, variables, program, function, args, kwargs, results, several, names)
+    return Call(
+        name, variables, program, function, args, kwargs, results, several, names,
+        operation=operation,
+    )  # fmt: skip
+
+
+def listed(answer: Any) -> list[Any]:
+    """Several results, which may have names."""
+    return list(answer.values() if isinstance(answer, dict) else answer)
 
 
 def needs_out(function: Any) -> bool:
@@ -232,6 +246,8 @@ def as_array(x: Any) -> Any:
         layer = copy.copy(x)
         vars(layer).update({name: as_array(value) for name, value in vars(x).items()})
         return layer
+    if isinstance(x, dict):
+        return {name: as_array(value) for name, value in x.items()}
     if isinstance(x, list | tuple) and any(hasattr(item, "__dlpack__") for item in x):
         return type(x)(map(as_array, x)) if type(x) in (list, tuple) else x
     if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
@@ -246,6 +262,8 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
         return x.unpack().astype(dtype)
     if isinstance(x, np.ndarray) and x.dtype.kind not in "biu":
         return x.astype(dtype)
+    if isinstance(x, dict):
+        return {name: _in_dtype(value, dtype) for name, value in x.items()}
     if type(x) in (list, tuple):
         items = [_in_dtype(item, dtype) for item in x]
         return type(x)(items) if any(a is not b for a, b in zip(items, x, strict=True)) else x
@@ -269,6 +287,8 @@ def _leaves(values: Any) -> Any:
     for value in values:
         if isinstance(value, list | tuple):
             yield from _leaves(value)
+        elif isinstance(value, dict):
+            yield from _leaves(value.values())
         elif _is_layer(value):
             yield from _leaves(vars(value).values())
         else:

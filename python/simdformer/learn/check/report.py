@@ -276,7 +276,8 @@ def together(name: str, parts: Mapping[str, Report], left: list[str]) -> Report:
     shared = [group for group in every if all(group in one.explanations for one in wrong)]
     remarks = dict.fromkeys(remark for report in parts.values() for remark in report.remarks)
     if left:
-        remarks[f"not among your gradients, so not checked: {', '.join(left)}"] = None
+        what = "gradients" if name.startswith("backward.") else "results"
+        remarks[f"not among your {what}, so not checked: {', '.join(left)}"] = None
     return replace(
         worst,
         name=name,

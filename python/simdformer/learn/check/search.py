@@ -226,7 +226,11 @@ class Search:
         if not found:
             nearest = sorted(near, key=lambda pair: pair[0])[:3]
             finest = F32 if self.coarsest == F64 else self.coarsest
-            found = [x for _, x, both in nearest if self.fits(problem, both, dtype, finest)]
+            found = [
+                x
+                for _, x, both in nearest
+                if self.fits(problem, both, dtype, finest) and self.is_better(both)
+            ]
         return tuple(found)
 
     def base(self, problem: Problem, dtype: Any) -> Base:

@@ -1,0 +1,128 @@
+"""A learner's optimizer, clipping or schedule: called step by step, in place or not, and what it
+leaves behind as the results of a call."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from simdformer import optim
+from simdformer.learn.check.operation import Call, as_array
+from simdformer.learn.mistakes.optimizers import arrays_of, steps_of
+
+__all__ = ["as_function", "as_results"]
+
+STATE = ("weight", "exp_avg", "exp_avg_sq")
+SHORT = {"w": "weight", "m": "exp_avg", "v": "exp_avg_sq"}  # as learners call them
+LISTED = (list, tuple)
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def as_function(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The learner's function of one step as one of all steps, which changes no argument."""
+    wrap = {
+        optim.adamw_: by_steps,
+        optim.clip_grad_norm_: of_copies,
+        optim.cosine_lr: of_each_step,
+    }.get(op)
+    return function if wrap is None else wrap(function)
+
+
+def by_steps(function: Callable[..., Any]) -> Callable[..., Any]:
+    """It may change weight and moments, or return the new ones."""
+
+    def mine(
+        weight: Any, gradient: Any, exp_avg: Any, exp_avg_sq: Any, *, step: int, **kwargs: Any
+    ) -> Any:
+        state = [copy.deepcopy(x) for x in (weight, exp_avg, exp_avg_sq)]
+        for number, one in enumerate(steps_of(gradient)):
+            w, m, v = state
+            given = function(w, copy.deepcopy(one), m, v, step=step + number, **kwargs)
+            if isinstance(given, Mapping):
+                given = [by_name(given).get(name) for name in STATE]
+            if given is not None:
+                given = [*given] if isinstance(given, LISTED) else [given]
+                given += [None] * (len(state) - len(given))
+                state = [old if new is None else new for new, old in zip(given, state, strict=True)]
+        return dict(zip(STATE, state, strict=True))
+
+    return mine
+
+
+def of_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """It may change the gradients, or return new ones, with their norm or without."""
+
+    def mine(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        after = copy.deepcopy(gradients)
+        given = function(after, *args, **kwargs)
+        if given is None:
+            return {"gradients": after}
+        if isinstance(given, (*LISTED, Mapping)) or np.ndim(as_array(given)):
+            return given
+        return {"norm": given, "gradients": after}
+
+    return mine
+
+
+def of_each_step(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mine(step: Any, *args: Any, **kwargs: Any) -> Any:
+        each = [float(as_array(function(int(one), *args, **kwargs))) for one in np.ravel(step)]
+        return np.reshape(each, np.shape(step))
+
+    return mine
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def as_results(op: Any, mine: Any, call: Call) -> Any:
+    """What a learner has after the call, by the names of the results."""
+    if op is optim.adamw_:
+        return state(mine, call)
+    if op is optim.clip_grad_norm_:
+        return clipped(mine, call)
+    return mine
+
+
+def by_name(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {SHORT.get(name, name): x for name, x in given.items()}
+
+
+def state(mine: Any, call: Call) -> Any:
+    """The weight after the last step, which becomes how far it has moved, and the moments."""
+    if isinstance(mine, Mapping):
+        found = by_name(mine)
+    elif isinstance(mine, LISTED) and any(np.ndim(as_array(x)) for x in mine if x is not None):
+        found = dict(zip(STATE, mine, strict=False))
+    else:
+        found = {"weight": mine}
+    if found.get("weight") is not None:
+        after, before = (
+            np.asarray(as_array(x)) for x in (found["weight"], call.variables["weight"])
+        )
+        if after.shape == before.shape and after.dtype.kind not in "biucOUS":
+            moved = after.astype(np.float64) - before.astype(np.float64)
+            found["weight"] = moved.astype(after.dtype)
+    return found
+
+
+def clipped(mine: Any, call: Call) -> Any:
+    """The norm, the gradients, or both."""
+    names = call.names[1:]
+    if isinstance(mine, LISTED) and len(mine) == 2 and not np.ndim(as_array(mine[0])):
+        mine = {"norm": mine[0], "gradients": mine[1]}
+    if isinstance(mine, Mapping) and not {"norm", "gradients"} & set(mine):
+        mine = {"gradients": mine}
+    if not isinstance(mine, Mapping):
+        many = isinstance(mine, LISTED) or np.ndim(as_array(mine)) > 0
+        mine = {"gradients": mine} if many else {"norm": mine}
+    found = {"norm": mine["norm"]} if "norm" in mine else {}
+    if (gradients := mine.get("gradients")) is not None:
+        if isinstance(gradients, Mapping):
+            found |= {f"gradients[{name!r}]": x for name, x in gradients.items()}
+        else:
+            found |= dict(zip(names, arrays_of(gradients), strict=False))
+    return found
