@@ -133,7 +133,7 @@ wrong_heads(
     lambda x, *w: multi_head(x, *w, merge=lambda z: z.permute(0, 2, 3, 1).reshape(B, L, E)),
 )
 wrong_heads(
-    "many_heads.attention_over_heads",
+    "attention.over_heads",
     lambda x, *w: multi_head(
         x,
         *w,

@@ -52,8 +52,10 @@ def refuse(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         if given in NOTHING:
             raise TypeError(f"{name}: has no {given}, needs none: {NOTHING[given]}; leave it out")
         ours = OTHERS.get(given, given)
-        found = [ours] if ours in parameters else get_close_matches(given, parameters, 1)
-        meant = f"; here it is called {found[0]}" if found else ""
+        found = get_close_matches(given, parameters, 1, cutoff=0.7)
+        meant = f"; did you mean {found[0]}?" if found else ""
+        if ours in parameters:
+            meant = f"; here it is called {ours}"
         raise TypeError(f"{name}: has no {given}, needs one of {', '.join(parameters)}{meant}")
     taken = set(list(parameters)[: len(args)]) | set(kwargs)
     for missing, parameter in parameters.items():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
+from simdformer.learn.check.compare import row_size
 
 __all__ = ["GREEN", "RED", "WIDTH", "CheckError", "Part", "Report", "Where", "card", "together"]
 
@@ -182,12 +183,17 @@ class Report:
         if self.expected is not None:
             return f"✗ {self.name}: shape {self.shape}, needs {self.expected}"
         if self.nearly:
-            off = f"{100 * self.max_rel:.2g} % off"
             return (
-                f"≈ {self.name} {self.shape} {self.dtype}: nearly right: {off}, more than "
-                f"{self.meant} explains; right only if this is computed in {self.nearly}"
+                f"≈ {self.name} {self.shape} {self.dtype}: nearly right: "
+                f"{100 * self._share_off():.2g} % off, more than {self.meant} explains; "
+                f"right only if this is computed in {self.nearly}"
             )
         return f"✗ {self.name} {self.shape} {self.dtype}: wrong"
+
+    def _share_off(self) -> float:
+        """Of the row that is off the most: the size of its error over its own size."""
+        error, size = row_size(self.mine - self.right), row_size(self.right)
+        return float((error / np.where(size == 0, np.inf, size)).max())
 
     def _middle(self) -> Iterator["Part"]:
         if not self.parts:

@@ -1,8 +1,18 @@
 """What goes wrong in the products of attention: scale, softcap, what is multiplied, heads and those
 that share keys and values."""
 
+from typing import Any
+
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.attention import default_scale
+from simdformer.learn.program import State
+
+
+def positions_before_heads(s: State, x: Any) -> Any:
+    """(...,H,L,D) -> (...,L,H,D); of a sample, the same positions of query, key and value."""
+    sampled = s.rows is not None and x.shape[-2] == s.S
+    return (x[..., s.rows, :] if sampled else x).swapaxes(-3, -2)
+
 
 mistakes(
     """
@@ -135,8 +145,18 @@ mistakes(
         head // K in place of head // (H // K): the groups are of the wrong size.
         > Compute the group: head // (H // K).
         | unless(group == num_kv_heads); k_head = v_head = np.arange(num_heads) // num_kv_heads
+
+    attention.repeat (02 §5) > Transpose (B, L, H, D) to (B, H, L, D) before the product, and back.
+
+    over_heads: attention runs over the heads, not over the positions
+        q, k and v are still (B, L, H, D) at the product, so that each token attends to its own
+        heads, and to no other token.
+        | unless(L != S or num_heads == 1); ...
+        | q, k, v = (positions_before_heads(s, x) for x in (q, k, v))
+        | S = num_heads; i, j = np.arange(S)[:, None], np.arange(S)
+        weigh | ...; z = z.swapaxes(-3, -2)
     """,
-    calls=(default_scale,),
+    calls=(default_scale, positions_before_heads),
 )
 
 for size in (2, 4, 8):

@@ -40,14 +40,6 @@ mistakes(
 
     many_heads.listen (01 §6)
 
-    attention_over_heads: each token attends to its own heads instead of each head to the tokens
-        The heads are split to (..., L, H, D) and never swapped, so that attention takes the axis of
-        the heads for that of the tokens.
-        > Swap L and H before attention, (..., H, L, D), and back after it.
-        | group = q.shape[-3] // k.shape[-3]
-        | k, v = np.repeat(k, group, -3), np.repeat(v, group, -3)
-        | q, k, v = (x.swapaxes(-3, -2) for x in (q, k, v))
-        | z = run(attention, query=q, key=k, value=v, **as_mask(mask)).out.swapaxes(-3, -2)
     one_head: there is only one head: the heads are not split
         Attention runs over all elements of a token at once, scaled by the width of the layer.
         > Split the last axis into (H, D) and let each head attend on its own.
