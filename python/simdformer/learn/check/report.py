@@ -191,7 +191,7 @@ class Report:
         return f"✗ {self.name} {self.shape} {self.dtype}: wrong"
 
     def _share_off(self) -> float:
-        """Of the row that is off the most: the size of its error over its own size."""
+        """The size of the error over the size of the row, in the row that is off the most."""
         error, size = row_size(self.mine - self.right), row_size(self.right)
         return float((error / np.where(size == 0, np.inf, size)).max())
 

@@ -9,7 +9,7 @@ from simdformer.learn.program import State
 
 
 def positions_before_heads(s: State, x: Any) -> Any:
-    """(...,H,L,D) -> (...,L,H,D); of a sample, the same positions of query, key and value."""
+    """(...,H,L,D) -> (...,L,H,D); a sample has the same positions of query, key and value."""
     sampled = s.rows is not None and x.shape[-2] == s.S
     return (x[..., s.rows, :] if sampled else x).swapaxes(-3, -2)
 
