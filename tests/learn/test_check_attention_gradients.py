@@ -123,3 +123,24 @@ def test_of_many_heads_some_are_looked_at(rng):
         ("query", False), ("key", False), ("value", True)
     ]  # fmt: skip
     assert report.diagnosis[0].name == "attention_backward.scale_missing_in_query"
+
+
+def test_of_many_scores_some_are_looked_at(rng):
+    """Queries for the gradient of query, keys for those of key and value."""
+    q, k, v, g = (normal(rng, 1, 2, 160, 16) for _ in range(4))
+    op, options = sf.backward.scaled_dot_product_attention, {"is_causal": True}
+    out, lse = sf.scaled_dot_product_attention(q, k, v, **options, return_lse=True)
+    scores = q @ k.swapaxes(-1, -2) / 4
+    p = np.where(np.tri(160, dtype=bool), np.exp(scores - lse[..., None]), np.float32(0))
+    ds = p * (g @ v.swapaxes(-1, -2) - (g * out).sum(-1, keepdims=True))
+    right = op(g, q, k, v, out, lse, **options)[:3]
+    for number, mistake, wrong in (
+        (0, "scale_missing_in_query", ds @ k),
+        (1, "key_not_transposed", ds @ q / 4),
+        (1, "key_itself", ds.swapaxes(-1, -2) @ k / 4),
+        (2, "mask_missing", np.exp(scores - lse[..., None]).swapaxes(-1, -2) @ g),
+    ):
+        mine = [wrong if i == number else x for i, x in enumerate(right)]
+        report = sf.check(op, mine, g, q, k, v, out, lse, **options)
+        names = [one.name for one in report.diagnosis]
+        assert names == [f"attention_backward.{mistake}"], report

@@ -340,3 +340,59 @@ def test_blind_inputs_are_said(rng):
     ones = np.ones_like(w)
     report = sf.check(op, op(g, x, ones, **kwargs), g, x, ones, **kwargs)
     assert "all numbers of weight are equal" in repr(report)
+
+
+# ---- large ones, of which a part is looked at ----------------------------------------------------
+
+
+def large_linear(rng):
+    g, x, w = normal(rng, 2, 200, 300), normal(rng, 2, 200, 300), normal(rng, 300, 300)
+    dx, dw, db = sf.backward.linear(g, x, w)
+    return "linear", (g, x, w), {}, (dx, dw, db), {
+        "linear_backward.weight_transposed": (g @ w.T, dw, db),
+        "linear_backward.transposed": (dx, dw.T, db),
+        "linear_backward.last_sequence_only": (dx, g[-1].T @ x[-1], db),
+        "linear_backward.bias_averaged": (dx, dw, g.mean((0, 1))),
+        "linear_backward.output_for_gradient": (dx, np.einsum("bto,bti->oi", x @ w.T, x), db),
+    }  # fmt: skip
+
+
+def large_norm(rng):
+    g, x, w = normal(rng, 3, 99, 256), normal(rng, 3, 99, 256), normal(rng, 256)
+    dx, dw = sf.backward.rms_norm(g, x, w, eps=1e-6)
+    h = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+    r = h[..., :1] / x[..., :1]
+    return "rms_norm", (g, x, w), {"eps": 1e-6}, (dx, dw), {
+        "rms_norm_backward.second_term_missing": (r * g * w, dw),
+        "rms_norm_backward.mean_over_rows": (r * (g * w - h * (g * w * h).mean((0, 1))), dw),
+        "rms_norm_backward.h_missing_in_weight": (dx, g.sum((0, 1))),
+    }  # fmt: skip
+
+
+def large_rope(rng):
+    g = normal(rng, 2, 4, 300, 64)
+    options = {"layout": "half", "offset": 5}
+    back = {"layout": "half", "positions": -np.arange(300)}
+    return "rope", (g,), options, sf.backward.rope(g, **options), {
+        "rope_backward.turned_forwards": sf.rope(g, **options),
+        "rope_backward.positions_lost": sf.rope(g, **back),
+    }  # fmt: skip
+
+
+def large_swiglu(rng):
+    g, gate, up = (normal(rng, 400, 256) for _ in range(3))
+    dgate, dup = sf.backward.swiglu(g, gate, up)
+    return "swiglu", (g, gate, up), {}, (dgate, dup), {
+        "swiglu_backward.up_missing": (dgate / up, dup),
+        "swiglu_backward.swapped": (dup, dgate),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [large_linear, large_norm, large_rope, large_swiglu])
+def test_a_mistake_in_a_large_gradient_is_named(case, rng):
+    name, args, options, right, wrong = case(rng)
+    op = getattr(sf.backward, name)
+    assert sf.check(op, right, *args, **options).ok
+    for mistake, mine in wrong.items():
+        report = sf.check(op, mine, *args, **options)
+        assert [one.name for one in report.diagnosis] == [mistake], report

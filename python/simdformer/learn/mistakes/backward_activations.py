@@ -6,7 +6,8 @@ import numpy as np
 
 from simdformer import backward
 from simdformer.learn.catalogue import mistakes
-from simdformer.learn.mistakes.rope import rope
+from simdformer.learn.mistakes.rope import rope, some_positions
+from simdformer.learn.mistakes.sampling import some_rows
 from simdformer.learn.program import Program
 from simdformer.reference.forward import erfc
 
@@ -27,6 +28,7 @@ silu_backward = Program(
     calls=(sigmoid,),
     of=backward.silu,
     axes=ROWS,
+    thin=some_rows,
 )
 gelu_backward = Program(
     "gelu_backward",
@@ -46,6 +48,7 @@ gelu_backward = Program(
     calls=(erfc,),
     of=backward.gelu,
     axes=ROWS,
+    thin=some_rows,
 )
 relu_backward = Program(
     "relu_backward",
@@ -56,6 +59,7 @@ relu_backward = Program(
     """,
     of=backward.relu,
     axes=ROWS,
+    thin=some_rows,
 )
 swiglu_backward = Program(
     "swiglu_backward",
@@ -72,15 +76,20 @@ swiglu_backward = Program(
     calls=(sigmoid,),
     of=backward.swiglu,
     axes=ROWS,
+    thin=some_rows,
 )
 rope_backward = Program(
     "rope_backward",
     """
-    place: places = offset + np.arange(np.shape(grad)[-2]) if positions is None else positions
-    turn_back: places = -np.asarray(places)
+    inputs:
+        # a sample has some of the positions only
+        rows = vars(s).get("rows", slice(None))
+        length = vars(s).get("length", np.shape(grad)[-2])
+    place: places = np.asarray(offset + np.arange(length) if positions is None else positions)
+    turn_back: places = -places
     turn:
         out = run(
-            rope, x=grad, layout=layout, positions=places, offset=0, theta=theta,
+            rope, x=grad, layout=layout, positions=places[..., rows], offset=0, theta=theta,
             inv_freq=inv_freq, attention_factor=attention_factor, rotary_dim=rotary_dim,
         ).out
     give: out = out
@@ -88,6 +97,7 @@ rope_backward = Program(
     calls=(rope,),
     of=backward.rope,
     axes=("position", "element"),
+    thin=some_positions,
 )
 
 mistakes(
@@ -258,7 +268,7 @@ mistakes(
 
     positions_lost: the positions are counted from 0
         The offset, or the positions of the forward, were not handed on.
-        | places = np.arange(np.shape(grad)[-2])
+        | places = np.arange(length)
 
     rope_backward.turn (02 §5) > The transpose keeps the factor: multiply by it once more.
 

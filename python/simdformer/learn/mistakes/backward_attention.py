@@ -5,7 +5,6 @@ meaning is that of `reference.backward.scaled_dot_product_attention`.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from simdformer import backward
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.attention import is_boolean
+from simdformer.learn.mistakes.sampling import Thinned, Variables
 from simdformer.learn.program import Program, State
 from simdformer.reference.forward import visible_keys
 
@@ -23,11 +23,16 @@ def with_heads(s: State, x: Any) -> Any:
     return x[None] if np.ndim(s.query) == 2 else x
 
 
+def of_sample(s: State, pairs: Any) -> Any:
+    """(...,L,S), the queries and keys that are looked at: a sample has some of either."""
+    return pairs[..., s.some_queries, :][..., s.some_keys]
+
+
 def visible(s: State) -> Any:
     """Which keys each query sees, of those that a mask of numbers does not hide."""
     names = ("is_causal", "causal_offset", "window", "chunk", "key_starts", "key_lengths")
     given = {name: getattr(s, name) for name in (*names, "segment_ids", "cu_seqlens")}
-    seen = visible_keys(s.scores.shape, **given)
+    seen = of_sample(s, visible_keys((*s.scores.shape[:-2], *s.lengths), **given))
     mask = s.attn_mask
     if mask is None:
         return seen
@@ -56,27 +61,53 @@ def of_seen(seen: Any, x: Any) -> Any:
     return np.where(seen, x, x.dtype.type(0))
 
 
+LEAST = 8  # queries, or keys
+
+
 def softmax_of(x: Any) -> Any:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def some_heads(
-    variables: dict[str, Any], limit: int
-) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-    """The first heads of the first sequence, for gradients that are no sums over all of them."""
+def some_scores(variables: Variables, limit: int) -> Thinned | None:
+    """Some queries for the gradient of query, and some keys for those of key and value, of the
+    first heads of the first sequence, where none of them is a sum over all heads."""
+    shape, only = np.shape(variables["query"]), variables["only"]
+    S = np.shape(variables["key"])[-2]
+    if math.prod(shape[:-1]) * S <= limit or only > 2:
+        return None
+    fewer, part = some_heads(variables)
+    shape = np.shape(fewer["query"])
+    length, work = (S if only else shape[-2]), math.prod(shape[:-1]) * S
+    kept = max(limit * length // work, LEAST)
+    kept_at = np.arange(0, length, max(length // kept, 1) | 1)
+    names = ("key", "value") if only else ("query", "grad", "out")
+
+    def take(x: Any, axis: int = -2) -> Any:
+        x = np.asarray(x)
+        return np.take(x, kept_at, axis) if x.ndim >= -axis and x.shape[axis] == length else x
+
+    fewer |= {name: take(fewer[name]) for name in names}
+    fewer |= {"some_keys" if only else "some_queries": kept_at, "lengths": (shape[-2], S)}
+    if only == 0:
+        of_queries = [name for name in ("lse", "grad_lse") if fewer[name] is not None]
+        fewer |= {name: take(fewer[name], -1) for name in of_queries}
+    if fewer["attn_mask"] is not None:
+        fewer["attn_mask"] = take(fewer["attn_mask"], -1 if only else -2)
+    return fewer, lambda out: take(part(out))
+
+
+def some_heads(variables: Variables) -> Thinned:
+    """The first heads of the first sequence, if each has all that its gradients are made of."""
     query, key = np.asarray(variables["query"]), np.asarray(variables["key"])
     of_each = ("key_starts", "key_lengths", "causal_offset", "segment_ids", "cu_seqlens")
     several = any(np.ndim(variables[name]) for name in of_each)
     shapes = [np.shape(variables[name]) for name in ("key", "value", "grad")]
     alike = all(shape[:-3] == query.shape[:-3] for shape in shapes)
-    size = query.size // max(query.shape[-1], 1) * key.shape[-2]
-    if size <= limit or query.ndim < 3 or several or not alike or variables["only"] > 2:
-        return None
+    if query.ndim < 3 or several or not alike:
+        return dict(variables), lambda out: out
     heads, kv_heads = query.shape[-3], key.shape[-3]
     group, kept = heads // kv_heads, min(kv_heads, 2)
-    if query.shape[:-3] == (1,) * (query.ndim - 3) and kept == kv_heads:
-        return None
 
     def take(x: Any, count: int, axis: int = -3) -> Any:
         x = np.asarray(x)
@@ -114,6 +145,9 @@ attention_backward = Program(
         q, k, v = with_heads(s, query), with_heads(s, key), with_heads(s, value)
         dy, y = with_heads(s, grad), with_heads(s, out)
         log_sums = with_heads(s, lse)[..., None]
+        lengths = vars(s).get("lengths", (q.shape[-2], k.shape[-2]))
+        some_queries = vars(s).get("some_queries", slice(None))
+        some_keys = vars(s).get("some_keys", slice(None))
         of_lse = real(0) if grad_lse is None else with_heads(s, grad_lse)[..., None]
     group:
         num_kv_heads = k.shape[-3]
@@ -149,12 +183,12 @@ attention_backward = Program(
         out = dq, dk, dv.reshape(np.shape(value)), dm, dsink
     """,
     calls=(
-        with_heads, visible, summed_to, transposed, of_group, of_seen, default_scale, is_boolean,
-        softmax_of,
+        with_heads, visible, of_sample, summed_to, transposed, of_group, of_seen, default_scale,
+        is_boolean, softmax_of,
     ),
     of=backward.scaled_dot_product_attention,
     axes=("head", "position", "channel"),
-    thin=some_heads,
+    thin=some_scores,
 )  # fmt: skip
 
 mistakes(
@@ -169,10 +203,10 @@ mistakes(
         | unless(not is_causal or attn_mask is None); is_causal = False; ...
     causal_strict: the diagonal is hidden in the backward
         j < i in place of j <= i.
-        | unless(not is_causal); ...; seen = seen & ~np.eye(*seen.shape[-2:], dtype=bool)
+        | unless(not is_causal); ...; seen = seen & ~of_sample(s, np.eye(*lengths, dtype=bool))
     causal_inverted: the mask is turned round in the backward: it hides what was seen
         masked_fill(tril, -inf) hides the past; the upper triangle is what it should hide.
-        | unless(not is_causal); ...; seen = ~np.tri(*seen.shape[-2:], dtype=bool)
+        | unless(not is_causal); ...; seen = ~of_sample(s, np.tri(*lengths, dtype=bool))
     mask_missing_in_softmax: the mask is missing where softmax is computed again
         as above
         | seen = np.ones_like(visible(s))

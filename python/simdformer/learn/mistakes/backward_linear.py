@@ -5,14 +5,44 @@ grad (...,O), x (...,I), weight (O,I); the meaning is that of `reference.backwar
 
 from typing import Any
 
+import numpy as np
+
 from simdformer import backward
 from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes import sampling
+from simdformer.learn.mistakes.sampling import Thinned, Variables
 from simdformer.learn.program import Program
+
+LEAST = 8  # columns
 
 
 def rows_of(x: Any) -> Any:
     """(..., n) -> (rows, n)"""
     return x.reshape(-1, x.shape[-1])
+
+
+def some_parts(variables: Variables, limit: int) -> Thinned | None:
+    """Some rows, for the gradient of x; else some columns, for the others sum over all rows."""
+    grad, x, weight = (np.asarray(variables[name]) for name in ("grad", "x", "weight"))
+    if variables["only"] == 0:
+        index = sampling.rows_of(max((grad.shape, x.shape), key=np.prod), limit)
+        if index is None:
+            return None
+        return variables | {"grad": grad[index], "x": x[index]}, lambda out: out[index]
+    if max(grad.size, x.size) <= limit:
+        return None
+    count = max(limit * x.shape[-1] // max(x.size, 1), LEAST)
+    outputs, inputs = (np.arange(0, n, -(-n // count)) for n in weight.shape)
+    places = np.ix_(outputs, inputs)
+    fewer = {"grad": grad[..., outputs], "x": x[..., inputs], "weight": weight[places]}
+
+    def part(out: Any) -> Any:
+        kept, shape = (
+            ((outputs,), weight.shape[:1]) if variables["only"] == 2 else (places, weight.shape)
+        )
+        return out[(..., *kept)] if out.shape[-len(shape) :] == shape else out
+
+    return variables | fewer, part
 
 
 linear_backward = Program(
@@ -27,6 +57,7 @@ linear_backward = Program(
     calls=(rows_of,),
     of=backward.linear,
     axes=("row", "channel"),
+    thin=some_parts,
 )
 mistakes(
     """

@@ -8,6 +8,7 @@ from simdformer import backward
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.backward_linear import rows_of
 from simdformer.learn.mistakes.norms import mean
+from simdformer.learn.mistakes.sampling import Thinned, Variables, some_rows
 from simdformer.learn.program import Program
 
 WEIGHTED = """
@@ -17,6 +18,13 @@ WEIGHTED = """
     project: share = mean(g * h)
     subtract: dx = g - h * share
 """
+
+
+def some_positions(variables: Variables, limit: int) -> Thinned | None:
+    """Some rows, for the gradient of x; those of the parameters are sums over all of them."""
+    return None if variables["only"] else some_rows(variables, limit)
+
+
 rms_norm_backward = Program(
     "rms_norm_backward",
     f"""
@@ -29,6 +37,7 @@ rms_norm_backward = Program(
     calls=(mean, rows_of),
     of=backward.rms_norm,
     axes=("position", "channel"),
+    thin=some_positions,
 )
 layer_norm_backward = Program(
     "layer_norm_backward",
@@ -45,6 +54,7 @@ layer_norm_backward = Program(
     calls=(mean, rows_of),
     of=backward.layer_norm,
     axes=("position", "channel"),
+    thin=some_positions,
 )
 
 mistakes(

@@ -5,6 +5,7 @@ grad and output of any shape, along one axis; the meaning is that of `reference.
 
 from simdformer import backward
 from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes.sampling import some_rows
 from simdformer.learn.program import Program
 
 softmax_backward = Program(
@@ -20,6 +21,7 @@ softmax_backward = Program(
     """,
     of=backward.softmax,
     axes=("row", "column"),
+    thin=some_rows,
 )
 log_softmax_backward = Program(
     "log_softmax_backward",
@@ -32,6 +34,7 @@ log_softmax_backward = Program(
     """,
     of=backward.log_softmax,
     axes=("row", "column"),
+    thin=some_rows,
 )
 
 mistakes(

@@ -25,11 +25,12 @@ def own_frequencies(s: State, dim: int) -> Any:
 def some_positions(
     variables: dict[str, Any], limit: int
 ) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-    x, positions = np.asarray(variables["x"]), variables["positions"]
+    name = "grad" if "grad" in variables else "x"
+    x, positions = np.asarray(variables[name]), variables["positions"]
     index = rows_of(x.shape, limit)
     if index is None:
         return None
-    fewer = dict(variables, x=x[index], rows=index[-2], length=x.shape[-2])
+    fewer = variables | {name: x[index], "rows": index[-2], "length": x.shape[-2]}
     if np.ndim(positions) == 2:
         fewer["positions"] = np.asarray(positions)[index[0]]
     return fewer, lambda out: out[index]

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["first_tokens", "rows_of", "some_rows"]
+__all__ = ["Thinned", "Variables", "first_tokens", "rows_of", "some_rows"]
 
 Variables = dict[str, Any]
+Thinned = tuple[Variables, Callable[[Any], Any]]  # of a smaller problem, and its part of a result
 
 
 def rows_of(shape: tuple[int, ...], limit: int) -> tuple[Any, ...] | None:
@@ -34,9 +35,9 @@ def rows_of(shape: tuple[int, ...], limit: int) -> tuple[Any, ...] | None:
     return (*index, slice(None, None, step), slice(None))
 
 
-def some_rows(variables: Variables, limit: int) -> tuple[Variables, Callable[[Any], Any]] | None:
-    """Some rows of x, or of gate and up; where a row is what lies along the last axis."""
-    names = [name for name in ("x", "gate", "up") if name in variables]
+def some_rows(variables: Variables, limit: int) -> Thinned | None:
+    """Some rows of all arrays of rows; where a row is what lies along the last axis."""
+    names = [name for name in ("x", "gate", "up", "grad", "output") if name in variables]
     arrays = {name: np.asarray(variables[name]) for name in names}
     x = next(iter(arrays.values()))
     index = rows_of(x.shape, limit) if variables.get("axis", -1) in (-1, x.ndim - 1) else None
@@ -45,9 +46,7 @@ def some_rows(variables: Variables, limit: int) -> tuple[Variables, Callable[[An
     return variables | {name: x[index] for name, x in arrays.items()}, lambda out: out[index]
 
 
-def first_tokens(
-    variables: Variables, names: Sequence[str], work: int, limit: int
-) -> tuple[Variables, Callable[[Any], Any]]:
+def first_tokens(variables: Variables, names: Sequence[str], work: int, limit: int) -> Thinned:
     """The first sequences of the arrays (...,L,E) of these names, and where no token sees a later
     one and `work` is far beyond the limit, the first tokens.
 
