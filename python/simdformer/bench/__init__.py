@@ -43,6 +43,7 @@ from simdformer.bench.roofline import plot_roofline
 from simdformer.bench.runner import all_cases, run, run_case, select
 from simdformer.bench.stopwatch import Stopwatch, compare
 from simdformer.bench.throughput import plot_throughput, save_plot
+from simdformer.bench.training import TrainingStep, training_cases
 from simdformer.bench.work import Case, Goal, Operation, Work, relative_error
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "Spent",
     "Stopwatch",
     "SwiGLU",
+    "TrainingStep",
     "Work",
     "all_cases",
     "checkpoint_cases",
@@ -93,6 +95,7 @@ __all__ = [
     "save_plot",
     "select",
     "this_machine",
+    "training_cases",
 ]
 __dir__ = __all__.copy  # what dir() and completion show
 

@@ -57,6 +57,14 @@ def add(commands: "shared.Commands") -> None:
         "(6 GB of memory)",
     )
     parser.add_argument(
+        "--training",
+        nargs="?",
+        const="whole",
+        choices=("whole", "short"),
+        help="instead of all that whole steps of training in float32 and bfloat16, beside PyTorch "
+        "with transformers' models (8 GB of memory, minutes a line); short: an eighth of the rows",
+    )
+    parser.add_argument(
         "--company",
         action="store_true",
         help="also a short call while another process keeps a CPU busy",
@@ -83,10 +91,12 @@ def run(options: argparse.Namespace) -> int:
         for shape in shapes_of(options.only):
             print(bench.measure_over_ranks(options.ranks, shape), flush=True)
         return 0
-    if options.model is None:
-        cases = bench.all_cases(models=options.models, transformers=options.transformers)
-    else:
+    if options.training is not None:
+        cases = list(bench.training_cases(short=options.training == "short"))
+    elif options.model is not None:
         cases = bench.checkpoint_cases(options.model)
+    else:
+        cases = bench.all_cases(models=options.models, transformers=options.transformers)
     cases = bench.select(cases, options.only)
     if options.list:
         print("\n".join(listed(case) for case in cases))

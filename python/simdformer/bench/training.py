@@ -1,0 +1,211 @@
+"""Whole steps of training beside PyTorch: loss, gradients, clipping and AdamW, on the same weights.
+
+PyTorch trains transformers' class of the architecture with scaled_dot_product_attention and its
+fused AdamW; in bfloat16 under autocast. The learning rate is 0, so that the weights stay, and what
+is compared with float64 are the losses of a few labels.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from simdformer.bench import transformers
+from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional
+from simdformer.bench.exact import Exact
+from simdformer.bench.work import Case, Dtype, Inputs, Unit, Work, times
+from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.optim import AdamW, clip_grad_norm_
+from simdformer.reference.loss import cross_entropy
+from simdformer.training import TrainableModel
+from simdformer.training.work import flops_of_token
+from simdformer.types import Array
+
+__all__ = ["TrainingStep", "training_cases"]
+
+CLIP = 1.0
+CHECKED = 16  # labels; float64 is slow
+OPTIMIZER_BYTES = (
+    28  # AdamW reads weight, gradient and two moments, and writes all but the gradient
+)
+SHORT = 8  # as many rows as a step has, by this
+DEMO = ModelConfig(
+    hidden_size=128,
+    num_layers=6,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    intermediate_size=384,
+    vocab_size=1024,
+    max_seq_len=256,
+    norm_eps=1e-5,
+    rope_theta=500000.0,
+    rope_layout="half",
+    tie_embeddings=False,
+)
+MINIMIND = replace(
+    DEMO,
+    hidden_size=512,
+    num_layers=8,
+    num_heads=8,
+    head_dim=64,
+    intermediate_size=1408,
+    vocab_size=6400,
+    max_seq_len=512,
+    rope_theta=1e6,
+    tie_embeddings=True,
+)
+GPT2 = replace(
+    MINIMIND,
+    hidden_size=768,
+    num_layers=12,
+    num_heads=12,
+    num_kv_heads=12,
+    intermediate_size=3072,
+    vocab_size=50257,
+    max_seq_len=1024,
+    rope_theta=10000.0,
+    positions="learned",
+    norm="layer_norm",
+    activation="gelu_tanh",
+    gated_mlp=False,
+    qkv_bias=True,
+    wo_bias=True,
+    mlp_bias=True,
+)
+STEPS = {"demo": (DEMO, 8, 256), "minimind-26m": (MINIMIND, 32, 512), "gpt2-124m": (GPT2, 4, 64)}
+GOALS: dict[Dtype, float] = {"float32": 1.3, "bfloat16": 1.0}
+
+
+def training_cases(*, short: bool = False) -> Iterator[Case]:
+    """A step of each model in both precisions; `short`: of an eighth of the rows, or of one."""
+    for name, (config, rows, length) in STEPS.items():
+        rows = max(rows // SHORT, 1) if short else rows
+        for dtype, goal in GOALS.items():
+            work = TrainingStep(config=config, rows=rows, length=length, dtype=dtype)
+            yield Case(f"training/{name}/{rows}x{length}/{dtype}", work, (times(goal, TORCH),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep(Work):
+    """A step over `rows` of `length` ids. `dtype` is that of products; weights are float32."""
+
+    counted_in: ClassVar[Unit] = "tok/s"
+    config: ModelConfig
+    rows: int
+    length: int
+
+    @property
+    def operation(self) -> str:
+        return "a step of training"
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """Their shapes: arrays of one number each."""
+        shapes = weight_shapes(self.config)
+        return {name: np.broadcast_to(np.float32(), shape) for name, shape in shapes.items()}
+
+    @property
+    def flops(self) -> int:
+        of_token = flops_of_token(self.config, self.parameters, self.length)
+        return int(self.rows * self.length * of_token)
+
+    @property
+    def nbytes(self) -> int:
+        return OPTIMIZER_BYTES * sum(array.size for array in self.parameters.values())
+
+    def speed(self, seconds: float) -> float:
+        return self.rows * self.length / seconds
+
+    def inputs(self, rng: np.random.Generator) -> Inputs:
+        """model, ids and labels (rows, length)"""
+        stream = rng.integers(self.config.vocab_size, size=(self.rows, self.length + 1))
+        model = TrainableModel.from_config(self.config)
+        return {"model": model, "ids": stream[:, :-1], "labels": stream[:, 1:]}
+
+    def checked(self, inputs: Inputs) -> tuple[Array, Array]:
+        """The first few ids and labels, (1, CHECKED) each."""
+        return inputs["ids"][:1, :CHECKED], inputs["labels"][:1, :CHECKED]
+
+    def sample(self, result: Array) -> Array:
+        """How much larger each loss is than that of guessing, which all losses are near."""
+        return result - np.float32(math.log(self.config.vocab_size))
+
+    def expected(self, inputs: Inputs) -> Array:
+        """Those of the labels that are checked."""
+        (ids,), (labels,) = self.checked(inputs)
+        model = Exact(Transformer(self.config, inputs["model"].parameters()))
+        return self.sample(cross_entropy(model(ids), labels, reduction="none"))
+
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        return [self.ours(inputs), self.theirs(inputs)]
+
+    def ours(self, inputs: Inputs) -> Contestant:
+        model, ids, labels = inputs["model"], inputs["ids"], inputs["labels"]
+        optimizer = AdamW(model.parameters(), lr=0.0)
+
+        def step() -> None:
+            _, gradients = model.loss_and_gradients(ids, labels, precision=self.dtype)
+            norm = clip_grad_norm_(gradients, CLIP, apply=False)
+            optimizer.step(gradients, scale=min(1.0, CLIP / (norm + 1e-6)))
+
+        def checked(_: None) -> Array:
+            found: Array = model.losses(*self.checked(inputs), precision=self.dtype)[0]
+            return found
+
+        return Contestant(OURS, (Way(f"precision {self.dtype}", step, checked),))
+
+    def theirs(self, inputs: Inputs) -> Contestant | Missing:
+        if missing := transformers.missing():
+            return replace(missing, name=TORCH)
+        torch: Any = optional("torch")
+        model = in_transformers(inputs["model"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        ids, labels = (torch.from_numpy(inputs[name].copy()) for name in ("ids", "labels"))
+
+        def losses(ids: Any, labels: Any, reduction: str) -> Any:
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
+                logits = model(ids, use_cache=False).logits.flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy
+            return loss(logits.float(), labels.flatten(), reduction=reduction)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            losses(ids, labels, "mean").backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+
+        def checked(_: None) -> Array:
+            few, their = (torch.from_numpy(array.copy()) for array in self.checked(inputs))
+            found: Array = losses(few, their, "none").detach().numpy()
+            return found
+
+        return Contestant(TORCH, (Way("eager, SDPA, fused AdamW", step, checked),))
+
+    def smaller(self) -> Self:
+        heads = 4 if self.config.num_kv_heads == self.config.num_heads else 2
+        config = replace(
+            self.config,
+            hidden_size=64,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=heads,
+            head_dim=16,
+            intermediate_size=96,
+            vocab_size=300,
+        )
+        return replace(self, config=config, rows=2, length=24)
+
+
+def in_transformers(model: TrainableModel) -> Any:
+    """Its own class over a copy of the weights, without dropout, through a folder for a while."""
+    library: Any = optional("transformers")
+    library.utils.logging.disable_progress_bar()
+    with TemporaryDirectory(prefix="simdformer-bench-") as folder:
+        model.save(folder)
+        return library.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="sdpa", dtype="float32"
+        ).eval()
