@@ -81,7 +81,7 @@ GOALS: dict[Dtype, float] = {"float32": 1.3, "bfloat16": 1.0}
 
 
 def training_cases(*, short: bool = False) -> Iterator[Case]:
-    """A step of each model in both precisions; `short`: of an eighth of the rows, or of one."""
+    """A step of each model in both precisions; `short`: an eighth of the rows, one at least."""
     for name, (config, rows, length) in STEPS.items():
         rows = max(rows // SHORT, 1) if short else rows
         for dtype, goal in GOALS.items():
