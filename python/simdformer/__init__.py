@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simdformer.learn import exercises, mistakes, plots, testing
     from simdformer.learn.check import CheckError, check
     from simdformer.learn.gradcheck import gradcheck
+    from simdformer.learn.gradients import check_gradients
     from simdformer.learn.trace import check_trace
     from simdformer.models import Trace
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
@@ -45,6 +46,7 @@ _LAZY = {
     "ablate": "simdformer.interpret",
     "attribute": "simdformer.interpret",
     "check": "simdformer.learn.check",
+    "check_gradients": "simdformer.learn.gradients",
     "check_trace": "simdformer.learn.trace",
     "checkpoints": "simdformer.",
     "demo_path": "simdformer.data",
@@ -77,6 +79,7 @@ __all__ = [
     "attribute",
     "backward",
     "check",
+    "check_gradients",
     "check_trace",
     "checkpoints",
     "cross_entropy",

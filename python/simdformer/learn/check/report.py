@@ -181,7 +181,8 @@ class Report:
             off = f"to {self.max_rel:.1e} of a row" if self.max_rel else "exactly"
             return f"✓ {self.name} {self.shape} {self.dtype}: right {off}"
         if self.expected is not None:
-            return f"✗ {self.name}: shape {self.shape}, needs {self.expected}"
+            found = f"shape {self.shape}" if self.dtype else "None"
+            return f"✗ {self.name}: {found}, needs {self.expected}"
         if self.nearly:
             return (
                 f"≈ {self.name} {self.shape} {self.dtype}: nearly right: "

@@ -12,7 +12,16 @@ from simdformer.learn.trace.places import Place, heads_of, parts_of
 from simdformer.models.activation_table import Activation, activation_of
 from simdformer.models.config import ModelConfig
 
-__all__ = ["View", "array_of", "axes_of", "needed_shape", "taken_apart", "views", "whole"]
+__all__ = [
+    "View",
+    "array_of",
+    "as_it_is",
+    "axes_of",
+    "needed_shape",
+    "taken_apart",
+    "views",
+    "whole",
+]
 
 Array = np.ndarray[Any, Any]
 SQUARE = ("head", "query", "key")

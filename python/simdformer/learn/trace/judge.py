@@ -113,15 +113,20 @@ def check_trace(
         raise TypeError(
             f"check_trace: model is a {type(model).__name__}, needs what from_pretrained gives"
         )
-    if isinstance(ids, str):
-        tokenizer = getattr(model, "tokenizer", None)
-        if tokenizer is None:
-            raise ValueError(
-                "check_trace: ids is a text, and this model has no tokenizer; give its ids"
-            )
-        ids = tokenizer.encode(ids)
-    numbers_of_ids = checked_ids(ids)
+    numbers_of_ids = checked_ids(ids_of("check_trace", model, ids))
     return Examination(transformer, numbers_of_ids, aliases or {}).of(mine)
+
+
+def ids_of(function: str, model: Any, ids: Any) -> Any:
+    """The ids of a text, by the model's tokenizer; others as they are."""
+    if not isinstance(ids, str):
+        return ids
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(
+            f"{function}: ids is a text, and this model has no tokenizer; give its ids"
+        )
+    return tokenizer.encode(ids)
 
 
 def in_any_order(entry: Entry, view: View) -> tuple[Entry, View]:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 from simdformer.learn.check.report import GREEN, RED, WIDTH, YELLOW, CheckError, Part, Report, card
 
@@ -35,6 +35,7 @@ class TraceReport:
     unknown: dict[Any, list[str]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    noun: ClassVar[str] = "activation"
 
     @property
     def ok(self) -> bool:
@@ -59,7 +60,7 @@ class TraceReport:
     def sentence(self) -> str:
         if self.first_wrong is None:
             count = len(self.checked)
-            return f"{count} activation{'' if count == 1 else 's'}, all right"
+            return f"{count} {self.noun}{'' if count == 1 else 's'}, all right"
         found = f"{self.first_wrong} is {'nearly right' if self.nearly else 'wrong'}"
         if not self.after:
             return found
@@ -77,7 +78,7 @@ class TraceReport:
     def lines(self, width: int = WIDTH) -> list[str]:
         """The report, none of its lines longer than `width`."""
         sign = "✓" if self.ok else "≈" if self.nearly else "✗"
-        before = [Part(f"{sign} {self.sentence}"), *self._parts(self._right())]
+        before = [Part(f"{sign} {self.sentence}"), *self._parts(self._before())]
         found = [line for part in before for line in part.lines(width)]
         if self.report is not None:
             found += [f"  {line}" for line in self.report.lines(width - 2)]
@@ -86,7 +87,8 @@ class TraceReport:
     def _parts(self, texts: list[str]) -> list[Part]:
         return [Part(text, 2) for text in texts]
 
-    def _right(self) -> list[str]:
+    def _before(self) -> list[str]:
+        """What is said before the report."""
         return [f"✓ {line}" for line in grouped(self.checked)]
 
     def _rest(self) -> list[str]:
@@ -101,12 +103,12 @@ class TraceReport:
             unknown.append(f"? unknown name {key!r}{meant}")
         lines += folded(unknown)
         if self.missing and self.checked:
-            lines.append(f"· {len(self.missing)} activations of the model are not in it")
+            lines.append(f"· {len(self.missing)} {self.noun}s of the model are not in it")
         return lines + folded([f"note: {remark}" for remark in self.remarks])
 
     def _repr_html_(self) -> str:
         """For Jupyter: the same, and the report with its map of the error."""
-        parts = [f"<div>{escape(line)}</div>" for line in self._right()]
+        parts = [f"<div>{escape(line)}</div>" for line in self._before()]
         if self.report is not None:
             parts.append(self.report._repr_html_())
         parts += [f"<div>{escape(line)}</div>" for line in self._rest()]

@@ -1,0 +1,14 @@
+"""Where do the gradients of a learner's transformer go wrong first, and why?
+
+steps     the way back as steps with known values
+names     which gradient is meant by a name, and how it lies
+measure   whether one is right, up to rounding on all the way
+whole     what was done to all of them: a factor, other labels
+report    the answer, for terminal and notebook
+judge     all of these in order: `simdformer.check_gradients`
+"""
+
+from simdformer.learn.gradients.judge import check_gradients
+from simdformer.learn.gradients.report import GradientsReport
+
+__all__ = ["GradientsReport", "check_gradients"]

@@ -1,0 +1,66 @@
+"""Whether a gradient is right: up to rounding on all the way through the model."""
+
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.check.compare import TOLERANCE, compare, finfo, numbers, row_size
+from simdformer.learn.check.rounding import F32
+from simdformer.learn.gradients.steps import BackwardSteps, Gradients
+from simdformer.learn.trace.axes import View
+from simdformer.training.model import TrainableModel
+
+__all__ = ["FLOOR", "Measure", "norm"]
+
+FLOOR = 0.2  # as for gradients of operations: rows of rare ids are next to nothing beside others
+RUNS = 3  # with weights that are rounded otherwise
+MOST = 0.5  # of a gradient's norm: rounding makes no larger error
+OFTEN = 20.0  # times what these differ by: activations are rounded too, twice check/rounding.py's
+
+
+def norm(x: Any) -> float:
+    return float(np.linalg.norm(numbers(x).ravel()))
+
+
+class Measure:
+    """Compares gradients with those of a model."""
+
+    def __init__(self, steps: BackwardSteps) -> None:
+        self.steps = steps
+        self._rounded: dict[float, list[Gradients]] = {}
+
+    def is_right(self, name: str, mine: Any, view: View, right: Gradients | None = None) -> bool:
+        """Whether an array is the gradient of that name, in its axes; of another pass where one is
+        given."""
+        known = mine.dtype in TOLERANCE
+        dtype = mine.dtype if known and TOLERANCE[mine.dtype] > TOLERANCE[F32] else F32
+        wanted = view.take((right or self.steps.right)[name])
+        if mine.shape != wanted.shape:
+            return False
+        if compare(mine, wanted, TOLERANCE[dtype], dtype, floor=FLOOR).ok:
+            return True
+        if not norm(numbers(mine) - wanted) < MOST * norm(wanted):  # no need to measure
+            return False
+        spread = view.take(np.broadcast_to(self.spread(name, dtype), self.steps.right[name].shape))
+        return compare(mine, wanted, TOLERANCE[dtype], dtype, spread, FLOOR).ok
+
+    def spread(self, name: str, dtype: np.dtype[Any]) -> Any:
+        """How far weights that are rounded otherwise take each row of a gradient."""
+        right = numbers(self.steps.right[name])
+        moved = [row_size(numbers(run[name]) - right) for run in self.rounded(dtype)]
+        return OFTEN * np.max(moved, axis=0)
+
+    def rounded(self, dtype: np.dtype[Any]) -> list[Gradients]:
+        """The gradients of models whose weights are off by up to half a unit, at random."""
+        unit = float(finfo(dtype).eps)
+        if unit not in self._rounded:
+            self._rounded[unit] = [self.nearby(unit, seed) for seed in range(RUNS)]
+        return self._rounded[unit]
+
+    def nearby(self, unit: float, seed: int) -> Gradients:
+        model, rng = self.steps.model, np.random.default_rng(seed)
+        weights = {
+            name: w * (1 + np.float32(unit) * (rng.random(w.shape, np.float32) - np.float32(0.5)))
+            for name, w in model.weights.items()
+        }
+        return self.steps.passed(TrainableModel(model.config, weights), self.steps.labels)[2]

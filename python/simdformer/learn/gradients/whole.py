@@ -1,0 +1,259 @@
+"""What was done to gradients as a whole: a factor that all share, other labels, another's place."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from simdformer.learn.catalogue import Mistake
+from simdformer.learn.check.compare import numbers
+from simdformer.learn.gradients.measure import Measure, norm
+from simdformer.learn.gradients.names import Gradient, Names
+from simdformer.learn.gradients.steps import WEIGHT
+
+__all__ = ["NO_GRADIENT", "Whole"]
+
+Labels = np.ndarray[Any, Any]
+CERTAIN = 1e-3  # relative: how well a factor has to be met
+NORMS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)  # that gradients are clipped to
+
+NO_GRADIENT = Mistake(
+    "gradients.none",
+    "this parameter has no gradient",
+    "The loss does not depend on it: it is detached, or under no_grad, somewhere on the way, or "
+    "another tensor is used in its place.",
+    "Follow it forwards: which result has requires_grad = False first?",
+    "",
+)
+ADDED_TWICE = Mistake(
+    "gradients.added_twice",
+    "this gradient is added twice",
+    "Two lines add to it, or the parameter is counted twice.",
+    "Add each part once.",
+    "08 §10",
+)
+
+
+def of_all(name: str, title: str, cause: str, fix: str, see: str = "08 §3") -> Mistake:
+    return Mistake(f"gradients.{name}", title, cause, fix, see)
+
+
+class Whole:
+    """Explanations of a wrong gradient that look at all of them. `entries` are the learner's."""
+
+    def __init__(self, names: Names, measure: Measure, entries: list[Gradient]) -> None:
+        self.names, self.measure, self.steps = names, measure, names.steps
+        self.entries = [one for one in entries if one.array is not None and names.view(one)]
+
+    def explain(self, entry: Gradient, first: bool) -> tuple[Mistake, ...]:
+        """`first`: nothing that comes before it is known to be right."""
+        factor = self.factor(entry)
+        if self.share(factor):
+            found = (*self.clipped(), *factors(factor, self.steps.labels))
+        else:
+            found = tuple(self.clipped_one_by_one())
+        if not found and first:
+            found = tuple(self.other_labels(entry))
+        return found or tuple(self.anothers(entry))
+
+    def rest(self, entry: Gradient) -> tuple[Mistake, ...]:
+        """Where no operation's mistake explains it."""
+        factor = self.factor(entry)
+        if self.share(factor):
+            title = f"all gradients are {factor:.6g} times the right ones"
+            cause = "The loss, or its gradient, is multiplied or divided once too often."
+            fix = "The right loss is the mean over all labels that count."
+            return (of_all("factor", title, cause, fix),)
+        return (ADDED_TWICE,) if self.is_times(entry, 2.0) else ()
+
+    def share(self, factor: float) -> bool:
+        """Whether all gradients have it."""
+        several = len(self.entries) > 1
+        return several and all(self.is_times(one, factor) for one in self.entries)
+
+    def is_right(self, entry: Gradient, right: Any = None) -> bool:
+        view = self.names.view(entry)
+        return view is not None and self.measure.is_right(entry.name, entry.array, view, right)
+
+    # ---- a factor --------------------------------------------------------------------------------
+
+    def factor(self, entry: Gradient) -> float:
+        """What brings the right gradient nearest to the learner's; 0 where nothing does."""
+        view = self.names.view(entry)
+        assert view is not None
+        right = numbers(view.take(self.steps.right[entry.name]))
+        with np.errstate(all="ignore"):
+            found = float((numbers(entry.array) * right).sum() / np.square(right).sum())
+        return found if math.isfinite(found) else 0.0
+
+    def is_times(self, entry: Gradient, factor: float) -> bool:
+        if factor == 0 or entry.array is None:
+            return False
+        mine = (numbers(entry.array) / factor).astype(entry.array.dtype)
+        view = self.names.view(entry)
+        return view is not None and self.measure.is_right(entry.name, mine, view)
+
+    def clipped(self) -> Iterator[Mistake]:
+        """Gradients of one factor that have a round number as their norm."""
+        mine, right = (math.hypot(*norms) for norms in self.norms())
+        for most in NORMS:
+            if right > most and abs(mine - most) <= CERTAIN * most:
+                yield of_all(
+                    "clipped",
+                    f"all gradients are clipped: their norm is {most:g}, {right:.4g} before that",
+                    "clip_grad_norm_ has been called.",
+                    "Compare what backward gives, or the whole step with sf.check_step.",
+                    "",
+                )
+
+    def clipped_one_by_one(self) -> Iterator[Mistake]:
+        """The same, each by itself."""
+        pairs = list(zip(*self.norms(), strict=True))
+        for most in NORMS:
+            each = all(abs(a - min(b, most)) <= CERTAIN * min(b, most) for a, b in pairs)
+            if each and all(self.is_times(one, self.factor(one)) for one in self.entries):
+                yield of_all(
+                    "clipped_one_by_one",
+                    f"each gradient is clipped by itself, to a norm of {most:g}",
+                    "One by one they lose their sizes beside each other: the step turns.",
+                    "The norm is the root of the sum of squares over all arrays; all are "
+                    "multiplied by one factor.",
+                    "",
+                )
+
+    def norms(self) -> tuple[list[float], list[float]]:
+        """Those of the learner's gradients, and of the right ones."""
+        right = [self.steps.right[one.name] for one in self.entries]
+        return [norm(one.array) for one in self.entries], list(map(norm, right))
+
+    # ---- other labels, another's place -----------------------------------------------------------
+
+    def other_labels(self, entry: Gradient) -> Iterator[Mistake]:
+        """Labels with which the gradient is right."""
+        ids, labels = self.steps.ids, self.steps.labels
+        for mistake, others in shifted(ids, labels):
+            if (others == -100).all() or np.array_equal(others, labels):
+                continue
+            if self.is_right(entry, self.steps.passed(self.steps.model, others)[2]):
+                yield mistake
+
+    def anothers(self, entry: Gradient) -> Iterator[Mistake]:
+        """The gradient of another weight."""
+        view = self.names.view(entry)
+        assert view is not None
+        assert entry.array is not None
+        for name, right in self.steps.right.items():
+            alike = right.shape == self.steps.right[entry.name].shape and name != entry.name
+            both = name.startswith(WEIGHT) and entry.name.startswith(WEIGHT)
+            if (
+                alike
+                and both
+                and self.measure.is_right(entry.name, entry.array, view, {entry.name: right})
+            ):
+                other = Gradient(entry.key, name, entry.array).short
+                yield of_all(
+                    "another_one",
+                    f"this is the gradient of {other}",
+                    "Two of one shape are swapped, or one is handed over under both names.",
+                    "Look at the order in which they are returned and unpacked.",
+                    "",
+                )
+
+
+def factors(factor: float, labels: Labels) -> Iterator[Mistake]:
+    """What multiplies all gradients by such a factor."""
+    batch, rows, count = len(labels), labels.size, int((labels != -100).sum())
+
+    def near(x: float) -> bool:
+        return abs(factor - x) <= CERTAIN * abs(x)
+
+    if near(2):
+        yield of_all(
+            "accumulated",
+            "all gradients are twice as large: those of two backward passes are added",
+            "backward() adds to the gradients that are there.",
+            "Forget them before each backward pass: optimizer.zero_grad().",
+        )
+    if count > 1 and near(count):
+        yield of_all(
+            "of_the_sum",
+            f"all gradients are {count} times as large: the loss is a sum over the labels",
+            "The right ones are those of the mean over the labels that count.",
+            f"Divide the loss by the number of labels that count, here {count}.",
+        )
+    if count > 1 and near(1 / count):
+        yield of_all(
+            "averaged_twice",
+            f"all gradients are divided by {count}, the number of labels, once too often",
+            "The mean is in the loss, and once more in its gradient.",
+            "Divide once.",
+        )
+    if count != rows and near(count / rows):
+        yield of_all(
+            "ignored_counted",
+            f"all gradients are divided by {rows} instead of {count}: ignored labels count",
+            "mean() divides by the number of all rows, those with the label -100 as well.",
+            "Divide the sum by (labels != -100).sum().",
+        )
+    if batch > 1 and near(batch):
+        yield of_all(
+            "summed_over_batch",
+            f"all gradients are {batch} times as large: the losses of {batch} sequences are added",
+            "Each sequence has a mean of its own, and these are summed.",
+            "Take one mean over all labels that count.",
+        )
+    if batch > 1 and near(1 / batch):
+        yield of_all(
+            "averaged_over_batch",
+            f"all gradients are divided by {batch}, the batch size, once too often",
+            "The mean over all labels is a mean over the batch already.",
+            "Divide once.",
+        )
+    if near(-1):
+        yield of_all(
+            "negative",
+            "all gradients have the wrong sign",
+            "They are those of the log-likelihood; the loss is minus that.",
+            "The gradient of the logits is p - 1 at the label and p elsewhere.",
+        )
+    if factor >= 256 and near(2.0 ** round(math.log2(factor))):
+        yield of_all(
+            "loss_scaled",
+            f"all gradients are {factor:.0f} times as large: the loss is scaled for float16",
+            "A GradScaler multiplies the loss by a power of two.",
+            "Call scaler.unscale_(optimizer) before you look at them.",
+        )
+
+
+def shifted(ids: Labels, labels: Labels) -> Iterator[tuple[Mistake, Labels]]:
+    """Labels that somebody may have taken, with what went wrong then."""
+    nothing = np.full_like(labels[:, :1], -100)
+    following = np.concatenate([ids[:, 1:], ids[:, :1]], axis=1)
+    yield (
+        of_all(
+            "labels_not_shifted",
+            "the labels are the ids themselves, not the next ones",
+            "The model learns to repeat what it reads; its loss falls to 0.",
+            "Compare row t with ids[t + 1].",
+        ),
+        ids,
+    )
+    yield (
+        of_all(
+            "labels_shifted_twice",
+            "the labels are shifted twice: each is the token after the next one",
+            "The data shift them, and the model or the loss does so again.",
+            "Shift once: in the data, or in the model.",
+        ),
+        np.concatenate([labels[:, 1:], nothing], axis=1),
+    )
+    yield (
+        of_all(
+            "ignored_learnt",
+            "rows whose label is -100 are learnt: they have the next id as their label",
+            "The mask of the labels was lost on the way.",
+            "Give rows whose label is -100 a gradient of 0.",
+        ),
+        np.where(labels == -100, following, labels),
+    )
