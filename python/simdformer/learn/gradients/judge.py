@@ -14,7 +14,7 @@ from simdformer.learn.gradients.report import GradientsReport
 from simdformer.learn.gradients.steps import WEIGHT, BackwardSteps
 from simdformer.learn.gradients.whole import NO_GRADIENT, Whole
 from simdformer.learn.trace.axes import as_it_is
-from simdformer.learn.trace.judge import SECONDS, Waiting, ids_of
+from simdformer.learn.trace.judge import Waiting, ids_of
 from simdformer.learn.trace.question import ExpectedActivation
 from simdformer.models.transformer import Transformer
 from simdformer.training.model import TrainableModel
@@ -22,6 +22,7 @@ from simdformer.types import ArrayLike
 
 __all__ = ["Examination", "check_gradients", "trainable"]
 
+SECONDS = 3.0  # of work, after which no more mistakes are tried
 NEXT = 4  # gradients behind the first wrong one, which help to tell mistakes apart
 
 
@@ -123,14 +124,15 @@ class Examination:
 
     def of(self, mine: Mapping[Any, Any]) -> GradientsReport:
         entries, unknown = self.names.read(mine)
-        entries, remarks = self.names.as_ours(entries)
+        entries, of_matrices = self.names.turned(entries)
+        entries, of_head = self.names.tied(entries)
         short = [one.short for one in entries]
         missing = tuple(name for name in self.names.shapes if name not in short)
         found = GradientsReport(
             tuple(short),
             unknown=unknown,
             missing=missing,
-            remarks=tuple(remarks),
+            remarks=(*of_matrices, *of_head),
             loss=self.steps.loss,
         )
         for number, entry in enumerate(entries):

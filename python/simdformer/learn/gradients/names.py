@@ -162,15 +162,19 @@ class Names:
 
     # ---- how they lie ----------------------------------------------------------------------------
 
-    def as_ours(self, entries: list[Gradient]) -> tuple[list[Gradient], list[str]]:
-        """Matrices as (out, in), the gradients of a tied matrix added; remarks on both."""
-        remarks = []
-        if self.are_turned(entries):
-            remarks.append("your matrices lie as (in, out), for x @ w")
-            entries = [
-                replace(one, array=one.array.T) if one.is_matrix and one.array is not None else one
-                for one in entries
-            ]
+    def turned(self, entries: list[Gradient]) -> tuple[list[Gradient], list[str]]:
+        """Matrices as (out, in), with a remark where they lie as (in, out)."""
+        if not self.are_turned(entries):
+            return entries, []
+        ours = [
+            replace(one, array=one.array.T) if one.is_matrix and one.array is not None else one
+            for one in entries
+        ]
+        return ours, ["your matrices lie as (in, out), for x @ w"]
+
+    def tied(self, entries: list[Gradient]) -> tuple[list[Gradient], list[str]]:
+        """Of a head of its own beside a tied embedding the sum, with a remark."""
+        remarks: list[str] = []
         if "lm_head" in self.shapes:
             return entries, remarks
         of_head = next((one.array for one in entries if one.name == HEAD), None)
