@@ -173,7 +173,7 @@ class Names:
         return ours, ["your matrices lie as (in, out), for x @ w"]
 
     def tied(self, entries: list[Gradient]) -> tuple[list[Gradient], list[str]]:
-        """Of a head of its own beside a tied embedding the sum, with a remark."""
+        """The sum of both halves, with a remark, where a tied embedding has a head beside it."""
         remarks: list[str] = []
         if "lm_head" in self.shapes:
             return entries, remarks
