@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simdformer.learn import exercises, mistakes, plots, testing
     from simdformer.learn.check import CheckError, check
     from simdformer.learn.gradcheck import gradcheck
-    from simdformer.learn.gradients import check_gradients
+    from simdformer.learn.gradients import check_gradients, check_step
     from simdformer.learn.trace import check_trace
     from simdformer.models import Trace
     from simdformer.text import LanguageModel, from_pretrained, tokenizer
@@ -47,6 +47,7 @@ _LAZY = {
     "attribute": "simdformer.interpret",
     "check": "simdformer.learn.check",
     "check_gradients": "simdformer.learn.gradients",
+    "check_step": "simdformer.learn.gradients",
     "check_trace": "simdformer.learn.trace",
     "checkpoints": "simdformer.",
     "demo_path": "simdformer.data",
@@ -80,6 +81,7 @@ __all__ = [
     "backward",
     "check",
     "check_gradients",
+    "check_step",
     "check_trace",
     "checkpoints",
     "cross_entropy",

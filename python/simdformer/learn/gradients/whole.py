@@ -161,8 +161,8 @@ class Whole:
                 )
 
 
-def factors(factor: float, labels: Labels) -> Iterator[Mistake]:
-    """What multiplies all gradients by such a factor."""
+def factors(factor: float, labels: Labels, what: str = "all gradients are") -> Iterator[Mistake]:
+    """What multiplies all gradients, or the loss, by such a factor."""
     batch, rows, count = len(labels), labels.size, int((labels != -100).sum())
 
     def near(x: float) -> bool:
@@ -171,56 +171,56 @@ def factors(factor: float, labels: Labels) -> Iterator[Mistake]:
     if near(2):
         yield of_all(
             "accumulated",
-            "all gradients are twice as large: those of two backward passes are added",
+            f"{what} twice as large: those of two backward passes are added",
             "backward() adds to the gradients that are there.",
             "Forget them before each backward pass: optimizer.zero_grad().",
         )
     if count > 1 and near(count):
         yield of_all(
             "of_the_sum",
-            f"all gradients are {count} times as large: the loss is a sum over the labels",
+            f"{what} {count} times as large: the loss is a sum over the labels",
             "The right ones are those of the mean over the labels that count.",
             f"Divide the loss by the number of labels that count, here {count}.",
         )
     if count > 1 and near(1 / count):
         yield of_all(
             "averaged_twice",
-            f"all gradients are divided by {count}, the number of labels, once too often",
+            f"{what} divided by {count}, the number of labels, once too often",
             "The mean is in the loss, and once more in its gradient.",
             "Divide once.",
         )
     if count != rows and near(count / rows):
         yield of_all(
             "ignored_counted",
-            f"all gradients are divided by {rows} instead of {count}: ignored labels count",
+            f"{what} divided by {rows} instead of {count}: ignored labels count",
             "mean() divides by the number of all rows, those with the label -100 as well.",
             "Divide the sum by (labels != -100).sum().",
         )
     if batch > 1 and near(batch):
         yield of_all(
             "summed_over_batch",
-            f"all gradients are {batch} times as large: the losses of {batch} sequences are added",
+            f"{what} {batch} times as large: the losses of {batch} sequences are added",
             "Each sequence has a mean of its own, and these are summed.",
             "Take one mean over all labels that count.",
         )
     if batch > 1 and near(1 / batch):
         yield of_all(
             "averaged_over_batch",
-            f"all gradients are divided by {batch}, the batch size, once too often",
+            f"{what} divided by {batch}, the batch size, once too often",
             "The mean over all labels is a mean over the batch already.",
             "Divide once.",
         )
     if near(-1):
         yield of_all(
             "negative",
-            "all gradients have the wrong sign",
+            f"{what} the right ones with the other sign",
             "They are those of the log-likelihood; the loss is minus that.",
             "The gradient of the logits is p - 1 at the label and p elsewhere.",
         )
     if factor >= 256 and near(2.0 ** round(math.log2(factor))):
         yield of_all(
             "loss_scaled",
-            f"all gradients are {factor:.0f} times as large: the loss is scaled for float16",
+            f"{what} {factor:.0f} times as large: the loss is scaled for float16",
             "A GradScaler multiplies the loss by a power of two.",
             "Call scaler.unscale_(optimizer) before you look at them.",
         )
