@@ -282,7 +282,7 @@ def test_a_mistake_of_ones_own(rng):
         ("rms_norm", {}, "rms_norm: eps is missing, .* 1e-5 in Llama, 1e-6 in Qwen3"),
         ("rms_norm", {"variance_epsilon": 1e-6}, "rms_norm: has no variance_epsilon, .* eps$"),
         ("rope", {}, 'rope: layout is missing, .*"half" pairs .* "interleaved"'),
-        ("rope", {"layout": "half", "thta": 1e4}, "rope: has no thta, .* called theta"),
+        ("rope", {"layout": "half", "thta": 1e4}, "rope: has no thta, .* did you mean theta\\?"),
         ("relu", {"inplace": True}, "relu: has no inplace, needs none: .*; leave it out"),
     ],
 )
