@@ -118,6 +118,20 @@ wrong("causal_inverted", lambda *x: by_own_delta(*x, exp_of_all(1 - np.tri(L)), 
 wrong("mask_missing_in_softmax", hand(seen=FULL))
 
 
+wrong("causal_loose", hand(seen=np.tri(L, k=1, dtype=bool)))
+wrong("no_scale", hand(scale=1.0))
+wrong("scale_by_width", hand(scale=1 / D))
+
+
+def keys_tiled(g, q, k, v):
+    """Of torch's repeat, by the gradients of as many heads."""
+    dq, dk, dv = gradients(g, q, *(np.tile(x, (1, H // K, 1, 1)) for x in (k, v)))
+    return dq, *(x.reshape(B, H // K, K, L, D).sum(1) for x in (dk, dv))
+
+
+wrong("keys_tiled", keys_tiled)
+
+
 def of_part(mask, wider):
     """exp(s - lse) for the keys of a wider mask, of a forward with a narrower one."""
 

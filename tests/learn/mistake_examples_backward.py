@@ -58,6 +58,7 @@ for name, mine in {
     "of_sigmoid": lambda g, p: g * p * (1 - p),
     "row_sum_added": lambda g, p: p * (g + total(g * p)),
     "negated": lambda g, p: p * total(g * p) - p * g,
+    "first_term_missing": lambda g, p: -p * total(g * p),
     "shares_missing": lambda g, p: g - total(g * p),
     "row_sum_outside": lambda g, p: g * p - total(g * p),
     "shares_squared": lambda g, p: p**2 * (g - total(g * p)),
@@ -135,9 +136,13 @@ for name, mine in {
     "of_sigmoid": lambda g, x: g * sigmoid(x) * sigmoid(-x),
     "second_term_only": lambda g, x: g * x * sigmoid(x) * sigmoid(-x),
     "first_term_only": lambda g, x: g * sigmoid(x),
+    "x_missing": lambda g, x: g * sigmoid(x) * (1 + sigmoid(-x)),
     "output_for_input": lambda g, x: g * sigmoid(x) * (1 + silu(x) * sigmoid(-x)),
     "of_output": lambda g, x: g * slope_of_silu(silu(x)),
+    "of_relu": lambda g, x: g * (x > 0),
     "one_missing": lambda g, x: g * sigmoid(x) * (1 + x - sigmoid(x)),
+    "share_missing": lambda g, x: g * (1 + x * sigmoid(-x)),
+    "plus_for_minus": lambda g, x: g * sigmoid(x) * (1 + x * (1 + sigmoid(x))),
     "not_minus": lambda g, x: g * (sigmoid(x) + x * sigmoid(x) ** 2),
     "forward": lambda g, x: g * silu(x),
     "no_grad": lambda g, x: slope_of_silu(x),
@@ -173,8 +178,22 @@ def slope_of_gelu(x):
     return normal_cdf(x) + x * density(x)
 
 
+wrong(
+    "silu_backward.of_gelu",
+    sf.backward.silu,
+    lambda g, x: g * slope_of_gelu(x),
+    some(4, 9),
+    some(4, 9),
+)
+
+
+def slope_of_quick(x):
+    return sigmoid(1.702 * x) + 1.702 * x * sigmoid(1.702 * x) * sigmoid(-1.702 * x)
+
+
 for approximate, forms in {
     "none": {
+        "of_sigmoid_form": lambda g, x: g * slope_of_quick(x),
         "first_term_only": lambda g, x: g * normal_cdf(x),
         "x_missing": lambda g, x: g * (normal_cdf(x) + density(x)),
         "density_unscaled": lambda g, x: g * (normal_cdf(x) + x * np.exp(-(x**2) / 2)),
@@ -183,8 +202,10 @@ for approximate, forms in {
         "no_slope": lambda g, x: g,
     },
     "tanh": {
+        "of_sigmoid_form": lambda g, x: g * slope_of_quick(x),
         "inner_missing": lambda g, x: g * slope_of_tanh(x, 1),
         "three_missing": lambda g, x: g * slope_of_tanh(x, C + C * K * x**2),
+        "x_for_square": lambda g, x: g * slope_of_tanh(x, C + 3 * C * K * x),
         "cubic_missing": lambda g, x: g * slope_of_tanh(x, C),
         "c_missing": lambda g, x: g * slope_of_tanh(x, 1 + 3 * K * x**2),
         "tanh_first_term_only": lambda g, x: g * (1 + bent(x)) / 2,
@@ -212,6 +233,7 @@ for name, mine in {
     "forward": lambda g, x: g * np.maximum(x, 0),
     "of_grad": lambda g, x: np.maximum(g, 0),
     "inverted": lambda g, x: np.where(x < 0, g, 0),
+    "leaky": lambda g, x: np.where(x > 0, g, g / 100),
     "one_at_zero": lambda g, x: np.where(x < 0, 0, g),
     "no_grad": lambda g, x: x > 0,
     "no_slope": lambda g, x: g,
@@ -238,6 +260,14 @@ wrong(
     some(2, 6, 8),
     **HALF,
 )
+for name, first in (("positions_from_one", 1), ("positions_one_too_low", -1)):
+    wrong(
+        f"rope_backward.{name}",
+        sf.backward.rope,
+        lambda g, first=first: turned(g, np.arange(6) + first, -1),
+        some(2, 6, 8),
+        **HALF,
+    )
 wrong(
     "rope_backward.positions_lost",
     sf.backward.rope,
@@ -285,6 +315,8 @@ for name, mine in {
     "averaged": lambda g, at, n: (
         scattered(g, at, n) / np.maximum(np.bincount(at.ravel(), minlength=n), 1)[:, None]
     ),
+    "first_sequence_only": lambda g, at, n: scattered(g[0], at[0], n),
+    "last_sequence_only": lambda g, at, n: scattered(g[1], at[1], n),
     "ids_of_next": lambda g, at, n: scattered(g, np.roll(at, -1, 1), n),
     "ids_of_previous": lambda g, at, n: scattered(g, np.roll(at, 1, 1), n),
     "padding_skipped": lambda g, at, n: scattered(g * (at != 0)[..., None], at, n),
@@ -292,6 +324,7 @@ for name, mine in {
     wrong(f"embedding_backward.{name}", sf.backward.embedding, mine, some(2, 5, 4), ids, 7)
 
 for name, mine in {
+    "not_folded": lambda g, n: g,
     "averaged": lambda g, n: g.reshape(2, 2, n, 4, 5).mean(2),
     "first_copy_only": lambda g, n: g[:, ::n],
     "last_copy_only": lambda g, n: g[:, n - 1 :: n],

@@ -1,6 +1,8 @@
 """Gradients of several arguments as learners write them wrong: linear, norms, SwiGLU."""
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 import simdformer as sf
 from conftest import normal
@@ -39,9 +41,16 @@ def wrong_linear(name, which, mine, shapes=LINEAR):
     wrong(f"linear_backward.{name}", sf.backward.linear, which, mine, *shapes)
 
 
-wrong_linear("weight_transposed", "x", lambda g, x, w: np.einsum("bto,io->bti", g, w), SQUARE)
+for name, mine in {
+    "weight_transposed": lambda g, x, w: np.einsum("bto,io->bti", g, w),
+    "forward_again": lambda g, x, w: np.einsum("bto,oi->bti", x, w),
+    "output_itself": lambda g, x, w: np.einsum("bto,io->bti", x, w),
+}.items():
+    wrong_linear(name, "x", mine, SQUARE)
+wrong_linear("input_for_gradient", "weight", lambda g, x, w: np.einsum("bti,btj->ij", x, x), SQUARE)
 for name, mine in {
     "batch_kept": lambda g, x, w: np.einsum("bto,bti->boi", g, x),
+    "last_row_only": lambda g, x, w: np.outer(g[-1, -1], x[-1, -1]),
     "last_sequence_only": lambda g, x, w: g[-1].T @ x[-1],
     "first_sequence_only": lambda g, x, w: g[0].T @ x[0],
     "weight_averaged": lambda g, x, w: rows(g).T @ rows(x) / 12,
@@ -53,8 +62,11 @@ wrong_linear("transposed", "weight", lambda g, x, w: rows(x).T @ rows(g), SQUARE
 wrong_linear("dx_over_dy", "weight", lambda g, x, w: np.einsum("bto,bti->oi", g @ w, x), SQUARE)
 for name, mine in {
     "bias_sum_of_one_axis": lambda g, x, w: g.sum(0),
+    "bias_sum_over_positions": lambda g, x, w: np.einsum("bto->bo", g),
+    "bias_of_last_sequence": lambda g, x, w: g[-1].sum(0),
     "bias_averaged": lambda g, x, w: g.mean((0, 1)),
     "bias_not_summed": lambda g, x, w: g,
+    "bias_sum_along_rows": lambda g, x, w: np.einsum("bto->bt", g),
     "bias_of_last_row": lambda g, x, w: g[-1, -1],
 }.items():
     wrong_linear(name, "bias", mine)
@@ -97,6 +109,7 @@ X_WRONG = {
     "sum_for_mean": {"inside": lambda g, h, **_: g - h * (g * h).sum(-1, keepdims=True)},
     "mean_over_rows": {"inside": lambda g, h, **_: g - h * (g * h).mean((0, 1))},
     "mean_over_first_axis": {"inside": lambda g, h, **_: g - h * (g * h).mean(0)},
+    "mean_over_positions": {"inside": lambda g, h, **_: g - h * (g * h).mean(1, keepdims=True)},
     "mean_over_all": {"inside": lambda g, h, **_: g - h * (g * h).mean()},
     "weight_missing_in_mean": {"inside": lambda g, h, d, **_: g - h * mean(d * h)},
     "h_missing_in_mean": {"inside": lambda g, h, **_: g - h * mean(g)},
@@ -131,12 +144,17 @@ WEIGHT_WRONG = {
     "g_in_weight": lambda d, x, h, w: w * np.einsum("btn,btn->n", d, h),
     "weight_not_summed": lambda d, x, h, w: d * h,
     "weight_sum_of_one_axis": lambda d, x, h, w: (d * h).sum(0),
+    "weight_sum_over_positions": lambda d, x, h, w: np.einsum("btn,btn->bn", d, h),
+    "weight_of_last_sequence": lambda d, x, h, w: np.einsum("tn,tn->n", d[-1], h[-1]),
+    "weight_of_first_sequence": lambda d, x, h, w: np.einsum("tn,tn->n", d[0], h[0]),
+    "weight_of_last_row": lambda d, x, h, w: d[-1, -1] * h[-1, -1],
     "weight_averaged": lambda d, x, h, w: (d * h).mean((0, 1)),
     "weight_zero": lambda d, x, h, w: np.zeros_like(w),
 }
 BIAS_WRONG = {
     "bias_with_weight": lambda d, w: d.sum((0, 1)) * w,
     "bias_sum_of_one_axis": lambda d, w: d.sum(0),
+    "bias_sum_over_positions": lambda d, w: np.einsum("btn->bn", d),
     "bias_averaged": lambda d, w: d.mean((0, 1)),
     "bias_not_summed": lambda d, w: d,
 }
@@ -192,10 +210,12 @@ for which, forms in {
         "of_sigmoid": lambda d, g, u: d * u * sigmoid(g) * sigmoid(-g),
         "second_term_only": lambda d, g, u: d * u * g * sigmoid(g) * sigmoid(-g),
         "first_term_only": lambda d, g, u: d * u * sigmoid(g),
+        "gate_missing": lambda d, g, u: d * u * sigmoid(g) * (2 - sigmoid(g)),
         "output_for_input": lambda d, g, u: d * u * sigmoid(g) * (1 + silu(g) * sigmoid(-g)),
     },
     "up": {
         "not_activated": lambda d, g, u: d * g,
+        "up_activated": lambda d, g, u: d * silu(u),
         "sigmoid_only": lambda d, g, u: d * sigmoid(g),
         "up_itself": lambda d, g, u: d * silu(g) * u,
         "gate_overwritten": lambda d, g, u: d * silu(d * u * slope_of_silu(g)),
@@ -216,3 +236,54 @@ def _(rng):
     d, g, u = (normal(rng, 4, 9) for _ in range(3))
     mine = {"gate": d * silu(u), "up": d * g * slope_of_silu(u)}
     return mine, sf.backward.swiglu, (d, g, u), {}
+
+
+# ---- another function in place of the one that is meant ------------------------------------------
+
+
+def another_norm(name, op, of_x, *shapes):
+    wrong(name, op, "x", of_x, (3, 5, N), (3, 5, N), (N,), *shapes, eps=EPS)
+
+
+def by_torch(norm):
+    def of_x(d, x, w, *_):
+        leaf = torch.tensor(x, requires_grad=True)
+        norm(leaf, torch.tensor(w)).backward(torch.tensor(d))
+        return leaf.grad
+
+    return of_x
+
+
+def torch_rms_norm(x, w):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * w
+
+
+another_norm(
+    "rms_norm_backward.layer_norm_instead",
+    sf.backward.rms_norm,
+    by_torch(lambda x, w: F.layer_norm(x, (N,), w, eps=EPS)),
+)
+another_norm(
+    "layer_norm_backward.rms_norm_instead", sf.backward.layer_norm, by_torch(torch_rms_norm), (N,)
+)
+another_norm(
+    "layer_norm_backward.batch_norm_instead",
+    sf.backward.layer_norm,
+    by_torch(
+        lambda x, w: F.batch_norm(
+            x.flatten(0, 1), None, None, w, training=True, eps=EPS
+        ).reshape_as(x)
+    ),
+    (N,),
+)
+another_norm(
+    "rms_norm_backward.residual_added",
+    sf.backward.rms_norm,
+    by_torch(lambda x, w: x + torch_rms_norm(x, w)),
+)
+another_norm(
+    "layer_norm_backward.residual_added",
+    sf.backward.layer_norm,
+    by_torch(lambda x, w: x + F.layer_norm(x, (N,), w, eps=EPS)),
+    (N,),
+)

@@ -323,6 +323,14 @@ def every_label(z, y):
 backward("every_label", every_label)
 backward("softmax_gradient_again", by_rows(lambda p, t: p * (p - t) - p * (p * (p - t)).sum(
     -1, keepdim=True)))  # fmt: skip
+
+
+def shares_for_logits(p, t):
+    d = p.softmax(-1) - t
+    return p * (d - (p * d).sum(-1, keepdim=True))
+
+
+backward("shares_for_logits", by_rows(shares_for_logits))
 backward("shares_times", by_rows(lambda p, t: p * p - p * t))
 backward("shares_slope_times", by_rows(lambda p, t: (p - t) * p * (1 - p)))
 backward("of_shares", by_rows(lambda p, t: -t / p))

@@ -342,6 +342,31 @@ def test_blind_inputs_are_said(rng):
     assert "all numbers of weight are equal" in repr(report)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda r: r._replace(x=-r.x), "the sign is turned round"),
+        (lambda r: r._replace(weight=2 * r.weight), "it is multiplied by 2"),
+        (lambda r: r._replace(weight=r.weight / 7), "it is divided by 7, the number of positions"),
+        (lambda r: r._replace(bias=r.bias / 3), "it is divided by 3, the batch size"),
+        (lambda r: r._replace(weight=0 * r.weight), "it is 0 everywhere"),
+        (lambda r: r._replace(x=r.weight, weight=r.x), "x and weight are swapped"),
+        (lambda r: {"x": r.weight}, "this is weight, not x"),
+    ],
+)
+def test_what_was_done_to_a_whole_gradient_is_named(spoil, said, rng):
+    args = normal(rng, 3, 7, 5), normal(rng, 3, 7, 4), normal(rng, 5, 4)
+    report = sf.check(sf.backward.linear, spoil(sf.backward.linear(*args)), *args)
+    assert [one.title for one in report.diagnosis] == [said], report
+
+
+def test_a_constant_of_a_gradient_is_fitted(rng):
+    g, x, w = normal(rng, 3, 7, 8), normal(rng, 3, 7, 8), normal(rng, 8)
+    mine = sf.backward.rms_norm(g, x, w, eps=0.03)
+    report = sf.check(sf.backward.rms_norm, mine, g, x, w, eps=1e-5)
+    assert report.diagnosis[0].title == "eps is 0.03, needs 1e-05"
+
+
 # ---- large ones, of which a part is looked at ----------------------------------------------------
 
 

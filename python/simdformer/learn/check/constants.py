@@ -12,6 +12,7 @@ from simdformer.learn.check.compare import Float64, numbers, row_size
 from simdformer.learn.check.problem import Problem, evaluate
 from simdformer.learn.check.rounding import BF16, F16, F32, F64
 from simdformer.learn.check.search import BETTER, Explanation
+from simdformer.learn.mistakes import backward_attention
 from simdformer.learn.mistakes.attention import default_scale
 from simdformer.learn.program import Program, Run, State, Step, Tape
 
@@ -63,6 +64,20 @@ CONSTANTS = [
     argument("rope_frequencies.power", "theta", "02 §5"),
     argument("softmax.temper", "temperature", "04 §6"),
     argument("attention.cap", "softcap", "01 §4"),
+    argument("rms_norm_backward.root", "eps", "02 §4"),
+    argument("layer_norm_backward.root", "eps", "04 §3"),
+    argument("softmax_backward.temper", "temperature", "04 §6"),
+    Constant(
+        "attention_backward.scale",
+        "scale",
+        backward_attention.default_scale,
+        lambda s, value: setattr(s, "scale", value),
+        "01 §4",
+    ),
+    argument("attention_backward.cap", "softcap", "01 §4"),
+    argument("cross_entropy_backward.cap", "softcap", "02 §10"),
+    argument("cross_entropy_backward.smooth", "label_smoothing", "02 §10"),
+    argument("cross_entropy_backward.square", "z_loss", "02 §10"),
     *(
         argument("adamw_step.inputs", name, "")
         for name in ("lr", "beta1", "beta2", "weight_decay", "eps")

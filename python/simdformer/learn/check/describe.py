@@ -8,7 +8,7 @@ import numpy as np
 
 from simdformer.learn.check.compare import Float64
 
-__all__ = ["described", "places"]
+__all__ = ["described", "factor_of", "places"]
 
 Same = Callable[[Any, Any], bool]
 PLURALS = {"query": "queries"}
@@ -108,10 +108,7 @@ def _size(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> I
     if mine.size > 1 and (mine == mine.flat[0]).all():
         yield f"every number is {mine.flat[0]:.4g}"
         return
-    a, b = np.where(np.isfinite(right), right, 0), np.where(np.isfinite(right), mine, 0)
-    scale = np.abs(a).max(initial=0) or 1.0
-    a, b = a / scale, b / scale
-    factor = float((a * b).sum() / (a * a).sum()) if a.any() else float("nan")
+    factor, a, b = factor_of(mine, right)
     if np.isfinite(factor) and factor != 0 and same(mine, factor * right):
         yield (
             "it is the right answer with the sign turned round"
@@ -126,6 +123,14 @@ def _size(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> I
                 "each row is the right one times a number of its own, "
                 f"{factors.min():.4g} to {factors.max():.4g}: look at what the rows are divided by"
             )
+
+
+def factor_of(mine: Float64, right: Float64) -> tuple[float, Float64, Float64]:
+    """The factor that brings the right answer nearest to mine, and both as they were compared."""
+    a, b = np.where(np.isfinite(right), right, 0), np.where(np.isfinite(right), mine, 0)
+    scale = np.abs(a).max(initial=0) or 1.0
+    a, b = a / scale, b / scale
+    return (float((a * b).sum() / (a * a).sum()) if a.any() else float("nan")), a, b
 
 
 def _nice(factor: float) -> str:

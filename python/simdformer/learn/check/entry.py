@@ -107,6 +107,7 @@ def check(
             for i, x in gradients(mine, call).items()
         }
         judged = agreed({name: one.report() for name, one in asked.items()}, asked)
+        judged = exchanged(judged, asked, call)
         there = zip(call.names, call.results, strict=True)
         left = [name for name, x in there if x is not None and name not in judged]
         report = together(call.name, judged, left)
@@ -133,6 +134,37 @@ def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, 
     for name, report in reports.items():
         if len(report.explanations) > 1 and (left := tuple(filter(agrees, report.explanations))):
             reports[name] = replace(report, explanations=left)
+    return reports
+
+
+def exchanged(
+    reports: dict[str, Report], asked: Mapping[str, Check], call: Call
+) -> dict[str, Report]:
+    """Says of a wrong result that it is the right one of another argument."""
+    mine = {name: one.mine[0] for name, one in asked.items()}
+    results = dict(zip(call.names, call.results, strict=True))
+
+    def same(a: str, b: str) -> bool:
+        there = results.get(b)
+        dtype = coarsest(float_dtypes([*call.inputs, mine[a]]))
+        return there is not None and same_array(mine[a], there, TOLERANCE[dtype], dtype)
+
+    for name, report in reports.items():
+        for other in () if report.ok else call.names:
+            both = other in mine and same(other, name)
+            if other == name or not same(name, other) or (report.explanations and not both):
+                continue
+            two = [one for one in call.names if one in (name, other)]
+            found = Mistake(
+                "gradient.of_another",
+                f"{two[0]} and {two[1]} are swapped" if both else f"this is {other}, not {name}",
+                "The results stand in another order.",
+                f"The order is {', '.join(call.names)}; a dict by name needs none.",
+                "",
+            )
+            if all("swapped" not in one.name for group in report.explanations for one in group):
+                explained = ((found,),)
+                reports[name] = replace(report, explanations=explained, observations=(), nearly="")
     return reports
 
 

@@ -64,7 +64,9 @@ class Check:
         axes = self.axes(worst)
         where, seen, explanations = None, [], verdict.explanations
         if not ok and not explanations and not verdict.nearly and len(found) == 1:
-            explanations = done_to_all(numbers(self.mine[0]), numbers(right[0]), self.same)
+            explanations = done_to_all(
+                numbers(self.mine[0]), numbers(right[0]), self.same, self.call.sizes
+            )
         if not ok:
             where = _where(found[worst], self.mine[worst], right[worst], worst, axes)
         if not ok and not explanations and not verdict.nearly:

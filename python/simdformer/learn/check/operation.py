@@ -88,6 +88,11 @@ class Asked:
         return 0.0
 
     @property
+    def sizes(self) -> dict[str, int] | None:
+        """Of a gradient: the lengths that it may have been divided by, by what they count."""
+        return None
+
+    @property
     def longest(self) -> int:
         """How many numbers the longest sum may have."""
         return max((n for x in self.inputs for n in np.shape(x)[-2:]), default=1)
@@ -141,6 +146,18 @@ class Call(Asked):
         """Some rows of a gradient are next to nothing beside the others: p - 1 where the model is
         sure of its label, 0 of padding."""
         return 0.2 if self.name.startswith("backward.") else 0.0
+
+    @property
+    def sizes(self) -> dict[str, int] | None:
+        shape = np.shape(self.variables.get("grad")) or np.shape(self.variables.get("logits"))
+        if not self.name.startswith("backward.") or not shape:
+            return None
+        sizes = {"the number of rows": int(np.prod(shape[:-1])), "the width of a row": shape[-1]}
+        if len(shape) > 2:
+            sizes |= {"the batch size": shape[0], "the number of positions": shape[-2]}
+        if len(shape) > 3:
+            sizes |= {"the number of heads": shape[-3]}
+        return sizes
 
     @property
     def longest(self) -> int:

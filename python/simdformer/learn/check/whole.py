@@ -1,12 +1,14 @@
-"""What was done to the right array as a whole, whatever the operation: dropout, a part left out."""
+"""What was done to the right array as a whole, whatever the operation: dropout, a part left out,
+and, to a gradient, a factor."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import Float64
+from simdformer.learn.check.describe import factor_of
 
 __all__ = ["done_to_all"]
 
@@ -21,11 +23,17 @@ FIRST_ONLY = {
 
 
 def done_to_all(
-    mine: Float64, right: Float64, same: Callable[[Any, Any], bool]
+    mine: Float64,
+    right: Float64,
+    same: Callable[[Any, Any], bool],
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[tuple[Mistake, ...], ...]:
-    """Explanations of an array of the right shape. same(a, b): by the measure of the check."""
+    """Explanations of an array of the right shape. same(a, b): by the measure of the check. sizes:
+    of a gradient's call, the lengths that it may have been divided by."""
     with np.errstate(all="ignore"):
         found = [*_dropout(mine, right, same), *_first_sequence(mine, right, same)]
+        if sizes is not None:
+            found += _factor(mine, right, same, sizes)
     return tuple((mistake,) for mistake in found)
 
 
@@ -66,4 +74,51 @@ def _first_sequence(
                 FIRST_ONLY[rest] + LOOP,
                 "Compute every entry of the first axis.",
                 "01 §2",
+            )
+
+
+def _factor(
+    mine: Float64, right: Float64, same: Callable[[Any, Any], bool], sizes: Mapping[str, int]
+) -> Iterator[Mistake]:
+    """A gradient that is a simple number times the right one."""
+    if right.any() and not mine.any():
+        yield Mistake(
+            "gradient.zero",
+            "it is 0 everywhere",
+            "Nothing comes back: detach() or no_grad cut the way, or the array is never filled.",
+            "Write what is computed into the result.",
+            "",
+        )
+        return
+    factor = factor_of(mine, right)[0]
+    if not (np.isfinite(factor) and factor and right.any() and same(mine, factor * right)):
+        return
+    if same(mine, -right):
+        yield Mistake(
+            "gradient.negated",
+            "the sign is turned round",
+            "The gradient points uphill, and the optimizer subtracts it: a minus is in it already, "
+            "or a difference was taken the other way round.",
+            "Turn the sign.",
+            "",
+        )
+    for size, name in {2: "", **{size: name for name, size in sizes.items() if size > 1}}.items():
+        of = f", {name}" if name else ""
+        if same(mine, size * right):
+            yield Mistake(
+                "gradient.multiplied",
+                f"it is multiplied by {size}{of}",
+                "It was added twice, or a sum stands where the mean is meant."
+                if size == 2
+                else "A sum stands where the mean is meant, or the factor is in the loss already.",
+                f"Leave out the factor {size}.",
+                "",
+            )
+        if same(mine, right / size):
+            yield Mistake(
+                "gradient.divided",
+                f"it is divided by {size}{of}",
+                "The mean is in the loss already, and so in the gradient that comes in.",
+                f"Sum; do not divide by {size}.",
+                "",
             )

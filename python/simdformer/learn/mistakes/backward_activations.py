@@ -45,7 +45,7 @@ gelu_backward = Program(
     slope if approximate == "tanh": slope = (1 + t) / 2 + h / 2 * (1 - t * t) * inner
     chain: out = dy * slope
     """,
-    calls=(erfc,),
+    calls=(erfc, sigmoid),
     of=backward.gelu,
     axes=ROWS,
     thin=some_rows,
@@ -119,6 +119,15 @@ mistakes(
     of_output: the slope is taken at silu(x) instead of x
         The output was saved in place of the input.
         | h = h * share; share = sigmoid(h); slope = share * (1 + h * (1 - share))
+    x_missing: the slope is s + s * (1 - s): the factor x is missing in the second term
+        The product rule: x times the sigmoid's derivative.
+        | slope = share + share * (1 - share)
+    share_missing (rare): the slope is 1 + x * (1 - s): the factor s in front is missing
+        The sigmoid multiplies both terms.
+        | slope = 1 + h * (1 - share)
+    plus_for_minus (rare): the slope is s * (1 + x * (1 + s)): a sign
+        The sigmoid's derivative is s * (1 - s).
+        | slope = share * (1 + h * (1 + share))
     one_missing (rare): the slope is s * (1 + x - s)
         A bracket slipped: x multiplies 1 - s.
         | slope = share * (1 + h - share)
@@ -129,6 +138,16 @@ mistakes(
         The forward is used again.
         | slope = h * share
 
+    of_gelu: this is the derivative of GELU
+        The forward is SiLU.
+        > Differentiate what the forward computes.
+        | slope = array(erfc(-h / real(math.sqrt(2)))) / 2 + h * np.exp(-h * h / 2) / real(
+        |     math.sqrt(2 * math.pi))
+    of_relu: this is the derivative of ReLU
+        The forward is SiLU.
+        > Differentiate what the forward computes.
+        | slope = (h > 0).astype(real)
+
     silu_backward.chain (02 §7), gelu_backward.chain (04 §8), relu_backward.chain (02 §7) > Multiply
         dy by the slope.
 
@@ -138,6 +157,13 @@ mistakes(
     no_slope: the slope is missing: dy is passed through
         The activation has no backward, or it is not called.
         | out = dy
+
+    gelu_backward.chain (04 §8) > Differentiate what the forward computes.
+
+    of_sigmoid_form: this is the derivative of x * sigmoid(1.702 * x)
+        The quick GELU of some checkpoints is another function.
+        | share = sigmoid(real(1.702) * h)
+        | slope = share * (1 + real(1.702) * h * (1 - share)); ...
 
     gelu_backward.normal (04 §8) > The product rule: Φ(x) + x * φ(x).
 
@@ -165,6 +191,9 @@ mistakes(
     three_missing: the 3 of the inner derivative is missing
         The derivative of x³ is 3 x².
         | inner = c * (1 + k * h * h)
+    x_for_square (rare): the inner derivative has x in place of x²
+        The derivative of x³ is 3 x².
+        | inner = c * (1 + 3 * k * h)
     cubic_missing: the inner derivative is c alone
         0.044715 * x³ has a derivative as well.
         | inner = c
@@ -200,6 +229,9 @@ mistakes(
     inverted: the slope is 1 where x < 0
         The mask is turned round.
         | slope = (h < 0).astype(real)
+    leaky (rare): the slope is 0.01 where x < 0: this is leaky_relu's
+        relu passes nothing there.
+        | slope = np.where(h > 0, real(1), real(0.01))
     one_at_zero: the slope at 0 is 1: x >= 0
         PyTorch and this package take 0 there.
         | slope = (h >= 0).astype(real)
@@ -227,6 +259,9 @@ mistakes(
     first_term_only: the slope is the sigmoid: the second term is missing
         as above
         | slope = share
+    gate_missing: the slope is s + s * (1 - s): the factor gate is missing
+        The product rule: gate times the sigmoid's derivative.
+        | slope = share + share * (1 - share)
     output_for_input: silu(gate) stands for gate in the slope
         The output was saved in place of the input.
         | slope = share * (1 + act * (1 - share))
@@ -239,6 +274,9 @@ mistakes(
     sigmoid_only: up's gradient has sigmoid(gate) instead of silu(gate)
         SiLU is x times the sigmoid.
         | dup = dy * share
+    up_activated: up's gradient has silu(up) instead of silu(gate)
+        The wrong one of the two was saved, or the halves are swapped here only.
+        | dup = dy * u * sigmoid(u)
     up_itself: up's gradient is multiplied by up
         The product rule: the other factor stays, not the own one.
         | dup = dy * act * u
@@ -266,6 +304,12 @@ mistakes(
 
     rope_backward.place (03 exercise 3) > Use the positions of the forward, offset included.
 
+    positions_from_one: every position is one too high
+        Positions count from 0; the forward of a new token stood at the number before it.
+        | ...; places = places + 1
+    positions_one_too_low: every position is one too low
+        Positions count from 0, and each token has its own.
+        | ...; places = places - 1
     positions_lost: the positions are counted from 0
         The offset, or the positions of the forward, were not handed on.
         | places = np.arange(length)
@@ -282,5 +326,6 @@ mistakes(
         A buffer of zeros in which only the turned part is filled.
         | unless(rotary_dim is None)
         | out = np.where(np.arange(out.shape[-1]) < rotary_dim, out, real(0))
-    """
+    """,
+    calls=(erfc,),
 )

@@ -64,7 +64,8 @@ def of_seen(seen: Any, x: Any) -> Any:
 LEAST = 8  # queries, or keys
 
 
-def softmax_of(x: Any) -> Any:
+def softmax_of(x: Any, seen: Any = True) -> Any:
+    x = np.where(seen, x, -np.inf).astype(x.dtype)
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -191,6 +192,36 @@ attention_backward = Program(
     thin=some_scores,
 )  # fmt: skip
 
+OWN = """
+        weigh | p = softmax_of(masked, seen)
+        delta | delta = (p * dp).sum(axis=-1, keepdims=True)"""
+mistakes(
+    f"""
+    attention_backward.scale (01 §2) > Divide the scores by sqrt(D) in the forward, too.
+
+    no_scale: the scores are not scaled, in forward and backward
+        These are the right gradients of another attention.
+        | factor = real(1){OWN}
+    scale_by_width (rare): the scores are divided by D, in forward and backward
+        These are the right gradients of another attention: the root is missing.
+        | factor = real(1 / q.shape[-1]){OWN}
+
+    attention_backward.see (01 §3) > The diagonal is the last visible key.
+
+    causal_loose: the next token is seen as well, in forward and backward
+        tril with k=1, or j <= i + 1: these are the right gradients of another attention.
+        | unless(not is_causal); seen = of_sample(s, np.tri(*lengths, k=1, dtype=bool)){OWN}
+
+    attention_backward.repeat (03 §3) > Query head h reads key head h // (H // K).
+
+    keys_tiled: keys and values are tiled, not repeated, in forward and backward
+        Query head h then reads key head h % K; the heads of a group are neighbours.
+        | unless(group == 1 or num_kv_heads == 1)
+        | keys, values = (np.concatenate([x] * group, axis=-3) for x in (k, v)){OWN}
+        fold | dk = dk.reshape(*dk.shape[:-3], group, num_kv_heads, *dk.shape[-2:]).sum(axis=-4)
+        fold | dv = dv.reshape(*dv.shape[:-3], group, num_kv_heads, *dv.shape[-2:]).sum(axis=-4)
+    """
+)
 mistakes(
     """
     attention_backward.see (01 §2) > Use the forward's mask where the weights are computed again.

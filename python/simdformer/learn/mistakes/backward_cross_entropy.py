@@ -187,6 +187,10 @@ mistakes(
     softmax_gradient_again: it went through softmax's gradient once more
         p - target is the gradient of the logits already.
         | ...; dz = p * (dz - (p * dz).sum(axis=-1, keepdims=True))
+    shares_for_logits: softmax came before the loss, which has its own
+        cross_entropy takes logits; these are the right gradients of softmax applied twice.
+        | twice = np.exp(p) / np.exp(p).sum(axis=-1, keepdims=True); dz = twice - target
+        | dz = p * (dz - (p * dz).sum(axis=-1, keepdims=True))
     shares_times: it is multiplied by p once more
         p - target is the gradient of the logits already.
         | ...; dz = p * dz

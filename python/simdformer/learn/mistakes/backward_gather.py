@@ -62,6 +62,12 @@ mistakes(
         Every place adds its own part to the loss.
         | ...; total = total / np.maximum(np.bincount(places.ravel(), minlength=len(total)), 1
         | ).astype(real)[:, None]
+    first_sequence_only: only the first sequence counts
+        An index 0 on the batch axis.
+        | unless(places.ndim < 2 or len(places) < 2); total = scattered(total, places[0], dy[0])
+    last_sequence_only: only the last sequence counts
+        The table is made anew for each sequence, or a loop assigns with = where += is meant.
+        | unless(places.ndim < 2 or len(places) < 2); total = scattered(total, places[-1], dy[-1])
     ids_of_next: the gradients go to the next token's row
         The shift of the labels is taken over for the inputs.
         > Use the ids that went in, unshifted.
@@ -78,6 +84,9 @@ mistakes(
 
     repeat_kv_backward.fold (03 §3) > Sum over the n_rep copies of each head.
 
+    not_folded: each copy of a head keeps a gradient of its own
+        What was repeated is summed on the way back.
+        | unless(n_rep == 1); folded = copies.reshape(-1, *copies.shape[2:])
     averaged: the copies of a head are averaged, not summed
         Each copy adds its own part to the loss.
         | folded = copies.mean(axis=1)

@@ -66,6 +66,12 @@ mistakes(
     weight_transposed: dx multiplies by the transposed weight, as the forward does
         y = x @ w.T turns round on the way back: dx = dy @ w; shapes tell only where I != O.
         | dx = dy @ w.T
+    forward_again (rare): x stands for dy: this is x @ w
+        dx is made of the gradient that comes in; shapes tell only where I != O.
+        | unless(dy.shape != h.shape); dx = h @ w
+    output_itself (rare): this is the forward's output, x @ w.T
+        dx is made of the gradient that comes in; shapes tell only where I != O.
+        | unless(dy.shape != h.shape); dx = h @ w.T
 
     linear_backward.of_weight (01 §5) > Fold all leading axes into rows, then dy.T @ x: (O,I).
 
@@ -78,6 +84,9 @@ mistakes(
     last_sequence_only: the weight's gradient is that of the last sequence
         A loop that assigns with = where += is meant, or an index -1.
         | unless(dy.ndim < 3 or len(dy) < 2); dw = rows_of(dy[-1]).T @ rows_of(h[-1])
+    last_row_only: the weight's gradient is that of the last row
+        A loop over rows that assigns with = where += is meant.
+        | unless(dy.size == dy.shape[-1]); dw = rows_of(dy)[-1:].T @ rows_of(h)[-1:]
     first_sequence_only (rare): the weight's gradient is that of the first sequence
         An index 0 on the batch axis.
         | unless(dy.ndim < 3 or len(dy) < 2); dw = rows_of(dy[0]).T @ rows_of(h[0])
@@ -89,6 +98,9 @@ mistakes(
         as above
         > Sum over all rows; divide nowhere.
         | unless(dy.ndim < 3 or len(dy) < 2); ...; dw = dw / real(len(dy))
+    input_for_gradient (rare): x stands for dy in the weight's gradient
+        x.T @ x has the right shape where inputs and outputs are as many.
+        | unless(dy.shape != h.shape); dw = rows_of(h).T @ rows_of(h)
     output_for_gradient (rare): y stands for dy in the weight's gradient
         The wrong saved array: the output has the shape of its gradient.
         | dw = rows_of(h @ w.T).T @ rows_of(h)
@@ -102,12 +114,21 @@ mistakes(
     bias_sum_of_one_axis: the bias's gradient is summed over one axis only
         sum(0) of (B,T,O) leaves (T,O); the bias is added at each position, too.
         | unless(dy.ndim < 3); db = dy.sum(axis=0)
+    bias_sum_over_positions: the bias's gradient is summed over the positions only
+        sum(-2) of (B,T,O) leaves (B,O): the sum over the batch is missing.
+        | unless(dy.ndim < 3); db = dy.sum(axis=-2)
+    bias_of_last_sequence: the bias's gradient is that of the last sequence
+        A loop that assigns with = where += is meant, or an index -1.
+        | unless(dy.ndim < 3 or len(dy) < 2); db = rows_of(dy[-1]).sum(axis=0)
     bias_averaged: the bias's gradient is a mean, not a sum
         The mean is in the loss already, and so in dy.
         | unless(dy.size == dy.shape[-1]); db = rows_of(dy).mean(axis=0)
     bias_not_summed: the bias's gradient is dy itself
         The bias was broadcast over all rows; its gradient is the sum over them.
         | db = dy
+    bias_sum_along_rows (rare): the bias's gradient is summed along each row
+        sum(-1) leaves a number for each row; the bias has one for each output.
+        | db = dy.sum(axis=-1)
     bias_of_last_row (rare): the bias's gradient is that of the last row
         A loop that assigns with = where += is meant.
         | db = rows_of(dy)[-1]

@@ -100,6 +100,9 @@ mistakes(
         the mean of the second term runs over the first axis
         axis=0 where the last axis is meant.
         | share = (g * h).mean(axis=0, keepdims=True)
+    mean_over_positions (rare): the mean of the second term runs over the positions
+        axis=1 of (B,T,n) where the last axis is meant.
+        | unless(h.ndim < 3); share = (g * h).mean(axis=-2, keepdims=True)
     mean_over_all: the mean of the second term runs over the whole array
         mean() without an axis works on all numbers.
         | share = (g * h).mean(keepdims=True)
@@ -143,11 +146,36 @@ mistakes(
     of_layer_norm: this is layer_norm's gradient: mean(g) is subtracted as well
         RMSNorm subtracts no mean on the way there, and none on the way back.
         | ...; dx = dx - mean(g)
+
+    rms_norm_backward.normalize (02 §4) > RMSNorm subtracts no mean: that is LayerNorm.
+
+    layer_norm_instead: this is the gradient of layer_norm
+        These are the right gradients of another norm.
+        root | centred = h - mean(h); r = 1 / np.sqrt(mean(centred * centred) + real(eps))
+        | h = centred * r
+        subtract | dx = g - h * share - mean(g)
+
+    layer_norm_backward.centre (04 §3) > Subtract the mean of each row, there and back.
+
+    rms_norm_instead: this is the gradient of rms_norm: nothing is centred
+        These are the right gradients of another norm.
+        | pass
+        subtract_mean | pass
+    batch_norm_instead: this is the gradient of batch norm: mean and root are those of a column
+        These are the right gradients of another norm.
+        | h = h - rows_of(h).mean(axis=0)
+        root | r = 1 / np.sqrt(rows_of(h * h).mean(axis=0) + real(eps))
+        project | share = rows_of(g * h).mean(axis=0)
+        subtract_mean | dx = dx - rows_of(g).mean(axis=0)
+
     rms_norm_backward.of_x (02 §4), layer_norm_backward.of_x (04 §3) > Multiply all of it by r.
 
     r_missing: the factor r is missing in x's gradient
         y = x * r: everything is multiplied by r on the way back.
         | pass
+    residual_added (rare): dy itself is added to x's gradient
+        The residual goes around the norm; its gradient is added behind it, where the paths meet.
+        | dx = r * dx + dy
     divided_by_r: x's gradient is divided by r instead of multiplied
         r is 1 / root: divide by the root, or multiply by r.
         | dx = dx / r
@@ -170,6 +198,18 @@ mistakes(
     weight_sum_of_one_axis: the weight's gradient is summed over one axis only
         sum(0) of (B,T,n) leaves (T,n).
         | unless(w is None or h.ndim < 3); dw = (dy * h).sum(axis=0)
+    weight_sum_over_positions: the weight's gradient is summed over the positions only
+        sum(-2) of (B,T,n) leaves (B,n): the sum over the batch is missing.
+        | unless(w is None or h.ndim < 3); dw = (dy * h).sum(axis=-2)
+    weight_of_last_sequence: the weight's gradient is that of the last sequence
+        A loop that assigns with = where += is meant, or an index -1.
+        | unless(w is None or h.ndim < 3 or len(h) < 2); dw = rows_of((dy * h)[-1]).sum(axis=0)
+    weight_of_first_sequence (rare): the weight's gradient is that of the first sequence
+        An index 0 on the batch axis.
+        | unless(w is None or h.ndim < 3 or len(h) < 2); dw = rows_of((dy * h)[0]).sum(axis=0)
+    weight_of_last_row (rare): the weight's gradient is that of the last row
+        A loop that assigns with = where += is meant.
+        | unless(w is None or h.size == h.shape[-1]); dw = rows_of(dy * h)[-1]
     weight_averaged: the weight's gradient is a mean over the rows
         The mean is in the loss already, and so in dy.
         | unless(w is None or h.size == h.shape[-1]); dw = rows_of(dy * h).mean(axis=0)
@@ -223,6 +263,9 @@ mistakes(
     bias_sum_of_one_axis: the bias's gradient is summed over one axis only
         sum(0) of (B,T,n) leaves (T,n).
         | unless(bias is None or dy.ndim < 3); db = dy.sum(axis=0)
+    bias_sum_over_positions: the bias's gradient is summed over the positions only
+        sum(-2) of (B,T,n) leaves (B,n): the sum over the batch is missing.
+        | unless(bias is None or dy.ndim < 3); db = dy.sum(axis=-2)
     bias_averaged: the bias's gradient is a mean over the rows
         The mean is in the loss already, and so in dy.
         | unless(bias is None or dy.size == dy.shape[-1]); db = rows_of(dy).mean(axis=0)

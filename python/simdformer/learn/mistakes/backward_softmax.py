@@ -75,6 +75,9 @@ mistakes(
     of_sigmoid: this is p * (1 - p) * dy, the derivative of a sigmoid
         It is the diagonal of the Jacobian only; the other shares move as well.
         | dx = (1 - p) * dp
+    first_term_missing: dy is missing in front: this is -p * sum(p * dy)
+        The Jacobian is diag(p) - p pᵀ: both terms.
+        | dx = -total
     row_sum_added: the row sum is added instead of subtracted
         The Jacobian is diag(p) - p pᵀ.
         | dx = dp + total

@@ -109,12 +109,13 @@ mistakes(
 
     rope.position (02 §5) > Use offset + np.arange(T) as positions.
 
-    positions_from_one: every position is one too high
+    positions_from_one (unless rope_backward.positions_one_too_low): every position is one too high
         Positions count from 0, not from 1; or the length of the cache was read after the new token
         had gone into it.
         > Give the first token of a text position 0, a new token the number of tokens before it.
         | ...; positions = positions + 1
-    positions_one_too_low (03 exercise 3): every position is one too low
+    positions_one_too_low (03 exercise 3, unless rope_backward.positions_from_one):
+        every position is one too low
         The position of a new token is the number of tokens before it, not the position of the last
         one.
         > With a cache of n tokens the next token has position n, not n - 1.
