@@ -89,7 +89,7 @@ class Asked:
 
     @property
     def sizes(self) -> dict[str, int] | None:
-        """Of a gradient: the lengths that it may have been divided by, by what they count."""
+        """The lengths that a gradient may have been divided by, by what they count."""
         return None
 
     @property
@@ -149,7 +149,8 @@ class Call(Asked):
 
     @property
     def sizes(self) -> dict[str, int] | None:
-        shape = np.shape(self.variables.get("grad")) or np.shape(self.variables.get("logits"))
+        given = (self.variables.get(name, 0.0) for name in ("grad", "logits"))
+        shape = next(filter(None, map(np.shape, given)), ())
         if not self.name.startswith("backward.") or not shape:
             return None
         sizes = {"the number of rows": int(np.prod(shape[:-1])), "the width of a row": shape[-1]}

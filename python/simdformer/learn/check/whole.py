@@ -29,7 +29,7 @@ def done_to_all(
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[tuple[Mistake, ...], ...]:
     """Explanations of an array of the right shape. same(a, b): by the measure of the check. sizes:
-    of a gradient's call, the lengths that it may have been divided by."""
+    the lengths that a gradient may have been divided by; None of other results."""
     with np.errstate(all="ignore"):
         found = [*_dropout(mine, right, same), *_first_sequence(mine, right, same)]
         if sizes is not None:
