@@ -8,7 +8,7 @@ from simdformer.learn.check.evidence import Evidence
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.report import Report
 from simdformer.learn.check.rounding import F32
-from simdformer.learn.gradients.measure import FLOOR, Measure
+from simdformer.learn.gradients.measure import FLOOR, Measure, dtype_of, tolerance
 from simdformer.learn.gradients.names import Gradient, Names, gradients_of
 from simdformer.learn.gradients.report import GradientsReport
 from simdformer.learn.gradients.steps import WEIGHT, BackwardSteps
@@ -23,7 +23,7 @@ from simdformer.types import ArrayLike
 __all__ = ["Examination", "check_gradients", "trainable"]
 
 SECONDS = 3.0  # of work, after which no more mistakes are tried
-NEXT = 4  # gradients behind the first wrong one, which help to tell mistakes apart
+BESIDE = 4  # gradients before the first wrong one, and behind it, that tell mistakes apart
 
 
 def check_gradients(
@@ -111,6 +111,16 @@ class OfGradient(Check):
         return replace(super().evidence(mine), dtypes=[F32])
 
 
+@dataclass(frozen=True)
+class Plain(Check):
+    """A gradient that needs no explanation, whose axes are called `names`."""
+
+    names: tuple[str, ...] = ()
+
+    def axes(self, i: int) -> tuple[str, ...]:
+        return self.names
+
+
 class Examination:
     """One check of the gradients of a model: what is known to be right grows on the way back."""
 
@@ -121,6 +131,7 @@ class Examination:
         self.names, self.measure = Names(self.steps, aliases), Measure(self.steps)
         self.known: set[str] = set()  # gradients of activations that are right
         self.proofs: dict[str, str] = {}  # by which of the learner's
+        self.earlier: dict[str, frozenset[str]] = {}  # what was known before each of the learner's
 
     def of(self, mine: Mapping[Any, Any]) -> GradientsReport:
         entries, unknown = self.names.read(mine)
@@ -154,6 +165,7 @@ class Examination:
         """What a right gradient is made of is right, and all that comes before that."""
         made_of = self.steps.made_of(entry.name)
         self.proofs[made_of] = entry.short
+        self.earlier[entry.name] = frozenset(self.known)
         self.known |= self.steps.before(made_of)
 
     def after(self, entry: Gradient) -> tuple[str, ...]:
@@ -177,7 +189,7 @@ class Examination:
                 report = self.plainly(entry)
             else:
                 report = self.question(entry, work).report()
-                report = self.agreed(report, entries[entries.index(entry) + 1 :], work)
+                report = self.agreed(report, neighbours(entries, entry), work)
                 found = () if report.diagnosis or view is None else whole.rest(entry)
                 if not (found or report.diagnosis) and entry.name in self.names.shapes:
                     other = replace(entry, name=WEIGHT + entry.name)  # it is called like a weight
@@ -190,29 +202,32 @@ class Examination:
 
     def plainly(self, entry: Gradient) -> Report:
         """How far off it is; no mistake is tried."""
-        call = replace(self.expected(entry), program=None)
-        return Check(call, [entry.array], None).report()
+        expected = self.expected(entry)
+        call = replace(expected, program=None)
+        names = () if expected.program is None else expected.program.axes
+        return Plain(call, [entry.array], None, names=names).report()
 
     def question(self, entry: Gradient, work: Waiting) -> OfGradient:
         """What the array is, by the steps on the way to it."""
         call = self.expected(entry)
-        return OfGradient(call, [entry.array], None, until=work.until, begun=work.go_on)
+        rtol = tolerance(dtype_of(entry.array))
+        return OfGradient(call, [entry.array], rtol, until=work.until, begun=work.go_on)
 
     def expected(self, entry: Gradient) -> ExpectedGradient:
         view = self.names.view(entry)
         take = as_it_is if view is None else view.take
-        program, variables = self.steps.part(entry.name, self.known, take)
+        known = self.earlier.get(entry.name, self.known)
+        program, variables = self.steps.part(entry.name, known, take)
         if program is not None and view is not None:
             program.axes = view.axes
         right = take(self.steps.right[entry.name])
         return ExpectedGradient(entry.called, variables, program, right)
 
-    def agreed(self, report: Report, later: list[Gradient], work: Waiting) -> Report:
-        """Keeps the explanations that explain most of the gradients that come next."""
+    def agreed(self, report: Report, others: list[Gradient], work: Waiting) -> Report:
+        """Keeps the explanations that explain most of the gradients beside this one."""
         if len(report.explanations) < 2:
             return report
-        others = [one for one in later[:NEXT] if self.names.view(one) is not None]
-        asked = [self.question(one, work) for one in others]
+        asked = [self.question(one, work) for one in others if self.names.view(one) is not None]
         scores = [
             sum(one.agrees_with(group, one.call.right()[0]) for one in asked)
             for group in report.explanations
@@ -221,6 +236,11 @@ class Examination:
         return replace(
             report, explanations=tuple(group for group, score in kept if score == max(scores))
         )
+
+
+def neighbours(entries: list[Gradient], entry: Gradient) -> list[Gradient]:
+    at = entries.index(entry)
+    return [*entries[max(at - BESIDE, 0) : at], *entries[at + 1 : at + 1 + BESIDE]]
 
 
 def missing_one(entry: Gradient, needed: tuple[int, ...]) -> Report:

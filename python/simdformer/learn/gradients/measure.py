@@ -10,12 +10,23 @@ from simdformer.learn.gradients.steps import BackwardSteps, Gradients
 from simdformer.learn.trace.axes import View
 from simdformer.training.model import TrainableModel
 
-__all__ = ["FLOOR", "Measure", "norm"]
+__all__ = ["FLOOR", "Measure", "dtype_of", "norm", "tolerance"]
 
 FLOOR = 0.2  # as for gradients of operations: rows of rare ids are next to nothing beside others
+ADDED_UP = 5.0  # times what is usual for one operation: errors of all that comes before add up
 RUNS = 3  # with weights that are rounded otherwise
 MOST = 0.5  # of a gradient's norm: rounding makes no larger error
 OFTEN = 20.0  # times what these differ by: activations are rounded too, twice check/rounding.py's
+
+
+def dtype_of(mine: Any) -> np.dtype[Any]:
+    """In which a gradient may be off: float32 at least, as the model computes."""
+    known = mine.dtype in TOLERANCE and TOLERANCE[mine.dtype] > TOLERANCE[F32]
+    return np.dtype(mine.dtype) if known else F32
+
+
+def tolerance(dtype: np.dtype[Any]) -> float:
+    return ADDED_UP * TOLERANCE[dtype]
 
 
 def norm(x: Any) -> float:
@@ -32,17 +43,16 @@ class Measure:
     def is_right(self, name: str, mine: Any, view: View, right: Gradients | None = None) -> bool:
         """Whether an array is the gradient of that name, in its axes; of another pass where one is
         given."""
-        known = mine.dtype in TOLERANCE
-        dtype = mine.dtype if known and TOLERANCE[mine.dtype] > TOLERANCE[F32] else F32
+        dtype = dtype_of(mine)
         wanted = view.take((right or self.steps.right)[name])
         if mine.shape != wanted.shape:
             return False
-        if compare(mine, wanted, TOLERANCE[dtype], dtype, floor=FLOOR).ok:
+        if compare(mine, wanted, tolerance(dtype), dtype, floor=FLOOR).ok:
             return True
         if not norm(numbers(mine) - wanted) < MOST * norm(wanted):  # no need to measure
             return False
         spread = view.take(np.broadcast_to(self.spread(name, dtype), self.steps.right[name].shape))
-        return compare(mine, wanted, TOLERANCE[dtype], dtype, spread, FLOOR).ok
+        return compare(mine, wanted, tolerance(dtype), dtype, spread, FLOOR).ok
 
     def spread(self, name: str, dtype: np.dtype[Any]) -> Any:
         """How far weights that are rounded otherwise take each row of a gradient."""

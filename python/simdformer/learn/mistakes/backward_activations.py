@@ -102,7 +102,7 @@ rope_backward = Program(
 
 mistakes(
     """
-    silu_backward.slope (02 §7) > The product rule: s * (1 + x * (1 - s)), s = sigmoid(x).
+    silu_backward.slope (08 §6) > The product rule: s * (1 + x * (1 - s)), s = sigmoid(x).
 
     of_sigmoid: the slope is the sigmoid's: s * (1 - s)
         SiLU is x times the sigmoid; the product rule has two terms.
@@ -148,7 +148,7 @@ mistakes(
         > Differentiate what the forward computes.
         | slope = (h > 0).astype(real)
 
-    silu_backward.chain (02 §7), gelu_backward.chain (04 §8), relu_backward.chain (02 §7) > Multiply
+    silu_backward.chain (08 §6), gelu_backward.chain (08 §6), relu_backward.chain (08 §6) > Multiply
         dy by the slope.
 
     no_grad: dy is missing: this is the slope alone
@@ -158,14 +158,14 @@ mistakes(
         The activation has no backward, or it is not called.
         | out = dy
 
-    gelu_backward.chain (04 §8) > Differentiate what the forward computes.
+    gelu_backward.chain (08 §6) > Differentiate what the forward computes.
 
     of_sigmoid_form: this is the derivative of x * sigmoid(1.702 * x)
         The quick GELU of some checkpoints is another function.
         | share = sigmoid(real(1.702) * h)
         | slope = share * (1 + real(1.702) * h * (1 - share)); ...
 
-    gelu_backward.normal (04 §8) > The product rule: Φ(x) + x * φ(x).
+    gelu_backward.normal (08 §6) > The product rule: Φ(x) + x * φ(x).
 
     first_term_only: the slope is Φ(x): x * φ(x) is missing
         GELU is x times Φ(x); the product rule has two terms.
@@ -183,7 +183,7 @@ mistakes(
         | t = np.tanh(c * (h + k * h**3))
         | slope = (1 + t) / 2 + h / 2 * (1 - t * t) * c * (1 + 3 * k * h * h)
 
-    gelu_backward.inner (04 §8) > The inner derivative is c * (1 + 3 * 0.044715 * x²).
+    gelu_backward.inner (08 §6) > The inner derivative is c * (1 + 3 * 0.044715 * x²).
 
     inner_missing: the inner derivative is missing
         tanh(u(x)) needs u'(x) behind it.
@@ -201,7 +201,7 @@ mistakes(
         u = c * (x + 0.044715 x³): c stays in front.
         | inner = 1 + 3 * k * h * h
 
-    gelu_backward.slope (04 §8) > The product rule: (1 + t) / 2 + x / 2 * (1 - t²) * u'.
+    gelu_backward.slope (08 §6) > The product rule: (1 + t) / 2 + x / 2 * (1 - t²) * u'.
 
     tanh_first_term_only: the slope is (1 + t) / 2: the second term is missing
         GELU is x times (1 + t) / 2; the product rule has two terms.
@@ -218,7 +218,7 @@ mistakes(
         | slope = array(erfc(-h / real(math.sqrt(2)))) / 2 + h * np.exp(-h * h / 2) / real(
         |     math.sqrt(2 * math.pi))
 
-    relu_backward.slope (02 §7) > The slope is 1 where x > 0 and 0 elsewhere.
+    relu_backward.slope (08 §6) > The slope is 1 where x > 0 and 0 elsewhere.
 
     forward: dy is multiplied by relu(x), not by its derivative
         The forward is used again.
@@ -236,7 +236,7 @@ mistakes(
         PyTorch and this package take 0 there.
         | slope = (h >= 0).astype(real)
 
-    swiglu_backward.of_gate (02 §7) > dgate = dy * up * silu'(gate).
+    swiglu_backward.of_gate (08 §6) > dgate = dy * up * silu'(gate).
 
     up_missing: up is missing in the gate's gradient
         The product rule: the other factor stays.
@@ -248,7 +248,7 @@ mistakes(
         The forward is used again.
         | dgate = dy * u * act
 
-    swiglu_backward.slope (02 §7) > The product rule: s * (1 + gate * (1 - s)), s = sigmoid(gate).
+    swiglu_backward.slope (08 §6) > The product rule: s * (1 + gate * (1 - s)), s = sigmoid(gate).
 
     of_sigmoid: the slope is the sigmoid's: s * (1 - s)
         SiLU is x times the sigmoid; the product rule has two terms.
@@ -266,7 +266,7 @@ mistakes(
         The output was saved in place of the input.
         | slope = share * (1 + act * (1 - share))
 
-    swiglu_backward.of_up (02 §7) > dup = dy * silu(gate).
+    swiglu_backward.of_up (08 §6) > dup = dy * silu(gate).
 
     not_activated: up's gradient has gate instead of silu(gate)
         up was multiplied by the activated gate.
@@ -285,7 +285,7 @@ mistakes(
         > Compute dup first, or keep gate.
         | dup = dy * dgate * sigmoid(dgate)
 
-    swiglu_backward.give (02 §7) > The gate's gradient comes first, then up's.
+    swiglu_backward.give (08 §6) > The gate's gradient comes first, then up's.
 
     swapped: the gradients of gate and up are swapped
         The halves of a fused matrix stand in another order, or the results do.
@@ -296,7 +296,7 @@ mistakes(
         inputs | dy, u, g = array(grad), array(gate), array(up)
         | out = dup, dgate
 
-    rope_backward.turn_back (02 §5) > Turn by the opposite angle: rope(grad, positions=-positions).
+    rope_backward.turn_back (08 §7) > Turn by the opposite angle: rope(grad, positions=-positions).
 
     turned_forwards: the gradient is turned forwards, as x was
         The forward is used again; the transpose of a rotation turns back.
@@ -314,13 +314,13 @@ mistakes(
         The offset, or the positions of the forward, were not handed on.
         | places = np.arange(length)
 
-    rope_backward.turn (02 §5) > The transpose keeps the factor: multiply by it once more.
+    rope_backward.turn (08 §7) > The transpose keeps the factor: multiply by it once more.
 
     factor_divided: it is divided by the attention factor
         The inverse is taken for the transpose.
         | attention_factor = 1 / attention_factor; ...
 
-    rope_backward.give (02 §5) > Elements from rotary_dim on pass through unchanged.
+    rope_backward.give (08 §7) > Elements from rotary_dim on pass through unchanged.
 
     rest_zeroed: the elements after rotary_dim have no gradient
         A buffer of zeros in which only the turned part is filled.

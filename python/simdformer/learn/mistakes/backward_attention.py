@@ -197,7 +197,7 @@ OWN = """
         delta | delta = (p * dp).sum(axis=-1, keepdims=True)"""
 mistakes(
     f"""
-    attention_backward.scale (01 §2) > Divide the scores by sqrt(D) in the forward, too.
+    attention_backward.scale (08 §9) > Divide the scores by sqrt(D) in the forward, too.
 
     no_scale: the scores are not scaled, in forward and backward
         These are the right gradients of another attention.
@@ -206,13 +206,13 @@ mistakes(
         These are the right gradients of another attention: the root is missing.
         | factor = real(1 / q.shape[-1]){OWN}
 
-    attention_backward.see (01 §3) > The diagonal is the last visible key.
+    attention_backward.see (08 §9) > The diagonal is the last visible key.
 
     causal_loose: the next token is seen as well, in forward and backward
         tril with k=1, or j <= i + 1: these are the right gradients of another attention.
         | unless(not is_causal); seen = of_sample(s, np.tri(*lengths, k=1, dtype=bool)){OWN}
 
-    attention_backward.repeat (03 §3) > Query head h reads key head h // (H // K).
+    attention_backward.repeat (08 §9) > Query head h reads key head h // (H // K).
 
     keys_tiled: keys and values are tiled, not repeated, in forward and backward
         Query head h then reads key head h % K; the heads of a group are neighbours.
@@ -224,7 +224,7 @@ mistakes(
 )
 mistakes(
     """
-    attention_backward.see (01 §2) > Use the forward's mask where the weights are computed again.
+    attention_backward.see (08 §9) > Use the forward's mask where the weights are computed again.
 
     mask_missing: the mask is missing where the weights are computed again
         exp(scores - lse) gives hidden keys a weight: the mask belongs to the backward as well.
@@ -254,13 +254,13 @@ mistakes(
         | unless(segment_ids is None and cu_seqlens is None)
         | segment_ids = cu_seqlens = None; ...
 
-    attention_backward.add_mask (01 §2) > Add the mask to the scores before exp(scores - lse).
+    attention_backward.add_mask (08 §9) > Add the mask to the scores before exp(scores - lse).
 
     bias_missing: the numbers of the mask are not added where the weights are computed again
         The forward added them: ALiBi, T5.
         | masked = scores
 
-    attention_backward.weigh (01 §2) > The weights are exp(scores - lse), 0 where nothing is seen.
+    attention_backward.weigh (08 §9) > The weights are exp(scores - lse), 0 where nothing is seen.
 
     lse_missing (rare): lse is missing: the weights are not divided by their sum
         exp(scores) alone does not sum to one.
@@ -270,7 +270,7 @@ mistakes(
         | p = np.exp(np.where(seen, masked, real(-np.inf)) - log_sums)
         subtract | ds = p * (dp - delta)
 
-    attention_backward.of_value (01 §2) > dvalue = weightsᵀ @ dout.
+    attention_backward.of_value (08 §9) > dvalue = weightsᵀ @ dout.
 
     value_not_transposed: the weights are not transposed in value's gradient
         weights @ dout has the right shape where queries and keys are as many.
@@ -285,7 +285,7 @@ mistakes(
         dP belongs to queries and keys.
         | dv = transposed(dy @ transposed(values)) @ dy
 
-    attention_backward.delta (01 §2) > delta is the sum of dout * out along the row.
+    attention_backward.delta (08 §9) > delta is the sum of dout * out along the row.
 
     delta_missing: delta is missing: softmax's row sum is not subtracted
         softmax's gradient is P * (dP - sum(P * dP)); the sum equals dout · out.
@@ -309,7 +309,7 @@ mistakes(
         P * (dP - delta).
         subtract | ds = of_seen(seen, p * (dp + delta))
 
-    attention_backward.subtract (01 §2) > dscores = P * (dP - delta).
+    attention_backward.subtract (08 §9) > dscores = P * (dP - delta).
 
     weights_missing: the weights are missing in front: dP - delta
         softmax's gradient has P in front of the bracket.
@@ -327,7 +327,7 @@ mistakes(
         P * (delta - dP): the two terms are swapped.
         | ds = of_seen(seen, p * (delta - dp))
 
-    attention_backward.delta_of_lse (01 §2) > The gradient of lse adds P * dlse: delta - dlse.
+    attention_backward.delta_of_lse (08 §9) > The gradient of lse adds P * dlse: delta - dlse.
 
     lse_gradient_missing: the gradient of lse is left out
         lse is an output too: losses may use it.
@@ -336,7 +336,7 @@ mistakes(
         delta - dlse, not delta + dlse.
         | delta = delta + of_lse
 
-    attention_backward.uncap (01 §2) > Multiply by 1 - (scores / softcap)², of the capped scores.
+    attention_backward.uncap (08 §9) > Multiply by 1 - (scores / softcap)², of the capped scores.
 
     cap_not_differentiated: the softcap's derivative is missing
         tanh lies between the scores and the softmax.
@@ -345,14 +345,14 @@ mistakes(
         The mask comes behind the cap: 1 - (scores / softcap)² before it.
         | ds = ds * (1 - (masked / real(softcap)) ** 2)
 
-    attention_backward.cap (01 §2) > Cap the scores where the weights are computed again.
+    attention_backward.cap (08 §9) > Cap the scores where the weights are computed again.
 
     no_cap: the softcap is missing where the weights are computed again
         The forward capped the scores: softcap * tanh(scores / softcap).
         | pass
         uncap | pass
 
-    attention_backward.of_query (01 §2) > dquery = dscores @ key * scale.
+    attention_backward.of_query (08 §9) > dquery = dscores @ key * scale.
 
     scale_missing_in_query: the scale is missing in query's gradient
         scores = query @ keyᵀ * scale: it multiplies on the way back, too.
@@ -365,7 +365,7 @@ mistakes(
         scores = query @ keyᵀ: the other factor stays.
         | unless(q.shape != keys.shape); dq = ds @ q * factor
 
-    attention_backward.of_key (01 §2) > dkey = dscoresᵀ @ query * scale.
+    attention_backward.of_key (08 §9) > dkey = dscoresᵀ @ query * scale.
 
     scale_missing_in_key: the scale is missing in key's gradient
         scores = query @ keyᵀ * scale: it multiplies on the way back, too.
@@ -388,7 +388,7 @@ mistakes(
         dscores @ query has the right shape where queries and keys are as many.
         | dk = ds @ q * factor
 
-    attention_backward.scale (01 §2) > Use the forward's scale.
+    attention_backward.scale (08 §9) > Use the forward's scale.
 
     scale_missing_in_scores: the scale is missing where the weights are computed again
         exp(scores - lse) needs the scores of the forward, scaled.
@@ -401,7 +401,7 @@ mistakes(
         sqrt(E) in place of sqrt(E / H).
         | ...; factor = factor / real(math.sqrt(q.shape[-3]))
 
-    attention_backward.fold (01 §2) > Sum over the query heads that read a key head: neighbours.
+    attention_backward.fold (08 §9) > Sum over the query heads that read a key head: neighbours.
 
     groups_averaged: the heads of a group are averaged, not summed
         Each query head adds its own part.
@@ -421,13 +421,13 @@ mistakes(
         | unless(group == 1)
         give | out = dq.reshape(np.shape(query)), dk, dv, dm, dsink
 
-    attention_backward.fold_mask (01 §2) > Sum over the axes along which the mask was broadcast.
+    attention_backward.fold_mask (08 §9) > Sum over the axes along which the mask was broadcast.
 
     mask_not_summed: the mask's gradient is not summed over the heads that share it
         What was broadcast is summed on the way back.
         | unless(attn_mask is None)
 
-    attention_backward.of_sinks (01 §2) > dsink = -sum(exp(sink - lse) * delta).
+    attention_backward.of_sinks (08 §9) > dsink = -sum(exp(sink - lse) * delta).
 
     sinks_sign: the sign of the sinks' gradient is turned round
         A sink takes from all keys: -exp(sink - lse) * delta.
@@ -436,7 +436,7 @@ mistakes(
         The sink's own share times delta.
         | ...; dsink = -shares * np.ones_like(delta)
 
-    attention_backward.give (01 §2) > The order is query, key, value.
+    attention_backward.give (08 §9) > The order is query, key, value.
 
     query_and_key_swapped: the gradients of query and key are swapped
         The results stand in another order.

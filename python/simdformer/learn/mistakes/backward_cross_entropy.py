@@ -71,7 +71,7 @@ cross_entropy_backward = Program(
 
 mistakes(
     """
-    cross_entropy.label (02 §10), cross_entropy_backward.label (02 §10) > Row t is compared with the
+    cross_entropy.label (02 §10), cross_entropy_backward.label (08 §3) > Row t is compared with the
         token that comes next; shift once, where the labels are made.
 
     shifted_once_more: the labels are shifted once more, by one place
@@ -93,14 +93,14 @@ mistakes(
         | ...; before = np.roll(counts, 1, axis=-1); before[..., 0] = True
         | counts = counts & before
 
-    cross_entropy.cap (02 §10), cross_entropy_backward.cap (02 §10) > Cap the logits before the
+    cross_entropy.cap (02 §10), cross_entropy_backward.cap (08 §3) > Cap the logits before the
         loss: softcap * tanh(logits / softcap).
 
     no_cap: the softcap of the logits is forgotten
         Gemma 2 caps its logits at 30.
         | softcap = np.inf
 
-    cross_entropy_backward.cap (02 §10) > Cap the logits before the loss: softcap * tanh(logits /
+    cross_entropy_backward.cap (08 §3) > Cap the logits before the loss: softcap * tanh(logits /
         softcap).
 
     capped_not_scaled: the softcap divides only: tanh(logits / softcap)
@@ -108,7 +108,7 @@ mistakes(
         | z = np.tanh(z / real(softcap))
         uncap | dz = dz * (1 - z * z) / real(softcap)
 
-    cross_entropy_backward.log_sum (02 §10) > Take log sum exp of each row, along the last axis.
+    cross_entropy_backward.log_sum (08 §3) > Take log sum exp of each row, along the last axis.
 
     another_axis (rare): the softmax runs over the rows, not along each
         axis=0 where the last axis is meant.
@@ -119,7 +119,7 @@ mistakes(
         softmax | p = np.exp(z) / np.exp(z).sum(axis=-1, keepdims=True)
         | ...
 
-    cross_entropy_backward.softmax (02 §10) > p = softmax(logits), once, along the last axis.
+    cross_entropy_backward.softmax (08 §3) > p = softmax(logits), once, along the last axis.
 
     softmax_twice: softmax is applied twice
         The function took shares for logits.
@@ -134,7 +134,7 @@ mistakes(
         That is the gradient of a binary cross entropy.
         | p = 1 / (1 + np.exp(-z))
 
-    cross_entropy_backward.target (02 §10) > The target is 1 at the label of each row.
+    cross_entropy_backward.target (08 §3) > The target is 1 at the label of each row.
 
     ignored_label_from_end (rare): ignored rows subtract 1 at column V + ignore_index
         p[rows, labels] -= 1 with a label of -100: numpy counts from the end.
@@ -142,7 +142,7 @@ mistakes(
         | label = np.where(here, label, z.shape[-1] + ignore_index); ...
         ignore | pass
 
-    cross_entropy_backward.smooth (02 §10) > The target is 1 - ε at the label, and ε / V everywhere.
+    cross_entropy_backward.smooth (08 §3) > The target is 1 - ε at the label, and ε / V everywhere.
 
     no_smoothing: label smoothing is forgotten
         The target is one-hot.
@@ -161,7 +161,7 @@ mistakes(
         | target = real(1 - label_smoothing) * target + real(
         |     label_smoothing / (z.shape[-1] - 1)) * (1 - target)
 
-    cross_entropy_backward.subtract (02 §10) > dlogits = p - target.
+    cross_entropy_backward.subtract (08 §3) > dlogits = p - target.
 
     target_missing: the target is missing: this is p
         All logits are pushed down, that of the label too.
@@ -204,7 +204,7 @@ mistakes(
         -target * p: log_softmax's gradient is dy - p * sum(dy).
         | dz = -target * p
 
-    cross_entropy_backward.square (02 §10) > z_loss * lse² has the gradient 2 * z_loss * lse * p.
+    cross_entropy_backward.square (08 §3) > z_loss * lse² has the gradient 2 * z_loss * lse * p.
 
     no_z_loss: the gradient of the z-loss is missing
         It is in the loss, so it is on the way back.
@@ -223,7 +223,7 @@ mistakes(
         | unless(counts.all()); dz = np.where(here[..., None], dz, real(0)); ...
         ignore | pass
 
-    cross_entropy_backward.uncap (02 §10) > Multiply by 1 - (z / softcap)², z the capped logits.
+    cross_entropy_backward.uncap (08 §3) > Multiply by 1 - (z / softcap)², z the capped logits.
 
     cap_not_differentiated: the softcap's derivative is missing
         tanh lies between the logits and the loss.
@@ -235,7 +235,7 @@ mistakes(
         softcap * tanh(x / softcap): the two cancel.
         | ...; dz = dz / real(softcap)
 
-    cross_entropy_backward.ignore (02 §10) > Rows with ignore_index have the gradient 0.
+    cross_entropy_backward.ignore (08 §3) > Rows with ignore_index have the gradient 0.
 
     ignored_rows_count: rows with ignore_index have a gradient: that of label 0
         The mask is on the loss only.
@@ -248,7 +248,7 @@ mistakes(
         | unless(counts.all())
         mean | dz = dz / real(counts.size)
 
-    cross_entropy_backward.chain (02 §10) > Multiply each row by the gradient of its loss.
+    cross_entropy_backward.chain (08 §3) > Multiply each row by the gradient of its loss.
 
     no_grad: the gradient of the loss is missing
         The chain rule multiplies by the gradient that comes in.
@@ -260,7 +260,7 @@ mistakes(
         Each row has its own.
         | unless(np.ndim(grad) == 0); dz = dz * array(grad).mean()
 
-    cross_entropy_backward.mean (02 §10) > Divide by the number of labels that count.
+    cross_entropy_backward.mean (08 §3) > Divide by the number of labels that count.
 
     not_divided: 1/N is missing: the gradient is that of the sum
         The mean is in the loss only.

@@ -52,7 +52,7 @@ repeat_kv_backward = Program(
 
 mistakes(
     """
-    embedding_backward.scatter (04 §2) > Every place counts: np.add.at(total, ids, dy) adds
+    embedding_backward.scatter (08 §10) > Every place counts: np.add.at(total, ids, dy) adds
         them all.
 
     overwritten: ids that occur twice keep only one of their gradients
@@ -82,7 +82,7 @@ mistakes(
         | unless(not (places == 0).any()); ...; total = np.where(
         |     np.arange(len(total))[:, None] == 0, real(0), total)
 
-    repeat_kv_backward.fold (03 §3) > Sum over the n_rep copies of each head.
+    repeat_kv_backward.fold (08 §9) > Sum over the n_rep copies of each head.
 
     not_folded: each copy of a head keeps a gradient of its own
         What was repeated is summed on the way back.
@@ -97,7 +97,7 @@ mistakes(
         A loop that assigns with = where += is meant.
         | folded = copies[:, -1]
 
-    repeat_kv_backward.group (03 §3) > Neighbours belong together: reshape(K, n_rep, ...).
+    repeat_kv_backward.group (08 §9) > Neighbours belong together: reshape(K, n_rep, ...).
 
     tiled: heads that are n_rep apart are folded, as if they had been tiled
         repeat copies each head in place (repeat_interleave); tile puts whole copies in a row.

@@ -61,7 +61,7 @@ linear_backward = Program(
 )
 mistakes(
     """
-    linear_backward.of_x (01 §5) > Multiply by the weight (O,I) as it is: dy @ w.
+    linear_backward.of_x (08 §4) > Multiply by the weight (O,I) as it is: dy @ w.
 
     weight_transposed: dx multiplies by the transposed weight, as the forward does
         y = x @ w.T turns round on the way back: dx = dy @ w; shapes tell only where I != O.
@@ -73,7 +73,7 @@ mistakes(
         dx is made of the gradient that comes in; shapes tell only where I != O.
         | unless(dy.shape != h.shape); dx = h @ w.T
 
-    linear_backward.of_weight (01 §5) > Fold all leading axes into rows, then dy.T @ x: (O,I).
+    linear_backward.of_weight (08 §4) > Fold all leading axes into rows, then dy.T @ x: (O,I).
 
     transposed: the weight's gradient is transposed: x.T @ dy
         Books write y = x W; checkpoints hold W as (O,I), and its gradient has the same shape.
@@ -109,7 +109,7 @@ mistakes(
         > Compute dw before dx takes the place of dy.
         | dw = rows_of(dy @ w).T @ rows_of(h)
 
-    linear_backward.of_bias (01 §5) > Sum dy over all axes but the last.
+    linear_backward.of_bias (08 §4) > Sum dy over all axes but the last.
 
     bias_sum_of_one_axis: the bias's gradient is summed over one axis only
         sum(0) of (B,T,O) leaves (T,O); the bias is added at each position, too.

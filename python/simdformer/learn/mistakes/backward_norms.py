@@ -59,7 +59,7 @@ layer_norm_backward = Program(
 
 mistakes(
     """
-    rms_norm_backward.root (02 §4), layer_norm_backward.root (04 §3) > Use the forward's r: 1 /
+    rms_norm_backward.root (08 §5), layer_norm_backward.root (08 §5) > Use the forward's r: 1 /
         sqrt(mean of squares + eps).
 
     no_eps: eps is missing in 1 / sqrt(mean + eps)
@@ -72,7 +72,7 @@ mistakes(
         ddof=1, and torch.std and var by default, estimate the spread of a population.
         | n = real(h.shape[-1]); r = 1 / np.sqrt(mean(h * h) * n / (n - 1) + real(eps))
 
-    rms_norm_backward.weigh (02 §4), layer_norm_backward.weigh (04 §3) > Begin with g = dy * weight;
+    rms_norm_backward.weigh (08 §5), layer_norm_backward.weigh (08 §5) > Begin with g = dy * weight;
         the formula of dx is made of g.
 
     weight_missing: the weight is missing in x's gradient
@@ -87,7 +87,7 @@ mistakes(
         > Multiply dy by what the forward multiplied by.
         | unless(w is None); g = dy * (w + 1)
 
-    rms_norm_backward.project (02 §4), layer_norm_backward.project (04 §3) > The second term is
+    rms_norm_backward.project (08 §5), layer_norm_backward.project (08 §5) > The second term is
         h * mean(g * h), the mean over the last axis of each row.
 
     sum_for_mean: the second term has the sum over the row instead of the mean
@@ -116,7 +116,7 @@ mistakes(
         The derivative of the root is made of the product.
         | share = mean(g)
 
-    rms_norm_backward.subtract (02 §4), layer_norm_backward.subtract (04 §3) > dx is made of
+    rms_norm_backward.subtract (08 §5), layer_norm_backward.subtract (08 §5) > dx is made of
         g - h * mean(g * h).
 
     second_term_missing: the second term is missing: 1/root is taken for a constant
@@ -141,13 +141,13 @@ mistakes(
         The mean is subtracted as it is.
         | dx = g - share
 
-    rms_norm_backward.subtract (02 §4) > Only layer_norm centres: rms_norm has no mean(g).
+    rms_norm_backward.subtract (08 §5) > Only layer_norm centres: rms_norm has no mean(g).
 
     of_layer_norm: this is layer_norm's gradient: mean(g) is subtracted as well
         RMSNorm subtracts no mean on the way there, and none on the way back.
         | ...; dx = dx - mean(g)
 
-    rms_norm_backward.normalize (02 §4) > RMSNorm subtracts no mean: that is LayerNorm.
+    rms_norm_backward.normalize (08 §5) > RMSNorm subtracts no mean: that is LayerNorm.
 
     layer_norm_instead: this is the gradient of layer_norm
         These are the right gradients of another norm.
@@ -155,7 +155,7 @@ mistakes(
         | h = centred * r
         subtract | dx = g - h * share - mean(g)
 
-    layer_norm_backward.centre (04 §3) > Subtract the mean of each row, there and back.
+    layer_norm_backward.centre (08 §5) > Subtract the mean of each row, there and back.
 
     rms_norm_instead: this is the gradient of rms_norm: nothing is centred
         These are the right gradients of another norm.
@@ -168,7 +168,7 @@ mistakes(
         project | share = rows_of(g * h).mean(axis=0)
         subtract_mean | dx = dx - rows_of(g).mean(axis=0)
 
-    rms_norm_backward.of_x (02 §4), layer_norm_backward.of_x (04 §3) > Multiply all of it by r.
+    rms_norm_backward.of_x (08 §5), layer_norm_backward.of_x (08 §5) > Multiply all of it by r.
 
     r_missing: the factor r is missing in x's gradient
         y = x * r: everything is multiplied by r on the way back.
@@ -180,7 +180,7 @@ mistakes(
         r is 1 / root: divide by the root, or multiply by r.
         | dx = dx / r
 
-    rms_norm_backward.of_weight (02 §4), layer_norm_backward.of_weight (04 §3) > Sum dy * h over
+    rms_norm_backward.of_weight (08 §5), layer_norm_backward.of_weight (08 §5) > Sum dy * h over
         all rows, h the normalised x.
 
     h_missing_in_weight: the normalised x is missing in the weight's gradient
@@ -217,25 +217,25 @@ mistakes(
         A kernel or layer that leaves it out: the weight never learns.
         | unless(w is None); dw = 0 * w
 
-    layer_norm_backward.project (04 §3) > The second term is h * mean(g * h).
+    layer_norm_backward.project (08 §5) > The second term is h * mean(g * h).
 
     x_for_h_in_mean: x stands for the normalised x in the mean of the second term
         g * x is not g * h: a factor r is missing.
         | share = mean(g * array(x))
 
-    layer_norm_backward.of_x (04 §3) > Multiply all of it by r.
+    layer_norm_backward.of_x (08 §5) > Multiply all of it by r.
 
     r_on_first_term: r multiplies the first term only
         The brackets: r * (g - h * share).
         | dx = r * g - h * share
 
-    layer_norm_backward.of_weight (04 §3) > Centre first: h is (x - mean) * r.
+    layer_norm_backward.of_weight (08 §5) > Centre first: h is (x - mean) * r.
 
     weight_uncentred: the weight's gradient is made of x * r, without the mean subtracted
         h is (x - mean) * r.
         | dw = rows_of(dy * array(x) * r).sum(axis=0)
 
-    layer_norm_backward.subtract_mean (04 §3) > dx = r * (g - mean(g) - h * mean(g * h)).
+    layer_norm_backward.subtract_mean (08 §5) > dx = r * (g - mean(g) - h * mean(g * h)).
 
     mean_missing: mean(g) is not subtracted: the mean is taken for a constant
         Every number of a row moves the row's mean.
@@ -255,7 +255,7 @@ mistakes(
         subtract | dx = g
         | pass
 
-    layer_norm_backward.of_bias (04 §3) > Sum dy over all axes but the last.
+    layer_norm_backward.of_bias (08 §5) > Sum dy over all axes but the last.
 
     bias_with_weight: the bias's gradient is multiplied by the weight
         The bias is added behind the weight: its gradient is the sum of dy.

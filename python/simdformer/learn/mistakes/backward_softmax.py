@@ -39,7 +39,7 @@ log_softmax_backward = Program(
 
 mistakes(
     """
-    softmax_backward.weigh (01 §1) > Sum p * dy along the row: p * (dy - sum(p * dy)).
+    softmax_backward.weigh (08 §8) > Sum p * dy along the row: p * (dy - sum(p * dy)).
 
     sum_of_grad: the sum is that of dy, not of p * dy
         The row sum of the wrong array: dy has to be weighed by the shares.
@@ -48,7 +48,7 @@ mistakes(
         The row sum of the wrong array: the shares always sum to 1.
         | weighed = p
 
-    softmax_backward.add_up (01 §1), log_softmax_backward.add_up (01 §1) > Sum along the axis of the
+    softmax_backward.add_up (08 §8), log_softmax_backward.add_up (08 §8) > Sum along the axis of the
         softmax, with keepdims=True.
 
     mean_for_sum: the mean along the row is subtracted instead of the sum
@@ -67,7 +67,7 @@ mistakes(
         Without keepdims an axis is dropped; broadcasting lines the numbers up with another.
         | ...; total = total.squeeze(along)
 
-    softmax_backward.subtract (01 §1) > Subtract the row sum from dy: p * (dy - sum(p * dy)).
+    softmax_backward.subtract (08 §8) > Subtract the row sum from dy: p * (dy - sum(p * dy)).
 
     row_sum_missing: the row sum is missing: this is p * dy
         Every share depends on every score: raising one lowers all others.
@@ -85,7 +85,7 @@ mistakes(
         The two terms of the bracket are swapped.
         | dx = total - dp
 
-    softmax_backward.multiply (01 §1) > Multiply the bracket by p.
+    softmax_backward.multiply (08 §8) > Multiply the bracket by p.
 
     shares_missing: the factor p in front is missing
         Both terms of the Jacobian have it: p_i (1 at i = j, minus p_j).
@@ -97,13 +97,13 @@ mistakes(
         p is in the sum and in front, and nowhere else.
         | dx = p * p * dx
 
-    softmax_backward.inputs (01 §1) > The second argument of the backward is the softmax's output.
+    softmax_backward.inputs (08 §8) > The second argument of the backward is the softmax's output.
 
     softmax_again: softmax is applied to the shares once more
         The function took the output for scores.
         | ...; p = np.exp(p) / np.exp(p).sum(axis=along, keepdims=True)
 
-    softmax_backward.temper (04 §6) > Divide by the temperature, as the forward divides the scores.
+    softmax_backward.temper (08 §8) > Divide by the temperature, as the forward divides the scores.
 
     no_temperature: the temperature is missing
         The last link of the chain rule: the scores were divided by it.
@@ -115,13 +115,13 @@ mistakes(
         The chain rule has it once.
         | ...; dx = dx / real(temperature)
 
-    softmax_backward.give (01 §1) > softmax: p * (dy - sum(p * dy)).
+    softmax_backward.give (08 §8) > softmax: p * (dy - sum(p * dy)).
 
     of_log_softmax: this is log_softmax's gradient
         dy - p * sum(dy) belongs to the logarithm of the softmax.
         | out = dp - p * dp.sum(axis=along, keepdims=True)
 
-    log_softmax_backward.shares (01 §1) > The output is a logarithm: p is exp of it.
+    log_softmax_backward.shares (08 §8) > The output is a logarithm: p is exp of it.
 
     output_for_shares: the output, a logarithm, stands for the shares
         exp is missing.
@@ -130,7 +130,7 @@ mistakes(
         exp of the output sums to one already.
         | p = np.exp(array(output)); p = np.exp(p) / np.exp(p).sum(axis=along, keepdims=True)
 
-    log_softmax_backward.subtract (01 §1) > dy - p * sum(dy).
+    log_softmax_backward.subtract (08 §8) > dy - p * sum(dy).
 
     sum_missing: the sum is missing: this is dy - p
         p is multiplied by the sum of the row of dy.
