@@ -11,7 +11,6 @@ assert curves["float64"][-1] < 1  # too large
 
 # %% p = sf.softmax(random(3, 7))
 assert shown.count("right?!") == 1
-assert "every number is 0" in shown
 
 # %% def cross_entropy_back(z, labels):
 assert np.abs(dz.sum(-1)).max() < 1e-6
