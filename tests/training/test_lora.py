@@ -186,7 +186,7 @@ def saved(tmp_path):
         ({"r": 2.0}, "found r = 2.0, needs a whole number"),
         ({"lora_alpha": -1}, "found lora_alpha = -1, needs a number > 0"),
         ({"lora_alpha": True}, "found lora_alpha = True, needs a number > 0"),
-        ({"use_dora": True}, "found use_dora = 'True', which is not supported"),
+        ({"use_dora": True}, "found use_dora = True, which is not supported"),
         ({"bias": "all"}, "found bias = 'all', which is not supported, needs 'none'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save = .*, which is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', which is not supported"),

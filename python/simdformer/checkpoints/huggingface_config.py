@@ -14,7 +14,7 @@ from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES, Mode
 from simdformer.checkpoints.names import check_present, check_rope, require, width_of_heads, wrong
 from simdformer.models.config import ModelConfig, by_layer
 
-__all__ = ["architecture_of", "make_config"]
+__all__ = ["architecture_of", "make_config", "supported"]
 
 # A config has to say these, under its own names, unless an architecture computes them.
 REQUIRED = (

@@ -15,6 +15,7 @@ import numpy as np
 from simdformer.arguments import is_whole
 from simdformer.checkpoints.error import CheckpointError, in_file
 from simdformer.checkpoints.files import read_object
+from simdformer.checkpoints.huggingface_config import supported
 from simdformer.checkpoints.names import check_present, printable, renamed, require
 from simdformer.checkpoints.rope_rows import TURNED, in_layout
 from simdformer.checkpoints.safetensors_file import read_tensors
@@ -75,10 +76,7 @@ def scale_of(found: Mapping[str, Any]) -> Any:
     check_present(found, ("peft_type", "r", "lora_alpha"))
     require(found["peft_type"] == "LORA", "peft_type", found["peft_type"], "LORA")
     for name, harmless in REFUSED.items():
-        value = found.get(name)
-        if value is not None and value not in harmless:
-            needed = " or ".join(map(repr, harmless)) or "no such entry"
-            raise CheckpointError(f"{name} = {str(value)[:80]!r}, which is not supported", needed)
+        supported(found, name, *harmless)
     alpha = found["lora_alpha"]
     right = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 < alpha < 1e6
     require(right, "lora_alpha", alpha, "a number > 0")

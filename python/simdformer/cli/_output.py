@@ -8,7 +8,7 @@ import numpy as np
 
 from simdformer.types import Array
 
-__all__ = ["count", "describe", "harmless", "hash_of", "memory", "rate", "write"]
+__all__ = ["count", "describe", "duration", "harmless", "hash_of", "memory", "rate", "write"]
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -34,6 +34,20 @@ def memory(size: int) -> str:
     power = min(max(size.bit_length() - 1, 0) // 10, 4)
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
     return f"{size / 1024**power:.{1 if power else 0}f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """For people: 4 h 10 min.
+
+    >>> duration(15_000), duration(200), duration(9.2), duration(0.012)
+    ('4 h 10 min', '3 min 20 s', '9.2 s', '12 ms')
+    """
+    if (whole := round(seconds)) >= 3600:
+        return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+    if whole >= 60:
+        return f"{whole // 60} min {whole % 60} s"
+    unit, name = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")
+    return f"{seconds * unit:.3g} {name}"
 
 
 def count(number: int, what: str) -> str:

@@ -79,7 +79,7 @@ def plan(ready: "Ready", ranks: Communicator) -> None:
         f"measured   {seconds:.3g} s a step, {speed:,.0f} tokens/s, "
         f"{speed * limit.of_token / 1e9:,.0f} GFLOPS, {limit.share(speed):.0%} of "
         f"{limit.most / 1e9:,.0f}\n"
-        f"the run    {duration(options.steps * seconds)}\n"
+        f"the run    {output.duration(options.steps * seconds)}\n"
     )
 
 
@@ -89,15 +89,3 @@ def peak() -> int:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
-
-
-def duration(seconds: float) -> str:
-    """For people: 4 h 10 min.
-
-    >>> duration(15_000), duration(200), duration(9)
-    ('4 h 10 min', '3 min 20 s', '9 s')
-    """
-    whole = max(round(seconds), 1)
-    if whole >= 3600:
-        return f"{whole // 3600:,} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"

@@ -172,22 +172,14 @@ def line(found: "Prediction", prompt: int, fits: bool) -> str:
     token, link = found.token, found.token_link / found.token
     return (
         f"{found.ranks:>5}  {memory:>11}   "
-        f"{rate(1 / token):>8} {duration(token):>7} {link:>4.0%}   "
-        f"{rate(prompt / found.prompt):>8} {duration(found.prompt):>7} "
+        f"{rate(1 / token):>8} {output.duration(token):>7} {link:>4.0%}   "
+        f"{rate(prompt / found.prompt):>8} {output.duration(found.prompt):>7} "
         f"{found.prompt_link / found.prompt:>4.0%}   {output.memory(int(found.token_sent)):>11}"
     )
 
 
 def rate(number: float) -> str:
     return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """For people: 12 ms."""
-    if seconds >= 1000:
-        return f"{seconds:,.0f} s"
-    unit, name = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")
-    return f"{seconds * unit:.3g} {name}"
 
 
 def model_of(options: argparse.Namespace) -> tuple[ModelConfig, dict[str, str]]:

@@ -21,7 +21,7 @@ from simdformer.text.language_model import LanguageModel
 from simdformer.text.tokenizer import Tokenizer
 from simdformer.training.export import export
 from simdformer.training.parts import Precision, SeeGradient
-from simdformer.training.step import CHECKPOINTS, Objective, Step
+from simdformer.training.step import CHECKPOINTS, Objective, Passes
 from simdformer.types import Array, ArrayLike
 
 __all__ = ["PRECISIONS", "TrainableModel"]
@@ -122,8 +122,8 @@ class TrainableModel:
         Arguments and errors are those of `loss_and_gradients`.
         """
         check_choice("loss", "precision", precision, PRECISIONS)
-        step = Step(self, *self.batch("loss", ids, labels), count, precision=precision)
-        return step.mean(step.losses())[0]
+        passes = Passes(self, *self.batch("loss", ids, labels), count, precision=precision)
+        return passes.mean(passes.losses())[0]
 
     def losses(
         self,
@@ -135,7 +135,7 @@ class TrainableModel:
         """ids (B,L) -> the loss of each label, -log p(label), (B,L) in float32; 0 where it does not
         count."""
         check_choice("losses", "precision", precision, PRECISIONS)
-        return Step(self, *self.batch("losses", ids, labels), None, precision=precision).losses()
+        return Passes(self, *self.batch("losses", ids, labels), None, precision=precision).losses()
 
     def loss_and_gradients(
         self,
@@ -170,7 +170,7 @@ class TrainableModel:
         check_choice(function, "precision", precision, PRECISIONS)
         check_choice(function, "checkpoint", checkpoint, CHECKPOINTS)
         batch = self.batch(function, ids, labels)
-        return Step(self, *batch, count, checkpoint, see, objective, balance, precision).run()
+        return Passes(self, *batch, count, checkpoint, see, objective, balance, precision).run()
 
     def batch(self, function: str, ids: ArrayLike, labels: ArrayLike | None) -> tuple[Array, Array]:
         """Both as (B,L), checked."""

@@ -31,7 +31,7 @@ from simdformer.training.mixture import SHARED_INPUTS, Mixtures
 from simdformer.training.parts import Kept, Model, Precision, SeeGradient
 from simdformer.types import Array
 
-__all__ = ["CHECKPOINTS", "Objective", "Step"]
+__all__ = ["CHECKPOINTS", "Objective", "Passes"]
 
 Objective = Callable[[Array], tuple[float, Array]]
 CHECKPOINTS = ("none", "mlp", "layer")
@@ -40,7 +40,7 @@ IGNORED = -100
 LOGIT_BYTES = 16 << 20  # of logits at a time
 
 
-class Step(Mixtures):
+class Passes(Mixtures):
     """One forward and one backward pass over ids (B,L).
 
     objective : losses (B,L) -> the loss, and its gradient (B,L); None: their mean

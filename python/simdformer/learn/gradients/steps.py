@@ -18,7 +18,7 @@ from simdformer.models.table import rows_of
 from simdformer.models.transformer import scaled
 from simdformer.models.weight_table import weight_rows
 from simdformer.training.model import TrainableModel
-from simdformer.training.step import Step
+from simdformer.training.step import Passes
 from simdformer.types import Array
 
 __all__ = ["WEIGHT", "BackwardSteps", "Gradients"]
@@ -126,14 +126,14 @@ class BackwardSteps:
             return name
         return "last" if index == self.config.num_layers - 1 else f"layers.{index + 1}.resid_pre"
 
-    def passed(self, model: TrainableModel, labels: Array) -> tuple[Step, float, Gradients]:
+    def passed(self, model: TrainableModel, labels: Array) -> tuple[Passes, float, Gradients]:
         """The step, its loss, and all gradients by name, in their order."""
         seen: Gradients = {}
 
         def see(name: str, gradient: Array) -> None:
             seen[self.stream(name)] = gradient.copy()
 
-        step = Step(model, self.ids, labels, None, see=see)
+        step = Passes(model, self.ids, labels, None, see=see)
         loss, weights = step.run()
         every = seen | {WEIGHT + name: gradient for name, gradient in weights.items()}
         return step, loss, {name: every[name] for name in self.steps if name in every}
