@@ -138,7 +138,7 @@ def test_a_plan_says_what_a_run_takes_and_writes_nothing(command, files, tmp_pat
         r"a step +8 rows, 128 tokens, 0\.0 GFLOP",
         r"memory .*: weights .*, gradients .*, moments .*, activations ",
         r"measured +\S+ s a step, [\d,]+ tokens/s, \d+ GFLOPS, \d+% of [\d,]+",
-        r"the run +\d+ s",
+        r"the run +[\d.]+ m?s",
     ):
         assert re.search(line, printed), printed
     assert "at most while it was measured" in printed
