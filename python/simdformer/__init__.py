@@ -5,7 +5,7 @@
     sf.scaled_dot_product_attention(q, k, v, is_causal=True)      operations: simdformer.functional
     sf.nn.MultiHeadAttention(64, 4, wq, wk, wv, wo)(x, x, x)      as layers: simdformer.nn
     sf.from_pretrained(sf.demo_path()).generate("Once upon")      whole models: simdformer.text
-    sf.look(model, "Once upon"), sf.patch(model, ...)             seen through: simdformer.interpret
+    sf.look(model, "Once upon"), sf.explore(model, "Once upon")   seen through: simdformer.interpret
     sf.show_config(), sf.num_threads(1), sf.use_isa("baseline")   threads and instruction sets
 
 `simdformer.reference` holds every operation once more in plain float64 numpy, to be read.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simdformer.checkpoints import CheckpointError
     from simdformer.data import demo_path
     from simdformer.interpret import ablate, attribute, head_scores, logit_lens, look, patch
+    from simdformer.interpret.explorer import explore
     from simdformer.learn import exercises, mistakes, plots, testing
     from simdformer.learn.check import CheckError, check
     from simdformer.learn.gradcheck import gradcheck
@@ -52,6 +53,7 @@ _LAZY = {
     "checkpoints": "simdformer.",
     "demo_path": "simdformer.data",
     "exercises": "simdformer.learn.",
+    "explore": "simdformer.interpret",
     "from_pretrained": "simdformer.text",
     "gradcheck": "simdformer.learn.gradcheck",
     "head_scores": "simdformer.interpret",
@@ -87,6 +89,7 @@ __all__ = [
     "cross_entropy",
     "demo_path",
     "exercises",
+    "explore",
     "from_pretrained",
     "gradcheck",
     "head_scores",

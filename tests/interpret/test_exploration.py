@@ -7,7 +7,7 @@ import pytest
 
 import simdformer as sf
 from conftest import same_bits
-from simdformer.interpret.explore.exploration import Exploration
+from simdformer.interpret.explorer.exploration import Exploration
 from simdformer.models.progress import watched
 from simdformer.text import Sampler
 from subjects import IDS, OTHERS, make
@@ -201,7 +201,7 @@ def test_texts_that_do_not_fit_are_refused(explored):
         explored.write("a dog " * 300)
     with pytest.raises(ValueError, match="text is empty, needs at least one token"):
         explored.write([])
-    with pytest.raises(IndexError, match="explore: append is -1, needs an id from 0 to"):
+    with pytest.raises(IndexError, match="explore: token is -1, needs an id from 0 to"):
         explored.append(-1)
     explored.show()
     assert explored.wanted.text.text == TEXT
@@ -220,6 +220,7 @@ def test_what_is_ended_leaves_what_was_shown(explored):
         explored.show()
     assert seen == ["explore: reading"] * 4
     assert explored.now is before
+    explored.give_up()
     assert explored.wanted is explored.shown
     assert explored.wanted.text.text == TEXT
 

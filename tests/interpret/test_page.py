@@ -8,7 +8,7 @@ import pytest
 import simdformer as sf
 from browser import Keys, Tab, start
 from checkpoints import random_weights, tiny_config
-from simdformer.interpret.explore.exploration import Exploration
+from simdformer.interpret.explorer.exploration import Exploration
 from simdformer.models import Transformer
 
 TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"

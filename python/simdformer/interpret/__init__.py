@@ -2,6 +2,7 @@
 what is enough and what is needed for an answer, what each head attends to."""
 
 from simdformer.interpret.attribution import Attribution, attribute
+from simdformer.interpret.explorer import explore
 from simdformer.interpret.heads import head_scores
 from simdformer.interpret.lens import LogitLens, logit_lens
 from simdformer.interpret.page import Page, look
@@ -13,6 +14,7 @@ __all__ = [
     "Page",
     "ablate",
     "attribute",
+    "explore",
     "head_scores",
     "logit_lens",
     "look",

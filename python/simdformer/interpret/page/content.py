@@ -98,6 +98,7 @@ def read_text(
     adds its words to those of the other."""
     config = subject.transformer.config
     logits, trace = subject.run(["*", "final_norm_scale"], edit)
+    trace.tokens = subject.tokens if subject.tokenizer is not None else None
     said = logits.argmax(-1) if before is None else before.said
     layers, top = list(range(-1, config.num_layers)), min(LENS_TOP, config.vocab_size)
     lens = lens_of(subject, trace, layers, said, top)
@@ -176,6 +177,10 @@ class Words:
         self._subject = subject
         self._index: dict[int, int] = {-1: 0}
         self.known = [""]
+
+    def id_of(self, index: int) -> int:
+        """What is the word at an index."""
+        return list(self._index)[index]
 
     def indices(self, ids: Array) -> Array:
         for id in np.unique(ids).tolist():

@@ -1,8 +1,8 @@
 // What a page shows: `data`, and the arrays that it names, in the memory `now` and, at the same places, in `before`.
 // These files follow each other in one function, in the order of VIEWS in look.py:
-//   openPage(root, data, now, before, { kept, theme, signal, pick, append })
-// root is the document or, in a notebook, a shadow root. `kept` is an earlier state. A notebook's kernel is told what
-// was clicked on by pick(place) and append(word), and writes into `now`; page.refresh() shows it.
+//   openPage(root, data, now, before, { kept, theme, signal, pick, append, takeBack, chosen })
+// root is the document or, in a notebook, a shadow root, and `kept` an earlier state. By the functions a notebook's
+// kernel is told what is clicked on; when it has written into `now`, page.refresh() shows that.
 
 const L = data.tokens.length;
 const LAYERS = data.layers;

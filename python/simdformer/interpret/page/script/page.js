@@ -56,8 +56,19 @@ pictures.addEventListener("change", () => choose({ pictures: pictures.value }));
 view(["pictures"], () => {
   pictures.value = state.pictures;
   byId("pictures").hidden = !isChanged();
-  byId("changes").replaceChildren(...data.changes.map((name) => make("li", {}, name)));
+  byId("changes").replaceChildren(...data.changes.map(chipOf));
+  if (hooks.takeBack && data.changes.length > 1) byId("changes").append(backOf(null, "take all back"));
 });
+
+function chipOf(name, at) {
+  return make("li", {}, name, ...(hooks.takeBack ? [" ", backOf(at, "×", `take back: ${name}`)] : []));
+}
+
+function backOf(at, sign, name = sign) {
+  const button = make("button", { type: "button", "aria-label": name, title: name }, sign);
+  button.addEventListener("click", () => hooks.takeBack(at));
+  return button;
+}
 
 let waiting = 0;
 function drawSoon() {

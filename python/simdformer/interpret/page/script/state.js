@@ -33,6 +33,7 @@ function choose(changes) {
     state[name] = value;
   }
   for (const { names, show } of views) if (names.some((name) => changed.has(name))) show();
+  if (Object.keys(LIMITS).some((name) => changed.has(name))) hooks.chosen?.(state);
 }
 
 function drawEverything() {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.arguments import read_whole, shown
-from simdformer.interpret.explore.changes import ACTIVATION, Change, edit_of, read_changes
+from simdformer.interpret.explorer.changes import ACTIVATION, Change, edit_of, read_changes
 from simdformer.interpret.page.content import Reading, read_text
 from simdformer.interpret.page.look import MOST_TOKENS, Page, page_of
 from simdformer.interpret.subject import Subject, read_subject, read_target
@@ -48,7 +48,8 @@ class Exploration:
     before, now : Reading
         The text as the model reads it, and with the changes.
     wanted, shown : State
-        They are the same after `show`; where it fails, or is ended, what was shown stays.
+        They are the same after `show`. Where it fails, or is ended, what was shown stays, and
+        `give_up` wants no more than that.
     note : str
         What the last call has done beyond what it was told, in a sentence.
     """
@@ -85,9 +86,9 @@ class Exploration:
         """Another text, or ids (L,). Changes that do not fit it are taken back."""
         self._write(self._read("text", text))
 
-    def append(self, id: int) -> None:
-        """One more token."""
-        ids = [*self.wanted.text.ids, read_target(self.wanted.text.subject, "append", id)]
+    def append(self, token: str | int) -> None:
+        """One more token: its text or its id."""
+        ids = [*self.wanted.text.ids, read_target(self.wanted.text.subject, "token", token)]
         self._write(self._read("text", ids))
 
     def sample(self, sampler: Sampler) -> None:
@@ -110,6 +111,13 @@ class Exploration:
         if any(not fits(change, wanted) for change in changes):
             raise ValueError(why_not(wanted))
         self.wanted, self.note = wanted, ""
+
+    def toggle(self, edit: Any) -> None:
+        """One change more; in the place of one at the same place; or away, where it is there."""
+        edits = [change.given for change in self.wanted.changes]
+        place = {**edit, "value": None} if isinstance(edit, dict) else edit
+        kept = [one for one in edits if {**one, "value": None} != place]
+        self.change(kept if edit in edits else [*kept, edit])
 
     def _write(self, text: Read) -> None:
         self._fit(replace(self.wanted, text=text))
@@ -153,21 +161,20 @@ class Exploration:
             return
         subject = wanted.text.subject
         about = f"{subject.transformer.config.summary}, {len(subject.ids)} tokens"
-        try:
-            if old is not None and old.text is wanted.text:
-                before = self.before
-            else:
-                before = read_text(subject, about, self.target, self.against)
-            now = before
-            if wanted.changes:
-                takes = any(change.value == "other" for change in wanted.changes)
-                other = wanted.other.trace if takes and wanted.other is not None else {}
-                edit = edit_of(wanted.changes, other)
-                now = read_text(subject, about, self.target, self.against, edit=edit, before=before)
-        except BaseException:
-            self.wanted = wanted if old is None else old
-            raise
+        is_read = old is not None and old.text is wanted.text
+        before = self.before if is_read else read_text(subject, about, self.target, self.against)
+        now = before
+        if wanted.changes:
+            takes = any(change.value == "other" for change in wanted.changes)
+            other = wanted.other.trace if takes and wanted.other is not None else {}
+            edit = edit_of(wanted.changes, other)
+            now = read_text(subject, about, self.target, self.against, edit=edit, before=before)
         self.before, self.now, self.shown = before, now, wanted
+
+    def give_up(self) -> None:
+        """Wants what is shown."""
+        assert self.shown is not None  # the first text has been read
+        self.wanted = self.shown
 
     @property
     def tokens(self) -> list[str]:

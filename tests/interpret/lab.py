@@ -1,0 +1,193 @@
+"""JupyterLab in headless Chromium: a server, a notebook, real pointer and key events."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from selenium.common.exceptions import StaleElementReferenceException
+
+from browser import ActionChains, By, Keys, WebDriverWait, start
+
+__all__ = ["Lab", "Notebook", "View"]
+
+SETTINGS = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Lab:
+    """A server with its own settings, and a browser that is connected to it."""
+
+    def __init__(self, folder):
+        anywidget = pytest.importorskip("anywidget", reason="needs the package anywidget")
+        pytest.importorskip("jupyterlab", reason="needs the package jupyterlab")
+        self.driver = start()
+        self.folder, port = Path(folder), free_port()
+        share = Path(anywidget.__file__).parents[4] / "share" / "jupyter"
+        places = {"JUPYTER_PATH": share, "JUPYTERLAB_DIR": share / "lab"}
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "HOME"):
+            places[name] = self.folder / name
+            places[name].mkdir()
+        quiet = places["JUPYTER_CONFIG_DIR"] / SETTINGS
+        quiet.parent.mkdir(parents=True)
+        quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+        options = [f"--port={port}", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
+        options += ["--IdentityProvider.token=", "--ServerApp.port_retries=0"]
+        self.log = (self.folder / "lab.log").open("wb")
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            cwd=self.folder,
+            env=os.environ | {name: str(place) for name, place in places.items()},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+        self.address = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{self.address}/api", timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        self.close()
+        pytest.fail((self.folder / "lab.log").read_text()[-2000:])
+
+    def close(self):
+        self.driver.quit()
+        self.server.terminate()
+        self.server.wait(30)
+        self.log.close()
+
+    def open(self, name, *cells):
+        """A notebook of these cells of code, all of which are run."""
+        notebook = {
+            "cells": [
+                {
+                    "cell_type": "code",
+                    "id": f"cell-{at}",
+                    "execution_count": None,
+                    "metadata": {},
+                    "outputs": [],
+                    "source": source,
+                }
+                for at, source in enumerate(cells)
+            ],
+            "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+        (self.folder / name).write_text(json.dumps(notebook))
+        self.driver.get(f"{self.address}/doc/tree/{name}")
+        return Notebook(self.driver)
+
+
+class Notebook:
+    """An open notebook, and the widgets in it."""
+
+    def __init__(self, driver):
+        self.driver = driver
+        self.wait(lambda: self.cells and "Idle" in self.status, 60)
+
+    @property
+    def cells(self):
+        return self.driver.find_elements(By.CSS_SELECTOR, ".jp-Notebook .jp-Cell")
+
+    @property
+    def status(self):
+        found = self.driver.find_elements(By.CSS_SELECTOR, ".jp-Notebook-ExecutionIndicator")
+        return found[0].get_attribute("data-status").title() if found else ""
+
+    def wait(self, condition, seconds=20):
+        """What is drawn anew in between is looked for again."""
+        stale = [StaleElementReferenceException]
+        WebDriverWait(self.driver, seconds, ignored_exceptions=stale).until(lambda _: condition())
+
+    def press(self, *keys):
+        """Keys together."""
+        chain = ActionChains(self.driver)
+        for key in keys:
+            chain.key_down(key)
+        for key in reversed(keys):
+            chain.key_up(key)
+        chain.perform()
+
+    def run(self, at):
+        """Runs a cell; its text output."""
+        before = self.count(at)
+        self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
+        self.wait(
+            lambda: self.driver.switch_to.active_element.get_attribute("class") == "cm-content"
+        )
+        self.press(Keys.CONTROL, Keys.ENTER)
+        self.wait(lambda: self.count(at) not in (None, before), 60)
+        return self.output(at)
+
+    def type(self, at, source):
+        """Writes a cell anew."""
+        self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
+        self.press(Keys.CONTROL, "a")
+        ActionChains(self.driver).send_keys(source).perform()
+
+    def restart(self):
+        """Restarts the kernel, by the button and a yes."""
+        self.driver.find_element(By.CSS_SELECTOR, '[data-jp-item-name="restart"] jp-button').click()
+        accept = ".jp-Dialog .jp-mod-accept"
+        self.wait(lambda: self.driver.find_elements(By.CSS_SELECTOR, accept))
+        self.driver.find_element(By.CSS_SELECTOR, accept).click()
+
+    def count(self, at):
+        """The number of its last run; None where it never ran, or is running."""
+        found = re.search(
+            r"\d+", self.cells[at].find_element(By.CSS_SELECTOR, ".jp-InputPrompt").text
+        )
+        return found and found[0]
+
+    def output(self, at):
+        found = self.cells[at].find_elements(By.CSS_SELECTOR, ".jp-OutputArea-output pre")
+        return "\n".join(one.text for one in found)
+
+    def click(self, element):
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        ActionChains(self.driver).click(element).perform()
+
+    def explorers(self):
+        hosts = self.driver.find_elements(By.CSS_SELECTOR, ".simdformer-explorer")
+        return [View(self, host.shadow_root) for host in hosts]
+
+
+class View:
+    """A widget: what stands in its shadow root."""
+
+    def __init__(self, notebook, root):
+        self.notebook, self.root = notebook, root
+
+    def all(self, selector):
+        return self.root.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector):
+        return self.root.find_element(By.CSS_SELECTOR, selector)
+
+    def text(self, selector):
+        return self.one(selector).text
+
+    def click(self, selector, at=0):
+        self.notebook.click(self.all(selector)[at])
+
+    def wait(self, condition):
+        self.notebook.wait(condition)
+
+    def write(self, selector, text):
+        """Takes the place of what stands in a field, by keys."""
+        self.click(selector)
+        self.notebook.press(Keys.CONTROL, "a")
+        ActionChains(self.notebook.driver).send_keys(text).perform()
