@@ -1,12 +1,9 @@
 """`sf.explore`: a text and a model, to change by hand in a notebook."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simdformer.interpret.explorer.exploration import Exploration
 from simdformer.interpret.page.look import MOST_TOKENS
-
-if TYPE_CHECKING:
-    from simdformer.interpret.explorer.widget import Explorer
 
 __all__ = ["explore"]
 
@@ -19,7 +16,7 @@ def explore(
     against: str | int | None = None,
     target: str | int | None = None,
     max_tokens: int = MOST_TOKENS,
-) -> "Explorer":
+) -> Any:  # an Explorer, whose module needs anywidget
     """The page of `look` in a notebook, where it answers: type in the text, append a token, take
     away a head, an MLP or a position by a click, or put what another text has in its place.
     Whatever is shown now is shown beside what it was before.

@@ -259,7 +259,7 @@ class Explorer(anywidget.AnyWidget):
         )
 
     def _send_changes(self, old: Reading) -> None:
-        """What has another value than in the reading that was sent."""
+        """What differs from the reading that was sent."""
         explored = self._exploration
         places, numbers = changed(old.numbers, explored.now.numbers)
         told = {
