@@ -148,6 +148,8 @@ class Examination:
         )
         for number, entry in enumerate(entries):
             report = self.judged(entry, entries)
+            remarks = (f"{entry.called}: {remark}" for remark in report.remarks)
+            found = replace(found, remarks=(*found.remarks, *remarks))
             if not report.ok:
                 return replace(
                     found,
@@ -189,6 +191,8 @@ class Examination:
                 report = self.plainly(entry)
             else:
                 report = self.question(entry, work).report()
+                if report.ok:  # by another convention
+                    return report
                 report = self.agreed(report, neighbours(entries, entry), work)
                 found = () if report.diagnosis or view is None else whole.rest(entry)
                 if not (found or report.diagnosis) and entry.name in self.names.shapes:

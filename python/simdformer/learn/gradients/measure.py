@@ -1,4 +1,8 @@
-"""Whether a gradient is right: up to rounding on all the way through the model."""
+"""Whether a gradient is right: up to rounding on all the way through the model.
+
+Some are nothing but rounding: a bias of keys adds the same to all scores of a query, where there is
+no RoPE, and has a gradient of 0.
+"""
 
 from typing import Any
 
@@ -6,7 +10,7 @@ import numpy as np
 
 from simdformer.learn.check.compare import TOLERANCE, compare, finfo, numbers, row_size
 from simdformer.learn.check.rounding import F32
-from simdformer.learn.gradients.steps import BackwardSteps, Gradients
+from simdformer.learn.gradients.steps import WEIGHT, BackwardSteps, Gradients
 from simdformer.learn.trace.axes import View
 from simdformer.training.model import TrainableModel
 
@@ -15,7 +19,6 @@ __all__ = ["FLOOR", "Measure", "dtype_of", "norm", "tolerance"]
 FLOOR = 0.2  # as for gradients of operations: rows of rare ids are next to nothing beside others
 ADDED_UP = 5.0  # times what is usual for one operation: errors of all that comes before add up
 RUNS = 3  # with weights that are rounded otherwise
-MOST = 0.5  # of a gradient's norm: rounding makes no larger error
 OFTEN = 20.0  # times what these differ by: activations are rounded too, twice check/rounding.py's
 
 
@@ -49,8 +52,6 @@ class Measure:
             return False
         if compare(mine, wanted, tolerance(dtype), dtype, floor=FLOOR).ok:
             return True
-        if not norm(numbers(mine) - wanted) < MOST * norm(wanted):  # no need to measure
-            return False
         spread = view.take(np.broadcast_to(self.spread(name, dtype), self.steps.right[name].shape))
         return compare(mine, wanted, tolerance(dtype), dtype, spread, FLOOR).ok
 
@@ -58,7 +59,16 @@ class Measure:
         """How far weights that are rounded otherwise take each row of a gradient."""
         right = numbers(self.steps.right[name])
         moved = [row_size(numbers(run[name]) - right) for run in self.rounded(dtype)]
-        return OFTEN * np.max(moved, axis=0)
+        return np.maximum(OFTEN * np.max(moved, axis=0), self.of_sum(name, dtype))
+
+    def of_sum(self, name: str, dtype: np.dtype[Any]) -> Any:
+        """What rounding of its summands does to the gradient of a bias, which they may leave."""
+        summands = self.steps.right.get(self.steps.made_of(name))
+        is_bias = name.endswith((*(f".b{of}" for of in "qkvo"), "_bias"))
+        if summands is None or not is_bias or not name.startswith(WEIGHT):
+            return 0.0
+        sums = np.abs(numbers(summands)).reshape(-1, self.steps.right[name].size).sum(axis=0)
+        return TOLERANCE[dtype] * row_size(sums)
 
     def rounded(self, dtype: np.dtype[Any]) -> list[Gradients]:
         """The gradients of models whose weights are off by up to half a unit, at random."""

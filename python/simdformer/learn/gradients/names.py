@@ -201,8 +201,7 @@ class Names:
         """How the right gradient is brought into the learner's axes; None where it cannot be."""
         shape = () if entry.array is None else entry.array.shape
         if not entry.name.startswith(WEIGHT):
-            name = "final_norm" if entry.name == "last" else entry.name
-            return next(views(shape, Place(name), self.config, self.steps.ids), None)
+            return next(views(shape, Place(entry.name), self.config, self.steps.ids), None)
         axes: tuple[str, ...] = ("channel",)
         if len(shape) == 2:
             axes = ("id", "channel") if entry.name in (EMBED, HEAD) else ("output", "input")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from simdformer.learn.trace.report import TraceReport
+from simdformer.learn.trace.report import TraceReport, listed
 
 __all__ = ["GradientsReport"]
 
@@ -24,3 +24,6 @@ class GradientsReport(TraceReport):
     def _before(self) -> list[str]:
         way = [f"· on the way to it: {', '.join(self.way)}"] if self.way else []
         return [*super()._before(), *way]
+
+    def _missing(self) -> str:
+        return f"· not among yours: {listed(self.missing)}"

@@ -116,15 +116,17 @@ class BackwardSteps:
                 inside = (row for row in self.rows if row.startswith(at))
                 named = [row for row in inside if self.rows[row].part in ("mlp", "experts")]
             names = [WEIGHT + name for name in named if name in self.rows]
-            for name in (*names, *(at + one for one in words(activations))):
+            for name in (*names, *(self.stream(at + one) for one in words(activations))):
                 self.steps[name], self.sources[name] = (index, step), of
 
     def stream(self, name: str) -> str:
-        """What one layer leaves is what the next one gets."""
+        """What one layer leaves is what the next one gets; `last` is what the last one leaves."""
+        if name == "last":
+            return f"layers.{self.config.num_layers - 1}.resid_post"
         index = layer_of(name)
-        if index is None or not name.endswith("resid_post"):
+        if index in (None, self.config.num_layers - 1) or not name.endswith("resid_post"):
             return name
-        return "last" if index == self.config.num_layers - 1 else f"layers.{index + 1}.resid_pre"
+        return f"layers.{(index or 0) + 1}.resid_pre"
 
     def passed(self, model: TrainableModel, labels: Array) -> tuple[Passes, float, Gradients]:
         """The step, its loss, and all gradients by name, in their order."""
@@ -201,6 +203,7 @@ class BackwardSteps:
         whole.conditions = model_backward.conditions
         of_weight = target.startswith(WEIGHT)
         found = ("dw_" if of_weight else "d_") + variable(target.removeprefix(WEIGHT))
+        found = "d_last" if target == self.stream("last") else found
 
         def result(s: State) -> None:
             s.out = take(getattr(s if index is None else s.layer, found))
@@ -226,8 +229,8 @@ class BackwardSteps:
             "logits": self.logits(),
             "d_last": None,
         }
-        names = {"logits": "d_logits", "final_norm": "d_final_norm", "last": "d_last"}
-        names["layers.0.resid_pre"] = "d_embed"
+        names = {"logits": "d_logits", "final_norm": "d_final_norm"}
+        names |= {self.stream("last"): "d_last", "layers.0.resid_pre": "d_embed"}
         return found | {names[name]: self.right[name] for name in names if self.has(name, known)}
 
     def of_layer(

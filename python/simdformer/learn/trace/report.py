@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from simdformer.learn.check.report import GREEN, RED, WIDTH, YELLOW, CheckError, Part, Report, card
 
-__all__ = ["TraceReport"]
+__all__ = ["TraceReport", "listed"]
 
 LISTED = 8  # names in one list
 
@@ -103,8 +103,11 @@ class TraceReport:
             unknown.append(f"? unknown name {key!r}{meant}")
         lines += folded(unknown)
         if self.missing and self.checked:
-            lines.append(f"· {len(self.missing)} {self.noun}s of the model are not in it")
+            lines.append(self._missing())
         return lines + folded([f"note: {remark}" for remark in self.remarks])
+
+    def _missing(self) -> str:
+        return f"· {len(self.missing)} activations of the model are not in it"
 
     def _repr_html_(self) -> str:
         """For Jupyter: the same, and the report with its map of the error."""
