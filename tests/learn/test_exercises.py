@@ -72,8 +72,11 @@ SLOW = ("meta", "huggingface")  # as PyTorch's, which is imported for them too
 )
 def test_every_ordinary_idiom_is_right(file):
     results = sf.exercises.check(file)
-    assert results.ok, results
+    written = [one for one in results if one.status != "missing"]
+    assert all(one.ok for one in written), results
     assert len(results) == len(EXERCISES)
+    forwards = [one.chapter < "7" for one in EXERCISES.values()]  # Meta's code has no gradients
+    assert len(written) == sum(forwards) if file.stem in SLOW else results.ok
 
 
 def test_the_same_in_a_notebook():
@@ -93,14 +96,19 @@ def test_tensors_are_understood(write):
     assert status(sf.exercises.check(functions(torchs))) == expected
 
 
+def shape_of(argument):
+    listed = isinstance(argument, list) and isinstance(argument[0], np.ndarray)
+    return tuple(map(np.shape, argument)) if listed else np.shape(argument)
+
+
 def test_every_exercise_is_asked_about_in_many_ways():
     for exercise in EXERCISES.values():
         cases = exercise.cases()
         again = exercise.cases()
         for one, other in zip(cases, again, strict=True):  # the same numbers every time
             np.testing.assert_equal(one.arguments, other.arguments)
-        shapes = {tuple(map(np.shape, case.arguments)) for case in cases}
-        takes_arrays = any(np.ndim(one) for case in cases for one in case.arguments)
+        shapes = {tuple(map(shape_of, case.arguments)) for case in cases}
+        takes_arrays = any(shape_of(one) for case in cases for one in case.arguments)
         assert len(shapes) >= 2 or not takes_arrays
         assert len(set(map(exercise.label, cases))) >= 3 or takes_arrays
         parameters = list(inspect.signature(getattr(starter, exercise.name)).parameters)
@@ -141,6 +149,47 @@ WRONG = {  # words of the diagnosis, and what the function returns
             "[good(query, key, value, cached_keys, cached_values)[0]]"
             " + [np.concatenate([key, cached_keys], 1), np.concatenate([value, cached_values], 1)]"
         ),
+    ),
+}
+
+
+WRONG |= {
+    "softmax_backward": ("row sum is missing", "output * grad"),
+    "cross_entropy_backward": (
+        "divided by all rows",
+        "good(logits, labels) * np.float32((labels != -100).mean())",
+    ),
+    "linear_backward": (
+        "a mean, not a sum",
+        "(grad @ weight, good(grad, x, weight)[1], grad.reshape(-1, len(weight)).mean(0))",
+    ),
+    "rms_norm_backward": (
+        "second term is missing",
+        (
+            "grad * weight / np.sqrt((x * x).mean(-1, keepdims=True) + eps),"
+            " good(grad, x, weight, eps)[1]"
+        ),
+    ),
+    "rope_backward": ("turned forwards", "rope_half(grad, positions, theta)"),
+    "swiglu_backward": ("swapped", "good(grad, gate, up)[::-1]"),
+    "attention_backward": (
+        "scale is missing",
+        (
+            "tuple(x * (np.float32(6**0.5) if i < 2 else 1)"
+            " for i, x in enumerate(good(grad, query, key, value)))"
+        ),
+    ),
+    "clip_gradients": (
+        "its own norm",
+        "[g * min(1, max_norm / np.linalg.norm(g)) for g in gradients]",
+    ),
+    "cosine_lr": (
+        "min_lr is left out",
+        "lr * step / warmup if step < warmup else good(step, lr, warmup, total, 0)",
+    ),
+    "adamw_step": (
+        "bias correction is missing",
+        "good(weight, gradient, m, v, 10**6, lr, beta1, beta2, eps, weight_decay)",
     ),
 }
 
@@ -380,13 +429,14 @@ def test_whatever_a_function_does_the_others_are_checked(write):
         "bpe_merges": "not in the file",
         "chat_ids": "not in the file",
         "text_loss": "not in the file",
+        **{name: "not in the file" for name, one in EXERCISES.items() if one.chapter > "7"},
     }
     assert list(notes) == list(expected)
     for name, text in expected.items():
         assert text in notes[name], (name, notes[name])
     assert "NaN" in repr(results["rms_norm"])
     assert not results.ok
-    assert results.summary == "my_attention.py: 16 wrong, 8 not written yet"
+    assert results.summary == "my_attention.py: 16 wrong, 18 not written yet"
 
 
 def test_a_process_that_hangs_is_gone_afterwards(write, tmp_path):

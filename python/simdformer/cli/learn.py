@@ -90,8 +90,8 @@ def welcome(file: Path) -> None:
     first = next(iter(EXERCISES))
     say(
         f"Welcome. {file} holds {len(EXERCISES)} functions without bodies. Together they are a "
-        "transformer that writes text. Each says what comes in, what comes out, and in which "
-        "shapes; write them in any order, with numpy or PyTorch."
+        "transformer that writes text, and what trains one. Each says what comes in, what comes "
+        "out, and in which shapes; write them in any order, with numpy or PyTorch."
     )
     for chapter, (one, *more) in names.items():
         output.write(f"  {chapter:<19}{one} and {len(more)} more\n")

@@ -182,3 +182,78 @@ def text_loss(logits, ids, pad_id):
     one_hot = np.eye(logits.shape[-1], dtype=f32)[following] * (following != pad_id)[:, None]
     logs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     return -np.einsum("lv,lv->", one_hot, logs) / one_hot.sum()
+
+
+def softmax_backward(grad, output):
+    jacobian = np.einsum("...i,ij->...ij", output, np.eye(output.shape[-1], dtype=f32))
+    jacobian -= np.einsum("...i,...j->...ij", output, output)
+    return np.einsum("...ij,...j->...i", jacobian, grad)
+
+
+def cross_entropy_backward(logits, labels):
+    counts = (labels >= 0).astype(f32)
+    target = (np.arange(logits.shape[-1]) == labels[:, None]).astype(f32)
+    return np.einsum("nv,n->nv", softmax(logits) - target, counts / counts.sum())
+
+
+def rows(x):
+    return x.reshape(-1, x.shape[-1])
+
+
+def linear_backward(grad, x, weight):
+    return (
+        np.einsum("...o,oi->...i", grad, weight),
+        np.einsum("no,ni->oi", rows(grad), rows(x)),
+        np.einsum("no->o", rows(grad)),
+    )
+
+
+def rms_norm_backward(grad, x, weight, eps):
+    n = f32(x.shape[-1])
+    r = (np.einsum("...e,...e->...", x, x) / n + f32(eps)) ** f32(-0.5)
+    share = np.einsum("...e,e,...e->...", grad, weight, x) / n
+    dx = np.einsum("...e,e,...->...e", grad, weight, r) - x * (share * r**3)[..., None]
+    return dx, np.einsum("ne,ne,n->e", rows(grad), rows(x), r.ravel())
+
+
+def rope_backward(grad, positions, theta):
+    pairs = np.swapaxes(grad.reshape(*grad.shape[:-1], 2, -1), -1, -2)
+    return np.swapaxes(turned(pairs, -positions, theta), -1, -2).reshape(grad.shape)
+
+
+def swiglu_backward(grad, gate, up):
+    s = f32(0.5) * (f32(1) + np.tanh(gate / f32(2)))
+    return grad * up * (s + gate * s * (f32(1) - s)), grad * gate * s
+
+
+def attention_backward(grad, query, key, value):
+    scale, L = f32(query.shape[-1] ** -0.5), query.shape[-2]
+    scores = np.einsum("...ld,...sd->...ls", query, key) * scale + causal_mask(L, L)
+    p = softmax(scores)
+    dp = np.einsum("...ld,...sd->...ls", grad, value)
+    ds = p * (dp - np.einsum("...ls,...ls->...l", p, dp)[..., None]) * scale
+    return (
+        np.einsum("...ls,...sd->...ld", ds, key),
+        np.einsum("...ls,...ld->...sd", ds, query),
+        np.einsum("...ls,...ld->...sd", p, grad),
+    )
+
+
+def clip_gradients(gradients, max_norm):
+    norm = np.linalg.norm(np.concatenate([g.ravel() for g in gradients]))
+    return [g * f32(max_norm / norm) for g in gradients] if norm > max_norm else gradients
+
+
+def cosine_lr(step, lr, warmup, total, min_lr):
+    if step < warmup:
+        return lr / warmup * (step + 1)
+    half = np.cos(np.pi / 2 * min(step - warmup, total - warmup) / (total - warmup))
+    return min_lr + (lr - min_lr) * half**2
+
+
+def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay):
+    m = m + f32(1 - beta1) * (gradient - m)
+    v = v + f32(1 - beta2) * (gradient**2 - v)
+    root = np.sqrt(v) / f32((1 - beta2**step) ** 0.5) + f32(eps)
+    kept = weight * f32(1 - lr * weight_decay)
+    return kept - f32(lr / (1 - beta1**step)) * m / root, m, v

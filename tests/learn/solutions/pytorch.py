@@ -156,3 +156,71 @@ def chat_ids(messages, encode, special):
 
 def text_loss(logits, ids, pad_id):
     return F.cross_entropy(logits[:-1], ids[1:], ignore_index=pad_id)
+
+
+def by_autograd(forward, grad, *inputs):
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    return torch.autograd.grad(forward(*leaves), leaves, grad)
+
+
+def softmax_backward(grad, output):
+    return torch.ops.aten._softmax_backward_data(grad, output, -1, output.dtype)
+
+
+def cross_entropy_backward(logits, labels):
+    return by_autograd(lambda z: F.cross_entropy(z, labels), None, logits)[0]
+
+
+def linear_backward(grad, x, weight):
+    bias = torch.zeros(len(weight))
+    return by_autograd(F.linear, grad, x, weight, bias)
+
+
+def rms_norm_backward(grad, x, weight, eps):
+    return by_autograd(lambda x, w: F.rms_norm(x, w.shape, w, eps), grad, x, weight)
+
+
+def rope_backward(grad, positions, theta):
+    return by_autograd(lambda x: rope_half(x, positions, theta), grad, torch.zeros_like(grad))[0]
+
+
+def swiglu_backward(grad, gate, up):
+    return by_autograd(lambda gate, up: F.silu(gate) * up, grad, gate, up)
+
+
+def attention_backward(grad, query, key, value):
+    def forward(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return by_autograd(forward, grad, query, key, value)
+
+
+def clip_gradients(gradients, max_norm):
+    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    for parameter, g in zip(parameters, gradients, strict=True):
+        parameter.grad = g.clone()
+    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    return [parameter.grad for parameter in parameters]
+
+
+def cosine_lr(step, lr, warmup, total, min_lr):
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total - warmup, min_lr)
+    for _ in range(min(step, total) - warmup):
+        optimizer.step()
+        schedule.step()
+    return torch.tensor(schedule.get_last_lr()[0])
+
+
+def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay):
+    parameter = torch.nn.Parameter(weight.clone())
+    parameter.grad = gradient.clone()
+    optimizer = torch.optim.AdamW(
+        [parameter], lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay
+    )
+    state = {"step": torch.tensor(step - 1.0), "exp_avg": m.clone()}
+    optimizer.state[parameter] = state | {"exp_avg_sq": v.clone()}
+    optimizer.step()
+    return parameter, state["exp_avg"], optimizer.state[parameter]["exp_avg_sq"]

@@ -112,6 +112,8 @@ def state(mine: Any, call: Call) -> Any:
 def clipped(mine: Any, call: Call) -> Any:
     """The norm, the gradients, or both."""
     names = call.names[1:]
+    if isinstance(mine, Mapping) and {*mine} <= {*call.names}:
+        return mine
     if isinstance(mine, LISTED) and len(mine) == 2 and not np.ndim(as_array(mine[0])):
         mine = {"norm": mine[0], "gradients": mine[1]}
     if isinstance(mine, Mapping) and not {"norm", "gradients"} & set(mine):

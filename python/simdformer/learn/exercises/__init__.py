@@ -17,7 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from simdformer.learn.exercises import cases, starter, text_cases  # noqa: F401  fill EXERCISES
+from simdformer.learn.exercises import (  # noqa: F401  fill EXERCISES, in this order
+    cases,
+    starter,
+    text_cases,
+    training_cases,
+)
 from simdformer.learn.exercises.calls import attempt, kinds_of_arrays
 from simdformer.learn.exercises.child import load
 from simdformer.learn.exercises.exercise import EXERCISES, Exercise

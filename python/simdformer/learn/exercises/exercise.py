@@ -16,11 +16,13 @@ __all__ = ["EXERCISES", "Case", "Draw", "Exercise", "Question", "exercise", "sam
 
 @dataclass(frozen=True)
 class Question:
-    """One array that should come back: what `simdformer.check` is asked about it."""
+    """One array that should come back: what `simdformer.check` is asked about it. part: which it
+    is of an operation's results that have names."""
 
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Exercise:
         ):
             if isinstance(value, np.ndarray):
                 parts.append(f"{name} {value.shape}")
+            elif isinstance(value, list) and all(isinstance(x, np.ndarray) for x in value):
+                parts.append(f"{name} of {', '.join(str(x.shape) for x in value)}")
             elif value is not None and not isinstance(value, dict):
                 parts.append(f"{name}={value!r}")
         return ", ".join(parts) + (f" ({case.special})" if case.special else "")

@@ -180,6 +180,56 @@ HINTS: dict[str, tuple[str, str, str]] = {
             "is pad_id; minus the mean."
         ),
     ),
+    "softmax_backward": (
+        "Raising one score lowers all other shares: the Jacobian of a row is diag(p) - p pᵀ.",
+        "You need no matrix: the second term is p times one number for each row.",
+        "output * (grad - t), where t is the sum of grad * output along the row, keepdims=True.",
+    ),
+    "cross_entropy_backward": (
+        "The gradient of log sum exp is the softmax. Which number does the label take away?",
+        "p - 1 at the label, p elsewhere. The mean divides, and by what?",
+        "Divide by the number of labels that are not -100, and set the rows of the others to 0.",
+    ),
+    "linear_backward": (
+        "Look at the shapes: which product of grad and weight is as large as x?",
+        "Weight and bias were used in every row: their gradients are sums over all rows.",
+        "With all leading axes folded: grad @ weight, grad.T @ x, grad.sum(0).",
+    ),
+    "rms_norm_backward": (
+        "y = h * weight with h = x * r. Begin with g = grad * weight, the gradient of h.",
+        "r depends on every number of the row, which makes a second term: h * mean(g * h).",
+        "x: r * (g - h * mean(g * h)). weight: the sum of grad * h over all rows.",
+    ),
+    "rope_backward": (
+        "A rotation keeps lengths. What undoes it?",
+        "The transpose of a rotation turns by the opposite angle.",
+        "rope_half(grad, -positions, theta).",
+    ),
+    "swiglu_backward": (
+        "Two rules: the product rule, and the slope of silu.",
+        "With s = sigmoid(x) the slope of x * s is s + x * s * (1 - s).",
+        "gate: grad * up * s * (1 + gate * (1 - s)). up: grad * silu(gate).",
+    ),
+    "attention_backward": (
+        "Compute the shares p once more. Then go back through: value, softmax, scores.",
+        "value: pᵀ grad. The shares: grad valueᵀ, and from there softmax_backward to the scores.",
+        "query: ds @ key * scale. key: dsᵀ @ query * scale. The scale is there as in the forward.",
+    ),
+    "clip_gradients": (
+        "One norm for all arrays together keeps the direction.",
+        "The squares of all numbers of all arrays add up; one root of the sum.",
+        "Each array times min(1, max_norm / norm).",
+    ),
+    "cosine_lr": (
+        "Three parts: the warm-up, the cosine, and what comes behind total.",
+        "progress = (step - warmup) / (total - warmup) goes from 0 to 1.",
+        "min_lr + (lr - min_lr) * (1 + cos(pi * progress)) / 2.",
+    ),
+    "adamw_step": (
+        "Two running means: of the gradient with beta1, of its square with beta2.",
+        "Both begin at 0 and are too small at first: divide them by 1 - beta**step.",
+        "weight - lr * (m / (sqrt(v) + eps) + weight_decay * weight), m and v corrected.",
+    ),
 }
 
 

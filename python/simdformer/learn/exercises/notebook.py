@@ -20,9 +20,10 @@ Cell = dict[str, Any]
 WELCOME = """\
 # Write a transformer
 
-{count} functions without bodies. Together they are a transformer that writes text. Replace each
-`raise NotImplementedError` by your own code, run the cell, then run the check below it. It says
-whether your function is right, or which mistake it makes. Any order will do, with numpy or PyTorch.
+{count} functions without bodies. Together they are a transformer that writes text, and what trains
+one. Replace each `raise NotImplementedError` by your own code, run the cell, then run the check
+below it. It says whether your function is right, or which mistake it makes. Any order will do, with
+numpy or PyTorch.
 
 Your functions are called with numpy arrays; if this notebook imports torch, with tensors. They may
 return either. Arrays come in float32. `...` in a shape means any number of axes in front, or none.

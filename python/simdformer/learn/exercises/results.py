@@ -251,6 +251,7 @@ def asked(question: Question, mine: Any) -> Report:
     if op not in STEPS:
         if op is rope_frequencies:  # which also gives a factor
             mine = (mine, 1.0)
+        mine = {question.part: mine} if question.part else mine
         return check(op, mine, *args, **question.kwargs)
     variables = dict(zip(inspect.signature(op).parameters, args, strict=True))
     call = StepCall(op.__name__, variables, STEPS[op], op, args, {}, [op(*args)], False)

@@ -176,3 +176,64 @@ def text_loss(logits, ids, pad_id):
     logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     right = logs[np.arange(len(following)), following]
     return -right[following != pad_id].mean()
+
+
+def softmax_backward(grad, output):
+    return output * (grad - (grad * output).sum(-1, keepdims=True))
+
+
+def cross_entropy_backward(logits, labels):
+    counts = labels != -100
+    rows = np.flatnonzero(counts)
+    gradient = softmax(logits)
+    gradient[rows, labels[rows]] -= 1
+    return gradient * counts[:, None] / counts.sum()
+
+
+def linear_backward(grad, x, weight):
+    dy, h = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+    return grad @ weight, dy.T @ h, dy.sum(0)
+
+
+def rms_norm_backward(grad, x, weight, eps):
+    r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    h, g = x * r, grad * weight
+    dx = r * (g - h * (g * h).mean(-1, keepdims=True))
+    return dx, (grad * h).reshape(-1, len(weight)).sum(0)
+
+
+def rope_backward(grad, positions, theta):
+    return rope_half(grad, -positions, theta)
+
+
+def swiglu_backward(grad, gate, up):
+    s = 1 / (1 + np.exp(-gate))
+    return grad * up * s * (1 + gate * (1 - s)), grad * gate * s
+
+
+def attention_backward(grad, query, key, value):
+    scale = query.shape[-1] ** -0.5
+    scores = query @ key.swapaxes(-1, -2) * scale
+    p = softmax(scores + causal_mask(*scores.shape[-2:]))
+    ds = softmax_backward(grad @ value.swapaxes(-1, -2), p)
+    dq, dk = ds @ key * scale, ds.swapaxes(-1, -2) @ query * scale
+    return dq, dk, p.swapaxes(-1, -2) @ grad
+
+
+def clip_gradients(gradients, max_norm):
+    norm = np.sqrt(sum((g * g).sum() for g in gradients))
+    return [g * min(1, max_norm / (norm + 1e-6)) for g in gradients]
+
+
+def cosine_lr(step, lr, warmup, total, min_lr):
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    progress = min(1, (step - warmup) / (total - warmup))
+    return min_lr + (lr - min_lr) * (1 + np.cos(np.pi * progress)) / 2
+
+
+def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay):
+    m = beta1 * m + (1 - beta1) * gradient
+    v = beta2 * v + (1 - beta2) * gradient**2
+    update = m / (1 - beta1**step) / (np.sqrt(v / (1 - beta2**step)) + eps)
+    return weight - lr * (update + weight_decay * weight), m, v

@@ -221,3 +221,88 @@ def text_loss(logits, ids, pad_id):
     pad_id do not count. Logits may be as large as ±100.
     """
     raise NotImplementedError
+
+
+# ---- 7. Backwards --------------------------------------------------------------------------------
+
+
+def softmax_backward(grad, output):
+    """The gradient of softmax along the last axis, from its output.
+
+    grad (...): how the loss changes with each share; output (...): the shares -> (...): how it
+    changes with each score.
+    """
+    raise NotImplementedError
+
+
+def cross_entropy_backward(logits, labels):
+    """The gradient of the mean of -log(softmax(logits)[label]) over all rows that count.
+
+    logits (N, V), labels (N,) whole numbers -> (N, V). Rows with a label of -100 do not count, and
+    have a gradient of 0. Logits may be as large as ±100.
+    """
+    raise NotImplementedError
+
+
+def linear_backward(grad, x, weight):
+    """The gradients of y = x @ weight.T + bias: those of x, weight and bias.
+
+    grad (..., O), x (..., I), weight (O, I) -> (..., I), (O, I), (O,)
+    """
+    raise NotImplementedError
+
+
+def rms_norm_backward(grad, x, weight, eps):
+    """The gradients of x / sqrt(mean(x²) + eps) · weight: those of x and weight.
+
+    grad (..., E), x (..., E), weight (E,) -> (..., E), (E,)
+    """
+    raise NotImplementedError
+
+
+def rope_backward(grad, positions, theta):
+    """The gradient of `rope_half`: grad (..., T, D), positions (T,) -> (..., T, D)"""
+    raise NotImplementedError
+
+
+def swiglu_backward(grad, gate, up):
+    """The gradients of silu(gate) · up: those of gate and up, all of one shape."""
+    raise NotImplementedError
+
+
+def attention_backward(grad, query, key, value):
+    """The gradients of causal attention: those of query, key and value.
+
+    query, key (..., L, D), value (..., L, Dv), grad (..., L, Dv). The forward is
+    softmax(query keyᵀ / sqrt(D) + mask) value, where query i sees the keys 0 ... i.
+    """
+    raise NotImplementedError
+
+
+# ---- 8. Training ---------------------------------------------------------------------------------
+
+
+def clip_gradients(gradients, max_norm):
+    """All gradients times one number, so that the norm of all together is at most max_norm.
+
+    gradients: a list of arrays. Gives a list of as many. A smaller norm changes nothing.
+    """
+    raise NotImplementedError
+
+
+def cosine_lr(step, lr, warmup, total, min_lr):
+    """The learning rate of a step, a number. Steps count from 0.
+
+    In the first `warmup` steps it rises, lr · (step + 1) / warmup; from there to `total` it falls
+    along half a cosine from lr to min_lr, where it stays.
+    """
+    raise NotImplementedError
+
+
+def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay):
+    """One step of AdamW: the new weight, m and v, all of one shape.
+
+    m is the running mean of the gradients (exp_avg), v that of their squares (exp_avg_sq); step
+    counts from 1. The decay is lr · weight_decay of the weight, and eps stands outside the root.
+    """
+    raise NotImplementedError

@@ -1,0 +1,123 @@
+"""Gradients and the steps of an optimizer: what each exercise is called with, and the right call.
+
+Lengths differ, as they do in `cases`; labels repeat, and some of them are ignored.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import simdformer as sf
+from simdformer import backward, optim
+from simdformer.learn.exercises.cases import NORMED
+from simdformer.learn.exercises.exercise import Case, Draw, Question, exercise, same
+
+__all__: list[str] = []
+
+BACKWARDS, TRAINING = "7. Backwards", "8. Training"
+
+
+def of_parts(op: Any, names: tuple[str, ...], args: tuple[Any, ...], **kwargs: Any) -> Any:
+    """A question for each of several results."""
+    return tuple(Question(op, args, kwargs, name) for name in names)
+
+
+@exercise(BACKWARDS)
+def softmax_backward(draw: Draw) -> Iterator[Case]:
+    for shape in ((5,), (3, 4), (2, 3, 4)):
+        yield same(backward.softmax, draw(*shape), sf.softmax(draw(*shape)))
+
+
+@exercise(BACKWARDS)
+def cross_entropy_backward(draw: Draw) -> Iterator[Case]:
+    for labels, size, special in (
+        ([2, 0, 2, 5], 1.0, ""),
+        ([2, -100, 0, 5, -100], 1.0, "two rows are ignored"),
+        ([1, 6], 100.0, "logits of about 100"),
+    ):
+        yield same(
+            backward.cross_entropy,
+            draw(len(labels), 7, scale=size),
+            np.array(labels),
+            special=special,
+        )
+
+
+@exercise(BACKWARDS)
+def linear_backward(draw: Draw) -> Iterator[Case]:
+    for batch, outputs in (((4,), 3), ((2, 3), 3), ((3, 4), 5)):
+        args = draw(*batch, outputs), draw(*batch, 5), draw.matrix(outputs, 5)
+        yield Case(args, of_parts(backward.linear, ("x", "weight", "bias"), args))
+
+
+@exercise(BACKWARDS)
+def rms_norm_backward(draw: Draw) -> Iterator[Case]:
+    for batch, size, eps in NORMED:
+        x, weight = draw(*batch, 6, scale=size), draw(6, scale=0.5, around=1.0)
+        args = draw(*batch, 6), x, weight
+        yield Case((*args, eps), of_parts(backward.rms_norm, ("x", "weight"), args, eps=eps))
+
+
+@exercise(BACKWARDS)
+def rope_backward(draw: Draw) -> Iterator[Case]:
+    for batch, positions, theta in (
+        ((), np.arange(5), 10000.0),
+        ((2, 3), np.arange(5), 500000.0),
+        ((2,), np.array([3, 1, 4, 1, 5]), 10000.0),
+    ):
+        grad = draw(*batch, len(positions), 8)
+        options = {"layout": "half", "positions": positions, "theta": theta}
+        yield Case((grad, positions, theta), (Question(backward.rope, (grad,), options),))
+
+
+@exercise(BACKWARDS)
+def swiglu_backward(draw: Draw) -> Iterator[Case]:
+    for shape in ((6,), (3, 4), (2, 3, 4)):
+        args = draw(*shape), draw(*shape), draw(*shape)
+        yield Case(args, of_parts(backward.swiglu, ("gate", "up"), args))
+
+
+@exercise(BACKWARDS)
+def attention_backward(draw: Draw) -> Iterator[Case]:
+    for batch, L, size, special in (
+        ((3,), 4, 1.0, ""),
+        ((2, 3), 5, 1.0, ""),
+        ((2,), 4, 10.0, "large scores"),
+    ):
+        q, k = (draw(*batch, L, 6, scale=size) for _ in range(2))
+        v, grad = draw(*batch, L, 7), draw(*batch, L, 7)
+        out, lse = sf.scaled_dot_product_attention(q, k, v, is_causal=True, return_lse=True)
+        args = grad, q, k, v, out, lse
+        asked = of_parts(
+            backward.scaled_dot_product_attention, ("query", "key", "value"), args, is_causal=True
+        )
+        yield Case((grad, q, k, v), asked, special)
+
+
+@exercise(TRAINING)
+def clip_gradients(draw: Draw) -> Iterator[Case]:
+    for size, special in ((1.0, ""), (0.01, "small gradients"), (100.0, "")):
+        given = [draw(3, 4, scale=size), draw(6 if special else 5, scale=size)]
+        names = "gradients[0]", "gradients[1]"
+        yield Case((given, 1.5), of_parts(optim.clip_grad_norm_, names, (given, 1.5)), special)
+
+
+@exercise(TRAINING)
+def cosine_lr(draw: Draw) -> Iterator[Case]:
+    del draw  # nothing is random
+    options = {"lr": 1e-3, "warmup": 5, "total": 20, "min_lr": 1e-4}
+    for step in (1, 4, 5, 9, 19, 20, 30):
+        yield Case((step, *options.values()), (Question(optim.cosine_lr, (step,), options),))
+
+
+@exercise(TRAINING)
+def adamw_step(draw: Draw) -> Iterator[Case]:
+    names = "weight", "exp_avg", "exp_avg_sq"
+    for shape, step, eps in (((4, 6), 1, 1e-8), ((4, 6), 3, 1e-2), ((2, 3, 4), 10, 1e-8)):
+        weight, gradient = draw(*shape), draw(*shape)
+        moments = [0 * weight, 0 * weight] if step == 1 else [draw(*shape), draw(*shape) ** 2]
+        args = weight, gradient, *moments
+        given = {"step": step, "lr": 0.01, "betas": (0.9, 0.98), "eps": eps, "weight_decay": 0.2}
+        numbers = step, 0.01, 0.9, 0.98, eps, 0.2
+        yield Case((*args, *numbers), of_parts(optim.adamw_, names, args, **given))
