@@ -1,4 +1,4 @@
-"""The small checkpoint that the package carries, and how it was made: `corpus.py`, `train.py`."""
+"""The small checkpoint that the package carries, and the text that it learned: `corpus.py`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def demo_path() -> Path:
     """The directory of the demonstration checkpoint, for `simdformer.from_pretrained`.
 
     A Llama of 1.4 million parameters in Meta's format, trained by this project
-    (`python -m simdformer.data.train`) on simple English that the project writes itself: stories,
+    (`python -m simdformer.demo.train`) on simple English that the project writes itself: stories,
     facts to look up, lists to repeat, small sums. Texts may be 256 ids long. FileNotFoundError when
     the installation lacks a file of it.
 
@@ -25,6 +25,6 @@ def demo_path() -> Path:
     if missing:
         raise FileNotFoundError(
             f"{directory}: the demonstration checkpoint lacks {', '.join(missing)}; install "
-            "simdformer again, or make one: python -m simdformer.data.train DIRECTORY"
+            "simdformer again, or make one: python -m simdformer.demo.train DIRECTORY"
         )
     return directory
