@@ -224,8 +224,20 @@ plt.show()
 # * Patching answers precisely the question that your pair of texts asks. Choose the pair with care, and say which it was.
 # * Ablation finds what is needed, which is more than what is responsible.
 #
-# All of it on one page that you can click through:
+# All of it on one page that you can click through: `sf.look(model, text, target=" blue", against=" red").save("look.html")`.
+# Here in the notebook the page also answers. Below, head 5.0 takes what it wrote for the spoilt text; every view shows now
+# beside before. Choose what a click does, click on other heads, type in the text. (It needs a running kernel, and
+# `pip install "simdformer[notebook]"`. What it looks like, with one change more, stands under it.)
+
+# %%
+explorer = sf.explore(model, text, spoilt)
+explorer.edits = [{"part": "head", "layer": 5, "at": 0, "value": "other"}]
+explorer
+
+# %% [markdown]
+# ![The explorer: a text to type in, what a click does, two changes, now beside before](../docs/pictures/explore.png)
 #
-# ```python
-# sf.look(model, text, target=" blue", against=" red").save("look.html")
-# ```
+# `explorer.code()` is the Python that computes what you see. It is the same `edit=` that `sf.patch` uses:
+
+# %%
+explorer.code()
