@@ -206,7 +206,8 @@ def opened(lab, request):
     """A notebook, and the explorer in it."""
     notebook = lab.open(f"{request.node.name}.ipynb", *CELLS)
     notebook.run(0)
-    notebook.wait(lambda: notebook.explorers() and notebook.explorers()[0].all("#heads button"))
+    notebook.wait(notebook.explorers, 60)
+    notebook.wait(lambda: notebook.explorers()[0].all("#heads button"), 60)
     yield notebook, notebook.explorers()[0]
     severe = [one["message"] for one in lab.driver.get_log("browser") if one["level"] == "SEVERE"]
     assert [one for one in severe if "/lsp/status" not in one] == []

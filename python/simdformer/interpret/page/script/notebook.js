@@ -19,7 +19,7 @@ function render({ model, el }) {
   root.innerHTML = `<style>${STYLE}</style>${CONTROLS}`;
   el.append(host);
   const byId = (id) => root.getElementById(id);
-  const view = crypto.randomUUID();
+  const view = String(Math.random());
   const ended = new AbortController();
   let page = null;
   let memory = []; // of the arrays now, and before
@@ -32,7 +32,10 @@ function render({ model, el }) {
 
   function ask(content) {
     clearTimeout(waiting);
-    waiting = setTimeout(() => say(GONE), ANSWER);
+    waiting = setTimeout(() => {
+      say(GONE);
+      if (page === null) ask({ do: "open", view }); // a kernel that is busy now
+    }, ANSWER);
     try {
       model.send(content);
     } catch {
