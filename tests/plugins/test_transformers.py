@@ -280,6 +280,23 @@ def test_encoders_with_decoders(kind, sizes, ours):
     assert with_attention(model, "simdformer", ids) == with_attention(model, "eager", ids)
 
 
+def test_biases_of_distance_have_a_gradient():
+    """T5's, which are added to the scores of all layers."""
+    config = transformers.AutoConfig.for_model("t5", **T5)
+    model = random_weights(transformers.AutoModelForSeq2SeqLM, config)
+
+    def gradients(implementation):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(IDS, attention_mask=LEFT, labels=IDS[:, :9].clone()).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    right, found = gradients("eager"), gradients("simdformer")
+    assert sum("relative_attention_bias" in name for name in right) == 2
+    for name, gradient in right.items():
+        assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
+
+
 def test_patterns_are_there_where_they_are_asked_for():
     model = made("gpt-oss")
 

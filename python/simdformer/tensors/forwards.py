@@ -1,8 +1,9 @@
 """The forwards that `accelerate` gives to modules.
 
 Each stands in place of a module's own `forward`, computes the same and holds the weights as our
-kernels read them. Tensors go in and come out, `on_array` is the same on arrays. Those of attention
-and of a whole layer of transformers: simdformer.transformers.forwards.
+kernels read them. Tensors go in and come out. In between stand the functions of `f`: those of
+arrays, or those of tensors where autograd records, which it does where `accelerate` was told to
+train. Those of attention and of a whole layer of transformers: simdformer.transformers.forwards.
 """
 
 from abc import ABC, abstractmethod
@@ -18,10 +19,12 @@ from simdformer.functional import (
     embedding,
     linear,
     rms_norm,
+    rope,
     swiglu,
 )
-from simdformer.tensors.memory import array_of, refuse_gradients, tensor_of
-from simdformer.tensors.wrapping import outside_graphs
+from simdformer.tensors import functional
+from simdformer.tensors.memory import array_of, no_gradient, tensor_of
+from simdformer.tensors.wrapping import outside_graphs, wants_gradient
 from simdformer.types import Array
 
 __all__ = [
@@ -29,6 +32,8 @@ __all__ = [
     "Forward",
     "Held",
     "Linear",
+    "OnArrays",
+    "OnTensors",
     "RMSNorm",
     "SwiGLU",
     "Weight",
@@ -103,12 +108,69 @@ def sample_of(matrix: torch.Tensor) -> Array:
     return array[rows // 2, columns // 2 : columns // 2 + WATCHED]
 
 
+class OnArrays:
+    """The functions of a forward, on arrays."""
+
+    linear: Any = staticmethod(linear)
+    rms_norm: Any = staticmethod(rms_norm)
+    swiglu: Any = staticmethod(swiglu)
+    rope: Any = staticmethod(rope)
+
+    @staticmethod
+    def of(x: torch.Tensor) -> Any:
+        """What goes into a function."""
+        return array_of(x)
+
+    @staticmethod
+    def out(x: Any) -> torch.Tensor:
+        """What came out of one."""
+        return tensor_of(x)
+
+    @staticmethod
+    def weight(held: Held) -> Any:
+        return held.now()
+
+
+class OnTensors(OnArrays):
+    """The same where autograd records: weights that learn are read as they are."""
+
+    linear = staticmethod(functional.linear)
+    rms_norm = staticmethod(functional.rms_norm)
+    rope = staticmethod(functional.rope)
+
+    @staticmethod
+    def swiglu(gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        """`out` has the bits that the way back needs, and stays."""
+        return functional.swiglu(gate, up)
+
+    @staticmethod
+    def of(x: torch.Tensor) -> Any:
+        return x
+
+    @staticmethod
+    def out(x: Any) -> torch.Tensor:
+        found: torch.Tensor = x
+        return found
+
+    @staticmethod
+    def weight(held: Held) -> Any:
+        if held.parameter.requires_grad:
+            return held.parameter
+        value = held.now()
+        return held.parameter if isinstance(value, np.ndarray) else value
+
+
+F = type[OnArrays]
+
+
 class Forward(ABC):
     """What stands in place of a module's own `forward`: deleting it brings that back.
 
     `parts` are modules that are computed here instead of being called: as long as one of them has
     hooks, the module does as it is written, so that they run.
     """
+
+    trains = False  # whether autograd may record
 
     def __init__(self, module: Any, parts: tuple[Any, ...] = ()) -> None:
         self.module, self.parts = module, parts
@@ -122,18 +184,23 @@ class Forward(ABC):
         return self.called(*inputs, **options)
 
     def called(self, *inputs: Any, **options: Any) -> Any:
-        if torch.is_grad_enabled():
-            given = (*inputs, *options.values(), *self.module.parameters())
-            refuse_gradients(type(self.module).__name__, *given)
+        recorded = torch.is_grad_enabled() and wants_gradient(
+            (*inputs, *options.values(), *self.module.parameters())
+        )
+        if recorded and not self.trains:
+            raise no_gradient(
+                type(self.module).__name__,
+                "it was accelerated for forwards; accelerate(model, training=True) has gradients",
+            )
         if any(self.hooks):
             return self.as_written(*inputs, **options)
-        return self.compute(*inputs, **options)
+        return self.compute(OnTensors if recorded else OnArrays, *inputs, **options)
 
     def as_written(self, *inputs: Any, **options: Any) -> Any:
         return type(self.module).forward(self.module, *inputs, **options)
 
     @abstractmethod
-    def compute(self, *inputs: Any, **options: Any) -> Any: ...
+    def compute(self, f: F, *inputs: Any, **options: Any) -> Any: ...
 
 
 class Linear(Forward):
@@ -144,20 +211,17 @@ class Linear(Forward):
         self.held_weight = weight
         self.held_bias = None if module.bias is None else Held(module, "bias", shared)
 
-    @property
-    def weight(self) -> Weight:
-        found: Weight = self.held_weight.now()
-        return found
+    def weight(self, f: F) -> Any:
+        return f.weight(self.held_weight)
 
-    @property
-    def bias(self) -> Array | None:
-        return None if self.held_bias is None else self.held_bias.now()
+    def bias(self, f: F) -> Any:
+        return None if self.held_bias is None else f.weight(self.held_bias)
 
-    def compute(self, input: torch.Tensor) -> torch.Tensor:
-        return tensor_of(self.on_array(array_of(input)))
+    def compute(self, f: F, input: torch.Tensor) -> torch.Tensor:
+        return f.out(self.made(f, f.of(input)))
 
-    def on_array(self, x: Array) -> Array:
-        return linear(x, self.weight, self.bias)
+    def made(self, f: F, x: Any) -> Any:
+        return f.linear(x, self.weight(f), self.bias(f))
 
 
 class Embedding(Forward):
@@ -167,13 +231,8 @@ class Embedding(Forward):
         super().__init__(module)
         self.held_weight, self.dtype = weight, array_of(module.weight.detach()[:0]).dtype
 
-    @property
-    def weight(self) -> Weight:
-        found: Weight = self.held_weight.now()
-        return found
-
-    def compute(self, input: torch.Tensor) -> torch.Tensor:
-        return tensor_of(embedding(input.numpy(), self.weight, dtype=self.dtype))
+    def compute(self, f: F, input: torch.Tensor) -> torch.Tensor:
+        return tensor_of(embedding(input.numpy(), self.held_weight.now(), dtype=self.dtype))
 
 
 class RMSNorm(Forward):
@@ -183,11 +242,11 @@ class RMSNorm(Forward):
         super().__init__(module)
         self.weight, self.eps = Held(module, "weight", shared), eps
 
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        return tensor_of(self.on_array(array_of(x)))
+    def compute(self, f: F, x: torch.Tensor) -> torch.Tensor:
+        return f.out(self.made(f, f.of(x)))
 
-    def on_array(self, x: Array) -> Array:
-        return rms_norm(x, self.weight.now(), eps=self.eps)
+    def made(self, f: F, x: Any) -> Any:
+        return f.rms_norm(x, f.weight(self.weight), eps=self.eps)
 
 
 class SwiGLU(Forward):
@@ -197,19 +256,19 @@ class SwiGLU(Forward):
         super().__init__(module, (module.gate_proj, module.up_proj, module.down_proj))
         self.gate, self.up, self.down = map(ours, self.parts)
 
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        return tensor_of(self.on_array(array_of(x)))
+    def compute(self, f: F, x: torch.Tensor) -> torch.Tensor:
+        return f.out(self.made(f, f.of(x)))
 
-    def on_array(self, x: Array) -> Array:
-        gate, up = linear_together(x, (self.gate, self.up))
-        out: Array = self.down.on_array(swiglu(gate, up, out=gate))
-        return out
+    def made(self, f: F, x: Any) -> Any:
+        gate, up = linear_together(f, x, (self.gate, self.up))
+        return self.down.made(f, f.swiglu(gate, up, out=gate))
 
 
-def linear_together(x: Array, projections: tuple[Linear, ...]) -> list[Array]:
+def linear_together(f: F, x: Any, projections: tuple[Linear, ...]) -> list[Any]:
     """x (...,I) -> (...,O) by each, in one pass over x"""
-    weights: Any = [one.weight for one in projections]
-    return linear(x, weights, [one.bias for one in projections])
+    weights = [one.weight(f) for one in projections]
+    made: list[Any] = f.linear(x, weights, [one.bias(f) for one in projections])
+    return made
 
 
 def shared(parameter: torch.Tensor) -> Array:

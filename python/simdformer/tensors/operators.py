@@ -230,6 +230,8 @@ def traced(name: str) -> Callable[..., Any] | None:
         if keeps_lse and wants_gradient(given.values()) and not any(map(given.get, RETURNS)):
             return call(out, **{**given, "return_lse": True})[0]  # kept for the way back
         biases = given.get("bias")
+        if isinstance(biases, list | tuple) and all(one is None for one in biases):
+            biases = given["bias"] = None
         if has_gaps(biases) and wants_gradient(given.values()):
             pairs = zip(given.pop("weight"), given.pop("bias"), strict=True)
             return [call(**given, weight=weight, bias=bias) for weight, bias in pairs]

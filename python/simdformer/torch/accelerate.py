@@ -23,6 +23,7 @@ from simdformer.tensors.forwards import (
     SwiGLU,
     Weight,
     is_ours,
+    ours,
     shared,
 )
 from simdformer.tensors.memory import array_of, tensor_of
@@ -89,8 +90,9 @@ def accelerate(
     dtype: torch.dtype | None = None,
     quantize: str | None = None,
     originals: Literal["keep", "release"] = "keep",
+    training: bool = False,
 ) -> Acceleration:
-    """Gives the modules of a model on the CPU our kernels, in place, for computing forwards.
+    """Gives the modules of a model on the CPU our kernels, in place.
 
     Every `torch.nn.Linear` and `torch.nn.RMSNorm`, any model. In Llama, Mistral, Qwen2 and Qwen3
     of transformers the norms, the MLP and attention with RoPE as a whole, too; in every other
@@ -110,6 +112,10 @@ def accelerate(
         Whether the model's own weights stay in memory. Released ones become tensors on the device
         "meta": no memory, nothing to save. `restore` unpacks them; with a dtype or quantize
         that rounds it cannot, and says so.
+    training : bool
+        Whether autograd may record: then every forward has a gradient, and weights that require one
+        are read where they lie. What `weights`, `dtype`, `quantize` and `originals` say holds for
+        the frozen ones, those beside an adapter for instance.
 
     Returns
     -------
@@ -120,14 +126,14 @@ def accelerate(
     Weights that change later are packed again at the next call: by load_state_dict, in place, or as
     a whole through `.data`. (Single numbers written through `.data` are not seen.) Released ones
     can only be replaced, load_state_dict(..., assign=True); a call after another load_state_dict is
-    a RuntimeError. So is one under autograd, "no gradient". ValueError: options that contradict
-    each other, a model that is accelerated already or not on the CPU, rows that are no whole number
-    of blocks.
+    a RuntimeError. So is one under autograd without training=True, "no gradient", and dropout while
+    it is recorded. ValueError: options that contradict each other, a model that is accelerated
+    already or not on the CPU, rows that are no whole number of blocks.
     """
     check_options(weights, dtype, quantize, originals)
-    check_model(model, quantize)
+    check_model(model, quantize, training)
     report = Acceleration(released=originals == "release", exact=not quantize and not dtype)
-    pack_one = packer(weights, dtype, quantize)
+    pack_one = packer(weights, dtype, quantize, training)
     for modules in owners_of_weights(model):
         replace_linears(modules, pack_one, report)
     for module in model.modules():
@@ -136,6 +142,8 @@ def accelerate(
         replace_mlp(module)
     if hasattr(model, "set_attn_implementation"):
         replace_attention(model, report)
+    for module in filter(is_ours, model.modules()):
+        ours(module).trains = training
     count(model, report)
     model.__dict__["acceleration"] = report
     return report
@@ -184,7 +192,7 @@ def check_options(weights: str, dtype: Any, quantize: Any, originals: str) -> No
         )
 
 
-def check_model(model: torch.nn.Module, quantize: str | None) -> None:
+def check_model(model: torch.nn.Module, quantize: str | None, training: bool) -> None:
     """Before anything is changed."""
     if any(map(is_ours, model.modules())):
         raise ValueError("accelerate: the model is accelerated already; restore(model) first")
@@ -199,7 +207,9 @@ def check_model(model: torch.nn.Module, quantize: str | None) -> None:
     if quantize not in blocks:
         raise ValueError(f"accelerate: quantize is {quantize!r}, needs one of {', '.join(blocks)}")
     for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear and module.in_features % blocks[quantize]:
+        if type(module) is not torch.nn.Linear or (training and module.weight.requires_grad):
+            continue
+        if module.in_features % blocks[quantize]:
             raise ValueError(
                 f"accelerate: {name} has {module.in_features} inputs, {quantize} needs a multiple "
                 f"of {blocks[quantize]}; q8_0 and q4_0 need one of 32"
@@ -207,12 +217,12 @@ def check_model(model: torch.nn.Module, quantize: str | None) -> None:
 
 
 def packer(
-    weights: str, dtype: torch.dtype | None, quantize: str | None
+    weights: str, dtype: torch.dtype | None, quantize: str | None, training: bool
 ) -> Callable[[torch.Tensor], Weight]:
     """(O,I) tensor -> what `linear` multiplies with"""
 
     def one(weight: torch.Tensor) -> Weight:
-        if weights == "shared":
+        if weights == "shared" or (training and weight.requires_grad):
             return shared(weight)
         array = array_of(weight.detach() if dtype is None else weight.detach().to(dtype))
         return pack(array) if quantize is None else quantized(array, quantize)
@@ -245,8 +255,9 @@ def replace_linears(
     weight = pack_one(parameter)
     for module in linears:
         module.forward = Linear(module, Held(module, "weight", pack_one, weight))
-    if not isinstance(weight, np.ndarray):
-        report.nbytes += weight.nbytes
+    if isinstance(weight, np.ndarray):
+        return
+    report.nbytes += weight.nbytes
     if report.released and all(map(can_be_released, modules)):
         embeddings: list[Any] = [m for m in modules if type(m) is torch.nn.Embedding]
         for module in embeddings:

@@ -12,7 +12,7 @@ where they lie, no key is repeated for grouped heads, and causal masks, windows 
 batch are rules instead of matrices of (L,S). `simdformer.torch.accelerate` takes the rest of a
 model too.
 
-It computes forwards only, on the CPU: gradients and dropout are errors.
+It computes on the CPU. Where autograd records it has a gradient; dropout is an error.
 """
 
 import inspect
@@ -81,18 +81,22 @@ def attention(
     Without a mask it is causal where the module is (or is_causal says so), first position on first
     position, and a single query sees everything; that is how transformers calls `sdpa`.
     """
-    wanted = wants_gradient((query, key, value, s_aux, position_bias))
+    wanted = wants_gradient((query, key, value, attention_mask, s_aux, position_bias))
     if wanted and dropout:
         raise no_gradient("simdformer attention", f"dropout is {dropout}, needs 0")
     if wanted or (torch.compiler.is_compiling() and dropout == 0):  # an operator has a gradient
-        rule = unmasked(module, is_causal, attention_mask, query.shape[2])
+        rule, mask = seen(module, is_causal, attention_mask, position_bias, query.shape[2])
         z = on_tensors.scaled_dot_product_attention(
             query,
             key,
             value,
-            combined(None, attention_mask, position_bias),
+            mask,
             is_causal=rule.is_causal,
             causal_offset=rule.causal_offset,
+            window=rule.window,
+            chunk=rule.chunk,
+            key_starts=rule.key_starts,
+            key_lengths=rule.key_lengths,
             scale=scaling,
             softcap=softcap,
             sinks=s_aux,
@@ -143,11 +147,7 @@ def attend(
             f"simdformer attention: dropout is {dropout}, but the kernels have none; "
             "call model.eval()"
         )
-    if isinstance(attention_mask, VisibleKeys) and attention_mask.rule is not None:
-        rule, attention_mask = attention_mask.rule, None
-    else:
-        rule = unmasked(module, is_causal, attention_mask, query.shape[2])
-    mask = combined(rule.padding, attention_mask, position_bias)
+    rule, mask = seen(module, is_causal, attention_mask, position_bias, query.shape[2])
     found: Any = scaled_dot_product_attention(
         query,
         key,
@@ -166,6 +166,21 @@ def attend(
         out=out.swapaxes(1, 2),
     )
     return tensor_of(found[1]) if output_attentions else None
+
+
+def seen(
+    module: torch.nn.Module,
+    is_causal: bool | None,
+    mask: torch.Tensor | None,
+    position_bias: torch.Tensor | None,
+    queries: int,
+) -> tuple[Rule, torch.Tensor | None]:
+    """Which keys the queries see: the rule, and what of it is a matrix."""
+    if isinstance(mask, VisibleKeys) and mask.rule is not None:
+        rule, mask = mask.rule, None
+    else:
+        rule = unmasked(module, is_causal, mask, queries)
+    return rule, combined(rule.padding, mask, position_bias)
 
 
 def unmasked(
@@ -188,8 +203,7 @@ def combined(
     elif isinstance(mask, VisibleKeys):
         mask = mask.matrix()
     if mask is None or bias is None:
-        found = bias if mask is None else mask
-        return None if found is None else found.detach()
+        return bias if mask is None else mask
     if mask.dtype is torch.bool:
-        return torch.where(mask, bias.detach(), -torch.inf)
-    return (mask + bias).detach()
+        return torch.where(mask, bias, -torch.inf)
+    return mask + bias

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from simdformer.functional import rope
-from simdformer.tensors.forwards import Forward, linear_together, ours
-from simdformer.tensors.memory import array_of, tensor_of
-from simdformer.transformers import attend
+from simdformer.tensors.forwards import F, Forward, OnArrays, linear_together, ours
+from simdformer.tensors.memory import array_of
+from simdformer.transformers import attend, attention
 from simdformer.transformers.growing_cache import with_new
 from simdformer.types import Array
 
@@ -33,9 +32,9 @@ class Turn:
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self.cos_sin())
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, f: F, x: Any) -> Any:
         """x (B,heads,L,D) -> the same, turned"""
-        return rope(
+        return f.rope(
             x,
             layout="half",
             positions=self.positions,
@@ -47,7 +46,7 @@ class Turn:
 class Rotary(Forward):
     """x, position_ids (1,L) or (B,L) -> the `Turn` of this call"""
 
-    def compute(self, x: torch.Tensor, position_ids: torch.Tensor) -> Turn:
+    def compute(self, f: F, x: torch.Tensor, position_ids: torch.Tensor) -> Turn:
         rotary = self.module
         if "dynamic" in rotary.rope_type or rotary.rope_type == "longrope":
             self.as_written(x, position_ids)  # the frequencies depend on the length
@@ -74,6 +73,7 @@ class Attention(Forward):
 
     def compute(
         self,
+        f: F,
         hidden_states: torch.Tensor,
         position_embeddings: Any = None,
         attention_mask: Any = None,
@@ -82,38 +82,34 @@ class Attention(Forward):
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         cache = past_key_values if cache is None else cache
-        out, pattern = self.on_array(
-            array_of(hidden_states), position_embeddings, attention_mask, cache, **options
-        )
-        return tensor_of(out), pattern
+        x, mask = f.of(hidden_states), attention_mask
+        out, pattern = self.made(f, x, position_embeddings, mask, cache, **options)
+        return f.out(out), pattern
 
-    def on_array(
-        self, x: Array, turn: Turn, mask: Any, cache: Any, **options: Any
-    ) -> tuple[Array, torch.Tensor | None]:
+    def made(
+        self, f: F, x: Any, turn: Turn, mask: Any, cache: Any, **options: Any
+    ) -> tuple[Any, torch.Tensor | None]:
         module = self.module
         batch, length, _ = x.shape
         q, k, v = (
             projected.reshape(batch, length, -1, module.head_dim)
-            for projected in linear_together(x, self.qkv)
+            for projected in linear_together(f, x, self.qkv)
         )
         if self.norms:
-            q, k = (norm.on_array(x) for norm, x in zip(self.norms, (q, k), strict=True))
-        q, k, v = turn(q.swapaxes(1, 2)), turn(k.swapaxes(1, 2)), v.swapaxes(1, 2)
-        if cache is not None:
-            k, v = with_new(cache, k, v, module.layer_idx)
-        z: Array = np.empty((batch, length, q.shape[1], v.shape[-1]), q.dtype)
-        pattern = attend(
-            module,
-            q,
-            k,
-            v,
-            mask,
-            out=z,
-            dropout=module.attention_dropout if module.training else 0.0,
-            scaling=module.scaling,
-            **options,
-        )
-        return self.out.on_array(z.reshape(batch, length, -1)), pattern
+            q, k = (norm.made(f, x) for norm, x in zip(self.norms, (q, k), strict=True))
+        q, k, v = turn(f, q.swapaxes(1, 2)), turn(f, k.swapaxes(1, 2)), v.swapaxes(1, 2)
+        options["dropout"] = module.attention_dropout if module.training else 0.0
+        options["scaling"] = module.scaling
+        if f is OnArrays:
+            if cache is not None:
+                k, v = with_new(cache, k, v, module.layer_idx)
+            z: Any = np.empty((batch, length, q.shape[1], v.shape[-1]), q.dtype)
+            pattern = attend(module, q, k, v, mask, out=z, **options)
+        else:
+            if cache is not None:
+                k, v = cache.update(k, v, module.layer_idx)
+            z, pattern = attention(module, q, k, v, mask, **options)
+        return self.out.made(f, z.reshape(batch, length, -1)), pattern
 
 
 class Layer(Forward):
@@ -129,8 +125,15 @@ class Layer(Forward):
         super().__init__(module, (*steps, *ours(module.self_attn).parts, *ours(module.mlp).parts))
         self.attn_norm, self.attention, self.mlp_norm, self.mlp = map(ours, steps)
 
+    def called(self, *inputs: Any, **options: Any) -> Any:
+        """What a layer is written as computes it again on the way back, where that is asked for."""
+        if self.module.training and getattr(self.module, "gradient_checkpointing", False):
+            return self.as_written(*inputs, **options)
+        return super().called(*inputs, **options)
+
     def compute(
         self,
+        f: F,
         hidden_states: torch.Tensor,
         attention_mask: Any = None,
         position_ids: Any = None,
@@ -142,10 +145,9 @@ class Layer(Forward):
     ) -> torch.Tensor:
         x = hidden_states
         cache = past_key_values if cache is None else cache
-        normed = self.attn_norm.on_array(array_of(x))
-        out, _ = self.attention.on_array(
-            normed, position_embeddings, attention_mask, cache, **options
+        normed = self.attn_norm.made(f, f.of(x))
+        out, _ = self.attention.made(
+            f, normed, position_embeddings, attention_mask, cache, **options
         )
-        x = x + tensor_of(out)
-        normed = self.mlp_norm.on_array(array_of(x))
-        return x + tensor_of(self.mlp.on_array(normed))
+        x = x + f.out(out)
+        return x + f.out(self.mlp.made(f, self.mlp_norm.made(f, f.of(x))))
