@@ -29,6 +29,7 @@ execute = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(execute)
 
 SOURCES = execute.sources()
+SHORT = {"SIMDFORMER_STEPS": "20"}  # of the notebook that trains
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
@@ -195,7 +196,7 @@ def failures(*sources: Path) -> dict[str, str | None]:
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "run_cells.py"), *map(str, sources)],
         env={k: v for k, v in os.environ.items() if k not in execute.OWN_WEIGHTS}
-        | {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"},
+        | {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", **SHORT},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -249,9 +250,11 @@ def test_every_claim_belongs_to_a_notebook() -> None:
 
 @pytest.mark.slow
 @each_notebook
-def test_every_cell_runs_in_a_kernel(source: Path) -> None:
+def test_every_cell_runs_in_a_kernel(source: Path, monkeypatch) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
+    for name, value in SHORT.items():
+        monkeypatch.setenv(name, value)
     notebook = execute.run(source)  # an error in a cell is a CellExecutionError
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert outputs
