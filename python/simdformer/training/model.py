@@ -105,7 +105,8 @@ class TrainableModel:
         tokenizer : a folder, or a file of one, whose tokenizer's files are copied.
 
         CheckpointError: no architecture that is written has such a config (gpt-oss is not written);
-        no tokenizer is there. OSError: the disk is full; files that stood there before are as they were.
+        no tokenizer is there. OSError: the disk is full; files that stood there before are as they
+        were.
         """
         export(Path(directory), self.config, self.weights, tokenizer, self.eos_ids)
 
