@@ -10,7 +10,7 @@ from simdformer.demo import NEXT, steps
 from simdformer.demo import model as demo_model
 from simdformer.demo.printing import difference
 
-STEPS = steps.STEPS
+STEPS = [*steps.STEPS, steps.BACK]
 
 
 def test_the_demonstration_agrees(command, isa, shared):
@@ -78,7 +78,9 @@ def test_every_check_of_the_demonstration_can_fail(command, monkeypatch, tiny, n
         step.kernel,
         step.results,
     )
-    monkeypatch.setattr(steps, "STEPS", [*STEPS[:number], wrong, *STEPS[number + 1 :]])
+    *forwards, back = [*STEPS[:number], wrong, *STEPS[number + 1 :]]
+    monkeypatch.setattr(steps, "STEPS", forwards)
+    monkeypatch.setattr(steps, "BACK", back)
     status, out, _ = command("demo", tiny)
     assert status == 1
     assert "✗ DIFFER" in out

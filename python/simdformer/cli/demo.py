@@ -16,7 +16,8 @@ def add(commands: "shared.Commands") -> None:
         arguments="[MODEL]",
         help="one attention step checked line by line, then a trained model that answers",
         description="Walks through one attention step, numpy beside the kernels, then lets a "
-        "trained model answer, write, and show where it looks. Exit status 1 when a check fails.",
+        "trained model answer, write, and show where it looks, and ends with one gradient. Exit "
+        "status 1 when a check fails.",
     )
     shared.add_model(parser, otherwise="demo")
 

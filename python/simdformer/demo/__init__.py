@@ -1,11 +1,11 @@
-"""The demonstration: one attention step, written in numpy and computed by the kernels, then a
-trained model.
+"""The demonstration: one attention step, written in numpy and computed by the kernels, a trained
+model, and one gradient.
 
 Every line of code that it shows is the code that it runs.
 """
 
 from simdformer.demo.model import load, trained_model
-from simdformer.demo.steps import attention_step
+from simdformer.demo.steps import attention_step, gradient_step
 
 __all__ = ["NEXT", "run"]
 
@@ -20,5 +20,6 @@ def run(model: str | None = None) -> int:
     loaded, tokenizer = load(model)  # before anything is shown: there may be no such model
     right = attention_step()
     right = trained_model(loaded, tokenizer, model) and right
+    right = gradient_step() and right
     print(f"\nAll checks agree.\n{NEXT}" if right else "\nA CHECK FAILED: look for ✗ above.")
     return 0 if right else 1

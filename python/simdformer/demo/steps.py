@@ -1,4 +1,5 @@
-"""One attention step, written in numpy and computed by the kernels, line by line."""
+"""One attention step and one gradient, written in numpy and computed by the kernels, line by
+line."""
 
 import math
 import textwrap
@@ -11,7 +12,7 @@ import simdformer as sf
 from simdformer.demo.printing import SHADES, check, difference, show
 from simdformer.types import Array
 
-__all__ = ["STEPS", "DemoStep", "attention_step"]
+__all__ = ["BACK", "STEPS", "DemoStep", "attention_step", "gradient_step"]
 
 WORDS = ["once", "upon", "a", "time", "there", "was"]
 TOLERANCE = 1e-5  # float32 numbers of the order of 1, sums of up to 32 products
@@ -96,6 +97,18 @@ STEPS = [
 ]
 
 
+BACK = DemoStep(
+    "RMSNorm: dh says how the loss changes with h; dx and dg say how it changes with x and g",
+    """
+    r = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+    dx = r * (dh * g - x * r * np.mean(dh * g * x * r, axis=-1, keepdims=True))
+    dg = np.sum(dh * x * r, axis=0)
+    """,
+    "dx, dg = sf.backward.rms_norm(dh, x, g, eps=1e-6)",
+    "dx dg",
+)
+
+
 def attention_step() -> bool:
     """Runs both sides of every step, each on its own results, and compares them."""
     given = example()
@@ -108,19 +121,31 @@ def attention_step() -> bool:
     )
     right = True
     for number, step in enumerate(STEPS, start=1):
-        print(f"{number}  {step.title}")
-        show("numpy ", step.numpy)
-        show("kernel", step.kernel)
-        exec(textwrap.dedent(step.numpy), mine)
-        exec(textwrap.dedent(step.kernel), kernels)
-        names = step.results.split()
-        shapes = "  ".join(f"{name} {kernels[name].shape}" for name in names)
-        worst = max(difference(mine[name], kernels[name]) for name in names)
-        right = check(worst <= TOLERANCE, f"{shapes}   largest difference {worst:.1e}") and right
+        right = both(f"{number}  {step.title}", step, mine, kernels) and right
         print()
         if step.results == "pattern":
             picture(kernels["pattern"][0])
     return right
+
+
+def gradient_step() -> bool:
+    """The same of one step of the way back, from which training is made."""
+    given = example()
+    print("\nAnd the way back, as in training: one gradient, in numpy and as a kernel.\n")
+    return both(BACK.title, BACK, {"np": np, **given}, {"sf": sf, **given})
+
+
+def both(title: str, step: DemoStep, mine: dict[str, Any], kernels: dict[str, Any]) -> bool:
+    """Shows, runs and compares the two sides of a step."""
+    print(title)
+    show("numpy ", step.numpy)
+    show("kernel", step.kernel)
+    exec(textwrap.dedent(step.numpy), mine)
+    exec(textwrap.dedent(step.kernel), kernels)
+    names = step.results.split()
+    shapes = "  ".join(f"{name} {kernels[name].shape}" for name in names)
+    worst = max(difference(mine[name], kernels[name]) for name in names)
+    return check(worst <= TOLERANCE, f"{shapes}   largest difference {worst:.1e}")
 
 
 def example() -> dict[str, Any]:
@@ -144,6 +169,7 @@ def example() -> dict[str, Any]:
         "wk": normal(kv_heads * head_dim, width) / 6,
         "wv": normal(kv_heads * head_dim, width) / 4,
         "wo": normal(width, heads * head_dim) / 4,
+        "dh": normal(length, width),
     }
 
 
