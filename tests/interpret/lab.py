@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 
 from browser import ActionChains, By, Keys, WebDriverWait, start
 
@@ -107,7 +108,7 @@ class Notebook:
         found = self.driver.find_elements(By.CSS_SELECTOR, ".jp-Notebook-ExecutionIndicator")
         return found[0].get_attribute("data-status").title() if found else ""
 
-    def wait(self, condition, seconds=20):
+    def wait(self, condition, seconds=60):
         """What is drawn anew in between is looked for again."""
         stale = [StaleElementReferenceException]
         WebDriverWait(self.driver, seconds, ignored_exceptions=stale).until(lambda _: condition())
@@ -122,14 +123,18 @@ class Notebook:
         chain.perform()
 
     def run(self, at):
-        """Runs a cell; its text output."""
-        before = self.count(at)
-        self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
-        self.wait(
-            lambda: self.driver.switch_to.active_element.get_attribute("class") == "cm-content"
-        )
-        self.press(Keys.CONTROL, Keys.ENTER)
-        self.wait(lambda: self.count(at) not in (None, before), 60)
+        """Runs a cell; its text output. Keys that a page takes while it is built are lost."""
+        before = self.prompt(at)
+        for _ in range(5):
+            self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
+            self.wait(
+                lambda: self.driver.switch_to.active_element.get_attribute("class") == "cm-content"
+            )
+            self.press(Keys.CONTROL, Keys.ENTER)
+            with suppress(TimeoutException):
+                self.wait(lambda: self.prompt(at) != before, 15)
+                break
+        self.wait(lambda: self.prompt(at) != before and self.count(at), 120)
         return self.output(at)
 
     def type(self, at, source):
@@ -147,10 +152,11 @@ class Notebook:
 
     def count(self, at):
         """The number of its last run; None where it never ran, or is running."""
-        found = re.search(
-            r"\d+", self.cells[at].find_element(By.CSS_SELECTOR, ".jp-InputPrompt").text
-        )
+        found = re.search(r"\d+", self.prompt(at))
         return found and found[0]
+
+    def prompt(self, at):
+        return self.cells[at].find_element(By.CSS_SELECTOR, ".jp-InputPrompt").text
 
     def output(self, at):
         found = self.cells[at].find_elements(By.CSS_SELECTOR, ".jp-OutputArea-output pre")
