@@ -17,7 +17,9 @@ from simdformer.training.model import TrainableModel
 __all__ = ["FLOOR", "Measure", "dtype_of", "norm", "tolerance"]
 
 FLOOR = 0.2  # as for gradients of operations: rows of rare ids are next to nothing beside others
-ADDED_UP = 5.0  # times what is usual for one operation: errors of all that comes before add up
+# Times what is usual for one operation, because errors of all that comes before add up; 16 bits
+# have a wide measure already.
+ADDED_UP, IN_16_BITS = 20.0, 5.0
 RUNS = 3  # with weights that are rounded otherwise
 OFTEN = 20.0  # times what these differ by: activations are rounded too, twice check/rounding.py's
 
@@ -29,7 +31,7 @@ def dtype_of(mine: Any) -> np.dtype[Any]:
 
 
 def tolerance(dtype: np.dtype[Any]) -> float:
-    return ADDED_UP * TOLERANCE[dtype]
+    return TOLERANCE[dtype] * (IN_16_BITS if dtype.itemsize == 2 else ADDED_UP)
 
 
 def norm(x: Any) -> float:

@@ -229,6 +229,10 @@ class OneStep:
         report = self.examination.of(mine)
         if report.ok or self.max_norm is None:
             return [("gradients", report)]
+        before = {n: None if g is None else as_array(g) / self.scale for n, g in mine.items()}
+        whole = Examination(self.model, self.ids, self.labels, {}).of(before)
+        if whole.ok:
+            return [("gradients", whole), ("clipping", Report(True, "clipping"))]
         names = self.examination.names
         entries = names.tied(names.turned(names.read(mine)[0])[0])[0]
         after = {one.short: one.array for one in entries if one.array is not None}
