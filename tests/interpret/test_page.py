@@ -9,7 +9,10 @@ import simdformer as sf
 from browser import Keys, Tab, start
 from checkpoints import random_weights, tiny_config
 from simdformer.interpret.explorer.exploration import Exploration
+from simdformer.interpret.loss import loss_by_part
+from simdformer.interpret.subject import read_subject
 from simdformer.models import Transformer
+from simdformer.training import TrainableModel
 
 TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
 HOSTILE = [
@@ -547,3 +550,32 @@ def test_a_page_without_changes_speaks_of_no_before(tab):
     assert not tab.one("#pictures").is_displayed()
     assert "before)" not in tab.text("main")
     assert tab.all("#next .columns") == []
+
+
+# ---- a model that is trained ---------------------------------------------------------------------
+
+
+def test_what_the_loss_asks_for_is_drawn_for_a_model_that_is_trained(opened, demo, tab):
+    assert not tab.all("#loss-view")
+    model = TrainableModel.from_pretrained(sf.demo_path())
+    model.tokenizer = demo.tokenizer
+    subject = read_subject("look", model, TEXT)
+    loss, parts = loss_by_part(subject, subject.run(["*"])[1])
+    tab = opened(sf.look(model, TEXT))
+    assert f"is {loss:.3f} nats" in tab.text("#loss-of")
+
+    def numbers(column):
+        return [float(b.text.replace("−", "-")) for b in tab.all(f"#loss-by-{column} .bar b")]
+
+    tab("page.choose({ layer: 3 })")
+    heads = parts["without_heads"]
+    expected = np.stack([heads.sum(-1), parts["without_mlps"]], -1).ravel()
+    np.testing.assert_allclose(numbers("layer"), expected, rtol=0.051)
+    np.testing.assert_allclose(numbers("head"), heads[3], rtol=0.051)
+    tab.click(tab.one("input[name=asks][value=size]"))
+    heads = parts["head_sizes"]
+    expected = np.stack([np.linalg.norm(heads, axis=-1), parts["mlp_sizes"]], -1).ravel()
+    np.testing.assert_allclose(numbers("layer"), expected, rtol=0.051)
+    tab.click(tab.all("#loss-by-layer .bar")[2])
+    assert tab.state("layer") == (1,)
+    np.testing.assert_allclose(numbers("head"), heads[1], rtol=0.051)

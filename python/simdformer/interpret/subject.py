@@ -21,13 +21,17 @@ Target = str | int
 @dataclass(frozen=True)
 class Subject:
     """A transformer, one text as ids (L,), and a piece of text for each id (ids without a tokenizer
-    are their own text)."""
+    are their own text).
+
+    trainable : what has the loss and its gradients, where the model is one that is trained
+    """
 
     function: str
     transformer: Transformer
     tokenizer: Any
     ids: Array
     tokens: list[str]
+    trainable: Any = None
 
     def run(
         self, names: str | Iterable[str], edit: Mapping[str, Edit] | None = None
@@ -46,7 +50,9 @@ def counting_layers(progress: Progress, texts: int = 1) -> dict[str, Callable[[A
 
 def read_subject(function: str, model: Any, text: Any) -> Subject:
     """TypeError for what is neither text nor ids, ValueError for no ids, or more than one text."""
-    transformer = getattr(model, "transformer", model)
+    trainable = model if hasattr(model, "loss_and_gradients") else None
+    reads = model if trainable is None else model.language_model()  # with its weights of now
+    transformer = getattr(reads, "transformer", reads)
     if not isinstance(transformer, Transformer):
         raise TypeError(
             f"{function}: model is {shown(model)}, needs a model, as from_pretrained gives it"
@@ -65,7 +71,7 @@ def read_subject(function: str, model: Any, text: Any) -> Subject:
             "(L,) with L >= 1"
         )
     tokens = [token_text(tokenizer, int(id)) for id in ids]
-    return Subject(function, transformer, tokenizer, ids, tokens)
+    return Subject(function, transformer, tokenizer, ids, tokens, trainable)
 
 
 def token_text(tokenizer: Any, id: int) -> str:

@@ -34,7 +34,8 @@ class TrainableModel:
     """A decoder-only transformer in float32 whose loss has gradients: one MLP a layer, or experts.
 
     `parameters()` are its weights under the names of `weight_shapes(config)`; who writes into them
-    changes the model.
+    changes the model. `tokenizer`, where it is set, is what `sf.look` and `sf.explore` read a text
+    with.
 
     >>> from simdformer.models import ModelConfig
     >>> config = ModelConfig(
@@ -46,6 +47,8 @@ class TrainableModel:
     >>> round(loss, 1), gradients["layers.1.wq"].shape          # ln 16 is 2.77
     (2.8, (8, 8))
     """
+
+    tokenizer: Tokenizer | None = None
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any]) -> None:
         keep_memory(self)

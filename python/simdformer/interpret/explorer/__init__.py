@@ -23,7 +23,10 @@ def explore(
 
     Parameters
     ----------
-    model : LanguageModel or Transformer
+    model : LanguageModel, Transformer or TrainableModel
+        A TrainableModel is shown with its weights of the moment in which the text is read, and with
+        what its loss asks of each head and MLP; it takes no edits. Its text is words where it is
+        told a tokenizer (`model.tokenizer = ...`), else ids.
     text : str, or ids (L,)
     other : str, or ids, optional
         A second text, from which activations can be taken where it has as many tokens.

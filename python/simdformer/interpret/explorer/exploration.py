@@ -107,6 +107,11 @@ class Exploration:
         length = len(self.wanted.text.ids)
         config = self.wanted.text.subject.transformer.config
         changes = read_changes(edits, config, length)
+        if changes and self.wanted.text.subject.trainable is not None:
+            raise ValueError(
+                "explore: edits change a model that is trained, and its gradients are those "
+                "without changes; explore model.language_model(model.tokenizer)"
+            )
         wanted = replace(self.wanted, changes=changes)
         if any(not fits(change, wanted) for change in changes):
             raise ValueError(why_not(wanted))

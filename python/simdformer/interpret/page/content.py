@@ -13,6 +13,7 @@ from simdformer.functional import softmax
 from simdformer.interpret.attribution import Attribution, attribute_everywhere
 from simdformer.interpret.heads import head_scores
 from simdformer.interpret.lens import LogitLens, lens_of, top_k
+from simdformer.interpret.loss import loss_by_part
 from simdformer.interpret.subject import Subject, token_text
 from simdformer.models.activation_table import activation_of, sources_of
 from simdformer.models.config import ModelConfig
@@ -106,6 +107,10 @@ def read_text(
     words = Words(subject) if before is None else before.words
     numbers = Numbers()
     data = content(subject, logits, trace, lens, written, about, numbers, words)
+    if subject.trainable is not None:
+        loss, parts = loss_by_part(subject, trace)
+        places = {name: numbers.add(table) for name, table in parts.items()}
+        data["loss"] = {"mean": loss, **places}
     return Reading(subject, logits, trace, said, data, numbers.bytes, words)
 
 

@@ -17,7 +17,7 @@ __all__ = ["MOST_TOKENS", "Page", "bundle", "look", "page_of", "text_of"]
 
 MOST_TOKENS = 200
 # script/NAME.js, in the order in which they need each other
-VIEWS = ("data", "state", "text", "heads", "head", "lens", "attribution", "layer", "page")
+VIEWS = ("data", "state", "text", "heads", "head", "lens", "attribution", "loss", "layer", "page")
 
 
 class Page:
@@ -59,7 +59,9 @@ def look(
 
     Parameters
     ----------
-    model : LanguageModel or Transformer
+    model : LanguageModel, Transformer or TrainableModel
+        Of a TrainableModel the page shows too what the loss of the next tokens asks of each head
+        and MLP. Its text is words where it is told a tokenizer (`model.tokenizer = ...`), else ids.
     text : str, or ids (L,)
     against, target : token, optional
         Its text or id: attribution of logit(target) - logit(against). Without a target it is the

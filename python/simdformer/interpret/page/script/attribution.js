@@ -47,19 +47,19 @@ function longest() {
   return Math.max(1e-9, ...ends.map(Math.abs));
 }
 
-function axis(most) {
-  const ends = make("i", {}, make("s", {}, signed(-most)), make("s", {}, "0"), make("s", {}, signed(most)));
+function axis(most, said) {
+  const ends = make("i", {}, make("s", {}, said(-most)), make("s", {}, "0"), make("s", {}, said(most)));
   const row = make("div", { class: "axis", "aria-hidden": "true" });
   row.append(make("span"), ends);
   return row;
 }
 
-function bars(parts) {
-  const most = longest();
-  return [...parts.map((part) => barOf(part, most)), axis(most)];
+/** The longest bar is `most`; `said` is how a number is written. */
+function bars(parts, most = longest(), said = signed) {
+  return [...parts.map((part) => barOf(part, most, said)), axis(most, said)];
 }
 
-function barOf({ name, value, earlier, here, choice, place }, most) {
+function barOf({ name, value, earlier, here, choice, place }, most, said) {
   const wide = (50 * Math.abs(value)) / most;
   const line = make("i", {
     "--from": `${value < 0 ? 50 - wide : 50}%`,
@@ -68,11 +68,11 @@ function barOf({ name, value, earlier, here, choice, place }, most) {
     "--earlier": `${50 + (50 * earlier) / most}%`,
   });
   const bar = make("button", { type: "button", class: here ? "bar here" : "bar" });
-  bar.append(make("span", {}, name), line, make("b", {}, signed(value)));
+  bar.append(make("span", {}, name), line, make("b", {}, said(value)));
   if (isChanged()) {
-    bar.lastChild.append(make("small", {}, ` ${signed(earlier)}`));
+    bar.lastChild.append(make("small", {}, ` ${said(earlier)}`));
     line.classList.add("changed");
-    bar.title = `${name}: now ${signed(value)}, before ${signed(earlier)}`;
+    bar.title = `${name}: now ${said(value)}, before ${said(earlier)}`;
   }
   if (choice) bar.addEventListener("click", () => (place ? pick(choice, place) : choose(choice)));
   return bar;

@@ -11,6 +11,7 @@ const state = {
   score: Object.keys(data.scores)[0],
   colour: "attends",
   drawn: "shading",
+  asks: "without",
   pictures: "now",
   ...hooks.kept,
 };
