@@ -5,6 +5,7 @@ import base64
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -220,14 +221,14 @@ def activations(trace: Trace, config: ModelConfig, numbers: Numbers) -> dict[str
     with Progress("look: numbers", len(names), unit="name") as progress:
         for name in names:
             shapes: list[list[int] | None] = [None] * len(layers)
-            sources: list[list[str] | None] = [None] * len(layers)
+            sources: list[tuple[str, ...] | None] = [None] * len(layers)
             rms = np.full((len(layers), length), np.nan, np.float32)
             few = np.full((len(layers), length, FIRST), np.nan, np.float32)
             for layer in layers:
                 row = activation_of(config, f"layers.{layer}.{name}")
                 if row is None:
                     continue
-                array = trace[layer][name]
+                array = trace[f"layers.{layer}.{name}"]
                 shapes[layer] = list(array.shape)
                 sources[layer] = nearest_sources(config, layer, name)
                 rows = np.moveaxis(array, row.axes.index("L"), 0).reshape(length, -1)
@@ -244,7 +245,8 @@ def activations(trace: Trace, config: ModelConfig, numbers: Numbers) -> dict[str
     return told
 
 
-def nearest_sources(config: ModelConfig, layer: int, name: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def nearest_sources(config: ModelConfig, layer: int, name: str) -> tuple[str, ...]:
     """What an activation is computed from, but for what one of these is computed from itself: an
     arrow each, and no second way beside a first."""
     sources = sources_of(config, layer, name, untraced=False)
@@ -253,7 +255,7 @@ def nearest_sources(config: ModelConfig, layer: int, name: str) -> list[str]:
         before = sources_of(config, layer, waiting.pop(), untraced=False)
         waiting += before
         further.update(before)
-    return [source for source in sources if source not in further]
+    return tuple(source for source in sources if source not in further)
 
 
 def root_mean_square(rows: Array) -> Array:
