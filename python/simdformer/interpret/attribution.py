@@ -212,10 +212,11 @@ def shares_of(
             heads.append(np.einsum("nhd,nhd->hn", z, (inner @ wo).reshape(z.shape)))
             biases.append(inner @ bias + behind)
             progress.advance(1)
+    has_positions = transformer.config.positions == "learned"
     return {
         "difference": written("final_norm", rows),
         "embed": written("embed"),
-        "pos_embed": written("pos_embed") if "pos_embed" in trace else np.zeros(len(at)),
+        "pos_embed": written("pos_embed") if has_positions else np.zeros(len(at)),
         "heads": np.stack(heads),
         "mlps": np.stack([written(f"layers.{layer}.mlp.out") for layer in layers]),
         "biases": np.stack(biases),

@@ -40,7 +40,8 @@ def head_scores(trace: Mapping[str, Array], ids: Any = None) -> dict[str, Array]
     (array([[1.]]), array([[0.]]))
     """
     patterns: list[Array] = []
-    while (name := f"layers.{len(patterns)}.attn.pattern") in trace:
+    names = set(trace)  # a trace that is asked for a name it lacks looks for near ones
+    while (name := f"layers.{len(patterns)}.attn.pattern") in names:
         patterns.append(np.asarray(trace[name]))
     if not patterns:
         raise ValueError(
