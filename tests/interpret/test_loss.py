@@ -134,3 +134,10 @@ def test_an_exploration_sees_the_weights_of_now_and_takes_no_edits(trained):
     explored.write("7")
     with pytest.raises(ValueError, match="explore: text has 1 token, needs at least 2"):
         explored.show()
+
+
+def test_code_of_a_model_that_is_trained_runs(trained):
+    explored = Exploration(trained, TEXT)
+    names = {"model": trained}
+    exec(explored.code(5, 0, 3), names)
+    np.testing.assert_array_equal(names["logits"], explored.now.logits)

@@ -200,10 +200,13 @@ class Exploration:
         to `sf.explore`."""
         state, said = self.wanted, int(self.before.said[position])
         words = [said if self.target is None else self.target, self.against]
+        is_trained = state.text.subject.trainable is not None
+        reads = ["model = model.language_model(model.tokenizer)  # its weights of now"]
         named = ", ".join(repr(word) for word in words if word is not None)
         lines = [
             "import simdformer as sf",
             "",
+            *(reads if is_trained else []),
             f"text = {self._literal(state.text)}",
             *self._lines_of_changes(state),
             f"layer, head, position = {layer}, {head}, {position}",
