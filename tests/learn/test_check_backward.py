@@ -421,3 +421,69 @@ def test_a_mistake_in_a_large_gradient_is_named(case, rng):
     for mistake, mine in wrong.items():
         report = sf.check(op, mine, *args, **options)
         assert [one.name for one in report.diagnosis] == [mistake], report
+
+
+# ---- terms that leave nothing --------------------------------------------------------------------
+
+
+def by_pytorch(forward, grad, *inputs):
+    """The gradients of all inputs."""
+    tensors = [to_torch(x).requires_grad_(True) for x in inputs]
+    return torch.autograd.grad(forward(*tensors), tensors, to_torch(grad))
+
+
+def rms_norm_by_hand(x, w):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * w
+
+
+def norm_of_few(rng, width, dtype, scale):
+    """grad, x, weight"""
+    drawn = normal(rng, 5, width), scale * normal(rng, 5, width), normal(rng, width)
+    return tuple(x.astype(dtype) for x in drawn)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_rounding_of_terms_that_cancel_is_right(scale, width, dtype, rng):
+    """Of one number nothing is left by the mean, and by rms_norm next to nothing."""
+    g, x, w = norm_of_few(rng, width, dtype, scale)
+    layer_norm = by_pytorch(lambda x, w, b: F.layer_norm(x, (width,), w, b, 1e-5), g, x, w, w)
+    report = sf.check(sf.backward.layer_norm, layer_norm, g, x, w, w, eps=1e-5)
+    assert report.ok, report
+    rms_norm = by_pytorch(rms_norm_by_hand, g, x, w)
+    report = sf.check(sf.backward.rms_norm, rms_norm, g, x, w, eps=1e-5)
+    assert report.ok, report
+    (softmax,) = by_pytorch(lambda x: torch.softmax(x, -1), g, x)
+    shares = torch.softmax(to_torch(x), -1)
+    report = sf.check(sf.backward.softmax, softmax, g, shares)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_mistakes_are_wrong_where_terms_cancel(dtype, rng):
+    """The gradient of a row of one number is 0, or next to it; each of the terms is not."""
+    g, x, w = norm_of_few(rng, 1, dtype, 3.0)
+    ones, r = np.ones_like(x), np.array(1e-5**-0.5, dtype)
+    labels = np.zeros(5, int)
+    wrong = [
+        sf.check("backward.layer_norm", (r * g * w, None, None), g, x, w, w, eps=1e-5),
+        sf.check("backward.layer_norm", (None, g.sum(0), None), g, x, w, w, eps=1e-5),
+        sf.check("backward.rms_norm", (g * w / abs(x), None), g, x, w, eps=1e-5),
+        sf.check("backward.softmax", g, g, ones),
+        sf.check("backward.log_softmax", g, g, 0 * ones),
+        sf.check("backward.cross_entropy", ones / 5, x, labels),
+    ]
+    assert not any(report.ok or report.nearly for report in wrong)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_a_unit_is_right_where_terms_cancel(dtype, rng):
+    g, x, _ = norm_of_few(rng, 1, dtype, 3.0)
+    off = (ml_dtypes.finfo(dtype).eps * np.ones_like(x)).astype(dtype)
+    right = [
+        sf.check("backward.softmax", g * off, g, np.ones_like(x)),
+        sf.check("backward.log_softmax", g * off, g, np.zeros_like(x)),
+        sf.check("backward.cross_entropy", off / 5, x, np.zeros(5, int)),
+    ]
+    assert all(report.ok for report in right)

@@ -61,6 +61,9 @@ class Program:
         numbers one array may hold; it gives the variables of a smaller problem, whose result is a
         part of the result of the whole one, and a function that takes this part out of a result.
         None: it is small enough
+    terms : one expression on the last variables. For each result it gives the size of the terms
+        that are subtracted on the way to it, which may leave next to nothing; None where nothing
+        cancels. `unit` is how far off a number of size 1 may be
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Program:
         axes: tuple[str, ...] = (),
         tables: Set[str] = frozenset(),
         thin: Thin | None = None,
+        terms: str = "",
     ) -> None:
         self.name = name
         self.of = of
@@ -84,6 +88,7 @@ class Program:
         self.beginning: Beginning | None = None  # of a long one, what shows in its first steps
         self.defaults: dict[str, Any] = {}
         names = named(calls)
+        self.terms = Lines(terms, names) if terms else None
         for step in STEP.finditer(textwrap.dedent(text) + "\n"):
             full = f"{name}.{step['name']}"
             if full in STEPS:

@@ -23,9 +23,10 @@ from simdformer.learn.check.compare import (
     whole_size,
 )
 from simdformer.learn.check.constants import Fit, fits
-from simdformer.learn.check.problem import Problem
+from simdformer.learn.check.problem import Problem, as_list
 from simdformer.learn.check.rounding import F64, Noise, coarser
 from simdformer.learn.check.search import Explanation, Search
+from simdformer.learn.program import Run, State
 
 __all__ = ["Evidence", "Verdict", "also", "is_rounding", "rounded"]
 
@@ -90,11 +91,28 @@ class Evidence:
     def spreads(self, right: list[Any], dtype: np.dtype[Any]) -> list[Float64] | None:
         """How far rounding to a dtype may take each number. A large problem is looked at in
         a sample, whose most sensitive row stands for all. In 16 bits it is bounded: an eps that
-        becomes 0 there would excuse everything."""
+        becomes 0 there would excuse everything. Where terms cancel, their own size counts, not
+        what is left of them."""
         found = self.unbounded(right, dtype)
-        if found is None or dtype.itemsize > 2:
+        if found is not None and dtype.itemsize == 2:
+            found = [np.minimum(one, MOST * sizes(x)) for one, x in zip(found, right, strict=True)]
+        if found is None or self.problem.program.terms is None:
             return found
-        return [np.minimum(one, MOST * sizes(x)) for one, x in zip(found, right, strict=True)]
+        return [np.maximum(one, x) for one, x in zip(found, self.of_terms(dtype), strict=True)]
+
+    def of_terms(self, dtype: np.dtype[Any]) -> list[Any]:
+        """How far rounding of the terms that are subtracted may move each number."""
+        terms, s = self.problem.program.terms, self.last
+        assert terms is not None
+        s.unit = self.noise.times(dtype) * float(finfo(dtype).eps) / 2
+        sizes = self.problem.part(as_list(terms.value(s)))
+        return [0.0 if size is None else np.atleast_1d(s.unit * size) for size in sizes]
+
+    @cached_property
+    def last(self) -> State:
+        """The last variables of the program."""
+        last: State = Run(F64)(self.problem.program, **self.problem.variables)
+        return last
 
     def unbounded(self, right: list[Any], dtype: np.dtype[Any]) -> list[Float64] | None:
         moved = self.noise.spreads(dtype)

@@ -47,6 +47,10 @@ def of_rows(s: State, numbers: Any) -> Any:
     return chosen(s, np.broadcast_to(numbers, s.counts.shape)).astype(s.run.dtype)[..., None]
 
 
+SUBTRACTED = """(
+    here[..., None] * (p + target) * np.abs(grad[..., None] if np.ndim(grad) else grad)
+    / (counts.sum() if reduction == "mean" else 1)
+)"""
 cross_entropy_backward = Program(
     "cross_entropy_backward",
     f"""
@@ -67,6 +71,7 @@ cross_entropy_backward = Program(
     of=backward.cross_entropy,
     axes=("row", "column"),
     thin=some_labels,
+    terms=SUBTRACTED,
 )
 
 mistakes(

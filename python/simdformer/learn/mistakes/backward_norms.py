@@ -4,6 +4,10 @@ grad, x (...,n), weight and bias (n,); the meaning is that of `reference.backwar
 most of their steps, and most of their mistakes.
 """
 
+from typing import Any
+
+import numpy as np
+
 from simdformer import backward
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.backward_linear import rows_of
@@ -25,6 +29,21 @@ def some_positions(variables: Variables, limit: int) -> Thinned | None:
     return None if variables["only"] else some_rows(variables, limit)
 
 
+# h is a difference too, of terms as large as `moved`; its rounding reaches x and weight.
+SUBTRACTED = """(
+    r * (np.abs(g) + mean(np.abs(g)) + moved(x, r, unit) * np.abs(share)
+    + np.abs(h) * mean(np.abs(g) * moved(x, r, unit))),
+    None if w is None else rows_of(np.abs(dy) * moved(x, r, unit)).sum(axis=0), None
+)"""
+MOST = 0.1  # of the normalised x, whose size is 1: rounding of its terms excuses no more
+
+
+def moved(x: Any, r: Any, unit: float) -> Any:
+    """How large the terms of the normalised x are: x and its mean, in units of their spread."""
+    size = np.abs(x.astype(np.float64))
+    return np.minimum(r * (size + mean(size)), MOST / unit)
+
+
 rms_norm_backward = Program(
     "rms_norm_backward",
     f"""
@@ -38,6 +57,7 @@ rms_norm_backward = Program(
     of=backward.rms_norm,
     axes=("position", "channel"),
     thin=some_positions,
+    terms="np.abs(r) * (np.abs(g) + np.abs(h) * mean(np.abs(g * h))), None",
 )
 layer_norm_backward = Program(
     "layer_norm_backward",
@@ -51,10 +71,11 @@ layer_norm_backward = Program(
     of_bias: db = None if bias is None else rows_of(dy).sum(axis=0)
     give: out = dx, dw, db
     """,
-    calls=(mean, rows_of),
+    calls=(mean, rows_of, moved),
     of=backward.layer_norm,
     axes=("position", "channel"),
     thin=some_positions,
+    terms=SUBTRACTED,
 )
 
 mistakes(

@@ -22,6 +22,7 @@ softmax_backward = Program(
     of=backward.softmax,
     axes=("row", "column"),
     thin=some_rows,
+    terms="p * (np.abs(dp) + np.abs(weighed).sum(axis=along, keepdims=True)) / temperature",
 )
 log_softmax_backward = Program(
     "log_softmax_backward",
@@ -35,6 +36,7 @@ log_softmax_backward = Program(
     of=backward.log_softmax,
     axes=("row", "column"),
     thin=some_rows,
+    terms="np.abs(dy) + p * np.abs(dy).sum(axis=along, keepdims=True)",
 )
 
 mistakes(
