@@ -11,6 +11,7 @@ import simdformer as sf
 from conftest import LAYOUTS, bfloat16, normal, relaid, to_torch
 from simdformer import nn
 from simdformer.learn.catalogue import CATALOGUE
+from simdformer.learn.check.blas import _openblas, one_thread
 from simdformer.learn.check.operation import bind
 from simdformer.learn.check.search import WHOLE
 from simdformer.learn.program import Run
@@ -361,3 +362,27 @@ def test_a_first_sequence_only(rng):
         report = sf.check(attention, mine, q, k, v)
         assert names(report) == ["array.first_sequence_only"], report
         assert report.diagnosis[0].title.endswith(rest)
+
+
+def test_matrix_products_have_one_thread_while_a_check_runs_and_all_of_them_afterwards():
+    blas = _openblas()
+    if blas is None:
+        pytest.skip("numpy has another library than OpenBLAS")
+    read, write = blas
+    before, seen = read(), []
+
+    def mine(x):
+        with one_thread():  # a check within a check
+            pass
+        seen.append(read())
+        return sf.softmax(x)
+
+    write(2)
+    try:
+        assert sf.check(sf.softmax, mine, np.random.default_rng(0).standard_normal((3, 5))).ok
+        with pytest.raises(TypeError):
+            sf.check("no such operation", mine)
+        assert set(seen) == {1}
+        assert read() == 2
+    finally:
+        write(before)

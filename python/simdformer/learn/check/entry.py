@@ -9,6 +9,7 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.asking import SWAPPED, same_array
+from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE, coarsest, float_dtypes
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.operation import Call, as_array, bind, takes
@@ -20,6 +21,7 @@ from simdformer.types import DTypeLike
 __all__ = ["check"]
 
 
+@one_thread()
 def check(
     op: Any,
     mine: Any,

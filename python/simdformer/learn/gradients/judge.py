@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.evidence import Evidence
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.report import Report
@@ -26,6 +27,7 @@ SECONDS = 3.0  # of work, after which no more mistakes are tried
 BESIDE = 4  # gradients before the first wrong one, and behind it, that tell mistakes apart
 
 
+@one_thread()
 def check_gradients(
     mine: Any,
     model: Any,

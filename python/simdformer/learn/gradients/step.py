@@ -9,6 +9,7 @@ import numpy as np
 
 from simdformer import optim
 from simdformer.learn.catalogue import Mistake
+from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE, numbers, row_size, whole_size
 from simdformer.learn.check.entry import check
 from simdformer.learn.check.operation import as_array
@@ -50,6 +51,7 @@ OTHER_GRADIENT = Mistake(
 )
 
 
+@one_thread()
 def check_step(
     mine: Any,
     model: Any,
