@@ -1,4 +1,5 @@
-"""The experts of a layer that a file keeps in one tensor: taken apart, without reading them."""
+"""The experts of a layer that a file keeps in one tensor: taken apart, without reading them, and put
+together again."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from simdformer.models.config import ModelConfig
 from simdformer.models.tensors import QuantizedTensor
 from simdformer.types import Array
 
-__all__ = ["STACKED", "MXFP4Tensor", "split_stacked"]
+__all__ = ["JOINED", "STACKED", "MXFP4Tensor", "join_stacked", "split_stacked"]
 
 MXFP4, BLOCK = "mxfp4", 32  # numbers under one scale
 
@@ -95,6 +96,30 @@ STACKED: dict[str, tuple[int, tuple[str, ...], Parts]] = {
     "down_blocks": (4, ("down",), alone("down")),
     "down_scales": (3, (), alone("down_scales")),
 }
+
+# The piece of an expert in such a tensor, of its parts in the order of STACKED.
+JOINED: dict[str, Callable[..., Array]] = {
+    "gate_up_columns": lambda gate, up: rows_by_turns(gate, up).T,
+    "gate_up_bias": lambda gate, up: rows_by_turns(gate, up),
+    "down_columns": lambda down: down.T,
+    "down_bias": lambda down: down,
+}
+
+
+def rows_by_turns(gate: Array, up: Array) -> Array:
+    rows: Array = np.stack([gate, up], axis=1).reshape(-1, *gate.shape[1:])
+    return rows
+
+
+def join_stacked(kind: str, weights: Mapping[str, Array]) -> Array:
+    """The tensor `kind` of all experts of a layer, from our weights of each."""
+    layer = next(iter(weights)).partition(".experts.")[0]
+    _, parts, _ = STACKED[kind]
+    pieces = [
+        JOINED[kind](*(weights[f"{layer}.experts.{number}.{part}"] for part in parts))
+        for number in range(len(weights) // len(parts))
+    ]
+    return np.stack(pieces)
 
 
 def split_stacked(weights: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:

@@ -121,6 +121,7 @@ MINIMIND_SHARED_EXPERT = names("""
     shared.up    mlp.shared_experts.0.up_proj.weight
     shared.down  mlp.shared_experts.0.down_proj.weight
 """)
+# A weight that stands in several of a format's tensors is written to the last.
 EXPERTS_OF_GPT_OSS = names("""
     attn_norm                input_layernorm.weight           attn_norm.weight
     mlp_norm                 post_attention_layernorm.weight  post_attention_norm.weight
@@ -133,13 +134,13 @@ EXPERTS_OF_GPT_OSS = names("""
     experts.gate_bias        -                                ffn_gate_exps.bias
     experts.up_bias          -                                ffn_up_exps.bias
     experts.down_bias        mlp.experts.down_proj_bias       ffn_down_exps.bias
-    experts.gate_up_columns  mlp.experts.gate_up_proj
     experts.gate_up_blocks   mlp.experts.gate_up_proj_blocks
     experts.gate_up_scales   mlp.experts.gate_up_proj_scales
     experts.gate_up_bias     mlp.experts.gate_up_proj_bias
-    experts.down_columns     mlp.experts.down_proj
     experts.down_blocks      mlp.experts.down_proj_blocks
     experts.down_scales      mlp.experts.down_proj_scales
+    experts.gate_up_columns  mlp.experts.gate_up_proj
+    experts.down_columns     mlp.experts.down_proj
 """)
 AROUND_GPT2 = names(
     """

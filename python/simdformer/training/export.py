@@ -17,6 +17,7 @@ from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
 from simdformer.checkpoints.rope_rows import TURNED, in_layout
+from simdformer.checkpoints.stacked import JOINED, join_stacked
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.training.files import write_text, write_whole
 from simdformer.types import Array
@@ -26,8 +27,9 @@ __all__ = ["SHARD", "export"]
 SHARD = 5 * 10**9  # bytes of a file at most, unless one tensor is larger
 WRITTEN = (
     "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "olmo3", "gemma2",
-    "gemma3_text", "gpt2", "phi3", "mixtral", "qwen2_moe", "qwen3_moe",
+    "gemma3_text", "gpt2", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss",
 )  # fmt: skip
+SAYS_ROPE = ("gpt_oss",)  # where transformers would guess a scaled RoPE if none were said
 KINDS = ("full_attention", "sliding_attention")
 ACTIVATIONS = {
     ("", "silu"): "silu",
@@ -136,6 +138,8 @@ def config_of(kind: str, config: ModelConfig) -> dict[str, Any]:
         found |= DERIVED[derived](config) if derived in DERIVED else {}
     if architecture.rope:
         found |= rope_of(config)
+        if kind in SAYS_ROPE and config.rope_scaling is None:
+            found["rope_scaling"] = {"rope_type": "default"}
     if config.rope_layers is not None:
         found["no_rope_layers"] = [int(turns) for turns in config.rope_layers]
     windows = [config.window(layer) for layer in range(config.num_layers)]
@@ -173,9 +177,14 @@ def stored(kind: str, weights: Mapping[str, Array]) -> dict[str, Array]:
         parts.setdefault(architecture.names.theirs(name), {})[name] = weight
     tensors = {}
     for theirs, some in parts.items():
-        ours = (architecture.names.ours(theirs) or "").rpartition(".")[2]
+        ours = architecture.names.ours(theirs) or ""
+        of_experts = ours.partition(".experts.")[2]
+        if of_experts in JOINED:
+            tensors[theirs] = join_stacked(of_experts, some)
+            continue
         whole = np.concatenate(list(some.values())) if len(some) > 1 else next(iter(some.values()))
-        tensors[theirs] = whole.T if ours in architecture.transposed else whole
+        turned = ours.rpartition(".")[2] in architecture.transposed
+        tensors[theirs] = whole.T if turned else whole
     return tensors
 
 

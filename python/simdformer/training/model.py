@@ -107,7 +107,7 @@ class TrainableModel:
 
         tokenizer : a folder, or a file of one, whose tokenizer's files are copied.
 
-        CheckpointError: no architecture that is written has such a config (gpt-oss is not written);
+        CheckpointError: no architecture that is written has such a config;
         no tokenizer is there. OSError: the disk is full; files that stood there before are as they
         were.
         """
