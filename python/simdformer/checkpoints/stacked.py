@@ -1,5 +1,5 @@
-"""The experts of a layer that a file keeps in one tensor: taken apart, without reading them, and put
-together again."""
+"""The experts of a layer that a file keeps in one tensor: taken apart, without reading them, and
+put together again."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
