@@ -123,7 +123,12 @@ class Notebook:
         chain.perform()
 
     def run(self, at):
-        """Runs a cell; its text output. Keys that a page takes while it is built are lost."""
+        """Runs a cell; its text output."""
+        self.start(at)
+        return self.finish(at)
+
+    def start(self, at):
+        """Begins to run a cell. Keys that a page takes while it is built are lost."""
         before = self.prompt(at)
         for _ in range(5):
             self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
@@ -133,8 +138,12 @@ class Notebook:
             self.press(Keys.CONTROL, Keys.ENTER)
             with suppress(TimeoutException):
                 self.wait(lambda: self.prompt(at) != before, 15)
-                break
-        self.wait(lambda: self.prompt(at) != before and self.count(at), 120)
+                return
+        pytest.fail(f"cell {at} does not run")
+
+    def finish(self, at):
+        """Waits for a cell that runs; its text output."""
+        self.wait(lambda: self.count(at), 120)
         return self.output(at)
 
     def type(self, at, source):

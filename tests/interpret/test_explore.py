@@ -345,3 +345,37 @@ def test_dark_and_400_pixels(opened, lab):
     wide = "return arguments[0].scrollWidth - arguments[0].clientWidth"
     assert lab.driver.execute_script(wide, view.one("#page")) == 0
     assert view.one("main").value_of_css_property("grid-template-columns").count("px") == 1
+
+
+TRAINED = """import time
+import simdformer as sf
+from simdformer.training import TrainableModel
+model = TrainableModel.from_pretrained(sf.demo_path())
+e = sf.explore(model, [1, 40, 7, 300, 40, 7])
+e"""
+LOOP = """log = []
+for step in range(1, 41):
+    loss, gradients = model.loss_and_gradients(e.trace.ids)
+    for name, weight in model.parameters().items():
+        weight -= 0.01 * gradients[name]
+    log.append(loss)
+    e.update(log)
+    time.sleep(0.1)
+print(f"{log[-1]:.3g}", f"{model.loss(e.trace.ids):.3f}")"""
+
+
+@in_lab
+def test_the_curve_of_a_run_grows_while_it_goes_on(lab):
+    notebook = lab.open("run.ipynb", TRAINED, LOOP)
+    notebook.run(0)
+    notebook.wait(notebook.explorers, 60)
+    view = notebook.explorers()[0]
+    view.wait(lambda: view.all("#heads button"))
+    assert not view.one("#run-view").is_displayed()
+    notebook.start(1)
+    view.wait(lambda: view.text("#run-of").startswith("After step "))
+    assert notebook.count(1) is None  # the loop goes on
+    last, now = notebook.finish(1).split()
+    view.wait(lambda: view.text("#run-of") == f"After step 40: loss {last}.")
+    assert f"is {now} nats" in view.text("#loss-of")
+    view.wait(lambda: len(view.one("#run-curve .each").get_attribute("points").split()) == 40)

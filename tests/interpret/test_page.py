@@ -8,8 +8,11 @@ import pytest
 import simdformer as sf
 from browser import Keys, Tab, start
 from checkpoints import random_weights, tiny_config
+from simdformer.interpret.explorer.curves import curves
 from simdformer.interpret.explorer.exploration import Exploration
 from simdformer.interpret.loss import loss_by_part
+from simdformer.interpret.page.content import read_text
+from simdformer.interpret.page.look import Page, page_of
 from simdformer.interpret.subject import read_subject
 from simdformer.models import Transformer
 from simdformer.training import TrainableModel
@@ -375,7 +378,7 @@ def test_a_page_fits_its_window(tab, width):
         "setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
     )
     assert tab("document.scrollingElement.scrollWidth") <= width
-    columns = len({section.rect["x"] for section in tab.all("section")})
+    columns = len({section.rect["x"] for section in tab.all("section:not([hidden])")})
     assert columns == (1 if width < 860 else 2)
 
 
@@ -563,6 +566,8 @@ def test_what_the_loss_asks_for_is_drawn_for_a_model_that_is_trained(opened, dem
     loss, parts = loss_by_part(subject, subject.run(["*"])[1])
     tab = opened(sf.look(model, TEXT))
     assert f"is {loss:.3f} nats" in tab.text("#loss-of")
+    assert not tab.one("#run-view").is_displayed()
+    assert len(tab.text("#loss-by-head .axis").split()) == 3
 
     def numbers(column):
         return [float(b.text.replace("−", "-")) for b in tab.all(f"#loss-by-{column} .bar b")]
@@ -576,6 +581,32 @@ def test_what_the_loss_asks_for_is_drawn_for_a_model_that_is_trained(opened, dem
     heads = parts["head_sizes"]
     expected = np.stack([np.linalg.norm(heads, axis=-1), parts["mlp_sizes"]], -1).ravel()
     np.testing.assert_allclose(numbers("layer"), expected, rtol=0.051)
+    assert tab.text("#loss-by-head .axis").split()[0] == "0"  # a size is never below it
     tab.click(tab.all("#loss-by-layer .bar")[2])
     assert tab.state("layer") == (1,)
     np.testing.assert_allclose(numbers("head"), heads[1], rtol=0.051)
+
+
+def test_the_curves_of_a_run_are_drawn(opened, demo):
+    log = [{"step": at, "loss": 9 - at, "lr": 0.001 * at} for at in range(1, 9)]
+    log[3]["val_loss"], log[7]["val_loss"] = 7.5, 2.5
+    reading = read_text(read_subject("look", demo, TEXT), "about")
+    tab = opened(Page(page_of(reading, run=curves(log)), "about"))
+    assert tab.text("#run-of") == (
+        "After step 8: loss 1, validation loss 2.5, learning rate 0.008. Dots: the validation loss."
+    )
+
+    def points(line):
+        numbers = line.get_attribute("points").replace(",", " ").split()
+        return np.array(numbers, float).reshape(-1, 2)
+
+    x, y = points(tab.one("#run-curve .each")).T
+    np.testing.assert_allclose(np.diff(x), np.full(7, x[1] - x[0]))
+    np.testing.assert_allclose(np.diff(y), np.full(7, y[1] - y[0]))
+    assert x[0] < x[-1]
+    assert y[0] < y[-1]  # downwards
+    assert len(tab.all("#run-curve circle")) == 2
+    assert not tab.one("input[name=curve][value=norm]").is_enabled()
+    tab.click(tab.one("input[name=curve][value=lr]"))
+    assert points(tab.one("#run-curve .each"))[-1, 1] < y[-1]
+    assert tab.all("#run-curve circle") == []

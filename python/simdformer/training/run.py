@@ -31,6 +31,7 @@ from simdformer.training.checkpoint import Checkpoint, newest_checkpoint, save_c
 from simdformer.training.data import Rows, rows_of_step
 from simdformer.training.files import write_text
 from simdformer.training.gradient_tree import GradientTree, share_of_rank
+from simdformer.training.log import LOG
 from simdformer.training.objectives import Batch, NextToken, Objective, Trainable
 from simdformer.training.options import TrainOptions, check_same
 from simdformer.types import Array
@@ -40,7 +41,7 @@ __all__ = ["LOG", "SETTINGS", "Diverged", "Run", "StepResult", "read_settings"]
 SPIKE = 100  # times the median of the norms before it: a norm that no clipping makes good
 REMEMBERED = 100  # norms whose median counts
 ENOUGH = 10  # norms before a median says anything
-SETTINGS, LOG = "training.json", "log.jsonl"
+SETTINGS = "training.json"
 PROBED = 5  # steps
 VAL_ROWS = 64  # of the validation data, at most: the same ones each time
 

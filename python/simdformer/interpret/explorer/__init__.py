@@ -43,6 +43,8 @@ def explore(
         "other" (what the second text has there). A head is changed in attn.z, an MLP in mlp.out, a
         position in the residual stream in front of the layer. `.append(token)`, `.sample()`;
         `.code()` gives the Python that computes what is shown; `.save("page.html")` a file.
+        `.update(log)` shows the curve of a run that goes on, and the model that is trained with its
+        weights of now; `.watch(directory)` the curve of one in another process.
 
     Raises
     ------

@@ -52,10 +52,13 @@ class Exploration:
         `give_up` wants no more than that.
     note : str
         What the last call has done beyond what it was told, in a sentence.
+    run : dict, or None
+        The curves of a run, as `curves` gives them.
     """
 
     before: Reading
     now: Reading
+    run: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Exploration:
         length = len(self.wanted.text.ids)
         config = self.wanted.text.subject.transformer.config
         changes = read_changes(edits, config, length)
-        if changes and self.wanted.text.subject.trainable is not None:
+        if changes and self.is_trained:
             raise ValueError(
                 "explore: edits change a model that is trained, and its gradients are those "
                 "without changes; explore model.language_model(model.tokenizer)"
@@ -157,6 +160,12 @@ class Exploration:
             return Read(" ".join(subject.tokens), subject)
         return Read(subject.tokenizer.decode(subject.ids, skip_special=True), subject)
 
+    def read_again(self) -> None:
+        """The same text, with the weights that a model that is trained has by now."""
+        old = self.wanted.text
+        again = read_subject("explore", self.model, old.subject.ids)
+        self.wanted, self.note = replace(self.wanted, text=Read(old.text, again)), ""
+
     # ---- what is shown ---------------------------------------------------------------------------
 
     def show(self) -> None:
@@ -182,6 +191,11 @@ class Exploration:
         self.wanted = self.shown
 
     @property
+    def is_trained(self) -> bool:
+        """Whether the weights may change between two readings."""
+        return self.wanted.text.subject.trainable is not None
+
+    @property
     def tokens(self) -> list[str]:
         return self.wanted.text.subject.tokens
 
@@ -193,20 +207,19 @@ class Exploration:
     def page(self) -> Page:
         """What is shown, as a file."""
         about = str(self.now.data["about"])
-        return Page(page_of(self.now, self.before, self.labels), about)
+        return Page(page_of(self.now, self.before, self.labels, self.run), about)
 
     def code(self, layer: int, head: int, position: int) -> str:
         """Python that computes what is shown of this head and position. `model` is what was given
         to `sf.explore`."""
         state, said = self.wanted, int(self.before.said[position])
         words = [said if self.target is None else self.target, self.against]
-        is_trained = state.text.subject.trainable is not None
         reads = ["model = model.language_model(model.tokenizer)  # its weights of now"]
         named = ", ".join(repr(word) for word in words if word is not None)
         lines = [
             "import simdformer as sf",
             "",
-            *(reads if is_trained else []),
+            *(reads if self.is_trained else []),
             f"text = {self._literal(state.text)}",
             *self._lines_of_changes(state),
             f"layer, head, position = {layer}, {head}, {position}",

@@ -6,24 +6,28 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from threading import Event, RLock
+from threading import Event, RLock, Thread
 from typing import Any
 
 import anywidget
 import numpy as np
 import traitlets
 
+from simdformer.interpret.explorer.curves import curves
 from simdformer.interpret.explorer.exploration import Exploration
 from simdformer.interpret.page.content import Reading
 from simdformer.interpret.page.look import bundle, text_of
 from simdformer.models.progress import Progress, watched
 from simdformer.text.sampling import Sampler
+from simdformer.training.log import LOG
 
 __all__ = ["Explorer"]
 
 QUIET_SECONDS = 0.3  # before a bar is shown
 BETWEEN_BARS = 0.1  # seconds
+BETWEEN_LOOKS = 1.0  # seconds, at a log
 GAP = 64  # numbers that are the same between two that are not, and still are sent with them
 
 
@@ -83,6 +87,7 @@ class Explorer(anywidget.AnyWidget):
         self._lock = RLock()  # of the exploration
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
         self._waiting, self._stop = 0, Event()
+        self._watching = Event()  # set where a log is not looked at any more
         self._sampler = Sampler(temperature=1.0)
         self._sent: tuple[Reading, Reading] | None = None
         self._is_publishing, self._began, self._told = False, 0.0, 0.0
@@ -111,6 +116,41 @@ class Explorer(anywidget.AnyWidget):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes what is shown as a file that needs no network, and gives its path."""
         return self._exploration.page().save(path)
+
+    def update(self, log: Any) -> None:
+        """Shows the curves of a run as far as it is, and the text as a model that is trained reads
+        it with its weights of now. For each step, or every few, of a loop of your own.
+
+        log : the losses; or a dict a step, of which "step", "loss", "val_loss", "lr" and "norm" are
+            shown; or the directory of `simdformer train`, or its log.jsonl. ValueError: no step.
+        """
+        explored = self._exploration
+        with self._lock:
+            explored.run = curves(log)
+            if explored.is_trained:
+                self._now(explored.read_again)  # its page has the curves
+            else:
+                self._send_run()
+
+    def watch(self, directory: str | os.PathLike[str] | None) -> None:
+        """Shows the curves of a run of `simdformer train` in another process: its log is looked at
+        every second, and may not be there yet. None ends that."""
+        self._watching.set()
+        self._watching = Event()
+        if directory is not None:
+            arguments = Path(directory), self._watching
+            Thread(target=self._look_at, args=arguments, name="explorer log", daemon=True).start()
+
+    def _look_at(self, directory: Path, ended: Event) -> None:
+        seen = None
+        while not ended.wait(0 if seen is None else BETWEEN_LOOKS):
+            file = directory / LOG if directory.is_dir() else directory
+            size = file.stat().st_size if file.is_file() else 0
+            if size and size != seen:
+                with self._lock, suppress(ValueError):  # no whole line yet
+                    self._exploration.run = curves(directory)
+                    self._send_run()
+            seen = size
 
     def __repr__(self) -> str:
         changes = ", ".join(self._exploration.labels) or "nothing changed"
@@ -252,11 +292,15 @@ class Explorer(anywidget.AnyWidget):
     def _send_page(self, view: str | None = None) -> None:
         """Everything, to one view or to all."""
         explored = self._exploration
-        data = {**explored.now.data, "changes": explored.labels}
+        data = {**explored.now.data, "changes": explored.labels, "run": explored.run}
         told = {"kind": "page", "view": view, "data": data, "sentence": explored.note}
         self.send(
             {**told, **self._texts()}, buffers=[explored.now.numbers, explored.before.numbers]
         )
+
+    def _send_run(self) -> None:
+        told = {"kind": "run", "run": self._exploration.run, "sentence": self._exploration.note}
+        self.send({**told, **self._texts()})
 
     def _send_changes(self, old: Reading) -> None:
         """What differs from the reading that was sent."""

@@ -111,7 +111,7 @@ def read_text(
     if subject.trainable is not None:
         loss, parts = loss_by_part(subject, trace)
         places = {name: numbers.add(table) for name, table in parts.items()}
-        data["loss"] = {"mean": loss, **places}
+        data["loss"] = {"mean": loss if np.isfinite(loss) else None, **places}
     return Reading(subject, logits, trace, said, data, numbers.bytes, words)
 
 

@@ -4,7 +4,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,19 @@ __all__ = ["MOST_TOKENS", "Page", "bundle", "look", "page_of", "text_of"]
 
 MOST_TOKENS = 200
 # script/NAME.js, in the order in which they need each other
-VIEWS = ("data", "state", "text", "heads", "head", "lens", "attribution", "loss", "layer", "page")
+VIEWS = (
+    "data",
+    "state",
+    "text",
+    "heads",
+    "head",
+    "lens",
+    "attribution",
+    "loss",
+    "run",
+    "layer",
+    "page",
+)
 
 
 class Page:
@@ -103,11 +115,17 @@ def look(
     return Page(page_of(read_text(subject, about, target, against)), about)
 
 
-def page_of(reading: Reading, before: Reading | None = None, changes: Sequence[str] = ()) -> str:
-    """page.html with page.css, the scripts and what they draw: a reading, and beside it the one
-    before these changes. Nothing in that ends the element that it stands in: `<` is spelled out."""
+def page_of(
+    reading: Reading,
+    before: Reading | None = None,
+    changes: Sequence[str] = (),
+    run: Mapping[str, Any] | None = None,
+) -> str:
+    """page.html with page.css, the scripts and what they draw: a reading, beside it the one before
+    these changes, and the curves of a run. Nothing in that ends the element that it stands in: `<`
+    is spelled out."""
     data = json.dumps(
-        {**reading.data, "changes": list(changes)},
+        {**reading.data, "changes": list(changes), "run": run},
         ensure_ascii=False,
         allow_nan=False,
         separators=(",", ":"),

@@ -47,25 +47,29 @@ function longest() {
   return Math.max(1e-9, ...ends.map(Math.abs));
 }
 
-function axis(most, said) {
-  const ends = make("i", {}, make("s", {}, said(-most)), make("s", {}, "0"), make("s", {}, said(most)));
+/** From −most to most, or of sizes, which are never below 0, from 0 to most. */
+function axis(most, said, areSizes) {
+  const marks = [...(areSizes ? [] : [said(-most)]), "0", said(most)];
+  const ends = make("i", {}, ...marks.map((mark) => make("s", {}, mark)));
   const row = make("div", { class: "axis", "aria-hidden": "true" });
   row.append(make("span"), ends);
   return row;
 }
 
 /** The longest bar is `most`; `said` is how a number is written. */
-function bars(parts, most = longest(), said = signed) {
-  return [...parts.map((part) => barOf(part, most, said)), axis(most, said)];
+function bars(parts, most = longest(), said = signed, areSizes = false) {
+  return [...parts.map((part) => barOf(part, most, said, areSizes)), axis(most, said, areSizes)];
 }
 
-function barOf({ name, value, earlier, here, choice, place }, most, said) {
-  const wide = (50 * Math.abs(value)) / most;
+function barOf({ name, value, earlier, here, choice, place }, most, said, areSizes) {
+  const zero = areSizes ? 0 : 50;
+  const wide = ((100 - zero) * Math.abs(value)) / most;
   const line = make("i", {
-    "--from": `${value < 0 ? 50 - wide : 50}%`,
+    "--zero": `${zero}%`,
+    "--from": `${value < 0 ? zero - wide : zero}%`,
     "--wide": `${wide}%`,
     "--colour": value < 0 ? "var(--warm)" : "var(--mark)",
-    "--earlier": `${50 + (50 * earlier) / most}%`,
+    "--earlier": `${zero + ((100 - zero) * earlier) / most}%`,
   });
   const bar = make("button", { type: "button", class: here ? "bar here" : "bar" });
   bar.append(make("span", {}, name), line, make("b", {}, said(value)));

@@ -5,10 +5,15 @@ function showLoss(loss) {
     without: { heads: arrayOf(loss.without_heads), mlps: arrayOf(loss.without_mlps) },
     size: { heads: arrayOf(loss.head_sizes), mlps: arrayOf(loss.mlp_sizes) }, // (layers, heads), (layers)
   };
-  const said = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toPrecision(2);
+  const areSizes = () => state.asks === "size";
+  const sign = (value) => (areSizes() ? "" : value < 0 ? "−" : "+");
+  function said(value) {
+    const size = Math.abs(value);
+    return sign(value) + (size > 0 && size < 0.001 ? size.toExponential(1) : size.toPrecision(2));
+  }
   const headsOf = (layer) => asked[state.asks].heads.subarray(layer * HEADS, (layer + 1) * HEADS);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
-  const ofAll = (values) => (state.asks === "size" ? Math.hypot(...values) : sum(values));
+  const ofAll = (values) => (areSizes() ? Math.hypot(...values) : sum(values));
 
   function byLayer() {
     return range(LAYERS).flatMap((layer) => {
@@ -26,7 +31,7 @@ function showLoss(loss) {
       size: "the norm of its gradient by what a head gives (attn.z) and an MLP (mlp.out)",
     };
     byId("loss-of").textContent =
-      `The mean loss of the next tokens is ${loss.mean.toFixed(3)} nats. Shown over the whole text: ` +
+      `The mean loss of the next tokens is ${loss.mean === null ? "not a number" : `${loss.mean.toFixed(3)} nats`}. Shown over the whole text: ` +
       `${told[state.asks]}. Both columns have one scale.`;
   });
 
@@ -40,8 +45,8 @@ function showLoss(loss) {
       here: head === state.head,
       choice: { head },
     }));
-    byId("loss-by-layer").replaceChildren(...bars(layers, most, said));
-    byId("loss-by-head").replaceChildren(...bars(heads, most, said));
+    byId("loss-by-layer").replaceChildren(...bars(layers, most, said, areSizes()));
+    byId("loss-by-head").replaceChildren(...bars(heads, most, said, areSizes()));
   });
   radios("asks");
 }

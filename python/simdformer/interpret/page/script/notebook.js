@@ -96,6 +96,10 @@ function render({ model, el }) {
     if (content.kind === "page" && (content.view === null || content.view === view))
       open(content.data, buffers);
     if (content.kind === "numbers" && page !== null) change(content, buffers[0]);
+    if (content.kind === "run" && page !== null) {
+      page.data.run = content.run;
+      page.refresh();
+    }
     say(content.sentence);
     for (const [id, name] of [
       ["typed", "text"],

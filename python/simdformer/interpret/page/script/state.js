@@ -12,6 +12,7 @@ const state = {
   colour: "attends",
   drawn: "shading",
   asks: "without",
+  curve: "loss",
   pictures: "now",
   ...hooks.kept,
 };
