@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.learn.check.report import CheckError
+from simdformer.learn.check.report import Verdict
 
 __all__ = ["GradcheckReport", "InputGradient", "gradcheck"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -32,7 +32,7 @@ class InputGradient:
     message: str
 
 
-class GradcheckReport:
+class GradcheckReport(Verdict):
     """What `gradcheck` found: `ok`, whether all is right, and `inputs`, a line for each input."""
 
     def __init__(self, name: str, inputs: list[InputGradient]) -> None:
@@ -42,9 +42,6 @@ class GradcheckReport:
     def ok(self) -> bool:
         return all(one.ok for one in self.inputs)
 
-    def __bool__(self) -> bool:
-        return self.ok
-
     def __repr__(self) -> str:
         lines = [f"{'✓' if self.ok else '✗'} gradcheck of {self.name}"]
         width = max((len(one.name) for one in self.inputs), default=0)
@@ -52,12 +49,6 @@ class GradcheckReport:
             f"  {'✓' if one.ok else '✗'} {one.name:{width}}  {one.message}" for one in self.inputs
         ]
         return "\n".join(lines)
-
-    def raise_if_wrong(self) -> None:
-        """Raises a `CheckError` with this report unless all gradients are right."""
-        __tracebackhide__ = True
-        if not self.ok:
-            raise CheckError(repr(self))
 
 
 def gradcheck(

@@ -9,14 +9,25 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from io import BytesIO
 from traceback import walk_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.compare import row_size
 
-__all__ = ["GREEN", "RED", "WIDTH", "CheckError", "Part", "Report", "Where", "card", "together"]
+__all__ = [
+    "GREEN",
+    "RED",
+    "WIDTH",
+    "CheckError",
+    "Part",
+    "Report",
+    "Verdict",
+    "Where",
+    "card",
+    "together",
+]
 
 WIDTH = 80  # of a terminal
 PIXELS = 96  # an inch
@@ -38,6 +49,30 @@ class CheckError(AssertionError):
                 line = linecache.getline(frame.f_code.co_filename, number).strip()
                 shown.append(f"line {number}: {line}")
         return [*shown, "", f"{type(self).__name__}: {self}"]
+
+
+class Verdict:
+    """What all reports have in common: true when nothing is wrong, printed by their `lines`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def ok(self) -> bool: ...
+
+        def lines(self, width: int = WIDTH) -> list[str]: ...
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def raise_if_wrong(self) -> Self:
+        """The report itself, or a `CheckError` with it when something is wrong."""
+        __tracebackhide__ = True  # pytest shows the line of the check, not this one
+        if not self.ok:
+            raise CheckError(repr(self))
+        return self
 
 
 @dataclass(frozen=True)
@@ -102,8 +137,8 @@ def told(mistake: Mistake) -> Iterator[Part]:
     yield Part(f"see: {see}{mistake.name}", 4)
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Verdict):
     """The answer of `simdformer.check`; it is true when the result is right.
 
     ok : whether it is
@@ -146,19 +181,6 @@ class Report:
     def diagnosis(self) -> tuple[Mistake, ...]:
         """Every mistake of the explanations, once."""
         return tuple(dict.fromkeys(mistake for group in self.explanations for mistake in group))
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def raise_if_wrong(self) -> "Report":
-        """The report itself, or a `CheckError` with it when the array is wrong."""
-        __tracebackhide__ = True  # pytest shows the line of the check, not this one
-        if not self.ok:
-            raise CheckError(repr(self))
-        return self
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
 
     def lines(self, width: int = WIDTH) -> list[str]:
         """The report, none of its lines longer than `width`."""

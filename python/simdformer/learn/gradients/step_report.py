@@ -5,13 +5,13 @@ from html import escape
 from typing import Any
 
 from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.report import GREEN, RED, WIDTH, CheckError, Part, card
+from simdformer.learn.check.report import GREEN, RED, WIDTH, Part, Verdict, card
 
 __all__ = ["StepReport"]
 
 
 @dataclass(frozen=True, repr=False)
-class StepReport:
+class StepReport(Verdict):
     """The answer of `simdformer.check_step`; it is true when nothing is wrong.
 
     parts : the name and the report of each part that was looked at, in order: loss, gradients,
@@ -43,16 +43,6 @@ class StepReport:
         """The mistakes that explain what is wrong: see `Report.diagnosis`."""
         return () if self.ok else tuple(self.report.diagnosis)
 
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def raise_if_wrong(self) -> "StepReport":
-        """The report itself, or a `CheckError` with it when something is wrong."""
-        __tracebackhide__ = True
-        if not self.ok:
-            raise CheckError(repr(self))
-        return self
-
     @property
     def sentence(self) -> str:
         right = list(dict.fromkeys(name for name, report in self.parts if report.ok))
@@ -63,9 +53,6 @@ class StepReport:
         verb = "are" if most or last == "gradients" else "is"
         verb_of_wrong = "differ" if self.first_wrong == "gradients" else "differs"
         return f"{self.first_wrong} {verb_of_wrong}" + (f", {listed} {verb} right" if right else "")
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
 
     def lines(self, width: int = WIDTH) -> list[str]:
         """The report, none of its lines longer than `width`."""

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, ClassVar
 
-from simdformer.learn.check.report import GREEN, RED, WIDTH, YELLOW, CheckError, Part, Report, card
+from simdformer.learn.check.report import GREEN, RED, WIDTH, YELLOW, Part, Report, Verdict, card
 
 __all__ = ["TraceReport", "listed"]
 
 LISTED = 8  # names in one list
 
 
-@dataclass(frozen=True)
-class TraceReport:
+@dataclass(frozen=True, repr=False)
+class TraceReport(Verdict):
     """The answer of `simdformer.check_trace`; it is true when nothing is wrong.
 
     ok : whether everything that is known by name is right
@@ -46,16 +46,6 @@ class TraceReport:
         """The mistakes that explain what is wrong: see `Report.diagnosis`."""
         return () if self.report is None else self.report.diagnosis
 
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def raise_if_wrong(self) -> "TraceReport":
-        """The report itself, or a `CheckError` with it when something is wrong."""
-        __tracebackhide__ = True
-        if not self.ok:
-            raise CheckError(repr(self))
-        return self
-
     @property
     def sentence(self) -> str:
         if self.first_wrong is None:
@@ -71,9 +61,6 @@ class TraceReport:
     def nearly(self) -> str:
         """The dtype in which the first that is not right would be right: see `Report.nearly`."""
         return "" if self.report is None else self.report.nearly
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
 
     def lines(self, width: int = WIDTH) -> list[str]:
         """The report, none of its lines longer than `width`."""
