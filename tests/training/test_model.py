@@ -165,6 +165,32 @@ def test_see_is_shown_gradients_by_the_names_of_a_trace(tmp_path, batch):
         assert difference == pytest.approx(float((gradient * direction).sum()), rel=2e-2, abs=1e-3)
 
 
+def test_what_is_seen_of_outputs_is_in_front_of_residual_scale(tmp_path, batch):
+    """A nudge of what a trace has, which is behind it, counts 1 / residual_scale times as much."""
+    made("granite", tmp_path)
+    model, seen = TrainableModel.from_pretrained(tmp_path), {}
+    ids, labels = batch[0][:1], batch[1][:1]
+    model.loss_and_gradients(ids, labels, see=lambda name, d: seen.update({name: d[0].copy()}))
+    runs, scale = model.language_model(), model.config.residual_scale
+    assert scale != 1
+    trace = runs.run_with_cache(ids[0])[1]
+    for name, factor in (
+        ("layers.1.attn.out", scale),
+        ("layers.1.mlp.out", scale),
+        ("layers.1.attn.z", 1),
+        ("layers.1.resid_post", 1),
+    ):
+        direction = normal(np.random.default_rng(0), *trace[name].shape)
+
+        def loss(step, name=name, direction=direction):
+            logits = runs(ids[0], edit={name: trace[name] + np.float32(step) * direction})
+            return float(sf.cross_entropy(logits, labels[0]))
+
+        difference = (loss(0.01) - loss(-0.01)) / 0.02
+        expected = float((seen[name] * direction).sum()) / factor
+        assert difference == pytest.approx(expected, rel=2e-2, abs=1e-3)
+
+
 def test_a_count_of_the_whole_batch_makes_parts_add_up(tmp_path, batch):
     made("qwen2", tmp_path)
     model = TrainableModel.from_pretrained(tmp_path)

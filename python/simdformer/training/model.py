@@ -161,7 +161,8 @@ class TrainableModel:
             needs half of the memory for them; weights, gradients and sums stay float32.
         checkpoint : what is computed again on the way back instead of kept: "mlp" what goes into
             the activations, "layer" all but what goes into a layer. The bits are the same.
-        see(name, gradient) : is shown the gradients of activations, by the names of a trace.
+        see(name, gradient) : is shown the gradients of activations, by the names of a trace; those
+            of attn.out and mlp.out in front of residual_scale, where a trace has them behind it.
         objective(losses) -> loss, gradient : what to train for instead of the mean, of the losses
             (B,L) of the labels, and its gradient by them.
         balance : how much the loss counts that is smallest where all experts of a mixture have as
