@@ -232,3 +232,30 @@ def test_a_file_has_both_readings(explored, tmp_path):
     [now] = re.findall(r'<script id="arrays" type="text/plain">(.+)</script>', page.html)
     [before] = re.findall(r'<script id="before" type="text/plain">(.+)</script>', page.html)
     assert now != before
+
+
+def test_the_lens_below_a_change_is_not_computed_again(monkeypatch):
+    model, _ = make("plain")
+    explored = Exploration(model, IDS)
+    unembed, streams = model.unembed, []
+
+    def counting(stream, *observer):
+        if not observer:  # else it is the model itself that comes to its end
+            streams.append(stream)
+        return unembed(stream, *observer)
+
+    monkeypatch.setattr(model, "unembed", counting)
+    layers = model.config.num_layers
+    for layer in range(layers):
+        streams.clear()
+        edit = {f"layers.{layer}.attn.z": take_head_away}
+        explored.change([{"part": "head", "layer": layer, "at": 1, "value": "zero"}])
+        explored.show()
+        assert len(streams) == layers - layer  # behind this layer and those above it
+        fresh = sf.logit_lens(model, IDS, edit=edit)
+        np.testing.assert_array_equal(explored.now.lens.ids, fresh.ids)
+        np.testing.assert_array_equal(explored.now.lens.probabilities, fresh.probabilities)
+
+
+def take_head_away(z):
+    z[:, 1] = 0

@@ -119,15 +119,28 @@ def logit_lens(
 
 
 def lens_of(
-    subject: Subject, trace: Mapping[str, Array], layers: list[int], followed: Array, top: int
+    subject: Subject,
+    trace: Mapping[str, Array],
+    layers: list[int],
+    followed: Array,
+    top: int,
+    known: tuple[Mapping[str, Array], LogitLens] | None = None,
 ) -> LogitLens:
-    """The lens of a text that has been read, with `followed` (L,) as targets."""
+    """The lens of a text that has been read, with `followed` (L,) as targets. `known` are another
+    trace and its lens, of the same layers and targets: where a stream is the same, so is its lens.
+    """
     shape = (len(layers), len(subject.ids))
     ids, shares = np.empty((*shape, top), np.int64), np.empty((*shape, top), np.float32)
     rank, probability = np.empty(shape, np.int64), np.empty(shape, np.float32)
     with Progress("logit lens", len(layers), unit="layer") as progress:
         for at, layer in enumerate(layers):
-            said = subject.transformer.unembed(trace[stream_name(layer)])
+            stream = trace[stream_name(layer)]
+            if known is not None and np.array_equal(stream, known[0][stream_name(layer)]):
+                ids[at], shares[at] = known[1].ids[at], known[1].probabilities[at]
+                rank[at], probability[at] = known[1].rank[at], known[1].probability[at]
+                progress.advance(1)
+                continue
+            said = subject.transformer.unembed(stream)
             every = softmax(said)
             ids[at] = top_k(said, top)
             shares[at] = np.take_along_axis(every, ids[at], -1)

@@ -69,6 +69,8 @@ class Reading:
 
     said : (L,)
         The ids that lens and attribution follow: what the model says at each position.
+    lens : LogitLens
+        Of all layers.
     data : dict
         What the page is told in JSON.
     numbers : bytes
@@ -81,6 +83,7 @@ class Reading:
     logits: Array
     trace: Trace
     said: Array
+    lens: LogitLens
     data: dict[str, Any]
     numbers: bytes
     words: "Words"
@@ -103,7 +106,8 @@ def read_text(
     trace.tokens = subject.tokens if subject.tokenizer is not None else None
     said = logits.argmax(-1) if before is None else before.said
     layers, top = list(range(-1, config.num_layers)), min(LENS_TOP, config.vocab_size)
-    lens = lens_of(subject, trace, layers, said, top)
+    known = None if before is None else (before.trace, before.lens)
+    lens = lens_of(subject, trace, layers, said, top, known)
     written = attribute_everywhere(subject, said, trace, target, against)
     words = Words(subject) if before is None else before.words
     numbers = Numbers()
@@ -112,7 +116,7 @@ def read_text(
         loss, parts = loss_by_part(subject, trace)
         places = {name: numbers.add(table) for name, table in parts.items()}
         data["loss"] = {"mean": loss if np.isfinite(loss) else None, **places}
-    return Reading(subject, logits, trace, said, data, numbers.bytes, words)
+    return Reading(subject, logits, trace, said, lens, data, numbers.bytes, words)
 
 
 def content(
