@@ -224,3 +224,14 @@ def test_what_is_left_out_is_not_looked_at(model):
 def test_refusals(mine, options, error, said, model):
     with pytest.raises(error, match=said):
         checked(mine, model, **options)
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+@pytest.mark.parametrize("factor", [1.02, 1.5])
+def test_one_wrong_gradient_is_not_taken_for_clipping(factor, clipped, model):
+    def one_off(gradients):
+        return gradients | {"layers.1.wq": factor * gradients["layers.1.wq"]}
+
+    report = checked(changed(one_off, clip=clipped), model)
+    assert report.first_wrong == "gradients", report
+    assert "layers.1.wq is wrong" in " ".join(repr(report).split())

@@ -30,6 +30,7 @@ __all__ = ["check_step"]
 PARTS = ("loss", "gradients", "norm", "parameters")
 FULL = 1e-2  # an update of AdamW's first step is lr up or down: to so much of it
 MOST = 0.99  # of the numbers
+ALIKE = 5e-3  # a gradient and a multiple of the right one: how far they may be apart
 HIDDEN = (
     "the first step of AdamW moves every number by lr, whatever the size of its gradient: clipping "
     "hardly shows in the weights; give the norm or the gradients too"
@@ -241,6 +242,9 @@ class OneStep:
         before = {name: self.gradients[name] for name in after if name in self.gradients}
         if after.keys() != self.gradients.keys():
             return [("gradients", report)]
+        if (scale := scale_of_most(after, self.gradients)) is not None:
+            rest = {n: None if g is None else as_array(g) / scale for n, g in mine.items()}
+            return [("gradients", Examination(self.model, self.ids, self.labels, {}).of(rest))]
         clipping = check(optim.clip_grad_norm_, {"gradients": after}, before, self.max_norm)
         if clipping.ok or (clipping.diagnosis and not names_an_operation(report.diagnosis)):
             return [("clipping", replace(clipping, remarks=()))]
@@ -350,3 +354,15 @@ def names_of(mistakes: tuple[Mistake, ...]) -> list[str]:
 
 def names_an_operation(diagnosis: tuple[Mistake, ...]) -> bool:
     return not all(name.startswith("gradients.") for name in names_of(diagnosis))
+
+
+def scale_of_most(mine: Mapping[str, Array], right: Mapping[str, Array]) -> float | None:
+    """Where a few gradients are wrong and move the norm that all are clipped by: what the others
+    are multiplied by. None where it is more than a quarter of them, or none."""
+    both = [(numbers(x).ravel(), numbers(right[name]).ravel()) for name, x in mine.items()]
+    both = [(x, r) for x, r in both if x.shape == r.shape and r.any()]
+    scale = float(np.median([x @ r / (r @ r) for x, r in both])) if both else 0.0
+    if not scale > 0:
+        return None
+    off = sum(np.linalg.norm(x / scale - r) > ALIKE * np.linalg.norm(r) for x, r in both)
+    return scale if 0 < 4 * off <= len(both) else None
