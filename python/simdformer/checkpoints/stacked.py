@@ -97,18 +97,19 @@ STACKED: dict[str, tuple[int, tuple[str, ...], Parts]] = {
     "down_scales": (3, (), alone("down_scales")),
 }
 
-# The piece of an expert in such a tensor, of its parts in the order of STACKED.
-JOINED: dict[str, Callable[..., Array]] = {
-    "gate_up_columns": lambda gate, up: rows_by_turns(gate, up).T,
-    "gate_up_bias": lambda gate, up: rows_by_turns(gate, up),
-    "down_columns": lambda down: down.T,
-    "down_bias": lambda down: down,
-}
-
 
 def rows_by_turns(gate: Array, up: Array) -> Array:
     rows: Array = np.stack([gate, up], axis=1).reshape(-1, *gate.shape[1:])
     return rows
+
+
+# The piece of an expert in such a tensor, of its parts in the order of STACKED.
+JOINED: dict[str, Callable[..., Array]] = {
+    "gate_up_columns": lambda gate, up: rows_by_turns(gate, up).T,
+    "gate_up_bias": rows_by_turns,
+    "down_columns": lambda down: down.T,
+    "down_bias": lambda down: down,
+}
 
 
 def join_stacked(kind: str, weights: Mapping[str, Array]) -> Array:

@@ -17,6 +17,7 @@ from simdformer.learn.check.report import Report
 from simdformer.learn.check.rounding import F32
 from simdformer.learn.gradients.judge import Examination, trainable
 from simdformer.learn.gradients.names import Gradient
+from simdformer.learn.gradients.report import GradientsReport
 from simdformer.learn.gradients.step_report import StepReport
 from simdformer.learn.gradients.steps import WEIGHT
 from simdformer.learn.gradients.whole import factors, shifted
@@ -232,8 +233,7 @@ class OneStep:
         report = self.examination.of(mine)
         if report.ok or self.max_norm is None:
             return [("gradients", report)]
-        before = {n: None if g is None else as_array(g) / self.scale for n, g in mine.items()}
-        whole = Examination(self.model, self.ids, self.labels, {}).of(before)
+        whole = self.unscaled(mine, self.scale)
         if whole.ok:
             return [("gradients", whole), ("clipping", Report(True, "clipping"))]
         names = self.examination.names
@@ -243,12 +243,16 @@ class OneStep:
         if after.keys() != self.gradients.keys():
             return [("gradients", report)]
         if (scale := scale_of_most(after, self.gradients)) is not None:
-            rest = {n: None if g is None else as_array(g) / scale for n, g in mine.items()}
-            return [("gradients", Examination(self.model, self.ids, self.labels, {}).of(rest))]
+            return [("gradients", self.unscaled(mine, scale))]
         clipping = check(optim.clip_grad_norm_, {"gradients": after}, before, self.max_norm)
         if clipping.ok or (clipping.diagnosis and not names_an_operation(report.diagnosis)):
             return [("clipping", replace(clipping, remarks=()))]
         return [("gradients", report)]
+
+    def unscaled(self, mine: Mapping[Any, Any], scale: float) -> GradientsReport:
+        """The report on gradients that were multiplied by `scale`."""
+        before = {n: None if g is None else as_array(g) / scale for n, g in mine.items()}
+        return Examination(self.model, self.ids, self.labels, {}).of(before)
 
     # ---- AdamW -----------------------------------------------------------------------------------
 
