@@ -144,23 +144,22 @@ EXERCISE_OF = {
 ALIKE = {"sampling_before_top_k": {"sampling_without_top_k"}}
 
 
-def written(mistake):
-    """The name of an exercise, and its solution with the mistake in it."""
-    name = EXERCISE_OF[mistake.partition("_")[0]]
-    code, edits = inspect.getsource(getattr(solutions, name)), WRONG[mistake]
+def with_mistake(name, *edits):
+    """The solution of an exercise with a mistake in it: what it says, what a learner writes."""
+    code = inspect.getsource(getattr(solutions, name))
     for right, wrong in zip(edits[::2], edits[1::2], strict=True):
         assert right in code, right
         code = code.replace(right, wrong)
     names = {}
     exec(f"{SOURCE}\n\n{code}", names)
-    return name, names[name]
+    return names[name]
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("mistake", WRONG)
 def test_each_mistake_is_named_and_no_other(mistake):
-    name, function = written(mistake)
-    outcome = sf.exercises.check(function)[name]
+    name = EXERCISE_OF[mistake.partition("_")[0]]
+    outcome = sf.exercises.check(with_mistake(name, *WRONG[mistake]))[name]
     assert outcome.status == "wrong", outcome
     found = {one.name for one in outcome.report.diagnosis}
     expected = {mistake, *ALIKE.get(mistake, ())}

@@ -46,10 +46,10 @@ def test_the_mistakes_that_were_made_are_named_and_no_others(name):
 def test_every_mistake_has_an_example():
     """Those of whole models, in layers of a model, are shown in test_check_trace and
     test_traces_of_mixtures; those on the way back through it in test_check_gradients; those around
-    a model in test_exercises_text."""
+    a model in test_exercises_text and test_exercises_training."""
     shown = {mistakes[0] for mistakes, _ in EXAMPLES.values()}
     elsewhere = ("layer.", "model.", "experts.", "clamped_swiglu.", "text.", "scaling.", "softcap")
-    elsewhere += ("layer_backward.", "model_backward.")
+    elsewhere += ("layer_backward.", "model_backward.", "batch.", "lora", "step.")
     known = {name for name in CATALOGUE.variations if not name.startswith(elsewhere)}
     assert known - shown == set()
 

@@ -239,6 +239,19 @@ def attention_backward(grad, query, key, value):
     )
 
 
+def batch_and_labels(texts, answers, pad_id):
+    longest = max(map(len, texts))
+    rows = [(t + longest * [pad_id])[:longest] for t in texts]
+    said = [(a + longest * [False])[:longest] for a in answers]
+    following = [[*row[1:], -100] for row in rows]
+    counts = [[*row[1:], False] for row in said]
+    labels = [
+        [id if one else -100 for id, one in zip(*both, strict=True)]
+        for both in zip(following, counts, strict=True)
+    ]
+    return rows, labels
+
+
 def clip_gradients(gradients, max_norm):
     norm = np.linalg.norm(np.concatenate([g.ravel() for g in gradients]))
     return [g * f32(max_norm / norm) for g in gradients] if norm > max_norm else gradients

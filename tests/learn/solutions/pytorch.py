@@ -195,6 +195,15 @@ def attention_backward(grad, query, key, value):
     return by_autograd(forward, grad, query, key, value)
 
 
+def batch_and_labels(texts, answers, pad_id):
+    def pad(rows, fill):
+        return torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], True, fill)
+
+    ids, said = pad(texts, pad_id), pad(answers, False)
+    labels = ids.masked_fill(~said, -100)
+    return ids, F.pad(labels[:, 1:], (0, 1), value=-100)
+
+
 def clip_gradients(gradients, max_norm):
     parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
     for parameter, g in zip(parameters, gradients, strict=True):

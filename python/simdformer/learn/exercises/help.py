@@ -215,6 +215,14 @@ HINTS: dict[str, tuple[str, str, str]] = {
         "value: pᵀ grad. The shares: grad valueᵀ, and from there softmax_backward to the scores.",
         "query: ds @ key * scale. key: dsᵀ @ query * scale. The scale is there as in the forward.",
     ),
+    "batch_and_labels": (
+        "np.full makes an array of pad_id, and one of -100, into which each text is written.",
+        (
+            "Label t is id t + 1, and answers[t + 1] says whether it counts: a text of n ids has "
+            "n - 1 labels."
+        ),
+        "labels[row, : len(text) - 1] = np.where(answer[1:], text[1:], -100)",
+    ),
     "clip_gradients": (
         "One norm for all arrays together keeps the direction.",
         "The squares of all numbers of all arrays add up; one root of the sum.",

@@ -14,11 +14,12 @@ from simdformer.functional import rope_frequencies
 from simdformer.learn.check import Report, check
 from simdformer.learn.check.compare import numbers
 from simdformer.learn.check.judge import Check
-from simdformer.learn.check.operation import Call
+from simdformer.learn.check.operation import Call, listed
 from simdformer.learn.exercises.calls import UNWRITTEN, Attempt
 from simdformer.learn.exercises.exercise import EXERCISES, Case, Exercise, Question
 from simdformer.learn.mistakes.cache import appended, cache
 from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
+from simdformer.learn.mistakes.text_batch import batch, batch_and_labels
 from simdformer.learn.mistakes.text_bpe import bpe, bpe_merges
 from simdformer.learn.mistakes.text_chat import chat, chat_ids
 from simdformer.learn.mistakes.text_generation import generate, generation
@@ -44,6 +45,7 @@ STEPS = {
     bpe_merges: bpe,
     chat_ids: chat,
     text_loss: loss,
+    batch_and_labels: batch,
 }
 
 
@@ -241,7 +243,7 @@ class StepCall(Call):
     """A call of something that is no operation of the package."""
 
     def right(self) -> list[Any]:
-        return [numbers(result) for result in self.results]
+        return self.part([numbers(result) for result in self.results])
 
 
 def asked(question: Question, mine: Any) -> Report:
@@ -254,7 +256,10 @@ def asked(question: Question, mine: Any) -> Report:
         mine = {question.part: mine} if question.part else mine
         return check(op, mine, *args, **question.kwargs)
     variables = dict(zip(inspect.signature(op).parameters, args, strict=True))
-    call = StepCall(op.__name__, variables, STEPS[op], op, args, {}, [op(*args)], False)
+    answer = op(*args)
+    results = listed(answer) if question.part else [answer]
+    only = list(answer).index(question.part) if question.part else None
+    call = StepCall(op.__name__, variables, STEPS[op], op, args, {}, results, False, only=only)
     return Check(call, [np.asarray(mine)], None).report()
 
 

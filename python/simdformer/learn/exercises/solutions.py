@@ -220,6 +220,15 @@ def attention_backward(grad, query, key, value):
     return dq, dk, p.swapaxes(-1, -2) @ grad
 
 
+def batch_and_labels(texts, answers, pad_id):
+    shape = len(texts), max(map(len, texts))
+    ids, labels = np.full(shape, pad_id), np.full(shape, -100)
+    for row, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        ids[row, : len(text)] = text
+        labels[row, : len(text) - 1] = np.where(answer[1:], text[1:], -100)
+    return ids, labels
+
+
 def clip_gradients(gradients, max_norm):
     norm = np.sqrt(sum((g * g).sum() for g in gradients))
     return [g * min(1, max_norm / (norm + 1e-6)) for g in gradients]

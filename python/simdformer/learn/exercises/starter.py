@@ -282,6 +282,17 @@ def attention_backward(grad, query, key, value):
 # ---- 8. Training ---------------------------------------------------------------------------------
 
 
+def batch_and_labels(texts, answers, pad_id):
+    """A batch of texts, and what each place is to predict: ids and labels, both (B, L).
+
+    texts: B lists of ids of several lengths, L is the longest; pad_id stands behind the others.
+    answers: for every id True or False, whether the assistant said it. The label of a place is the
+    id behind it, if the assistant said that one; else it is -100, at the end of a text as well. In
+    an answer the id pad_id may occur, as its end.
+    """
+    raise NotImplementedError
+
+
 def clip_gradients(gradients, max_norm):
     """All gradients times one number, so that the norm of all together is at most max_norm.
 

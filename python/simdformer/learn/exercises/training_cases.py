@@ -12,6 +12,7 @@ import simdformer as sf
 from simdformer import backward, optim
 from simdformer.learn.exercises.cases import NORMED
 from simdformer.learn.exercises.exercise import Case, Draw, Question, exercise, same
+from simdformer.learn.mistakes.text_batch import batch_and_labels as right_batch
 
 __all__: list[str] = []
 
@@ -93,6 +94,22 @@ def attention_backward(draw: Draw) -> Iterator[Case]:
             backward.scaled_dot_product_attention, ("query", "key", "value"), args, is_causal=True
         )
         yield Case((grad, q, k, v), asked, special)
+
+
+@exercise(TRAINING)
+def batch_and_labels(draw: Draw) -> Iterator[Case]:
+    for roles, special in (
+        (("qqaaqaa", "qqqaaaqaaq", "qqqqa"), ""),
+        (("qaeqqaae", "qqqaaaeq", "qaaa"), "answers end with pad_id"),
+        (("aaaaa", "aaaaaaa", "aa", "aaaa"), "plain texts, all of which count"),
+    ):
+        pad_id = int(draw.rng.integers(5, 10))
+        texts = [
+            [pad_id if who == "e" else int(draw.rng.integers(10, 50)) for who in row]
+            for row in roles
+        ]
+        args = texts, [[who != "q" for who in row] for row in roles], pad_id
+        yield Case(args, of_parts(right_batch, ("ids", "labels"), args), special)
 
 
 @exercise(TRAINING)
