@@ -10,7 +10,7 @@ import pytest
 import simdformer as sf
 from bench_cases import CASES, LIMITS, MACHINE, a_result, hurry, measured, smaller
 from simdformer import bench, cli
-from simdformer.bench import Goal, layers, report
+from simdformer.bench import Goal, operations, report
 from simdformer.bench.contestants import OURS
 from simdformer.bench.runner import run_case
 
@@ -257,12 +257,12 @@ def test_ctrl_c_ends_with_what_was_measured(run, monkeypatch, tmp_path):
 
 
 def test_a_wrong_result_of_ours_has_no_speed(monkeypatch, run):
-    softmax = layers.sf.softmax
-    monkeypatch.setattr(layers.sf, "softmax", lambda x, out: softmax(x + 0 * x, -1) * 1.01)
+    softmax = operations.sf.softmax
+    monkeypatch.setattr(operations.sf, "softmax", lambda x, out: softmax(x + 0 * x, -1) * 1.01)
     status, out, _ = run("--only", "call/softmax", "--budget", 0.01)
     assert status == 1
     assert re.search(r"call/softmax +WRONG", out)
-    monkeypatch.setattr(layers.sf, "softmax", lambda x, out: np.full_like(x, np.nan))
+    monkeypatch.setattr(operations.sf, "softmax", lambda x, out: np.full_like(x, np.nan))
     result = run_case(smaller(CASES["call/softmax"]), LIMITS, 0.01, bench.Stopwatch())
     assert result.ours is None
     assert math.isnan(result.share)

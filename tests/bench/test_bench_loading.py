@@ -42,7 +42,7 @@ def test_the_checkpoint_is_the_model(name, tmp_path):
     """Config and bits, as our own reader finds them."""
     work = CASES[name].work.smaller()
     weights = bench.random_weights(work.config)
-    loading.write_checkpoint(tmp_path, work.config, weights)
+    loading.export(tmp_path, work.config, weights, None, ())
     found = read_checkpoint(tmp_path)
     assert found.config == work.config
     assert found.weights.keys() == weights.keys()
@@ -60,7 +60,7 @@ def test_a_file_in_few_bits_has_the_mixture_of_the_command(name, tmp_path):
     found = read_checkpoint(work.write(tmp_path, weights))
     original = tmp_path / "original"
     original.mkdir()
-    loading.write_checkpoint(original, work.config, weights)
+    loading.export(original, work.config, weights, None, ())
     quantize_checkpoint(original, tmp_path / "made.gguf", name.split("/")[1])
     made = read_checkpoint(tmp_path / "made.gguf")
     assert found.config == made.config

@@ -25,18 +25,25 @@ import warnings
 from functools import partial
 from typing import Any
 
-from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.batches import BatchRun
 from simdformer.bench.checkpoints import CheckpointRun, checkpoint_cases
 from simdformer.bench.drafts import DraftRun
 from simdformer.bench.gradients import Gradient
-from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
+from simdformer.bench.operations import (
+    Attention,
+    Linear,
+    Operation,
+    QuantizedLinear,
+    RMSNorm,
+    RoPE,
+    Softmax,
+    SwiGLU,
+)
 from simdformer.bench.plugins import PluginRun
 from simdformer.bench.profile import Phase, Profile, Spent, profile
-from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.ranks import OverRanks, measure_over_ranks
 from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline
@@ -44,7 +51,7 @@ from simdformer.bench.runner import all_cases, run, run_case, select
 from simdformer.bench.stopwatch import Stopwatch, compare
 from simdformer.bench.throughput import plot_throughput, save_plot
 from simdformer.bench.training import TrainingStep, training_cases
-from simdformer.bench.work import Case, Goal, Operation, Work, relative_error
+from simdformer.bench.work import Case, Goal, Work, relative_error
 
 __all__ = [
     "SHAPES",

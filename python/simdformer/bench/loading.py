@@ -28,13 +28,13 @@ from simdformer.bench.contestants import OURS, Contestant, Missing
 from simdformer.bench.machine import Limits
 from simdformer.bench.models import CHECKED, SEED, SHAPES, ModelRun
 from simdformer.bench.results import Loaded, Measurement, Result
-from simdformer.bench.transformers import names_of, settings
 from simdformer.bench.work import Case, Goal, Inputs, Unit, numpy_dtype, relative_error
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.gguf_encode import Losses, in_mixture
 from simdformer.checkpoints.gguf_export import of_model
 from simdformer.checkpoints.gguf_writer import NewTensor, write_gguf
-from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.models import Transformer, weight_shapes
+from simdformer.training.export import export
 from simdformer.types import Array
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "files_of",
     "loading_cases",
     "run_loading",
-    "write_checkpoint",
 ]
 
 LOADING_GOALS = (Goal(1.5, "reading"), Goal(1.05, "memory"))
@@ -151,7 +150,7 @@ class Loading(ModelRun):
     def write(self, directory: Path, weights: Mapping[str, Array]) -> Path:
         """The checkpoint of these weights in a directory that is empty: its path."""
         if self.mixture is None:
-            write_checkpoint(directory, self.config, weights)
+            export(directory, self.config, weights, tokenizer=None, eos_ids=())
             return directory
         path = directory / "model.gguf"
         keys, tensors = self.tensors(weights)
@@ -235,22 +234,3 @@ def files_of(path: Path, format: str | None = None) -> list[str]:
     """The files that the weights of a checkpoint lie in."""
     weights: Iterable[Any] = read_checkpoint(path, format).weights.values()
     return list(dict.fromkeys(tensor.file.path for tensor in weights if hasattr(tensor, "file")))
-
-
-def write_checkpoint(directory: Path, config: ModelConfig, weights: Mapping[str, Array]) -> None:
-    """config.json and model.safetensors of Hugging Face."""
-    (directory / "config.json").write_text(json.dumps(settings(config)))
-    names, header, position = names_of(config), {}, 0
-    for name, array in weights.items():
-        end = position + array.nbytes
-        header[names.theirs(name)] = {
-            "dtype": "BF16",
-            "shape": array.shape,
-            "data_offsets": [position, end],
-        }
-        position = end
-    head = json.dumps(header).encode()
-    with (directory / "model.safetensors").open("wb") as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for array in weights.values():
-            file.write(array.view(np.uint8).data)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-import simdformer as sf
 from simdformer.bench import llama_cpp, transformers
 from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contestant, Missing, Way
 from simdformer.bench.exact import Exact
@@ -28,6 +27,7 @@ from simdformer.bench.work import (
     Work,
     numpy_dtype,
     random_array,
+    some_weight,
     times,
 )
 from simdformer.models import KVCache, ModelConfig, Transformer, weight_shapes
@@ -89,7 +89,6 @@ SHAPES = {
 }
 QUANTISED = {"Qwen3-0.6B": ("q8_0", "q4_0", "q4_k"), "Llama-3.2-1B": ("q4_k",)}
 BLOCK = 1_000_003  # random numbers that all matrices repeat; a prime, so that no two rows are equal
-REPEATED = 256  # rows that all others of a quantised matrix repeat
 CHECKED = 16  # ids; float64 is slow, and a model that is right for these is the same model
 SAMPLED = 256  # logits
 SEED = 20240601
@@ -296,19 +295,13 @@ def random_weights(config: ModelConfig, type: str = "bfloat16") -> dict[str, Any
     The last ones made are kept; `forget_models` lets them go.
     """
     rng = np.random.default_rng(SEED)
-    repeated: dict[tuple[int, ...], Array] = {}  # blocks by shape
 
     def tensor(shape: tuple[int, ...]) -> Any:
         if len(shape) == 1:  # of a norm
             return 1 + random_array(rng, shape, "bfloat16" if plain else "float32", 0.1)
         if plain:
             return np.resize(random_array(rng, (BLOCK,), type, shape[1] ** -0.5), shape)
-        rows, columns = shape
-        if shape not in repeated:
-            few = random_array(rng, (min(rows, REPEATED), columns), "float32", columns**-0.5)
-            repeated[shape] = sf.quantize(few, type).blocks()
-        blocks = np.resize(repeated[shape], (rows, repeated[shape].shape[1]))
-        return sf.QuantizedWeight.from_blocks(blocks, type, (rows, columns))
+        return some_weight(type, *shape)
 
     plain = block_of(type) == 1
     return {name: tensor(shape) for name, shape in weight_shapes(config).items()}

@@ -19,12 +19,10 @@ from typing import Any
 import numpy as np
 
 import simdformer as sf
-from simdformer.bench.attention import Attention, RoPE
 from simdformer.bench.batches import batch_cases
 from simdformer.bench.contestants import Contestant, Missing, Way, torch_threads
 from simdformer.bench.drafts import draft_cases
 from simdformer.bench.gradients import gradient_cases
-from simdformer.bench.layers import Linear, RMSNorm, Softmax, SwiGLU
 from simdformer.bench.loading import Loading, loading_cases, run_loading
 from simdformer.bench.machine import (
     ITERATIONS,
@@ -36,16 +34,15 @@ from simdformer.bench.machine import (
     this_machine,
 )
 from simdformer.bench.models import forget_models, model_cases, quantised_model_cases
+from simdformer.bench.operations import Attention, operation_cases, smallest_cases
 from simdformer.bench.plugins import plugin_cases
-from simdformer.bench.quantized import QuantizedLinear
 from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
-from simdformer.bench.work import NOT_BEHIND, Case, Goal, Operation, relative_error
+from simdformer.bench.work import Case, relative_error
 from simdformer.types import Array
 
 __all__ = [
     "BUDGET",
-    "OPERATIONS",
     "all_cases",
     "busy_process",
     "measure_company",
@@ -54,20 +51,6 @@ __all__ = [
     "select",
 ]
 
-OPERATIONS: tuple[type[Operation], ...] = (
-    *(Attention, Linear, QuantizedLinear, RMSNorm, RoPE, Softmax, SwiGLU),
-)
-# They compute next to nothing: what is left is the way from Python into the kernel and back.
-SMALLEST: dict[str, Operation] = {
-    "attention": Attention(heads=1, kv_heads=1, queries=1, keys=1, head_dim=8),
-    "linear": Linear(rows=1, width_in=8, width_out=8),
-    "linear-quantized": QuantizedLinear(rows=1, width_in=32, width_out=8),
-    "rms_norm": RMSNorm(rows=1, width=8),
-    "rope": RoPE(heads=1, tokens=1, head_dim=8),
-    "softmax": Softmax(rows=1, width=8),
-    "swiglu": SwiGLU(rows=1, width=8),
-}
-SHORTEST_CALL = Goal(1.5e-6, "call")
 BUDGET = 2.0  # seconds a case
 SEED = 20240601
 READING, MULTIPLYING = "reading", "multiplying"
@@ -89,10 +72,7 @@ while time.monotonic() < end and os.getppid() == parent:
 
 def all_cases(*, models: bool = False, transformers: bool = False) -> list[Case]:
     """Every case; those of whole models, and of plug-ins in transformers', only when asked for."""
-    cases = [case for operation in OPERATIONS for case in operation.cases()]
-    cases += gradient_cases()
-    for name, work in SMALLEST.items():
-        cases.append(Case(f"call/{name}", work, (NOT_BEHIND, SHORTEST_CALL)))
+    cases = [*operation_cases(), *gradient_cases(), *smallest_cases()]
     if models:
         cases += [*model_cases(), *batch_cases(), *draft_cases(), *loading_cases()]
         cases += quantised_model_cases()

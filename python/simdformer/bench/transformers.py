@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from simdformer.bench.contestants import TRANSFORMERS, Contestant, Missing, Way, optional, tensor
-from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
-from simdformer.checkpoints.names import Names
 from simdformer.models import ModelConfig
+from simdformer.training.export import config_json, stored
 from simdformer.types import Array
 
-__all__ = ["NAME", "contestant", "missing", "model_of", "names_of", "open_model", "settings"]
+__all__ = ["NAME", "contestant", "missing", "model_of", "open_model"]
 
 NAME = TRANSFORMERS
 
@@ -24,40 +23,15 @@ def missing() -> Missing | None:
     return None
 
 
-def settings(config: ModelConfig) -> dict[str, Any]:
-    """What config.json says about a model of the bench."""
-    return {
-        "model_type": "qwen3" if config.qk_norm else "llama",
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_seq_len,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        "rope_parameters": {"rope_type": "default", **(config.rope_scaling or {})}
-        | {"rope_theta": config.rope_theta},
-    }
-
-
-def names_of(config: ModelConfig) -> Names:
-    """What its tensors are called in a checkpoint."""
-    return ARCHITECTURES[settings(config)["model_type"]].names
-
-
 def model_of(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
     """Its own class for the architecture, with our tensors in it: no memory of its own."""
     torch: Any = optional("torch")
     library: Any = optional("transformers")
-    theirs = library.AutoConfig.for_model(**settings(config))
-    names = names_of(config)
+    kind, found = config_json(config, weights, ())
+    theirs = library.AutoConfig.for_model(**found)
     with torch.device("meta"):
         model = library.AutoModelForCausalLM.from_config(theirs, dtype=torch.bfloat16)
-    tensors = {names.theirs(name): tensor(array) for name, array in weights.items()}
+    tensors = {name: tensor(array) for name, array in stored(kind, weights).items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     rotary = model.model.rotary_emb  # its frequencies are computed, not loaded

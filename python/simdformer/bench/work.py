@@ -10,28 +10,17 @@ takes long should be at a limit of the machine.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 import ml_dtypes
 import numpy as np
 
 from simdformer import reference
-from simdformer.bench.contestants import (
-    NUMPY,
-    ONNXRUNTIME,
-    OURS,
-    TORCH,
-    Contestant,
-    Graph,
-    Missing,
-    Way,
-    optional,
-    tensor,
-    torch_way,
-)
-from simdformer.runtime import get_num_threads
+from simdformer.bench.contestants import ONNXRUNTIME, TORCH, Contestant, Missing
+from simdformer.functional import QuantizedWeight, quantize
 from simdformer.types import Array
 
 __all__ = [
@@ -44,12 +33,12 @@ __all__ = [
     "Dtype",
     "Goal",
     "Inputs",
-    "Operation",
     "Unit",
     "Work",
     "numpy_dtype",
     "random_array",
     "relative_error",
+    "some_weight",
     "spread",
     "times",
 ]
@@ -62,9 +51,8 @@ Inputs = Mapping[str, Any]
 # and a sum of many such numbers is good for two digits.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 SAMPLED = 16  # rows, heads or columns looked at in float64: ends, and some between
-LARGEST_NAIVE = 512 << 20  # bytes that numpy may make; a baseline need not fill the memory
 BESIDE_WEIGHTS = 100e6  # bytes of a process with a model: Python, numpy, ours
-MOST_NAIVE_FLOPS = 40e9  # a second, or several where numpy was built without a good BLAS
+REPEATED = 256  # rows that all others of a quantised matrix repeat
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -79,6 +67,20 @@ def random_array(
     numbers: Array = rng.standard_normal(shape, dtype=np.float32)
     numbers *= np.float32(scale)
     return numbers if dtype == "float32" else numbers.astype(numpy_dtype(dtype))
+
+
+def some_weight(type: str, outputs: int, inputs: int) -> QuantizedWeight:
+    """Of a quantised type, the same in every call. Rows repeat after some hundreds, because making
+    a weight should not outlast the measuring."""
+    blocks = some_rows(type, min(outputs, REPEATED), inputs)
+    repeated = np.resize(blocks, (outputs, blocks.shape[1]))
+    return QuantizedWeight.from_blocks(repeated, type, (outputs, inputs))
+
+
+@lru_cache(maxsize=8)
+def some_rows(type: str, outputs: int, inputs: int) -> Array:
+    rows = random_array(np.random.default_rng(inputs), (outputs, inputs), "float32", inputs**-0.5)
+    return quantize(rows, type).blocks()
 
 
 def relative_error(got: Array, expected: Array) -> float:
@@ -251,116 +253,3 @@ class Case:
     def tiny(self) -> bool:
         """Nothing but the cost of a call, so that no speed and no share is worth showing."""
         return self.name.startswith("call/")
-
-
-# ---- operations ----------------------------------------------------------------------------------
-
-
-class Operation(Work):
-    """Work of one function of ours, which other libraries have too.
-
-    A subclass is all there is to say about it: sizes, flops and bytes, inputs, what is right, how
-    each library does it, and the cases. The inputs come by name, as `inputs` gives them.
-    """
-
-    @classmethod
-    @abstractmethod
-    def cases(cls) -> Iterator[Case]:
-        """The sizes that are measured."""
-
-    @abstractmethod
-    def with_ours(self, *arrays: Any, **inputs: Any) -> Way:
-        """One call into an output that exists already."""
-
-    @abstractmethod
-    def with_torch(self, torch: Any, *arrays: Any, **inputs: Any) -> Iterator[Way]:
-        """On tensors: fused operations, outputs in place where it can."""
-
-    @abstractmethod
-    def with_onnxruntime(self, *arrays: Any, **inputs: Any) -> Iterator[Graph]:
-        """One fused operator, or two."""
-
-    @abstractmethod
-    def with_numpy(self, *arrays: Any, **inputs: Any) -> Array:
-        """The obvious lines that one writes without a library for it, on float32."""
-
-    @property
-    def scratch(self) -> int:
-        """Bytes of the largest array that the obvious lines make."""
-        return self.nbytes
-
-    def ours_besides(self, inputs: Inputs) -> dict[str, Way]:
-        """Other calls of ours that are worth looking at, by the name that they get."""
-        return {}
-
-    def torch_besides(self, torch: Any, inputs: Inputs) -> dict[str, Way]:
-        """Calls of PyTorch that one has to think of, by the name that they get."""
-        return {}
-
-    # How each library is asked, the same for all operations.
-
-    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        return [
-            *self.ours(inputs),
-            *self.torch(inputs),
-            self.onnxruntime(inputs),
-            self.numpy(inputs),
-        ]
-
-    def ours(self, inputs: Inputs) -> list[Contestant]:
-        more = self.ours_besides(inputs).items()
-        return [
-            Contestant(OURS, (self.with_ours(**inputs),)),
-            *(Contestant(name, (way,), peer=False) for name, way in more),
-        ]
-
-    def torch(self, inputs: Inputs) -> list[Contestant | Missing]:
-        torch = optional("torch")
-        if torch is None:
-            return [Missing(TORCH, "PyTorch is not installed")]
-        for name, array in inputs.items():
-            if array.dtype.name != self.dtype:
-                return [Missing(TORCH, f"takes no {array.dtype.name} {name} beside {self.dtype}")]
-        tensors = {name: tensor(array) for name, array in inputs.items()}
-        ways = tuple(torch_way(torch, way) for way in self.with_torch(torch, **tensors))
-        more = self.torch_besides(torch, tensors).items()
-        return [
-            Contestant(TORCH, ways),
-            *(Contestant(name, (torch_way(torch, way),), peer=False) for name, way in more),
-        ]
-
-    def onnxruntime(self, inputs: Inputs) -> Contestant | Missing:
-        """Those of the operators that this onnxruntime has. Only float32: its CPU kernels for 16
-        bits convert back and forth, or do not exist.
-        """
-        if optional("onnxruntime") is None:
-            return Missing(ONNXRUNTIME, "onnxruntime is not installed")
-        if optional("onnx") is None:
-            return Missing(ONNXRUNTIME, "onnx (it makes the models) is not installed")
-        if any(array.dtype != np.float32 for array in inputs.values()):
-            return Missing(ONNXRUNTIME, "has no CPU kernels for 16 bits")
-        found, refused = [], []
-        for graph in self.with_onnxruntime(**inputs):
-            try:
-                found.append(graph.way(get_num_threads()))
-            except Exception as error:  # of classes of its own, which say nothing better
-                refused.append(str(error).strip().splitlines()[0])
-        if not found:
-            return Missing(ONNXRUNTIME, "; ".join(refused))
-        return Contestant(ONNXRUNTIME, tuple(found))
-
-    def numpy(self, inputs: Inputs) -> Contestant | Missing:
-        """The naive computation, left out where it would take long or fill the memory.
-
-        16-bit numbers are computed in float32 and rounded at the end, because numpy has no kernels
-        for them that anybody would wait for.
-        """
-        if self.scratch > LARGEST_NAIVE or self.flops > MOST_NAIVE_FLOPS:
-            return Missing(NUMPY, "too large for the naive way")
-        dtype = next(iter(inputs.values())).dtype
-
-        def call() -> Array:  # no copy of what is float32 already
-            wide = {name: np.asarray(array, np.float32) for name, array in inputs.items()}
-            return self.with_numpy(**wide).astype(dtype, copy=False)
-
-        return Contestant(NUMPY, (Way("naive", call),), peer=False)

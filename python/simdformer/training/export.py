@@ -17,6 +17,7 @@ from simdformer.checkpoints.error import CheckpointError
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
 from simdformer.checkpoints.huggingface_config import architecture_of, make_config
 from simdformer.checkpoints.rope_rows import TURNED, in_layout
+from simdformer.checkpoints.safetensors_file import DTYPES
 from simdformer.checkpoints.stacked import JOINED, join_stacked
 from simdformer.models.config import FieldError, ModelConfig
 from simdformer.training.files import write_text, write_whole
@@ -75,6 +76,7 @@ def export(
     """Writes the files. CheckpointError: no architecture that is written has such a config."""
     config, weights = with_halves(config, weights)
     kind, found = config_json(config, weights, eos_ids)
+    found["torch_dtype"] = next(iter(weights.values())).dtype.name
     directory.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         copy_tokenizer(Path(tokenizer), directory)
@@ -127,7 +129,6 @@ def config_of(kind: str, config: ModelConfig) -> dict[str, Any]:
     found |= {
         "architectures": [architecture.model],
         "model_type": kind,
-        "torch_dtype": "float32",
         "bos_token_id": None,  # else each type has its own, which may be no id here
         "pad_token_id": None,
         "attention_bias": config.wo_bias,
@@ -220,19 +221,21 @@ def shards(tensors: Mapping[str, Array], most: int) -> Iterator[dict[str, Array]
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Float32 tensors behind a JSON header, which is padded with spaces to whole 8 bytes."""
+    """Tensors behind a JSON header, which is padded with spaces to whole 8 bytes."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": "F32", "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        about = {"dtype": names[tensor.dtype], "shape": [*tensor.shape]}
+        header[name] = {**about, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            file.write(np.ascontiguousarray(tensor, "<f4").data)
+            file.write(np.ascontiguousarray(tensor).view(np.uint8).data)
 
     write_whole(path, write)
 
