@@ -70,7 +70,7 @@ def random_array(
 
 
 def some_weight(type: str, outputs: int, inputs: int) -> QuantizedWeight:
-    """Of a quantised type, the same in every call. Rows repeat after some hundreds, because making
+    """A quantised one, the same in every call. Rows repeat after some hundreds, because making
     a weight should not outlast the measuring."""
     blocks = some_rows(type, min(outputs, REPEATED), inputs)
     repeated = np.resize(blocks, (outputs, blocks.shape[1]))

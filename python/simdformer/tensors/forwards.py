@@ -171,6 +171,7 @@ class Forward(ABC):
     """
 
     trains = False  # whether autograd may record
+    functions: tuple[F, F] = OnArrays, OnTensors  # the second where it does
 
     def __init__(self, module: Any, parts: tuple[Any, ...] = ()) -> None:
         self.module, self.parts = module, parts
@@ -194,7 +195,7 @@ class Forward(ABC):
             )
         if any(self.hooks):
             return self.as_written(*inputs, **options)
-        return self.compute(OnTensors if recorded else OnArrays, *inputs, **options)
+        return self.compute(self.functions[recorded], *inputs, **options)
 
     def as_written(self, *inputs: Any, **options: Any) -> Any:
         return type(self.module).forward(self.module, *inputs, **options)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from simdformer.tensors.forwards import F, Forward, OnArrays, linear_together, ours
+from simdformer.tensors.forwards import F, Forward, OnArrays, OnTensors, linear_together, ours
 from simdformer.tensors.memory import array_of
 from simdformer.transformers import attend, attention
 from simdformer.transformers.growing_cache import with_new
@@ -59,10 +59,37 @@ class Rotary(Forward):
         )
 
 
+class WithAttentionOnArrays(OnArrays):
+    """The functions of a forward, attention among them."""
+
+    with_new: Any = staticmethod(with_new)
+
+    @staticmethod
+    def attended(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+        """What `simdformer.transformers.attention` gives."""
+        batch, heads, length, _ = q.shape
+        z = np.empty((batch, length, heads, v.shape[-1]), q.dtype)
+        return z, attend(module, q, k, v, mask, out=z, **options)
+
+
+class WithAttentionOnTensors(OnTensors, WithAttentionOnArrays):
+    """The same where autograd records."""
+
+    @staticmethod
+    def with_new(cache: Any, k: Any, v: Any, layer_idx: int) -> Any:
+        return cache.update(k, v, layer_idx)
+
+    @staticmethod
+    def attended(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
+        return attention(module, q, k, v, mask, **options)
+
+
 class Attention(Forward):
     """x (B,L,E) -> (B,L,E), as LlamaAttention and its kin: q, k and v in one pass over x; norms of
     heads where there are some; RoPE; the cache of transformers; attention; the last projection.
     """
+
+    functions = WithAttentionOnArrays, WithAttentionOnTensors
 
     def __init__(self, module: Any) -> None:
         projections = (module.q_proj, module.k_proj, module.v_proj)
@@ -87,7 +114,7 @@ class Attention(Forward):
         return f.out(out), pattern
 
     def made(
-        self, f: F, x: Any, turn: Turn, mask: Any, cache: Any, **options: Any
+        self, f: Any, x: Any, turn: Turn, mask: Any, cache: Any, **options: Any
     ) -> tuple[Any, torch.Tensor | None]:
         module = self.module
         batch, length, _ = x.shape
@@ -100,20 +127,16 @@ class Attention(Forward):
         q, k, v = turn(f, q.swapaxes(1, 2)), turn(f, k.swapaxes(1, 2)), v.swapaxes(1, 2)
         options["dropout"] = module.attention_dropout if module.training else 0.0
         options["scaling"] = module.scaling
-        if f is OnArrays:
-            if cache is not None:
-                k, v = with_new(cache, k, v, module.layer_idx)
-            z: Any = np.empty((batch, length, q.shape[1], v.shape[-1]), q.dtype)
-            pattern = attend(module, q, k, v, mask, out=z, **options)
-        else:
-            if cache is not None:
-                k, v = cache.update(k, v, module.layer_idx)
-            z, pattern = attention(module, q, k, v, mask, **options)
+        if cache is not None:
+            k, v = f.with_new(cache, k, v, module.layer_idx)
+        z, pattern = f.attended(module, q, k, v, mask, **options)
         return self.out.made(f, z.reshape(batch, length, -1)), pattern
 
 
 class Layer(Forward):
     """x (B,L,E) -> (B,L,E): x + attention(norm(x)), and on that x + mlp(norm(x))"""
+
+    functions = WithAttentionOnArrays, WithAttentionOnTensors
 
     def __init__(self, module: Any) -> None:
         steps = (
