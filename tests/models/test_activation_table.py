@@ -29,6 +29,8 @@ def model(request, tmp_path_factory):
 class Recorder:
     """An observer that notes every name that a forward pass shows, and changes nothing."""
 
+    start = None
+
     def __init__(self):
         self.seen = {}
 

@@ -32,6 +32,8 @@ class BatchPass:
     those rows belong to each piece, in the order given.
     """
 
+    start = None  # at the embeddings
+
     def __init__(self, cache: PagedKVCache, pieces: Sequence[Piece]) -> None:
         alone = [piece.one_by_one or len(piece.ids) == 1 for piece in pieces]
         order = sorted(range(len(pieces)), key=lambda at: not alone[at])

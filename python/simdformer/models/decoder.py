@@ -14,6 +14,7 @@ import numpy as np
 
 from simdformer.arguments import read_whole, shown
 from simdformer.functional import QuantizedWeight
+from simdformer.models.activation_table import layer_of
 from simdformer.models.adapters import Adapter, adapted, check_adapters
 from simdformer.models.cache import KVCache
 from simdformer.models.communicator import Communicator
@@ -169,6 +170,29 @@ class Decoder(ABC):
         trace = Trace(observer.activations, ids=ids, model=self.config.summary)
         return logits if ids.ndim == 2 else logits[0], trace
 
+    def run_from(
+        self,
+        layer: int,
+        trace: Trace,
+        names: str | Iterable[str] | None = None,
+        *,
+        edit: Mapping[str, Edit] | None = None,
+    ) -> tuple[Array, Trace]:
+        """`run_with_cache` of what a trace has read, with edits in this layer and behind it: what
+        lies in front of it is not computed again, but that of the trace, which has the layer's
+        resid_pre. The same numbers, in less time."""
+        if self.activations == np.float64:  # a trace has its float32
+            return self.run_with_cache(trace.ids, names, edit=edit)
+        ids = checked_ids(trace.ids)
+        stream = trace[f"layers.{layer}.resid_pre"].astype(self.activations, copy=False)
+        start = layer, stream if ids.ndim == 2 else stream[None]
+        batched = ids.ndim == 2
+        observer = Observer(self.ranks, self.config, names, edit, batched=batched, start=start)
+        logits = self.forward(np.atleast_2d(ids), None, None, observer)
+        front = {name: array for name, array in trace.items() if is_in_front(name, layer)}
+        again = Trace(front | observer.activations, ids=ids, model=self.config.summary)
+        return logits if batched else logits[0], again
+
     def require_whole(self, function: str) -> None:
         """ValueError where others hold the weights with this process, which has its part alone."""
         if self.ranks.size > 1:
@@ -274,3 +298,9 @@ class Decoder(ABC):
         observer: Observer | None,
     ) -> Array:
         """ids (B,L) -> logits (B,L,V)"""
+
+
+def is_in_front(name: str, layer: int) -> bool:
+    """Whether an activation is computed in front of a layer."""
+    own = layer_of(name)
+    return name in ("embed", "pos_embed") if own is None else own < layer

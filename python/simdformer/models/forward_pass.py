@@ -125,6 +125,11 @@ class ForwardPass:
         long = are_long(config, starts + new)
         return cls(ids, starts[:, None] + np.arange(new), starts, place, observer, long)
 
+    @property
+    def start(self) -> tuple[int, Array] | None:
+        """Where it starts, if not at the embeddings: a layer, and the stream (B,L,E) before it."""
+        return None if self.observer is None else self.observer.start
+
     def by_length(self, rotated: Callable[[RopeFrequencies], Array], tables: ByLength) -> Array:
         """rotated(table) (B,L,H,D) by the table for short texts, and for long ones by the other."""
         return by_length(self.long, rotated, tables)

@@ -56,6 +56,8 @@ class Observer:
         What to change: see `Transformer.__call__`.
     batched : bool
         Whether a batch axis stands in front of what is kept and of what functions get.
+    start : (layer, (B,L,E)), optional
+        The layer that the pass starts with, and the residual stream in front of it.
 
     An unknown name or a glob that fits nothing: KeyError that lists near ones.
     """
@@ -68,9 +70,10 @@ class Observer:
         edit: Mapping[str, Edit] | None,
         *,
         batched: bool,
+        start: tuple[int, Array] | None = None,
     ) -> None:
         self._ranks, self._config = ranks, config
-        self._batched = batched
+        self._batched, self.start = batched, start
         self._rows = activations(config, without=("untraced",))
         self._edits: dict[str, list[Callable[[Array], Array | None]]] = {}
         self._kept: dict[str, Array] = {}

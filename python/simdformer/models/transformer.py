@@ -121,6 +121,13 @@ class Transformer(Decoder):
 
     def residual(self, ids: Array, run: ForwardPass | BatchPass) -> Array:
         """ids (B,L) -> x (B,L,E), the residual stream behind the last layer"""
+        first, x = run.start or (0, self.embedded(ids, run))
+        for layer in range(first, self.config.num_layers):
+            x = self.block(layer, x, run)
+        return x
+
+    def embedded(self, ids: Array, run: ForwardPass | BatchPass) -> Array:
+        """ids (B,L) -> x (B,L,E), the residual stream in front of the first layer"""
         see = run.at()
         x = self.ranks.embedding(ids, self.weights.embed, self.activations)
         x = see("embed", scaled(x, self.config.embed_scale))
@@ -128,8 +135,6 @@ class Transformer(Decoder):
             where = np.broadcast_to(run.positions, ids.shape)
             where = embedding(where, self.weights.pos_embed, dtype=self.activations)
             x = x + see("pos_embed", where)
-        for layer in range(self.config.num_layers):
-            x = self.block(layer, x, run)
         return x
 
     def unembed(self, x: Array, see: See = unseen) -> Array:
