@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 import simdformer as sf
+from checkpoints import random_weights, tiny_config
 from conftest import same_bits
+from simdformer.interpret import lens
+from simdformer.interpret.explorer import exploration
 from simdformer.interpret.explorer.exploration import Exploration
+from simdformer.models import Transformer
 from simdformer.models.progress import watched
 from simdformer.text import Sampler
-from subjects import IDS, OTHERS, make
+from subjects import IDS, OTHERS, VARIANTS, make
 
 TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
 SPOILT = TEXT.replace("blue", "green")
@@ -44,11 +48,6 @@ def shown(exploration, edits):
     exploration.change(edits)
     exploration.show()
     return exploration.now
-
-
-def array(reading, place):
-    kind, start, count = place
-    return np.frombuffer(reading.numbers, kind, count, start)
 
 
 # ---- the same numbers as elsewhere ---------------------------------------------------------------
@@ -97,11 +96,11 @@ def test_code_computes_what_is_shown(explored, demo, name):
     assert same_bits(ran["pattern"], now.trace["pattern", layer][head])
 
     data, length = now.data, len(now.trace.ids)
-    shares = array(now, data["next"]["shares"]).reshape(length, -1)[position]
+    shares = now.array(data["next"]["shares"]).reshape(length, -1)[position]
     assert same_bits(shares, np.sort(ran["probabilities"])[::-1][:5])
-    lens = array(now, data["lens"]["final"]).reshape(-1, length)[:, position]
+    lens = now.array(data["lens"]["final"]).reshape(-1, length)[:, position]
     np.testing.assert_allclose(lens, ran["lens"].probability[:, position], rtol=1e-6)
-    heads = array(now, data["attribution"]["heads"]).reshape(6, 4, length)
+    heads = now.array(data["attribution"]["heads"]).reshape(6, 4, length)
     np.testing.assert_allclose(heads[..., position], ran["parts"].heads, rtol=1e-5, atol=1e-6)
     assert same_bits(before.logits, now.logits) == (name == "nothing")
 
@@ -234,27 +233,121 @@ def test_a_file_has_both_readings(explored, tmp_path):
     assert now != before
 
 
-def test_the_lens_below_a_change_is_not_computed_again(monkeypatch):
+@pytest.fixture
+def counted(monkeypatch):
+    """A model, an exploration of it, and how many cells of a lens it has computed, in a list."""
     model, _ = make("plain")
-    explored = Exploration(model, IDS)
-    unembed, streams = model.unembed, []
+    unembed, cells = model.unembed, []
 
     def counting(stream, *observer):
         if not observer:  # else it is the model itself that comes to its end
-            streams.append(stream)
+            cells.append(len(stream))
         return unembed(stream, *observer)
 
     monkeypatch.setattr(model, "unembed", counting)
-    layers = model.config.num_layers
-    for layer in range(layers):
-        streams.clear()
-        edit = {f"layers.{layer}.attn.z": take_head_away}
-        explored.change([{"part": "head", "layer": layer, "at": 1, "value": "zero"}])
-        explored.show()
-        assert len(streams) == layers - layer  # behind this layer and those above it
-        fresh = sf.logit_lens(model, IDS, edit=edit)
-        np.testing.assert_array_equal(explored.now.lens.ids, fresh.ids)
-        np.testing.assert_array_equal(explored.now.lens.probabilities, fresh.probabilities)
+    return model, Exploration(model, IDS), cells
+
+
+def position_to_zero(layer, at):
+    def take_away(x):
+        x[at] = 0
+
+    return (
+        {"part": "position", "layer": layer, "at": at, "value": "zero"},
+        {f"layers.{layer}.resid_pre": take_away},
+    )
+
+
+@pytest.mark.parametrize(("layer", "new"), [(0, 2 * 9 + 1), (1, 9), (2, 0)])
+def test_the_lens_in_front_of_a_change_is_not_computed_again(counted, layer, new):
+    model, explored, cells = counted
+    assert sum(cells) == 3 * 13  # the row of the last layer is that of the logits
+    cells.clear()
+    change, edit = position_to_zero(layer, 4)
+    now = shown(explored, [change])
+    assert sum(cells) == new  # between the change and the last row, from its token on
+    fresh = sf.logit_lens(model, IDS, edit=edit)
+    assert np.array_equal(now.lens.ids, fresh.ids)
+    assert same_bits(now.lens.probabilities, fresh.probabilities)
+
+
+def test_a_lens_that_costs_much_is_computed_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(exploration, "CHEAP_LENS", 0)
+    model, _ = make("plain")
+    explored = Exploration(model, IDS)
+    change, edit = position_to_zero(1, 4)
+    now = shown(explored, [change])
+    fresh = sf.logit_lens(model, IDS, edit=edit)
+    words = now.data["lens"]["words"]
+
+    def known():
+        assert np.array_equal(explored.now.lens.known, explored.before.lens.known)
+        cells = explored.now.array(words).reshape(4, 13, -1) > 0
+        assert (cells.all(-1) == explored.now.lens.known).all()
+        return np.flatnonzero(explored.now.lens.known.all(0)).tolist()
+
+    assert known() == []
+    assert now.lens.known[-1].all()
+    assert now.lens.known.sum() == 13
+    explored.fill_lens([3, 7, 99])
+    assert known() == [3, 7]
+    assert same_bits(explored.now.lens.probabilities[:, [3, 7]], fresh.probabilities[:, [3, 7]])
+    assert not same_bits(explored.now.lens.probability[1:3], explored.before.lens.probability[1:3])
+    explored.page()  # which shows all of it
+    assert known() == list(range(13))
+    assert np.array_equal(explored.now.lens.ids, fresh.ids)
+
+
+def test_what_is_ended_keeps_the_columns_that_it_has(monkeypatch):
+    monkeypatch.setattr(exploration, "CHEAP_LENS", 0)
+    monkeypatch.setattr(lens, "MOST_LOGITS", 1)  # a cell at a time
+    explored = Exploration(make("plain")[0], IDS)
+
+    def stop(bar):
+        if bar.done == 6:
+            raise KeyboardInterrupt
+
+    with watched(stop), pytest.raises(KeyboardInterrupt):
+        explored.fill_lens()
+    assert np.flatnonzero(explored.now.lens.known.all(0)).tolist() == [0, 1]
+    cells = explored.now.array(explored.now.data["lens"]["final"]).reshape(4, 13)
+    assert np.isfinite(cells[:, :2]).all()
+    assert np.isnan(cells[:3, 2:]).all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_layers_in_front_of_a_change_are_taken_from_the_run_before(name, monkeypatch):
+    model, _ = make(name)
+    explored, layers = Exploration(model, IDS), []
+    block = model.block
+    monkeypatch.setattr(model, "block", lambda at, *args: layers.append(at) or block(at, *args))
+    change = {"part": "head", "layer": 1, "at": 1, "value": "zero"}
+    now = shown(explored, [change])
+    assert layers == [1, 2]
+    logits, trace = model.run_with_cache(
+        IDS, ["*", "final_norm_scale"], edit={"layers.1.attn.z": take_head_away}
+    )
+    assert same_bits(now.logits, logits)
+    assert list(now.trace) == list(trace)
+    assert all(same_bits(now.trace[name], trace[name]) for name in trace)
+    heads = now.array(now.data["attribution"]["heads"]).reshape(3, 4, -1)
+    parts = sf.attribute(model, IDS, int(now.said[-1]), edit={"layers.1.attn.z": take_head_away})
+    np.testing.assert_allclose(heads[..., -1], parts.heads, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("activations", ["float64", "bfloat16"])
+def test_a_run_from_a_layer_is_that_of_the_whole(activations):
+    config = tiny_config()
+    weights = random_weights(np.random.default_rng(3), config)
+    dtype = "float64" if activations == "float64" else "float32"
+    model = Transformer(config, weights, dtype=dtype, activations=activations)
+    for ids in (IDS, [IDS[:5], OTHERS[:5]]):
+        _, before = model.run_with_cache(ids)
+        edit = {"layers.2.mlp.out": np.zeros(1)}
+        logits, trace = model.run_with_cache(ids, edit=edit)
+        again, found = model.run_from(2, before, edit=edit)
+        assert same_bits(again, logits)
+        assert all(same_bits(found[name], trace[name]) for name in trace)
 
 
 def take_head_away(z):

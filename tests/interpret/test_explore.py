@@ -8,7 +8,9 @@ import pytest
 
 import simdformer as sf
 from browser import Keys
+from conftest import same_bits
 from lab import Lab
+from simdformer.interpret.explorer import exploration
 from simdformer.interpret.page.look import bundle
 
 pytest.importorskip("anywidget", reason="needs the package anywidget")
@@ -98,15 +100,16 @@ def test_only_what_has_changed_is_sent(demo):
     before = explorer._exploration.now
     messages = received(explorer)
     explorer.edits = [HEAD]
-    [(told, [numbers])] = messages
-    memory = bytearray(before.numbers)
+    [(told, [numbers, of_before])] = messages
+    memory, places = bytearray(before.numbers), told["places"][0]
     for (begin, end), at in zip(
-        told["places"],
-        np.cumsum([0, *(end - begin for begin, end in told["places"])]),
-        strict=False,
+        places, np.cumsum([0, *(end - begin for begin, end in places)]), strict=False
     ):
         memory[begin:end] = numbers[at : at + end - begin]
     assert bytes(memory) == explorer._exploration.now.numbers
+    assert (told["places"][1], of_before) == ([], b"")
+    known = before.data["words"][: told["words"]["from"]] + told["words"]["more"]
+    assert known == explorer._exploration.now.words.known
     assert len(numbers) < len(memory) / 2  # a head of the last of six layers
     assert told["changes"] == ["head 5.0 → 0"]
     messages.clear()
@@ -151,6 +154,29 @@ def test_messages_of_the_browser_are_answered(demo):
     assert explorer.text == "Mia has a red" + demo.generate("Mia has a red", 1)
     [page] = ask(do="sample", temperature=1.0, seed=3)
     assert page["data"]["tokens"][:-1] == demo.tokenizer.to_str_tokens(explorer.trace.ids[:-1])
+
+
+def test_a_column_of_the_lens_is_sent_when_it_is_asked_for(demo, monkeypatch):
+    monkeypatch.setattr(exploration, "CHEAP_LENS", 0)
+    explorer = sf.explore(demo, TEXT)
+    explorer.edits = [HEAD]
+    explored, messages = explorer._exploration, received(explorer)
+    old = explored.before, explored.now
+    explorer._hear(explorer, {"do": "lens", "at": [3]}, [])
+    explorer._worker.submit(lambda: None).result()
+    [_, (told, pieces)] = messages
+    now_and_before = (explored.now, explored.before)
+    for places, piece, was, now in zip(
+        told["places"], pieces, old[::-1], now_and_before, strict=True
+    ):
+        assert sum(end - begin for begin, end in places) == len(piece) > 0
+        column = slice(3, None, 25)
+        final = now.array(now.data["lens"]["final"])
+        assert np.isnan(was.array(now.data["lens"]["final"])[column][:-1]).all()
+        assert same_bits(final[column], now.lens.probability[:, 3])
+    assert sum(map(len, pieces)) < 2000 * 2
+    assert explored.now.lens.known[:, 3].all()
+    assert not explored.now.lens.known[:-1, 4].any()
 
 
 def test_it_says_what_to_install(demo, monkeypatch):
@@ -281,6 +307,29 @@ def test_typing_is_read_and_goes_on(opened, demo):
     view.wait(lambda: "text has 253 tokens, needs at most 200; shorten it" in view.text("#says"))
     view.write("#typed", "Mia")
     view.wait(lambda: tokens(view)[1:] == ["Mia"])
+
+
+@in_lab
+def test_a_lens_that_costs_much_is_computed_where_one_looks(opened, demo):
+    notebook, view = opened
+    notebook.type(
+        1,
+        "from simdformer.interpret.explorer import exploration\n"
+        "exploration.CHEAP_LENS = 0\ne.text = 'Mia has a red'",
+    )
+    notebook.run(1)
+    view.wait(lambda: tokens(view)[-1] == " red")
+    view.click("#lens")  # in the middle: the third of five tokens
+    view.wait(lambda: "the final word" in view.text("#lens-words"))
+    lens = sf.logit_lens(demo, "Mia has a red")
+    row = lens.layers.index(int(view.one("#layer").get_property("value")))
+    words = [word.text for word in view.all("#lens-words li code")]
+    assert words == [word.replace(" ", "␣") for word in lens.words[row][2]]
+    assert view.one("#lens-all").is_displayed()
+    view.click("#text span", 1)
+    view.wait(lambda: "behind Mia: the final word" in view.text("#lens-words"))
+    view.click("#lens-all")
+    view.wait(lambda: not view.one("#lens-all").is_displayed())
 
 
 @in_lab

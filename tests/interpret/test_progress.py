@@ -13,7 +13,10 @@ from subjects import IDS, OTHERS, make
 
 TRACE = {f"layers.{layer}.attn.pattern": np.ones((2, 3, 3)) / 3 for layer in range(4)}
 BARS = {
-    "lens": (lambda m: sf.logit_lens(m, IDS), {"logit_lens: reading": 3, "logit lens": 4}),
+    "lens": (
+        lambda m: sf.logit_lens(m, IDS),
+        {"logit_lens: reading": 3, "logit lens": 4 * len(IDS)},
+    ),
     "attribute": (
         lambda m: sf.attribute(m, IDS, 9),
         {"attribute: reading": 3, "attribution": 3},
@@ -26,7 +29,12 @@ BARS = {
     "head_scores": (lambda _: sf.head_scores(TRACE, [1, 2, 3]), {"head scores": 4}),
     "look": (
         lambda m: sf.look(m, IDS),
-        {"look: reading": 3, "logit lens": 4, "attribution": 3, "look: numbers": 18},
+        {
+            "look: reading": 3,
+            "logit lens": 3 * len(IDS),  # the last row is that of the logits
+            "attribution": 3,
+            "look: numbers": 18,
+        },
     ),
     "eval": (lambda m: perplexity(m, IDS, window=6), {"eval": 5 + 5 + 5 + 3}),
 }

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from simdformer import backward
 from simdformer.arguments import is_whole, shown
-from simdformer.functional import embedding
+from simdformer.functional import embedding, linear
 from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
 from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
@@ -162,16 +163,24 @@ def attribute(
 
 
 def attribute_everywhere(
-    subject: Subject, said: Array, trace: Trace, target: Any, against: Any
+    subject: Subject,
+    said: Array,
+    trace: Trace,
+    target: Any,
+    against: Any,
+    before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`Attribution.PARTS` with an axis of positions behind, and the words that are meant; without a
-    target it is what the model says at each position, the ids `said` (L,)."""
+    target it is what the model says at each position, the ids `said` (L,). `before` is the same of
+    another run of the text, about the same words."""
     other = None if against is None else read_target(subject, "against", against)
     if target is None:
         wanted = said.tolist()
     else:
         wanted = [read_target(subject, "target", target)] * len(subject.ids)
-    shares = shares_of(subject.transformer, trace, range(len(subject.ids)), wanted, other)
+    known = None if before is None else before["read"]
+    everywhere = range(len(subject.ids))
+    shares = shares_of(subject.transformer, trace, everywhere, wanted, other, known)
     words = {
         name: None if id is None else token_text(subject.tokenizer, id)
         for name, id in (("target", None if target is None else wanted[0]), ("against", other))
@@ -185,32 +194,45 @@ def shares_of(
     positions: Sequence[int],
     targets: Sequence[int],
     against: int | None,
-) -> dict[str, Array]:
+    known: list[Array] | None = None,
+) -> dict[str, Any]:
     """What each part writes into the logit of its target at each of n positions: heads
-    (layers,H,n), mlps and biases (layers,n), the others (n,)."""
+    (layers,H,n), mlps and biases (layers,n), the others (n,).
+
+    `read`, which is `known` of another run of the text: for each layer (n,H,D), what the logit
+    reads of attn.z, but for the scale of the final norm; empty where a norm lies between them.
+    """
     transformer.require_whole("attribute")
-    at, layers = list(positions), range(transformer.config.num_layers)
+    at, config = list(positions), transformer.config
+    layers = range(config.num_layers)
     rows = rows_of_last_matrix(transformer, list(targets), against)  # (n,E)
     weight = np.asarray(transformer.weights.final_norm, np.float64)
-    direction = in_front(transformer, rows * weight) / trace["final_norm_scale"][at]
+    unscaled, scale = in_front(transformer, rows * weight), trace["final_norm_scale"][at]
+    direction = unscaled / scale
 
     def written(name: str, direction: Array = direction) -> Array:
         parts: Array = np.einsum("ne,ne->n", trace[name][at], direction)
         return parts
 
-    heads, biases = [], []
+    heads, biases, read = [], [], list(known or [])
     with Progress("attribution", len(layers), unit="layer") as progress:
         for layer in layers:
             weights, z = transformer.weights.layers[layer], trace[f"layers.{layer}.attn.z"][at]
-            wo = np.asarray(weights.wo.unpack(), np.float64)  # (E, H·D)
-            bias = np.zeros(len(wo)) if weights.wo_bias is None else np.asarray(weights.wo_bias)
-            inner = transformer.config.residual_scale * direction
+            bias = 0 if weights.wo_bias is None else np.asarray(weights.wo_bias, np.float64)
+            inner = config.residual_scale * direction
             behind = written_by(weights.attn_out_norm_bias, inner)
-            if weights.attn_out_norm is not None:
-                out = z.reshape(len(at), -1) @ wo.T + bias
+            if weights.attn_out_norm is None:
+                if len(read) == layer:
+                    read.append(
+                        config.residual_scale * read_of(transformer, z, unscaled, weights.wo)
+                    )
+                of_heads = np.einsum("nhd,nhd->hn", z, read[layer]) / scale[:, 0]
+            else:
+                out = linear(z.reshape(len(at), -1), weights.wo) + bias
                 inner = through_norm(transformer, inner, out, weights.attn_out_norm)
-            heads.append(np.einsum("nhd,nhd->hn", z, (inner @ wo).reshape(z.shape)))
-            biases.append(inner @ bias + behind)
+                of_heads = np.einsum("nhd,nhd->hn", z, read_of(transformer, z, inner, weights.wo))
+            heads.append(of_heads)
+            biases.append(written_by(weights.wo_bias, inner) + behind)
             progress.advance(1)
     has_positions = transformer.config.positions == "learned"
     return {
@@ -221,7 +243,16 @@ def shares_of(
         "mlps": np.stack([written(f"layers.{layer}.mlp.out") for layer in layers]),
         "biases": np.stack(biases),
         "constant": written_by(transformer.weights.final_norm_bias, rows),
+        "read": read,
     }
+
+
+def read_of(transformer: Transformer, z: Array, rows: Array, wo: Any) -> Array:
+    """rows (n,E) of what attention writes -> (n,H,D) of z, through wo (E,H·D)."""
+    dtype = np.promote_types(transformer.activations, np.float32)
+    x = z.reshape(len(z), -1).astype(dtype, copy=False)
+    found: Array = backward.linear(rows.astype(dtype), x, wo, needs=("x",)).x
+    return found.reshape(z.shape)
 
 
 def written_by(bias: Array | None, rows: Array) -> Array:

@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from simdformer.arguments import is_whole, read_whole, shown
+from simdformer.experts import top_k
 from simdformer.functional import softmax
 from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
 from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
 from simdformer.types import Array
 
-__all__ = ["LogitLens", "lens_of", "logit_lens"]
+__all__ = ["LensCells", "LogitLens", "logit_lens"]
+
+MOST_LOGITS = 2**24  # at a time: 64 MB
 
 
 @dataclass(frozen=True)
@@ -115,49 +118,80 @@ def logit_lens(
         followed = logits.argmax(-1)
     else:
         followed = np.full(len(subject.ids), read_target(subject, "target", target))
-    return lens_of(subject, trace, chosen, followed, top)
+    cells = LensCells(subject, trace, chosen, followed, top)
+    cells.fill(range(len(subject.ids)))
+    words = [
+        [[token_text(subject.tokenizer, int(id)) for id in row] for row in of_layer]
+        for of_layer in cells.ids
+    ]
+    return LogitLens(
+        *(chosen, subject.tokens, cells.ids, cells.probabilities),
+        *(words, followed, cells.rank, cells.probability),
+    )
 
 
-def lens_of(
-    subject: Subject,
-    trace: Mapping[str, Array],
-    layers: list[int],
-    followed: Array,
-    top: int,
-    known: tuple[Mapping[str, Array], LogitLens] | None = None,
-) -> LogitLens:
-    """The lens of a text that has been read, with `followed` (L,) as targets. `known` are another
-    trace and its lens, of the same layers and targets: where a stream is the same, so is its lens.
+class LensCells:
+    """The lens of a text that has been read, with `followed` (L,) as targets, cell by cell: each is
+    a product with the whole last matrix, and is computed where it is asked for.
+
+    known : (n,L) of bool
+        What has been computed.
+    ids, probabilities, rank, probability
+        As of LogitLens; where nothing is known -1, 0, -1 and NaN.
     """
-    shape = (len(layers), len(subject.ids))
-    ids, shares = np.empty((*shape, top), np.int64), np.empty((*shape, top), np.float32)
-    rank, probability = np.empty(shape, np.int64), np.empty(shape, np.float32)
-    with Progress("logit lens", len(layers), unit="layer") as progress:
-        for at, layer in enumerate(layers):
-            stream = trace[stream_name(layer)]
-            if known is not None and np.array_equal(stream, known[0][stream_name(layer)]):
-                ids[at], shares[at] = known[1].ids[at], known[1].probabilities[at]
-                rank[at], probability[at] = known[1].rank[at], known[1].probability[at]
-                progress.advance(1)
-                continue
-            said = subject.transformer.unembed(stream)
-            every = softmax(said)
-            ids[at] = top_k(said, top)
-            shares[at] = np.take_along_axis(every, ids[at], -1)
-            probability[at] = np.take_along_axis(every, followed[:, None], -1)[:, 0]
-            own = np.take_along_axis(said, followed[:, None], -1)
-            rank[at] = (said > own).sum(-1)
-            progress.advance(1)
-    words = [[[token_text(subject.tokenizer, int(id)) for id in row] for row in one] for one in ids]
-    return LogitLens(layers, subject.tokens, ids, shares, words, followed, rank, probability)
+
+    def __init__(
+        self,
+        subject: Subject,
+        trace: Mapping[str, Array],
+        layers: list[int],
+        followed: Array,
+        top: int,
+    ) -> None:
+        self.layers, self.followed = layers, followed
+        self._subject, self._trace = subject, trace
+        shape = (len(layers), len(subject.ids))
+        self.known = np.zeros(shape, bool)
+        self.ids = np.full((*shape, top), -1, np.int64)
+        self.probabilities = np.zeros((*shape, top), np.float32)
+        self.rank = np.full(shape, -1, np.int64)
+        self.probability = np.full(shape, np.nan, np.float32)
+
+    def tell(self, rows: Any, positions: Any, logits: Array) -> None:
+        """The logits (m,V) of m cells."""
+        ids, every = top_k(logits, self.ids.shape[-1]), softmax(logits)
+        followed = self.followed[positions][:, None]
+        at = rows, positions
+        self.ids[at], self.probabilities[at] = ids, np.take_along_axis(every, ids, -1)
+        self.probability[at] = np.take_along_axis(every, followed, -1)[:, 0]
+        self.rank[at] = (logits > np.take_along_axis(logits, followed, -1)).sum(-1)
+        self.known[at] = True
+
+    def fill(self, positions: Sequence[int], before: Self | None = None) -> None:
+        """Computes what is not known at these positions, one after the other. `before` is the lens
+        of another run of the same layers and targets: where a stream is the same, so is the cell.
+        """
+        at = np.asarray(positions, np.intp)
+        streams = self._streams(at)
+        if before is not None and before is not self:
+            before.fill(positions)
+            is_same = (streams == before._streams(at)).all(-1) & ~self.known[:, at]
+            rows, columns = np.nonzero(is_same)
+            for name in ("ids", "probabilities", "rank", "probability", "known"):
+                getattr(self, name)[rows, at[columns]] = getattr(before, name)[rows, at[columns]]
+        columns, rows = np.nonzero(~self.known[:, at].T)
+        most = max(1, MOST_LOGITS // self._subject.transformer.config.vocab_size)
+        with Progress("logit lens", len(rows), unit="cell") as progress:
+            for begin in range(0, len(rows), most):
+                some = slice(begin, begin + most)
+                logits = self._subject.transformer.unembed(streams[rows[some], columns[some]])
+                self.tell(rows[some], at[columns[some]], logits)
+                progress.advance(len(logits))
+
+    def _streams(self, at: Array) -> Array:
+        """(n,m,E)"""
+        return np.stack([self._trace[stream_name(layer)][at] for layer in self.layers])
 
 
 def stream_name(layer: int) -> str:
     return "layers.0.resid_pre" if layer < 0 else f"layers.{layer}.resid_post"
-
-
-def top_k(logits: Array, count: int) -> Array:
-    """The ids of the largest logits of each row, the largest first."""
-    few = np.argpartition(logits, -count, axis=-1)[..., -count:]
-    order = np.take_along_axis(logits, few, -1).argsort(-1)[..., ::-1]
-    return np.take_along_axis(few, order, -1)

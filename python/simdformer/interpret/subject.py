@@ -42,6 +42,15 @@ class Subject:
             every = {**counting_layers(progress), **(edit or {})}
             return self.transformer.run_with_cache(self.ids, names, edit=every)
 
+    def run_from(
+        self, layer: int, trace: Trace, names: Iterable[str], edit: Mapping[str, Edit]
+    ) -> tuple[Array, Trace]:
+        """The same from a layer on, of a trace of the text without the edits."""
+        layers = self.transformer.config.num_layers - layer
+        with Progress(f"{self.function}: reading", layers, unit="layer") as progress:
+            every = {**counting_layers(progress), **edit}
+            return self.transformer.run_from(layer, trace, names, edit=every)
+
 
 def counting_layers(progress: Progress, texts: int = 1) -> dict[str, Callable[[Array], None]]:
     """An edit that changes nothing and tells of each layer that is done, for so many texts."""

@@ -1,5 +1,6 @@
 """A text that is read, changed and read again: all of `sf.explore` but what shows it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,8 @@ from simdformer.models.trace import Trace
 from simdformer.text.sampling import Sampler
 
 __all__ = ["Exploration"]
+
+CHEAP_LENS = 1e9  # multiply-adds: some 0.05 seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,14 +179,30 @@ class Exploration:
         subject = wanted.text.subject
         about = f"{subject.transformer.config.summary}, {len(subject.ids)} tokens"
         is_read = old is not None and old.text is wanted.text
-        before = self.before if is_read else read_text(subject, about, self.target, self.against)
+        told = (subject, about, self.target, self.against)
+        at = None if lens_is_cheap(subject) else ()
+        before = self.before if is_read else read_text(*told, lens_at=at)
         now = before
         if wanted.changes:
             takes = any(change.value == "other" for change in wanted.changes)
             other = wanted.other.trace if takes and wanted.other is not None else {}
             edit = edit_of(wanted.changes, other)
-            now = read_text(subject, about, self.target, self.against, edit=edit, before=before)
+            now = read_text(*told, edit=edit, before=before, lens_at=at)
         self.before, self.now, self.shown = before, now, wanted
+
+    def fill_lens(self, positions: Iterable[int] | None = None) -> None:
+        """Computes the lens of what is shown at these positions, or at all. Where it is ended, what
+        has been computed is kept."""
+        length = len(self.now.trace.ids)
+        at = [one for one in (range(length) if positions is None else positions) if one < length]
+        if self.now.lens.known[:, at].all() and self.before.lens.known[:, at].all():
+            return
+        try:
+            self.now.lens.fill(at, self.before.lens)
+        finally:
+            is_changed = self.now is not self.before
+            self.before = self.before.with_lens()
+            self.now = self.now.with_lens() if is_changed else self.before
 
     def give_up(self) -> None:
         """Wants what is shown."""
@@ -205,7 +224,8 @@ class Exploration:
         return [change.label(self.tokens) for change in self.wanted.changes]
 
     def page(self) -> Page:
-        """What is shown, as a file."""
+        """What is shown, as a file, with all of the lens."""
+        self.fill_lens()
         about = str(self.now.data["about"])
         return Page(page_of(self.now, self.before, self.labels, self.run), about)
 
@@ -251,6 +271,13 @@ class Exploration:
         tokenizer = read.subject.tokenizer
         is_text = tokenizer is not None and list(tokenizer.encode(read.text)) == read.ids
         return repr(read.text) if is_text else repr(read.ids)
+
+
+def lens_is_cheap(subject: Subject) -> bool:
+    """Whether all of the lens is computed with every answer, rather than where it is looked at."""
+    config = subject.transformer.config
+    cells = config.num_layers * len(subject.ids)
+    return cells * config.hidden_size * config.vocab_size <= CHEAP_LENS
 
 
 def fits(change: Change, state: State) -> bool:

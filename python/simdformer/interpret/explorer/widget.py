@@ -90,6 +90,7 @@ class Explorer(anywidget.AnyWidget):
         self._watching = Event()  # set where a log is not looked at any more
         self._sampler = Sampler(temperature=1.0)
         self._sent: tuple[Reading, Reading] | None = None
+        self._words_sent = 0
         self._is_publishing, self._began, self._told = False, 0.0, 0.0
         start = exploration.now.data["start"]
         position = len(exploration.tokens) - 1
@@ -114,8 +115,12 @@ class Explorer(anywidget.AnyWidget):
         return Code(self._exploration.code(self.layer, self.head, self.position))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes what is shown as a file that needs no network, and gives its path."""
-        return self._exploration.page().save(path)
+        """Writes what is shown as a file that needs no network, with all of the lens, and gives its
+        path."""
+        with self._lock:
+            page = self._exploration.page()
+            self._publish()
+        return page.save(path)
 
     def update(self, log: Any) -> None:
         """Shows the curves of a run as far as it is, and the text as a model that is trained reads
@@ -210,9 +215,12 @@ class Explorer(anywidget.AnyWidget):
                     if self._waiting:
                         return
                     self._exploration.show()
+                    if content["do"] == "lens":
+                        self._exploration.fill_lens(content["at"])
             except Ended:
                 if self._stop.is_set():
                     self._exploration.give_up()
+                    self._publish()  # what has been computed of the lens
                     self._say("stopped: shown is what was there before")
             except Exception as error:  # a sentence, and never a widget that is dead
                 self._exploration.give_up()
@@ -270,10 +278,11 @@ class Explorer(anywidget.AnyWidget):
         """Sends what is new to the browser, and sets the traitlets."""
         explored, sent = self._exploration, self._sent
         self._sent = explored.before, explored.now
-        if sent is None or sent[0] is not explored.before:
+        if sent is None or sent[0].trace is not explored.before.trace:
+            self._words_sent = len(explored.now.words.known)
             self._send_page()
         else:
-            self._send_changes(sent[1])
+            self._send_changes(*sent)
         self._set_traits()
 
     def _set_traits(self) -> None:
@@ -302,15 +311,20 @@ class Explorer(anywidget.AnyWidget):
         told = {"kind": "run", "run": self._exploration.run, "sentence": self._exploration.note}
         self.send({**told, **self._texts()})
 
-    def _send_changes(self, old: Reading) -> None:
-        """What differs from the reading that was sent."""
+    def _send_changes(self, old_before: Reading, old: Reading) -> None:
+        """What differs from the readings that were sent."""
         explored = self._exploration
-        places, numbers = changed(old.numbers, explored.now.numbers)
+        words = explored.now.words.known
+        pieces = [
+            changed(old.numbers, explored.now.numbers),
+            changed(old_before.numbers, explored.before.numbers),
+        ]
         told = {
             "kind": "numbers",
-            "places": places,
-            "words": explored.now.words.known,
+            "places": [places for places, _ in pieces],
+            "words": {"from": self._words_sent, "more": words[self._words_sent :]},
             "changes": explored.labels,
             "sentence": explored.note,
         }
-        self.send({**told, **self._texts()}, buffers=[numbers])
+        self._words_sent = len(words)
+        self.send({**told, **self._texts()}, buffers=[numbers for _, numbers in pieces])

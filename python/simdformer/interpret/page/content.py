@@ -3,20 +3,21 @@ array."""
 
 import base64
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from simdformer.experts import top_k
 from simdformer.functional import softmax
 from simdformer.interpret.attribution import Attribution, attribute_everywhere
 from simdformer.interpret.heads import head_scores
-from simdformer.interpret.lens import LogitLens, lens_of, top_k
+from simdformer.interpret.lens import LensCells
 from simdformer.interpret.loss import loss_by_part
 from simdformer.interpret.subject import Subject, token_text
-from simdformer.models.activation_table import activation_of, sources_of
+from simdformer.models.activation_table import activation_of, layer_of, sources_of
 from simdformer.models.config import ModelConfig
 from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
@@ -46,7 +47,7 @@ class Numbers:
         self._length = 0
 
     def add(self, array: Any, dtype: Any = np.float32) -> list[Any]:
-        little = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
+        little = little_endian(array, dtype)
         place = self._length
         part = little.tobytes()
         self._parts += [part, bytes(-len(part) % ALIGNMENT)]
@@ -56,6 +57,10 @@ class Numbers:
     @property
     def bytes(self) -> bytes:
         return b"".join(self._parts)
+
+
+def little_endian(array: Any, dtype: Any) -> Array:
+    return np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
 
 
 def packed(numbers: bytes) -> str:
@@ -69,8 +74,10 @@ class Reading:
 
     said : (L,)
         The ids that lens and attribution follow: what the model says at each position.
-    lens : LogitLens
-        Of all layers.
+    lens : LensCells
+        Of all layers, at the positions that were asked for; the last row of it is always known.
+    written : dict
+        As of `attribute_everywhere`.
     data : dict
         What the page is told in JSON.
     numbers : bytes
@@ -83,10 +90,25 @@ class Reading:
     logits: Array
     trace: Trace
     said: Array
-    lens: LogitLens
+    lens: LensCells
+    written: dict[str, Any]
     data: dict[str, Any]
     numbers: bytes
     words: "Words"
+
+    def array(self, place: list[Any]) -> Array:
+        """What lies at a place in the numbers."""
+        kind, start, count = place
+        return np.frombuffer(self.numbers, np.dtype(kind).newbyteorder("<"), count, start)
+
+    def with_lens(self) -> "Reading":
+        """The same with what is known of the lens by now."""
+        numbers = bytearray(self.numbers)
+        for name, (array, dtype) in lens_arrays(self.lens, self.words).items():
+            part = little_endian(array, dtype).tobytes()
+            place = self.data["lens"][name][1]
+            numbers[place : place + len(part)] = part
+        return replace(self, numbers=bytes(numbers))
 
 
 def read_text(
@@ -97,37 +119,47 @@ def read_text(
     *,
     edit: Mapping[str, Edit] | None = None,
     before: Reading | None = None,
+    lens_at: Sequence[int] | None = None,
 ) -> Reading:
-    """Lets the model read the text, with changes on the way, and tells it. What is told beside an
-    earlier reading of the same text has its arrays at the same places, follows the same ids, and
-    adds its words to those of the other."""
+    """Lets the model read the text, with changes on the way, and tells it, with the lens at these
+    positions, or at all. What is told beside an earlier reading of the same text has its arrays at
+    the same places, follows the same ids, and adds its words to those of the other."""
     config = subject.transformer.config
-    logits, trace = subject.run(["*", "final_norm_scale"], edit)
+    names = ["*", "final_norm_scale"]
+    if before is None:
+        logits, trace = subject.run(names, edit)
+    else:
+        edit = edit or {}
+        layer = min((layer_of(name) or 0 for name in edit), default=0)
+        logits, trace = subject.run_from(layer, before.trace, names, edit)
     trace.tokens = subject.tokens if subject.tokenizer is not None else None
     said = logits.argmax(-1) if before is None else before.said
     layers, top = list(range(-1, config.num_layers)), min(LENS_TOP, config.vocab_size)
-    known = None if before is None else (before.trace, before.lens)
-    lens = lens_of(subject, trace, layers, said, top, known)
-    written = attribute_everywhere(subject, said, trace, target, against)
+    lens, everywhere = LensCells(subject, trace, layers, said, top), range(len(subject.ids))
+    lens.tell(-1, everywhere, logits)
+    lens.fill(everywhere if lens_at is None else lens_at, None if before is None else before.lens)
+    known = None if before is None else before.written
+    written = attribute_everywhere(subject, said, trace, target, against, known)
     words = Words(subject) if before is None else before.words
     numbers = Numbers()
-    data = content(subject, logits, trace, lens, written, about, numbers, words)
+    data = content(subject, logits, trace, lens, written, about, numbers, words, before)
     if subject.trainable is not None:
         loss, parts = loss_by_part(subject, trace)
         places = {name: numbers.add(table) for name, table in parts.items()}
         data["loss"] = {"mean": loss if np.isfinite(loss) else None, **places}
-    return Reading(subject, logits, trace, said, lens, data, numbers.bytes, words)
+    return Reading(subject, logits, trace, said, lens, written, data, numbers.bytes, words)
 
 
 def content(
     subject: Subject,
     logits: Array,
     trace: Trace,
-    lens: LogitLens,
+    lens: LensCells,
     written: dict[str, Any],
     about: str,
     numbers: Numbers,
     words: "Words",
+    before: Reading | None,
 ) -> dict[str, Any]:
     """Everything that the page reads; its arrays are added to `numbers`."""
     length = len(subject.ids)
@@ -157,17 +189,24 @@ def content(
         "means": MEANS,
         "lens": {
             "layers": lens.layers,
-            "words": numbers.add(words.indices(padded(lens.ids, LENS_TOP)), np.int32),
-            "shares": numbers.add(padded(lens.probabilities, LENS_TOP)),
-            "final": numbers.add(lens.probability),
+            **{name: numbers.add(*given) for name, given in lens_arrays(lens, words).items()},
         },
         "attribution": {
             **{name: numbers.add(written[name]) for name in Attribution.PARTS},
             "target": written["target"],
             "against": written["against"],
         },
-        "activations": activations(trace, subject.transformer.config, numbers),
+        "activations": activations(trace, subject.transformer.config, numbers, before),
         "words": words.known,
+    }
+
+
+def lens_arrays(lens: LensCells, words: "Words") -> dict[str, tuple[Array, Any]]:
+    """What the page is told of the lens, with dtypes; word 0 where a cell is not known."""
+    return {
+        "words": (words.indices(padded(lens.ids, LENS_TOP)), np.int32),
+        "shares": (padded(lens.probabilities, LENS_TOP), np.float32),
+        "final": (lens.probability, np.float32),
     }
 
 
@@ -217,7 +256,9 @@ def eight_bits(patterns: Array) -> Array:
     return shares.astype(np.uint8)
 
 
-def activations(trace: Trace, config: ModelConfig, numbers: Numbers) -> dict[str, Any]:
+def activations(
+    trace: Trace, config: ModelConfig, numbers: Numbers, before: Reading | None
+) -> dict[str, Any]:
     """Each activation of a layer: its shapes and what it is computed from (None in layers that
     have no such one), and for each layer and token the root mean square and the first numbers."""
     layers, length, told = range(config.num_layers), len(trace.ids), {}
@@ -235,6 +276,11 @@ def activations(trace: Trace, config: ModelConfig, numbers: Numbers) -> dict[str
                 array = trace[f"layers.{layer}.{name}"]
                 shapes[layer] = list(array.shape)
                 sources[layer] = nearest_sources(config, layer, name)
+                if before is not None and array is before.trace[f"layers.{layer}.{name}"]:
+                    same = before.data["activations"][name]
+                    rms[layer] = before.array(same["rms"]).reshape(rms.shape)[layer]
+                    few[layer] = before.array(same["first"]).reshape(few.shape)[layer]
+                    continue
                 rows = np.moveaxis(array, row.axes.index("L"), 0).reshape(length, -1)
                 rms[layer] = root_mean_square(rows)
                 few[layer, :, : rows.shape[-1]] = rows[:, :FIRST]
@@ -264,8 +310,11 @@ def nearest_sources(config: ModelConfig, layer: int, name: str) -> tuple[str, ..
 
 def root_mean_square(rows: Array) -> Array:
     """The root mean square of each row's finite numbers."""
-    finite = np.isfinite(rows)
-    seen = np.where(finite, rows, 0)
-    squares = np.einsum("ij,ij->i", seen, seen, dtype=np.float64)
-    mean: Array = squares / np.maximum(finite.sum(-1), 1)
+    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+    counts = np.full(len(rows), rows.shape[-1])
+    if not np.isfinite(squares).all():
+        finite = np.isfinite(rows)
+        seen, counts = np.where(finite, rows, 0), np.maximum(finite.sum(-1), 1)
+        squares = np.einsum("ij,ij->i", seen, seen, dtype=np.float64)
+    mean: Array = squares / counts
     return np.sqrt(mean)

@@ -12,6 +12,13 @@ let column = 10;
 const rowName = (row) => (data.lens.layers[row] < 0 ? "embedding" : `layer ${data.lens.layers[row]}`);
 byId("lens-rows").append(...range(ROWS).map((row) => make("div", {}, rowName(ROWS - 1 - row))));
 
+/** Whether a cell has been computed, now and before. */
+function isKnown(row, at) {
+  const first = (row * L + at) * TOP_WORDS;
+  return lensWords[first] > 0 && asBefore(lensWords)[first] > 0;
+}
+const isColumnKnown = (at) => range(ROWS).every((row) => isKnown(row, at));
+
 view(["pictures"], () => {
   const room = byId("lens-view").clientWidth - 110;
   column = L <= 60 ? Math.max(54, Math.floor(room / L)) : Math.max(6, Math.floor(room / L));
@@ -25,6 +32,11 @@ view(["pictures"], () => {
   for (const at of range(L)) {
     for (const row of range(ROWS)) {
       const y = (ROWS - 1 - row) * ROW;
+      if (!isKnown(row, at)) {
+        context.fillStyle = style("--line");
+        context.fillRect(at * column + column / 2 - 1, y + ROW / 2 - 1, 2, 2);
+        continue;
+      }
       const colour = shade(shown(lensFinal, row * L + at));
       context.fillStyle = css(colour);
       context.fillRect(at * column, y, column - (readable ? 1 : 0), ROW - 1);
@@ -56,12 +68,16 @@ view(["token"], () => {
 view(["token", "under", "lensRow"], () => {
   const at = looked();
   const cellAt = state.lensRow * L + at;
+  const place = [`After ${rowName(state.lensRow)}, behind `, code(data.tokens[at], 20)];
+  if (!isKnown(state.lensRow, at)) {
+    byId("lens-words").replaceChildren(...place, ": not computed yet; choose the token for that");
+    return;
+  }
   byId("lens-words").replaceChildren(
     make(
       "div",
       {},
-      `After ${rowName(state.lensRow)}, behind `,
-      code(data.tokens[at], 20),
+      ...place,
       ": the final word ",
       code(followed(at), 20),
       ` has ${percent(lensFinal[cellAt])}${was(lensFinal, cellAt, percent)}`,
@@ -69,6 +85,30 @@ view(["token", "under", "lensRow"], () => {
     listings(lensWords, lensShares, range(TOP_WORDS, cellAt * TOP_WORDS)),
   );
 });
+
+// ---- what is not computed yet: a kernel is asked for it
+
+let isInSight = false;
+let askedFor = null;
+
+/** Asks for the chosen token, where one can see it. */
+function askForColumn() {
+  if (!hooks.lens || !isInSight || askedFor === state.token || isColumnKnown(state.token)) return;
+  askedFor = state.token;
+  hooks.lens([state.token]);
+}
+
+view(["token"], askForColumn);
+view([], () => {
+  askedFor = null; // an answer has come
+  askForColumn();
+  byId("lens-all").parentElement.hidden = !hooks.lens || range(L).every(isColumnKnown);
+});
+byId("lens-all").addEventListener("click", () => hooks.lens(null));
+new IntersectionObserver(([entry]) => {
+  isInSight = entry.isIntersecting;
+  askForColumn();
+}).observe(byId("lens-view"));
 
 /** The token and the row of a place; null beside them. */
 function lensAt(event) {
@@ -82,8 +122,10 @@ lens.addEventListener("pointermove", (event) => {
   const place = lensAt(event);
   choose({ under: place?.token ?? null });
   if (place === null) return;
-  const said = word(lensWords[(place.row * L + place.token) * TOP_WORDS]);
-  lens.title = `${rowName(place.row)}, ${label(data.tokens[place.token])}: ${label(said)}`;
+  const said = isKnown(place.row, place.token)
+    ? label(word(lensWords[(place.row * L + place.token) * TOP_WORDS]))
+    : "…";
+  lens.title = `${rowName(place.row)}, ${label(data.tokens[place.token])}: ${said}`;
 });
 lens.addEventListener("pointerleave", () => choose({ under: null }));
 lens.addEventListener("click", (event) => {

@@ -67,20 +67,25 @@ function render({ model, el }) {
         if (value) ask({ do: "toggle", edit: { ...place, value } });
       },
       append: (word) => ask({ do: "append", word }),
+      lens: (at) => ask({ do: "lens", at }),
       takeBack: (at) => ask({ do: "take back", at }),
       chosen: tellChoice,
     });
     byId("page").scrollTop = scrolled;
   }
 
-  function change({ places, words, changes }, buffer) {
-    const [now, bytes] = [new Uint8Array(memory[0]), new Uint8Array(copy(buffer))];
-    let from = 0;
-    for (const [begin, end] of places) {
-      now.set(bytes.subarray(from, from + end - begin), begin);
-      from += end - begin;
+  function change({ places, words, changes }, buffers) {
+    for (const [i, held] of memory.entries()) {
+      const [numbers, bytes] = [new Uint8Array(held), new Uint8Array(copy(buffers[i]))];
+      let from = 0;
+      for (const [begin, end] of places[i]) {
+        numbers.set(bytes.subarray(from, from + end - begin), begin);
+        from += end - begin;
+      }
     }
-    Object.assign(page.data, { words, changes });
+    page.data.words.length = words.from;
+    page.data.words.push(...words.more);
+    page.data.changes = changes;
     page.refresh();
   }
 
@@ -95,7 +100,7 @@ function render({ model, el }) {
     }
     if (content.kind === "page" && (content.view === null || content.view === view))
       open(content.data, buffers);
-    if (content.kind === "numbers" && page !== null) change(content, buffers[0]);
+    if (content.kind === "numbers" && page !== null) change(content, buffers);
     if (content.kind === "run" && page !== null) {
       page.data.run = content.run;
       page.refresh();
