@@ -137,6 +137,26 @@ def test_tokens_are_appended_as_generate_draws_them(explored, demo):
     assert explored.wanted.text.text == demo.tokenizer.decode([*ids, *drawn], skip_special=True)
 
 
+def test_a_token_is_rewritten_in_its_place(explored, demo):
+    tokens = explored.tokens
+    at = tokens.index(" blue")
+    explored.rewrite(at, " green")
+    assert explored.tokens == [*tokens[:at], " green", *tokens[at + 1 :]]
+    explored.rewrite(at, " kite blue")
+    assert explored.tokens[at : at + 2] == [" kite", " blue"]
+    explored.rewrite(at, "")
+    explored.rewrite(0, "Once. ")  # where the text begins
+    assert explored.wanted.text.text == "Once. " + TEXT
+    assert explored.wanted.text.ids == demo.encode(explored.wanted.text.text)
+    explored.write("𝄞")  # a letter of several tokens
+    with pytest.raises(ValueError, match="token 1 is a part of a letter, needs whole ones; edit"):
+        explored.rewrite(1, "e")
+    model, _ = make()
+    numbers = Exploration(model, IDS)
+    numbers.rewrite(1, "5 6")
+    assert numbers.wanted.text.ids == [IDS[0], 5, 6, *IDS[2:]]
+
+
 def test_ids_that_no_text_gives_stay_ids(demo):
     apart = [*demo.encode("Mia has a red b"), *demo.tokenizer.encode("oat", bos=False)]
     explored = Exploration(demo, apart)

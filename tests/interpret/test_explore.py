@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from browser import Keys
+from browser import ActionChains, Keys
 from conftest import same_bits
 from lab import Lab
 from simdformer.interpret.explorer import exploration
@@ -307,6 +307,38 @@ def test_typing_is_read_and_goes_on(opened, demo):
     view.wait(lambda: "text has 253 tokens, needs at most 200; shorten it" in view.text("#says"))
     view.write("#typed", "Mia")
     view.wait(lambda: tokens(view)[1:] == ["Mia"])
+
+
+@in_lab
+def test_a_token_is_edited_in_its_place(opened):
+    notebook, view = opened
+    at = tokens(view).index(" blue")
+
+    def type_into(text, end):
+        view.wait(lambda: view.all("#text textarea"))
+        notebook.press(Keys.CONTROL, "a")
+        ActionChains(notebook.driver).send_keys(text, end).perform()
+
+    view.click("#text span", at)
+    assert view.all("#text textarea") == []  # the first click chooses
+    view.click("#text span", at)
+    type_into(" green", Keys.ENTER)
+    view.wait(lambda: tokens(view)[at] == " green")
+    assert view.one("#typed").get_property("value") == SPOILT
+    assert f" {at} {SPOILT!r}" in notebook.run(1)
+    assert "␣green" in view.text("#lens-words")
+    view.click("#text span", at)
+    type_into(" red", Keys.ESCAPE)
+    assert tokens(view)[at] == " green"
+    notebook.press(Keys.ARROW_LEFT)  # the text has the focus again
+    notebook.press(Keys.ENTER)
+    type_into(HOSTILE, Keys.ENTER)
+    view.wait(lambda: HOSTILE in "".join(tokens(view)))
+    assert notebook.driver.execute_script("return window.broken") is None
+    view.click("input[name=does][value=zero]")
+    view.click("#text span", at - 1)  # is chosen, and a click changes it now
+    view.wait(lambda: len(chips(view)) == 1)
+    assert view.all("#text textarea") == []
 
 
 @in_lab

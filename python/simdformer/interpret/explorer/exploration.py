@@ -46,7 +46,8 @@ class State:
 
 
 class Exploration:
-    """`write`, `append`, `sample`, `compare` and `change` say what is wanted; `show` computes it.
+    """`write`, `rewrite`, `append`, `sample`, `compare` and `change` say what is wanted; `show`
+    computes it.
 
     before, now : Reading
         The text as the model reads it, and with the changes.
@@ -91,6 +92,22 @@ class Exploration:
     def write(self, text: Any) -> None:
         """Another text, or ids (L,). Changes that do not fit it are taken back."""
         self._write(self._read("text", text))
+
+    def rewrite(self, at: int, piece: str) -> None:
+        """Another piece of text in the place of token `at`; the whole text is read again."""
+        read = self.wanted.text
+        tokenizer, tokens = read.subject.tokenizer, read.subject.tokens
+        if tokenizer is None:
+            self.write(" ".join([*tokens[:at], piece, *tokens[at + 1 :]]))
+            return
+        text, front, with_it = (
+            tokenizer.decode(read.ids[:end], skip_special=True) for end in (None, at, at + 1)
+        )
+        if not text.startswith(front) or not text.startswith(with_it):
+            raise ValueError(
+                f"explore: token {at} is a part of a letter, needs whole ones; edit the text itself"
+            )
+        self.write(front + piece + text[len(with_it) :])
 
     def append(self, token: str | int) -> None:
         """One more token: its text or its id."""

@@ -235,6 +235,8 @@ class Explorer(anywidget.AnyWidget):
         match content["do"]:
             case "write":
                 explored.write(content["text"])
+            case "rewrite":
+                explored.rewrite(content["at"], content["text"])
             case "append":
                 explored.append(explored.now.words.id_of(content["word"]))
             case "sample":

@@ -1,6 +1,7 @@
 // What a page shows: `data`, and the arrays that it names, in the memory `now` and, at the same places, in `before`.
 // These files follow each other in one function, in the order of VIEWS in look.py:
-//   openPage(root, data, now, before, { kept, theme, signal, pick, append, lens, takeBack, chosen })
+//   openPage(root, data, now, before,
+//     { kept, theme, signal, pick, mayEdit, rewrite, append, lens, takeBack, chosen })
 // root is the document or, in a notebook, a shadow root, and `kept` an earlier state. By the functions a notebook's
 // kernel is told what is clicked on; when it has written into `now`, page.refresh() shows that.
 

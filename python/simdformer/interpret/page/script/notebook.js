@@ -43,6 +43,8 @@ function render({ model, el }) {
     }
   }
 
+  const clickDoes = () => root.querySelector("input[name=does]:checked").value;
+
   // ---- what the kernel tells
 
   const copy = (view) => view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
@@ -63,9 +65,10 @@ function render({ model, el }) {
       signal: opening.signal,
       theme: themeOfNotebook,
       pick: (place) => {
-        const value = root.querySelector("input[name=does]:checked").value;
-        if (value) ask({ do: "toggle", edit: { ...place, value } });
+        if (clickDoes()) ask({ do: "toggle", edit: { ...place, value: clickDoes() } });
       },
+      mayEdit: () => clickDoes() === "",
+      rewrite: (at, text) => ask({ do: "rewrite", at, text }),
       append: (word) => ask({ do: "append", word }),
       lens: (at) => ask({ do: "lens", at }),
       takeBack: (at) => ask({ do: "take back", at }),

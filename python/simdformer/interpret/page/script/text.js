@@ -10,11 +10,49 @@ const spans = data.tokens.map((text, at) => {
   span.classList.toggle("turns", TURNING.test(text));
   span.addEventListener("pointerenter", () => choose({ under: at }));
   span.addEventListener("pointerleave", () => choose({ under: null }));
-  span.addEventListener("click", () => pick({ token: at }, { part: "position", layer: 0, at }));
+  span.addEventListener("click", () => {
+    const wasChosen = at === state.token;
+    pick({ token: at }, { part: "position", layer: 0, at });
+    if (wasChosen && hooks.mayEdit?.()) edit(at);
+  });
   return span;
 });
 byId("text").append(...spans);
 byId("text").classList.toggle("ids", !data.spelled);
+
+/** A token becomes a field to type in: Enter writes it into the text, Escape or leaving takes it back. */
+function edit(at) {
+  const [span, given] = [spans[at], data.tokens[at]];
+  const field = make("textarea", { rows: 1, spellcheck: "false", "aria-label": `token ${at}` }, given);
+  const fit = () => field.style.setProperty("width", `${Array.from(field.value).length + 2}ch`);
+  let isOpen = true;
+  function close(isMeant) {
+    if (!isOpen) return;
+    isOpen = false;
+    const hadFocus = root.activeElement === field;
+    span.textContent = given || "∅";
+    if (hadFocus) byId("text").focus();
+    if (isMeant && field.value !== given) hooks.rewrite(at, field.value);
+  }
+  field.addEventListener("input", fit);
+  field.addEventListener("blur", () => close(false));
+  field.addEventListener("click", (event) => event.stopPropagation());
+  field.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    const isEnd = (event.key === "Enter" && !event.shiftKey && !event.isComposing) || event.key === "Escape";
+    if (!isEnd) return;
+    event.preventDefault();
+    close(event.key === "Enter");
+  });
+  fit();
+  span.replaceChildren(field);
+  field.select();
+}
+byId("text").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !hooks.rewrite) return;
+  event.preventDefault();
+  edit(state.token);
+});
 
 const loss = (share) => -Math.log(share);
 
