@@ -63,9 +63,9 @@ def test_what_is_computed_again_is_not_kept(found, checkpoint):
 
 @pytest.mark.parametrize("checkpoint", ["none", "mlp", "layer"])
 def test_it_is_what_was_predicted(found, folder, checkpoint):
-    """Moments, gradients and activations; a third more or less is near enough for a plan. (What is
+    """Moments, gradients and activations; a fifth more or less is near enough for a plan. (What is
     kept for the next step comes on top, and huge pages are whole.)"""
     model = TrainableModel.from_pretrained(folder)
     work = work_of_step(model.config, model.parameters(), rows=8, length=256, checkpoint=checkpoint)
     predicted = work.moments + work.gradients + work.activations
-    assert 0.67 < found[checkpoint]["most"] / predicted < 1.4
+    assert 0.8 < found[checkpoint]["all"] / predicted < 1.25

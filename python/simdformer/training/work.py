@@ -46,7 +46,7 @@ def work_of_step(
         flops=rows * length * flops_of_token(config, parameters, length, checkpoint),
         gradients=size * micro_batches.bit_length(),  # sums of the tree that are held at a time
         moments=2 * size,
-        activations=int(FLOAT * tokens * numbers_of_token(config, checkpoint)) + LOGITS,
+        activations=activations_of(config, tokens, checkpoint),
     )
 
 
@@ -93,13 +93,15 @@ def visible_keys(length: int, window: int | None) -> float:
 # ---- memory --------------------------------------------------------------------------------------
 
 
-def numbers_of_token(config: ModelConfig, checkpoint: str) -> float:
-    """How many are kept for a token over all layers, and for the one on its way back."""
-    layers = [kept_by_layer(config, layer, "none") for layer in range(config.num_layers)]
-    kept = sum(kept_by_layer(config, layer, checkpoint) for layer in range(config.num_layers))
-    again = max(layers) if checkpoint == "layer" else 0
-    hidden, inner = config.hidden_size, max(inner_width(config, at) for at in range(len(layers)))
-    return kept + again + 4 * inner + 5 * hidden
+def activations_of(config: ModelConfig, tokens: int, checkpoint: str) -> int:
+    """Bytes: what is kept of all layers, and beside it the logits or the layer on its way back."""
+    layers = range(config.num_layers)
+    kept = sum(kept_by_layer(config, layer, checkpoint) for layer in layers)
+    inner = max(inner_width(config, layer) for layer in layers)
+    back = 4 * inner + 5 * config.hidden_size
+    if checkpoint == "layer":
+        back += max(kept_by_layer(config, layer, "none") for layer in layers)
+    return int(FLOAT * tokens * kept + max(FLOAT * tokens * back, LOGITS))
 
 
 def kept_by_layer(config: ModelConfig, layer: int, checkpoint: str) -> float:
