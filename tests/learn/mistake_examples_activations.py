@@ -34,6 +34,7 @@ INSTEAD = {
     "gelu_tanh": to_torch(lambda x: F.gelu(x, approximate="tanh")),
     "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": to_torch(F.relu),
+    "hardswish": to_torch(F.hardswish),
     "leaky_relu": to_torch(F.leaky_relu),
     "relu_squared": lambda x: np.where(x < 0, 0, x * x),
     "elu": to_torch(F.elu),

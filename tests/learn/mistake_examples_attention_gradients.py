@@ -120,6 +120,16 @@ wrong("mask_missing_in_softmax", hand(seen=FULL))
 
 wrong("causal_loose", hand(seen=np.tri(L, k=1, dtype=bool)))
 wrong("no_scale", hand(scale=1.0))
+wrong("scale_ignored", hand(), is_causal=True, scale=0.15)
+
+
+def over_queries(x):
+    return softmax(np.where(SEEN, x, -np.inf).swapaxes(2, 3)).swapaxes(2, 3)
+
+
+wrong("softmax_over_queries", hand(
+    weights=lambda q, k: over_queries(np.einsum("bhld,bhsd->bhls", q, k) * SCALE),
+    through=lambda dp, p: p * (dp - (p * dp).sum(2, keepdims=True))))  # fmt: skip
 wrong("scale_by_width", hand(scale=1 / D))
 
 
@@ -253,6 +263,7 @@ def capped(slope):
 
 
 wrong("cap_not_differentiated", capped(lambda x, c: 1), is_causal=True, softcap=CAP)
+wrong("cap_not_squared", capped(lambda x, c: 1 - c / CAP), is_causal=True, softcap=CAP)
 
 
 @example("attention_backward.cap_of_masked")
@@ -319,6 +330,7 @@ def folding(how):
 
 
 wrong("groups_averaged", folding(lambda x: x.mean(2)))
+wrong("largest_of_group", folding(lambda x: x.max(2)))
 wrong("last_of_group", folding(lambda x: x[:, :, -1]))
 wrong("first_of_group", folding(lambda x: x[:, :, 0]))
 wrong("groups_tiled", hand(fold=lambda x, kv: sum(x[:, i : i + kv] for i in range(0, H, kv))))
@@ -334,6 +346,27 @@ def _(rng):
     return mine, backward, (g, q, k, v, out, lse, BIAS), {"needs": ("attn_mask",)}
 
 
+@example("attention_backward.scale_in_mask")
+def _(rng):
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    out, lse = forward(q, k, v, BIAS, return_lse=True)
+    p = weights_of(q, k, FULL, bias=BIAS)
+    ds = through_softmax(np.einsum("bhld,bhsd->bhls", g, v), p) / math.sqrt(D)
+    mine = {"attn_mask": ds.sum((0, 1))}
+    return mine, backward, (g, q, k, v, out, lse, BIAS), {"needs": ("attn_mask",)}
+
+
+for name, own_delta in (("sink_missing", True), ("sink_missing_in_weights", False)):
+
+    @example(f"attention_backward.{name}")
+    def _(rng, own_delta=own_delta):
+        q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+        options = {"sinks": normal(rng, H), "is_causal": True}
+        out, lse = forward(q, k, v, **options, return_lse=True)
+        through = through_softmax if own_delta else lambda dp, p: p * (dp - dot(g, out, dp, p))
+        return gradients(g, q, k, v, through=through), backward, (g, q, k, v, out, lse), options
+
+
 def with_sinks(name, form):
     @example(f"attention_backward.{name}")
     def _(rng):
@@ -347,6 +380,7 @@ def with_sinks(name, form):
 
 
 with_sinks("sinks_sign", lambda shares, delta: np.einsum("bhl,bhl->h", shares, delta))
+with_sinks("sinks_averaged", lambda shares, delta: -(shares * delta).mean((0, 2)))
 with_sinks("sinks_without_delta", lambda shares, delta: -shares.sum((0, 2)))
 wrong(
     "query_and_key_swapped",

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 import simdformer as sf
 from conftest import normal
@@ -54,6 +55,8 @@ for name, mine in {
     "another_axis": lambda g, p: p * (g - total(g * p, 1)),
     "first_axis": lambda g, p: p * (g - total(g * p, 0)),
     "sum_of_all": lambda g, p: p * (g - np.vdot(g, p)),
+    "largest_for_sum": lambda g, p: p * (g - (g * p).max(-1, keepdims=True)),
+    "shares_pulled_out": lambda g, p: p * g - p**2 * total(g),
     "row_sum_missing": lambda g, p: g * p,
     "of_sigmoid": lambda g, p: g * p * (1 - p),
     "row_sum_added": lambda g, p: p * (g + total(g * p)),
@@ -64,6 +67,7 @@ for name, mine in {
     "shares_squared": lambda g, p: p**2 * (g - total(g * p)),
     "softmax_again": lambda g, p: softmax_again(p) * (g - total(g * softmax_again(p))),
     "of_log_softmax": lambda g, p: g - p * total(g),
+    "of_cross_entropy": lambda g, p: p - g,
 }.items():
     wrong(f"softmax_backward.{name}", sf.backward.softmax, mine, some(*SHAPE), shares(*SHAPE))
 wrong(
@@ -99,8 +103,10 @@ for name, mine in {
     "of_diagonal": lambda g, y: g * (1 - np.exp(y)),
     "shares_missing": lambda g, y: g - total(g),
     "sum_added": lambda g, y: g + np.exp(y) * total(g),
+    "of_cross_entropy": lambda g, y: np.exp(y) - g,
     "of_softmax": lambda g, y: np.exp(y) * (g - total(g * np.exp(y))),
     "passed_through": lambda g, y: g,
+    "shares_in_front": lambda g, y: np.exp(y) * (g - total(g)),
 }.items():
     wrong(
         f"log_softmax_backward.{name}",
@@ -139,8 +145,8 @@ for name, mine in {
     "x_missing": lambda g, x: g * sigmoid(x) * (1 + sigmoid(-x)),
     "output_for_input": lambda g, x: g * sigmoid(x) * (1 + silu(x) * sigmoid(-x)),
     "of_output": lambda g, x: g * slope_of_silu(silu(x)),
-    "of_relu": lambda g, x: g * (x > 0),
     "one_missing": lambda g, x: g * sigmoid(x) * (1 + x - sigmoid(x)),
+    "second_term_subtracted": lambda g, x: g * sigmoid(x) * (1 - x * sigmoid(-x)),
     "share_missing": lambda g, x: g * (1 + x * sigmoid(-x)),
     "plus_for_minus": lambda g, x: g * sigmoid(x) * (1 + x * (1 + sigmoid(x))),
     "not_minus": lambda g, x: g * (sigmoid(x) + x * sigmoid(x) ** 2),
@@ -178,22 +184,48 @@ def slope_of_gelu(x):
     return normal_cdf(x) + x * density(x)
 
 
-wrong(
-    "silu_backward.of_gelu",
-    sf.backward.silu,
-    lambda g, x: g * slope_of_gelu(x),
-    some(4, 9),
-    some(4, 9),
-)
+def by_torch(function):
+    """The gradient of torch's own function."""
+
+    def mine(g, x):
+        leaf = torch.tensor(x, requires_grad=True)
+        function(leaf).backward(torch.tensor(g))
+        return leaf.grad
+
+    return mine
 
 
-def slope_of_quick(x):
-    return sigmoid(1.702 * x) + 1.702 * x * sigmoid(1.702 * x) * sigmoid(-1.702 * x)
+def gelu_tanh(c=C, k=K):
+    return by_torch(lambda x: x / 2 * (1 + torch.tanh(c * (x + k * x**3))))
 
+
+FUNCTIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+for op, own in {
+    "silu": ("silu", "sigmoid"),
+    "gelu": ("gelu", "gelu_tanh", "tanh"),
+    "relu": ("relu",),
+}.items():
+    for name in (one for one in FUNCTIONS if one not in own):
+        wrong(
+            f"{op}_backward.of_{name}",
+            getattr(sf.backward, op),
+            by_torch(FUNCTIONS[name]),
+            some(4, 11),
+            lambda rng: normal(rng, 4, 11, scale=2.0),
+            **({"approximate": "none"} if op == "gelu" else {}),
+        )
 
 for approximate, forms in {
     "none": {
-        "of_sigmoid_form": lambda g, x: g * slope_of_quick(x),
         "first_term_only": lambda g, x: g * normal_cdf(x),
         "x_missing": lambda g, x: g * (normal_cdf(x) + density(x)),
         "density_unscaled": lambda g, x: g * (normal_cdf(x) + x * np.exp(-(x**2) / 2)),
@@ -202,12 +234,14 @@ for approximate, forms in {
         "no_slope": lambda g, x: g,
     },
     "tanh": {
-        "of_sigmoid_form": lambda g, x: g * slope_of_quick(x),
         "inner_missing": lambda g, x: g * slope_of_tanh(x, 1),
         "three_missing": lambda g, x: g * slope_of_tanh(x, C + C * K * x**2),
         "x_for_square": lambda g, x: g * slope_of_tanh(x, C + 3 * C * K * x),
         "cubic_missing": lambda g, x: g * slope_of_tanh(x, C),
         "c_missing": lambda g, x: g * slope_of_tanh(x, 1 + 3 * K * x**2),
+        "pi_over_two": gelu_tanh(math.sqrt(math.pi / 2)),
+        "digit_lost": gelu_tanh(k=0.44715),
+        "c_is_one": gelu_tanh(1.0),
         "tanh_first_term_only": lambda g, x: g * (1 + bent(x)) / 2,
         "tanh_not_squared": lambda g, x: g * ((1 + bent(x)) / 2 + x / 2 * (1 - bent(x)) * inner(x)),
         "half_missing": lambda g, x: g * ((1 + bent(x)) / 2 + x * (1 - bent(x) ** 2) * inner(x)),
@@ -253,6 +287,13 @@ def turned(x, positions, sign):
     return np.concatenate([z.real, z.imag], -1)
 
 
+def with_sin_for_cos(x, positions):
+    angles = np.outer(positions, 1 / 100.0 ** (np.arange(0, x.shape[-1], 2) / x.shape[-1]))
+    a, b = np.split(x, 2, -1)
+    c, s = np.sin(angles), np.cos(angles)
+    return np.concatenate([a * c + b * s, b * c - a * s], -1)
+
+
 wrong(
     "rope_backward.turned_forwards",
     sf.backward.rope,
@@ -269,6 +310,13 @@ for name, first in (("positions_from_one", 1), ("positions_one_too_low", -1)):
         **HALF,
     )
 wrong(
+    "rope_backward.cos_and_sin_swapped",
+    sf.backward.rope,
+    lambda g: with_sin_for_cos(g, np.arange(6)),
+    some(2, 6, 8),
+    **HALF,
+)
+wrong(
     "rope_backward.positions_lost",
     sf.backward.rope,
     lambda g: turned(g, np.arange(6), -1),
@@ -280,6 +328,14 @@ wrong(
     "rope_backward.factor_divided",
     sf.backward.rope,
     lambda g: turned(g, np.arange(6), -1) / 1.3,
+    some(2, 6, 8),
+    attention_factor=1.3,
+    **HALF,
+)
+wrong(
+    "rope_backward.factor_twice",
+    sf.backward.rope,
+    lambda g: turned(g, np.arange(6), -1) * 1.3 * 1.3,
     some(2, 6, 8),
     attention_factor=1.3,
     **HALF,
@@ -319,6 +375,14 @@ for name, mine in {
     "last_sequence_only": lambda g, at, n: scattered(g[1], at[1], n),
     "ids_of_next": lambda g, at, n: scattered(g, np.roll(at, -1, 1), n),
     "ids_of_previous": lambda g, at, n: scattered(g, np.roll(at, 1, 1), n),
+    "ids_of_next_last_dropped": lambda g, at, n: scattered(g[:, :-1], at[:, 1:], n),
+    "largest_kept": lambda g, at, n: np.array(
+        [g[at == i].max(0) if (at == i).any() else 0 * g[0, 0] for i in range(n)]
+    ),
+    "first_kept": lambda g, at, n: np.array(
+        [g[at == i][0] if (at == i).any() else 0 * g[0, 0] for i in range(n)]
+    ),
+    "counted": lambda g, at, n: np.tile(np.bincount(at.ravel(), minlength=n)[:, None], 4),
     "padding_skipped": lambda g, at, n: scattered(g * (at != 0)[..., None], at, n),
 }.items():
     wrong(f"embedding_backward.{name}", sf.backward.embedding, mine, some(2, 5, 4), ids, 7)
@@ -326,6 +390,7 @@ for name, mine in {
 for name, mine in {
     "not_folded": lambda g, n: g,
     "averaged": lambda g, n: g.reshape(2, 2, n, 4, 5).mean(2),
+    "largest_copy": lambda g, n: np.maximum.reduceat(g, [0, 3], axis=1),
     "first_copy_only": lambda g, n: g[:, ::n],
     "last_copy_only": lambda g, n: g[:, n - 1 :: n],
     "tiled": lambda g, n: g.reshape(2, n, 2, 4, 5).sum(1),

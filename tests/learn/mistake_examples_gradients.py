@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import simdformer as sf
 from conftest import normal
 from mistake_examples import Examples
-from mistake_examples_backward import sigmoid, silu, slope_of_silu
+from mistake_examples_backward import FUNCTIONS, sigmoid, silu, slope_of_silu
 
 example = Examples()
 
@@ -59,12 +59,14 @@ for name, mine in {
 }.items():
     wrong_linear(name, "weight", mine)
 wrong_linear("transposed", "weight", lambda g, x, w: rows(x).T @ rows(g), SQUARE)
+wrong_linear("bias_of_dx", "bias", lambda g, x, w: np.einsum("bto,oi->i", g, w), SQUARE)
 wrong_linear("dx_over_dy", "weight", lambda g, x, w: np.einsum("bto,bti->oi", g @ w, x), SQUARE)
 for name, mine in {
     "bias_sum_of_one_axis": lambda g, x, w: g.sum(0),
     "bias_sum_over_positions": lambda g, x, w: np.einsum("bto->bo", g),
     "bias_of_last_sequence": lambda g, x, w: g[-1].sum(0),
     "bias_averaged": lambda g, x, w: g.mean((0, 1)),
+    "bias_largest": lambda g, x, w: g.max((0, 1)),
     "bias_not_summed": lambda g, x, w: g,
     "bias_sum_along_rows": lambda g, x, w: np.einsum("bto->bt", g),
     "bias_of_last_row": lambda g, x, w: g[-1, -1],
@@ -114,6 +116,8 @@ X_WRONG = {
     "weight_missing_in_mean": {"inside": lambda g, h, d, **_: g - h * mean(d * h)},
     "h_missing_in_mean": {"inside": lambda g, h, **_: g - h * mean(g)},
     "second_term_missing": {"inside": lambda g, **_: g},
+    "share_doubled": {"inside": lambda g, h, **_: g - 2 * h * mean(g * h)},
+    "first_term_missing": {"inside": lambda g, h, **_: -h * mean(g * h)},
     "second_term_added": {"inside": lambda g, h, **_: g + h * mean(g * h)},
     "weight_twice": {"inside": lambda g, h, w, **_: g - w * h * mean(g * h)},
     "weight_pulled_out": {"inside": lambda h, d, w, **_: w * (d - h * mean(d * h))},
@@ -130,7 +134,13 @@ LAYER_X_WRONG = {
     "x_for_h_in_mean": {"inside": lambda g, h, x, **_: g - h * mean(g * x)},
     "r_on_first_term": {"end": lambda found, g, h, r: r * g - h * mean(g * h)},
     "mean_missing": {"average": lambda g, d: 0},
+    "mean_added": {"average": lambda g, d: -mean(g)},
     "mean_of_dy": {"average": lambda g, d: mean(d)},
+    "sum_of_g": {"average": lambda g, d: g.sum(-1, keepdims=True)},
+    "sums_for_means": {
+        "inside": lambda g, h, **_: g - h * (g * h).sum(-1, keepdims=True),
+        "average": lambda g, d: g.sum(-1, keepdims=True),
+    },
     "mean_over_rows_of_g": {"average": lambda g, d: g.mean((0, 1))},
     "batch_norm": {
         "inside": lambda g, h, **_: g - h * (g * h).mean((0, 1)),
@@ -149,13 +159,19 @@ WEIGHT_WRONG = {
     "weight_of_first_sequence": lambda d, x, h, w: np.einsum("tn,tn->n", d[0], h[0]),
     "weight_of_last_row": lambda d, x, h, w: d[-1, -1] * h[-1, -1],
     "weight_averaged": lambda d, x, h, w: (d * h).mean((0, 1)),
+    "weight_largest": lambda d, x, h, w: rows(d * h).max(0),
     "weight_zero": lambda d, x, h, w: np.zeros_like(w),
+}
+LAYER_WEIGHT_WRONG = {
+    "centred_for_h_in_weight": lambda d, x, h, w: (d * (x - mean(x))).sum((0, 1)),
 }
 BIAS_WRONG = {
     "bias_with_weight": lambda d, w: d.sum((0, 1)) * w,
     "bias_sum_of_one_axis": lambda d, w: d.sum(0),
     "bias_sum_over_positions": lambda d, w: np.einsum("btn->bn", d),
+    "bias_of_last_sequence": lambda d, w: d[-1].sum(0),
     "bias_averaged": lambda d, w: d.mean((0, 1)),
+    "bias_largest": lambda d, w: rows(d).max(0),
     "bias_not_summed": lambda d, w: d,
 }
 for norm, op, centre, own in (
@@ -169,7 +185,7 @@ for norm, op, centre, own in (
             return gradient_of(d, x, w, centre, **steps)
 
         wrong(f"{norm}_backward.{name}", op, "x", of_x, *shapes, eps=EPS)
-    for name, form in WEIGHT_WRONG.items():
+    for name, form in (WEIGHT_WRONG | (LAYER_WEIGHT_WRONG if centre else {})).items():
 
         def of_weight(d, x, w, *_, centre=centre, form=form):
             c = x - mean(x) if centre else x
@@ -200,6 +216,16 @@ for name, form in BIAS_WRONG.items():
         eps=EPS,
     )
 
+
+@example("layer_norm_backward.weight_pulled_out_of_both")
+def _(rng):
+    d, x, w, b = normal(rng, 2, 7, N), normal(rng, 2, 7, N), normal(rng, N), normal(rng, N)
+    leaf = torch.tensor(x, requires_grad=True)
+    F.layer_norm(leaf, (N,), eps=EPS).backward(torch.tensor(d))
+    mine = {"x": leaf.grad * torch.tensor(w)}
+    return mine, sf.backward.layer_norm, (d, x, w, b), {"eps": EPS}
+
+
 # ---- SwiGLU --------------------------------------------------------------------------------------
 
 for which, forms in {
@@ -211,6 +237,7 @@ for which, forms in {
         "second_term_only": lambda d, g, u: d * u * g * sigmoid(g) * sigmoid(-g),
         "first_term_only": lambda d, g, u: d * u * sigmoid(g),
         "gate_missing": lambda d, g, u: d * u * sigmoid(g) * (2 - sigmoid(g)),
+        "of_up": lambda d, g, u: d * u * slope_of_silu(u),
         "output_for_input": lambda d, g, u: d * u * sigmoid(g) * (1 + silu(g) * sigmoid(-g)),
     },
     "up": {
@@ -238,6 +265,24 @@ def _(rng):
     return mine, sf.backward.swiglu, (d, g, u), {}
 
 
+def gated(name, function):
+    """The gradients of another product, by torch."""
+
+    @example(f"swiglu_backward.{name}")
+    def _(rng):
+        d, g, u = (normal(rng, 4, 11, scale=scale) for scale in (1, 2, 1))
+        leaves = [torch.tensor(x, requires_grad=True) for x in (g, u)]
+        function(*leaves).backward(torch.tensor(d))
+        return tuple(x.grad for x in leaves), sf.backward.swiglu, (d, g, u), {}
+
+
+for name, function in FUNCTIONS.items():
+    if name != "silu":
+        gated(f"{name}_instead", lambda g, u, function=function: function(g) * u)
+gated("both_activated", lambda g, u: F.silu(g) * F.silu(u))
+gated("activated_product", lambda g, u: F.silu(g * u))
+gated("added", lambda g, u: F.silu(g) + u)
+
 # ---- another function in place of the one that is meant ------------------------------------------
 
 
@@ -262,6 +307,11 @@ another_norm(
     "rms_norm_backward.layer_norm_instead",
     sf.backward.rms_norm,
     by_torch(lambda x, w: F.layer_norm(x, (N,), w, eps=EPS)),
+)
+another_norm(
+    "rms_norm_backward.length_instead",
+    sf.backward.rms_norm,
+    by_torch(lambda x, w: x / torch.sqrt(x.pow(2).sum(-1, keepdim=True) + EPS) * w),
 )
 another_norm(
     "layer_norm_backward.rms_norm_instead", sf.backward.layer_norm, by_torch(torch_rms_norm), (N,)

@@ -102,6 +102,11 @@ loss(
         F.binary_cross_entropy(z.softmax(-1), one_hot(y), reduction="none").sum(-1), y
     ),
 )
+loss("label_missing", lambda z, y: counted(z.logsumexp(-1), y))
+loss(
+    "divided_by_all_numbers",
+    lambda z, y: -(one_hot(y) * (y >= 0)[..., None] * z.log_softmax(-1)).mean(),
+)
 SMOOTH = {"label_smoothing": 0.2}
 
 
@@ -272,6 +277,10 @@ backward("another_axis", lambda z, y: by_rows(lambda p, t: z.flatten(0, 1).softm
     z.shape) - t)(z, y))  # fmt: skip
 
 
+backward("another_axis_of_three", lambda z, y: by_rows(lambda p, t: z.softmax(1) - t)(z, y))
+backward("averaged", of(mean), reduction="sum")
+
+
 @example("cross_entropy_backward.no_shift")
 def _(rng):
     z = normal(rng, 4, V) + np.array([[0.0], [0.0], [95.0], [0.0]], np.float32)
@@ -370,6 +379,7 @@ def capped(slope):
 
 backward("cap_not_differentiated", capped(lambda z, c: 1), softcap=1.5)
 backward("cap_of_logits", capped(lambda z, c: 1 - z**2 / 2.25), softcap=1.5)
+backward("cap_not_squared", capped(lambda z, c: 1 - c / 1.5), softcap=1.5)
 backward("cap_divided", capped(lambda z, c: (1 - c**2 / 2.25) / 1.5), softcap=1.5)
 backward("ignored_rows_count", of(lambda z, y: rows(z, y.clamp(0)).sum() / COUNT))
 backward("ignored_rows_have_shares", lambda z, y: (z.softmax(-1) - one_hot(y) * (y >= 0)[

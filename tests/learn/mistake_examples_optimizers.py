@@ -98,6 +98,16 @@ step("no_correction_of_square", corrections=lambda one, two: (one, 1.0))
 step("no_correction_of_moment", corrections=lambda one, two: (1.0, two))
 step("steps_from_0", t=lambda step: step - 1)
 step("steps_from_2", t=lambda step: step + 1)
+step("beta1_in_both", corrections=lambda one, two: (one, one))
+
+
+def with_old_square(w, g, m, v, *, step, lr, betas, weight_decay, eps):
+    m, new = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+    root = np.sqrt(v / (1 - betas[1] ** step)) + eps
+    return w * (1 - lr * weight_decay) - lr * m / (1 - betas[0] ** step) / root, m, new
+
+
+adamw("adamw_step.square_of_before", with_old_square, state=True)
 step("correction_multiplied", corrections=lambda one, two: (1 / one, 1 / two))
 step("no_root", root=lambda v, two: v / two + EPS)
 LARGE = {"eps": 1e-2}
@@ -196,6 +206,10 @@ def norms(arrays):
 
 
 clip("absolute_values", by_norm(lambda arrays: math.hypot(*(np.abs(x).sum() for x in arrays))))
+clip(
+    "sum_of_absolute_values",
+    by_norm(lambda arrays: sum(np.abs(x).sum() for x in arrays)),
+)
 clip("mean_for_sum", by_norm(lambda arrays: math.hypot(*(np.sqrt((x**2).mean()) for x in arrays))),
      max_norm=0.3)  # fmt: skip
 clip(
@@ -213,6 +227,16 @@ clip("always_scaled", by_norm(whole, lambda norm, most: most / norm), size=0.1)
 clip("not_clipped", by_norm(whole, lambda norm, most: 1.0))
 clip("factor_inverted", by_norm(whole, lambda norm, most: max(1.0, norm / most)))
 clip("scaled_to_one", by_norm(whole, lambda norm, most: 1 / norm))
+
+
+clip("norm_after", lambda given, most: most, size=2.0)
+
+
+@example("clip_grad_norm.nothing_added")
+def _(rng):
+    given = [np.float64(normal(rng, 3, 4)), np.float64(normal(rng, 5))]
+    factor = 1.5 / np.sqrt(sum((x**2).sum() for x in given))
+    return [factor * x for x in given], sf.optim.clip_grad_norm_, (given, 1.5), {}
 
 
 @example("clip_grad_norm.by_array")
@@ -242,11 +266,11 @@ def schedule(name, *others, **wrong):
     """Step by step, as nanoGPT's get_lr."""
 
     def mine(it, *, lr, warmup, total, min_lr):
-        it = it * wrong.get("batches", 1)
+        it = max(it * wrong.get("batches", 1) + wrong.get("later", 0), 0)
         if it < warmup:
             return wrong.get("rising", lambda it: lr * (it + 1) / warmup)(it)
         if it >= total and not wrong.get("on"):
-            return min_lr
+            return wrong.get("end", min_lr)
         ratio = wrong.get("ratio", lambda it: (it - warmup) / (total - warmup))(it)
         coeff = wrong.get("wave", lambda x: 0.5 * (1.0 + math.cos(math.pi * x)))(ratio)
         return wrong.get("fall", lambda c: min_lr + c * (lr - min_lr))(coeff)
@@ -273,9 +297,27 @@ schedule("pi_missing", wave=lambda x: 0.5 * (1 + math.cos(x)))
 schedule("quarter_wave", wave=lambda x: math.cos(math.pi * x / 2))
 schedule("one_missing", wave=lambda x: math.cos(math.pi * x))
 schedule("whole_wave", wave=lambda x: 0.5 * (1 + math.cos(2 * math.pi * x)))
+schedule("degrees", wave=lambda x: 0.5 * (1 + math.cos(180 * x)))
+schedule("exponential", fall=lambda x: TOP * (LOW / TOP) ** x, wave=lambda x: x)
+schedule("warm_up_from_min_lr", rising=lambda it: LOW + (TOP - LOW) * (it + 1) / WARM)
+schedule("one_step_ahead", later=1)
+schedule("one_step_behind", later=-1)
+schedule("sine", wave=lambda x: 0.5 * (1 + math.sin(math.pi * x)))
 schedule("min_lr_missing", fall=lambda c: c * TOP)
+schedule("min_lr_missing_at_the_end", fall=lambda c: c * TOP, end=0.0)
 schedule("min_lr_added", fall=lambda c: c * TOP + LOW)
 schedule("min_lr_as_bound", fall=lambda c: max(LOW, c * TOP))
 schedule("rises_again", on=True)
+schedule("pi_missing", wave=lambda x: 0.5 * (1 + math.cos(min(x, 1))), on=True)
+
+
+@example("cosine_lr.warm_up_times_wave")
+def _(rng):
+    steps = np.arange(25)
+    wave = LOW + (TOP - LOW) * (1 + np.cos(np.pi * np.minimum(steps / END, 1))) / 2
+    options = {"lr": TOP, "warmup": WARM, "total": END, "min_lr": LOW}
+    return wave * np.minimum((steps + 1) / WARM, 1), sf.optim.cosine_lr, (steps,), options
+
+
 for k in (2, 4, 8):
     schedule(f"fast_by_{k}", batches=k)

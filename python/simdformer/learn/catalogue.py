@@ -30,7 +30,8 @@ head of the mistakes below it. Where several programs share a step it has severa
 each mistake says whose lines it changes, that of a program. In parentheses behind a mistake's name:
 that it is rarely made; that another one alone is named where both give an array (unless no_eps,
 unless linear.no_bias); the section, where it is another one; that it is no mistake but another
-convention, with which the array is right. `as above` is the cause of the mistake before.
+convention, with which the array is right; that it is a habit, another way to write what is right,
+which shows only beside a mistake. `as above` is the cause of the mistake before.
 '''
 
 import re
@@ -90,11 +91,14 @@ class Variation:
 
     rare : seldom made, so that in looking for two mistakes at once the others are tried first
     unless : the name of another mistake, which is named alone where both give the array
+    habit : no mistake but another way to write what is right; beside a mistake it may give another
+        array
     """
 
     mistake: Mistake
     rare: bool = False
     unless: str = ""
+    habit: bool = False
 
     @property
     def replaces(self) -> Mapping[str, Step]:
@@ -174,6 +178,7 @@ def variations(text: str, calls: tuple[Any, ...] = ()) -> Iterator[Variation]:
                 Mistake(name, title, cause, own or fix, see, replaces, convention),
                 "rare" in notes,
                 next((full_name(one, program) for one in other), ""),
+                "habit" in notes,
             )
 
 

@@ -1,28 +1,29 @@
 """A wrong constant: the one scale, eps, theta, temperature or softcap with which the operation
 gives this array, found by least squares."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.compare import Float64, numbers, row_size
-from simdformer.learn.check.problem import Problem, evaluate
+from simdformer.learn.catalogue import CATALOGUE, Mistake
+from simdformer.learn.check.compare import TOLERANCE, Float64, numbers, row_size
+from simdformer.learn.check.problem import Problem, Target, evaluate
 from simdformer.learn.check.rounding import BF16, F16, F32, F64
 from simdformer.learn.check.search import BETTER, Explanation
 from simdformer.learn.mistakes import backward_attention
 from simdformer.learn.mistakes.attention import default_scale
 from simdformer.learn.program import Program, Run, State, Step, Tape
 
-__all__ = ["Fit", "fits"]
+__all__ = ["Fit", "fits", "is_factor"]
 
 REACH = np.linspace(-12, 12, 25)  # logarithms of the factors that are tried first
 ROUNDS = 25  # of Newton's method
 CERTAIN = 4.0  # standard errors
 EXACT = 1e-9  # relatively: below, two constants are the same
 WIDTH = {F64: 1e-5, F32: 3e-3}  # of a difference that stands for a derivative, by arithmetic
+OF_GRADIENTS = "scale of the gradients"
 MEANINGFUL = 8  # numbers, at least, that a constant has to explain
 
 
@@ -74,6 +75,13 @@ CONSTANTS = [
         lambda s, value: setattr(s, "scale", value),
         "01 §4",
     ),
+    Constant(
+        "attention_backward.of_query",
+        OF_GRADIENTS,
+        lambda s: s.factor,
+        lambda s, value: setattr(s, "factor", s.run.dtype(value)),
+        "08 §9",
+    ),
     argument("attention_backward.cap", "softcap", "01 §4"),
     argument("cross_entropy_backward.cap", "softcap", "02 §10"),
     argument("cross_entropy_backward.smooth", "label_smoothing", "02 §10"),
@@ -85,6 +93,11 @@ CONSTANTS = [
     argument("clip_grad_norm.inputs", "max_norm", ""),
     *(argument("cosine_lr.inputs", name, "") for name in ("lr", "min_lr", "warmup", "total")),
 ]
+
+
+def is_factor(known: Explanation) -> bool:
+    """Whether what is named is but a factor of the whole, for which there may be better words."""
+    return all(one.name.endswith(f".fitted_{OF_GRADIENTS.replace(' ', '_')}") for one in known)
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,10 @@ class Fit:
 
     @property
     def rounded_to(self) -> np.dtype[Any] | None:
-        """The dtype whose number nearest to the right value this is."""
+        """The dtype whose number nearest to the right value this is, or of whose numbers it was
+        made, 1 / sqrt(8) in float32 for one."""
+        if abs(self.value - self.right) <= float(np.finfo(F32).eps) * abs(self.right):
+            return F32
         for dtype in (F32, F16, BF16):
             with np.errstate(over="ignore"):
                 few = float(np.asarray(self.right).astype(dtype))
@@ -130,18 +146,19 @@ class Fit:
     def explanation(self) -> Explanation:
         name = self.constant.name
         operation = self.constant.step.partition(".")[0]
-        if name == "scale":
-            title = f"the scores are {as_scale(self.value, self)}"
-            as_divisor = title.startswith("the scores are divided")
+        if name.startswith("scale"):
+            what = "the scores are" if name == "scale" else "the gradients of query and key are"
+            title = f"{what} {as_scale(self.value, self)}"
+            as_divisor = title.startswith(f"{what} divided")
             title += f", needs {divisor(self.right) if as_divisor else said(self.right)}"
         else:
             title = f"{name} is {self.said}, needs {said(self.right)}"
         return (
             Mistake(
-                f"{operation}.fitted_{name}",
+                f"{operation}.fitted_{name.replace(' ', '_')}",
                 title,
                 self.cause,
-                f"Use {name} = {said(self.right)}, from where the call has it.",
+                f"Use {name.split()[0]} = {said(self.right)}, from where the call has it.",
                 self.constant.see,
             ),
         )
@@ -201,18 +218,30 @@ def fits(problem: Problem) -> Iterator[Fit]:
     right = evaluate(base, problem)
     if right is None or sum(np.size(x) for x in right) < MEANINGFUL:
         return
-    for constant in CONSTANTS:
-        if constant.step in base.visited and base.tape is not None:
-            found = Fitting(problem, constant, base.tape).found()
-            if found is not None:
-                yield found
+    plain = Target(right, TOLERANCE[problem.dtype], problem.dtype, problem.floor)
+    habits = [one for one in CATALOGUE.among(base.visited) if one.habit]
+    for written in ({}, *(one.replaces for one in habits)):
+        run = Run(problem.dtype, written) if written else base
+        if written and ((out := evaluate(run, problem)) is None or plain.distance(out) > 0):
+            continue  # for this call it would be a mistake
+        some = False
+        for constant in CONSTANTS:
+            if constant.step in run.visited and constant.step not in written and run.tape:
+                found = Fitting(problem, constant, run.tape, written).found()
+                if found is not None:
+                    some = True
+                    yield found
+        if some:
+            return
 
 
 class Fitting:
     """The search for the value of one constant."""
 
-    def __init__(self, problem: Problem, constant: Constant, tape: Tape) -> None:
-        self.problem, self.constant, self.tape = problem, constant, tape
+    def __init__(
+        self, problem: Problem, constant: Constant, tape: Tape, written: Mapping[str, Step]
+    ) -> None:
+        self.problem, self.constant, self.tape, self.written = problem, constant, tape, written
         self.original = step_of(tape, constant.step)
         self.right: float | None = None
         self.sizes: dict[str, int] = {}
@@ -229,7 +258,7 @@ class Fitting:
                 self.sizes = sizes_at(s)
             self.original(s)
 
-        return {self.constant.step: step}
+        return {**self.written, self.constant.step: step}
 
     def off(self, t: float) -> Float64 | None:
         """Results minus those with the constant times exp(t), relative to their rows."""

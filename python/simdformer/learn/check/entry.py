@@ -124,7 +124,17 @@ def check(
 
 
 def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, Report]:
-    """Keeps the explanations of a gradient that explain the others, too, or leave them alone."""
+    """What explains all of them is said of each that is wrong. Else the explanations of a gradient
+    are kept that explain the others, too, or leave them alone."""
+
+    def explains(group: tuple[Mistake, ...]) -> bool:
+        return all(
+            asked[name].agrees_with(group, report.right)
+            if report.ok
+            else asked[name].has_made(group)
+            for name, report in reports.items()
+            if report.right is not None
+        )
 
     def agrees(group: tuple[Mistake, ...]) -> bool:
         return all(
@@ -133,8 +143,13 @@ def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, 
             if report.right is not None
         )
 
+    several = sum(not report.ok for report in reports.values()) > 1
+    found = dict.fromkeys(group for report in reports.values() for group in report.explanations)
+    shared = tuple(group for group in found if explains(group)) if several else ()
     for name, report in reports.items():
-        if len(report.explanations) > 1 and (left := tuple(filter(agrees, report.explanations))):
+        if shared and not report.ok:
+            reports[name] = replace(report, explanations=shared, observations=(), nearly="")
+        elif len(report.explanations) > 1 and (left := tuple(filter(agrees, report.explanations))):
             reports[name] = replace(report, explanations=left)
     return reports
 

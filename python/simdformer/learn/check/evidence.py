@@ -139,12 +139,17 @@ class Evidence:
             compare(mine, x, 0.0, self.coarsest)
             for mine, x in zip(self.problem.mine, right, strict=True)
         ]
-        if any((c.error > c.size).any() for c in off):
+        unit = NOTHING * float(finfo(self.coarsest).eps)
+        nothing = [unit * sizes(x) for x in right]  # what is left of 0 in the finest dtype
+        if any((c.error > np.maximum(c.size, x)).any() for c, x in zip(off, nothing, strict=True)):
             return False
         spreads = self.spreads(right, dtype)
         return (
             spreads is not None
-            and all((c.error <= most).all() for c, most in zip(off, spreads, strict=True))
+            and all(
+                (c.error <= np.maximum(most, x)).all()
+                for c, most, x in zip(off, spreads, nothing, strict=True)
+            )
             and self.noise.like(self.small.mine, dtype)
         )
 
@@ -205,7 +210,8 @@ class Evidence:
 
     def known(self) -> tuple[Explanation, ...]:
         """What gives the array, up to rounding to the coarsest dtype that took part."""
-        return self.search.singles() or self.constants(self.coarsest)
+        search = self.search
+        return search.singles() or search.otherwise_written() or self.constants(self.coarsest)
 
     def near(self, level: np.dtype[Any]) -> tuple[Explanation, ...]:
         """What gives the array up to rounding to a dtype, and better than the right answer."""

@@ -16,6 +16,7 @@ from simdformer.learn.check.compare import (
     float_dtypes,
     numbers,
 )
+from simdformer.learn.check.constants import is_factor
 from simdformer.learn.check.describe import described, places
 from simdformer.learn.check.evidence import Evidence, Verdict, also, is_rounding, rounded
 from simdformer.learn.check.operation import Asked
@@ -63,9 +64,10 @@ class Check:
         worst = max(range(len(found)), key=lambda i: (not found[i].ok, found[i].excess), default=0)
         axes = self.axes(worst)
         where, seen, explanations = None, [], verdict.explanations
-        if not ok and not explanations and not verdict.nearly and len(found) == 1:
-            explanations = done_to_all(
-                numbers(self.mine[0]), numbers(right[0]), self.same, self.call.sizes
+        if not ok and not verdict.nearly and len(found) == 1 and not self.is_meant(explanations):
+            explanations = (
+                done_to_all(numbers(self.mine[0]), numbers(right[0]), self.same, self.call.sizes)
+                or explanations
             )
         if not ok:
             where = _where(found[worst], self.mine[worst], right[worst], worst, axes)
@@ -158,7 +160,7 @@ class Check:
                 pairs = self.pairs(evidence)  # nobody rounds to 16 bits for sure: they come first
             if pairs:
                 return Verdict(False, found, pairs)
-            known = exactly or evidence.near(few)
+            known = exactly or (evidence.near(few) if excused else ())
             if (excused or not known) and evidence.is_rounding(right, few):
                 called = evidence.called(right, few)
                 if excused or self.takes_part(called, evidence):
@@ -203,11 +205,17 @@ class Check:
     def pairs(self, evidence: Evidence) -> tuple[Explanation, ...]:
         return evidence.search.pairs()
 
+    def has_made(self, group: Explanation, results: list[Any] | None = None) -> bool:
+        """Whether mistakes give the results."""
+        if self.call.program is None:
+            return False
+        replaced = {name: step for one in group for name, step in one.replaces.items()}
+        search = self.evidence(self.mine if results is None else results).search
+        return search.fits(search.sample, replaced, search.dtypes[0])
+
     def agrees_with(self, group: Explanation, right: Any) -> bool:
         """Whether mistakes give the result, or leave what is right as it is."""
-        replaced = {name: step for one in group for name, step in one.replaces.items()}
-        searches = (self.evidence(x).search for x in (self.mine, [right]))
-        return any(one.fits(one.sample, replaced, one.dtypes[0]) for one in searches)
+        return self.has_made(group) or self.has_made(group, [right])
 
     def misshapen(self, right: list[Any], i: int) -> Report:
         """Wrong shapes: what was done to the axes, then what else is wrong."""
@@ -244,6 +252,13 @@ class Check:
             remarks=remarks(self.call, self.mine, False),
             expected=wanted,
         )
+
+    def is_meant(self, known: tuple[Explanation, ...]) -> bool:
+        """Whether the catalogue's words are the best: not of a factor, nor of an array of zeros,
+        which many mistakes give that multiply by 0."""
+        if not numbers(self.mine[0]).any():
+            return any(one.name.endswith("_zero") for group in known for one in group)
+        return not all(map(is_factor, known))
 
     def describe(self, i: int, right: Any) -> list[str]:
         return described(numbers(self.mine[i]), numbers(right), self.same, self.axes(i))

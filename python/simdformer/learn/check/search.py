@@ -91,8 +91,10 @@ class Search:
 
     def nearest(self, level: np.dtype[Any]) -> tuple[Explanation, ...]:
         """Every single mistake that gives the results up to rounding to a coarser dtype, and much
-        more exactly than the right answer does."""
+        more exactly than the right answer does. A few numbers would fit by chance."""
         dtype = self.dtypes[0]
+        if level.itemsize == 2 and _information(self.problem.mine) < INFORMATION:
+            return ()
         tried = sorted(self.trials(self.sample, dtype), key=lambda trial: trial.distance)
         tried = [one for one in tried[:FEW] if one.distance < self.target(self.sample).near]
         return tuple(
@@ -101,6 +103,32 @@ class Search:
             if self.is_better(one.variation.replaces)
             and self.fits(self.sample, one.variation.replaces, dtype, level)
         )
+
+    def otherwise_written(self) -> tuple[Explanation, ...]:
+        """Every single mistake that gives the results in a program that is right and written in
+        another way: a habit of the catalogue."""
+        problem, dtype = self.sample, self.dtypes[0]
+        base = self.base(problem, dtype)
+        if base.right is None:
+            return ()
+        mine, right = self.target(problem), self.target(replace(problem, mine=base.right))
+        found = []
+        for habit in (one for one in CATALOGUE.among(base.run.visited) if one.habit):
+            run = Run(dtype, habit.replaces, earlier=base.run.tape, differing=habit.steps)
+            written = Base.of(run, problem)
+            if written.right is None or right.distance(written.right) > 0:
+                continue  # for this call it would be a mistake
+            for trial in self.trials(problem, dtype):
+                one = trial.variation
+                if not one.combines_with(habit) or (one.mistake,) in found:
+                    continue
+                both = {**habit.replaces, **one.replaces}
+                out = evaluate(written.varied(both, one.steps), problem)
+                if out is None or mine.distance(out) > 0:
+                    continue
+                if self.fits(self.whole, both, dtype):
+                    found.append((one.mistake,))
+        return tuple(found)
 
     def is_better(self, replaced: Mapping[str, Step]) -> bool:
         """Whether steps done otherwise give the results more exactly than those that are right."""
@@ -132,6 +160,8 @@ class Search:
         found = []
         among = self.likely_first(CATALOGUE.among(base.run.visited), problem, dtype)
         for number, variation in enumerate(among):
+            if variation.habit:
+                continue
             if time.thread_time() > problem.until:
                 self.untried = len(among) - number, len(among)
                 break
@@ -203,6 +233,11 @@ class Search:
             run = Run(dtype, one.variation.replaces, earlier=right.run.tape, differing=steps)
             return Base.of(run, problem)
 
+        def said(one: Trial, other: Trial) -> Explanation:
+            """Another convention is no mistake beside one."""
+            both = one.variation.mistake, other.variation.mistake
+            return tuple(x for x in both if not x.convention) or both
+
         # Where one of them nearly gives the array by itself there are no two.
         trials = [trial for trial in trials if trial.distance > 3]
         found: list[Explanation] = []
@@ -220,9 +255,10 @@ class Search:
             out = evaluate(with_one(one).varied(both, steps), problem)
             off = mine.near if out is None else mine.distance(out)
             if off == 0 and self.fits(self.whole, both, dtype):
-                found.append((one.variation.mistake, other.variation.mistake))
+                found.append(said(one, other))
             elif 0 < off < mine.near:
-                near.append((off, (one.variation.mistake, other.variation.mistake), both))
+                near.append((off, said(one, other), both))
+        found = list(dict.fromkeys(found))
         if not found:
             nearest = sorted(near, key=lambda pair: pair[0])[:3]
             finest = F32 if self.coarsest == F64 else self.coarsest

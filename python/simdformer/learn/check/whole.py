@@ -32,6 +32,7 @@ def done_to_all(
     the lengths that a gradient may have been divided by; None of other results."""
     with np.errstate(all="ignore"):
         found = [*_dropout(mine, right, same), *_first_sequence(mine, right, same)]
+        found += [] if found else _broken_off(mine, right, same)
         if sizes is not None:
             found += _factor(mine, right, same, sizes)
     return tuple((mistake,) for mistake in found)
@@ -58,6 +59,29 @@ def _dropout(mine: Float64, right: Float64, same: Callable[[Any, Any], bool]) ->
             "Switch dropout off where nothing is learned: model.eval(), or dropout_p=0.",
             "",
         )
+
+
+def _broken_off(
+    mine: Float64, right: Float64, same: Callable[[Any, Any], bool]
+) -> Iterator[Mistake]:
+    """Nothing is computed from some place on."""
+    for axis, name in ((-1, "column"), (-2, "row"), (0, "entry"))[: mine.ndim]:
+        count = mine.shape[axis]
+        others = tuple(i for i in range(mine.ndim) if i != axis % mine.ndim)
+        filled = np.flatnonzero((mine != 0).any(axis=others))
+        kept = int(filled[-1]) + 1 if filled.size else 0
+        first = (*(slice(None),) * (axis % mine.ndim), slice(kept))
+        lost = (right != 0).any(axis=others)[kept:]
+        if 0 < kept < count and lost.all() and same(mine[first], right[first]):
+            yield Mistake(
+                "array.broken_off",
+                f"it is 0 from {name} {kept} on",
+                f"{kept} of {count} are computed: a loop ends too early, a block is left out, or a "
+                "kernel has a limit.",
+                "Compute all of them.",
+                "",
+            )
+            return
 
 
 def _first_sequence(
@@ -102,7 +126,18 @@ def _factor(
             "Turn the sign.",
             "",
         )
-    for size, name in {2: "", **{size: name for name, size in sizes.items() if size > 1}}.items():
+    lengths = {size: name for name, size in sizes.items() if size > 1}
+    for size, name in lengths.items():
+        for what, root in (("multiplied", size**0.5), ("divided", size**-0.5)):
+            if size not in (4, 16) and same(mine, root * right):
+                yield Mistake(
+                    f"gradient.{what}_by_root",
+                    f"it is {what} by sqrt({size}), {name}",
+                    "A scale of the forward that this operation has not, or one that is in it.",
+                    "Leave out the factor.",
+                    "",
+                )
+    for size, name in {2: "", **lengths}.items():
         of = f", {name}" if name else ""
         if same(mine, size * right):
             yield Mistake(

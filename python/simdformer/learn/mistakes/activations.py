@@ -79,6 +79,7 @@ FUNCTIONS = {
         "h * (1 + np.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3))) / 2",
     ),
     "quick_gelu": ("x * sigmoid(1.702 x), the quick gelu,", "h * sigmoid(1.702 * h)"),
+    "hardswish": ("hardswish", "h * np.clip(h + 3, 0, 6) / 6"),
     "relu": ("relu", "np.maximum(h, 0)"),
     "leaky_relu": ("leaky relu (slope 0.01)", "np.where(h > 0, h, 0.01 * h)"),
     "relu_squared": ("the square of relu", "np.maximum(h, 0) ** 2"),

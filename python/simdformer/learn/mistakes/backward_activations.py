@@ -1,11 +1,13 @@
 """The gradients of the activations and of RoPE in steps, and what goes wrong in them."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from simdformer import backward
 from simdformer.learn.catalogue import mistakes
+from simdformer.learn.mistakes.activations import FUNCTIONS
 from simdformer.learn.mistakes.rope import rope, some_positions
 from simdformer.learn.mistakes.sampling import some_rows
 from simdformer.learn.program import Program
@@ -15,6 +17,54 @@ from simdformer.reference.forward import erfc
 def sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
+
+def slope_of_silu(h: Any) -> Any:
+    return sigmoid(h) * (1 + h * (1 - sigmoid(h)))
+
+
+def slope_of_gelu(h: Any) -> Any:
+    return erfc(-h / math.sqrt(2)) / 2 + h * np.exp(-h * h / 2) / math.sqrt(2 * math.pi)
+
+
+def slope_of_gelu_tanh(h: Any) -> Any:
+    c, k = math.sqrt(2 / math.pi), 0.044715
+    t = np.tanh(c * (h + k * h**3))
+    return (1 + t) / 2 + h / 2 * (1 - t * t) * c * (1 + 3 * k * h * h)
+
+
+def slope_of_quick_gelu(h: Any) -> Any:
+    return slope_of_silu(1.702 * h)
+
+
+def slope_of_relu(h: Any) -> Any:
+    return np.where(h > 0, 1, 0)
+
+
+def slope_of_hardswish(h: Any) -> Any:
+    return np.where(np.abs(h) < 3, (2 * h + 3) / 6, slope_of_relu(h))
+
+
+def slope_of_tanh(h: Any) -> Any:
+    return 1 - np.tanh(h) ** 2
+
+
+def slope_of_sigmoid(h: Any) -> Any:
+    return sigmoid(h) * (1 - sigmoid(h))
+
+
+SLOPES = {
+    function.__name__.removeprefix("slope_of_"): function
+    for function in (
+        slope_of_silu,
+        slope_of_gelu,
+        slope_of_gelu_tanh,
+        slope_of_quick_gelu,
+        slope_of_relu,
+        slope_of_hardswish,
+        slope_of_sigmoid,
+        slope_of_tanh,
+    )
+}
 
 ROWS = ("position", "channel")
 silu_backward = Program(
@@ -122,6 +172,9 @@ mistakes(
     x_missing: the slope is s + s * (1 - s): the factor x is missing in the second term
         The product rule: x times the sigmoid's derivative.
         | slope = share + share * (1 - share)
+    second_term_subtracted (rare): the second term is subtracted: s - x * s * (1 - s)
+        The sigmoid rises: its derivative s * (1 - s) has no minus.
+        | slope = share - h * share * (1 - share)
     share_missing (rare): the slope is 1 + x * (1 - s): the factor s in front is missing
         The sigmoid multiplies both terms.
         | slope = 1 + h * (1 - share)
@@ -138,16 +191,6 @@ mistakes(
         The forward is used again.
         | slope = h * share
 
-    of_gelu: this is the derivative of GELU
-        The forward is SiLU.
-        > Differentiate what the forward computes.
-        | slope = array(erfc(-h / real(math.sqrt(2)))) / 2 + h * np.exp(-h * h / 2) / real(
-        |     math.sqrt(2 * math.pi))
-    of_relu: this is the derivative of ReLU
-        The forward is SiLU.
-        > Differentiate what the forward computes.
-        | slope = (h > 0).astype(real)
-
     silu_backward.chain (08 §6), gelu_backward.chain (08 §6), relu_backward.chain (08 §6) > Multiply
         dy by the slope.
 
@@ -157,13 +200,6 @@ mistakes(
     no_slope: the slope is missing: dy is passed through
         The activation has no backward, or it is not called.
         | out = dy
-
-    gelu_backward.chain (08 §6) > Differentiate what the forward computes.
-
-    of_sigmoid_form: this is the derivative of x * sigmoid(1.702 * x)
-        The quick GELU of some checkpoints is another function.
-        | share = sigmoid(real(1.702) * h)
-        | slope = share * (1 + real(1.702) * h * (1 - share)); ...
 
     gelu_backward.normal (08 §6) > The product rule: Φ(x) + x * φ(x).
 
@@ -182,6 +218,18 @@ mistakes(
         | c, k = real(math.sqrt(2 / math.pi)), real(0.044715)
         | t = np.tanh(c * (h + k * h**3))
         | slope = (1 + t) / 2 + h / 2 * (1 - t * t) * c * (1 + 3 * k * h * h)
+
+    gelu_backward.bend (08 §6) > u = sqrt(2 / π) * (x + 0.044715 * x³), in the backward as well.
+
+    pi_over_two: sqrt(π / 2) instead of sqrt(2 / π)
+        The formula has several constants, and a small slip in one of them hardly shows.
+        | c, k = real(math.sqrt(math.pi / 2)), real(0.044715); t = np.tanh(c * (h + k * h**3))
+    digit_lost: 0.44715 instead of 0.044715: a zero is lost
+        as above
+        | c, k = real(math.sqrt(2 / math.pi)), real(0.44715); t = np.tanh(c * (h + k * h**3))
+    c_is_one (rare): sqrt(2 / π) is missing
+        as above
+        | c, k = real(1), real(0.044715); t = np.tanh(h + k * h**3)
 
     gelu_backward.inner (08 §6) > The inner derivative is c * (1 + 3 * 0.044715 * x²).
 
@@ -266,6 +314,10 @@ mistakes(
         The output was saved in place of the input.
         | slope = share * (1 + act * (1 - share))
 
+    of_up (rare): the slope is taken at up instead of gate
+        silu belongs to gate, and so does its derivative.
+        | slope = slope_of_silu(u)
+
     swiglu_backward.of_up (08 §6) > dup = dy * silu(gate).
 
     not_activated: up's gradient has gate instead of silu(gate)
@@ -284,6 +336,21 @@ mistakes(
         dgate was written into gate's memory before dup was computed.
         > Compute dup first, or keep gate.
         | dup = dy * dgate * sigmoid(dgate)
+
+    swiglu_backward.activate (08 §6) > Differentiate silu(gate) * up.
+
+    both_activated (rare): these are the gradients of silu(gate) * silu(up)
+        Only the gate goes through SiLU; up stays linear.
+        of_gate | dgate = dy * u * sigmoid(u) * slope
+        of_up | dup = dy * act * slope_of_silu(u)
+    activated_product (rare): these are the gradients of silu(gate * up)
+        SiLU belongs to the gate alone.
+        of_gate | dgate = dy * slope_of_silu(g * u) * u
+        of_up | dup = dy * slope_of_silu(g * u) * g
+    added (rare): these are the gradients of silu(gate) + up
+        The gate decides how much of up gets through: it is a factor.
+        of_gate | dgate = dy * slope
+        of_up | dup = dy
 
     swiglu_backward.give (08 §6) > The gate's gradient comes first, then up's.
 
@@ -314,11 +381,20 @@ mistakes(
         The offset, or the positions of the forward, were not handed on.
         | places = np.arange(length)
 
+    rope_backward.turn (08 §7) > a * cos + b * sin and b * cos - a * sin.
+
+    cos_and_sin_swapped (rare): cos and sin are swapped
+        The result of the two in one line stands in another order.
+        rope.turn | turned_a = b * cos - a * sin; turned_b = -b * sin - a * cos
+
     rope_backward.turn (08 §7) > The transpose keeps the factor: multiply by it once more.
 
     factor_divided: it is divided by the attention factor
         The inverse is taken for the transpose.
         | attention_factor = 1 / attention_factor; ...
+    factor_twice (rare): it is multiplied by the attention factor twice
+        The factor is in cos and sin already.
+        | attention_factor = attention_factor**2; ...
 
     rope_backward.give (08 §7) > Elements from rotary_dim on pass through unchanged.
 
@@ -327,5 +403,39 @@ mistakes(
         | unless(rotary_dim is None)
         | out = np.where(np.arange(out.shape[-1]) < rotary_dim, out, real(0))
     """,
-    calls=(erfc,),
+    calls=(erfc, slope_of_silu),
 )
+
+# ---- another function is differentiated ----------------------------------------------------------
+
+for op, step, own in (
+    ("silu", "slope", ("silu", "sigmoid")),
+    ("gelu", "chain", ("gelu", "gelu_tanh", "tanh")),
+    ("relu", "slope", ("relu",)),
+):
+    for name, function in SLOPES.items():
+        if name not in own:
+            mistakes(
+                f"""
+                {op}_backward.{step} (08 §6) > Differentiate what the forward computes.
+
+                of_{name} (rare): this is the derivative of {FUNCTIONS[name][0].rstrip(",")}
+                    The forward is {op}.
+                    | slope = array({function.__name__}(h)){"; ..." if step == "chain" else ""}
+                """,
+                calls=(function,),
+            )
+for name, function in SLOPES.items():
+    if name != "silu":
+        called, value = FUNCTIONS[name]
+        mistakes(
+            f"""
+            swiglu_backward.activate (08 §6) > Differentiate silu(gate) * up.
+
+            {name}_instead (rare): the gate goes through {called.rstrip(",")} instead of silu
+                These are the right gradients of another gated activation.
+                | ...; h = g; act = array({value})
+                slope | slope = array({function.__name__}(g))
+            """,
+            calls=(erfc, function),
+        )

@@ -202,6 +202,9 @@ mistakes(
     no_scale: the scores are not scaled, in forward and backward
         These are the right gradients of another attention.
         | factor = real(1){OWN}
+    scale_ignored: the scores are divided by sqrt(D): scale= is not looked at
+        These are the right gradients of another attention.
+        | unless(scale is None); factor = real(1 / math.sqrt(q.shape[-1])){OWN}
     scale_by_width (rare): the scores are divided by D, in forward and backward
         These are the right gradients of another attention: the root is missing.
         | factor = real(1 / q.shape[-1]){OWN}
@@ -211,6 +214,14 @@ mistakes(
     causal_loose: the next token is seen as well, in forward and backward
         tril with k=1, or j <= i + 1: these are the right gradients of another attention.
         | unless(not is_causal); seen = of_sample(s, np.tri(*lengths, k=1, dtype=bool)){OWN}
+
+    attention_backward.weigh (08 §9) > Softmax runs along the keys, the last axis.
+
+    softmax_over_queries (rare): softmax runs over the queries, in forward and backward
+        axis=-2 where the last axis is meant: the right gradients of another attention.
+        | p = transposed(softmax_of(transposed(masked), transposed(np.broadcast_to(
+        |     seen, masked.shape))))
+        delta | delta = (p * dp).sum(axis=-2, keepdims=True)
 
     attention_backward.repeat (08 §9) > Query head h reads key head h // (H // K).
 
@@ -262,6 +273,20 @@ mistakes(
 
     attention_backward.weigh (08 §9) > The weights are exp(scores - lse), 0 where nothing is seen.
 
+    own_softmax (habit): the weights are a softmax of the scores, lse is not used
+        Both are the same.
+        | p = softmax_of(masked, seen)
+    own_softmax_and_delta (habit): softmax and its row sum are computed again
+        Both are the same.
+        | p = softmax_of(masked, seen)
+        delta | delta = (p * dp).sum(axis=-1, keepdims=True)
+    sink_missing: the sink is left out where the weights are computed again
+        It takes a part of each row's sum: exp(sink) belongs to the denominator.
+        | unless(sinks is None); p = softmax_of(masked, seen)
+        delta | delta = (p * dp).sum(axis=-1, keepdims=True)
+    sink_missing_in_weights (rare): the sink is missing in the weights, delta is made of out
+        as above
+        | unless(sinks is None); p = softmax_of(masked, seen)
     lse_missing (rare): lse is missing: the weights are not divided by their sum
         exp(scores) alone does not sum to one.
         | p = of_seen(seen, np.exp(masked))
@@ -287,6 +312,9 @@ mistakes(
 
     attention_backward.delta (08 §9) > delta is the sum of dout * out along the row.
 
+    own_delta (habit): delta is the sum of the weights times dP, out is not used
+        Both are the same.
+        | delta = (p * dp).sum(axis=-1, keepdims=True)
     delta_missing: delta is missing: softmax's row sum is not subtracted
         softmax's gradient is P * (dP - sum(P * dP)); the sum equals dout · out.
         | delta = np.zeros_like((dy * y).sum(axis=-1, keepdims=True))
@@ -341,6 +369,9 @@ mistakes(
     cap_not_differentiated: the softcap's derivative is missing
         tanh lies between the scores and the softmax.
         | pass
+    cap_not_squared (rare): the square is missing in the softcap's derivative
+        tanh' is 1 - tanh².
+        | ds = ds * (1 - scores / real(softcap))
     cap_of_masked (rare): the softcap's derivative is taken of the masked scores
         The mask comes behind the cap: 1 - (scores / softcap)² before it.
         | ds = ds * (1 - (masked / real(softcap)) ** 2)
@@ -406,6 +437,9 @@ mistakes(
     groups_averaged: the heads of a group are averaged, not summed
         Each query head adds its own part.
         | dk, dv = of_group(s, dk).mean(axis=-3), of_group(s, dv).mean(axis=-3)
+    largest_of_group (rare): the largest of the heads of a group is taken, not the sum
+        max and sum of an axis are written alike.
+        | dk, dv = of_group(s, dk).max(axis=-3), of_group(s, dv).max(axis=-3)
     last_of_group: only the last head of each group counts
         A loop that assigns with = where += is meant.
         | dk, dv = of_group(s, dk)[..., -1, :, :], of_group(s, dv)[..., -1, :, :]
@@ -421,6 +455,12 @@ mistakes(
         | unless(group == 1)
         give | out = dq.reshape(np.shape(query)), dk, dv, dm, dsink
 
+    attention_backward.of_mask (08 §9) > The mask is added behind the scale: dmask = dscores.
+
+    scale_in_mask: the scale is in the mask's gradient
+        scores = query @ keyᵀ * scale + mask: the mask is not scaled.
+        | unless(attn_mask is None); dm = ds * factor
+
     attention_backward.fold_mask (08 §9) > Sum over the axes along which the mask was broadcast.
 
     mask_not_summed: the mask's gradient is not summed over the heads that share it
@@ -435,6 +475,13 @@ mistakes(
     sinks_without_delta: delta is missing in the sinks' gradient
         The sink's own share times delta.
         | ...; dsink = -shares * np.ones_like(delta)
+
+    attention_backward.fold_sinks (08 §9) > Sum over all queries and sequences.
+
+    sinks_averaged (rare): the sinks' gradient is a mean, not a sum
+        The mean is in the loss already, and so in dout.
+        | unless(sinks is None); dsink = np.moveaxis(dsink[..., 0], -2, 0)
+        | dsink = dsink.reshape(len(dsink), -1).mean(axis=-1)
 
     attention_backward.give (08 §9) > The order is query, key, value.
 

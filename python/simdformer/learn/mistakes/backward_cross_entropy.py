@@ -119,6 +119,10 @@ mistakes(
         axis=0 where the last axis is meant.
         | log_sum = np.log(np.exp(z).sum(axis=tuple(range(z.ndim - 1)), keepdims=True))
         | log_sum = np.broadcast_to(log_sum, z.shape)
+    another_axis_of_three (rare): the softmax runs over the positions, not along each row
+        axis=1 of (B,T,V) where the last axis is meant.
+        | unless(z.ndim < 3)
+        | log_sum = np.log(np.exp(z).sum(axis=-2, keepdims=True)) + 0 * z
     no_shift: the largest logit is not subtracted, and exp overflows
         Logits of a hundred are usual, and float32's exp ends at 88.
         softmax | p = np.exp(z) / np.exp(z).sum(axis=-1, keepdims=True)
@@ -236,6 +240,9 @@ mistakes(
     cap_of_logits: the softcap's derivative is taken of the logits before the cap
         1 - tanh² is made of the capped ones: 1 - (z / softcap)².
         | dz = dz * (1 - (array(logits) / real(softcap)) ** 2)
+    cap_not_squared (rare): the square is missing in the softcap's derivative
+        tanh' is 1 - tanh².
+        | dz = dz * (1 - z / real(softcap))
     cap_divided (rare): the softcap's derivative is divided by the softcap
         softcap * tanh(x / softcap): the two cancel.
         | ...; dz = dz / real(softcap)
@@ -264,6 +271,11 @@ mistakes(
     mean_grad_for_all (rare): all rows are multiplied by the mean of their gradients
         Each row has its own.
         | unless(np.ndim(grad) == 0); dz = dz * array(grad).mean()
+
+    averaged: it is divided by the number of labels: that is the mean's gradient
+        Another reduction was asked for, and functions average by default.
+        > Divide only where the loss is a mean.
+        | unless(reduction == "mean" or counts.sum() == 1); ...; dz = dz / real(counts.sum())
 
     cross_entropy_backward.mean (08 §3) > Divide by the number of labels that count.
 

@@ -62,6 +62,13 @@ mistakes(
         Every place adds its own part to the loss.
         | ...; total = total / np.maximum(np.bincount(places.ravel(), minlength=len(total)), 1
         | ).astype(real)[:, None]
+    largest_kept (rare): ids that occur twice keep the largest of their gradients
+        np.maximum.at, or a max over the places, where the sum is meant.
+        | kept = np.full(total.shape, -np.inf, real); np.maximum.at(kept, places, dy)
+        | total = np.where(np.isinf(kept), real(0), kept)
+    counted (rare): the rows hold how often each id occurs: dy is missing
+        The gradient that comes in is added at each place, not 1.
+        | total = scattered(total, places, np.ones_like(dy))
     first_sequence_only: only the first sequence counts
         An index 0 on the batch axis.
         | unless(places.ndim < 2 or len(places) < 2); total = scattered(total, places[0], dy[0])
@@ -76,6 +83,13 @@ mistakes(
         as above
         > Use the ids that went in, unshifted.
         | total = scattered(total, np.roll(places, 1, axis=-1), dy)
+    ids_of_next_last_dropped (rare): each gradient goes to the next token's row, the last to none
+        The shift of the labels is taken over for the inputs: ids[:, 1:] and dy[:, :-1].
+        > Use the ids that went in, unshifted.
+        | unless(places.ndim == 0); total = scattered(total, places[..., 1:], dy[..., :-1, :])
+    first_kept (rare): ids that occur twice keep the first of their gradients
+        Every place adds its own part to the loss.
+        | total = put(total, places.ravel()[::-1], dy.reshape(-1, dy.shape[-1])[::-1])
     padding_skipped: the row of id 0 gets no gradient: it is taken for padding
         padding_idx=0 of a layer that has one; the forward read that row like any other.
         > Leave a row out only if the forward left it out.
@@ -90,6 +104,9 @@ mistakes(
     averaged: the copies of a head are averaged, not summed
         Each copy adds its own part to the loss.
         | folded = copies.mean(axis=1)
+    largest_copy (rare): the largest of the copies of a head is taken, not the sum
+        max and sum of an axis are written alike.
+        | folded = copies.max(axis=1)
     first_copy_only: only the first copy of each head counts
         An index 0, or a step [::n_rep], where the sum is meant.
         | folded = copies[:, 0]

@@ -123,6 +123,13 @@ mistakes(
     bias_averaged: the bias's gradient is a mean, not a sum
         The mean is in the loss already, and so in dy.
         | unless(dy.size == dy.shape[-1]); db = rows_of(dy).mean(axis=0)
+    bias_largest (rare): the bias's gradient is the largest of each column, not the sum
+        max and sum of an axis are written alike.
+        | db = rows_of(dy).max(axis=0)
+    bias_of_dx: the bias's gradient is made of dx: dy was overwritten
+        dx was written into dy's memory before db was computed.
+        > Compute db before dx takes the place of dy.
+        | db = rows_of(dy @ w).sum(axis=0)
     bias_not_summed: the bias's gradient is dy itself
         The bias was broadcast over all rows; its gradient is the sum over them.
         | db = dy

@@ -133,6 +133,9 @@ mistakes(
     weight_missing_in_mean: the weight is missing in the second term
         mean(dy * h) for mean(g * h): dy went into the mean without its weight.
         | unless(w is None); share = mean(dy * h)
+    share_doubled (rare): the second term is twice as large
+        The 2 of the square's derivative and the ½ of the root's cancel.
+        | ...; share = 2 * share
     h_missing_in_mean (rare): the second term has mean(g) instead of mean(g * h)
         The derivative of the root is made of the product.
         | share = mean(g)
@@ -143,6 +146,9 @@ mistakes(
     second_term_missing: the second term is missing: 1/root is taken for a constant
         r depends on every number of the row, and so each of them has a part in every output.
         | dx = g
+    first_term_missing (rare): the first term is missing: this is -r * h * mean(g * h)
+        The derivative of the root alone; x also stands before it.
+        | dx = -h * share
     second_term_added: the second term is added instead of subtracted
         The derivative of 1 / sqrt has a minus.
         | dx = g + h * share
@@ -170,6 +176,11 @@ mistakes(
 
     rms_norm_backward.normalize (08 §5) > RMSNorm subtracts no mean: that is LayerNorm.
 
+    length_instead (rare): the root is that of the sum of squares: the length of the row
+        These are the right gradients of x / |x|: the mean over n is missing.
+        root | r = 1 / np.sqrt((h * h).sum(axis=-1, keepdims=True) + real(eps))
+        project | share = (g * h).sum(axis=-1, keepdims=True)
+        | h = h * r
     layer_norm_instead: this is the gradient of layer_norm
         These are the right gradients of another norm.
         root | centred = h - mean(h); r = 1 / np.sqrt(mean(centred * centred) + real(eps))
@@ -234,6 +245,9 @@ mistakes(
     weight_averaged: the weight's gradient is a mean over the rows
         The mean is in the loss already, and so in dy.
         | unless(w is None or h.size == h.shape[-1]); dw = rows_of(dy * h).mean(axis=0)
+    weight_largest (rare): the weight's gradient is the largest of each column, not the sum
+        max and sum of an axis are written alike.
+        | unless(w is None or h.size == h.shape[-1]); dw = rows_of(dy * h).max(axis=0)
     weight_zero: the weight's gradient is zero
         A kernel or layer that leaves it out: the weight never learns.
         | unless(w is None); dw = 0 * w
@@ -256,14 +270,31 @@ mistakes(
         h is (x - mean) * r.
         | dw = rows_of(dy * array(x) * r).sum(axis=0)
 
+    centred_for_h_in_weight: the weight's gradient is made of x - mean: the factor r is missing
+        h is (x - mean) * r.
+        | dw = rows_of(dy * (array(x) - mean(array(x)))).sum(axis=0)
+
     layer_norm_backward.subtract_mean (08 §5) > dx = r * (g - mean(g) - h * mean(g * h)).
 
     mean_missing: mean(g) is not subtracted: the mean is taken for a constant
         Every number of a row moves the row's mean.
         | pass
+    mean_added (rare): mean(g) is added instead of subtracted
+        x - mean(x) has a minus, there and back.
+        | dx = dx + mean(g)
     mean_of_dy: mean(dy) is subtracted instead of mean(g)
         The weight is missing in that mean.
         | unless(w is None); dx = dx - mean(dy)
+    weight_pulled_out_of_both: the weight stands outside of both means
+        w * r * (dy - mean(dy) - h * mean(dy * h)): it cannot be pulled out of a mean.
+        | unless(w is None); dx = w * (dy - mean(dy) - h * mean(dy * h))
+    sum_of_g: the sum of g is subtracted instead of mean(g)
+        The 1/n comes from the mean in the forward.
+        | dx = dx - mean(g) * real(h.shape[-1])
+    sums_for_means: both means are sums
+        1/n stands before both: the forward has two means.
+        project | ...; share = share * real(h.shape[-1])
+        | dx = dx - mean(g) * real(h.shape[-1])
     mean_over_rows_of_g: mean(g) runs over the rows, not along each
         Batch norm's axes: every row is normalised by itself.
         | dx = dx - g.mean(axis=tuple(range(g.ndim - 1)), keepdims=True)
@@ -287,9 +318,15 @@ mistakes(
     bias_sum_over_positions: the bias's gradient is summed over the positions only
         sum(-2) of (B,T,n) leaves (B,n): the sum over the batch is missing.
         | unless(bias is None or dy.ndim < 3); db = dy.sum(axis=-2)
+    bias_of_last_sequence: the bias's gradient is that of the last sequence
+        A loop that assigns with = where += is meant, or an index -1.
+        | unless(bias is None or dy.ndim < 3 or len(dy) < 2); db = rows_of(dy[-1]).sum(axis=0)
     bias_averaged: the bias's gradient is a mean over the rows
         The mean is in the loss already, and so in dy.
         | unless(bias is None or dy.size == dy.shape[-1]); db = rows_of(dy).mean(axis=0)
+    bias_largest (rare): the bias's gradient is the largest of each column, not the sum
+        max and sum of an axis are written alike.
+        | unless(bias is None or dy.size == dy.shape[-1]); db = rows_of(dy).max(axis=0)
     bias_not_summed: the bias's gradient is not summed over the rows
         The bias was broadcast over all rows; its gradient is the sum over them.
         | unless(bias is None); db = dy

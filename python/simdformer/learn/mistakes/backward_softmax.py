@@ -69,6 +69,12 @@ mistakes(
         Without keepdims an axis is dropped; broadcasting lines the numbers up with another.
         | ...; total = total.squeeze(along)
 
+    softmax_backward.add_up (08 §8) > Sum p * dy along the row.
+
+    largest_for_sum (rare): the largest p * dy of the row is subtracted, not the sum
+        max and sum of an axis are written alike.
+        | total = weighed.max(axis=along, keepdims=True)
+
     softmax_backward.subtract (08 §8) > Subtract the row sum from dy: p * (dy - sum(p * dy)).
 
     row_sum_missing: the row sum is missing: this is p * dy
@@ -92,6 +98,9 @@ mistakes(
     shares_missing: the factor p in front is missing
         Both terms of the Jacobian have it: p_i (1 at i = j, minus p_j).
         | pass
+    shares_pulled_out (rare): p stands outside of the sum: p * (dy - p * sum(dy))
+        Each dy is weighed by its own share: p cannot be pulled out of the sum.
+        | dx = p * (dp - p * dp.sum(axis=along, keepdims=True))
     row_sum_outside (rare): p multiplies dy only: p * dy - sum(p * dy)
         The brackets: p * (dy - sum).
         | dx = weighed - total
@@ -118,6 +127,10 @@ mistakes(
         | ...; dx = dx / real(temperature)
 
     softmax_backward.give (08 §8) > softmax: p * (dy - sum(p * dy)).
+
+    of_cross_entropy: this is p - dy: dy stands for the target of a cross entropy
+        p - target is the gradient of the loss; here any dy comes in.
+        | out = p - dp
 
     of_log_softmax: this is log_softmax's gradient
         dy - p * sum(dy) belongs to the logarithm of the softmax.
@@ -149,9 +162,15 @@ mistakes(
     sum_added: the second term is added instead of subtracted
         y = x - log sum exp x has a minus.
         | dx = dy + p * total
+    of_cross_entropy: this is p - dy: dy stands for the target of a cross entropy
+        p - target is the gradient of the loss; here any dy comes in.
+        | dx = p - dy
     of_softmax: this is softmax's gradient
         p * (dy - sum(p * dy)) belongs to the shares themselves.
         | dx = p * (dy - (p * dy).sum(axis=along, keepdims=True))
+    shares_in_front: p multiplies both terms: p * (dy - sum(dy))
+        dy stands without it: y = x - log sum exp x.
+        | dx = p * (dy - total)
     passed_through: the gradient is passed through
         The second term, p * sum(dy), is missing.
         | dx = dy

@@ -124,6 +124,9 @@ mistakes(
     base_2: the logarithm is that of base 2
         np.log2 measures in bits; losses are in nats.
         | ...; losses = losses / real(math.log(2))
+    label_missing: the label's logit is missing: this is log sum exp
+        The loss is log sum exp minus the label's logit.
+        | losses = lse
     all_columns: the losses of all columns are added up, not only the label's
         The one-hot row, or the index of the label, is missing.
         | losses = (lse[..., None] - z).sum(axis=-1)
@@ -191,6 +194,9 @@ mistakes(
         total | unless(losses.ndim != 2)
         total | losses = (losses.sum(axis=-1) / counts.sum(axis=-1).astype(real)).mean()
         | pass
+    divided_by_all_numbers (rare): the mean runs over the vocabulary and the ignored rows
+        (onehot * logprobs).mean() counts every number.
+        | unless(counts.all()); losses = losses / real(z.size)
     divided_by_batch: the sum is divided by the batch size, not by the labels
         reduction="batchmean" of another loss.
         | unless(counts.ndim < 2); losses = losses / real(len(counts))

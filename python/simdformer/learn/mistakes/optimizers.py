@@ -242,6 +242,12 @@ mistakes(
     steps_from_2 (rare): t is one step ahead
         It was counted up before and after.
         | t = t + 1; ...
+    beta1_in_both (rare): v is corrected by 1 - beta1**t as well
+        Each moment has its own beta.
+        | ...; v_hat = v / real(1 - beta1**t)
+    square_of_before (rare): the update is made with the v of the step before
+        v was renewed behind the update.
+        | ...; v_hat = (v - real(1 - beta2) * g * g) / real(beta2) / real(1 - beta2**t)
     correction_multiplied (rare): the bias correction multiplies instead of dividing
         m is too small at first; it has to grow.
         | m_hat, v_hat = m * real(1 - beta1**t), v * real(1 - beta2**t)
@@ -349,6 +355,12 @@ mistakes(
         as above
         add_up | total = sum(squares) / real(sum(one.size for one in arrays))
 
+    clip_grad_norm.root (-) > The norm is the root of the sum of all squares.
+
+    sum_of_absolute_values (rare): the norm is the sum of the absolute values
+        The norm of clipping is the Euclidean one.
+        | norm = sum(np.abs(one).sum() for one in arrays)
+
     clip_grad_norm.add_up (-) > One norm of all gradients together, one factor for all.
 
     sum_of_norms: the norms of the arrays are added up
@@ -379,6 +391,9 @@ mistakes(
     always_scaled: gradients below max_norm are scaled up to it
         min(1, ...) is missing: clipping only makes smaller.
         | factor = real(max_norm) / (norm + real(1e-6))
+    nothing_added (convention): max_norm is divided by the norm alone
+        PyTorch and this package add 1e-6 to it.
+        | factor = np.minimum(real(1), real(max_norm) / norm)
     not_clipped: the gradients are not clipped
         The factor is computed and not used, or the copies are thrown away.
         | factor = real(1)
@@ -400,6 +415,13 @@ mistakes(
         clip_grad_value_ cuts each number; the direction changes.
         | clipped = [np.clip(one, -real(max_norm), real(max_norm)) for one in arrays]
 
+    clip_grad_norm.give (-) > Give the norm before the clipping: it tells how often
+        clipping is needed.
+
+    norm_after: it is the norm after the clipping
+        It is computed again, or of the clipped gradients.
+        | norm = norm * factor; ...
+
     cosine_lr.warm_up (-) > lr * (t + 1) / warmup: the first step does something.
 
     zero_at_first (convention): the first step has a learning rate of 0: t / warmup
@@ -416,8 +438,25 @@ mistakes(
         progress | progress = np.clip(t / N, 0, 1)
         choose | out = np.where(np.asarray(step) >= total, real(min_lr), falling)
 
+    warm_up_from_min_lr (rare): the warm-up begins at min_lr
+        It rises from 0 to lr; min_lr is where the cosine ends.
+        | rising = real(min_lr) + real(lr - min_lr) * (t + 1) / np.maximum(W, 1)
+
+    cosine_lr.inputs (-) > Steps count from 0.
+
+    one_step_ahead (rare): it is one step ahead
+        Steps that count from 1, as AdamW's do.
+        | step = np.asarray(step) + 1; ...
+    one_step_behind (rare): it is one step behind
+        The schedule is asked before the counter is raised, or behind the step.
+        | step = np.maximum(np.asarray(step) - 1, 0); ...
+
     cosine_lr.progress (-) > progress = (t - warmup) / (total - warmup).
 
+    exponential (rare): it falls exponentially, from lr to min_lr
+        A constant factor each step; half a cosine is flat at both ends.
+        fall | falling = real(lr) * real(min_lr / lr) ** progress
+        | unless(min_lr <= 0); ...
     over_total: the progress is divided by total, not by total - warmup
         The cosine then ends before it reaches min_lr.
         | progress = np.clip((t - W) / N, 0, 1)
@@ -443,6 +482,12 @@ mistakes(
     one_missing (rare): the 1 + is missing
         cos alone reaches from 1 to -1.
         | wave = np.cos(real(np.pi) * progress)
+    degrees (rare): the cosine is taken of degrees
+        math.cos and np.cos take radians: π is half a turn.
+        | wave = (1 + np.cos(real(180) * progress)) / 2
+    sine (rare): it is a sine: sin(π * progress)
+        cos begins at the top, sin in the middle.
+        | wave = (1 + np.sin(real(np.pi) * progress)) / 2
     whole_wave (rare): it is a whole wave: cos(2π * progress)
         The learning rate comes back to the top.
         | wave = (1 + np.cos(real(2 * np.pi) * progress)) / 2
@@ -452,6 +497,10 @@ mistakes(
     min_lr_missing: min_lr is left out: it falls to 0
         The wave lies between min_lr and lr.
         | falling = real(lr) * wave
+    min_lr_missing_at_the_end (unless min_lr_missing):
+        min_lr is left out of the wave and of the end
+        The wave lies between min_lr and lr, and ends at min_lr.
+        | falling = real(lr) * wave; min_lr = 0
     min_lr_added: min_lr is added on top: lr * wave + min_lr
         The wave's height is lr - min_lr.
         | falling = real(min_lr) + real(lr) * wave
@@ -461,6 +510,14 @@ mistakes(
 
     cosine_lr.choose (-) > Behind total it stays at min_lr.
 
+    no_end (habit): the end is no case of its own: progress stays at 1
+        Both are the same.
+        | out = np.where(np.asarray(step) < warmup, rising, falling)
+
+    warm_up_times_wave (rare): the warm-up multiplies a cosine over all steps
+        Two factors of one schedule; here the cosine begins behind the warm-up.
+        progress | progress = np.clip(t / N, 0, 1)
+        | out = np.where(np.asarray(step) < warmup, rising / real(lr), real(1)) * falling
     rises_again: behind the end it rises again
         The cosine is periodic: stop at total.
         progress | progress = (t - W) / np.maximum(N - W, 1)

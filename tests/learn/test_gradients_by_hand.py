@@ -1,0 +1,35 @@
+"""Gradients, losses and optimizers as learners write them: no right one is accused, and the mistake
+in a wrong one is named. The learners' lines are in by_hand/."""
+
+import pytest
+
+from by_hand import EXAMPLES
+
+RIGHT = {name: one for name, one in EXAMPLES.items() if one.right}
+WRONG = {name: one for name, one in EXAMPLES.items() if not one.right}
+LEAST_NAMED = 0.95
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_ones_are_right(name):
+    """In the dtype that is written there, and in both that numpy computes in."""
+    one = RIGHT[name]
+    for dtype in {one.dtype, *(("float32", "float64") if one.dtype.endswith(("32", "64")) else ())}:
+        report = one.check(dtype)
+        assert report.ok, report
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_ones_are_named(name):
+    one = WRONG[name]
+    report = one.check()
+    assert not report.ok
+    assert {mistake.name for mistake in report.diagnosis} == one.mistakes, report
+    assert report.diagnosis or report.where is not None, report  # at least located
+
+
+def test_nearly_all_are_named():
+    named = [one for one in WRONG.values() if one.mistakes]
+    assert len(named) >= LEAST_NAMED * len(WRONG)
+    assert len(WRONG) >= 150
+    assert len(RIGHT) >= 75
