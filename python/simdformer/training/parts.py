@@ -7,8 +7,8 @@ from typing import Any, Literal, Protocol
 import ml_dtypes
 import numpy as np
 
-from simdformer import backward
-from simdformer.functional import PackedWeight, layer_norm, linear, pack, rms_norm, rope
+from simdformer import _core, backward
+from simdformer.functional import layer_norm, linear, pack, rms_norm, rope
 from simdformer.models.activations import GATED, PLAIN, added, clamped_swiglu
 from simdformer.models.adapters import Adapter
 from simdformer.models.config import ModelConfig
@@ -37,6 +37,15 @@ class Model(Protocol):
     def parameters(self) -> Mapping[str, Array]: ...
 
 
+def converted(x: Array, dtype: np.dtype[Any]) -> Array:
+    """x in that dtype, on all threads (numpy's own takes four times as long on one)"""
+    if x.dtype == dtype:
+        return x
+    made = np.empty(x.shape, dtype)
+    _core.convert(x, made)
+    return made
+
+
 def nobody(name: str, gradient: Array) -> None:
     """Nobody looks on."""
 
@@ -53,7 +62,6 @@ class Parts:
     ) -> None:
         self.model, self.config, self.weights = model, model.config, model.weights
         self.dtype = np.dtype(ml_dtypes.bfloat16 if precision == "bfloat16" else np.float32)
-        self.rounded: dict[str, PackedWeight] = {}  # matrices in bfloat16, of this step
         self.parameters = model.parameters()  # what has a gradient; the other weights are frozen
         self.gradients: dict[str, Array] = {}
         self.positions = np.arange(length)
@@ -72,20 +80,22 @@ class Parts:
 
     def narrow(self, x: Array) -> Array:
         """x as products take it."""
-        return x.astype(self.dtype, copy=False)
+        return converted(x, self.dtype)
 
     def wide(self, x: Array) -> Array:
         """x as the residual stream is."""
-        return x.astype(np.float32, copy=False)
+        return converted(x, np.dtype(np.float32))
 
     def matrix(self, name: str) -> Any:
-        """A weight as it is multiplied with: frozen ones as they are stored."""
+        """A weight as it is multiplied with: frozen ones as they are stored. It is not kept: to
+        round a weight again takes less time than to read back what is packed."""
+        weight = self.rounded(name)
+        return weight if weight is self.weights[name] else pack(weight)
+
+    def rounded(self, name: str) -> Any:
+        """The same as its way back takes it."""
         weight = self.weights[name]
-        if not isinstance(weight, np.ndarray) or weight.dtype == self.dtype:
-            return weight
-        if name not in self.rounded:
-            self.rounded[name] = pack(self.narrow(weight))
-        return self.rounded[name]
+        return self.narrow(weight) if isinstance(weight, np.ndarray) else weight
 
     # ---- products --------------------------------------------------------------------------------
 
@@ -118,7 +128,7 @@ class Parts:
         needs = ["x", *(["weight"] if at + names[0] in self.parameters else ())]
         needs += ["bias"] if biased else []
         x, dy = self.narrow(x), [self.narrow(d) for d in dy]
-        of = backward.linear(dy, x, [self.matrix(at + name) for name in names], needs=needs)
+        of = backward.linear(dy, x, [self.rounded(at + name) for name in names], needs=needs)
         for name, gradient in zip(names, of.weight or (), strict=False):
             self.add(at + name, gradient)
         for name, gradient in zip(biased, of.bias or (), strict=False):
