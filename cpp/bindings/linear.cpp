@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/numpy_api.hpp"
 #include "bindings/operations.hpp"
 #include "bindings/runtime.hpp"
 #include "bindings/weights.hpp"
@@ -120,12 +121,19 @@ void read_weight_and_bias(const char* function, int index, const View& x, py::ha
   check_vector(bias_arg, part.bias.view, weight.shape[0], "one number for each output");
 }
 
+// What a result is written as: x's dtype, or float32 into a float32 array beside 16 bits.
+DType dtype_of_result(DType x, py::handle out) {
+  const bool takes_sums = itemsize(x) == 2 && is_ndarray(out) &&
+                          PyArray_DESCR(as_ndarray(out))->type_num == number_of(DType::f32);
+  return takes_sums ? DType::f32 : x;
+}
+
 void read_part(int index, const View& x, py::handle weight, py::handle bias, py::handle out, Part& part) {
   read_weight_and_bias(kLinear, index, x, weight, bias, part);
   int64_t shape[kMaxRank];
   for (int axis = 0; axis < x.rank; ++axis) shape[axis] = x.shape[axis];
   shape[x.rank - 1] = part.weight.shape[0];
-  part.out.emplace(Arg{kLinear, "out", index}, out, x.dtype, x.rank, shape);
+  part.out.emplace(Arg{kLinear, "out", index}, out, dtype_of_result(x.dtype, out), x.rank, shape);
   part.out->check_overlap({kLinear, "x"}, x, Alias::refused);
 }
 

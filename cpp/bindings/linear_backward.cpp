@@ -59,10 +59,10 @@ struct Part {
 };
 
 // grads and weights: tuples of one length. Gives (of x, [of each weight], [of each bias]), with None for what is not
-// wanted.
+// wanted. `as_sums`: of x as float32 beside 16 bits, for a caller who adds it up.
 py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py::handle weights_object,
                                py::handle is_list_flag, py::handle x_flag, py::handle weight_flag,
-                               py::handle bias_flag) {
+                               py::handle bias_flag, py::handle sums_flag) {
   const auto several = [](const char* name, py::handle object) {
     if (!PyTuple_Check(object.ptr())) refuse_type({kLinear, name}, type_of(object), "a tuple");
     return py::reinterpret_borrow<py::tuple>(object);
@@ -71,6 +71,7 @@ py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py:
   const Arg needs{kLinear, "needs"};
   const bool is_list = read_flag(needs, is_list_flag), wants_x = read_flag(needs, x_flag);
   const bool wants_weight = read_flag(needs, weight_flag), wants_bias = read_flag(needs, bias_flag);
+  const bool as_sums = read_flag(needs, sums_flag);
   Input x = read_array(kX, x_object);
   check_rank_at_least(kX, x.view, 1, "at least one axis");
   if (grads.size() != weights.size())
@@ -87,7 +88,7 @@ py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py:
   const int64_t inputs = x.view.shape[x.view.rank - 1];
   View dx;
   py::object of_x = py::none();
-  if (wants_x) of_x = new_array(kX, x.view.dtype, x.view.rank, x.view.shape, dx);
+  if (wants_x) of_x = new_array(kX, as_sums ? sum : x.view.dtype, x.view.rank, x.view.shape, dx);
   py::list of_weights, of_biases;
   std::vector<View> d_weights(parts.size()), d_biases(parts.size());
   for (size_t j = 0; j < parts.size(); ++j) {

@@ -103,6 +103,7 @@ def linear_backward(
     wants_x: bool,
     wants_weight: bool,
     wants_bias: bool,
+    as_sums: bool,
     /,
 ) -> tuple[Any, list[_Array], list[_Array]]: ...
 def silu_backward(grad: object, x: object, out: object, /) -> _Array: ...

@@ -15,6 +15,7 @@ __all__ = [
     "LARGEST",
     "as_array",
     "as_floats",
+    "converted",
     "is_whole",
     "read_names",
     "read_several",
@@ -60,6 +61,15 @@ def as_array(function: str, name: str, value: Any) -> npt.NDArray[Any]:
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{function}: {name} cannot be read as an array ({reason})") from None
+
+
+def converted(x: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """x in another dtype of floats, on all threads (numpy's own takes four times as long on one)"""
+    if x.dtype == dtype:
+        return x
+    made = np.empty(x.shape, dtype)
+    _core.convert(x, made)
+    return made
 
 
 def as_floats(function: str, name: str, value: Any) -> npt.NDArray[Any]:

@@ -99,7 +99,8 @@ def linear(
         the result, whose bits are the same for every number of rows and threads. "float32" takes
         it as it is: the bits are those of the packed weight.dequantize().
     out : (..., O) ndarray or tensor, optional
-        Takes the result. May not share memory with an input.
+        Takes the result. May not share memory with an input. A float32 ndarray beside an x of 16
+        bits takes the sums before they are rounded.
 
     Returns
     -------

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from simdformer import _core
-from simdformer.arguments import as_array, as_floats, read_names, read_whole, shown
-from simdformer.functional import linear
+from simdformer.arguments import as_array, as_floats, converted, read_names, read_whole, shown
+from simdformer.functional import linear, pack
 from simdformer.reference.backward import LossAndGradients
 from simdformer.reference.loss import Reduction, softcapped
 from simdformer.types import Array, ArrayLike, Out
@@ -17,6 +18,7 @@ __all__ = ["LossAndGradients", "cross_entropy", "linear_cross_entropy", "log_sof
 __dir__ = __all__.copy  # what dir() and completion show
 
 BLOCK_BYTES = 16 << 20  # of logits at a time
+PART_BYTES = 8 << 20  # of weights at a time, which are packed
 
 
 def log_softmax(x: ArrayLike, axis: int = -1, *, out: Out | None = None) -> Array:
@@ -101,14 +103,15 @@ def linear_cross_entropy(
 ) -> LossAndGradients:
     """cross_entropy(linear(x, weight), labels) and its gradients, without the logits in memory.
 
-    At most 16 MB of the logits (N, V) exist at a time: a block of the vocabulary for all rows. The
-    blocks are computed twice, first for log sum exp, then for the gradients.
+    At most 16 MB of the logits (N, V) exist at a time, in blocks of the vocabulary for all rows.
+    What is more than that is computed twice, first for log sum exp, then for the gradients.
 
     Parameters
     ----------
     x : (..., E)
     weight : (V, E)
-        In x's dtype, or float32 beside 16 bits, or 16 bits beside float32.
+        In x's dtype, or float32 beside 16 bits, or 16 bits beside float32. Where both are bfloat16,
+        so are the gradients of the logits; the logits are float32 always.
     labels : (...) integers
     count : int, optional
         What the mean divides by, where that is not the number of labels that count here: the
@@ -158,8 +161,9 @@ def linear_cross_entropy(
     mixes = {given.dtype.itemsize, table.dtype.itemsize} == {2, 4}
     if table.dtype != given.dtype and not mixes:
         raise TypeError(f"{function}: weight has dtype {table.dtype}, needs {given.dtype} as x has")
-    wide = np.float64 if given.dtype == np.float64 else np.float32
-    rows = given.reshape(-1, given.shape[-1]).astype(wide, copy=False)
+    wide = np.dtype(np.float64 if given.dtype == np.float64 else np.float32)
+    dtype = given.dtype if given.dtype == table.dtype == ml_dtypes.bfloat16 else wide
+    rows = converted(given.reshape(-1, given.shape[-1]), dtype)
     flat = ids.reshape(-1).astype(np.int64, copy=False)
     check_labels(function, flat, len(table), ignore_index)
     counts = flat != ignore_index
@@ -168,12 +172,16 @@ def linear_cross_entropy(
         require(function, found)
     divisor = 1 if reduction == "sum" else found if count is None else count
 
-    step = max(256, BLOCK_BYTES // (max(len(rows), 1) * np.dtype(wide).itemsize) // 64 * 64)
+    most = max(256, BLOCK_BYTES // (max(len(rows), 1) * wide.itemsize) // 64 * 64)  # columns
+    step = min(most, max(256, PART_BYTES // max(table[:1].nbytes, 1) // 64 * 64))
     lse: Array = np.full(len(rows), -np.inf)
     at_label, total = np.zeros(len(rows)), np.zeros(len(rows))
     nothing = np.full(len(rows), ignore_index)
+    kept: dict[int, Array] = {}  # the last logits, by their first column
     for first in range(0, len(table), step):
-        logits = linear(rows, table[first : first + step])
+        if (len(kept) + 1) * step > most:
+            del kept[min(kept)]
+        logits = kept[first] = logits_of(rows, table[first : first + step])
         block = _core.cross_entropy(function, logits, nothing, ignore_index, 0.0, 0.0, softcap)[1]
         lse = np.logaddexp(lse, block.astype(np.float64))
         inside = np.flatnonzero(counts & (flat >= first) & (flat < first + step))
@@ -186,23 +194,32 @@ def linear_cross_entropy(
 
     of_x: Array | None = np.zeros(rows.shape, wide) if "x" in wanted else None
     of_weight: Array | None = np.zeros(table.shape, wide) if "weight" in wanted else None
-    for first in range(0, len(table) if wanted else 0, step):
+    for first in reversed(range(0, len(table) if wanted else 0, step)):
         part = table[first : first + step]
-        logits = linear(rows, part)
+        logits = kept.pop(first) if first in kept else logits_of(rows, part)
         of_logits = _core.cross_entropy_backward(
             function, logits, flat, ignore_index, label_smoothing, z_loss, softcap, 1 / divisor,
             None, lse, logits, first, len(table),
         )  # fmt: skip
         dx, dw, _ = _core.linear_backward(
-            (of_logits,), rows, (part,), False, of_x is not None, of_weight is not None, False
-        )
+            (converted(of_logits, dtype),), rows, (part,),
+            False, of_x is not None, of_weight is not None, False, True,
+        )  # fmt: skip
         if of_x is not None:
-            of_x += dx
+            of_x = _core.add(of_x, dx)
         if of_weight is not None:
             of_weight[first : first + step] = dw[0]
     if of_x is not None:
-        of_x = of_x.astype(given.dtype, copy=False).reshape(given.shape)
+        of_x = converted(of_x, given.dtype).reshape(given.shape)
     return LossAndGradients(np.float64(loss), found, of_x, of_weight)
+
+
+def logits_of(rows: Array, weight: Array) -> Array:
+    """rows (N, E), weight (V, E) -> (N, V); in float32 of bfloat16, whose products the CPU may have
+    an instruction for where the weight is packed"""
+    if rows.dtype != ml_dtypes.bfloat16:
+        return linear(rows, weight)
+    return linear(rows, pack(weight), out=np.empty((len(rows), len(weight)), np.float32))
 
 
 def check_labels(function: str, labels: Array, vocabulary: int, ignore_index: int) -> None:

@@ -511,9 +511,47 @@ def test_linear_cross_entropy(block_bytes, options, rng, monkeypatch):
         assert (got.count, got.x.dtype, got.weight.dtype) == (want.count, dtype, wide)
         close = 1e-4 if wide == np.float32 else 1e-10
         np.testing.assert_allclose(got.loss, want.loss, close)
-        np.testing.assert_allclose(got.weight, want.weight, close, close * size_of(want.weight))
         close += epsilon(dtype) if dtype == bfloat16 else 0
+        np.testing.assert_allclose(got.weight, want.weight, close, close * size_of(want.weight))
         np.testing.assert_allclose(float64(got.x), want.x, close, close * size_of(want.x))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 16 << 20])
+def test_linear_cross_entropy_in_bfloat16_is_nearer_than_torchs(block_bytes, rng, monkeypatch):
+    monkeypatch.setattr(sf.loss, "BLOCK_BYTES", block_bytes)
+    x, weight = normal(rng, 90, 64, dtype=bfloat16), normal(rng, 700, 64, dtype=bfloat16)
+    weight = (weight.astype(np.float32) / 8).astype(bfloat16)  # logits as those of a model
+    labels = rng.integers(700, size=90)
+    got = sf.linear_cross_entropy(x, weight, labels)
+    want = reference.backward.linear_cross_entropy(x, weight, labels)
+    theirs = [to_torch(a).requires_grad_() for a in (x, weight)]
+    loss = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(*theirs).float(), torch.from_numpy(labels)
+    )
+    loss.backward()
+    assert abs(got.loss - want.loss) <= abs(loss.item() - want.loss)
+    for ours, their, right in zip((got.x, got.weight), theirs, (want.x, want.weight), strict=True):
+        off, torchs = float64(ours) - right, their.grad.double().numpy() - right
+        assert np.linalg.norm(off) < np.linalg.norm(torchs)
+
+
+def test_linear_cross_entropy_keeps_no_more_logits_than_it_says(rng, monkeypatch):
+    """A vocabulary of several blocks, whose logits are all kept, or the last of them."""
+    x, weight = normal(rng, 5, 24), normal(rng, 2000, 24)
+    labels = labels_for(rng, (5,), 2000)
+    want = reference.backward.linear_cross_entropy(x, weight, labels)
+    monkeypatch.setattr(sf.loss, "PART_BYTES", 1)  # 256 rows of the weight, the least
+    calls = []
+    linear = sf.loss.linear
+    monkeypatch.setattr(sf.loss, "linear", lambda *args: calls.append(1) or linear(*args))
+    for kept in (1, 3, 8):
+        monkeypatch.setattr(sf.loss, "BLOCK_BYTES", kept * 256 * 5 * 4)
+        calls.clear()
+        got = sf.linear_cross_entropy(x, weight, labels)
+        assert len(calls) == 8 + (8 - kept)
+        np.testing.assert_allclose(got.loss, want.loss, 1e-4)
+        np.testing.assert_allclose(got.weight, want.weight, 1e-4, 1e-4 * size_of(want.weight))
+        np.testing.assert_allclose(got.x, want.x, 1e-4, 1e-4 * size_of(want.x))
 
 
 def test_linear_cross_entropy_divides_by_the_count_of_the_whole_batch(rng):

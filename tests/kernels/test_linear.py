@@ -219,6 +219,22 @@ def test_a_list_may_mix_plain_and_packed(isa, rng):
 @each_form
 @each("narrow", SIXTEEN_BITS)
 @each("rows", [1, 4, MANY])
+def test_a_float32_out_takes_the_sums_of_16_bit_products(isa, form, narrow, rows, rng):
+    x, weight, bias = (
+        normal(rng, *shape, dtype=narrow) for shape in ((rows, 300), (41, 300), (41,))
+    )
+    for b in (bias, None):
+        out = np.full((rows, 41), np.nan, np.float32)
+        assert sf.linear(x, form(weight), b, out=out) is out
+        assert same_bits(out.astype(narrow), sf.linear(x, form(weight), b))
+        assert (out != out.astype(narrow)).mean() > 0.5
+    with pytest.raises(TypeError, match="out has dtype float64, needs"):
+        sf.linear(x, form(weight), out=np.empty((rows, 41)))
+
+
+@each_form
+@each("narrow", SIXTEEN_BITS)
+@each("rows", [1, 4, MANY])
 def test_beside_a_float32_x_parameters_may_be_16_bit(isa, form, narrow, rows, rng):
     x, weight, bias = normal(rng, rows, 300), normal(rng, 41, 300, dtype=narrow), normal(rng, 41)
     for b in (bias, bias.astype(narrow), None):

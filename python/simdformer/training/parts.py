@@ -7,7 +7,8 @@ from typing import Any, Literal, Protocol
 import ml_dtypes
 import numpy as np
 
-from simdformer import _core, backward
+from simdformer import backward
+from simdformer.arguments import converted
 from simdformer.functional import layer_norm, linear, pack, rms_norm, rope
 from simdformer.models.activations import GATED, PLAIN, added, clamped_swiglu
 from simdformer.models.adapters import Adapter
@@ -35,15 +36,6 @@ class Model(Protocol):
     @property
     def rope_of_layers(self) -> Sequence[ByLength | None]: ...
     def parameters(self) -> Mapping[str, Array]: ...
-
-
-def converted(x: Array, dtype: np.dtype[Any]) -> Array:
-    """x in that dtype, on all threads (numpy's own takes four times as long on one)"""
-    if x.dtype == dtype:
-        return x
-    made = np.empty(x.shape, dtype)
-    _core.convert(x, made)
-    return made
 
 
 def nobody(name: str, gradient: Array) -> None:

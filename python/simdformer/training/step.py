@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer import backward
-from simdformer.functional import embedding
+from simdformer.functional import embedding, linear
 from simdformer.functional import scaled_dot_product_attention as attention
 from simdformer.loss import counted, cross_entropy, linear_cross_entropy
 from simdformer.models.activations import added
@@ -107,10 +107,10 @@ class Passes(Mixtures):
     def head_back(self, x: Array) -> tuple[float, Array]:
         """x (B,L,E) -> the loss, and the gradient of x"""
         if self.objective is None and self.head in self.parameters:
-            head, softcap = self.weights[self.head], self.config.logit_softcap
+            x, head, softcap = self.narrow(x), self.rounded(self.head), self.config.logit_softcap
             made = linear_cross_entropy(x, head, self.labels, count=self.count, softcap=softcap)
             self.add(self.head, made.weight)
-            return float(made.loss), made.x
+            return float(made.loss), self.wide(made.x)
         losses, lse = self.head_losses(x)
         loss, grad = (self.objective or self.mean)(losses)
         return loss, self.head_gradients(x, grad, lse)
@@ -128,9 +128,10 @@ class Passes(Mixtures):
     def head_losses(self, x: Array) -> tuple[Array, Array]:
         """x (B,L,E) -> the losses of the labels, and log sum exp of their logits, (B,L) each"""
         losses, lse = (np.empty(x.shape[:2], np.float32) for _ in range(2))
+        head = self.matrix(self.head)
         for rows, flat, labels in self.pieces(x):
             losses.reshape(-1)[rows], lse.reshape(-1)[rows] = cross_entropy(
-                self.product(flat, self.weights[self.head]),
+                self.logits(flat, head),
                 labels,
                 reduction="none",
                 softcap=self.config.logit_softcap,
@@ -140,11 +141,13 @@ class Passes(Mixtures):
 
     def head_gradients(self, x: Array, grad: Array, lse: Array) -> Array:
         """grad (B,L) of the losses -> the gradient of x (B,L,E)"""
-        head, trained = self.weights[self.head], self.head in self.parameters
+        head, rounded = self.matrix(self.head), self.rounded(self.head)
         dx = np.empty_like(x)
-        total: dict[str, Array] = {"weight": np.zeros(head.shape, np.float32)} if trained else {}
+        total: dict[str, Array] = {}
+        if self.head in self.parameters:
+            total["weight"] = np.zeros(head.shape, np.float32)
         for rows, flat, labels in self.pieces(x):
-            logits = self.product(flat, head)
+            logits = self.logits(flat, head)
             dlogits = backward.cross_entropy(
                 logits,
                 labels,
@@ -154,15 +157,21 @@ class Passes(Mixtures):
                 softcap=self.config.logit_softcap,
                 out=logits,
             )
-            of = backward.linear(dlogits, flat, head, needs=("x", *total), accumulate=total)
+            dlogits = self.narrow(dlogits)
+            of = backward.linear(dlogits, flat, rounded, needs=("x", *total), accumulate=total)
             dx.reshape(x.shape[0] * x.shape[1], -1)[rows] = of.x
-        if trained:
+        if total:
             self.add(self.head, total["weight"])
         return dx
 
+    def logits(self, x: Array, head: Any) -> Array:
+        """x (n,E) -> (n,V), in float32 always"""
+        logits: Array = np.empty((len(x), head.shape[0]), np.float32)
+        return linear(x, head, arithmetic="float32", out=logits)
+
     def pieces(self, x: Array) -> Iterator[tuple[slice, Array, Array]]:
         """All rows of x and of the labels, so many at a time that their logits take 16 MB."""
-        flat, labels = x.reshape(-1, x.shape[-1]), self.labels.reshape(-1)
+        flat, labels = self.narrow(x.reshape(-1, x.shape[-1])), self.labels.reshape(-1)
         step = max(LOGIT_BYTES // (4 * self.config.vocab_size), 64)
         for begin in range(0, len(flat), step):
             rows = slice(begin, begin + step)
