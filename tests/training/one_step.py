@@ -46,10 +46,12 @@ def eager(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step(ids):
+    def step(ids, precision="float32"):
         optimizer.zero_grad(set_to_none=True)
         rows = torch.as_tensor(ids)
-        model(rows, labels=rows).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = model(rows, labels=rows).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 

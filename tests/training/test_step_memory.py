@@ -38,21 +38,40 @@ def measure(folder):
     return run
 
 
+KINDS = "none", "mlp", "layer"
+
+
 @pytest.fixture(scope="module")
 def found(measure):
-    kinds = "none", "mlp", "layer"
-    return {kind: measure("ours", checkpoint=kind) for kind in kinds}
+    return {kind: measure("ours", checkpoint=kind) for kind in KINDS}
 
 
-@pytest.mark.parametrize("checkpoint", ["none", "mlp", "layer"])
-def test_nothing_is_made_behind_the_second_step(found, checkpoint):
-    assert found[checkpoint]["pieces"] == 0
-    assert found[checkpoint]["rss"] < 1 << 20
-    assert found[checkpoint]["traced"] < 1 << 16
+@pytest.fixture(scope="module")
+def rounded(measure):
+    """The same in bfloat16."""
+    return {kind: measure("ours", checkpoint=kind, precision="bfloat16") for kind in KINDS}
+
+
+@pytest.mark.parametrize("checkpoint", KINDS)
+@pytest.mark.parametrize("precision", ["found", "rounded"])
+def test_nothing_is_made_behind_the_second_step(request, precision, checkpoint):
+    one = request.getfixturevalue(precision)[checkpoint]
+    assert one["pieces"] == 0
+    assert one["rss"] < 1 << 20
+    assert one["traced"] < 1 << 16
 
 
 def test_a_step_takes_half_of_what_pytorch_takes(found, measure):
     assert found["none"]["most"] < measure("eager")["most"] / 2
+
+
+def test_a_step_in_bfloat16_takes_half_of_what_pytorchs_does(rounded, measure):
+    assert rounded["none"]["most"] < measure("eager", precision="bfloat16")["most"] / 2
+
+
+def test_bfloat16_keeps_less_than_float32(found, rounded):
+    for checkpoint in KINDS:
+        assert rounded[checkpoint]["most"] < 0.9 * found[checkpoint]["most"]
 
 
 @pytest.mark.parametrize("checkpoint", ["mlp", "layer"])
