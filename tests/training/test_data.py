@@ -71,6 +71,8 @@ def test_a_file_is_recognised(tmp_path, name, content, kind, count, stage):
             [{"messages": CHAT}, {"messages": CHAT[:1]}],
             "line 2: .*no turn of the assist",
         ),
+        ("a.jsonl", [{"messages": CHAT[:1]}], 'line 1: .*no turn of the assistant, needs {"messag'),
+        ("a.jsonl", [{"text": 5}], 'line 1: found {\'text\': 5}, needs {"text": "..."}'),
         ("a.jsonl", [{"body": "x"}], "a.jsonl, line 1: found .*, needs {"),
         ("a.bin", b"123", "a.bin: found 3 bytes"),
     ],

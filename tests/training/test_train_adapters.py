@@ -206,11 +206,11 @@ def test_what_does_not_fit_is_one_sentence(
     ("line", "message"),
     [
         ({"chosen": "a", "rejected": "b"}, "line 1: found {'chosen': 'a', 'rejected': 'b'}"),
-        ({"prompt": "x", "chosen": ["a"], "rejected": ["b"]}, "needs preference as in the lines"),
-        ({"chosen": talk("Tom", "a"), "rejected": "b"}, "needs preference as in the lines"),
+        ({"prompt": "x", "chosen": ["a"], "rejected": ["b"]}, 'needs {"prompt": "...", "chosen"'),
+        ({"chosen": talk("Tom", "a"), "rejected": "b"}, 'needs {"prompt": "...", "chosen"'),
         (
             {"chosen": talk("Tom", "a"), "rejected": talk("Tom", "b")[:1]},
-            "no turn of the assistant, needs preference",
+            "no turn of the assistant, needs {",
         ),
     ],
 )

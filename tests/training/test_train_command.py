@@ -331,6 +331,12 @@ def test_what_does_not_fit_is_one_sentence(
     assert message in the_error(command, data, tmp_path / "run", given)
 
 
+def test_a_file_in_place_of_the_directory_is_named(command, files):
+    status, _, said = command(*arguments(files, files / "story.txt"))
+    assert status == 2
+    assert f"--out is {files / 'story.txt'}, a file; give a directory" in said
+
+
 def test_a_second_run_is_kept_out(command, files, unbroken, tmp_path):
     out = unbroken[0]
     before = left(out)

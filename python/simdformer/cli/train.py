@@ -211,6 +211,8 @@ def run(options: argparse.Namespace) -> int:
                 return
             if options.resume:
                 read_settings(options.out)
+            if options.out.exists() and not options.out.is_dir():
+                raise ValueError(f"--out is {options.out}, a file; give a directory")
             options.out.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(options.out, os.O_RDONLY)
             opened.callback(os.close, descriptor)
@@ -317,7 +319,7 @@ def save_curve(directory: Path) -> None:
         return
     from simdformer.learn.plots import loss_curve
     from simdformer.training.files import write_whole
-    from simdformer.training.run import LOG
+    from simdformer.training.log import LOG
 
     if not (directory / LOG).exists() or not (directory / LOG).stat().st_size:
         return

@@ -36,7 +36,7 @@ from simdformer.training.objectives import Batch, NextToken, Objective, Trainabl
 from simdformer.training.options import TrainOptions, check_same
 from simdformer.types import Array
 
-__all__ = ["LOG", "SETTINGS", "Diverged", "Run", "StepResult", "read_settings"]
+__all__ = ["SETTINGS", "Diverged", "Run", "StepResult", "read_settings"]
 
 SPIKE = 100  # times the median of the norms before it: a norm that no clipping makes good
 REMEMBERED = 100  # norms whose median counts

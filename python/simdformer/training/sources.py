@@ -33,6 +33,14 @@ END_OF_DOCUMENT = "<|endoftext|>"
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT calls them
 LLM_C = 20240520, 1  # the first two of the 256 numbers in front of llm.c's ids
 LLM_C_HEADER = 1024  # bytes
+FORMS: dict[Kind, str] = {
+    "text": '{"text": "..."}',
+    "messages": '{"messages": [{"role": "user", "content": "..."}, '
+    '{"role": "assistant", "content": "..."}]}',
+    "completion": '{"prompt": "...", "completion": "..."}',
+    "preference": '{"prompt": "...", "chosen": "...", "rejected": "..."}, texts or lists of '
+    "messages with an answer of the assistant",
+}
 NEEDED = (
     '{"text": ...}, {"messages": [...]}, {"conversations": [...]}, {"prompt": ..., '
     '"completion": ...} or {"prompt": ..., "chosen": ..., "rejected": ...}'
@@ -110,7 +118,8 @@ def read_text(path: Path, text: str) -> Source:
 
 
 def read_json_lines(path: Path, text: str) -> Source:
-    documents, lines = [], []
+    documents: list[Any] = []
+    lines: list[int] = []
     found: tuple[Kind, Callable[[Mapping[str, Any]], Any]] | None = None
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -127,9 +136,9 @@ def read_json_lines(path: Path, text: str) -> Source:
             documents.append(read(value))
         except (KeyError, TypeError, ValueError) as error:
             why = f", {error}" if isinstance(error, ValueError) else ""
+            needed = f"{kind} as in the lines above it" if lines else FORMS[kind]
             raise ValueError(
-                f"{path}, line {number}: found {shown(value)}{why}, needs {kind} as in the lines "
-                "above it"
+                f"{path}, line {number}: found {shown(value)}{why}, needs {needed}"
             ) from None
         lines.append(number)
     if found is None:
