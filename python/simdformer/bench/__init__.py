@@ -28,7 +28,7 @@ from typing import Any
 from simdformer.bench.batches import BatchRun
 from simdformer.bench.checkpoints import CheckpointRun, checkpoint_cases
 from simdformer.bench.drafts import DraftRun
-from simdformer.bench.gradients import Gradient
+from simdformer.bench.gradients import Gradient, OptimizerStep
 from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
@@ -72,6 +72,7 @@ __all__ = [
     "Measurement",
     "ModelRun",
     "Operation",
+    "OptimizerStep",
     "OverRanks",
     "Phase",
     "PluginRun",

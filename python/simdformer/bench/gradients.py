@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from simdformer import attention, backward, loss, reference
+from simdformer import attention, backward, loss, optim, reference
 from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional, tensor
-from simdformer.bench.work import Case, Dtype, Inputs, Unit, Work, spread, times
+from simdformer.bench.work import Case, Dtype, Goal, Inputs, Unit, Work, spread, times
 from simdformer.types import Array
 
-__all__ = ["Gradient", "gradient_cases"]
+__all__ = ["Gradient", "OptimizerStep", "gradient_cases"]
 
 EPS = 1e-6
 Shapes = dict[str, tuple[int, ...]]
@@ -79,6 +79,36 @@ def norm_way(gradients: Any) -> Callable[[Inputs], Any]:
     return lambda i: gradients.rms_norm(i["grad"], i["x"], i["weight"], eps=EPS).x
 
 
+def layer_norm_way(gradients: Any) -> Callable[[Inputs], Any]:
+    return lambda i: gradients.layer_norm(i["grad"], i["x"], i["weight"], i["bias"], eps=EPS).x
+
+
+def rope_way(gradients: Any) -> Callable[[Inputs], Any]:
+    return lambda i: gradients.rope(i["grad"], layout="half")
+
+
+def torch_rope(torch: Any, x: Any) -> Any:
+    """As transformers has it."""
+    length, width = x.shape[-2:]
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2) / width)
+    angles = (torch.arange(length)[:, None] * frequencies).repeat(1, 2)
+    lower, upper = x[..., : width // 2], x[..., width // 2 :]
+    turned = torch.cat((-upper, lower), dim=-1)
+    return x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)
+
+
+def head_way(functions: Any) -> Callable[[Inputs], Any]:
+    def call(i: Inputs) -> Any:
+        return functions.linear_cross_entropy(i["x"], i["weight"], labels_of(i["x"], i["weight"])).x
+
+    return call
+
+
+def torch_head(torch: Any, x: Any, weight: Any) -> Any:
+    logits = torch.nn.functional.linear(x, weight)
+    return torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels_of(x, weight)))
+
+
 ROWS: dict[str, Row] = {
     "linear-x": linear_row("x"),
     "linear-weight": linear_row("weight"),
@@ -103,6 +133,28 @@ ROWS: dict[str, Row] = {
         ("x", "weight"),
         lambda m, n: 10 * m * n,
         lambda m, n: 3 * m * n,
+        "GB/s",
+    ),
+    "layer_norm": Row(
+        lambda m, n: {"x": (m, n), "weight": (n,), "bias": (n,), "grad": (m, n)},
+        layer_norm_way(backward),
+        layer_norm_way(reference.backward),
+        lambda torch, x, weight, bias: torch.nn.functional.layer_norm(
+            x, weight.shape, weight, bias, EPS
+        ),
+        ("x", "weight", "bias"),
+        lambda m, n: 14 * m * n,
+        lambda m, n: 3 * m * n,
+        "GB/s",
+    ),
+    "rope": Row(
+        lambda h, n, d: {"x": (1, h, n, d), "grad": (1, h, n, d)},
+        rope_way(backward),
+        rope_way(reference.backward),
+        torch_rope,
+        ("x",),
+        lambda h, n, d: 3 * h * n * d,
+        lambda h, n, d: 2 * h * n * d,
         "GB/s",
     ),
     "softmax": Row(
@@ -141,14 +193,30 @@ ROWS: dict[str, Row] = {
             "lse": loss.cross_entropy(i["logits"], labels_of(i["logits"]), return_lse=True)[1]
         },
     ),
+    "linear_cross_entropy": Row(
+        lambda m, n, vocabulary: {"x": (m, n), "weight": (vocabulary, n), "grad": ()},
+        head_way(loss),
+        head_way(reference.backward),
+        torch_head,
+        ("x", "weight"),
+        lambda m, n, vocabulary: 6 * m * n * vocabulary,
+        lambda m, n, vocabulary: 2 * (m + vocabulary) * n,
+        "GFLOPS",
+        both_ways=True,
+    ),
 }  # fmt: skip
 
 
-def labels_of(logits: Any) -> Array:
-    """Labels (m,) of logits (m, n)."""
-    count, columns = logits.shape
-    labels: Array = np.arange(count) * 7 % columns
+def labels_of(rows: Any, weight: Any = None) -> Array:
+    """Labels (m,) of logits (m, n), or of the logits of x (m, e) and a weight (n, e)."""
+    columns = rows.shape[1] if weight is None else weight.shape[0]
+    labels: Array = np.arange(rows.shape[0]) * 7 % columns
     return labels
+
+
+def scale_of(name: str, shape: tuple[int, ...]) -> float:
+    """Of random numbers: a weight (outputs, inputs) leaves the size of x as it is."""
+    return float(shape[-1] ** -0.5) if name == "weight" and len(shape) == 2 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +252,11 @@ class Gradient(Work):
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         shapes = self.row.shapes(*self.sizes)
-        return {name: self.normal(rng, *shape) for name, shape in shapes.items() if shape != ()}
+        return {
+            name: self.normal(rng, *shape, scale=scale_of(name, shape))
+            for name, shape in shapes.items()
+            if shape != ()
+        }
 
     def sample(self, result: Array) -> Array:
         flat = result.reshape(-1, result.shape[-1])
@@ -221,12 +293,95 @@ class Gradient(Work):
         return replace(self, sizes=sizes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OptimizerStep(Work):
+    """A parameter's gradient is clipped by its norm, and AdamW takes a step; PyTorch's is fused.
+
+    >>> OptimizerStep(count=1000).nbytes
+    32000
+    """
+
+    count: int
+
+    LR, BETAS, EPS, DECAY, NORM = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
+
+    @property
+    def operation(self) -> str:
+        return "clip_grad_norm_ and adamw_"
+
+    @property
+    def flops(self) -> int:
+        return 17 * self.count
+
+    @property
+    def nbytes(self) -> int:
+        """Three arrays are read and written, and the gradient is read twice."""
+        return 8 * self.count * self.itemsize
+
+    @property
+    def counted_in(self) -> Unit:
+        return "GB/s"
+
+    def inputs(self, rng: np.random.Generator) -> Inputs:
+        weight, gradient = (self.normal(rng, self.count) for _ in range(2))
+        return {
+            "weight": weight,
+            "gradient": gradient,
+            "exp_avg": np.zeros_like(weight),
+            "exp_avg_sq": np.zeros_like(weight),
+        }
+
+    def sample(self, result: Array) -> Array:
+        return result[:: max(self.count // 1024, 1)]
+
+    def expected(self, inputs: Inputs) -> Array:
+        """Of the first step: its corrected moments are g and g²."""
+        weight, gradient = (inputs[name].astype(np.float64) for name in ("weight", "gradient"))
+        gradient *= min(1.0, self.NORM / (np.linalg.norm(gradient) + 1e-6))
+        moved = self.LR * gradient / (np.abs(gradient) + self.EPS)
+        return self.sample(weight * (1 - self.LR * self.DECAY) - moved)
+
+    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
+        options: dict[str, Any] = {
+            "lr": self.LR, "betas": self.BETAS, "eps": self.EPS, "weight_decay": self.DECAY
+        }  # fmt: skip
+        weight, gradient, *moments = (array.copy() for array in inputs.values())
+
+        def step() -> Any:
+            norm = optim.clip_grad_norm_([gradient], self.NORM, apply=False)
+            scale = min(1.0, self.NORM / (norm + 1e-6))
+            optim.adamw_(weight, gradient, *moments, step=1, scale=scale, **options)
+            return weight
+
+        ours = Contestant(OURS, (Way("clip_grad_norm_, adamw_", step),))
+        torch = optional("torch")
+        if torch is None:
+            return [ours, Missing(TORCH, "PyTorch is not installed")]
+        parameter = torch.nn.Parameter(tensor(inputs["weight"].copy()))
+        parameter.grad = tensor(inputs["gradient"].copy())
+        optimizer = torch.optim.AdamW([parameter], fused=True, **options)
+
+        def torch_step() -> Any:
+            torch.nn.utils.clip_grad_norm_([parameter], self.NORM)
+            optimizer.step()
+            return parameter
+
+        way = Way("clip_grad_norm_, fused AdamW", torch_step, lambda p: p.detach().numpy())
+        return [ours, Contestant(TORCH, (way,))]
+
+    def smaller(self) -> Self:
+        return replace(self, count=min(self.count, 100))
+
+
 def gradient_cases() -> Iterator[Case]:
-    """A layer of GPT-2's size and one of MiniMind's, by 512 tokens; attention from 64 to 2048."""
+    """Layers of GPT-2's and of MiniMind's size, by 512 tokens; attention from 64 to 2048; heads of
+    6,400 and 151,936 tokens with their loss; a step of AdamW."""
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     lengths = ((64, 2.0), (128, 2.0), (256, 2.0), (512, 2.0), (1024, 1.5), (2048, 1.5))
     row_wise_sizes = {
         "rms_norm": (2048, 768),
+        "layer_norm": (2048, 768),
+        "rope": (8, 2048, 64),
         "softmax": (2048, 1024),
         "swiglu": (2048, 1408),
         "cross_entropy": (1024, 6400),
@@ -244,3 +399,12 @@ def gradient_cases() -> Iterator[Case]:
         for name, of, sizes, goal in works:
             work = Gradient(of=of, sizes=sizes, dtype=dtype)
             yield Case(f"backward{name}", work, (times(goal, TORCH),))
+    for sizes in ((2048, 512, 6400), (256, 256, 151936)):
+        head = Gradient(of="linear_cross_entropy", sizes=sizes)
+        name = f"backward/linear_cross_entropy/float32/{'x'.join(map(str, sizes))}"
+        yield Case(name, head, (times(1.0, TORCH),))
+    yield Case(
+        "backward/adamw/float32",
+        OptimizerStep(count=1 << 24),
+        (times(1.0, TORCH), Goal(0.85, "read")),
+    )
