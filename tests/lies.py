@@ -1,9 +1,10 @@
-"""Files that lie, each with what is said of it: one table over all formats, whose bytes are made
-here, independently of the readers."""
+"""Files that lie, each with what is said of it, by the target of fuzz/targets.py that reads it. The
+bytes are made here, independently of the readers; tokenizer_lies.py has those of tokenizers."""
 
 import io
 import json
 import pickle
+import re
 import struct
 import zipfile
 import zlib
@@ -407,9 +408,39 @@ NAMED = {
     ),
 }
 
+# ---- training data -------------------------------------------------------------------------------
+
+TURNS = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+
+
+def lines(*documents):
+    return b"".join(json.dumps(document).encode() + b"\n" for document in documents)
+
+
+def of_lines(number, message):
+    return re.compile(rf"data.jsonl, line {number}: {message}")
+
+
+JSON_LINES = [
+    (b'{"text": "x"}\n{"text": \n', of_lines(2, "found .*, needs a JSON object")),
+    (lines({"text": "x"}, {"other": 1}), of_lines(2, ".*, needs text as in the")),
+    (
+        lines({"messages": TURNS}, {"messages": TURNS[:1]}),
+        of_lines(2, ".*no turn of the assist"),
+    ),
+    (lines({"body": "x"}), of_lines(1, "found .*, needs {")),
+]
+TEXTS = [
+    (b" \n", "data.txt: found an empty file"),
+    (b"good\nb\xffd", "data.txt, line 2: found bytes that are not UTF-8"),
+]
+
 FILES = {
     "safetensors": SAFETENSORS,
     "pth": PTH,
     "gguf": list(NAMED.values()),
+    "json-lines": JSON_LINES,
+    "text": TEXTS,
+    "ids": [(b"123", "data.bin: found 3 bytes")],
 }
-LIES = [(suffix, *lie) for suffix, lies in FILES.items() for lie in lies]
+LIES = [(name, *lie) for name, lies in FILES.items() for lie in lies]

@@ -2,10 +2,13 @@
 from them. They are written down independently of the readers."""
 
 import base64
+import functools
 import io
 import json
 import struct
+import tempfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +17,7 @@ from cases import llama3_scaling
 from checkpoints import llama2c_bytes, random_weights, tiny_config, tiny_tokenizer, tokenizer_bytes
 from simdformer.checkpoints import meta
 from simdformer.checkpoints.huggingface_architectures import ARCHITECTURES
+from simdformer.training.checkpoint import Checkpoint, save_checkpoint
 
 SMALL = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4}
 SMALL |= {"intermediate_size": 8, "vocab_size": 12, "max_seq_len": 16}
@@ -137,6 +141,11 @@ def params():
 
 def huggingface_files():
     return {"model.safetensors": safetensors_bytes(named_weights("huggingface"))}
+
+
+def minimind_files():
+    weights = named_weights("huggingface")
+    return {"model.pth": pth_bytes(pickle_bytes(weights), weights)}
 
 
 def meta_files():
@@ -326,3 +335,23 @@ def gguf_scored():
     types = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
     keys = gguf_files.tokenizer_keys(tokens, types, "llama", scores=(9, scores, 6))
     return keys | gguf_files.named_ids(bos=1, eos=2)
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def saved_run():
+    """The files of a checkpoint that a run has left."""
+    arrays = {"weights": {"embed": np.arange(3, dtype=np.float32)}}
+    with tempfile.TemporaryDirectory() as folder:
+        made = save_checkpoint(Path(folder), Checkpoint(3, {"norms": [0.5]}, arrays))
+        return {file.name: file.read_bytes() for file in made.iterdir()}
+
+
+def json_lines():
+    """A file of each kind."""
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me: Ä."}]
+    pair = {"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"}
+    kinds = [{"text": "One."}, {"messages": turns}, {"prompt": "a", "completion": "b"}, pair]
+    return [b"\n".join(dumped(kind, kind)) for kind in kinds]

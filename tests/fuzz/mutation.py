@@ -67,6 +67,14 @@ def mutate_json(data, random):
     return text if len(text) < LONGEST else mutate_bytes(data, random)
 
 
+def mutate_lines(data, random):
+    """One line of JSON lines changed, taken out or doubled."""
+    lines = data.split(b"\n")
+    at = random.randrange(len(lines))
+    lines[at : at + 1] = random.choice(([mutate_json(lines[at], random)], [], [lines[at]] * 2))
+    return b"\n".join(lines)
+
+
 def change_somewhere(document, random):
     places = []
     waiting = [document]

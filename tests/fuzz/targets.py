@@ -8,6 +8,8 @@ happens is a finding.
 import functools
 import shutil
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,35 +24,59 @@ from simdformer.checkpoints.safetensors_file import INDEX, read_directory
 from simdformer.checkpoints.safetensors_file import read_tensors as read_safetensors
 from simdformer.checkpoints.torch_file import read_tensors as read_pth
 from simdformer.models import Transformer
+from simdformer.training.checkpoint import read_checkpoint as read_saved_run
+from simdformer.training.sources import read_source, stage_of
 
 TEXTS = ("a", "hi, I  am\n\t1234 ½ é€ \U0001f600 <s></s><|eot_id|>", " " * 40 + "ab" * 40, "")
-TARGETS = {}
 
 
+@dataclass
 class Target:
-    """`run(folder, data)` is what is tested, `inputs()` are some that are right; `files()` are what
-    else lies in the folder. `whole`: no beginning of an input is an input."""
+    """A format. `read` takes the path of a file called `file` (of the folder, where that ends in
+    "/"), and uses what comes out.
 
-    def __init__(self, name, run, inputs, mutate, files, whole):
-        self.name, self.run, self.mutate, self.whole = name, run, mutate, whole
-        self.inputs = functools.cache(inputs)
-        self.files = files
-        self.folder = None
+    `inputs()` are some that are right, `wrapped` makes a file of one, `files()` are what else lies
+    in the folder. `whole`: no beginning of an input is an input. `folder_too`: the folder may be
+    given as well as the file. `optional`: the others are read without it.
+    """
+
+    file: str
+    read: Callable
+    inputs: Callable
+    mutate: Callable = mutation.mutate_bytes
+    files: Callable = dict
+    wrapped: Callable = bytes
+    whole: bool = True
+    folder_too: bool = False
+    optional: bool = False
+    refusal: type = CheckpointError
+
+    def __post_init__(self):
+        self.inputs, self.folder = functools.cache(self.inputs), None
+
+    def paths(self, folder):
+        """What may be given to the reader, the file first."""
+        of_folder, file = self.file.endswith("/"), folder / self.file.strip("/")
+        return [folder] if of_folder else [file, folder] if self.folder_too else [file]
+
+    def made(self, folder, data):
+        """Puts the files into a folder, and gives them, that of the data first."""
+        file = folder / self.file.strip("/")
+        contents = {file: self.wrapped(data)}
+        contents |= {folder / name: content for name, content in self.files().items()}
+        for path, content in contents.items():
+            path.write_bytes(content)
+        return [*contents]
 
     def __call__(self, data):
         """Runs one input, and says whether it was read; an exception is a finding."""
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-            for name, content in self.files().items():
-                (self.folder / name).write_bytes(content)
+        self.made(self.folder, data)
         try:
-            self.run(self.folder, data)
-        except CheckpointError as error:
-            message = str(error)
-            if not message.startswith(str(self.folder)):
-                raise AssertionError(f"names no file: {message}") from error
-            if "\n" in message or len(message) > 1500:
-                raise AssertionError(f"no message for people: {message[:2000]}") from error
+            self.read(self.paths(self.folder)[0])
+        except self.refusal as error:
+            check_message(str(error), self.folder)
             return False
         return True
 
@@ -60,24 +86,30 @@ class Target:
             self.folder = None
 
 
-def target(name, inputs, mutate=mutation.mutate_bytes, files=dict, whole=True):
-    def register(run):
-        TARGETS[name] = Target(name, run, inputs, mutate, files, whole)
-        return run
-
-    return register
+def check_message(message, folder):
+    """It is one line for people, and names a file in the folder."""
+    assert message.startswith(str(folder)), f"names no file: {message}"
+    assert "\n" not in message, f"no message for people: {message[:2000]}"
+    assert len(message) < 1500, f"no message for people: {message[:2000]}"
 
 
 # ---- use of what was read ------------------------------------------------------------------------
 
 
-def use_tensors(tensors, limit):
-    """Every element lies in the file, and not each of them a thousand times."""
-    assert sum(tensor.nbytes for tensor in tensors.values()) <= limit
-    for tensor in tensors.values():
-        array = np.asarray(tensor)
-        assert (array.shape, array.dtype) == (tensor.shape, tensor.dtype)
-        array.copy()
+def tensors_of(read, most=lambda size: size):
+    """Every element lies in the file, and not each of them a thousand times: they take `most` bytes
+    of a file of `size`."""
+
+    def use(path):
+        tensors = read(path)
+        size = path.stat().st_size
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= most(size)
+        for tensor in tensors.values():
+            array = np.asarray(tensor)
+            assert (array.shape, array.dtype) == (tensor.shape, tensor.dtype)
+            array.copy()
+
+    return use
 
 
 def use_checkpoint(path, **options):
@@ -107,78 +139,13 @@ def use_tokenizer(path, exact=False):
     assert tokenizer.bos_id is None or 0 <= tokenizer.bos_id < tokenizer.vocab_size
 
 
-def written(folder, name, data):
-    (folder / name).write_bytes(data)
-    return folder / name
+def use_exact_tokenizer(path):
+    use_tokenizer(path, exact=True)
 
 
-# ---- checkpoints ---------------------------------------------------------------------------------
-
-
-@target("safetensors", lambda: [seeds.safetensors_bytes(seeds.few_tensors())])
-def _(folder, data):
-    use_tensors(read_safetensors(written(folder, "x.safetensors", data)), len(data))
-
-
-@target("safetensors-header", lambda: [seeds.header_of(seeds.few_tensors())], mutation.mutate_json)
-def _(folder, data):
-    whole = seeds.with_length(data) + bytes(36)
-    use_tensors(read_safetensors(written(folder, "x.safetensors", whole)), 36)
-
-
-@target(
-    "safetensors-index",
-    lambda: seeds.dumped(seeds.INDEX),
-    mutation.mutate_json,
-    seeds.indexed_files,
-)
-def _(folder, data):
-    written(folder, INDEX, data)
-    use_tensors(read_directory(folder), 36)
-
-
-@target("pth", lambda: [seeds.pth_bytes(pickled(), seeds.few_tensors())])
-def _(folder, data):
-    use_tensors(read_pth(written(folder, "x.pth", data)), 4 * len(data))
-
-
-def pickled():
-    return seeds.pickle_bytes(seeds.few_tensors())
-
-
-@target("pth-pickle", lambda: [pickled()], mutation.mutate_pickle)
-def _(folder, data):
-    whole = seeds.pth_bytes(data, seeds.few_tensors())
-    use_tensors(read_pth(written(folder, "x.pth", whole)), 4 * len(whole))
-
-
-@target("llama2c", seeds.llama2c_seeds)
-def _(folder, data):
-    use_checkpoint(written(folder, "model.bin", data))
-
-
-@target("gguf", seeds.gguf_seeds)
-def _(folder, data):
-    file = written(folder, "model.gguf", data)
-    use_checkpoint(file)
-    use_tokenizer(file)
-
-
-@target("gguf-tokenizer", seeds.gguf_tokenizer_seeds, whole=False)
-def _(folder, data):
-    use_tokenizer(written(folder, "tokenizer.gguf", data))
-
-
-@target("config", seeds.configs, mutation.mutate_json, seeds.huggingface_files)
-def _(folder, data):
-    written(folder, "config.json", data)
-    use_checkpoint(folder)
-
-
-@target("params", seeds.params, mutation.mutate_json, seeds.meta_files)
-def _(folder, data):
-    written(folder, "params.json", data)
-    use_checkpoint(folder)
+def use_gguf(path):
+    use_checkpoint(path)
+    use_tokenizer(path)
 
 
 def use_adapters(folder):
@@ -187,68 +154,135 @@ def use_adapters(folder):
     assert np.isfinite(model.with_adapters(read_adapters(folder, config))([0, 1])).any()
 
 
-@target(
-    "adapter",
-    lambda: [seeds.header_of(seeds.adapter_tensors())],
-    mutation.mutate_json,
-    lambda: {"adapter_config.json": seeds.dumped(seeds.ADAPTER)[0]},
-)
-def _(folder, data):
+def use_saved_run(folder):
+    saved = read_saved_run(folder)
+    assert saved.arrays["weights"]["embed"].tolist() == [0, 1, 2]
+
+
+def use_source(path):
+    source = read_source(path)
+    assert len(source.documents) == len(source.lines) > 0
+    stage_of([source])
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def pickled():
+    return seeds.pickle_bytes(seeds.few_tensors())
+
+
+def with_adapters_behind(header):
     tensors = b"".join(tensor.tobytes() for tensor in seeds.adapter_tensors().values())
-    written(folder, "adapter_model.safetensors", seeds.with_length(data) + tensors)
-    use_adapters(folder)
+    return seeds.with_length(header) + tensors
 
 
-@target(
-    "adapter-config",
-    lambda: seeds.dumped(seeds.ADAPTER),
-    mutation.mutate_json,
-    lambda: {"adapter_model.safetensors": seeds.safetensors_bytes(seeds.adapter_tensors())},
-)
-def _(folder, data):
-    written(folder, "adapter_config.json", data)
-    use_adapters(folder)
+def fuzz_json(file, read, inputs, files=dict, **options):
+    return Target(file, read, inputs, mutation.mutate_json, files, **options)
 
 
-# ---- tokenizers ----------------------------------------------------------------------------------
-
-
-@target("tokenizer", seeds.tokenizer_jsons, mutation.mutate_json)
-def _(folder, data):
-    use_tokenizer(written(folder, "tokenizer.json", data))
-
-
-@target(
-    "tokenizer-config",
-    lambda: seeds.dumped(seeds.TOKENIZER_CONFIG),
-    mutation.mutate_json,
-    lambda: {"tokenizer.json": seeds.tokenizer_jsons()[0]},
-)
-def _(folder, data):
-    written(folder, "tokenizer_config.json", data)
-    use_tokenizer(folder / "tokenizer.json")
-
-
-@target("vocab", lambda: seeds.dumped(seeds.byte_level()), mutation.mutate_json, seeds.vocab_files)
-def _(folder, data):
-    use_tokenizer(written(folder, "vocab.json", data))
-
-
-@target("merges", lambda: [seeds.MERGES], files=seeds.merges_files, whole=False)
-def _(folder, data):
-    use_tokenizer(written(folder, "merges.txt", data).parent)
-
-
-@target("tiktoken", seeds.tiktoken_seed, whole=False)
-def _(folder, data):
-    use_tokenizer(written(folder, "tokenizer.model", data), exact=True)
-
-
-@target("sentencepiece", seeds.sentencepiece_seed, mutation.mutate_protobuf, whole=False)
-def _(folder, data):
-    use_tokenizer(written(folder, "tokenizer.model", data))
-
-
-@target("llama2c-tokenizer", seeds.llama2c_tokenizer_seed, whole=False)
-def _(folder, data):
-    use_tokenizer(written(folder, "tokenizer.bin", data), exact=True)
+SAFETENSORS = tensors_of(read_safetensors)
+PTH = tensors_of(read_pth, lambda size: 4 * size)
+OF_RUNS = {"whole": False, "refusal": ValueError}
+TARGETS = {
+    "safetensors": Target(
+        "x.safetensors", SAFETENSORS, lambda: [seeds.safetensors_bytes(seeds.few_tensors())]
+    ),
+    "safetensors-header": fuzz_json(
+        "x.safetensors",
+        tensors_of(read_safetensors, lambda size: 36),
+        lambda: [seeds.header_of(seeds.few_tensors())],
+        wrapped=lambda header: seeds.with_length(header) + bytes(36),
+    ),
+    "safetensors-index": fuzz_json(
+        f"{INDEX}/",
+        tensors_of(read_directory, lambda size: 36),
+        lambda: seeds.dumped(seeds.INDEX),
+        seeds.indexed_files,
+        optional=True,
+    ),
+    "pth": Target("x.pth", PTH, lambda: [seeds.pth_bytes(pickled(), seeds.few_tensors())]),
+    "pth-pickle": Target(
+        "x.pth",
+        PTH,
+        lambda: [pickled()],
+        mutation.mutate_pickle,
+        wrapped=lambda data: seeds.pth_bytes(data, seeds.few_tensors()),
+    ),
+    "llama2c": Target("model.bin", use_checkpoint, seeds.llama2c_seeds, folder_too=True),
+    "gguf": Target("model.gguf", use_gguf, seeds.gguf_seeds, folder_too=True),
+    "gguf-tokenizer": Target(
+        "tokenizer.gguf", use_tokenizer, seeds.gguf_tokenizer_seeds, whole=False
+    ),
+    "config": fuzz_json("config.json/", use_checkpoint, seeds.configs, seeds.huggingface_files),
+    "minimind": fuzz_json("config.json/", use_checkpoint, seeds.configs, seeds.minimind_files),
+    "params": fuzz_json("params.json/", use_checkpoint, seeds.params, seeds.meta_files),
+    "adapter": fuzz_json(
+        "adapter_model.safetensors/",
+        use_adapters,
+        lambda: [seeds.header_of(seeds.adapter_tensors())],
+        lambda: {"adapter_config.json": seeds.dumped(seeds.ADAPTER)[0]},
+        wrapped=with_adapters_behind,
+    ),
+    "adapter-config": fuzz_json(
+        "adapter_config.json/",
+        use_adapters,
+        lambda: seeds.dumped(seeds.ADAPTER),
+        lambda: {"adapter_model.safetensors": seeds.safetensors_bytes(seeds.adapter_tensors())},
+    ),
+    "tokenizer": fuzz_json("tokenizer.json", use_tokenizer, seeds.tokenizer_jsons, folder_too=True),
+    "tokenizer-config": fuzz_json(
+        "tokenizer_config.json/",
+        use_tokenizer,
+        lambda: seeds.dumped(seeds.TOKENIZER_CONFIG),
+        lambda: {"tokenizer.json": seeds.tokenizer_jsons()[0]},
+        optional=True,
+    ),
+    "vocab": fuzz_json(
+        "vocab.json",
+        use_tokenizer,
+        lambda: seeds.dumped(seeds.byte_level()),
+        seeds.vocab_files,
+        folder_too=True,
+    ),
+    "merges": Target(
+        "merges.txt/", use_tokenizer, lambda: [seeds.MERGES], files=seeds.merges_files, whole=False
+    ),
+    "tiktoken": Target(
+        "tokenizer.model", use_exact_tokenizer, seeds.tiktoken_seed, whole=False, folder_too=True
+    ),
+    "sentencepiece": Target(
+        "tokenizer.model",
+        use_tokenizer,
+        seeds.sentencepiece_seed,
+        mutation.mutate_protobuf,
+        whole=False,
+        folder_too=True,
+    ),
+    "llama2c-tokenizer": Target(
+        "tok300.bin",
+        use_exact_tokenizer,
+        seeds.llama2c_tokenizer_seed,
+        whole=False,
+        folder_too=True,
+    ),
+    "run-state": fuzz_json(
+        "state.json/",
+        use_saved_run,
+        lambda: [seeds.saved_run()["state.json"]],
+        lambda: {"arrays.npz": seeds.saved_run()["arrays.npz"]},
+        refusal=ValueError,
+    ),
+    "run-arrays": Target(
+        "arrays.npz/",
+        use_saved_run,
+        lambda: [seeds.saved_run()["arrays.npz"]],
+        files=lambda: {"state.json": seeds.saved_run()["state.json"]},
+        refusal=ValueError,
+    ),
+    "json-lines": Target(
+        "data.jsonl", use_source, seeds.json_lines, mutation.mutate_lines, **OF_RUNS
+    ),
+    "text": Target("data.txt", use_source, lambda: ["One.\n\nZwölf.".encode()], **OF_RUNS),
+    "ids": Target("data.bin", use_source, lambda: [bytes(range(32))], **OF_RUNS),
+}

@@ -18,6 +18,7 @@ from simdformer import _core
 from simdformer.checkpoints.error import CheckpointError, in_file
 
 __all__ = [
+    "KINDS",
     "InputFile",
     "begins_with",
     "only",

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.checkpoints.files import InputFile
 from simdformer.training.files import (
     hash_of_file,
     hash_of_json,
@@ -105,7 +106,9 @@ def newest_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[str]]:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint. ValueError: it is damaged."""
     try:
-        state = json.loads((path / STATE).read_bytes())
+        file = InputFile(path / STATE)
+        state = json.loads(file.read(0, file.size))
+        InputFile(path / ARRAYS)  # nothing that a read would wait for, or never end with
         told = state.pop("state")
         if told != hash_of_json(state) or state.pop("arrays") != hash_of_file(path / ARRAYS):
             raise ValueError("the hash differs")

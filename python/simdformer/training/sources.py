@@ -2,6 +2,7 @@
 its first line, and every other line must hold the same."""
 
 import json
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer.arguments import shown
+from simdformer.checkpoints.files import KINDS
 from simdformer.text.chat import check_messages
 
 __all__ = ["END_OF_DOCUMENT", "Kind", "Source", "Stage", "read_source", "stage_of"]
@@ -63,8 +65,12 @@ class Source:
 
 def read_source(path: Path) -> Source:
     """Reads a file. ValueError names the file, and the line, that is not as it should be."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a directory, needs a file: .txt, .jsonl or .bin")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise ValueError(f"{path}: found {kind}, needs a regular file: .txt, .jsonl or .bin")
+    if status.st_size == 0:
+        raise ValueError(f"{path}: found an empty file, needs text or ids to learn from")
     if path.suffix == ".bin":
         return read_ids(path)
     try:
