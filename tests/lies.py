@@ -4,7 +4,6 @@ bytes are made here, independently of the readers; tokenizer_lies.py has those o
 import io
 import json
 import pickle
-import re
 import struct
 import zipfile
 import zlib
@@ -408,39 +407,9 @@ NAMED = {
     ),
 }
 
-# ---- training data -------------------------------------------------------------------------------
-
-TURNS = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
-
-
-def lines(*documents):
-    return b"".join(json.dumps(document).encode() + b"\n" for document in documents)
-
-
-def of_lines(number, message):
-    return re.compile(rf"data.jsonl, line {number}: {message}")
-
-
-JSON_LINES = [
-    (b'{"text": "x"}\n{"text": \n', of_lines(2, "found .*, needs a JSON object")),
-    (lines({"text": "x"}, {"other": 1}), of_lines(2, ".*, needs text as in the")),
-    (
-        lines({"messages": TURNS}, {"messages": TURNS[:1]}),
-        of_lines(2, ".*no turn of the assist"),
-    ),
-    (lines({"body": "x"}), of_lines(1, "found .*, needs {")),
-]
-TEXTS = [
-    (b" \n", "data.txt: found an empty file"),
-    (b"good\nb\xffd", "data.txt, line 2: found bytes that are not UTF-8"),
-]
-
 FILES = {
     "safetensors": SAFETENSORS,
     "pth": PTH,
     "gguf": list(NAMED.values()),
-    "json-lines": JSON_LINES,
-    "text": TEXTS,
-    "ids": [(b"123", "data.bin: found 3 bytes")],
 }
 LIES = [(name, *lie) for name, lies in FILES.items() for lie in lies]

@@ -156,6 +156,7 @@ def use_adapters(folder):
 
 def use_saved_run(folder):
     saved = read_saved_run(folder)
+    assert (saved.step, saved.state) == (3, {"norms": [0.5]})
     assert saved.arrays["weights"]["embed"].tolist() == [0, 1, 2]
 
 
@@ -212,7 +213,11 @@ TARGETS = {
     "llama2c": Target("model.bin", use_checkpoint, seeds.llama2c_seeds, folder_too=True),
     "gguf": Target("model.gguf", use_gguf, seeds.gguf_seeds, folder_too=True),
     "gguf-tokenizer": Target(
-        "tokenizer.gguf", use_tokenizer, seeds.gguf_tokenizer_seeds, whole=False
+        "tokenizer.gguf",
+        use_tokenizer,
+        seeds.gguf_tokenizer_seeds,
+        whole=False,
+        folder_too=True,
     ),
     "config": fuzz_json("config.json/", use_checkpoint, seeds.configs, seeds.huggingface_files),
     "minimind": fuzz_json("config.json/", use_checkpoint, seeds.configs, seeds.minimind_files),

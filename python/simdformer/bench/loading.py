@@ -26,9 +26,9 @@ import numpy as np
 import simdformer as sf
 from simdformer.bench.contestants import OURS, Contestant, Missing
 from simdformer.bench.machine import Limits
-from simdformer.bench.models import CHECKED, SEED, SHAPES, ModelRun
+from simdformer.bench.models import CHECKED, SHAPES, ModelRun
 from simdformer.bench.results import Loaded, Measurement, Result
-from simdformer.bench.work import Case, Goal, Inputs, Unit, numpy_dtype, relative_error
+from simdformer.bench.work import SEED, Case, Goal, Inputs, Unit, numpy_dtype, relative_error
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.gguf_encode import Losses, in_mixture
 from simdformer.checkpoints.gguf_export import of_model

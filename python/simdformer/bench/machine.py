@@ -11,10 +11,9 @@ import platform
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -72,9 +71,6 @@ class Machine:
     def title(self) -> str:
         """Without the versions."""
         return f"{self.cpu}, {self.isa}, {self.threads} thread{'' if self.threads == 1 else 's'}"
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def this_machine() -> Machine:
@@ -178,20 +174,17 @@ class Limits:
                 return level
         return self.levels[-1]
 
-    def from_memory(self, gigabytes_per_second: float) -> "Limits":
-        """The same, but for what memory gives.
+    def measured(self, *, gflops: float | None = None, memory: float | None = None) -> "Limits":
+        """The same, but for multiply-adds or the GB/s of memory that were measured again.
 
         >>> limits = Limits(400.0, (Level("L2", 1 << 20, 200.0), Level("memory", None, 40.0)))
-        >>> limits.from_memory(50.0).level(1 << 30).gigabytes_per_second
-        50.0
+        >>> again = limits.measured(gflops=300.0, memory=50.0)
+        >>> again.gflops, again.level(1 << 10).name, again.level(1 << 30).gigabytes_per_second
+        (300.0, 'L2', 50.0)
         """
-        levels = [
-            replace(level, gigabytes_per_second=gigabytes_per_second)
-            if level.capacity is None
-            else level
-            for level in self.levels
-        ]
-        return replace(self, levels=tuple(levels))
+        *caches, last = self.levels
+        last = last if memory is None else replace(last, gigabytes_per_second=memory)
+        return Limits(self.gflops if gflops is None else gflops, (*caches, last))
 
     def arithmetic_share(self, work: Work, seconds: float) -> float:
         """The share of the multiply-adds possible meanwhile that were needed."""
@@ -200,14 +193,6 @@ class Limits:
     def read_share(self, work: Work, seconds: float) -> float:
         """The share of the bytes that could have been read meanwhile that were needed."""
         return work.nbytes / seconds / 1e9 / self.level(work.nbytes).gigabytes_per_second
-
-    def with_arithmetic(self, gflops: float) -> "Limits":
-        """The same, but for the multiply-adds.
-
-        >>> Limits(400.0, (Level("memory", None, 40.0),)).with_arithmetic(200.0).gflops
-        200.0
-        """
-        return replace(self, gflops=gflops)
 
     def bound_by_arithmetic(self, work: Work) -> bool:
         """Whether its multiply-adds take longer than reading what it reads, at the limits."""
@@ -223,12 +208,6 @@ class Limits:
             f"{level.gigabytes_per_second:.0f} GB/s from {level.name}" for level in self.levels
         )
         return f"{self.gflops:.0f} GFLOPS in float32 multiply-adds, reads {reads}"
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "gflops": self.gflops,
-            "read": [vars(level) for level in self.levels],
-        }
 
 
 def measure_limits(machine: Machine, budget: float, stopwatch: Stopwatch) -> Limits:

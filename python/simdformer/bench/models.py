@@ -19,6 +19,7 @@ from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contesta
 from simdformer.bench.exact import Exact
 from simdformer.bench.work import (
     AT_THE_LIMIT,
+    SEED,
     Case,
     Dtype,
     Goal,
@@ -55,43 +56,40 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-SHAPES = {
-    "Qwen3-0.6B": ModelConfig(
-        hidden_size=1024,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=3072,
-        vocab_size=151936,
-        max_seq_len=40960,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        rope_layout="half",
-        tie_embeddings=True,
-        qk_norm=True,
-    ),
-    "Llama-3.2-1B": ModelConfig(
-        hidden_size=2048,
-        num_layers=16,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=64,
-        intermediate_size=8192,
-        vocab_size=128256,
-        max_seq_len=131072,
-        norm_eps=1e-5,
-        rope_theta=500000.0,
-        rope_layout="half",
-        rope_scaling=LLAMA3_SCALING,
-        tie_embeddings=True,
-    ),
-}
+QWEN3 = ModelConfig(
+    hidden_size=1024,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    vocab_size=151936,
+    max_seq_len=40960,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    rope_layout="half",
+    tie_embeddings=True,
+    qk_norm=True,
+)
+LLAMA3 = replace(
+    QWEN3,
+    hidden_size=2048,
+    num_layers=16,
+    num_heads=32,
+    head_dim=64,
+    intermediate_size=8192,
+    vocab_size=128256,
+    max_seq_len=131072,
+    norm_eps=1e-5,
+    rope_theta=500000.0,
+    rope_scaling=LLAMA3_SCALING,
+    qk_norm=False,
+)
+SHAPES = {"Qwen3-0.6B": QWEN3, "Llama-3.2-1B": LLAMA3}
 QUANTISED = {"Qwen3-0.6B": ("q8_0", "q4_0", "q4_k"), "Llama-3.2-1B": ("q4_k",)}
 BLOCK = 1_000_003  # random numbers that all matrices repeat; a prime, so that no two rows are equal
 CHECKED = 16  # ids; float64 is slow, and a model that is right for these is the same model
 SAMPLED = 256  # logits
-SEED = 20240601
 MODEL_GOALS = (times(1.0, TRANSFORMERS, LLAMA_CPP), AT_THE_LIMIT)
 PROMPT_GOALS = (times(1.2, LLAMA_CPP),)  # of few bits
 STEP_GOALS = (times(1.0, LLAMA_CPP), times(1.3, LLAMA_CPP) | Goal(0.85, "read"))

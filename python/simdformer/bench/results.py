@@ -248,8 +248,11 @@ class Results:
     def as_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
-            "machine": self.machine.as_json(),
-            "limits": self.limits.as_json(),
+            "machine": asdict(self.machine),
+            "limits": {
+                "gflops": self.limits.gflops,
+                "read": [asdict(level) for level in self.limits.levels],
+            },
             "interrupted": self.interrupted,
             "company": [one.as_json() for one in self.company],
             "cases": [result.as_json() for result in self.results],

@@ -38,7 +38,7 @@ from simdformer.bench.operations import Attention, operation_cases, smallest_cas
 from simdformer.bench.plugins import plugin_cases
 from simdformer.bench.results import Company, Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
-from simdformer.bench.work import Case, relative_error
+from simdformer.bench.work import SEED, Case, relative_error
 from simdformer.types import Array
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 BUDGET = 2.0  # seconds a case
-SEED = 20240601
 READING, MULTIPLYING = "reading", "multiplying"
 
 SHORT = Attention(heads=32, kv_heads=8, queries=1, keys=512, head_dim=128)  # about 100 µs
@@ -181,9 +180,9 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
             racing.append(multiplying())
         times = stopwatch.race(racing, budget)
     if read := times.pop(READING, None):
-        limits = limits.from_memory(memory.nbytes / read.best / 1e9)
+        limits = limits.measured(memory=memory.nbytes / read.best / 1e9)
     if multiplied := times.pop(MULTIPLYING, None):
-        limits = limits.with_arithmetic(fma_chains(ITERATIONS) / multiplied.best / 1e9)
+        limits = limits.measured(gflops=fma_chains(ITERATIONS) / multiplied.best / 1e9)
     measured = {
         name: Measurement(
             way=one.way.name,

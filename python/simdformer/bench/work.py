@@ -28,6 +28,7 @@ __all__ = [
     "BESIDE_WEIGHTS",
     "LONG",
     "NOT_BEHIND",
+    "SEED",
     "TOLERANCE",
     "Case",
     "Dtype",
@@ -52,6 +53,7 @@ Inputs = Mapping[str, Any]
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 SAMPLED = 16  # rows, heads or columns looked at in float64: ends, and some between
 BESIDE_WEIGHTS = 100e6  # bytes of a process with a model: Python, numpy, ours
+SEED = 20240601  # of all inputs
 REPEATED = 256  # rows that all others of a quantised matrix repeat
 
 
