@@ -8,7 +8,7 @@ import numpy as np
 
 from simdformer import backward
 from simdformer.arguments import is_whole, shown
-from simdformer.functional import embedding, linear
+from simdformer.functional import embedding
 from simdformer.interpret.subject import Subject, read_subject, read_target, token_text
 from simdformer.models.observer import Edit
 from simdformer.models.progress import Progress
@@ -228,7 +228,7 @@ def shares_of(
                     )
                 of_heads = np.einsum("nhd,nhd->hn", z, read[layer]) / scale[:, 0]
             else:
-                out = linear(z.reshape(len(at), -1), weights.wo) + bias
+                out = transformer.linear(z.reshape(len(at), -1), weights.wo) + bias
                 inner = through_norm(transformer, inner, out, weights.attn_out_norm)
                 of_heads = np.einsum("nhd,nhd->hn", z, read_of(transformer, z, inner, weights.wo))
             heads.append(of_heads)
@@ -251,7 +251,8 @@ def read_of(transformer: Transformer, z: Array, rows: Array, wo: Any) -> Array:
     """rows (n,E) of what attention writes -> (n,H,D) of z, through wo (E,H·D)."""
     dtype = np.promote_types(transformer.activations, np.float32)
     x = z.reshape(len(z), -1).astype(dtype, copy=False)
-    found: Array = backward.linear(rows.astype(dtype), x, wo, needs=("x",)).x
+    weight = wo.unpack() if transformer.adapters else wo
+    found: Array = backward.linear(rows.astype(dtype), x, weight, needs=("x",)).x
     return found.reshape(z.shape)
 
 
