@@ -232,7 +232,7 @@ def test_tokens_are_coloured_by_probability_and_loss(tab):
     attends = shades()
     tab.click(tab.one("input[value=probability]"))
     probability = shades()
-    tab.click(tab.one("input[value=loss]"))
+    tab.click(tab.one("input[name=colour][value=loss]"))
     loss = shades()
     assert len({*map(tuple, (attends, probability, loss))}) == 3
     assert loss[0] == probability[0]  # nothing predicts the first
@@ -273,7 +273,7 @@ def test_every_colour_has_a_legend(tab):
     assert "raises the logit\nlowers it" in told
     tab.click(tab.one("input[value=probability]"))
     assert tab.text("#text-view .legend") == "0 %\n100 %"
-    tab.click(tab.one("input[value=loss]"))
+    tab.click(tab.one("input[name=colour][value=loss]"))
     assert tab.text("#text-view .legend") == "loss 0\n10"
 
 
@@ -563,7 +563,7 @@ def test_what_the_loss_asks_for_is_drawn_for_a_model_that_is_trained(opened, dem
     model = TrainableModel.from_pretrained(sf.demo_path())
     model.tokenizer = demo.tokenizer
     subject = read_subject("look", model, TEXT)
-    loss, parts = loss_by_part(subject, subject.run(["*"])[1])
+    loss, parts, sizes = loss_by_part(subject, subject.run(["*"])[1])
     tab = opened(sf.look(model, TEXT))
     assert f"is {loss:.3f} nats" in tab.text("#loss-of")
     assert not tab.one("#run-view").is_displayed()
@@ -585,6 +585,12 @@ def test_what_the_loss_asks_for_is_drawn_for_a_model_that_is_trained(opened, dem
     tab.click(tab.all("#loss-by-layer .bar")[2])
     assert tab.state("layer") == (1,)
     np.testing.assert_allclose(numbers("head"), heads[1], rtol=0.051)
+    tab("page.choose({ activation: 'attn.z', token: 2 })")
+    size = float(f"{sizes['layers.1.attn.z'][2]:.3g}")
+    assert "of the loss's gradient by it " in tab.text("#numbers")
+    assert float(tab.text("#numbers").split("by it ")[1].split(";")[0]) == size
+    tab("page.choose({ activation: 'attn.pattern' })")  # no backward pass has that
+    assert "gradient" not in tab.text("#numbers")
 
 
 def test_the_curves_of_a_run_are_drawn(opened, demo):

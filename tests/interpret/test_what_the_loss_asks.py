@@ -60,7 +60,7 @@ def mean_loss(model, ids, edit):
 def test_the_loss_without_a_part_is_its_slope(name):
     variant, changes = MODELS[name]
     model, weights = make(variant, **changes)
-    loss, parts = asked(TrainableModel(model.config, weights), IDS)
+    loss, parts, _ = asked(TrainableModel(model.config, weights), IDS)
     assert loss == pytest.approx(mean_loss(model, np.array(IDS), {}), rel=1e-5)
 
     def slope(activation, at):
@@ -85,12 +85,14 @@ def test_sizes_are_norms_of_the_gradients_of_a_trace(trained):
     seen = {}
     ids = trained.tokenizer.encode(TEXT)
     loss, _ = trained.loss_and_gradients(ids, see=lambda name, d: seen.update({name: d[0].copy()}))
-    mean, parts = asked(trained, TEXT)
+    mean, parts, sizes = asked(trained, TEXT)
     assert mean == loss
     for layer in range(6):
         for head in range(4):
             size = np.linalg.norm(seen[f"layers.{layer}.attn.z"][:, head])
             assert parts["head_sizes"][layer, head] == pytest.approx(size, rel=1e-5)
+        rms = np.sqrt(np.mean(seen[f"layers.{layer}.attn.q"] ** 2, axis=(1, 2)))
+        np.testing.assert_allclose(sizes[f"layers.{layer}.attn.q"], rms, rtol=1e-5)
         size = np.linalg.norm(seen[f"layers.{layer}.mlp.out"])  # no residual_scale here
         assert parts["mlp_sizes"][layer] == pytest.approx(size, rel=1e-5)
 
@@ -99,13 +101,22 @@ def test_the_page_of_a_model_that_is_trained_has_them(trained, demo):
     page = sf.look(trained, TEXT).html
     [data] = re.findall(r'<script id="data" type="application/json">(.*)</script>', page)
     [packed] = re.findall(r'<script id="arrays" type="text/plain">(.*)</script>', page)
-    told, numbers = json.loads(data)["loss"], zlib.decompress(b64decode(packed))
-    mean, parts = asked(trained, TEXT)
+    told, numbers = json.loads(data), zlib.decompress(b64decode(packed))
+    activations, told = told["activations"], told["loss"]
+    mean, parts, sizes = asked(trained, TEXT)
     assert told.pop("mean") == mean
     assert set(told) == set(parts)
     for name, (kind, place, count) in told.items():
         found = np.frombuffer(numbers, kind, count, place)
         np.testing.assert_array_equal(found, parts[name].astype(np.float32).ravel())
+    for name, (kind, place, count) in ((n, one["gradient"]) for n, one in activations.items()):
+        found = np.frombuffer(numbers, kind, count, place).reshape(6, -1)
+        expected = sizes.get(f"layers.4.{name}")
+        assert (
+            (expected is None) == np.isnan(found).all() == (name in ("attn.pattern", "attn.scores"))
+        )
+        if expected is not None:
+            np.testing.assert_allclose(found[4], expected, rtol=1e-6)
     assert '"loss":{' not in sf.look(demo, TEXT).html
 
 
@@ -114,7 +125,7 @@ def test_adapters_are_seen_too():
     model.parameters()["layers.5.wq.lora_b"][:] = 0.1
     logits = Exploration(model, IDS).now.logits
     np.testing.assert_array_equal(logits, model.language_model().run_with_cache(IDS)[0])
-    loss, parts = asked(model, IDS)
+    loss, parts, _ = asked(model, IDS)
     assert loss == pytest.approx(model.loss(IDS))
     assert np.isfinite(parts["head_sizes"]).all()
 

@@ -15,7 +15,7 @@ from simdformer.functional import softmax
 from simdformer.interpret.attribution import Attribution, attribute_everywhere
 from simdformer.interpret.heads import head_scores
 from simdformer.interpret.lens import LensCells
-from simdformer.interpret.loss import loss_by_part
+from simdformer.interpret.loss import by_position, loss_by_part, root_mean_square
 from simdformer.interpret.subject import Subject, token_text
 from simdformer.models.activation_table import activation_of, layer_of, sources_of
 from simdformer.models.config import ModelConfig
@@ -144,9 +144,13 @@ def read_text(
     numbers = Numbers()
     data = content(subject, logits, trace, lens, written, about, numbers, words, before)
     if subject.trainable is not None:
-        loss, parts = loss_by_part(subject, trace)
+        loss, parts, sizes = loss_by_part(subject, trace)
         places = {name: numbers.add(table) for name, table in parts.items()}
         data["loss"] = {"mean": loss if np.isfinite(loss) else None, **places}
+        for name, told in data["activations"].items():
+            none = np.full(len(subject.ids), np.nan)
+            of_layers = [sizes.get(f"layers.{at}.{name}", none) for at in layers[1:]]
+            told["gradient"] = numbers.add(np.stack(of_layers))
     return Reading(subject, logits, trace, said, lens, written, data, numbers.bytes, words)
 
 
@@ -281,7 +285,7 @@ def activations(
                     rms[layer] = before.array(same["rms"]).reshape(rms.shape)[layer]
                     few[layer] = before.array(same["first"]).reshape(few.shape)[layer]
                     continue
-                rows = np.moveaxis(array, row.axes.index("L"), 0).reshape(length, -1)
+                rows = by_position(row, array)
                 rms[layer] = root_mean_square(rows)
                 few[layer, :, : rows.shape[-1]] = rows[:, :FIRST]
             told[name] = {
@@ -306,15 +310,3 @@ def nearest_sources(config: ModelConfig, layer: int, name: str) -> tuple[str, ..
         waiting += before
         further.update(before)
     return tuple(source for source in sources if source not in further)
-
-
-def root_mean_square(rows: Array) -> Array:
-    """The root mean square of each row's finite numbers."""
-    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
-    counts = np.full(len(rows), rows.shape[-1])
-    if not np.isfinite(squares).all():
-        finite = np.isfinite(rows)
-        seen, counts = np.where(finite, rows, 0), np.maximum(finite.sum(-1), 1)
-        squares = np.einsum("ij,ij->i", seen, seen, dtype=np.float64)
-    mean: Array = squares / counts
-    return np.sqrt(mean)

@@ -43,7 +43,12 @@ const MIXTURE = {
 const BOX = { wide: 124, high: 34, stepX: 132, stepY: 46 };
 const activations = {};
 for (const [name, found] of Object.entries(data.activations))
-  activations[name] = { ...found, rms: arrayOf(found.rms), first: arrayOf(found.first) };
+  activations[name] = {
+    ...found,
+    rms: arrayOf(found.rms),
+    first: arrayOf(found.first),
+    gradient: found.gradient && arrayOf(found.gradient), // (layers, L), of a model that is trained
+  };
 
 /** The picture of one layer. */
 function flowOf(layer) {
@@ -128,8 +133,10 @@ view(["layer", "activation"], () => {
 });
 view(["layer", "token", "under", "activation"], () => {
   const at = looked();
-  const { rms, first, count } = activations[state.activation];
+  const { rms, first, gradient, count } = activations[state.activation];
   const row = state.layer * L + at;
+  const asked = gradient?.[row]; // NaN where there is none
+  const ofLoss = asked >= 0 ? `, of the loss's gradient by it ${asked.toPrecision(3)}` : "";
   const some = Array.from(first.subarray(row * count, (row + 1) * count)).filter((n) => !Number.isNaN(n));
   byId("numbers").replaceChildren(
     make(
@@ -138,7 +145,7 @@ view(["layer", "token", "under", "activation"], () => {
       make("code", {}, state.activation),
       ` of token ${at}, `,
       code(data.tokens[at], 20),
-      `: root mean square ${rms[row].toPrecision(3)}${was(rms, row, (one) => one.toPrecision(3))}; its first numbers `,
+      `: root mean square ${rms[row].toPrecision(3)}${was(rms, row, (one) => one.toPrecision(3))}${ofLoss}; its first numbers `,
       make("code", { class: "wraps" }, some.map((n) => n.toPrecision(3)).join("  ")),
     ),
   );
