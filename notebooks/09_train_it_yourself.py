@@ -43,6 +43,7 @@ from tempfile import mkdtemp
 
 import matplotlib.pyplot as plt
 import numpy as np
+from IPython.display import display
 
 import simdformer as sf
 from simdformer.data.corpus import ask, documents, facts, state
@@ -168,8 +169,8 @@ print(wrong)
 
 
 # %%
-def train(model, data, steps, *, lr=2e-3, warmup=50, clip=1.0, decay=0.1, change=None):
-    """The whole of training. -> the losses of all steps"""
+def train(model, data, steps, *, lr=2e-3, warmup=50, clip=1.0, decay=0.1, change=None, watch=None):
+    """The whole of training. -> the losses of all steps; `watch` is told those so far."""
     optimizer = sf.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
     losses = []
     for step in range(steps):
@@ -182,6 +183,8 @@ def train(model, data, steps, *, lr=2e-3, warmup=50, clip=1.0, decay=0.1, change
         now = sf.optim.cosine_lr(step, lr=lr, warmup=warm, total=steps, min_lr=0.02 * lr)
         optimizer.step(gradients, lr=now)
         losses.append(loss)
+        if watch is not None and step % 20 == 19:
+            watch(losses)
     return losses
 
 
@@ -198,17 +201,27 @@ print(f"loss of one batch: {by_heart[0]:.2f} at first, {by_heart[-1]:.3f} after 
 #
 # The learning rate rises over the first 50 steps, while the running means fill, and then falls along a cosine. Each step
 # sees 16 rows of 128 tokens that it has never seen. Beside it stands a text from another seed, which it is never trained on.
+#
+# `sf.explore` shows the model while it learns: the curve so far and, every 20 steps, how the model reads a text by now.
+# Watch what a head attends to, and what the last layer would say. (It needs a running kernel; below the cell is a picture.)
 
 # %%
 held_out = next(batches(32, 128, seed=99))
 model, data = new_model(), batches(16, 128, seed=1)
-losses = train(model, data, STEPS)
+model.tokenizer = tokenizer  # so that its texts are words
+explorer = sf.explore(
+    model, "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is blue."
+)
+display(explorer)
+losses = train(model, data, STEPS, watch=explorer.update)
 sf.plots.loss_curve({"this run": losses}, title="the loss of each step")
 plt.show()
 print(f"loss {losses[0]:.2f} at first, {np.mean(losses[-20:]):.2f} at the end")
 print(f"held out: {model.loss(*held_out):.2f}")
 
 # %% [markdown]
+# ![The explorer after 120 steps of a run: its curve, the text, all heads, one head, the logit lens](../docs/pictures/explore_run.png)
+#
 # The curve falls fast (which words there are), then slowly (which word goes with which). $e^{\text{loss}}$ is the
 # *perplexity*: among how many tokens the model still hesitates. It began with 1,024 of them.
 #

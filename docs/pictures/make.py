@@ -2,19 +2,25 @@
 
     python docs/pictures/make.py [FOLDER]
 
-Pages are photographed by Chromium (Debian: apt-get install chromium).
+Pages are photographed by Chromium (Debian: apt-get install chromium). `sf.explore` needs anywidget.
 """
 
+import base64
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 
 import simdformer as sf
+from simdformer.data.corpus import documents
+from simdformer.training import TrainableModel
 
 LOOKUP = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
 
@@ -35,6 +41,70 @@ def check() -> str:
     report = sf.check(sf.scaled_dot_product_attention, shares @ v, q, k, v, is_causal=True)
     body = report._repr_html_()
     return f'<!doctype html><meta charset="utf-8"><body style="font: 14px sans-serif">{body}'
+
+
+def explore() -> str:
+    """The widget of `sf.explore` with two changes."""
+    explorer = sf.explore(
+        sf.from_pretrained(sf.demo_path()), LOOKUP, LOOKUP.replace("blue", "green")
+    )
+    head = {"part": "head", "layer": 5, "at": 0, "value": "other"}
+    explorer.edits = [head, {"part": "mlp", "layer": 2, "value": "mean"}]
+    return widget(explorer)
+
+
+def run() -> str:
+    """The widget of `sf.explore` beside a run of a small model, after its first minute."""
+    demo = sf.from_pretrained(sf.demo_path())
+    model = TrainableModel.from_config(demo.transformer.config, seed=0)
+    model.tokenizer = demo.tokenizer
+    texts, losses = documents(seed=1), []
+    explorer = sf.explore(model, LOOKUP)
+    optimizer = sf.optim.AdamW(model.parameters(), lr=2e-3)
+    ids = list(islice(chain.from_iterable(demo.encode(text) for text in texts), 120 * 16 * 64))
+    for step, batch in enumerate(np.reshape(ids, (120, 16, 64))):
+        loss, gradients = model.loss_and_gradients(batch)
+        sf.optim.clip_grad_norm_(gradients, 1.0)
+        optimizer.step(
+            gradients, lr=sf.optim.cosine_lr(step, lr=2e-3, warmup=20, total=120, min_lr=4e-5)
+        )
+        losses.append(loss)
+    explorer.update(losses)
+    return widget(explorer)
+
+
+def widget(explorer: Any) -> str:
+    """A page that is told what a kernel tells the widget in a notebook."""
+    told: list[tuple[Any, Any]] = []
+    explorer.send = lambda content, buffers=(): told.append((content, buffers))
+    explorer._hear(explorer, {"do": "open", "view": None}, [])
+    messages = [
+        {"content": content, "buffers": [base64.b64encode(one).decode() for one in buffers]}
+        for content, buffers in told
+    ]
+    start = {name: getattr(explorer, name) for name in ("layer", "head", "position")}
+    return f"""<!doctype html><meta charset="utf-8"><body style="margin: 0"><div id="widget"></div>
+<script type="module">
+{explorer._esm}
+const codes = (text) => Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+const listeners = {{}};
+const start = {spelled(start)};
+const model = {{
+  get: (name) => start[name],
+  set: () => {{}},
+  save_changes: () => {{}},
+  on: (name, listener) => {{ listeners[name] = listener; }},
+  send: () => {{}},
+}};
+render({{ model, el: document.getElementById("widget") }});
+for (const {{ content, buffers }} of {spelled(messages)})
+  listeners["msg:custom"](content, buffers.map((one) => new DataView(codes(one).buffer)));
+</script>"""
+
+
+def spelled(told: Any) -> str:
+    """JSON that does not end the script that it stands in."""
+    return json.dumps(told).replace("<", "\\u003c")
 
 
 def photograph(page: str, file: Path, width: int, height: int) -> None:
@@ -63,6 +133,8 @@ def attention(file: Path) -> None:
 def main(folder: Path) -> None:
     mpl.use("agg")
     photograph(look(), folder / "look.png", 1400, 1010)
+    photograph(explore(), folder / "explore.png", 1117, 961)
+    photograph(run(), folder / "explore_run.png", 1117, 830)
     photograph(check(), folder / "check.png", 640, 540)
     attention(folder / "attention.png")
 
