@@ -1,4 +1,7 @@
-"""JupyterLab in headless Chromium: a server, a notebook, real pointer and key events."""
+"""JupyterLab or Notebook 7 in headless Chromium: a server, a notebook, real pointer and key events.
+
+Waiting ends after PATIENCE seconds, which a busy machine does not need; a step that hangs does.
+"""
 
 import json
 import os
@@ -10,6 +13,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
@@ -18,6 +22,8 @@ from browser import ActionChains, By, Keys, WebDriverWait, start
 
 __all__ = ["Lab", "Notebook", "View"]
 
+PATIENCE = 600
+BETWEEN_TRIES = 15  # seconds
 SETTINGS = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
 
 
@@ -28,15 +34,22 @@ def free_port():
 
 
 class Lab:
-    """A server with its own settings, and a browser that is connected to it."""
+    """A server with its own settings, and a browser that is connected to it.
 
-    def __init__(self, folder):
+    program : "jupyterlab", or "notebook", which is Notebook 7
+    """
+
+    PATHS: ClassVar = {"jupyterlab": "doc/tree", "notebook": "notebooks"}
+
+    def __init__(self, folder, program="jupyterlab"):
         anywidget = pytest.importorskip("anywidget", reason="needs the package anywidget")
-        pytest.importorskip("jupyterlab", reason="needs the package jupyterlab")
+        pytest.importorskip(program, reason=f"needs the package {program}")
         self.driver = start()
         self.folder, port = Path(folder), free_port()
         share = Path(anywidget.__file__).parents[4] / "share" / "jupyter"
-        places = {"JUPYTER_PATH": share, "JUPYTERLAB_DIR": share / "lab"}
+        places = {"JUPYTER_PATH": share}
+        if program == "jupyterlab":
+            places["JUPYTERLAB_DIR"] = share / "lab"
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "HOME"):
             places[name] = self.folder / name
             places[name].mkdir()
@@ -47,16 +60,17 @@ class Lab:
         options += ["--IdentityProvider.token=", "--ServerApp.port_retries=0"]
         self.log = (self.folder / "lab.log").open("wb")
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
+            [sys.executable, "-m", program, *options],
             cwd=self.folder,
             env=os.environ | {name: str(place) for name, place in places.items()},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
-        self.address = f"http://127.0.0.1:{port}"
-        for _ in range(600):
+        address = f"http://127.0.0.1:{port}"
+        self.documents = f"{address}/{self.PATHS[program]}"
+        for _ in range(10 * PATIENCE):
             try:
-                urllib.request.urlopen(f"{self.address}/api", timeout=1).close()
+                urllib.request.urlopen(f"{address}/api", timeout=1).close()
                 return
             except OSError:
                 time.sleep(0.1)
@@ -88,7 +102,7 @@ class Lab:
             "nbformat_minor": 5,
         }
         (self.folder / name).write_text(json.dumps(notebook))
-        self.driver.get(f"{self.address}/doc/tree/{name}")
+        self.driver.get(f"{self.documents}/{name}")
         return Notebook(self.driver)
 
 
@@ -97,7 +111,7 @@ class Notebook:
 
     def __init__(self, driver):
         self.driver = driver
-        self.wait(lambda: self.cells and "Idle" in self.status, 60)
+        self.wait(lambda: self.cells and "Idle" in self.status)
 
     @property
     def cells(self):
@@ -108,7 +122,7 @@ class Notebook:
         found = self.driver.find_elements(By.CSS_SELECTOR, ".jp-Notebook-ExecutionIndicator")
         return found[0].get_attribute("data-status").title() if found else ""
 
-    def wait(self, condition, seconds=60):
+    def wait(self, condition, seconds=PATIENCE):
         """What is drawn anew in between is looked for again."""
         stale = [StaleElementReferenceException]
         WebDriverWait(self.driver, seconds, ignored_exceptions=stale).until(lambda _: condition())
@@ -128,22 +142,25 @@ class Notebook:
         return self.finish(at)
 
     def start(self, at):
-        """Begins to run a cell. Keys that a page takes while it is built are lost."""
+        """Begins to run a cell. Clicks and keys that a page takes while it is built
+        are lost."""
         before = self.prompt(at)
-        for _ in range(5):
+        for _ in range(PATIENCE // BETWEEN_TRIES):
             self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
-            self.wait(
-                lambda: self.driver.switch_to.active_element.get_attribute("class") == "cm-content"
-            )
-            self.press(Keys.CONTROL, Keys.ENTER)
             with suppress(TimeoutException):
-                self.wait(lambda: self.prompt(at) != before, 15)
+                self.wait(self.may_type, BETWEEN_TRIES)
+                self.press(Keys.CONTROL, Keys.ENTER)
+                self.wait(lambda: self.prompt(at) != before, BETWEEN_TRIES)
                 return
         pytest.fail(f"cell {at} does not run")
 
+    def may_type(self):
+        """Whether a cell has the focus."""
+        return self.driver.switch_to.active_element.get_attribute("class") == "cm-content"
+
     def finish(self, at):
         """Waits for a cell that runs; its text output."""
-        self.wait(lambda: self.count(at), 120)
+        self.wait(lambda: self.count(at))
         return self.output(at)
 
     def type(self, at, source):

@@ -232,8 +232,8 @@ def opened(lab, request):
     """A notebook, and the explorer in it."""
     notebook = lab.open(f"{request.node.name}.ipynb", *CELLS)
     notebook.run(0)
-    notebook.wait(notebook.explorers, 60)
-    notebook.wait(lambda: notebook.explorers()[0].all("#heads button"), 60)
+    notebook.wait(notebook.explorers)
+    notebook.wait(lambda: notebook.explorers()[0].all("#heads button"))
     yield notebook, notebook.explorers()[0]
     severe = [one["message"] for one in lab.driver.get_log("browser") if one["level"] == "SEVERE"]
     assert [one for one in severe if "/lsp/status" not in one] == []
@@ -449,7 +449,7 @@ print(f"{log[-1]:.3g}", f"{model.loss(e.trace.ids):.3f}")"""
 def test_the_curve_of_a_run_grows_while_it_goes_on(lab):
     notebook = lab.open("run.ipynb", TRAINED, LOOP)
     notebook.run(0)
-    notebook.wait(notebook.explorers, 60)
+    notebook.wait(notebook.explorers)
     view = notebook.explorers()[0]
     view.wait(lambda: view.all("#heads button"))
     assert not view.one("#run-view").is_displayed()
@@ -460,3 +460,23 @@ def test_the_curve_of_a_run_grows_while_it_goes_on(lab):
     view.wait(lambda: view.text("#run-of") == f"After step 40: loss {last}.")
     assert f"is {now} nats" in view.text("#loss-of")
     view.wait(lambda: len(view.one("#run-curve .each").get_attribute("points").split()) == 40)
+
+
+@in_lab
+def test_it_answers_in_notebook_7(tmp_path):
+    lab = Lab(tmp_path, "notebook")
+    try:
+        notebook = lab.open("seven.ipynb", *CELLS)
+        notebook.run(0)
+        notebook.wait(notebook.explorers)
+        view = notebook.explorers()[0]
+        view.wait(lambda: view.all("#heads button"))
+        view.click("input[name=does][value=zero]")
+        view.click("#heads button", 20)
+        view.wait(lambda: chips(view) == ["head 5.0 → 0"])
+        assert notebook.run(2).startswith("True")
+        view.write("#typed", "A dog bdd xx 00")  # letters that are commands to a notebook
+        view.wait(lambda: "".join(tokens(view)[1:]) == "A dog bdd xx 00")
+        assert len(notebook.cells) == len(CELLS)
+    finally:
+        lab.close()
