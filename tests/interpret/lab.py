@@ -79,8 +79,11 @@ class Lab:
 
     def close(self):
         self.driver.quit()
-        self.server.terminate()
-        self.server.wait(30)
+        for _ in range(PATIENCE // BETWEEN_TRIES):
+            self.server.terminate()  # once more, where a server that was busy has missed it
+            with suppress(subprocess.TimeoutExpired):
+                self.server.wait(BETWEEN_TRIES)
+                break
         self.log.close()
 
     def open(self, name, *cells):
@@ -142,8 +145,7 @@ class Notebook:
         return self.finish(at)
 
     def start(self, at):
-        """Begins to run a cell. Clicks and keys that a page takes while it is built
-        are lost."""
+        """Begins to run a cell. Clicks and keys that a page takes while it is built are lost."""
         before = self.prompt(at)
         for _ in range(PATIENCE // BETWEEN_TRIES):
             self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
