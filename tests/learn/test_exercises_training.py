@@ -9,6 +9,8 @@ from test_learn_commands import narrow
 
 LINE = "labels[row, : len(text) - 1] = np.where(answer[1:], text[1:], -100)"
 END = "return ids, labels"
+CLIP = 'clip_gradients(list(gradients.values()), options["max_norm"])'
+ADAPTER = "x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)"
 PADDED = """labels[:, :-1], labels[:, -1] = ids[:, 1:], -100
     mask = np.zeros(shape, bool)
     for row, one in enumerate(answers):
@@ -86,6 +88,110 @@ WRONG = {
         "batch.ignored_as_padding": ("-100", "pad_id"),
         "batch.ignored_as_0": ("-100", "0"),
         "batch.ignored_as_minus_1": ("-100", "-1"),
+    },
+    "training_step": {
+        "step.gradients_of_ids": ("(weights, ids, labels)", "(weights, ids, ids)"),
+        "step.loss_after_the_step": (
+            "return loss,",
+            "loss, _ = loss_and_gradients(new_weights, ids, labels)\n    return loss,",
+        ),
+        "step.gradient_turned": (
+            "clip_gradients(list(gradients.values())",
+            "clip_gradients([-g for g in gradients.values()]",
+        ),
+        "step.not_clipped_here": (CLIP, "list(gradients.values())"),
+        "step.each_clipped_alone": (
+            CLIP,
+            '[clip_gradients([g], options["max_norm"])[0] for g in gradients.values()]',
+        ),
+        "step.clipped_by_number": (
+            CLIP,
+            '[np.clip(g, -options["max_norm"], options["max_norm"]) for g in gradients.values()]',
+        ),
+        "step.always_scaled": (
+            CLIP,
+            (
+                "list(gradients.values())\n    norm = sum((g * g).sum() for g in clipped) ** 0.5\n"
+                '    clipped = [g * options["max_norm"] / norm for g in clipped]'
+            ),
+        ),
+        "step.matrices_clipped_alone": (
+            CLIP,
+            CLIP + "\n    matrices = [g for g in gradients.values() if g.ndim > 1]\n"
+            '    some = iter(clip_gradients(matrices, options["max_norm"]))\n'
+            "    clipped = [next(some) if g.ndim > 1 else g for g in gradients.values()]",
+        ),
+        "step.schedule_one_ahead": ("cosine_lr(step - 1", "cosine_lr(step"),
+        "step.no_schedule": ("cosine_lr(step - 1, *schedule)", 'options["lr"]'),
+        "step.adamw_from_1_again": ("*moments, step,", "*moments, 1,"),
+        "step.vectors_decayed": ("weight.ndim == 1", "False"),
+        "step.nothing_decayed": ("weight.ndim == 1", "True"),
+        "step.moments_not_kept": (
+            "return loss, new_weights, new_m, new_v",
+            "return loss, new_weights, m, v",
+        ),
+        "step.moments_from_0": ("moments = m[name], v[name]", "moments = 0 * m[name], 0 * v[name]"),
+        "step.weights_not_kept": ("return loss, new_weights", "return loss, weights"),
+        "step.moments_exchanged": ("new_m, new_v\n", "new_v, new_m\n"),
+    },
+    "lora_linear": {
+        f"lora.{name}": (ADAPTER, wrong)
+        for name, wrong in {
+            "alpha_not_divided": "x @ weight.T + alpha * (x @ a.T @ b.T)",
+            "no_alpha": "x @ weight.T + (x @ a.T @ b.T)",
+            "rank_over_alpha": "x @ weight.T + len(a) / alpha * (x @ a.T @ b.T)",
+            "divided_by_root": "x @ weight.T + alpha / len(a) ** 0.5 * (x @ a.T @ b.T)",
+            "only_divided": "x @ weight.T + (x @ a.T @ b.T) / len(a)",
+            "divided_by_inputs": "x @ weight.T + alpha / a.shape[-1] * (x @ a.T @ b.T)",
+            "divided_by_outputs": "x @ weight.T + alpha / len(b) * (x @ a.T @ b.T)",
+            "adapter_left_out": "x @ weight.T",
+            "scale_squared": "x @ weight.T + (alpha / len(a)) ** 2 * (x @ (b @ a).T)",
+            "adapter_subtracted": "x @ (weight - alpha / len(a) * (b @ a)).T",
+            "adapter_alone": "x @ (alpha / len(a) * (b @ a)).T",
+            "all_scaled": "x @ (alpha / len(a) * (weight + b @ a)).T",
+            "averaged_with_weight": "x @ (weight + alpha / len(a) * (b @ a)).T / 2",
+        }.items()
+    },
+    "lora_backward": {
+        "lora_backward.alpha_not_divided": ("alpha / len(a)", "alpha"),
+        "lora_backward.rank_over_alpha": ("alpha / len(a)", "len(a) / alpha"),
+        "lora_backward.divided_by_root": ("alpha / len(a)", "alpha / len(a) ** 0.5"),
+        "lora_backward.only_divided": ("alpha / len(a)", "1 / len(a)"),
+        "lora_backward.divided_by_inputs": ("alpha / len(a)", "alpha / a.shape[1]"),
+        "lora_backward.divided_by_outputs": ("alpha / len(a)", "alpha / len(b)"),
+        "lora_backward.b_without_scale": (", of_b\n", ", of_b / scale\n"),
+        "lora_backward.b_scaled_twice": (", of_b\n", ", of_b * scale\n"),
+        "lora_backward.b_batch_kept": (
+            ", of_b\n",
+            ", scale * (grad.swapaxes(-1, -2) if grad.ndim > 2 else grad.T) @ (x @ a.T)\n",
+        ),
+        "lora_backward.b_averaged": (", of_b\n", ", of_b * x.shape[-1] / x.size\n"),
+        "lora_backward.b_of_last_sequence": (
+            ", of_b\n",
+            ", of_b if grad.ndim < 3 else scale * grad[-1].T @ (x[-1] @ a.T)\n",
+        ),
+        "lora_backward.a_without_scale": (", of_a, of_b\n", ", of_a / scale, of_b\n"),
+        "lora_backward.a_scaled_twice": (", of_a, of_b\n", ", of_a * scale, of_b\n"),
+        "lora_backward.a_batch_kept": (
+            ", of_a, of_b\n",
+            ", scale * (grad @ b).swapaxes(-1, -2) @ x, of_b\n",
+        ),
+        "lora_backward.a_averaged": (", of_a, of_b\n", ", of_a * x.shape[-1] / x.size, of_b\n"),
+        "lora_backward.a_of_last_sequence": (
+            ", of_a, of_b\n",
+            ", of_a if grad.ndim < 3 else scale * (grad[-1] @ b).T @ x[-1], of_b\n",
+        ),
+        "lora_backward.x_of_weight_alone": ("grad @ weight + through_a", "grad @ weight"),
+        "lora_backward.x_of_adapter_alone": ("grad @ weight + through_a", "through_a"),
+        "lora_backward.x_without_scale": (
+            "grad @ weight + through_a",
+            "grad @ weight + through_a / scale",
+        ),
+        "lora_backward.x_all_scaled": ("grad @ weight +", "scale * grad @ weight +"),
+        "lora_backward.x_scaled_twice": (
+            "grad @ weight + through_a",
+            "grad @ weight + scale * through_a",
+        ),
     },
 }
 ALL = [(name, mistake) for name, mistakes in WRONG.items() for mistake in mistakes]

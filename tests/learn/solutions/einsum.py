@@ -270,3 +270,33 @@ def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay
     root = np.sqrt(v) / f32((1 - beta2**step) ** 0.5) + f32(eps)
     kept = weight * f32(1 - lr * weight_decay)
     return kept - f32(lr / (1 - beta1**step)) * m / root, m, v
+
+
+def training_step(loss_and_gradients, weights, m, v, ids, labels, step, options):
+    o = options
+    loss, gradients = loss_and_gradients(weights, ids, labels)
+    norm = np.sqrt(sum(np.vdot(g, g) for g in gradients.values()))
+    lr = cosine_lr(step - 1, o["lr"], o["warmup"], o["total"], o["min_lr"])
+    after = {"w": {}, "m": {}, "v": {}}
+    for name in weights:
+        g = gradients[name] / max(f32(1), norm / f32(o["max_norm"]))
+        a = f32(o["beta1"]) * m[name] + f32(1 - o["beta1"]) * g
+        b = f32(o["beta2"]) * v[name] + f32(1 - o["beta2"]) * g * g
+        a_hat, b_hat = a / (1 - o["beta1"] ** step), b / (1 - o["beta2"] ** step)
+        decay = o["weight_decay"] if "norm" not in name else 0.0
+        w = weights[name] - lr * decay * weights[name] - lr * a_hat / (np.sqrt(b_hat) + o["eps"])
+        after["w"][name], after["m"][name], after["v"][name] = w, a, b
+    return [loss, *after.values()]
+
+
+def lora_linear(x, weight, a, b, alpha):
+    merged = weight + f32(alpha / a.shape[0]) * np.einsum("or,ri->oi", b, a)
+    return np.einsum("...i,oi->...o", x, merged)
+
+
+def lora_backward(grad, x, weight, a, b, alpha):
+    s = f32(alpha / a.shape[0])
+    merged = weight + s * np.einsum("or,ri->oi", b, a)
+    da = s * np.einsum("no,or,ni->ri", rows(grad), b, rows(x))
+    db = s * np.einsum("no,ni,ri->or", rows(grad), rows(x), a)
+    return np.einsum("...o,oi->...i", grad, merged), da, db

@@ -233,3 +233,38 @@ def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay
     optimizer.state[parameter] = state | {"exp_avg_sq": v.clone()}
     optimizer.step()
     return parameter, state["exp_avg"], optimizer.state[parameter]["exp_avg_sq"]
+
+
+def training_step(loss_and_gradients, weights, m, v, ids, labels, step, options):
+    loss, gradients = loss_and_gradients(weights, ids, labels)
+    parameters = {name: torch.nn.Parameter(w.clone()) for name, w in weights.items()}
+    for name, parameter in parameters.items():
+        parameter.grad = gradients[name].clone()
+    torch.nn.utils.clip_grad_norm_(parameters.values(), options["max_norm"])
+    groups = [
+        {"params": [p for p in parameters.values() if p.ndim > 1]},
+        {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    schedule = (options[name] for name in ("lr", "warmup", "total", "min_lr"))
+    optimizer = torch.optim.AdamW(
+        groups,
+        lr=float(cosine_lr(step - 1, *schedule)),
+        betas=(options["beta1"], options["beta2"]),
+        eps=options["eps"],
+        weight_decay=options["weight_decay"],
+    )
+    for name, parameter in parameters.items():
+        moments = {"exp_avg": m[name].clone(), "exp_avg_sq": v[name].clone()}
+        optimizer.state[parameter] = {"step": torch.tensor(step - 1.0)} | moments
+    optimizer.step()
+    states = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
+    moments = [{n: s[key] for n, s in states.items()} for key in ("exp_avg", "exp_avg_sq")]
+    return loss, {name: p.detach() for name, p in parameters.items()}, *moments
+
+
+def lora_linear(x, weight, a, b, alpha):
+    return F.linear(x, weight) + F.linear(F.linear(x, a), b) * (alpha / a.shape[0])
+
+
+def lora_backward(grad, x, weight, a, b, alpha):
+    return by_autograd(lambda x, a, b: lora_linear(x, weight, a, b, alpha), grad, x, a, b)

@@ -20,6 +20,7 @@ from simdformer.types import Array
 __all__ = ["UNWRITTEN", "Attempt", "attempt", "kinds_of_arrays", "where"]
 
 UNWRITTEN = "not written yet"
+Keys = tuple[tuple[str, ...], ...]  # those of each result that is a dict; () for an array
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Attempt:
 
 
 def attempt(
-    function: Callable[..., Any], arguments: tuple[Any, ...], results: int, kinds: tuple[str, ...]
+    function: Callable[..., Any], arguments: tuple[Any, ...], results: Keys, kinds: tuple[str, ...]
 ) -> Attempt:
     """Calls the function with copies of the arguments, as the first kind of arrays ("torch",
-    "numpy") with which it does not raise; it should return so many `results`, and the same ones
-    when it is called again."""
+    "numpy") with which it does not raise; it should return as many `results`, dicts where there are
+    keys, and the same ones when it is called again."""
     if misfit := takes_other_arguments(function, len(arguments)):
         return Attempt(complaint=misfit)
     first: Attempt | None = None
@@ -54,7 +55,7 @@ def attempt(
 
 
 def called(
-    function: Callable[..., Any], arguments: tuple[Any, ...], results: int, kind: str
+    function: Callable[..., Any], arguments: tuple[Any, ...], results: Keys, kind: str
 ) -> Attempt:
     """One call; what the function raises comes through."""
     given = tuple(converted(argument, kind) for argument in arguments)
@@ -145,16 +146,27 @@ def is_changed(mine: Any, right: Any) -> bool:
     )
 
 
-def understood(returned: Any, results: int) -> Attempt:
-    """What was returned, as numpy arrays."""
+def understood(returned: Any, results: Keys) -> Attempt:
+    """What was returned, as numpy arrays; a dict as those of its keys."""
     if returned is None:
         return Attempt(complaint="returned None: is there a `return` at its end?")
-    parts = returned if results > 1 else (returned,)
-    if results > 1 and (not isinstance(parts, tuple | list) or len(parts) != results):
+    count = len(results)
+    parts = returned if count > 1 else (returned,)
+    if count > 1 and (not isinstance(parts, tuple | list) or len(parts) != count):
         found = f"{len(parts)} results" if isinstance(parts, tuple | list) else kind_of(parts)
-        return Attempt(complaint=f"returned {found}, needs {results} arrays")
+        kinds = "results, dicts among them" if any(results) else "arrays"
+        return Attempt(complaint=f"returned {found}, needs {count} {kinds}")
+    each = []
+    for number, (part, keys) in enumerate(zip(parts, results, strict=True), start=1):
+        if keys and (not isinstance(part, dict) or part.keys() != set(keys)):
+            found = f"keys {', '.join(map(str, part))}" if isinstance(part, dict) else kind_of(part)
+            return Attempt(
+                complaint=f"result {number} of {count}: returned {found}, needs a dict with the "
+                f"keys {', '.join(keys)}"
+            )
+        each += [part[key] for key in keys] if keys else [part]
     arrays = []
-    for part in parts:
+    for part in each:
         try:
             arrays.append(as_array(part))
         except Exception:

@@ -27,11 +27,18 @@ class Question:
 
 @dataclass(frozen=True)
 class Case:
-    """One call: the learner's arguments, a question for each result, and what is special."""
+    """One call: the learner's arguments, a question for each array that comes back, and what is
+    special.
+
+    keys : for each result the keys of the dict that it is, none where it is an array; (): all are
+    whole : what is asked about all of them together, where no question finds the mistake
+    """
 
     arguments: tuple[Any, ...]
     questions: tuple[Question, ...]
     special: str = ""
+    keys: tuple[tuple[str, ...], ...] = ()
+    whole: Callable[[tuple[Array, ...]], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,10 @@ class Exercise:
         return f"{self.name}{inspect.signature(getattr(starter, self.name))}"
 
     @property
-    def results(self) -> int:
-        return len(self.cases()[0].questions)
+    def results(self) -> tuple[tuple[str, ...], ...]:
+        """For each result the keys of the dict that it is, none where it is an array."""
+        case = self.cases()[0]
+        return case.keys or ((),) * len(case.questions)
 
     def cases(self) -> list[Case]:
         return list(self.make(Draw(np.random.default_rng([*self.name.encode()]))))

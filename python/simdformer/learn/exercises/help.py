@@ -238,6 +238,30 @@ HINTS: dict[str, tuple[str, str, str]] = {
         "Both begin at 0 and are too small at first: divide them by 1 - beta**step.",
         "weight - lr * (m / (sqrt(v) + eps) + weight_decay * weight), m and v corrected.",
     ),
+    "training_step": (
+        "All parts are written: clip_gradients, cosine_lr, adamw_step. In which order?",
+        (
+            "clip_gradients takes and gives a list: list(gradients.values()). One call for all "
+            "gradients, before the loop over the names."
+        ),
+        (
+            "For each name: adamw_step(weights[name], clipped, m[name], v[name], step, lr, beta1, "
+            "beta2, eps, decay) with lr = cosine_lr(step - 1, ...) and decay = 0 where ndim is 1."
+        ),
+    ),
+    "lora_linear": (
+        "Two ways from x to y, added: through the weight, and through a and then b.",
+        "The rank r is the number of rows of a. Only the adapter's way is multiplied by alpha / r.",
+        "x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)",
+    ),
+    "lora_backward": (
+        "The adapter is two linear layers, one behind the other: linear_backward, twice.",
+        "Begin with alpha / r * grad. What linear_backward gives for x of b is the grad of a.",
+        (
+            "With s = alpha / r: x: grad @ weight + s * grad @ b @ a. a: s * (grad @ b).T @ x. b: "
+            "s * grad.T @ (x @ a.T), with all leading axes folded."
+        ),
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from simdformer.learn.check.operation import Call, listed
 from simdformer.learn.exercises.calls import UNWRITTEN, Attempt
 from simdformer.learn.exercises.exercise import EXERCISES, Case, Exercise, Question
 from simdformer.learn.mistakes.cache import appended, cache
+from simdformer.learn.mistakes.lora import lora, lora_backward, lora_gradients, lora_linear
 from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
 from simdformer.learn.mistakes.text_batch import batch, batch_and_labels
 from simdformer.learn.mistakes.text_bpe import bpe, bpe_merges
@@ -25,6 +26,7 @@ from simdformer.learn.mistakes.text_chat import chat, chat_ids
 from simdformer.learn.mistakes.text_generation import generate, generation
 from simdformer.learn.mistakes.text_loss import loss, text_loss
 from simdformer.learn.mistakes.text_sampling import sampling, sampling_probabilities
+from simdformer.learn.mistakes.training_step import step, training_step
 
 __all__ = ["Outcome", "Results", "collected", "folded", "judge"]
 
@@ -46,6 +48,9 @@ STEPS = {
     chat_ids: chat,
     text_loss: loss,
     batch_and_labels: batch,
+    training_step: step,
+    lora_linear: lora,
+    lora_backward: lora_gradients,
 }
 
 
@@ -232,9 +237,15 @@ def first_wrong(case: Case, tried: Attempt) -> list[Wrong]:
     """At most one; the last results first, for the others are made of them."""
     count = len(case.questions)
     for number in reversed(range(count)):
-        report = asked(case.questions[number], tried.results[number])
+        question = case.questions[number]
+        report = asked(question, tried.results[number])
         if not report.ok:
-            return [Wrong(case, report, f"result {number + 1} of {count}: " if count > 1 else "")]
+            which = question.part if case.keys else f"result {number + 1} of {count}"
+            if not report.explanations and case.whole is not None:
+                whole = case.whole(tried.results)
+                if whole.diagnosis:
+                    return [Wrong(case, whole.report, f"{whole.first_wrong}: ")]
+            return [Wrong(case, report, f"{which}: " if count > 1 else "")]
     return []
 
 

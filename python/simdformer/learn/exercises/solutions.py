@@ -246,3 +246,31 @@ def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay
     v = beta2 * v + (1 - beta2) * gradient**2
     update = m / (1 - beta1**step) / (np.sqrt(v / (1 - beta2**step)) + eps)
     return weight - lr * (update + weight_decay * weight), m, v
+
+
+def training_step(loss_and_gradients, weights, m, v, ids, labels, step, options):
+    schedule = [options[name] for name in ("lr", "warmup", "total", "min_lr")]
+    constants = [options[name] for name in ("beta1", "beta2", "eps")]
+    loss, gradients = loss_and_gradients(weights, ids, labels)
+    clipped = clip_gradients(list(gradients.values()), options["max_norm"])
+    lr = cosine_lr(step - 1, *schedule)
+    new_weights, new_m, new_v = {}, {}, {}
+    for name, gradient in zip(gradients, clipped, strict=True):
+        weight, decay = weights[name], options["weight_decay"]
+        if weight.ndim == 1:
+            decay = 0
+        moments = m[name], v[name]
+        new = adamw_step(weight, gradient, *moments, step, lr, *constants, decay)
+        new_weights[name], new_m[name], new_v[name] = new
+    return loss, new_weights, new_m, new_v
+
+
+def lora_linear(x, weight, a, b, alpha):
+    return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
+
+
+def lora_backward(grad, x, weight, a, b, alpha):
+    scale = alpha / len(a)
+    through_b, of_b, _ = linear_backward(scale * grad, x @ a.T, b)
+    through_a, of_a, _ = linear_backward(through_b, x, a)
+    return grad @ weight + through_a, of_a, of_b

@@ -317,3 +317,32 @@ def adamw_step(weight, gradient, m, v, step, lr, beta1, beta2, eps, weight_decay
     counts from 1. The decay is lr · weight_decay of the weight, and eps stands outside the root.
     """
     raise NotImplementedError
+
+
+def training_step(loss_and_gradients, weights, m, v, ids, labels, step, options):
+    """One step of training: the loss before it, and the new weights, m and v.
+
+    loss, gradients = loss_and_gradients(weights, ids, labels) is a model's. weights, gradients, m
+    and v are dicts of arrays with the same keys; give four results, the last three such dicts. The
+    gradients are clipped, then every weight makes a step of AdamW. step counts from 1, in cosine_lr
+    from 0: the first step has the rate of cosine_lr(0, ...). Matrices are decayed, norms (one axis)
+    are not. options has "lr", "warmup", "total", "min_lr", "max_norm", "beta1", "beta2", "eps",
+    "weight_decay".
+    """
+    raise NotImplementedError
+
+
+def lora_linear(x, weight, a, b, alpha):
+    """x @ weight.T with an adapter beside it: y = (weight + alpha / r · b a) x, r the rank.
+
+    x (..., I), weight (O, I), a (r, I), b (O, r) -> (..., O), without ever computing b a.
+    """
+    raise NotImplementedError
+
+
+def lora_backward(grad, x, weight, a, b, alpha):
+    """The gradients of `lora_linear`: those of x, a and b. The weight is frozen and has none.
+
+    grad (..., O), x (..., I), weight (O, I), a (r, I), b (O, r) -> (..., I), (r, I), (O, r)
+    """
+    raise NotImplementedError

@@ -3,16 +3,28 @@
 Lengths differ, as they do in `cases`; labels repeat, and some of them are ignored.
 """
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import simdformer as sf
 from simdformer import backward, optim
+from simdformer.learn.exercises.calls import as_array
 from simdformer.learn.exercises.cases import NORMED
 from simdformer.learn.exercises.exercise import Case, Draw, Question, exercise, same
+from simdformer.learn.gradients.step import check_step
+from simdformer.learn.mistakes.lora import lora_backward as right_lora_backward
+from simdformer.learn.mistakes.lora import lora_linear as right_lora
 from simdformer.learn.mistakes.text_batch import batch_and_labels as right_batch
+from simdformer.learn.mistakes.training_step import training_step as right_step
+from simdformer.models.config import ModelConfig
+from simdformer.models.weights import weight_shapes
+from simdformer.training.model import TrainableModel
+from simdformer.types import Array
 
 __all__: list[str] = []
 
@@ -138,3 +150,120 @@ def adamw_step(draw: Draw) -> Iterator[Case]:
         given = {"step": step, "lr": 0.01, "betas": (0.9, 0.98), "eps": eps, "weight_decay": 0.2}
         numbers = step, 0.01, 0.9, 0.98, eps, 0.2
         yield Case((*args, *numbers), of_parts(optim.adamw_, names, args, **given))
+
+
+@exercise(TRAINING)
+def training_step(draw: Draw) -> Iterator[Case]:
+    config = ModelConfig(
+        hidden_size=8,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        intermediate_size=12,
+        vocab_size=11,
+        max_seq_len=8,
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+        rope_layout="half",
+        tie_embeddings=False,
+    )
+    options = {"lr": 0.1, "warmup": 4, "total": 12, "min_lr": 0.01, "beta1": 0.9, "beta2": 0.98}
+    options |= {"eps": 1e-8, "weight_decay": 0.2}
+    weights = {
+        name: draw(*shape, scale=0.5, around=float(len(shape) == 1))
+        for name, shape in weight_shapes(config).items()
+    }
+    names = tuple(weights)
+    for rows, step, max_norm, special in (
+        (2, 1, 0.5, "the first step"),
+        (3, 3, 0.5, "in the warm-up"),
+        (2, 9, 100.0, "small gradients"),
+    ):
+        ids = draw.rng.integers(0, config.vocab_size, (rows, 5))
+        labels = np.append(ids[:, 1:], np.full((rows, 1), -100), axis=1)
+        labels[0, :2] = -100
+        m, v = (
+            {name: 0 * w if step == 1 else draw(*w.shape, scale=0.1) for name, w in weights.items()}
+            for _ in range(2)
+        )
+        v = {name: x * x for name, x in v.items()}
+        given = options | {"max_norm": max_norm}
+        args = SmallTrainable(config), weights, m, v, ids, labels, step, given
+        parts = "loss", *(f"{part}[{name!r}]" for part in ("weights", "m", "v") for name in names)
+        asked = of_parts(right_step, parts, args)
+        whole = partial(first_step, *args) if step == 1 else None
+        yield Case(args, asked, special, ((), names, names, names), whole)
+
+
+LORA = (((4,), 2, 8.0), ((2, 3), 3, 1.5), ((3, 4), 2, 5.0))  # leading axes, rank, alpha
+
+
+def with_adapter(draw: Draw, batch: tuple[int, ...], rank: int) -> tuple[Array, ...]:
+    """x, weight, a, b"""
+    return draw(*batch, 7), draw.matrix(5, 7), draw.matrix(rank, 7), draw.matrix(5, rank)
+
+
+@exercise(TRAINING)
+def lora_linear(draw: Draw) -> Iterator[Case]:
+    for batch, rank, alpha in LORA:
+        yield same(right_lora, *with_adapter(draw, batch, rank), alpha)
+
+
+@exercise(TRAINING)
+def lora_backward(draw: Draw) -> Iterator[Case]:
+    for batch, rank, alpha in LORA:
+        args = draw(*batch, 5), *with_adapter(draw, batch, rank), alpha
+        yield Case(args, of_parts(right_lora_backward, ("x", "a", "b"), args))
+
+
+@dataclass(frozen=True)
+class SmallTrainable:
+    """The loss and the gradients of a small Llama, as a function of its weights."""
+
+    config: ModelConfig
+    tensors: bool = False
+
+    def __repr__(self) -> str:
+        return "a small Llama"
+
+    def __call__(self, weights: Any, ids: Any, labels: Any) -> tuple[Any, Any]:
+        model = TrainableModel(self.config, {name: as_array(w) for name, w in weights.items()})
+        loss, gradients = model.loss_and_gradients(as_array(ids), as_array(labels))
+        if self.tensors:
+            torch = sys.modules["torch"]
+            return torch.tensor(loss), {n: torch.from_numpy(g) for n, g in gradients.items()}
+        return loss, gradients
+
+    def fresh(self, kind: str) -> "SmallTrainable":
+        return SmallTrainable(self.config, kind == "torch")
+
+
+def first_step(
+    function: SmallTrainable,
+    weights: Any,
+    m: Any,
+    v: Any,
+    ids: Array,
+    labels: Array,
+    step: int,
+    options: Any,
+    results: tuple[Array, ...],
+) -> Any:
+    """What `simdformer.check_step` says of it. The m of a first step are the gradients after
+    clipping, times 1 - beta1."""
+    del v, step
+    loss, count = results[0], len(weights)
+    moved, moments = (dict(zip(m, results[i : i + count], strict=True)) for i in (1, 1 + count))
+    gradients = {name: one / (1 - options["beta1"]) for name, one in moments.items()}
+    return check_step(
+        {"loss": loss, "gradients": gradients, "parameters": moved},
+        TrainableModel(function.config, weights),
+        ids,
+        labels,
+        lr=optim.cosine_lr(0, **{k: options[k] for k in ("lr", "warmup", "total", "min_lr")}),
+        betas=(options["beta1"], options["beta2"]),
+        eps=options["eps"],
+        weight_decay=options["weight_decay"],
+        max_norm=options["max_norm"],
+    )
