@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 
 import simdformer as sf
 from simdformer.learn.exercises import EXERCISES, HINTS, solution, solutions
+from simdformer.learn.exercises.little_sister import TRAINED_BY, trained_by
 from simdformer.learn.exercises.notebook import unformatted
 from simdformer.learn.exercises.story import NEEDED, QUESTION, Use, story_of
 
@@ -66,6 +67,10 @@ def test_an_empty_notebook_says_what_is_not_written(notebook):
     assert f"{len(EXERCISES)} not written yet" in text(outputs["sf.exercises.check(globals())"])
     told = text(outputs["sf.exercises.story()"])
     assert f"softmax, causal_mask, scaled_dot_product_attention and {len(NEEDED) - 3} more" in told
+    told = text(outputs["trained = sf.exercises.train()\ntrained"])
+    assert (
+        f"softmax, causal_mask, scaled_dot_product_attention and {len(TRAINED_BY) - 3} more" in told
+    )
 
 
 def test_a_notebook_that_is_filled_in_writes_a_story(notebook):
@@ -73,6 +78,7 @@ def test_a_notebook_that_is_filled_in_writes_a_story(notebook):
         for name in EXERCISES:
             if cell.source.startswith(f"def {name}("):
                 cell.source = solution(name)
+        cell.source = cell.source.replace("train()", "train(steps=12)")
     outputs = executed(notebook)
     for name in EXERCISES:
         assert "right" in text(outputs[f'sf.exercises.check("{name}")']), name
@@ -80,6 +86,10 @@ def test_a_notebook_that_is_filled_in_writes_a_story(notebook):
     told = text(outputs["sf.exercises.story()"])
     assert "Once upon a time there was" in told
     assert "tokens are those that simdformer writes" in told
+    told = text(outputs["trained = sf.exercises.train(steps=12)\ntrained"])
+    assert "Your functions train a model: 12 steps" in told
+    (*_, curve) = outputs["sf.plots.loss_curve(trained.losses)"]
+    assert "image/png" in curve.data
 
 
 def test_a_name_means_the_function_that_the_caller_has():
@@ -95,20 +105,27 @@ def test_a_name_means_the_function_that_the_caller_has():
         sf.exercises.check("nowhere.py")
 
 
+def functions():
+    """The solutions as somebody's names."""
+    exec(Path(solutions.__file__).read_text(encoding="utf-8"), names := {})
+    return names
+
+
+def counted(seen, name, function):
+    """The function, which says that it was called."""
+
+    def call(*arguments, **options):
+        seen.add(name)
+        return function(*arguments, **options)
+
+    return call
+
+
 def test_the_story_uses_all_functions_that_it_asks_for():
     """Each is called, by the story or by another one of them."""
-    seen = set()
-
-    def counted(name, function):
-        def call(*arguments, **options):
-            seen.add(name)
-            return function(*arguments, **options)
-
-        return call
-
-    exec(Path(solutions.__file__).read_text(encoding="utf-8"), names := {})
+    names, seen = functions(), set()
     for name in EXERCISES:
-        names[name] = counted(name, names[name])
+        names[name] = counted(seen, name, names[name])
     told = story_of(names, names, "Once", max_new_tokens=3)
     assert seen == set(NEEDED)
     assert list(NEEDED) == [name for name, one in EXERCISES.items() if one.chapter < "7"]
@@ -119,6 +136,58 @@ def test_the_story_uses_all_functions_that_it_asks_for():
     tokenizer = model.tokenizer
     asked = names["chat_ids"](chat, partial(tokenizer.encode, bos=False), tokenizer.special)
     assert told.answer == tokenizer.decode(model.generate(asked, max_new_tokens=3))
+
+
+def test_training_uses_all_functions_that_it_asks_for():
+    names, seen = functions(), set()
+    for name, function in list(names.items()):
+        if name in EXERCISES:
+            names[name] = counted(seen, name, function)
+    told = trained_by(names, names, steps=8)
+    assert set(TRAINED_BY) <= seen
+    assert told.ok
+    assert told.same == (5, 5)
+    assert told.losses[0] == pytest.approx(np.log(1024), abs=0.1)
+    assert told.losses[-1] < told.losses[0] - 1
+    assert told.before != told.after
+    drawn = repr(told).splitlines()
+    assert any(line.startswith(f"  {told.losses[0]:5.2f} │●") for line in drawn)
+    assert max(map(len, drawn)) <= 80
+
+
+def test_a_loss_that_is_not_the_right_one_is_said():
+    """A function that is right in the exercise's calls, and wrong where the model is larger."""
+    names = functions()
+    right = names["linear_backward"]
+
+    def linear_backward(grad, x, weight):
+        dx, dw, db = right(grad, x, weight)
+        return dx, dw if len(weight) < 1024 else 0 * dw, db
+
+    told = trained_by(names | {"linear_backward": linear_backward}, names, steps=3)
+    assert not told.ok
+    assert told.same == (1, 3)
+    assert "The loss of step 2 is not the one that simdformer finds." in repr(told)
+
+
+def test_training_with_tensors_is_the_same():
+    """Those functions that PyTorch's autograd makes are as right as those that are written out."""
+    source = Path(__file__).parent / "solutions/pytorch.py"
+    exec(source.read_text(encoding="utf-8"), of_torch := {})
+    mine = {**functions(), **of_torch}
+    told = trained_by(mine, mine, steps=3)
+    assert told.same == (3, 3)
+
+
+def test_training_that_is_impossible_is_refused():
+    with pytest.raises(ValueError, match=r"^exercises\.train: seconds is -1, needs a number > 0"):
+        sf.exercises.train({}, -1)
+    with pytest.raises(ValueError, match=r"^exercises\.train: steps is 0, needs a number > 0"):
+        sf.exercises.train({}, steps=0)
+    with pytest.raises(
+        sf.exercises.NotRight, match=r"softmax, causal_mask, .* and 16 more are not"
+    ):
+        sf.exercises.train({})
 
 
 def test_a_function_of_pytorch_gets_tensors():

@@ -155,22 +155,32 @@ def test_a_solution_runs_where_it_is_pasted(run, name):
 def test_after_the_last_function_nothing_is_left_to_do(run, write, tmp_path):
     _, out, _ = run("check", write(NUMPY))
     assert out.endswith(
-        f"You have written a transformer. Let it write: simdformer learn --run {tmp_path}/"
-        "my_attention.py\n"
+        f"You have written a transformer. Let it write and learn: simdformer learn --run "
+        f"{tmp_path}/my_attention.py\n"
     )
 
 
 def test_the_functions_of_a_file_write_a_story(run, write):
     write(NUMPY)  # as the file that `learn` writes
-    code, out, err = run("learn", "--run")
+    code, out, err = run("learn", "--run", "--seconds", "0.1")
     assert (code, err) == (0, "")
     assert "| Once upon a time there was" in out
+    assert "Your functions train a model: 11 steps, 7,040 tokens" in out
+    assert "The losses of the first 5 steps are those that simdformer finds." in out
     assert re.search(r"all \d+ tokens are those that simdformer writes; loss 0\.\d+ nats", out)
     assert narrow(out)
     broken = write(NUMPY.replace("np.repeat(", "np.roll("), "other.py")
     code, out, err = run("learn", "--run", broken)
     assert (code, out) == (2, "")
     assert "exercises.story: repeat_kv, grouped_query_attention, transformer_block are not" in err
+    cannot_learn = write(
+        NUMPY.replace("return grad @ weight, dy.T @ h", "return grad, dy.T @ h"), "x.py"
+    )
+    code, out, err = run("learn", "--run", cannot_learn)
+    assert (code, err) == (0, "")
+    assert "| Once upon a time there was" in out
+    assert "exercises.train: linear_backward is not right yet, needs 19 right functions" in out
+    assert narrow(out)
 
 
 def test_learn_writes_a_notebook(run, tmp_path):

@@ -85,7 +85,9 @@ def next_step(file: Path, results: "Results", *, one: bool) -> str:
         return f"stuck?  {check} {todo.name} --hint\n"
     if one:
         return f"go on:  {check}\n"
-    return f"You have written a transformer. Let it write: simdformer learn --run {file}\n"
+    return (
+        f"You have written a transformer. Let it write and learn: simdformer learn --run {file}\n"
+    )
 
 
 def hint(file: Path, name: str, number: int) -> int:

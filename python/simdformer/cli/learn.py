@@ -1,6 +1,8 @@
 """`simdformer learn`: the exercises as a file to begin with."""
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from simdformer.cli import _output as output
@@ -18,7 +20,7 @@ def add(commands: "shared.Commands") -> None:
         help="write a transformer yourself: a file of functions to fill in",
         description="Writes a Python file, or a notebook, with the functions of a transformer, "
         "each with its shapes and without a body. Fill them in, in any order, and let `simdformer "
-        "check` say which are right. At last --run lets them write a story.",
+        "check` say which are right. At last --run lets them write a story and train a model.",
     )
     parser.add_argument(
         "--out",
@@ -33,8 +35,15 @@ def add(commands: "shared.Commands") -> None:
         nargs="?",
         const="my_attention.py",
         metavar="FILE",
-        help="let the functions of FILE run the demonstration model and write a story (default: "
-        "my_attention.py)",
+        help="let the functions of FILE run the demonstration model and write a story, and train a "
+        "small model (default: my_attention.py)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=values.number("a number >= 0", lambda seconds: seconds >= 0),
+        default=60.0,
+        metavar="N",
+        help="with --run: how long the functions train a model (default: 60; 0: not at all)",
     )
     parser.add_argument(
         "--list", action="store_true", help="show what there is to write, and write no file"
@@ -49,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         show_list()
         return 0
     if options.run:
-        return write_story(options.run)
+        return let_run(options.run, options.seconds)
     try:
         file = exercises.write(options.out or exercises.DEFAULT_FILE)
     except FileExistsError as there:
@@ -66,13 +75,28 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_story(file: Path) -> int:
-    """0 when the functions write what the package writes, 1 when something else."""
+def let_run(file: Path, seconds: float) -> int:
+    """0 when the functions compute what the package computes, 1 when something else."""
     from simdformer.learn import exercises
+    from simdformer.learn.exercises.results import folded
 
-    told = exercises.story(file)
-    output.write(f"{told!r}\n")
-    return 0 if told.same == len(told.ids) else 1
+    finales: list[Callable[[], exercises.Story | exercises.Training]]
+    finales = [partial(exercises.story, file)]
+    if seconds:
+        finales.append(partial(exercises.train, file, seconds))
+    done, lacking = [], list[exercises.NotRight]()
+    for finale in finales:
+        try:
+            done.append(finale())
+        except exercises.NotRight as error:
+            lacking.append(error)
+        else:
+            output.write(f"{done[-1]!r}\n\n")
+    if not done:
+        raise lacking[0]
+    for one in lacking:
+        output.write("\n".join(folded(str(one), hanging="")) + "\n")
+    return 0 if all(finale.ok for finale in done) else 1
 
 
 def welcome(file: Path) -> None:
@@ -114,7 +138,7 @@ def welcome(file: Path) -> None:
         "behind it, and --solution when nothing else helps. To look at all of them at once:"
     )
     output.write(f"    simdformer check {file}\n\n")
-    say("When all are right, let them write a story:")
+    say("When all are right, let them write a story and train a model:")
     output.write(f"    simdformer learn --run {file}\n")
 
 

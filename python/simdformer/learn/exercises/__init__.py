@@ -3,16 +3,17 @@
     simdformer learn                             writes my_attention.py: functions without bodies
     simdformer check my_attention.py             says which are right, and what is wrong with others
     simdformer check my_attention.py softmax     looks at one; --hint helps, --solution shows it
-    simdformer learn --run my_attention.py       lets these functions write a story
+    simdformer learn --run my_attention.py       lets them write a story, and train a model
 
 `simdformer learn --out my_attention.ipynb` writes them as a notebook. There the same is
-`sf.exercises.check("softmax")` and `sf.exercises.story()`. Nothing needs a network.
+`sf.exercises.check("softmax")`, `sf.exercises.story()` and `sf.exercises.train()`. Nothing needs a
+network.
 """
 
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -27,6 +28,7 @@ from simdformer.learn.exercises.calls import attempt, kinds_of_arrays
 from simdformer.learn.exercises.child import load
 from simdformer.learn.exercises.exercise import EXERCISES, Exercise
 from simdformer.learn.exercises.help import HINTS, solution
+from simdformer.learn.exercises.little_sister import TRAINED_BY, Training, trained_by
 from simdformer.learn.exercises.notebook import is_notebook, written
 from simdformer.learn.exercises.results import Outcome, Results, collected, judge
 from simdformer.learn.exercises.runner import run
@@ -36,13 +38,16 @@ __all__ = [
     "EXERCISES",
     "HINTS",
     "Exercise",
+    "NotRight",
     "Outcome",
     "Results",
     "Story",
+    "Training",
     "check",
     "check_file",
     "solution",
     "story",
+    "train",
     "write",
 ]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -221,29 +226,76 @@ def story(
 
     Raises
     ------
-    ValueError
+    NotRight
         A function that a story needs is not there, or not right.
     """
-    if isinstance(code, str | os.PathLike):
-        results = check_file(code)
-        require(results)
-        names = load(str(Path(code).resolve()))
-    else:
-        names = dict(sys._getframe(1).f_globals if code is None else code)
-        require(check(names) if any(callable(names.get(name)) for name in NEEDED) else ())
+    names = right_functions("story", NEEDED, code, sys._getframe(1).f_globals)
     return story_of({name: names[name] for name in NEEDED}, names, prompt, max_new_tokens)
 
 
-def require(results: Iterable[Outcome]) -> None:
-    """ValueError unless all that a story needs is right."""
-    right = {outcome.name for outcome in results if outcome.ok}
-    if missing := [name for name in NEEDED if name not in right]:
+def train(
+    code: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    seconds: float = 60.0,
+    *,
+    steps: int | None = None,
+) -> Training:
+    """A small model learns to write stories by a learner's own functions alone.
+
+    Parameters
+    ----------
+    code : dict of names (`globals()`) or the path of a file, optional
+        Where the functions are; None: in the calling cell or file. They run in this process.
+    seconds : float
+        How long it takes; the learning rate falls until then.
+    steps : int, optional
+        How many steps of 16 stories are made, in place of `seconds`.
+
+    Returns
+    -------
+    Training
+        The losses (for `sf.plots.loss_curve`), and what the model writes before and after.
+
+    Raises
+    ------
+    NotRight
+        A function that training needs is not there, or not right.
+    ValueError
+        seconds or steps is no number > 0.
+    """
+    for name, number in (("seconds", seconds), ("steps", 1 if steps is None else steps)):
+        if not 0 < number < float("inf"):
+            raise ValueError(f"exercises.train: {name} is {number}, needs a number > 0")
+    names = right_functions("train", TRAINED_BY, code, sys._getframe(1).f_globals)
+    return trained_by({name: names[name] for name in TRAINED_BY}, names, seconds, steps)
+
+
+class NotRight(ValueError):
+    """Functions that a story or a training needs are not there, or not right."""
+
+
+def right_functions(
+    who: str,
+    needed: Sequence[str],
+    code: Mapping[str, Any] | str | os.PathLike[str] | None,
+    caller: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The names of a learner's code; NotRight unless all that are needed are right."""
+    names: dict[str, Any] = {}
+    if isinstance(code, str | os.PathLike):
+        outcomes = list(check_file(code, names=needed))
+    else:
+        names = dict(caller if code is None else code)
+        there = [name for name in needed if callable(names.get(name))]
+        outcomes = [tried(EXERCISES[name], names[name], names) for name in there]
+    right = {outcome.name for outcome in outcomes if outcome.ok}
+    if missing := [name for name in needed if name not in right]:
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
-        raise ValueError(
-            f"exercises.story: {named} {'is' if len(missing) == 1 else 'are'} not right yet, needs "
-            f"{len(NEEDED)} right functions; do `simdformer check FILE`, or in a notebook "
+        raise NotRight(
+            f"exercises.{who}: {named} {'is' if len(missing) == 1 else 'are'} not right yet, needs "
+            f"{len(needed)} right functions; do `simdformer check FILE`, or in a notebook "
             "sf.exercises.check(globals())"
         )
+    return load(str(Path(code).resolve())) if isinstance(code, str | os.PathLike) else names
 
 
 def write(path: str | os.PathLike[str] = DEFAULT_FILE) -> Path:

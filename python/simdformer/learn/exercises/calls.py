@@ -17,7 +17,7 @@ from ml_dtypes import bfloat16
 from simdformer.learn.check.twice import difference
 from simdformer.types import Array
 
-__all__ = ["UNWRITTEN", "Attempt", "attempt", "kinds_of_arrays", "where"]
+__all__ = ["UNWRITTEN", "Attempt", "Keys", "as_array", "attempt", "kinds_of_arrays", "where"]
 
 UNWRITTEN = "not written yet"
 Keys = tuple[tuple[str, ...], ...]  # those of each result that is a dict; () for an array

@@ -11,6 +11,7 @@ from typing import Any
 from simdformer.learn.exercises import starter
 from simdformer.learn.exercises.exercise import EXERCISES, Exercise
 from simdformer.learn.exercises.help import HINTS, solution
+from simdformer.learn.exercises.little_sister import TRAINED_BY
 from simdformer.learn.exercises.story import NEEDED
 
 __all__ = ["folded_answer", "folded_hints", "is_notebook", "notebook", "written"]
@@ -45,6 +46,13 @@ STORY = """\
 A small model comes with the package. Here it runs on your functions alone: {needed}."""
 
 
+TRAINING = """\
+## Your functions train a model
+
+The model's little sister knows nothing yet. Here your functions compute her gradients and make her
+steps, for a minute: {needed}."""
+
+
 def notebook() -> dict[str, Any]:
     """What the file holds, as nbformat 4.5 wants it."""
     cells = list(cells_of(EXERCISES.values()))
@@ -76,6 +84,9 @@ def cells_of(exercises: Iterable[Exercise]) -> Iterator[Cell]:
     yield code("sf.exercises.check(globals())")
     yield markdown(STORY.format(needed=", ".join(f"`{name}`" for name in NEEDED)))
     yield code("sf.exercises.story()")
+    yield markdown(TRAINING.format(needed=", ".join(f"`{name}`" for name in TRAINED_BY)))
+    yield code("trained = sf.exercises.train()\ntrained")
+    yield code("sf.plots.loss_curve(trained.losses)")
 
 
 def folded_hints(hints: Iterable[str]) -> str:

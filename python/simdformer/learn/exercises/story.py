@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.data import demo_path
-from simdformer.learn.exercises.calls import called, kinds_of_arrays
+from simdformer.learn.exercises.calls import Keys, called, kinds_of_arrays
 from simdformer.learn.exercises.exercise import EXERCISES
 from simdformer.types import Array
 
@@ -59,8 +59,12 @@ class Story:
     loss: float
     answer: str
 
+    @property
+    def ok(self) -> bool:
+        return self.same == len(self.ids)
+
     def __repr__(self) -> str:
-        if self.same == len(self.ids):
+        if self.ok:
             compared = f"all {self.same} tokens are those that simdformer writes"
         else:
             compared = f"the first {self.same} of {len(self.ids)} tokens are those of simdformer"
@@ -126,24 +130,29 @@ def story_of(
 
 @dataclass
 class Use:
-    """Calls a learner's function with arrays of the kind that it wants; gives numpy arrays."""
+    """Calls a learner's function with arrays of the kind that it wants; gives numpy arrays. who:
+    for errors; results: what functions return, where it is not what the exercise's cases have."""
 
     functions: Mapping[str, Callable[..., Any]]
     names: dict[str, Any]
+    who: str = "exercises.story"
+    results: dict[str, Keys] = field(default_factory=dict)
     kinds: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, name: str, *arguments: Any) -> tuple[Array, ...]:
         function = self.functions[name]
-        kinds = self.kinds.setdefault(name, kinds_of_arrays(function, self.names))
+        if name not in self.kinds:
+            self.kinds[name] = kinds_of_arrays(function, self.names)
+            self.results.setdefault(name, EXERCISES[name].results)
         first: Exception | None = None
-        for kind in kinds:
+        for kind in self.kinds[name]:
             try:
-                tried = called(function, arguments, EXERCISES[name].results, kind)
+                tried = called(function, arguments, self.results[name], kind)
             except Exception as error:
                 first = first or error
                 continue
             if tried.complaint:
-                raise ValueError(f"exercises.story: {name} {tried.complaint}")
+                raise ValueError(f"{self.who}: {name} {tried.complaint}")
             self.kinds[name] = (kind,)
             return tuple(
                 one if one.dtype.kind in "iub" else one.astype(np.float32) for one in tried.results
