@@ -36,7 +36,7 @@ constexpr int64_t spare_for(int64_t bytes) {
   return bytes < kHuge ? bytes / 8 : std::max(bytes / 8, kHugePage);
 }
 
-// What is asked for: large pieces in whole huge pages, so that the same bytes always find the same piece.
+// What is allocated: large pieces in whole huge pages, so that the same bytes always find the same piece.
 constexpr std::size_t whole(std::size_t bytes) {
   constexpr auto page = static_cast<std::size_t>(kHugePage);
   return bytes < static_cast<std::size_t>(kHuge) ? bytes : (bytes + page - 1) / page * page;

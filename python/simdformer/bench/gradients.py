@@ -215,7 +215,7 @@ def labels_of(rows: Any, weight: Any = None) -> Array:
 
 
 def scale_of(name: str, shape: tuple[int, ...]) -> float:
-    """Of random numbers: a weight (outputs, inputs) leaves the size of x as it is."""
+    """That of random numbers: a weight (outputs, inputs) leaves the size of x as it is."""
     return float(shape[-1] ** -0.5) if name == "weight" and len(shape) == 2 else 1.0
 
 
@@ -335,7 +335,7 @@ class OptimizerStep(Work):
         return result[:: max(self.count // 1024, 1)]
 
     def expected(self, inputs: Inputs) -> Array:
-        """Of the first step: its corrected moments are g and g²."""
+        """The first step: its corrected moments are g and g²."""
         weight, gradient = (inputs[name].astype(np.float64) for name in ("weight", "gradient"))
         gradient *= min(1.0, self.NORM / (np.linalg.norm(gradient) + 1e-6))
         moved = self.LR * gradient / (np.abs(gradient) + self.EPS)

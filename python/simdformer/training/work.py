@@ -98,7 +98,7 @@ def activations_of(config: ModelConfig, tokens: int, checkpoint: str) -> int:
     layers = range(config.num_layers)
     kept = sum(kept_by_layer(config, layer, checkpoint) for layer in layers)
     inner = max(inner_width(config, layer) for layer in layers)
-    back = 4 * inner + 5 * config.hidden_size
+    back: float = 4 * inner + 5 * config.hidden_size
     if checkpoint == "layer":
         back += max(kept_by_layer(config, layer, "none") for layer in layers)
     return int(FLOAT * tokens * kept + max(FLOAT * tokens * back, LOGITS))

@@ -133,7 +133,7 @@ def _factor(
                 yield Mistake(
                     f"gradient.{what}_by_root",
                     f"it is {what} by sqrt({size}), {name}",
-                    "A scale of the forward that this operation has not, or one that is in it.",
+                    "A scale of another operation, or one that is in it already.",
                     "Leave out the factor.",
                     "",
                 )

@@ -272,6 +272,9 @@ def train(
 class NotRight(ValueError):
     """Functions that a story or a training needs are not there, or not right."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
 
 def right_functions(
     who: str,
@@ -279,7 +282,7 @@ def right_functions(
     code: Mapping[str, Any] | str | os.PathLike[str] | None,
     caller: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The names of a learner's code; NotRight unless all that are needed are right."""
+    """The names of a learner's code; NotRight unless all of `needed` are right."""
     names: dict[str, Any] = {}
     if isinstance(code, str | os.PathLike):
         outcomes = list(check_file(code, names=needed))
