@@ -19,6 +19,7 @@ from simdformer.models import ModelConfig, Trace, Transformer, trace_names, tran
 from simdformer.models.budget import active_parameters, decode_bytes, parameter_budget
 from simdformer.models.config import FieldError
 from simdformer.models.observer import unseen
+from simdformer.training import TrainableModel
 
 IDS = np.array([7, 0, 299, 12, 12, 45, 101, 250, 3, 77, 5, 64, 128])
 SHARED = {"shared_intermediate_size": 12, "shared_router": True}
@@ -175,6 +176,18 @@ def minimind(tmp_path):
 
 def shares_of(trace):
     return trace["layers.1.mlp.expert_weights"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_minimind_with_experts_is_saved_as_it_is(minimind, shared, tmp_path):
+    folder = minimind(
+        shared=shared, n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=int(shared)
+    )
+    TrainableModel.from_pretrained(folder).save(tmp_path / "saved")
+    saved = sf.from_pretrained(tmp_path / "saved")
+    assert (saved(IDS % 96) == sf.from_pretrained(folder)(IDS % 96)).all()
+    found = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert found["model_type"] == ("minimind" if shared else "qwen3_moe")
 
 
 def test_minimind_with_experts(minimind):

@@ -28,7 +28,7 @@ __all__ = ["SHARD", "export"]
 SHARD = 5 * 10**9  # bytes of a file at most, unless one tensor is larger
 WRITTEN = (
     "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "olmo3", "gemma2",
-    "gemma3_text", "gpt2", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss",
+    "gemma3_text", "gpt2", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimind",
 )  # fmt: skip
 SAYS_ROPE = ("gpt_oss",)  # where transformers would guess a scaled RoPE if none were said
 KINDS = ("full_attention", "sliding_attention")
@@ -57,6 +57,16 @@ DERIVED: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
         "mlp_only_layers": [
             layer for layer in range(config.num_layers) if not config.has_experts(layer)
         ],
+    },
+    # MiniMind's earlier generation, which may have an MLP beside the experts and no gate before it
+    "normalize_expert_weights": lambda config: {
+        "use_moe": bool(config.num_experts),
+        "n_routed_experts": config.num_experts,
+        "n_shared_experts": int(config.shared_intermediate_size > 0),
+        "num_experts_per_tok": config.num_experts_per_tok,
+        "norm_topk_prob": config.normalize_expert_weights,
+        "intermediate_size": config.intermediate_size,
+        "moe_intermediate_size": config.expert_intermediate_size,
     },
 }
 TOKENIZER_FILES = (

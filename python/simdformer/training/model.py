@@ -102,7 +102,8 @@ class TrainableModel:
     ) -> None:
         """Writes the model as Hugging Face lays it out, in float32: config.json, model.safetensors
         (files of 5 GB at most, with their index), generation_config.json where it is known what
-        ends a text. transformers and `sf.from_pretrained` read it. Rows of wq and wk are put into
+        ends a text. transformers and `sf.from_pretrained` read it; experts with an MLP beside them
+        that no gate weighs, as MiniMind has, only the latter. Rows of wq and wk are put into
         Hugging Face's order where RoPE is interleaved.
 
         tokenizer : a folder, or a file of one, whose tokenizer's files are copied.
