@@ -16,7 +16,7 @@ from simdformer.checkpoints.tensor_names import LLAMA
 from simdformer.learn.gradients.steps import WEIGHT, BackwardSteps
 from simdformer.learn.trace.axes import View, array_of, as_it_is, views
 from simdformer.learn.trace.entry import in_few_bits
-from simdformer.learn.trace.places import Place, place
+from simdformer.learn.trace.places import Place, none_known, place
 from simdformer.models.weights import weight_shapes
 from simdformer.training.export import config_json, with_halves
 
@@ -102,11 +102,7 @@ class Names:
             if not found:
                 unknown[key] = difflib.get_close_matches(str(key), [*self.shapes], n=3, cutoff=0.5)
         if not entries:
-            raise ValueError(
-                f"check_gradients: no name in mine is known: {', '.join(map(repr, mine))[:300]}; "
-                f"the model's own are {', '.join([*self.shapes][:6])} ..., and aliases= says which "
-                "is which"
-            )
+            raise none_known("check_gradients", mine, self.shapes)
         order = {name: number for number, name in enumerate(self.steps.steps)}
         return sorted(entries, key=lambda one: order.get(one.name, -1)), unknown
 

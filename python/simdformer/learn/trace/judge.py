@@ -27,6 +27,7 @@ from simdformer.learn.trace.places import (
     Place,
     heads_of,
     near,
+    none_known,
     place,
 )
 from simdformer.learn.trace.question import ExpectedActivation, OfModel
@@ -212,11 +213,7 @@ class Examination:
             else:
                 entries += [Entry(key, *part) for part in taken_apart(array, meant, self.config)]
         if not entries:
-            raise ValueError(
-                f"check_trace: no name in mine is known: {', '.join(map(repr, mine))[:300]}; the "
-                f"model's own are {', '.join(trace_names(self.config)[:6])} ..., and aliases= "
-                "says which is which"
-            )
+            raise none_known("check_trace", mine, trace_names(self.config))
         order = {name: number for number, name in enumerate(self.steps.names)}
         entries.sort(key=lambda entry: (order[entry.place.name], entry.place.head or 0))
         return entries, unknown, weights

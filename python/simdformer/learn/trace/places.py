@@ -25,6 +25,7 @@ __all__ = [
     "heads_of",
     "known_names",
     "near",
+    "none_known",
     "other_meanings",
     "parts_of",
     "place",
@@ -133,6 +134,14 @@ def heads_of(name: str, config: ModelConfig) -> int:
     """How many heads such an array has; 0 where it has none."""
     row = activation_of(config, name)
     return 0 if row is None else row.heads(config)
+
+
+def none_known(function: str, mine: Mapping[Any, Any], ours: Iterable[str]) -> ValueError:
+    """Of a dict none of whose names a check knows."""
+    return ValueError(
+        f"{function}: no name in mine is known: {', '.join(map(repr, mine))[:300]}; the model's "
+        f"own are {', '.join([*ours][:6])} ..., and aliases= says which is which"
+    )
 
 
 def near(key: Any, config: ModelConfig) -> list[str]:
