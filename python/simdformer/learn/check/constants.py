@@ -285,7 +285,7 @@ class Fitting:
 
     def found(self) -> Fit | None:
         start = self.off(0.0)
-        if start is None or self.right is None:
+        if start is None or self.right is None or not self.matters(start):
             return None
         lengths = [norm(self.off(t)) for t in REACH]
         best = min([0.0, float(REACH[int(np.argmin(lengths))])], key=lambda t: norm(self.off(t)))
@@ -300,6 +300,11 @@ class Fitting:
                 steps = self.with_factor(float(np.exp(t)))
                 return Fit(self.constant, value, self.right, error, rounding, steps, self.sizes)
         return None
+
+    def matters(self, start: Float64) -> bool:
+        """Whether these results depend on the constant at all."""
+        ends = (self.off(float(t)) for t in (REACH[0], 1.0, REACH[-1]))
+        return any(end is None or not np.array_equal(end, start) for end in ends)
 
     def newton(self, t: float) -> tuple[float, Float64 | None, float]:
         """The nearest minimum, what is left there, and the length of the derivative."""

@@ -15,6 +15,7 @@ from simdformer.learn.check.judge import Check
 from simdformer.learn.check.operation import Call, as_array, bind, takes
 from simdformer.learn.check.optimizers import as_function, as_results
 from simdformer.learn.check.report import Report, together
+from simdformer.learn.check.search import Budget
 from simdformer.learn.check.twice import answer, is_coarse
 from simdformer.types import DTypeLike
 
@@ -104,8 +105,9 @@ def check(
     coarse = cache(in_16_bits)
     mine = as_results(call.operation, mine, call)
     if call.names:
+        budget = Budget()
         asked = {
-            call.names[i]: Check(replace(call, only=i), [x], rtol, in_16_bits=coarse)
+            call.names[i]: Check(replace(call, only=i), [x], rtol, in_16_bits=coarse, budget=budget)
             for i, x in gradients(mine, call).items()
         }
         judged = agreed({name: one.report() for name, one in asked.items()}, asked)

@@ -7,7 +7,7 @@ answer. So rounding is no excuse where a mistake explains the array better, and 
 where rounding explains it as well.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from simdformer.learn.check.compare import (
 from simdformer.learn.check.constants import Fit, fits
 from simdformer.learn.check.problem import Problem, as_list
 from simdformer.learn.check.rounding import F64, Noise, coarser
-from simdformer.learn.check.search import Explanation, Search
+from simdformer.learn.check.search import Budget, Explanation, Search
 from simdformer.learn.program import Run, State
 
 __all__ = ["Evidence", "Verdict", "also", "is_rounding", "rounded"]
@@ -64,6 +64,7 @@ class Evidence:
     dtypes : in which mistakes are made, the learner's own first
     tolerance, coarsest : as for `compare`
     longest : numbers in the longest sum
+    budget : for pairs of mistakes
     """
 
     problem: Problem
@@ -71,10 +72,13 @@ class Evidence:
     tolerance: float
     coarsest: np.dtype[Any]
     longest: int
+    budget: Budget = field(default_factory=Budget)
 
     @cached_property
     def search(self) -> Search:
-        return Search(self.problem, self.dtypes, self.tolerance, self.coarsest, self.longest)
+        return Search(
+            self.problem, self.dtypes, self.tolerance, self.coarsest, self.longest, self.budget
+        )
 
     # ---- for the right answer --------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """A call and the learner's results for it: are they right, and if not, which mistake was made?"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from simdformer.learn.check.problem import Problem
 from simdformer.learn.check.remarks import remarks
 from simdformer.learn.check.report import Report, Where
 from simdformer.learn.check.rounding import coarser
-from simdformer.learn.check.search import Explanation
+from simdformer.learn.check.search import Budget, Explanation
 from simdformer.learn.check.shapes import changes, parts
 from simdformer.learn.check.whole import done_to_all
 
@@ -40,6 +40,7 @@ class Check:
     until : on the clock of time.thread_time; afterwards no more mistakes are tried
     begun : called before each computation
     in_16_bits : whether the learner computes in them, whatever dtype his arrays have
+    budget : for pairs of mistakes, shared by the gradients of a call
     """
 
     call: Asked
@@ -48,6 +49,7 @@ class Check:
     until: float = float("inf")
     begun: Callable[[], None] = lambda: None
     in_16_bits: Callable[[], bool] = lambda: False
+    budget: Budget = field(default_factory=Budget)
 
     @np.errstate(all="ignore")  # overflow and NaN are what is looked at here
     def report(self) -> Report:
@@ -196,7 +198,9 @@ class Check:
             self.call.part,
             self.call.floor,
         )
-        return Evidence(problem, dtypes, self.tolerance, self.coarsest, self.call.longest)
+        return Evidence(
+            problem, dtypes, self.tolerance, self.coarsest, self.call.longest, self.budget
+        )
 
     def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
         """What explains the array without any other rounding than that of its dtype."""

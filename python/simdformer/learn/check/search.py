@@ -16,7 +16,7 @@ from simdformer.learn.check.problem import NEAR, Base, Problem, Target, distance
 from simdformer.learn.check.rounding import F32, F64, Noise
 from simdformer.learn.program import Run, Step
 
-__all__ = ["BETTER", "SAMPLE", "WHOLE", "Explanation", "Search"]
+__all__ = ["BETTER", "SAMPLE", "WHOLE", "Budget", "Explanation", "Search"]
 
 Explanation = tuple[Mistake, ...]  # one mistake, or two that are made together
 
@@ -37,6 +37,14 @@ class Trial:
 
 
 @dataclass
+class Budget:
+    """The seconds of this thread's work after which no more pairs are tried; the searches of all
+    gradients of a call share one."""
+
+    seconds: float = 2.0
+
+
+@dataclass
 class Search:
     """Looks for the variations of a program that give the results.
 
@@ -44,7 +52,7 @@ class Search:
     dtypes : those in which to make the mistakes, the learner's own first
     rtol, coarsest : as for `compare`
     longest : numbers in the longest sum, for what rounding does
-    seconds : of this thread's work, after which no more pairs are tried
+    budget : for pairs
     """
 
     problem: Problem
@@ -52,7 +60,7 @@ class Search:
     rtol: float
     coarsest: np.dtype[Any]
     longest: int = 1
-    seconds: float = 2.0
+    budget: Budget = field(default_factory=Budget)
     untried: tuple[int, int] = (0, 0)  # how many mistakes of how many there was no time for
     _trials: dict[Any, list[Trial]] = field(default_factory=dict)
     _bases: dict[Any, Base] = field(default_factory=dict)
@@ -220,10 +228,11 @@ class Search:
         """Two mistakes at once, those that are made often first. The second is made on what is
         known from making the first alone, so that only what both change is computed."""
         problem, dtype = self.sample, self.dtypes[0]
-        if self.seconds <= 0 or _information(problem.mine) < INFORMATION:
+        if self.budget.seconds <= 0 or _information(problem.mine) < INFORMATION:
             return ()
         trials = self.trials(problem, dtype)
-        until = time.thread_time() + self.seconds
+        begun = time.thread_time()
+        until = begun + self.budget.seconds
         mine = self.target(problem)
         right = self.base(problem, dtype)
 
@@ -258,6 +267,7 @@ class Search:
                 found.append(said(one, other))
             elif 0 < off < mine.near:
                 near.append((off, said(one, other), both))
+        self.budget.seconds -= time.thread_time() - begun
         found = list(dict.fromkeys(found))
         if not found:
             nearest = sorted(near, key=lambda pair: pair[0])[:3]

@@ -137,7 +137,7 @@ def heads_of(name: str, config: ModelConfig) -> int:
 
 
 def none_known(function: str, mine: Mapping[Any, Any], ours: Iterable[str]) -> ValueError:
-    """Of a dict none of whose names a check knows."""
+    """For a dict none of whose names a check knows."""
     return ValueError(
         f"{function}: no name in mine is known: {', '.join(map(repr, mine))[:300]}; the model's "
         f"own are {', '.join([*ours][:6])} ..., and aliases= says which is which"
