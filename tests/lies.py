@@ -407,9 +407,28 @@ NAMED = {
     ),
 }
 
+# ---- adapters ------------------------------------------------------------------------------------
+
+
+def adapter(**shapes):
+    """The bytes of adapter_model.safetensors, whose tensors A and B have these shapes."""
+    right = seeds.adapter_tensors().items()
+    tensors = {name: np.ones(shapes.get(name[-8], x.shape), np.float32) for name, x in right}
+    return seeds.safetensors_bytes(tensors)
+
+
+ADAPTERS = [
+    (adapter(A=(2, 9)), "found float32 (2, 9), needs floats (2, 8)"),
+    (adapter(B=(9, 2)), "found float32 (9, 2), needs floats (8, 2)"),
+    (adapter(B=(8, 3)), "found float32 (8, 3), needs floats (8, 2)"),
+    (adapter(A=(3, 8)), "found the shape (3, 8), needs the r = 2 of adapter_config.json"),
+    (adapter(A=(16,)), "found the shape (16,), needs the r = 2 of adapter_config.json"),
+]
+
 FILES = {
     "safetensors": SAFETENSORS,
     "pth": PTH,
     "gguf": list(NAMED.values()),
+    "adapter": ADAPTERS,
 }
 LIES = [(name, *lie) for name, lies in FILES.items() for lie in lies]
