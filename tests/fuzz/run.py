@@ -106,10 +106,10 @@ def with_atheris(target, options):
     def mutated(data, most, seed):
         return target.mutate(data, random.Random(seed))[:most]
 
-    arguments = [target.name, f"-runs={options.runs or -1}", f"-seed={options.seed}"]
+    arguments = [options.targets[0], f"-runs={options.runs or -1}", f"-seed={options.seed}"]
     arguments += [f"-max_total_time={options.seconds}", f"-timeout={HANG}", "-rss_limit_mb=0"]
     arguments += [f"-max_len={2 * longest + 4096}", "-print_final_stats=0"]
-    arguments += [f"-artifact_prefix={options.findings}/{target.name}-", str(corpus)]
+    arguments += [f"-artifact_prefix={options.findings}/{options.targets[0]}-", str(corpus)]
     atheris.Setup(arguments, lambda data: target(data), custom_mutator=mutated)
     atheris.Fuzz()
 
@@ -117,8 +117,9 @@ def with_atheris(target, options):
 def our_functions():
     """All functions and methods of the readers. (The hook that would find them while they are
     imported sees nothing of an editable install.)"""
+    rooms = tuple(f"simdformer.{room}" for room in ("checkpoints", "models", "text", "training"))
     for name, module in list(sys.modules.items()):
-        if not name.startswith(("simdformer.checkpoints", "simdformer.models", "simdformer.text")):
+        if not name.startswith(rooms):
             continue
         own = [value for value in vars(module).values() if getattr(value, "__module__", "") == name]
         for value in own:
@@ -143,7 +144,7 @@ def plainly(target, options):
         try:
             target(data)
         except BaseException:
-            file = options.findings / f"{target.name}-{options.seed}-{count}"
+            file = options.findings / f"{options.targets[0]}-{options.seed}-{count}"
             file.write_bytes(data)
             traceback.print_exc()
             print(f"input {count} does harm: {file}")
