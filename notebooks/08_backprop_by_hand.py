@@ -23,6 +23,8 @@
 # **break it yourself**; `sf.check` tells which mistake it was. The mistakes are real ones: many of them have been made in
 # well-known code, and models train nevertheless, only worse.
 #
+# To write all of it yourself, open [the exercise](exercises/08_backprop_by_hand.ipynb): it leaves out what you write.
+#
 # | letter | meaning |
 # |---|---|
 # | `dy` | the gradient that comes in: the slope of the loss by `y`, of the shape of `y` |
@@ -59,9 +61,9 @@ def broken(operation, wrong, *args, **kwargs):
 # %% [markdown]
 # ## 1 · One weight, nudged
 #
-# Take the demonstration model and a story. Its last matrix, the head, has 1024 × 128 weights. Move
-# **one** of them by `h`, once up and once down, and watch the loss. The difference over `2h` is the slope: the gradient of
-# this weight. (The loss is the mean of `-log p` over the tokens that really come next.)
+# Take the demonstration model and a story. Its last matrix, the head, has a row for each word of the vocabulary. Move
+# **one** of its weights by `h`, once up and once down, and watch the loss. The difference over `2h` is the slope: the gradient
+# of this weight. (The loss is the mean of `-log p` over the tokens that really come next.)
 
 # %%
 model = sf.from_pretrained("demo")
@@ -114,9 +116,9 @@ sf.plots.lines(exponents, curves, xlabel="h = 10 to the power of", ylabel="digit
 plt.show()
 
 # %% [markdown]
-# In float32 the best `h` gives four digits, and this is the largest gradient of all; a smaller one gets fewer. Float64 gives
-# ten. So differences are taken in **float64**. And to nudge all 1.4 million weights of this model one by one would take 2.9
-# million forward passes; the formulas of this notebook take as long as two or three. `sf.gradcheck` compares a backward of
+# In float32 even the best `h` leaves few digits, and this is the largest gradient of all; a smaller one gets fewer. Float64
+# gives twice as many. So differences are taken in **float64**. And to nudge all weights of this model one by one would take
+# two forward passes for each of them, millions in all; the formulas of this notebook take as long as two or three. `sf.gradcheck` compares a backward of
 # *your own* operations with such differences, in a few random directions instead of along every weight.
 
 # %%
@@ -159,14 +161,14 @@ def softmax(z):
     return e / e.sum(-1, keepdims=True)
 
 
-def cross_entropy_back(z, labels):
+def cross_entropy_backward(z, labels):
     keep = labels != -100
     onehot = np.arange(z.shape[-1]) == np.where(keep, labels, 0)[:, None]
     return (softmax(z) - onehot) * keep[:, None] / np.float32(keep.sum())
 
 
 z, some = random(6, 11), np.array([3, 0, -100, 3, 10, -100])
-dz = cross_entropy_back(z, some)
+dz = cross_entropy_backward(z, some)
 sf.check(sf.backward.cross_entropy, dz, z, some).raise_if_wrong()
 print("rows sum to", np.abs(dz.sum(-1)).max().round(6))
 print(
@@ -183,7 +185,7 @@ broken(
         "a mean over all rows": (softmax(z) - onehot) * keep / np.float32(len(z)),
         "the label forgotten": softmax(z) * keep / n,
         "ignored rows learn too": (softmax(z) - onehot) / n,
-        "the next label": cross_entropy_back(z, np.roll(some, -1)),
+        "the next label": cross_entropy_backward(z, np.roll(some, -1)),
     },
     z,
     some,
@@ -203,13 +205,13 @@ broken(
 
 
 # %%
-def linear_back(dy, x, w):
+def linear_backward(dy, x, w):
     rows = dy.reshape(-1, dy.shape[-1])
     return dy @ w, rows.T @ x.reshape(-1, x.shape[-1]), rows.sum(0)
 
 
 x, w, dy = random(2, 5, 6), random(4, 6), random(2, 5, 4)
-dx, dw, db = linear_back(dy, x, w)
+dx, dw, db = linear_backward(dy, x, w)
 sf.check(sf.backward.linear, (dx, dw, db), dy, x, w).raise_if_wrong()
 print(f"<x, dx> = {(x * dx).sum():.4f}   <W, dW> = {(w * dw).sum():.4f}")
 
@@ -242,7 +244,7 @@ broken(
 
 
 # %%
-def rms_norm_back(dy, x, w, eps):
+def rms_norm_backward(dy, x, w, eps):
     r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps))
     h, g = x * r, dy * w
     dx = r * (g - h * (g * h).mean(-1, keepdims=True))
@@ -250,7 +252,7 @@ def rms_norm_back(dy, x, w, eps):
 
 
 x, w, dy = random(2, 5, 8), random(8), random(2, 5, 8)
-dx, dw = rms_norm_back(dy, x, w, 1e-6)
+dx, dw = rms_norm_backward(dy, x, w, 1e-6)
 sf.check(sf.backward.rms_norm, (dx, dw), dy, x, w, eps=1e-6).raise_if_wrong()
 print("x · dx:", np.abs((x * dx).sum(-1)).max().round(5))
 
@@ -284,14 +286,16 @@ broken(
 
 
 # %%
-def swiglu_back(dy, gate, up):
+def swiglu_backward(dy, gate, up):
     s = 1 / (1 + np.exp(-gate))
     return dy * up * s * (1 + gate * (1 - s)), dy * gate * s
 
 
 gate, up, dy = random(5, 12), random(5, 12), random(5, 12)
-dgate, dup = swiglu_back(dy, gate, up)
+dgate, dup = swiglu_backward(dy, gate, up)
 sf.check(sf.backward.swiglu, (dgate, dup), dy, gate, up).raise_if_wrong()
+off = np.abs(up * dup - sf.swiglu(gate, up) * dy).max()
+print(f"up · dup and y · dy are apart by {off:.0e} at most")
 
 # break it yourself
 s = 1 / (1 + np.exp(-gate))
@@ -327,7 +331,10 @@ def rope_back(dy, theta):
 
 dy = random(2, 6, 8)
 options = {"layout": "interleaved", "theta": 100.0}
-sf.check(sf.backward.rope, rope_back(dy, 100.0), dy, **options).raise_if_wrong()
+dx = rope_back(dy, 100.0)
+sf.check(sf.backward.rope, dx, dy, **options).raise_if_wrong()
+first, second = (np.hypot(one[..., ::2], one[..., 1::2])[0, 5] for one in (dy, dx))
+print("lengths of the pairs of one row:", first.round(4), "and turned back:", second.round(4))
 
 # break it yourself
 broken(
@@ -361,12 +368,14 @@ plt.show()
 
 
 # %%
-def softmax_back(dp, p):
+def softmax_backward(dp, p):
     return p * (dp - (p * dp).sum(-1, keepdims=True))
 
 
 p, dp = softmax(random(3, 7)), random(3, 7)
-sf.check(sf.backward.softmax, softmax_back(dp, p), dp, p).raise_if_wrong()
+dx = softmax_backward(dp, p)
+sf.check(sf.backward.softmax, dx, dp, p).raise_if_wrong()
+print("rows sum to", np.abs(dx.sum(-1)).max().round(6))
 
 # break it yourself
 broken(
@@ -403,7 +412,7 @@ def attention_back(do, q, k, v, scale):
     p = softmax(np.where(np.tri(q.shape[1], dtype=bool), scores, -np.inf))
     dv = p.swapaxes(-1, -2) @ do
     dp = do @ values.swapaxes(-1, -2)
-    ds = softmax_back(dp, p)
+    ds = softmax_backward(dp, p)
     dq = ds @ keys * scale
     dk = ds.swapaxes(-1, -2) @ q * scale
     return dq, *(d.reshape(len(k), group, *d.shape[1:]).sum(1) for d in (dk, dv))
@@ -416,6 +425,7 @@ dq, dk, dv = attention_back(do, q, k, v, scale)
 backward = sf.backward.scaled_dot_product_attention
 sf.check(backward, (dq, dk, dv), do, q, k, v, out, lse, is_causal=True).raise_if_wrong()
 print("sum of dK:", np.abs(dk.sum(1)).max().round(5))
+print("sum of dV:", dv.sum((0, 1))[:4].round(4), " sum of dO:", do.sum((0, 1))[:4].round(4))
 
 # break it yourself
 group = (2, 3, 5, 8)
@@ -461,7 +471,7 @@ print("δ of one head, from P and dP:", (p * (do[0] @ v[0].T)).sum(-1).round(4))
 # * a **tied head**: the same matrix reads the ids and writes the logits.
 #
 # The embedding has the best-known trap of numpy. `table[ids] += dy` looks like a sum, and is none: only the last
-# place of an id counts.
+# place of an id counts. **Law:** the columns of the table's gradient sum to what those of `dy` sum to; nothing gets lost.
 
 
 # %%
@@ -472,7 +482,9 @@ def embedding_back(dy, ids, rows):
 
 
 some_ids, dy = np.array([3, 1, 3, 3, 7]), random(5, 4)
-sf.check(sf.backward.embedding, embedding_back(dy, some_ids, 9), dy, some_ids, 9).raise_if_wrong()
+table = embedding_back(dy, some_ids, 9)
+sf.check(sf.backward.embedding, table, dy, some_ids, 9).raise_if_wrong()
+print("columns sum to", table.sum(0).round(4), " those of dy to", dy.sum(0).round(4))
 
 # break it yourself
 table = np.zeros((9, 4), np.float32)
@@ -517,39 +529,53 @@ def block(w, x):
 
 
 def block_back(
-    w, dy, kept, norm_back=rms_norm_back, act_back=swiglu_back, attend_back=attention_back
+    w, dy, kept, norm_back=rms_norm_backward, act_back=swiglu_backward, attend_back=attention_back
 ):
     """dy (L,E) -> dx (L,E), and the gradients of the weights"""
     x, normed, q, k, v, z, mid, normed2, gate, up = kept
     g = {}
-    dact, g["down"], _ = linear_back(dy, sf.swiglu(gate, up), w["down"])
+    dact, g["down"], _ = linear_backward(dy, sf.swiglu(gate, up), w["down"])
     dgate, dup = act_back(dact, gate, up)
-    of_gate, g["gate"], _ = linear_back(dgate, normed2, w["gate"])
-    of_up, g["up"], _ = linear_back(dup, normed2, w["up"])
+    of_gate, g["gate"], _ = linear_backward(dgate, normed2, w["gate"])
+    of_up, g["up"], _ = linear_backward(dup, normed2, w["up"])
     dmid, g["mlp_norm"] = norm_back(of_gate + of_up, mid, w["mlp_norm"], EPS)
     dmid = dy + dmid  # two ways
-    dz, g["wo"], _ = linear_back(dmid, z, w["wo"])
+    dz, g["wo"], _ = linear_backward(dmid, z, w["wo"])
     dq, dk, dv = attend_back(heads(dz), q, k, v, SCALE)
     dq, dk = rope_back(dq, config.rope_theta), rope_back(dk, config.rope_theta)
     dnormed = 0
     for name, d in (("wq", dq), ("wk", dk), ("wv", dv)):
-        part, g[name], _ = linear_back(merged(d), normed, w[name])
+        part, g[name], _ = linear_backward(merged(d), normed, w[name])
         dnormed = dnormed + part  # three ways
     dx, g["attn_norm"] = norm_back(dnormed, x, w["attn_norm"], EPS)
     return dmid + dx, g
 
 
-# %% [markdown]
-# And the model: the blocks in a row, the loss, and the same row backwards. `sf.check_gradients` knows the names of all 57 arrays
-# and walks back from the head; it stops at the first that is wrong.
-
-
-# %%
 def of_layer(weights, layer):
     at = f"layers.{layer}."
     return {name.removeprefix(at): w for name, w in weights.items() if name.startswith(at)}
 
 
+# %% [markdown]
+# One block alone first. `see` of `loss_and_gradients` shows the gradients of activations on their way back: what comes into the
+# last block from behind, and what leaves it.
+
+# %%
+weights, last = trainable.parameters(), config.num_layers - 1
+seen = {}
+trainable.loss_and_gradients(ids, see=lambda name, gradient: seen.update({name: gradient.copy()}))
+own = of_layer(weights, last)
+_, kept = block(own, trace[f"layers.{last}.resid_pre"])
+dx, _ = block_back(own, seen[f"layers.{last}.resid_post"][0], kept)
+sf.testing.assert_close(dx, seen[f"layers.{last}.resid_pre"][0])
+print("the last block's dx is right:", dx.shape)
+
+# %% [markdown]
+# And the model: the blocks in a row, the loss, and the same row backwards. `sf.check_gradients` knows the names of all arrays
+# and walks back from the head; it stops at the first that is wrong.
+
+
+# %%
 def by_hand(weights, ids, labels, others=()):
     """The loss, and the gradients of all weights by their names; a layer may have other functions"""
     x, kept = weights["embed"][ids], []
@@ -560,8 +586,10 @@ def by_hand(weights, ids, labels, others=()):
     z = normed @ weights["lm_head"].T
 
     g = {}
-    dx, g["lm_head"], _ = linear_back(cross_entropy_back(z, labels), normed, weights["lm_head"])
-    dx, g["final_norm"] = rms_norm_back(dx, x, weights["final_norm"], EPS)
+    dx, g["lm_head"], _ = linear_backward(
+        cross_entropy_backward(z, labels), normed, weights["lm_head"]
+    )
+    dx, g["final_norm"] = rms_norm_backward(dx, x, weights["final_norm"], EPS)
     for layer in reversed(range(config.num_layers)):
         dx, of_block = block_back(
             of_layer(weights, layer), dx, kept[layer], **dict(others).get(layer, {})
@@ -571,7 +599,6 @@ def by_hand(weights, ids, labels, others=()):
     return sf.cross_entropy(z, labels), g
 
 
-weights = trainable.parameters()
 value, mine = by_hand(weights, ids, labels)
 sf.check(sf.cross_entropy, value, model(ids), labels).raise_if_wrong()
 report = sf.check_gradients(mine, model, ids).raise_if_wrong()
@@ -590,7 +617,7 @@ report
 # %%
 def constant_r(dy, x, w, eps):
     r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps))
-    return r * dy * w, rms_norm_back(dy, x, w, eps)[1]
+    return r * dy * w, rms_norm_backward(dy, x, w, eps)[1]
 
 
 def sigmoid_slope(dy, gate, up):
@@ -674,7 +701,7 @@ report
 # The same gradients by your numpy, by this package, and by PyTorch's autograd: the fastest of several runs, side by side.
 # (So few tokens are read here that most of the time goes into calls. Run it, and it is your machine's.)
 
-# %% tags=["measured"]
+# %% tags=["measured", "given"]
 from time import perf_counter
 
 import torch
@@ -888,6 +915,26 @@ def on_tape(array, seen):
 print(
     f"kept by hand: {held / 2**20:.1f} MB   on the tape: {on_tape(loss_of_tape, set()) / 2**20:.1f} MB"
 )
+
+# %% [markdown]
+# ### Break it yourself: the `+=` of section 10
+#
+# `at` adds up where an index occurs more than once. Here it is written with `+=`: the loss is the same, and the check finds the
+# first place on the way back where an array was indexed so.
+
+# %%
+added = at
+
+
+def at(rows, g, shape):
+    table = np.zeros(shape, np.float32)
+    table[rows] += g
+    return table
+
+
+report = sf.check_gradients(by_tape(weights, ids, labels)[1], model, ids)
+at = added
+report
 
 # %% [markdown]
 # ## What you have now

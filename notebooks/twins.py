@@ -2,7 +2,7 @@
 the notebook says that "you write".
 
 What that is follows from the checks. A cell that says `sf.check(operation, mine, ...).raise_if_wrong()` checks `mine`,
-and so do `sf.check_trace(mine, ...).raise_if_wrong()` and `sf.testing.assert_close(mine, ...)`: the function, class or
+and so do `sf.check_trace(mine, ...)`, `sf.check_gradients` and `sf.check_step` in its place, and `sf.testing.assert_close(mine, ...)`: the function, class or
 variable that made it is left out of the twin, with its first line kept. The code stands folded below the cell, beside
 the hints where `simdformer learn` has an exercise of that name. Cells tagged `given` stay as they are.
 """
@@ -18,7 +18,7 @@ import nbformat
 from simdformer.learn.exercises import HINTS
 from simdformer.learn.exercises.notebook import folded_answer, folded_hints
 
-WITH_TWINS = ("01", "02", "02b", "03", "04")
+WITH_TWINS = ("01", "02", "02b", "03", "04", "08")
 FOLDER = "exercises"
 GIVEN = ("random", "weight")  # what reads and draws numbers
 UNWRITTEN = "raise NotImplementedError"
@@ -122,7 +122,10 @@ def checks_in(statement: ast.stmt) -> Iterator[ast.expr]:
                 func=ast.Attribute(
                     attr="raise_if_wrong",
                     value=ast.Call(
-                        func=ast.Attribute(attr="check_trace", value=ast.Name(id="sf")),
+                        func=ast.Attribute(
+                            attr="check_trace" | "check_gradients" | "check_step",
+                            value=ast.Name(id="sf"),
+                        ),
                         args=[mine, *_],
                     ),
                 )
@@ -166,6 +169,8 @@ def makers(
                             yield from functions_in(part.value, places)
                 if not (called and is_plain_call(node.value)):
                     yield at, node
+            elif name in places and isinstance(places[name][1], ast.FunctionDef):
+                yield places[name]
         case _:
             yield from functions_in(mine, places)
 

@@ -12,20 +12,20 @@ assert curves["float64"][-1] < 1  # too large
 # %% p = sf.softmax(random(3, 7))
 assert shown.count("right?!") == 1
 
-# %% def cross_entropy_back(z, labels):
+# %% def cross_entropy_backward(z, labels):
 assert np.abs(dz.sum(-1)).max() < 1e-6
 assert shown.count("→") == 5
 assert "right?!" not in shown
 
-# %% def linear_back(dy, x, w):
+# %% def linear_backward(dy, x, w):
 assert abs((x * dx).sum() - (w * dw).sum()) < 1e-3
 assert "right?!" not in shown
 
-# %% def rms_norm_back(dy, x, w, eps):
+# %% def rms_norm_backward(dy, x, w, eps):
 assert np.abs((x * dx).sum(-1)).max() < 1e-4
 assert "right?!" not in shown
 
-# %% def swiglu_back(dy, gate, up):
+# %% def swiglu_backward(dy, gate, up):
 assert np.allclose(up * dup, dy * gate * s * up)
 assert "right?!" not in shown
 
@@ -55,3 +55,7 @@ assert report.first_wrong == "clipping"
 
 # %% def by_tape(weights, ids, labels):
 assert abs(loss_of_tape.data.item() - value) < 1e-5
+
+# %% added = at
+assert not report.ok
+assert report.diagnosis
