@@ -36,9 +36,9 @@ struct SlopeOf {
       const Sigmoid<V> of(x);
       return dy * (of.s * mul_add(x, of.rest, V(A(1))));
     } else if constexpr (kind == Activation::gelu) {
-      const V q = normal_tail(V(xsimd::abs(x)));
+      const auto [q, e] = normal_tail(V(xsimd::abs(x)));
       const V cdf = xsimd::select(x < V(A(0)), q, V(V(A(1)) - q));
-      const V density = vec_exp(V(x * x * V(A(-0.5)))) * V(A(0.398942280401432677940));
+      const V density = e * V(A(0.398942280401432677940));
       return dy * mul_add(x, density, cdf);
     } else if constexpr (kind == Activation::gelu_tanh) {
       const V square = x * x;

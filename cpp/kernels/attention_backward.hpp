@@ -413,7 +413,7 @@ void backward_item(const AttentionBackwardArgs& args, int64_t item, A* memory) n
   const int64_t depth = heads.depth, value_depth = heads.value_depth;
   const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
   const int64_t begin = part * args.part_keys, end = min_of(begin + args.part_keys, heads.keys);
-  clear(work.d_key, args.part_keys * pitch), clear(work.d_value, args.part_keys * value_pitch);
+  clear(work.d_key, (end - begin) * pitch), clear(work.d_value, (end - begin) * value_pitch);
   for (int64_t first = 0; first < query_rows(heads); first += args.band_rows) {
     Band band{first, min_of(args.band_rows, query_rows(heads) - first), true};
     const int64_t last = (first + band.count - 1) / heads.group;

@@ -33,7 +33,8 @@ SF_INLINE void softmax_so_far(A* scores, int64_t pitch, KeyRange columns, const 
   A shifts[kRowsTogether], factors[kRowsTogether];
   for (int64_t r = 0; r < rows; ++r) {
     const A* row = scores + r * pitch + columns.begin;
-    shifts[r] = max_lanes(fold_row(row, columns.end - columns.begin, kMinusInfinity<A>, higher, higher));
+    shifts[r] =
+        max_lanes(fold_row(row, columns.end - columns.begin, Vec<A>(kMinusInfinity<A>), higher, higher));
   }
   bool rises = false;
   for (int64_t r = 0; r < rows; r += W) {

@@ -30,7 +30,7 @@ inline void fma_chains(float* sink, int64_t begin, int64_t end) noexcept {
 inline void read_memory(const float* data, float* sink, int64_t begin, int64_t end) noexcept {
   using V = Vec<float>;
   const V sum = fold_row(
-      data + begin, end - begin, 0.0f, [](V sum, V x) { return V(sum + x); },
+      data + begin, end - begin, V(0.0f), [](V sum, V x) { return V(sum + x); },
       [](V a, V b) { return V(a + b); });
   *sink += sum_lanes(sum);
 }

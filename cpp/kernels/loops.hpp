@@ -5,7 +5,8 @@
 //   write_row  the same, past the caches where the caller wants that
 //   each_register  f at each register of a row, for outputs of several types
 //   map_rows   the same over pieces of rows, which are the work items of what is done element by element
-//   fold_row   acc = step(acc, in[i]), then the accumulators are combined; sum_row is one
+//   fold_row   acc = step(acc, in[i]), then the accumulators are combined
+//   sum_row    one that adds; sums_of_row several sums at once, of which Sum is a register each
 #pragma once
 
 #include "base/bounds.hpp"
@@ -165,14 +166,12 @@ class LineStream {
 };
 
 // Folds a row: acc = step(acc, in[i], more[i]...), then combine over the accumulators. Four of them, because one chain
-// of FMAs is bound by latency. The result is still a batch; lanes that a short row does not reach hold
+// of FMAs is bound by latency. The result is still a batch, or several; lanes that a short row does not reach hold
 // `init`.
-template <class T, class Step, class Combine, class... More>
-SF_INLINE Vec<Acc<T>> fold_row(const T* in, int64_t n, Acc<T> init, Step step, Combine combine,
-                               const More*... more) {
-  using V = Vec<Acc<T>>;
+template <class T, class Sum, class Step, class Combine, class... More>
+SF_INLINE Sum fold_row(const T* in, int64_t n, Sum init, Step step, Combine combine, const More*... more) {
   constexpr int64_t W = kLanes<Acc<T>>;
-  V a0(init), a1(init), a2(init), a3(init);
+  Sum a0(init), a1(init), a2(init), a3(init);
   int64_t i = 0;
   for (; i + 4 * W <= n; i += 4 * W) {
     a0 = step(a0, load(in + i), load(more + i)...);
@@ -211,16 +210,21 @@ class TreeSum {
 
 constexpr int64_t kSumBlock = 1024;  // elements to a leaf of the tree
 
-// The sum over a row of what step(sum, x, more...) adds to sum.
+// The sum over a row, by lanes, of what step(sum, x, more...) adds to sum.
+template <class Sum, class T, class Step, class... More>
+SF_INLINE Sum sums_of_row(const T* in, int64_t n, Step step, const More*... more) {
+  const auto add = [](Sum a, Sum b) { return Sum(a + b); };
+  const Sum zero(Acc<T>(0));
+  if (n <= kSumBlock) return fold_row(in, n, zero, step, add, more...);
+  TreeSum<Sum> sum;
+  for (int64_t i = 0; i < n; i += kSumBlock)
+    sum.add(fold_row(in + i, min_of(n - i, kSumBlock), zero, step, add, (more + i)...));
+  return sum.total();
+}
+
 template <class T, class Step, class... More>
 SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step, const More*... more) {
-  using V = Vec<Acc<T>>;
-  const auto add = [](V a, V b) { return V(a + b); };
-  if (n <= kSumBlock) return sum_lanes(fold_row(in, n, Acc<T>(0), step, add, more...));
-  TreeSum<V> sum;
-  for (int64_t i = 0; i < n; i += kSumBlock)
-    sum.add(fold_row(in + i, min_of(n - i, kSumBlock), Acc<T>(0), step, add, (more + i)...));
-  return sum_lanes(sum.total());
+  return sum_lanes(sums_of_row<Vec<Acc<T>>>(in, n, step, more...));
 }
 
 // out[n] = sum of the lanes of x[n], n < 4

@@ -12,6 +12,26 @@
 
 namespace simdformer::SF_ISA {
 
+// What a row is read for once its mean is known: the sums of g, of g x and of x^2, with x less the mean.
+template <class V>
+struct NormSums {
+  using value_type = typename V::value_type;
+  V g, along, squares;
+
+  NormSums() = default;
+  SF_INLINE NormSums(V g, V along, V squares) : g(g), along(along), squares(squares) {}
+  SF_INLINE explicit NormSums(value_type all) : g(all), along(all), squares(all) {}
+};
+template <class V>
+SF_INLINE NormSums<V> operator+(NormSums<V> a, NormSums<V> b) {
+  return {V(a.g + b.g), V(a.along + b.along), V(a.squares + b.squares)};
+}
+template <class V>
+SF_INLINE NormSums<V> first_lanes(int64_t n, NormSums<V> x, NormSums<V> other) {
+  return {first_lanes(n, x.g, other.g), first_lanes(n, x.along, other.along),
+          first_lanes(n, x.squares, other.squares)};
+}
+
 // One row. dx may be dy or x: all that is read of them at a place is read before it is written.
 template <bool centred, class T, class... Weight>
 SF_INLINE void norm_backward_row(int64_t n, Acc<T> eps, const T* dy, const T* x, T* dx, Acc<T>* d_weight,
@@ -20,18 +40,18 @@ SF_INLINE void norm_backward_row(int64_t n, Acc<T> eps, const T* dy, const T* x,
   using V = Vec<A>;
   const auto mean_of = [&](A sum) { return sum / static_cast<A>(n); };
   const auto gradient = [](V dy, auto... w) { return V((dy * ... * w)); };  // g
-  V mean(A(0)), mean_g(A(0));
+  V mean(A(0));
   if constexpr (centred) mean = V(mean_of(sum_row(x, n, [](V sum, V x) { return V(sum + x); })));
   const auto off = [&](V x) { return centred ? V(x - mean) : x; };
-  const A squares = sum_row(x, n, [&](V sum, V x) { return mul_add(off(x), off(x), sum); });
-  const A r = A(1) / std::sqrt(mean_of(squares) + eps);
-  const A dot = sum_row(
-      dy, n, [&](V sum, V dy, V x, auto... w) { return mul_add(gradient(dy, w...), off(x), sum); }, x,
-      weight...);
-  if constexpr (centred)
-    mean_g = V(mean_of(
-        sum_row(dy, n, [&](V sum, V dy, auto... w) { return V(sum + gradient(dy, w...)); }, weight...)));
-  const V scale(r), along(mean_of(dot) * r * r);  // h mean(g h) = (x - mean) along
+  const auto add = [&](NormSums<V> sums, V dy, V x, auto... w) {
+    const V g = gradient(dy, w...), own = off(x);
+    return NormSums<V>{centred ? V(sums.g + g) : sums.g, mul_add(g, own, sums.along),
+                       mul_add(own, own, sums.squares)};
+  };
+  const NormSums<V> sums = sums_of_row<NormSums<V>>(dy, n, add, x, weight...);
+  const A r = A(1) / std::sqrt(mean_of(sum_lanes(sums.squares)) + eps);
+  const V mean_g(centred ? mean_of(sum_lanes(sums.g)) : A(0));
+  const V scale(r), along(mean_of(sum_lanes(sums.along)) * r * r);  // h mean(g h) = (x - mean) along
   const auto write_all = [&](int64_t i, auto read, auto write) __attribute__((always_inline)) {
     const V y = read(dy + i), own = off(read(x + i));
     const V g = V(gradient(y, read(weight + i)...) - mean_g);

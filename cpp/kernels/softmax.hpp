@@ -30,7 +30,7 @@ template <class T>
 SF_INLINE Vec<Acc<T>> highest_of(const T* row, int64_t n) {
   using V = Vec<Acc<T>>;
   const auto higher = [](V a, V x) { return larger(x, a); };
-  return fold_row(row, n, -std::numeric_limits<Acc<T>>::infinity(), higher, higher);
+  return fold_row(row, n, V(-std::numeric_limits<Acc<T>>::infinity()), higher, higher);
 }
 
 // out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it. `highest`

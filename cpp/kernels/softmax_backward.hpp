@@ -43,8 +43,8 @@ SF_INLINE Pair<Acc<T>> log_sum_exp(const T* x, int64_t n, F f) {
   using A = Acc<T>;
   using V = Vec<A>;
   const auto higher = [](V a, V b) { return larger(b, a); };
-  const V most =
-      fold_row(x, n, -std::numeric_limits<A>::infinity(), [&](V a, V x) { return larger(f(x), a); }, higher);
+  const V most = fold_row(
+      x, n, V(-std::numeric_limits<A>::infinity()), [&](V a, V x) { return larger(f(x), a); }, higher);
   const A highest = max_lanes(most);
   const V shift(highest);
   const A sum = sum_row(x, n, [&](V sum, V x) { return V(sum + vec_exp(V(f(x) - shift))); });

@@ -13,14 +13,22 @@
 
 namespace simdformer::SF_ISA {
 
-// Two rows of bfloat16 in pairs; `second` is null behind the last row.
-SF_INLINE void zip_pairs(const char* first, const char* second, int64_t columns, char* to) {
-  uint16_t rows[2][kPanelColumns] = {};
-  std::memcpy(rows[0], first, static_cast<size_t>(columns) * 2);
-  if (second != nullptr) std::memcpy(rows[1], second, static_cast<size_t>(columns) * 2);
-  uint32_t pairs[kPanelColumns];
-  for (int64_t c = 0; c < kPanelColumns; ++c) pairs[c] = rows[0][c] | static_cast<uint32_t>(rows[1][c]) << 16;
-  std::memcpy(to, pairs, sizeof(pairs));
+// Two rows of bfloat16 in pairs, with zeros behind `columns`. A row behind the last is null, and zero.
+SF_INLINE void zip_pairs(const char* first, const char* second, int64_t columns, float* to) {
+  using Words = Vec<uint32_t>;
+  alignas(64) bfloat16 rows[2][kPanelColumns];
+  if (columns < kPanelColumns || second == nullptr) {
+    std::memset(rows, 0, sizeof(rows));
+    if (first != nullptr) std::memcpy(rows[0], first, static_cast<size_t>(columns) * 2);
+    if (second != nullptr) std::memcpy(rows[1], second, static_cast<size_t>(columns) * 2);
+    first = reinterpret_cast<const char*>(rows[0]), second = reinterpret_cast<const char*>(rows[1]);
+  }
+  for (int64_t c = 0; c < kPanelColumns; c += kLanes<float>) {
+    const auto upper_half = [c](const char* row) {
+      return lanes_as<Words>(load(reinterpret_cast<const bfloat16*>(row) + c));
+    };
+    store(to + c, lanes_as<Vec<float>>(Words((upper_half(first) >> 16) | upper_half(second))));
+  }
 }
 
 template <int64_t size>
@@ -44,7 +52,8 @@ SF_INLINE void pack_columns_of(const PackArgs& args, int64_t begin, int64_t end)
       char* row = to;
       if constexpr (std::is_same_v<T, bfloat16>) {
         for (int64_t k = first; k < last; k += 2, from += 2 * args.row_stride, row += 4 * kPanelColumns)
-          zip_pairs(from, k + 1 < last ? from + args.row_stride : nullptr, columns, row);
+          zip_pairs(from, k + 1 < last ? from + args.row_stride : nullptr, columns,
+                    reinterpret_cast<float*>(row));
       } else {
         for (int64_t k = first; k < last; ++k, from += args.row_stride, row += kPanelColumns * kSize)
           copy_panel_row<kSize>(from, columns, row);
@@ -58,31 +67,52 @@ inline void pack_columns(const PackArgs& args, int64_t begin, int64_t end) noexc
 }
 
 // A band of the rows to be made, 16 inputs at a time.
-template <class T, class Out>
+template <class T>
 SF_INLINE void transpose_bands(const TransposeArgs& args, int64_t begin, int64_t end) {
   using A = Acc<T>;
   alignas(64) A panel[kTransposedRows * kPanelColumns];
   for (int64_t band = begin; band < end; ++band) {
     const int64_t first = band * kTransposedRows, rows = min_of(args.rows - first, kTransposedRows);
     const char* from = args.in + first * static_cast<int64_t>(sizeof(T));
-    Out* const out = static_cast<Out*>(args.out) + first * args.stride;
+    A* const out = static_cast<A*>(args.out) + first * args.stride;
     for (int64_t k = 0; k < args.stride; k += kPanelColumns, from += kPanelColumns * args.row_stride) {
       const int64_t left = args.depth > k ? min_of(args.depth - k, kPanelColumns) : 0;
       pack_panel<T>(from, args.row_stride, left, rows, panel);
       for (int64_t row = 0; row < rows; ++row)
-        map_row(
-            out + row * args.stride + k, kPanelColumns, [](auto x) { return x; },
-            static_cast<const A*>(panel + row * kPanelColumns));
+        std::memcpy(out + row * args.stride + k, panel + row * kPanelColumns, kPanelColumns * sizeof(A));
+    }
+  }
+}
+
+// The same for pairs, which move as one word.
+SF_INLINE void transpose_pairs(const TransposeArgs& args, int64_t begin, int64_t end) {
+  constexpr int64_t kPitch = kTransposedRows + kPanelColumns, kInputs = 2 * kPanelColumns;
+  alignas(64) float words[kPanelColumns * kPitch], turned[kTransposedRows * kPanelColumns];
+  for (int64_t band = begin; band < end; ++band) {
+    const int64_t first = band * kTransposedRows, rows = min_of(args.rows - first, kTransposedRows);
+    const char* from = args.in + first * 2;
+    char* const out = static_cast<char*>(args.out) + first * args.stride * 2;
+    for (int64_t k = 0; k < args.stride; k += kInputs, from += kInputs * args.row_stride) {
+      for (int64_t pair = 0; pair < kPanelColumns; ++pair) {
+        const auto row_of = [&](int64_t i, int64_t column) {
+          return k + i < args.depth ? from + i * args.row_stride + column * 2 : nullptr;
+        };
+        for (int64_t row = 0; row < rows; row += kPanelColumns)
+          zip_pairs(row_of(2 * pair, row), row_of(2 * pair + 1, row), min_of(rows - row, kPanelColumns),
+                    words + pair * kPitch + row);
+      }
+      transpose_panel(static_cast<const float*>(words), kPitch, rows, static_cast<float*>(turned));
+      const int64_t inputs = min_of(args.stride - k, kInputs);
+      for (int64_t row = 0; row < rows; ++row)
+        std::memcpy(out + (row * args.stride + k) * 2, turned + row * kPanelColumns,
+                    static_cast<size_t>(inputs) * 2);
     }
   }
 }
 
 inline void transpose(const TransposeArgs& args, int64_t begin, int64_t end) noexcept {
-  if (args.pairs) return transpose_bands<bfloat16, bfloat16>(args, begin, end);
-  with_type(args.dtype, [&](auto type) {
-    using T = decltype(type);
-    transpose_bands<T, Acc<T>>(args, begin, end);
-  });
+  if (args.pairs) return transpose_pairs(args, begin, end);
+  with_type(args.dtype, [&](auto type) { transpose_bands<decltype(type)>(args, begin, end); });
 }
 
 }  // namespace simdformer::SF_ISA
