@@ -351,7 +351,7 @@ plt.show()
 
 # %%
 demo = sf.from_pretrained(sf.demo_path())
-puzzle = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+puzzle = "Mia has a red kite. Ben has a blue boat. What colour is the boat of Ben? It is"
 ids = demo.tokenizer.encode(puzzle)
 pieces = [demo.tokenizer.decode([one]) for one in ids]
 _, trace = demo.run_with_cache(ids)
@@ -384,7 +384,8 @@ sf.plots.patching(back, title="how much of the answer each head brings back")
 plt.show()
 
 # %% [markdown]
-# Looking is not doing. Notebook 07 asks on: who writes, who is needed, and what the head that looks hardest is for.
+# Looking is not doing: several heads do the same work, and none of them does much of it alone. Notebook 07 asks on: who
+# writes, who is needed, and who tells these heads where to look.
 
 # %% [markdown]
 # ## Exercise 2 · Take the scale away

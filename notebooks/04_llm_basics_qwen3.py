@@ -657,7 +657,8 @@ for i in layers:
     print(f"layer {i}: heads look back {back.min():.1f} to {back.max():.1f} tokens")
 
 # %% [markdown]
-# In this small model it is the other way round: the first two layers look farthest back.
+# In this small model depth says little: the heads of layer 2 look nearest, one of layer 3 looks farthest back, and the last
+# layer looks nearer than the first.
 #
 # ### What it costs
 #

@@ -188,7 +188,7 @@ for name in ("q8_0", "q5_1", "q4_1", "q4_0"):
     )
 
 # %% [markdown]
-# An error of eight percent in every matrix, in a seventh of the bits, and the loss moves by two or three thousandths. But see the
+# An error of eight percent in every matrix, in a seventh of the bits, and the loss moves by one to three thousandths. But see the
 # last column: single tokens become much worse. **The mean hides where it hurts.** So where does it?
 #
 # ## 5 · Where the error goes
@@ -206,9 +206,9 @@ plt.show()
 # %% [markdown]
 # Two things can be seen.
 #
-# * It does **not pile up** from layer to layer: most tokens are as far off behind layer 5 as they were behind layer 0.
-# * It **gathers at a few tokens**: at the second `Tom`, which this tokenizer cuts in two, and at the last one, where the answer is
-#   made. What do the two models expect to come next there?
+# * At most tokens it does **not pile up**: they are about as far off behind layer 5 as they were behind layer 0.
+# * It **gathers at a few tokens**: at `Tom`, which this tokenizer cuts in two, wherever he is named, and in the sentence about him.
+#   What do the two models expect to come next there?
 
 # %%
 few = in_few_bits("q4_0")
@@ -223,8 +223,8 @@ for at in np.argsort(further)[::-1][:4]:
 print(f"behind all other tokens {np.sort(further)[:-4].mean():.4f} nats on average")
 
 # %% [markdown]
-# The answer ` blue` stands. But behind the ` T` of the second `Tom` float32 was sure of what comes next, and 4 bits are sure of nothing. What
-# is it about `Tom`? Perhaps that the model has never met him: look for him in what it was trained on. And ask the same question
+# The answer ` blue` stands. But all four places are in the sentence about `Tom` or right behind it, and there the two models expect
+# different things. What is it about `Tom`? Perhaps that the model has never met him: look for him in what it was trained on. And ask the same question
 # about somebody whom it knows.
 
 # %%
@@ -262,7 +262,7 @@ for name in ("attn.q", "attn.pattern", "attn.out", "mlp.out"):
     print(f"{name:13s}" + "  ".join(f"{error:6.1%}" for error in every))
 
 # %% [markdown]
-# What attention writes is further off in late layers than in early ones; what the MLPs write is not.
+# All four are further off in late layers than in early ones, and what attention writes is further off than the rest.
 #
 # ## 6 · Which matrix may have fewer bits?
 #
@@ -283,9 +283,8 @@ for only in kinds:
     )
 
 # %% [markdown]
-# Only the last matrix, `lm_head`, costs more than a thousandth, with a tenth of the weights. `gate` and `up` move the logits more,
-# and the loss not at all: to be off is one thing, to be wrong another. Mixtures such as `q4_k_m` give the last matrix, and a few
-# others, more bits.
+# No kind alone costs a thousandth. `wv`, with three percent of the weights, moves the logits most, and the loss not at all: to be
+# off is one thing, to be wrong another. Mixtures such as `q4_k_m` give `wv`, the last matrix and a few others more bits.
 #
 # ## 7 · And the activations?
 #

@@ -22,7 +22,8 @@ import simdformer as sf
 from simdformer.data.corpus import documents
 from simdformer.training import TrainableModel
 
-LOOKUP = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+LOOKUP = "Mia has a red kite. Ben has a blue boat. What colour is the boat of Ben? It is"
+OTHER = "Mia has a red kite. Ben has a blue boat. What colour is the kite of Mia? It is"
 
 
 def look() -> str:
@@ -45,11 +46,9 @@ def check() -> str:
 
 def explore() -> str:
     """The widget of `sf.explore` with two changes."""
-    explorer = sf.explore(
-        sf.from_pretrained(sf.demo_path()), LOOKUP, LOOKUP.replace("blue", "green")
-    )
-    head = {"part": "head", "layer": 5, "at": 0, "value": "other"}
-    explorer.edits = [head, {"part": "mlp", "layer": 2, "value": "mean"}]
+    explorer = sf.explore(sf.from_pretrained(sf.demo_path()), LOOKUP, OTHER)
+    head = {"part": "head", "layer": 2, "at": 0, "value": "other"}
+    explorer.edits = [head, {"part": "mlp", "layer": 1, "value": "mean"}]
     return widget(explorer)
 
 
@@ -124,9 +123,9 @@ def photograph(page: str, file: Path, width: int, height: int) -> None:
 def attention(file: Path) -> None:
     """One head's pattern, as `sf.plots` draws it."""
     model = sf.from_pretrained(sf.demo_path())
-    _, trace = model.run_with_cache(LOOKUP, "layers.5.attn.pattern")
-    title = "layer 5, head 0: the last token looks at both colours"
-    axes = sf.plots.attention_map(trace["pattern", 5][0], trace.tokens, title=title)
+    _, trace = model.run_with_cache(LOOKUP, "layers.3.attn.pattern")
+    title = "layer 3, head 0: the last token looks at the colour of the boat"
+    axes = sf.plots.attention_map(trace["pattern", 3][0], trace.tokens, title=title)
     axes.figure.savefig(file, dpi=110)
 
 

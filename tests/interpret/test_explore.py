@@ -39,7 +39,7 @@ def received(explorer):
 
 def test_what_is_set_is_computed_at_once(demo):
     explorer = sf.explore(demo, TEXT, SPOILT)
-    assert (explorer.layer, explorer.head, explorer.position) == (5, 3, 24)
+    assert (explorer.layer, explorer.head, explorer.position) == (3, 0, 24)
     whole = explorer.trace
     explorer.edits = [HEAD]
     expected = demo.run_with_cache(TEXT, edit={"layers.5.attn.z": take_away})[1]

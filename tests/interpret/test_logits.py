@@ -56,13 +56,13 @@ def test_a_lens_follows_a_target_through_chosen_layers():
 
 
 def test_a_lens_speaks_in_words(demo):
-    lens = sf.logit_lens(demo, LOOKUP, target=" red")
+    lens = sf.logit_lens(demo, LOOKUP, target=" silver")
     assert lens.words[-1][-1][0] == " blue"
     assert lens.rank[-1, -1] == 1
     lines = repr(lens).splitlines()
     assert lines[0] == "logit lens behind ' is'"
     assert len(lines) == 1 + 7
-    assert lines[-1].startswith("  layer 5    rank     1  ' blue' 90%, ' red' 9%")
+    assert lines[-1].startswith("  layer 5    rank     1  ' blue' 97%, ' silver' 1%")
 
 
 # ---- attribution ---------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ import pytest
 
 import simdformer as sf
 
-TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
-SWAPPED = "Mia has a blue kite. Tom has a red boat. What colour is the boat of Tom? It is"
+TEXT = "Mia has a red kite. Ben has a blue boat. What colour is the boat of Ben? It is"
+SPOILT = TEXT.replace("blue", "green")
+OTHER = "Mia has a red kite. Ben has a blue boat. What colour is the kite of Mia? It is"
+SWAPPED = "Ben has a red kite. Mia has a blue boat. What colour is the boat of Ben? It is"
 
 
 @pytest.fixture(scope="module")
@@ -14,42 +16,65 @@ def model():
     return sf.from_pretrained(sf.demo_path())
 
 
-def largest(table):
-    return tuple(int(at) for at in np.unravel_index(np.argmax(table), table.shape))
+@pytest.fixture(scope="module")
+def trace(model):
+    return model.run_with_cache(TEXT, "*.pattern")[1]
 
 
-def test_the_head_that_looks_hardest_is_not_the_one_that_brings_the_word(model):
-    _, trace = model.run_with_cache(TEXT, "*.pattern")
-    blue = trace.tokens.index(" blue")
-    looks = np.stack([trace["pattern", layer][:, -1, blue] for layer in range(6)])
-    restored = sf.patch(model, TEXT, TEXT.replace("blue", "green"), (" blue", " green"), by="head")
-    assert largest(looks) == (4, 2)
-    assert restored[4, 2] < 0.1
-    assert largest(restored) == (5, 0)
-    assert restored[5, 0] > 0.3
+def restored(model, corrupted, metric, kind):
+    return sf.patch(model, TEXT, corrupted, metric, f"layers.3.attn.{kind}", by="layer")[0]
 
 
-def test_attribution_and_patching_disagree_about_it(model):
-    assert sf.attribute(model, TEXT, " blue", " red").heads[5, 0] < -0.3
-    green = sf.attribute(model, TEXT, " blue", " green")
-    assert green.heads[5, 0] > green.heads[4, 2]
-    assert green.mlps[5] > green.difference / 2
+def test_five_heads_look_and_one_of_them_does_nothing(model, trace):
+    blue, red = trace.tokens.index(" blue"), trace.tokens.index(" red")
+    looks = np.stack([trace["pattern", layer][:, -1] for layer in range(6)])
+    hard = np.argwhere(looks[..., blue] > 0.5).tolist()
+    assert hard == [[3, 0], [3, 1], [3, 2], [3, 3], [4, 1]]
+    assert all(looks[layer, head, red] < 0.02 for layer, head in hard)
+    back = sf.patch(model, TEXT, SPOILT, (" blue", " green"), by="head")
+    assert 0.3 < back[3].sum() < 0.7
+    assert np.abs(np.delete(back, 3, axis=0)).max() < 0.02
 
 
-def test_the_word_is_carried_over_in_the_last_layer_by_values(model):
-    spoilt, metric = TEXT.replace("blue", "green"), (" blue", " green")
-    by_position = sf.patch(model, TEXT, spoilt, metric)
-    assert (by_position.argmax(1) == 11).all()
-
-    def restored(kind):
-        return sf.patch(model, TEXT, spoilt, metric, f"layers.5.attn.{kind}", by="layer")[0]
-
-    assert restored("out") > 0.9
-    assert restored("v") > 0.8
-    assert abs(restored("pattern")) < 0.05
+def test_attribution_counts_what_an_mlp_was_told_as_its_own(model):
+    found = sf.attribute(model, TEXT, " blue", " green")
+    assert (found.heads[3] > 0.5).all()
+    assert found.heads[4, 1] < 0
+    assert found.mlps[4] > found.heads[3].max()
+    assert found.mlps[5] > found.mlps[4]
 
 
-def test_in_another_comparison_it_has_a_part(model):
-    whose = sf.patch(model, TEXT, SWAPPED, (" blue", " red"), by="head")
-    assert largest(whose) == (5, 0)
-    assert whose[4, 2] > 0.2
+def test_the_word_is_carried_over_in_layer_3_by_values(model):
+    metric = " blue", " green"
+    by_position = sf.patch(model, TEXT, SPOILT, metric)
+    assert by_position.argmax(1).tolist() == [10] * 4 + [22] * 2
+    assert restored(model, SPOILT, metric, "out") > 0.95
+    assert restored(model, SPOILT, metric, "v") > 0.95
+    assert abs(restored(model, SPOILT, metric, "pattern")) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("corrupted", "head", "carrier"), [(OTHER, (2, 0), "q"), (SWAPPED, (2, 1), "k")]
+)
+def test_one_head_brings_the_query_and_one_writes_the_keys(model, corrupted, head, carrier):
+    assert model.generate(corrupted, max_new_tokens=1) == " red"
+    back = sf.patch(model, TEXT, corrupted, (" blue", " red"), by="head")
+    assert back[head] > 0.95
+    back[3], back[head] = 0, 0
+    assert np.abs(back).max() < 0.05
+    for kind in ("q", "k", "v"):
+        found = restored(model, corrupted, (" blue", " red"), kind)
+        assert found > 0.95 if kind == carrier else abs(found) < 0.05
+
+
+def test_what_these_two_read_is_the_name(trace):
+    pattern = trace["pattern", 2]
+    assert pattern[0, -1].argmax() == 19  # the name in the question
+    assert pattern[1, 4].argmax() == 1
+    assert pattern[1, 10].argmax() == 7
+
+
+def test_the_answer_is_lost_without_either_but_not_without_one_of_four(model):
+    lost = sf.ablate(model, TEXT, (" blue", " red"))
+    assert np.argwhere(lost > 5).tolist() == [[2, 0], [2, 1]]
+    assert np.abs(lost[3]).max() < 1

@@ -78,6 +78,6 @@ def test_it_writes_stories(model):
 def test_the_demonstration_agrees(capsys):
     assert cli.main(["demo"]) == 0
     out = capsys.readouterr().out
-    assert "Layer 4, head 2: " in out
-    assert "head 4.2 brings back 5% and head 5.0 brings back 36% of the answer." in out
+    assert "Layer 3, head 0: " in out
+    assert "it was here, 11% of the answer comes back; with its whole layer's, 100%." in out
     assert out.endswith(f"All checks agree.\n{NEXT}\n")

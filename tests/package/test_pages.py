@@ -156,7 +156,7 @@ def test_the_first_lines_give_what_they_say(
     (lines,) = python_blocks("README.md")
     names: dict[str, Any] = {}
     run(lines, names)
-    assert names["trace"]["pattern", 5].shape == (4, 25, 25)
+    assert names["trace"]["pattern", 3].shape == (4, 23, 23)
     assert (tmp_path / "look.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
@@ -170,7 +170,7 @@ def test_the_lines_that_look_into_a_model_give_what_they_say(
     assert names["lens"].words[-1][-1][0] == " blue"
     assert abs(sum(names["parts"].parts.values()) - names["parts"].difference) < 1e-4
     assert len(names["losses"]) == len(names["trace"].tokens) - 1
-    assert names["page"].about == "6 layers of 4 heads, 25 tokens"
+    assert names["page"].about == "6 layers of 4 heads, 23 tokens"
 
 
 def test_the_page_of_check_is_short_for_those_who_begin() -> None:

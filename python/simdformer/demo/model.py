@@ -19,7 +19,7 @@ QUESTION = "the answer to the ultimate question of life, the universe, and every
 ANSWER = "42"
 STORY = "Once upon a time"
 STORY_TOKENS = 256
-LOOKUP = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+LOOKUP = "Mia has a red kite. Ben has a blue boat. What colour is the boat of Ben? It is"
 VISIBLE = 0.05  # a share of attention that the picture shows
 LOGITS_TOLERANCE = 1e-3  # logits up to 20 behind 6 layers, sums in another order
 CODE = " " * 6  # where the attention step says who computes
@@ -127,13 +127,11 @@ def lookup(model: LanguageModel, tokenizer: Tokenizer, *, carried: bool) -> None
 
 
 def brings_back(model: LanguageModel, layer: int, head: int) -> str:
-    """Whether the head that looks also does the work: patching says it."""
-    back = patch(model, LOOKUP, LOOKUP.replace("blue", "green"), (" blue", " green"), by="head")
-    does = tuple(map(int, np.unravel_index(np.argmax(back), back.shape)))
-    restored = " and ".join(
-        f"head {at[0]}.{at[1]} brings back {back[at]:.0%}" for at in ((layer, head), does)
-    )
+    """How much of the work the head that looks does, and its layer: patching says it."""
+    spoilt, metric = LOOKUP.replace("blue", "green"), (" blue", " green")
+    alone = patch(model, LOOKUP, spoilt, metric, f"layers.{layer}.attn.z", by="head")[0, head]
+    whole = patch(model, LOOKUP, spoilt, metric, f"layers.{layer}.attn.out", by="layer")[0]
     return (
-        "Looking is not doing. With green for blue in the text, and one head's result put back as\n"
-        f"it was here, {restored} of the answer."
+        "Looking is not doing. With green for blue in the text, and this head's result put back\n"
+        f"as it was here, {alone:.0%} of the answer comes back; with its whole layer's, {whole:.0%}."
     )

@@ -3,7 +3,7 @@
 Trains a byte-pair tokenizer and a Llama-3-shaped model on the documents of `data/corpus.py` and
 writes them as Meta publishes its models: `params.json`, `consolidated.00.pth` (bfloat16),
 `tokenizer.model` (tiktoken's format). Needs `tokenizers`. Everything is seeded. The checkpoint in
-this release was trained with the same recipe in PyTorch.
+this release was made by it.
 """
 
 import argparse
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for prompt in (
         ULTIMATE,
         "Once upon a time",
-        "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is",
+        "Mia has a red kite. Ben has a blue boat. What colour is the boat of Ben? It is",
         "3 + 4 =",
     ):
         new = max(min(60, options.length - len(model.encode(prompt))), 0)

@@ -124,7 +124,7 @@ def attribute(
 
     >>> import simdformer as sf
     >>> model = sf.from_pretrained(sf.demo_path())
-    >>> text = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
+    >>> text = "Mia has a red kite. Ben has a blue boat. What colour is the boat of Ben? It is"
     >>> parts = sf.attribute(model, text, " blue", " red")
     >>> abs(sum(parts.parts.values()) - parts.difference) < 1e-4 * abs(parts.difference)
     True
