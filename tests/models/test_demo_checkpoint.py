@@ -79,5 +79,5 @@ def test_the_demonstration_agrees(capsys):
     assert cli.main(["demo"]) == 0
     out = capsys.readouterr().out
     assert "Layer 3, head 0: " in out
-    assert "it was here, 11% of the answer comes back; with its whole layer's, 100%." in out
+    assert "it was here, 11% of the answer comes back; with its layer's, 100%." in out
     assert out.endswith(f"All checks agree.\n{NEXT}\n")

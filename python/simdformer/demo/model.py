@@ -133,5 +133,5 @@ def brings_back(model: LanguageModel, layer: int, head: int) -> str:
     whole = patch(model, LOOKUP, spoilt, metric, f"layers.{layer}.attn.out", by="layer")[0]
     return (
         "Looking is not doing. With green for blue in the text, and this head's result put back\n"
-        f"as it was here, {alone:.0%} of the answer comes back; with its whole layer's, {whole:.0%}."
+        f"as it was here, {alone:.0%} of the answer comes back; with its layer's, {whole:.0%}."
     )
