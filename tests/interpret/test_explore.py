@@ -371,8 +371,8 @@ def test_python_and_keys_choose(opened):
     for key in (Keys.ARROW_UP, Keys.ARROW_DOWN, Keys.ARROW_DOWN, "["):
         notebook.press(key)
     chosen = view.one("#layer").get_property("value"), view.one("#head").get_property("value")
-    assert chosen == ("3", "2")
-    assert " 3 2 " in notebook.run(1)
+    assert chosen == ("2", "0")
+    assert " 2 0 " in notebook.run(1)
     notebook.run(3)
     notebook.run(4)
     view.wait(lambda: view.text("#head-title") == "Layer 1, head 2")

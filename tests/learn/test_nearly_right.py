@@ -163,7 +163,7 @@ def test_long_rows_hide_an_eps_as_a_plain_sum_does():
     other_eps = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6))
     right = sf.reference.rms_norm(x, eps=1e-5)
     off = [np.abs(mine - right).max() for mine in (one_by_one, other_eps)]
-    assert off[1] < 2 * off[0]
+    assert off[1] < 4 * off[0]
     for mine in (one_by_one, other_eps):
         assert sf.check(sf.rms_norm, mine, x, eps=1e-5).ok
     faint = x * np.float32(1e-3)

@@ -151,6 +151,9 @@ class Fit:
             title = f"{what} {as_scale(self.value, self)}"
             as_divisor = title.startswith(f"{what} divided")
             title += f", needs {divisor(self.right) if as_divisor else said(self.right)}"
+            if self.said == "1":
+                where = "" if name == "scale" else " in the gradients of query and key"
+                title = f"the scale is missing{where}"
         else:
             title = f"{name} is {self.said}, needs {said(self.right)}"
         return (
