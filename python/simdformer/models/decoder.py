@@ -185,8 +185,8 @@ class Decoder(ABC):
             return self.run_with_cache(trace.ids, names, edit=edit)
         ids = checked_ids(trace.ids)
         stream = trace[f"layers.{layer}.resid_pre"].astype(self.activations, copy=False)
-        start = layer, stream if ids.ndim == 2 else stream[None]
         batched = ids.ndim == 2
+        start = layer, stream if batched else stream[None]
         observer = Observer(self.ranks, self.config, names, edit, batched=batched, start=start)
         logits = self.forward(np.atleast_2d(ids), None, None, observer)
         front = {name: array for name, array in trace.items() if is_in_front(name, layer)}
