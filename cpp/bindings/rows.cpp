@@ -41,6 +41,10 @@ py::object add_call(py::handle x, py::handle y) {
   return pair_wise({"add", "x"}, x, {"add", "y"}, y, py::none(), last_axis, add);
 }
 
+py::object add_to_call(py::handle total, py::handle y) {
+  return pair_wise({"add_to", "total"}, total, {"add_to", "y"}, y, total, last_axis, add);
+}
+
 // ---- row by row -----------------------------------------------------------------------------------------
 
 py::object softmax_call(py::handle x, py::handle axis_object, py::handle temperature_object, py::handle out) {
@@ -97,6 +101,7 @@ void bind_rows(py::module_& module) {
   module.def("relu", &relu_call);
   module.def("swiglu", &swiglu_call);
   module.def("add", &add_call);
+  module.def("add_to", &add_to_call);
   module.def("softmax", &softmax_call);
   module.def("rms_norm", &rms_norm_call);
   module.def("layer_norm", &layer_norm_call);

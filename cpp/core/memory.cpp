@@ -50,7 +50,7 @@ Memory allocate(int64_t bytes) {
   const bool huge = bytes >= kHuge;
   const int64_t alignment = huge ? kHugePage : kLineBytes;
   if (bytes < 0 || bytes > INT64_MAX - alignment) throw std::bad_alloc();
-  const auto rounded = static_cast<std::size_t>(round_up(bytes, alignment));
+  const auto rounded = in_huge_pages(static_cast<std::size_t>(huge ? bytes : round_up(bytes, alignment)));
   Memory memory(static_cast<char*>(std::aligned_alloc(static_cast<std::size_t>(alignment), rounded)));
   if (memory == nullptr) throw std::bad_alloc();
 #if defined(__linux__)

@@ -1,6 +1,7 @@
 // Memory in one piece: 64-byte aligned, in huge pages where it is large enough to span some.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -23,6 +24,13 @@ using Memory = std::unique_ptr<char, FreeMemory>;
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kHuge = 2 * kHugePage;  // from here on memory has huge pages of its own
+
+// What is allocated of so many bytes: large pieces in whole huge pages, so that the same bytes always find the same
+// piece.
+constexpr std::size_t in_huge_pages(std::size_t bytes) {
+  constexpr auto page = static_cast<std::size_t>(kHugePage);
+  return bytes < static_cast<std::size_t>(kHuge) ? bytes : (bytes + page - 1) / page * page;
+}
 
 // At least `bytes` of it. Throws std::bad_alloc.
 Memory allocate(int64_t bytes);

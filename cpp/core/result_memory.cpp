@@ -36,12 +36,6 @@ constexpr int64_t spare_for(int64_t bytes) {
   return bytes < kHuge ? bytes / 8 : std::max(bytes / 8, kHugePage);
 }
 
-// What is allocated: large pieces in whole huge pages, so that the same bytes always find the same piece.
-constexpr std::size_t whole(std::size_t bytes) {
-  constexpr auto page = static_cast<std::size_t>(kHugePage);
-  return bytes < static_cast<std::size_t>(kHuge) ? bytes : (bytes + page - 1) / page * page;
-}
-
 // What can be written from there on; 0: nobody can say. Behind a large piece malloc has up to a huge page more or
 // none, as the address has it.
 int64_t size_of(void* memory) {
@@ -158,7 +152,7 @@ void* take_zeros(std::size_t n, std::size_t size) noexcept {
     std::memset(memory, 0, n * size);
   } else {
     made.fetch_add(bytes >= kSmallest ? 1 : 0, std::memory_order_relaxed);
-    memory = std::calloc(whole(n * size), 1);
+    memory = std::calloc(in_huge_pages(n * size), 1);
   }
   if (memory != nullptr) count(size_of(memory));
   return memory;
@@ -166,7 +160,7 @@ void* take_zeros(std::size_t n, std::size_t size) noexcept {
 
 void* resize_result(void* memory, std::size_t bytes) noexcept {
   const int64_t before = memory == nullptr ? 0 : size_of(memory);
-  void* const resized = std::realloc(memory, whole(bytes));
+  void* const resized = std::realloc(memory, in_huge_pages(bytes));
   if (resized != nullptr) {
     count(-before);
     count(size_of(resized));

@@ -214,12 +214,14 @@ def linear_cross_entropy(
     return LossAndGradients(np.float64(loss), found, of_x, of_weight)
 
 
-def logits_of(rows: Array, weight: Array) -> Array:
-    """rows (N, E), weight (V, E) -> (N, V); in float32 of bfloat16, whose products the CPU may have
-    an instruction for where the weight is packed"""
-    if rows.dtype != ml_dtypes.bfloat16:
-        return linear(rows, weight)
-    return linear(rows, pack(weight), out=np.empty((len(rows), len(weight)), np.float32))
+def logits_of(rows: Array, weight: Any) -> Array:
+    """rows (N, E), weight (V, E), packed or quantised too -> (N, V), in float32 at least: products
+    of bfloat16 the CPU may have an instruction for where the weight is packed"""
+    if isinstance(weight, np.ndarray) and rows.dtype == ml_dtypes.bfloat16:
+        weight = pack(weight)
+    dtype = np.promote_types(rows.dtype, np.float32)
+    out: Array = np.empty((len(rows), weight.shape[0]), dtype)
+    return linear(rows, weight, arithmetic="float32", out=out)
 
 
 def check_labels(function: str, labels: Array, vocabulary: int, ignore_index: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import ml_dtypes
 import numpy as np
 
-from simdformer import backward
+from simdformer import _core, backward
 from simdformer.arguments import converted
 from simdformer.functional import layer_norm, linear, pack, rms_norm, rope
 from simdformer.models.activations import GATED, PLAIN, added, clamped_swiglu
@@ -64,7 +64,7 @@ class Parts:
         if name not in self.parameters:
             return
         if name in self.gradients:
-            self.gradients[name] += gradient
+            _core.add_to(self.gradients[name], gradient)
         else:
             self.gradients[name] = gradient
 

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import numpy as np
 
 from simdformer import backward
-from simdformer.functional import embedding, linear
+from simdformer.functional import embedding
 from simdformer.functional import scaled_dot_product_attention as attention
-from simdformer.loss import counted, cross_entropy, linear_cross_entropy
+from simdformer.loss import counted, cross_entropy, linear_cross_entropy, logits_of
 from simdformer.models.activations import added
 from simdformer.models.transformer import scaled
 from simdformer.runtime import awake
@@ -131,7 +131,7 @@ class Passes(Mixtures):
         head = self.matrix(self.head)
         for rows, flat, labels in self.pieces(x):
             losses.reshape(-1)[rows], lse.reshape(-1)[rows] = cross_entropy(
-                self.logits(flat, head),
+                logits_of(flat, head),
                 labels,
                 reduction="none",
                 softcap=self.config.logit_softcap,
@@ -147,7 +147,7 @@ class Passes(Mixtures):
         if self.head in self.parameters:
             total["weight"] = np.zeros(head.shape, np.float32)
         for rows, flat, labels in self.pieces(x):
-            logits = self.logits(flat, head)
+            logits = logits_of(flat, head)
             dlogits = backward.cross_entropy(
                 logits,
                 labels,
@@ -163,11 +163,6 @@ class Passes(Mixtures):
         if total:
             self.add(self.head, total["weight"])
         return dx
-
-    def logits(self, x: Array, head: Any) -> Array:
-        """x (n,E) -> (n,V), in float32 always"""
-        logits: Array = np.empty((len(x), head.shape[0]), np.float32)
-        return linear(x, head, arithmetic="float32", out=logits)
 
     def pieces(self, x: Array) -> Iterator[tuple[slice, Array, Array]]:
         """All rows of x and of the labels, so many at a time that their logits take 16 MB."""
@@ -196,7 +191,9 @@ class Passes(Mixtures):
         if "embed" not in self.parameters:
             return
         dx = scaled(dx, self.config.embed_scale)
-        self.add("embed", backward.embedding(dx, self.ids, self.config.vocab_size))
+        tied = self.gradients.get("embed")  # that of the head, whose sum it is with this one
+        vocabulary = self.config.vocab_size
+        self.gradients["embed"] = backward.embedding(dx, self.ids, vocabulary, accumulate=tied)
 
     # ---- a block, forwards and backwards ---------------------------------------------------------
 
