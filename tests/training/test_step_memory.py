@@ -80,11 +80,16 @@ def test_what_is_computed_again_is_not_kept(found, checkpoint):
     assert found["none"]["most"] > 1.2 * found[checkpoint]["most"]
 
 
-@pytest.mark.parametrize("checkpoint", ["none", "mlp", "layer"])
-def test_it_is_what_was_predicted(found, folder, checkpoint):
+@pytest.mark.parametrize("checkpoint", KINDS)
+@pytest.mark.parametrize(("measured", "precision"), [("found", "float32"), ("rounded", "bfloat16")])
+def test_it_is_what_was_predicted(request, folder, measured, precision, checkpoint):
     """Moments, gradients and activations; a fifth more or less is near enough for a plan. (What is
     kept for the next step comes on top, and huge pages are whole.)"""
     model = TrainableModel.from_pretrained(folder)
-    work = work_of_step(model.config, model.parameters(), rows=8, length=256, checkpoint=checkpoint)
+    work = work_of_step(
+        model.config, model.parameters(), rows=8, length=256, checkpoint=checkpoint,
+        precision=precision,
+    )  # fmt: skip
     predicted = work.moments + work.gradients + work.activations
-    assert 0.8 < found[checkpoint]["all"] / predicted < 1.25
+    found = request.getfixturevalue(measured)[checkpoint]["all"]
+    assert 0.8 < found / predicted < 1.25

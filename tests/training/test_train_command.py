@@ -1,6 +1,5 @@
 """`simdformer train`, as it is typed: killed and resumed, over ranks, opened elsewhere, refused."""
 
-import argparse
 import fcntl
 import json
 import os
@@ -17,6 +16,7 @@ import pytest
 import simdformer as sf
 from simdformer.cli._train_setup import filling
 from simdformer.training.data import AnswerRows, StreamRows
+from simdformer.training.options import TrainOptions
 from subprocesses import HANG, environment
 
 pytest.importorskip("tokenizers")
@@ -193,10 +193,20 @@ def test_how_much_fills_rows_up():
     def row(size):
         return np.ones(size + 1, np.int32), np.ones(size + 1, bool)
 
-    options = argparse.Namespace(batch_tokens=1024, context=64)
+    options = TrainOptions(data=(), batch_tokens=1024, context=64)
     assert filling(AnswerRows([row(64)] * 4, 64), options) == 0
     assert filling(AnswerRows([row(64), *[row(16)] * 3], 64), options) == 9 / 16
     assert filling(StreamRows(np.ones(200, np.uint16), 64), options) == 0
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (6, 2), (8, 4)])
+def test_micro_batches_divide_a_step_and_small_data_are_told(command, files, tmp_path, rows, parts):
+    given = ["train", files / "one.txt", "--out", tmp_path, "--init", files / "config.json"]
+    given += ["--vocab", 300, "--steps", 2, "--batch-tokens", 16 * rows, "--context", 16]
+    status, _, said = command(*given)
+    assert status == 0, said
+    assert json.loads((tmp_path / "training.json").read_text())["micro_batches"] == parts
+    assert ("goes through all of DATA more than once" in said) == (rows > 2)
 
 
 def test_the_same_bits_where_parts_are_computed_again(command, files, unbroken, tmp_path):
@@ -308,7 +318,11 @@ def the_error(command, data, out, given):
         ("story.txt", "--model demo --stage sft", "--stage is sft, "),
         ("chat.jsonl", "--init config.json --tokenizer demo", "no chat template"),
         ("story.txt", "--model demo --val chat.jsonl", "--stage is pretrain, "),
-        ("story.txt", "--model demo --batch-tokens 512", "needs a multiple of 4 micro-batches"),
+        (
+            "story.txt",
+            "--model demo --batch-tokens 512 --micro-batches 4",
+            "a step has 2 rows, needs a multiple of 4 micro-batches",
+        ),
         ("story.txt", "--model demo --resume", "found no run to resume"),
         ("story.txt", "--model no-such-model", "no such file or directory"),
         ("story.txt", "--model demo --init config.json", "not allowed with argument"),

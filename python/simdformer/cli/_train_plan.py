@@ -53,6 +53,7 @@ def plan(ready: "Ready", ranks: Communicator) -> None:
         length=options.context,
         micro_batches=len(run.share),
         checkpoint=options.checkpoint,
+        precision=options.precision,
     )
     if ranks.rank > 0:
         return

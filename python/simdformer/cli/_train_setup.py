@@ -2,6 +2,7 @@
 not fit is a ValueError of one sentence, before anything is written."""
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -96,8 +97,14 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     template = template_of(options, file, tokenizer, checkpoint)
     rows = rows_of(sources, tokenizer, template, options.context)
     say(rows.said())
-    if (filled := filling(rows, options)) > MUCH:
+    chosen = options_of(options, len(rows))
+    if (filled := filling(rows, chosen)) > MUCH:
         say(f"{filled:.0%} of what is computed fills rows up; texts of like lengths take less time")
+    if chosen.rows > len(rows):
+        say(
+            f"a step has {chosen.rows:,} rows and goes through all of DATA more than once; a "
+            "smaller --batch-tokens makes more steps of it"
+        )
     val_rows = None
     if options.val is not None:
         held_out = told(options.val)
@@ -118,7 +125,6 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
         hashes["content of --model"] = hash_of_data(weight_files(checkpoint))
     if file is not None:
         hashes["tokenizer"] = hash_of_file(file)
-    chosen = options_of(options, len(rows))
     objective: Objective = NextToken()
     if options.stage == "dpo":
         size = max(chosen.rows // chosen.micro_batches, 1)
@@ -127,15 +133,14 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     return Ready(made, model, tokenizer, file)
 
 
-def filling(rows: "Rows", options: argparse.Namespace) -> float:
+def filling(rows: "Rows", options: TrainOptions) -> float:
     """Which share of the first rows is nothing but filling."""
     from simdformer.training.data import StreamRows
 
     if isinstance(rows, StreamRows):
         return 0.0
-    batch_tokens = options.batch_tokens or TrainOptions.batch_tokens
-    size = max(batch_tokens // options.context, 1) // TrainOptions.micro_batches
-    ids, _ = rows.batch(range(min(max(size, 1), len(rows))))
+    size = max(options.rows // options.micro_batches, 1)
+    ids, _ = rows.batch(range(min(size, len(rows))))
     # a row is filled with zeros behind its last label
     behind = [len(row) - int(np.flatnonzero(row)[-1]) - 1 if row.any() else 0 for row in ids]
     return sum(behind) / ids.size
@@ -256,7 +261,7 @@ def check_sample(
 
 
 def options_of(options: argparse.Namespace, rows: int) -> TrainOptions:
-    """With defaults, and epochs as steps."""
+    """With defaults, which divide the rows that a step has, and epochs as steps."""
     from simdformer.training.run import read_settings
 
     given = {
@@ -269,6 +274,8 @@ def options_of(options: argparse.Namespace, rows: int) -> TrainOptions:
     if options.lr is None and options.stage == "dpo":
         given["lr"] = LR_OF_DPO
     made = TrainOptions(**given | {"data": tuple(map(str, options.data))})
+    if options.micro_batches is None:
+        made = replace(made, micro_batches=math.gcd(made.rows, made.micro_batches))
     if options.epochs is not None:
         return replace(made, steps=max(round(options.epochs * rows / made.rows), 1))
     if options.minutes is not None and options.resume:  # how many they are was measured then

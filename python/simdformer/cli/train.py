@@ -67,7 +67,10 @@ NUMBERS: dict[str, dict[str, tuple[Callable[[str], Any], str]]] = {
 }
 
 
-DEFAULTS = {"lr": f"{TrainOptions.lr}; {LR_OF_DPO} for --stage dpo"}
+DEFAULTS = {
+    "lr": f"{TrainOptions.lr}; {LR_OF_DPO} for --stage dpo",
+    "micro_batches": f"{TrainOptions.micro_batches}, or 2 or 1 that divide the rows of a step",
+}
 
 
 def add(commands: "shared.Commands") -> None:

@@ -7,16 +7,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from simdformer.models.config import ModelConfig
 from simdformer.models.weight_table import expert_of, weight_rows
 from simdformer.models.weights import weight_shapes
 from simdformer.training.parts import LORA_A
 from simdformer.types import Array
 
-__all__ = ["StepWork", "flops_of_token", "work_of_step"]
+__all__ = ["StepWork", "all_parameters", "flops_of_token", "head_flops", "work_of_step"]
 
 BACKWARD = 2.5  # attention's way back has 5 products, its forward 2
 FLOAT = 4  # bytes
+SIZES = {"float32": FLOAT, "bfloat16": 2}
 LOGITS = 3 * (16 << 20)  # bytes: a block of them, its gradient, and what is packed beside
 
 
@@ -38,6 +41,7 @@ def work_of_step(
     length: int,
     micro_batches: int = 1,
     checkpoint: str = "none",
+    precision: str = "float32",
 ) -> StepWork:
     """The work of rows of `length` ids, computed in micro-batches one after the other."""
     size = sum(array.size for array in parameters.values()) * FLOAT
@@ -46,8 +50,14 @@ def work_of_step(
         flops=rows * length * flops_of_token(config, parameters, length, checkpoint),
         gradients=size * micro_batches.bit_length(),  # sums of the tree that are held at a time
         moments=2 * size,
-        activations=activations_of(config, tokens, checkpoint),
+        activations=activations_of(config, tokens, checkpoint, precision),
     )
+
+
+def all_parameters(config: ModelConfig) -> dict[str, Array]:
+    """What is trained of a model without adapters, in its shapes: arrays of one number each."""
+    shapes = weight_shapes(config)
+    return {name: np.broadcast_to(np.float32(), shape) for name, shape in shapes.items()}
 
 
 def flops_of_token(
@@ -69,6 +79,11 @@ def flops_of_token(
         forward = 4 * keys * config.num_heads * config.head_dim
         total += (1 + BACKWARD + (checkpoint == "layer")) * forward
     return total
+
+
+def head_flops(config: ModelConfig) -> float:
+    """Those of the head for a token, forwards and backwards, of which it is trained too."""
+    return 6 * config.vocab_size * config.hidden_size
 
 
 def is_computed_again(name: str, checkpoint: str) -> bool:
@@ -93,29 +108,32 @@ def visible_keys(length: int, window: int | None) -> float:
 # ---- memory --------------------------------------------------------------------------------------
 
 
-def activations_of(config: ModelConfig, tokens: int, checkpoint: str) -> int:
+def activations_of(config: ModelConfig, tokens: int, checkpoint: str, precision: str) -> int:
     """Bytes: what is kept of all layers, and beside it the logits or the layer on its way back."""
-    layers = range(config.num_layers)
-    kept = sum(kept_by_layer(config, layer, checkpoint) for layer in layers)
+    layers, size = range(config.num_layers), SIZES[precision]
+    kept = sum(kept_by_layer(config, layer, checkpoint, size) for layer in layers)
     inner = max(inner_width(config, layer) for layer in layers)
-    back: float = 4 * inner + 5 * config.hidden_size
+    back: float = 4 * size * inner + 5 * FLOAT * config.hidden_size
     if checkpoint == "layer":
-        back += max(kept_by_layer(config, layer, "none") for layer in layers)
-    return int(FLOAT * tokens * kept + max(FLOAT * tokens * back, LOGITS))
+        back += max(kept_by_layer(config, layer, "none", size) for layer in layers)
+    head = LOGITS + (0 if size == FLOAT else size * config.vocab_size * config.hidden_size)
+    return int(tokens * kept + max(tokens * back, head))
 
 
-def kept_by_layer(config: ModelConfig, layer: int, checkpoint: str) -> float:
-    """The numbers that step.py lists."""
+def kept_by_layer(config: ModelConfig, layer: int, checkpoint: str, size: int) -> float:
+    """The bytes of what step.py lists, for a token: the residual stream, what norms behind a block
+    take, and lse in float32, all else in `size` bytes a number."""
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     keys = config.num_kv_heads * config.head_dim
     if checkpoint == "layer":
-        return hidden
-    total = 2 * hidden + 2 * heads + 2 * keys + config.num_heads
-    total += heads + keys if config.qk_norm else 0
-    total += 2 * hidden if config.norm_placement != "before" else 0
+        return FLOAT * hidden
+    wide = 2 * hidden + config.num_heads
+    wide += 2 * hidden if config.norm_placement != "before" else 0
+    narrow = 2 * heads + 2 * keys
+    narrow += heads + keys if config.qk_norm else 0
     if checkpoint == "none":
-        total += (2 if config.gated_mlp else 1) * inner_width(config, layer)
-    return total
+        narrow += (2 if config.gated_mlp else 1) * inner_width(config, layer)
+    return FLOAT * wide + size * narrow
 
 
 def inner_width(config: ModelConfig, layer: int) -> int:
