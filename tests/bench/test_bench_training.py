@@ -7,8 +7,10 @@ import pytest
 
 from bench_cases import LIMITS, hurry
 from simdformer import bench, cli
-from simdformer.bench.contestants import OURS, TORCH, Contestant
+from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing
 from simdformer.bench.runner import run_case
+from simdformer.bench.training import COMPILED
+from simdformer.training.work import all_parameters
 
 pytest.importorskip("transformers")
 SMALLER = {case.work.smaller(): case.name for case in bench.training_cases()}
@@ -34,6 +36,28 @@ def test_all_give_the_losses_of_float64_and_step(work, rng):
     assert all(np.array_equal(after[name], array) for name, array in before.items())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiled_pytorch_takes_part(rng, dtype):
+    [work] = [one for one, name in SMALLER.items() if name == f"training/demo/8x256/{dtype}"]
+    work = replace(work, compiled=True)
+    inputs = work.inputs(rng)
+    compiled = work.contestants(inputs)[-1]
+    assert (compiled.name, type(compiled)) == (COMPILED, Contestant)
+    found = work.sample(compiled.ways[0].result())
+    assert bench.relative_error(found, work.expected(inputs)) < work.tolerance
+
+
+def test_what_is_not_compiled_is_missing_for_a_reason(monkeypatch, rng):
+    def refuse(*_):
+        raise RuntimeError("no compiler found\nand much more")
+
+    monkeypatch.setattr("torch.compile", lambda call: refuse)
+    work = replace(next(iter(SMALLER)), compiled=True)
+    missing = work.contestants(work.inputs(rng))[-1]
+    assert missing == Missing(COMPILED, "could not compile: no compiler found")
+
+
 def test_who_computes_another_loss_does_not_race(monkeypatch):
     hurry(monkeypatch)
     work = next(iter(SMALLER))
@@ -54,7 +78,7 @@ def test_sizes_are_those_of_the_models():
         ("demo/8x256", 1.44, 0.0189),
     ):
         work = works[f"training/{name}/float32"]
-        numbers = sum(array.size for array in work.parameters.values())
+        numbers = sum(array.size for array in all_parameters(work.config).values())
         assert numbers / 1e6 == pytest.approx(millions, rel=0.01)
         assert work.flops / 1e12 == pytest.approx(teraflops, rel=0.05)
         assert work.speed(2.0) == work.rows * work.length / 2
@@ -69,3 +93,7 @@ def test_the_command_names_and_chooses(capsys):
         ["training/minimind-26m/4x512/float32", "1.3×", "torch"],
         ["training/minimind-26m/4x512/bfloat16", "1×", "torch"],
     ]
+    assert cli.main(["bench", "--training", "--compile", "--list", "--only", "*demo*32"]) == 0
+    assert "1.3× torch, 1.3× torch.compile" in capsys.readouterr().out
+    assert cli.main(["bench", "--compile", "--list"]) == 2
+    assert "--compile is for --training" in capsys.readouterr().err

@@ -1,12 +1,13 @@
 """Whole steps of training beside PyTorch: loss, gradients, clipping and AdamW, on the same weights.
 
 PyTorch trains transformers' class of the architecture with scaled_dot_product_attention and its
-fused AdamW; in bfloat16 under autocast. The learning rate is 0, so that the weights stay, and what
-is compared with float64 are the losses of a few labels.
+fused AdamW, eager and, where that is asked for, compiled; in bfloat16 under autocast. The learning
+rate is 0, so that the weights stay, and what is compared with float64 are the losses of a few
+labels.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
@@ -17,16 +18,17 @@ from simdformer.bench import transformers
 from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional
 from simdformer.bench.exact import Exact
 from simdformer.bench.work import Case, Dtype, Inputs, Unit, Work, times
-from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.models import ModelConfig, Transformer
 from simdformer.optim import AdamW, clip_grad_norm_
 from simdformer.reference.loss import cross_entropy
 from simdformer.training import TrainableModel
-from simdformer.training.work import flops_of_token
+from simdformer.training.work import all_parameters, flops_of_token
 from simdformer.types import Array
 
 __all__ = ["TrainingStep", "training_cases"]
 
 CLIP = 1.0
+COMPILED = "torch.compile"
 CHECKED = 16  # labels; float64 is slow
 OPTIMIZER_BYTES = (
     28  # AdamW reads weight, gradient and two moments, and writes all but the gradient
@@ -80,42 +82,42 @@ STEPS = {"demo": (DEMO, 8, 256), "minimind-26m": (MINIMIND, 32, 512), "gpt2-124m
 GOALS: dict[Dtype, float] = {"float32": 1.3, "bfloat16": 1.0}
 
 
-def training_cases(*, short: bool = False) -> Iterator[Case]:
-    """A step of each model in both precisions; `short`: an eighth of the rows, one at least."""
+def training_cases(*, short: bool = False, compiled: bool = False) -> Iterator[Case]:
+    """A step of each model in both precisions; `short`: an eighth of the rows, one at least;
+    `compiled`: also beside what torch.compile makes of it."""
     for name, (config, rows, length) in STEPS.items():
         rows = max(rows // SHORT, 1) if short else rows
         for dtype, goal in GOALS.items():
-            work = TrainingStep(config=config, rows=rows, length=length, dtype=dtype)
-            yield Case(f"training/{name}/{rows}x{length}/{dtype}", work, (times(goal, TORCH),))
+            work = TrainingStep(
+                config=config, rows=rows, length=length, dtype=dtype, compiled=compiled
+            )
+            goals = [times(goal, library) for library in (TORCH, COMPILED)[: 1 + compiled]]
+            yield Case(f"training/{name}/{rows}x{length}/{dtype}", work, tuple(goals))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep(Work):
-    """A step over `rows` of `length` ids. `dtype` is that of products; weights are float32."""
+    """A step over `rows` of `length` ids. `dtype` is that of products; weights are float32.
+    `compiled`: PyTorch takes part compiled too, which takes minutes."""
 
     counted_in: ClassVar[Unit] = "tok/s"
     config: ModelConfig
     rows: int
     length: int
+    compiled: bool = False
 
     @property
     def operation(self) -> str:
         return "a step of training"
 
     @property
-    def parameters(self) -> dict[str, Array]:
-        """Their shapes: arrays of one number each."""
-        shapes = weight_shapes(self.config)
-        return {name: np.broadcast_to(np.float32(), shape) for name, shape in shapes.items()}
-
-    @property
     def flops(self) -> int:
-        of_token = flops_of_token(self.config, self.parameters, self.length)
+        of_token = flops_of_token(self.config, all_parameters(self.config), self.length)
         return int(self.rows * self.length * of_token)
 
     @property
     def nbytes(self) -> int:
-        return OPTIMIZER_BYTES * sum(array.size for array in self.parameters.values())
+        return OPTIMIZER_BYTES * sum(array.size for array in all_parameters(self.config).values())
 
     def speed(self, seconds: float) -> float:
         return self.rows * self.length / seconds
@@ -141,7 +143,7 @@ class TrainingStep(Work):
         return self.sample(cross_entropy(model(ids), labels, reduction="none"))
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        return [self.ours(inputs), self.theirs(inputs)]
+        return [self.ours(inputs), *self.theirs(inputs)]
 
     def ours(self, inputs: Inputs) -> Contestant:
         model, ids, labels = inputs["model"], inputs["ids"], inputs["labels"]
@@ -158,32 +160,45 @@ class TrainingStep(Work):
 
         return Contestant(OURS, (Way(f"precision {self.dtype}", step, checked),))
 
-    def theirs(self, inputs: Inputs) -> Contestant | Missing:
+    def theirs(self, inputs: Inputs) -> list[Contestant | Missing]:
         if missing := transformers.missing():
-            return replace(missing, name=TORCH)
+            return [replace(missing, name=TORCH)]
         torch: Any = optional("torch")
         model = in_transformers(inputs["model"])
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
-        ids, labels = (torch.from_numpy(inputs[name].copy()) for name in ("ids", "labels"))
+        every = [torch.from_numpy(inputs[name].copy()) for name in ("ids", "labels")]
+        few = [torch.from_numpy(array.copy()) for array in self.checked(inputs)]
 
-        def losses(ids: Any, labels: Any, reduction: str) -> Any:
+        def eager(ids: Any, labels: Any) -> Any:
+            """The loss of each label."""
             with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
                 logits = model(ids, use_cache=False).logits.flatten(0, 1)
             loss = torch.nn.functional.cross_entropy
-            return loss(logits.float(), labels.flatten(), reduction=reduction)
+            return loss(logits.float(), labels.flatten(), reduction="none")
 
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            losses(ids, labels, "mean").backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
+        def way(how: str, losses: Callable[[Any, Any], Any], checked: list[Any]) -> Way:
+            def step() -> None:
+                optimizer.zero_grad(set_to_none=True)
+                losses(*every).mean().backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+                optimizer.step()
 
-        def checked(_: None) -> Array:
-            few, their = (torch.from_numpy(array.copy()) for array in self.checked(inputs))
-            found: Array = losses(few, their, "none").detach().numpy()
-            return found
+            def first(_: None) -> Array:
+                found: Array = losses(*checked).detach().numpy()[:CHECKED]
+                return found
 
-        return Contestant(TORCH, (Way("eager, SDPA, fused AdamW", step, checked),))
+            return Way(f"{how}, SDPA, fused AdamW", step, first)
+
+        found: list[Contestant | Missing] = [Contestant(TORCH, (way("eager", eager, few),))]
+        if self.compiled:
+            compiled = way("compiled", torch.compile(eager), every)  # for these shapes alone
+            try:
+                compiled.call()
+                found.append(Contestant(COMPILED, (compiled,)))
+            except Exception as error:
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                found.append(Missing(COMPILED, f"could not compile: {why}"))
+        return found
 
     def smaller(self) -> Self:
         heads = 4 if self.config.num_kv_heads == self.config.num_heads else 2
