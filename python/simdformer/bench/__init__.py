@@ -44,7 +44,12 @@ from simdformer.bench.operations import (
 )
 from simdformer.bench.plugins import PluginRun
 from simdformer.bench.profile import Phase, Profile, Spent, profile
-from simdformer.bench.ranks import OverRanks, measure_over_ranks
+from simdformer.bench.ranks import (
+    OverRanks,
+    StepOverRanks,
+    measure_over_ranks,
+    measure_step_over_ranks,
+)
 from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
 from simdformer.bench.roofline import plot_roofline
 from simdformer.bench.runner import all_cases, run, run_case, select
@@ -84,6 +89,7 @@ __all__ = [
     "RoPE",
     "Softmax",
     "Spent",
+    "StepOverRanks",
     "Stopwatch",
     "SwiGLU",
     "TrainingStep",
@@ -93,6 +99,7 @@ __all__ = [
     "compare",
     "measure_limits",
     "measure_over_ranks",
+    "measure_step_over_ranks",
     "plot_roofline",
     "plot_throughput",
     "profile",

@@ -1,9 +1,12 @@
-"""A model of random weights on the ranks that mpiexec has started, beside what was planned."""
+"""Models of random weights, and steps of training, on the ranks that mpiexec has started, beside
+what was planned."""
 
+import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -11,12 +14,20 @@ import numpy as np
 import simdformer as sf
 from simdformer.bench.models import SHAPES, random_weights
 from simdformer.bench.rates import measure_rates
+from simdformer.bench.step_rates import measure_step_rates
+from simdformer.bench.training import TrainingStep
+from simdformer.bench.work import Case
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.models.communicator import Communicator
 from simdformer.parallel.link import measure_link
-from simdformer.parallel.plan import Load, Prediction, predict
+from simdformer.parallel.plan import Link, Load, Prediction, predict
+from simdformer.training import TrainableModel
+from simdformer.training.data import StreamRows
+from simdformer.training.options import TrainOptions
+from simdformer.training.plan import StepPrediction, predict_step
+from simdformer.training.run import Run
 
-__all__ = ["OverRanks", "measure_over_ranks"]
+__all__ = ["OverRanks", "StepOverRanks", "measure_over_ranks", "measure_step_over_ranks"]
 
 PROMPT, BEHIND = 512, 64  # ids that are read at once, and those that a token stands behind
 TOKENS, PROMPTS = 20, 4  # how many; the fastest counts, and all ranks have to agree on the number
@@ -78,6 +89,54 @@ def measure_over_ranks(
         load = Load(context=BEHIND, prompt=PROMPT, cache_itemsize=2)
         planned = predict(config, types, rates, link, load, ranks.size, per_machine=beside)
     return OverRanks(shape, ranks.size, written, read, planned)
+
+
+@dataclass(frozen=True)
+class StepOverRanks:
+    """Seconds of a step of training on all ranks together, and what was planned; None on ranks
+    other than the first."""
+
+    name: str
+    ranks: int
+    tokens: int
+    seconds: float
+    planned: StepPrediction | None
+
+    def __str__(self) -> str:
+        """Two lines."""
+        text = f"{self.name} on {self.ranks} ranks"
+        if self.planned is None:
+            return text
+        planned = self.planned.seconds
+        return (
+            f"{text}\n  a step {1e3 * self.seconds:.1f} ms, {self.tokens / self.seconds:.1f} tok/s"
+            f"; planned {1e3 * planned:.1f} ms, of it {self.planned.link / planned:.0%} link"
+        )
+
+
+def measure_step_over_ranks(ranks: Communicator, case: Case) -> StepOverRanks:
+    """On every rank: some steps over random ids, for a case of `training_cases`."""
+    work = case.work
+    assert isinstance(work, TrainingStep)
+    config, rows, length = work.config, work.rows, work.length
+    beside = on_one_machine(ranks)
+    link = measure_link(ranks) if ranks.size > 1 else Link(math.inf, 0.0)
+    options = TrainOptions(
+        data=(),
+        batch_tokens=rows * length,
+        context=length,
+        precision="bfloat16" if work.dtype == "bfloat16" else "float32",
+        micro_batches=math.gcd(rows, max(TrainOptions.micro_batches, ranks.size)),
+    )
+    ids = np.random.default_rng(0).integers(config.vocab_size, size=rows * length + 1)
+    model = TrainableModel.from_config(config)
+    seconds, _ = Run(model, StreamRows(ids, length), options, Path(), ranks=ranks).probe()
+    planned = None
+    if ranks.rank == 0:
+        with sf.num_threads(len(os.sched_getaffinity(0))):
+            rates = measure_step_rates(config, options)
+        planned = predict_step(config, rates, link, options, ranks.size, per_machine=beside)
+    return StepOverRanks(case.name, ranks.size, rows * length, seconds, planned)
 
 
 def on_one_machine(ranks: Communicator) -> int:

@@ -13,7 +13,7 @@ from simdformer.models.budget import decode_bytes
 from simdformer.models.tensors import block_of
 from simdformer.parallel.plan import Rates, operations_of, sizes_of
 
-__all__ = ["measure_rates"]
+__all__ = ["measure_rates", "narrowed"]
 
 # Sizes that every memory has room for; wider models are not read at another rate.
 WIDEST, INNER, FEW_HEADS, VOCABULARY = 4096, 14336, 32, 512
@@ -29,14 +29,7 @@ def measure_rates(config: ModelConfig, type: str, budget: float = 3.0) -> Rates:
     a quantised type's) are larger than the caches; and a token goes through very small layers,
     whose time is that of calls alone."""
     machine = this_machine()
-    heads = min(config.num_heads, FEW_HEADS)
-    wide = sample(
-        config,
-        hidden_size=min(config.hidden_size, WIDEST),
-        num_heads=heads,
-        num_kv_heads=max(1, heads * config.num_kv_heads // config.num_heads),
-        intermediate_size=min(inner_width(config), INNER),
-    )
+    wide = narrowed(config, WIDEST, INNER, FEW_HEADS)
     enough = min(4 * (machine.l2 * machine.threads + machine.l3), LARGEST, free_memory() // 4)
     one = sum(sizes_of(wide, dict.fromkeys(weight_shapes(wide), type)).values())
     wide = replace(wide, num_layers=max(2, math.ceil(enough / one)))
@@ -70,6 +63,21 @@ def time_of_calls(config: ModelConfig, budget: float) -> float:
         expert_intermediate_size=SMALL if few else 0,
     )
     return time_of(made(small, "float32"), 1, budget) / SMALL_LAYERS
+
+
+def narrowed(
+    config: ModelConfig, widest: int, inner: int, few_heads: int, **sizes: Any
+) -> ModelConfig:
+    """A sample of it that is at most so wide."""
+    heads = min(config.num_heads, few_heads)
+    return sample(
+        config,
+        hidden_size=min(config.hidden_size, widest),
+        num_heads=heads,
+        num_kv_heads=max(1, heads * config.num_kv_heads // config.num_heads),
+        intermediate_size=min(inner_width(config), inner),
+        **sizes,
+    )
 
 
 def sample(config: ModelConfig, **sizes: Any) -> ModelConfig:

@@ -25,8 +25,8 @@ def add(commands: "shared.Commands") -> None:
         "the same numbers and threads (models beside transformers and llama.cpp); and what this "
         "machine could do at most. A full run takes some minutes and wants an idle machine; Ctrl-C "
         "ends it with what was measured until then. Exit status 1 when a result of ours is wrong. "
-        "Under mpiexec: models of random weights on all ranks together, beside what `simdformer "
-        "plan` predicts; of the options --only counts there.",
+        "Under mpiexec: models of random weights on all ranks together, or with --training steps "
+        "of training, beside what `simdformer plan` predicts; --only counts there, and no more.",
         epilog="example: simdformer bench --only decode --only 'linear/*/m1' --json times.json",
     )
     parser.add_argument(
@@ -65,6 +65,12 @@ def add(commands: "shared.Commands") -> None:
         "with transformers' models (8 GB of memory, minutes a line); short: an eighth of the rows",
     )
     parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="with --training: PyTorch also as torch.compile makes it, minutes a line; where that "
+        "fails the reason is printed",
+    )
+    parser.add_argument(
         "--company",
         action="store_true",
         help="also a short call while another process keeps a CPU busy",
@@ -87,12 +93,19 @@ def run(options: argparse.Namespace) -> int:
     from simdformer import bench
     from simdformer.bench import report
 
+    if options.compile and options.training is None:
+        raise ValueError("--compile is for --training; give that too")
+    short = options.training == "short"
+    if options.ranks.size > 1 and options.training is not None:
+        for case in bench.select(bench.training_cases(short=short), options.only):
+            print(bench.measure_step_over_ranks(options.ranks, case), flush=True)
+        return 0
     if options.ranks.size > 1:
         for shape in shapes_of(options.only):
             print(bench.measure_over_ranks(options.ranks, shape), flush=True)
         return 0
     if options.training is not None:
-        cases = list(bench.training_cases(short=options.training == "short"))
+        cases = list(bench.training_cases(short=short, compiled=options.compile))
     elif options.model is not None:
         cases = bench.checkpoint_cases(options.model)
     else:

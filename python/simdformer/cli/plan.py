@@ -16,11 +16,13 @@ from simdformer.checkpoints.planned import planned_types
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
+from simdformer.cli._plan_training import TRAINING_ALONE, add_training, rate, told, training_table
 from simdformer.models import ModelConfig
 from simdformer.models.tensors import kind_of
+from simdformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
-    from simdformer.parallel.plan import Prediction
+    from simdformer.parallel.plan import Link, Prediction
 
 __all__ = ["add"]
 
@@ -30,6 +32,7 @@ BYTES_A_SECOND = {
     for prefix, power in (("M", 6), ("G", 9))
     for unit, bits in (("b", 8), ("bit", 8), ("B", 1))
 }
+CONTEXT, PROMPT = 4096, 512
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -40,11 +43,12 @@ def add(commands: "shared.Commands") -> None:
         run,
         over_ranks=True,
         arguments="MODEL",
-        help="memory and tokens a second of a model on several machines, before there are any",
+        help="memory and tokens a second of a model on several machines, or of its training, "
+        "before there are any",
         description="Measures this machine for some seconds and predicts from the shapes of MODEL "
         "what it takes on 1, 2, 4 ... ranks: memory of each, time of a token and of a prompt, and "
-        "how much of it is waiting for the link. Nothing of the weights is read, and MODEL may be "
-        "a config.json without any.",
+        "how much of it is waiting for the link; with --training, of a step of training. Nothing "
+        "of the weights is read, and MODEL may be a config.json without any.",
         epilog="example: simdformer plan config.json --type q4_k_m --ranks 8 --link 10Gb/s "
         "--latency 20us",
     )
@@ -85,13 +89,14 @@ def add(commands: "shared.Commands") -> None:
     parser.add_argument(
         "--context",
         type=values.whole(),
-        default=4096,
         metavar="N",
-        help="positions of the KV cache, all of them filled (default: 4096)",
+        help=f"positions of the KV cache, all of them filled (default: {CONTEXT}); with "
+        f"--training tokens of a row (default: {TrainOptions.context}, or as many as fit)",
     )
     parser.add_argument(
-        "--prompt", type=values.whole(), default=512, metavar="N", help="ids (default: 512)"
+        "--prompt", type=values.whole(), metavar="N", help=f"ids (default: {PROMPT})"
     )
+    add_training(parser)
 
 
 def amount(units: Mapping[str, float], needed: str) -> Callable[[str], float]:
@@ -107,56 +112,93 @@ def amount(units: Mapping[str, float], needed: str) -> Callable[[str], float]:
 
 
 def run(options: argparse.Namespace) -> int:
-    from simdformer.bench.rates import measure_rates
     from simdformer.parallel.link import measure_link
-    from simdformer.parallel.plan import Link, Load, predict, sizes_of
+    from simdformer.parallel.plan import Link
 
+    check_meant(options)
     usual = Link(10e9 / 8, 20e-6) if options.ranks.size == 1 else measure_link(options.ranks)
     link = Link(options.link or usual.bandwidth, options.latency or usual.latency)
     if options.ranks.rank > 0:
         return 0  # the others have told what the link does
     config, types = model_of(options)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # the ranks of a machine divide its cores; here one speaks for all of it
+    alone = options.ranks.size == 1
+    with sf.num_threads(sf.get_num_threads() if alone else len(os.sched_getaffinity(0))):
+        if options.training:
+            above, row = training_table(options, config, link, memory)
+        else:
+            above, row = serving_table(options, config, types, link, memory)
+    print(above)
+    rows = []
+    for ranks in numbers_of_ranks(options.most):
+        try:
+            rows.append(row(ranks))
+        except ValueError as error:
+            why = output.describe(error)
+            print(fill(why, 79, initial_indent=f"{ranks:>5}  ", subsequent_indent=" " * 7))
+            break
+        print(rows[-1])
+    if any("*" in one for one in rows):
+        print("* more memory than this machine has")
+    return 0
+
+
+def numbers_of_ranks(most: int) -> list[int]:
+    """1, 2, 4 ... and the most."""
+    return [*(2**power for power in range((most - 1).bit_length())), most]
+
+
+def check_meant(options: argparse.Namespace) -> None:
+    """ValueError: an option of the other kind of plan."""
+    others = ("type", "prompt") if options.training else TRAINING_ALONE
+    for name in others:
+        if getattr(options, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"{option} is not for --training; leave one of them out"
+                if options.training
+                else f"{option} is for --training; give that too"
+            )
+
+
+def serving_table(
+    options: argparse.Namespace,
+    config: ModelConfig,
+    types: Mapping[str, str],
+    link: "Link",
+    memory: int,
+) -> tuple[str, Callable[[int], str]]:
+    """What stands above the table, and a line of it for a number of ranks. This machine is measured
+    for that."""
+    from simdformer.bench.rates import measure_rates
+    from simdformer.parallel.plan import Load, predict, sizes_of
+
     sizes = sizes_of(config, types)
     by_type: dict[str, float] = {}
     for name, size in sizes.items():
         by_type[types[name]] = by_type.get(types[name], 0.0) + size
     most = max(by_type, key=by_type.__getitem__)
-    # the ranks of a machine divide its cores; here one speaks for all of it
-    alone = options.ranks.size == 1
-    with sf.num_threads(sf.get_num_threads() if alone else len(os.sched_getaffinity(0))):
-        rates = measure_rates(config, most)
-    load = Load(context=options.context, prompt=options.prompt)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    print(
+    rates = measure_rates(config, most)
+    load = Load(context=options.context or CONTEXT, prompt=options.prompt or PROMPT)
+    above = (
         f"{config.summary}, {output.memory(int(sum(sizes.values())))} of weights, most of them "
         f"{most}\n"
         f"a machine like this one: {output.memory(memory)}, {rates.threads} threads, "
         f"{rates.read / 1e9:.1f} GB/s of {most},\n"
         f"  {rates.operations / 1e9:.0f} GFLOPS with a prompt, {rates.layer * 1e6:.0f} us more a "
         "layer\n"
-        f"link: {link.bandwidth * 8e-9:.3g} Gb/s, {link.latency * 1e6:.3g} us; KV cache: "
-        f"{load.context} positions; prompt: {load.prompt} ids\n"
+        f"{told(link)}; KV cache: {load.context} positions; prompt: {load.prompt} ids\n\n"
     )
-    print(HEAD)
-    ranks, told = 1, 0.0
-    while True:
-        try:
-            found = predict(
-                config, types, rates, link, load, ranks, per_machine=options.ranks_per_machine
-            )
-        except ValueError as error:
-            why = output.describe(error)
-            print(fill(why, 79, initial_indent=f"{ranks:>5}  ", subsequent_indent=" " * 7))
-            break
+
+    def row(ranks: int) -> str:
+        found = predict(
+            config, types, rates, link, load, ranks, per_machine=options.ranks_per_machine
+        )
         on_one = min(ranks, options.ranks_per_machine)
-        print(line(found, load.prompt, fits=on_one * found.memory < memory))
-        told = max(told, found.memory if on_one * found.memory >= memory else 0.0)
-        if ranks == options.most:
-            break
-        ranks = min(2 * ranks, options.most)
-    if told:
-        print("* more memory than this machine has")
-    return 0
+        return line(found, load.prompt, fits=on_one * found.memory < memory)
+
+    return above + HEAD, row
 
 
 ABOVE = ("", "a rank has", "one more token", "a prompt", "each sends")
@@ -176,10 +218,6 @@ def line(found: "Prediction", prompt: int, fits: bool) -> str:
         f"{rate(prompt / found.prompt):>8} {output.duration(found.prompt):>7} "
         f"{found.prompt_link / found.prompt:>4.0%}   {output.memory(int(found.token_sent)):>11}"
     )
-
-
-def rate(number: float) -> str:
-    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def model_of(options: argparse.Namespace) -> tuple[ModelConfig, dict[str, str]]:

@@ -219,7 +219,7 @@ class MPICommunicator(Communicator):
         return True
 
 
-def in_one_exchange(nbytes: int, ranks: int) -> bool:
+def in_one_exchange(nbytes: float, ranks: int) -> bool:
     """Whether a sum of so many bytes is made by sending all parts to all ranks, each of which adds
     them up, and not by adding up a piece each."""
     return (ranks - 2) * nbytes <= SMALL

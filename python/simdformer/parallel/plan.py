@@ -17,7 +17,16 @@ from simdformer.models.weight_table import expert_of, weight_rows
 from simdformer.models.weights import weight_shapes
 from simdformer.parallel.mpi import in_one_exchange
 
-__all__ = ["Link", "Load", "Prediction", "Rates", "operations_of", "predict", "sizes_of"]
+__all__ = [
+    "Link",
+    "Load",
+    "Prediction",
+    "Rates",
+    "operations_of",
+    "predict",
+    "sizes_of",
+    "sums",
+]
 
 FLOAT = 4  # bytes of an activation, which is what ranks send each other, and of a cached number
 DRAWS = 2000  # choices of experts, for the rank that most of them fall to
@@ -219,7 +228,7 @@ def visible_pairs(length: int, window: int | None) -> float:
 class Exchange:
     """`count` times all ranks send `bytes` each, in `rounds` messages one after the other."""
 
-    count: int
+    count: float
     rounds: int
     bytes: float
 
@@ -236,13 +245,21 @@ def exchanges(config: ModelConfig, ranks: int, ids: int) -> list[Exchange]:
     each MLP, the logits of the last id, and which id was chosen."""
     if ranks == 1:
         return []
-    rounds = math.ceil(math.log2(ranks))
-    nbytes = ids * config.hidden_size * FLOAT
-    sums = 1 + 2 * config.num_layers
-    others = ranks - 1
-    if in_one_exchange(nbytes, ranks):  # all parts to all ranks
-        of_sums = Exchange(sums, rounds, others * nbytes)
-    else:  # a piece of the sum each, and the pieces to all
-        of_sums = Exchange(sums, 2 * rounds, 2 * others * nbytes / ranks)
-    logits = Exchange(1, rounds, others * config.vocab_size * FLOAT / ranks)
+    rounds = rounds_of(ranks)
+    of_sums = sums(1 + 2 * config.num_layers, ids * config.hidden_size * FLOAT, ranks)
+    logits = Exchange(1, rounds, (ranks - 1) * config.vocab_size * FLOAT / ranks)
     return [of_sums, logits, Exchange(1, rounds, 0.0)]
+
+
+def sums(count: float, nbytes: float, ranks: int) -> Exchange:
+    """So many sums over all ranks, of so many bytes each."""
+    rounds, others = rounds_of(ranks), ranks - 1
+    if in_one_exchange(nbytes, ranks):  # all parts to all ranks
+        return Exchange(count, rounds, others * nbytes)
+    # a piece of the sum each, and the pieces to all
+    return Exchange(count, 2 * rounds, 2 * others * nbytes / ranks)
+
+
+def rounds_of(ranks: int) -> int:
+    """How many messages one after the other take something to all ranks."""
+    return math.ceil(math.log2(ranks))

@@ -16,24 +16,31 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from simdformer import _core
 from simdformer.models.communicator import Communicator
 from simdformer.types import Array
 
-__all__ = ["GradientTree", "share_of_rank"]
+__all__ = ["PIECE", "GradientTree", "share_of_each", "share_of_rank"]
 
 PIECE = 1 << 22  # numbers that ranks exchange at a time
 
 
 def share_of_rank(micro_batches: int, ranks: Communicator) -> range:
     """The numbers of this rank's micro-batches. ValueError: the tree has no node for them."""
-    share, left = divmod(micro_batches, ranks.size)
+    share = share_of_each(micro_batches, ranks.size)
+    return range(ranks.rank * share, (ranks.rank + 1) * share)
+
+
+def share_of_each(micro_batches: int, ranks: int) -> int:
+    """How many a rank has."""
+    share, left = divmod(micro_batches, ranks)
     if left or share & (share - 1) or not share:
-        better = ranks.size * 2 ** max(share.bit_length() - 1, 0)
+        better = ranks * 2 ** max(share.bit_length() - 1, 0)
         raise ValueError(
-            f"train: {micro_batches} micro-batches are dealt to {ranks.size} ranks, needs 1, 2, 4, "
+            f"train: {micro_batches} micro-batches are dealt to {ranks} ranks, needs 1, 2, 4, "
             f"8 ... for each; give --micro-batches {better}"
         )
-    return range(ranks.rank * share, (ranks.rank + 1) * share)
+    return share
 
 
 class GradientTree:
@@ -59,7 +66,7 @@ class GradientTree:
 
     def joined(self, before: dict[str, Array], behind: Mapping[str, Array]) -> dict[str, Array]:
         for name, array in before.items():
-            array += behind[name]
+            _core.add_to(array, behind[name])
         return before
 
     def total(self, ranks: Communicator) -> dict[str, Array]:
