@@ -321,7 +321,7 @@ def test_what_cannot_be_a_set_of_gradients(rng):
         (right.x, "mine is no set of gradients"),
         ((None, None), "mine is no set of gradients"),
         ((*right, right.x), "mine is no set of gradients"),
-        ({"x": right.x, "w": right.weight}, "mine has 'w', needs one of x, weight; rename it"),
+        ({"x": right.x, "u": right.weight}, "mine has 'u', needs one of x, weight; rename it"),
     ):
         with pytest.raises(TypeError, match=said):
             sf.check(op, mine, g, x, w, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.asking import SWAPPED, same_array
+from simdformer.learn.check.asking import SWAPPED, by_our_names, same_array
 from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE, coarsest, float_dtypes
 from simdformer.learn.check.judge import Check
@@ -36,8 +36,14 @@ def check(
     Parameters
     ----------
     op : function, str or layer
-        An operation of the package (`sf.rope`), a gradient (`sf.backward.rope`), a function of
-        `sf.optim`, the name of one ("rope"), or a layer of `sf.nn`.
+        An operation of the package, `sf.rope` or its name, "rope": causal_mask, embedding, gelu,
+        layer_norm, linear, relu, repeat_kv, rms_norm, rope, rope_frequencies,
+        scaled_dot_product_attention, silu, softmax, swiglu, cross_entropy, log_softmax. A gradient,
+        `sf.backward.rope` or "backward.rope": of cross_entropy, embedding, gelu, layer_norm,
+        linear, log_softmax, relu, repeat_kv, rms_norm, rope, scaled_dot_product_attention, silu,
+        softmax, swiglu. `sf.optim.adamw_`, `sf.optim.clip_grad_norm_`, `sf.optim.cosine_lr`. Or a
+        layer made from `sf.nn.MLP`, Embedding, GroupedQueryAttention, LayerNorm, MixtureOfExperts,
+        MultiHeadAttention, RMSNorm or TransformerBlock.
     mine : array, a tuple or list of arrays, a dict, or a function
         Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
         tuple or list of them where the call has several results (`return_weights=True`, a list of
@@ -107,7 +113,14 @@ def check(
     if call.names:
         budget = Budget()
         asked = {
-            call.names[i]: Check(replace(call, only=i), [x], rtol, in_16_bits=coarse, budget=budget)
+            call.names[i]: Check(
+                replace(call, only=i),
+                [as_numbers(x)],
+                rtol,
+                in_16_bits=coarse,
+                budget=budget,
+                typed=has_dtype(x),
+            )
             for i, x in gradients(mine, call).items()
         }
         judged = agreed({name: one.report() for name, one in asked.items()}, asked)
@@ -116,7 +129,8 @@ def check(
         left = [name for name, x in there if x is not None and name not in judged]
         report = together(call.name, judged, left)
     else:
-        report = Check(call, results(mine, call), rtol, in_16_bits=coarse).report()
+        typed = has_dtype(mine)
+        report = Check(call, results(mine, call), rtol, in_16_bits=coarse, typed=typed).report()
     if not (report.ok or report.explanations) and function is None and is_swapped(op, call, mine):
         report = replace(report, explanations=((SWAPPED,),), observations=(), nearly="")
     if impure:
@@ -221,9 +235,10 @@ def results(mine: Any, call: Call) -> list[Any]:
 
 
 def gradients(mine: Any, call: Call) -> dict[int, Any]:
-    """The learner's gradients as arrays, by the number of the result that each of them is."""
+    """The learner's gradients, by the number of the result that each of them is."""
     names, several = call.names, "gradients" if call.name.startswith("backward.") else "results"
     if isinstance(mine, Mapping):
+        mine = by_our_names(mine, names)
         if others := [name for name in mine if name not in names]:
             raise TypeError(
                 f"check: mine has {others[0]!r}, needs one of {', '.join(names)}; rename it"
@@ -236,13 +251,20 @@ def gradients(mine: Any, call: Call) -> dict[int, Any]:
             f"check: mine is no set of {several}, needs those of {', '.join(names)}; pass a tuple "
             "in this order with None for what you leave out, or a dict by these names"
         )
-    found = {i: as_numbers(x) for i, x in enumerate(mine) if x is not None}
+    found = {i: x for i, x in enumerate(mine) if x is not None}
     if nothing := [names[i] for i in found if call.results[i] is None]:
         raise TypeError(
             f"check: mine has a gradient of {nothing[0]}, needs None: this call has none; give "
             f"{nothing[0]} or leave its gradient out"
         )
     return found
+
+
+def has_dtype(mine: Any) -> bool:
+    """Whether anything in it has one: a number of Python's, and a list of those, has none."""
+    if isinstance(mine, list | tuple):
+        return any(map(has_dtype, mine))
+    return hasattr(mine, "dtype") or hasattr(mine, "__dlpack__")
 
 
 def as_numbers(mine: Any) -> Any:

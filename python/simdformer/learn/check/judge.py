@@ -41,6 +41,7 @@ class Check:
     begun : called before each computation
     in_16_bits : whether the learner computes in them, whatever dtype his arrays have
     budget : for pairs of mistakes, shared by the gradients of a call
+    typed : whether the results have a dtype; Python's numbers have none
     """
 
     call: Asked
@@ -50,6 +51,7 @@ class Check:
     begun: Callable[[], None] = lambda: None
     in_16_bits: Callable[[], bool] = lambda: False
     budget: Budget = field(default_factory=Budget)
+    typed: bool = True
 
     @np.errstate(all="ignore")  # overflow and NaN are what is looked at here
     def report(self) -> Report:
@@ -90,7 +92,7 @@ class Check:
             max_rel=max(float(c.relative.max(initial=0)) for c in found),
             where=where,
             explanations=explanations,
-            remarks=verdict.remarks + remarks(self.call, self.mine, ok),
+            remarks=verdict.remarks + self.remarks(ok),
             observations=tuple(seen),
             nearly=verdict.nearly,
             meant=str(self.coarsest),
@@ -99,6 +101,9 @@ class Check:
             mine=numbers(self.mine[worst]),
             right=numbers(right[worst]),
         )
+
+    def remarks(self, ok: bool) -> tuple[str, ...]:
+        return remarks(self.call, self.mine if self.typed else [], ok)
 
     # ---- the measure -----------------------------------------------------------------------------
 
@@ -253,7 +258,7 @@ class Check:
             max_abs=float("nan"),
             max_rel=float("nan"),
             explanations=explain(),
-            remarks=remarks(self.call, self.mine, False),
+            remarks=self.remarks(False),
             expected=wanted,
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from simdformer import arguments, backward, functional, loss, nn, reference
 from simdformer.learn import mistakes
-from simdformer.learn.check.asking import refuse
+from simdformer.learn.check.asking import nearest, refuse
 from simdformer.learn.check.compare import float_dtypes
 from simdformer.learn.mistakes.optimizers import PURE
 from simdformer.learn.program import OPERATIONS, Program
@@ -194,7 +194,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         raise TypeError("check: out is given, needs a call that allocates its result; leave it out")
     args = tuple(map(as_array, args))
     kwargs = {name: as_array(value) for name, value in kwargs.items()}
-    refuse(function, args, kwargs)
+    refuse(name_of(function).removeprefix("optim."), function, args, kwargs)
     if "accumulate" in kwargs:
         raise TypeError("check: accumulate is given, needs a call that adds nothing; leave it out")
     operation, function = function, PURE.get(function, function)
@@ -208,7 +208,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         variables.pop("out", None)
     if kind is not function:
         variables = vars(function) | variables
-    name = KNOWN[operation][0] if kind is function else kind.__name__
+    name = name_of(operation)
     results = listed(answer) if several else [answer]
     program = OPERATIONS.get(kind)
     names = tuple(answer) if isinstance(answer, dict) else ()
@@ -246,7 +246,20 @@ def _operation(op: Any) -> Any:
         return found
     if isinstance(found, type) and _is_layer_class(found):
         raise TypeError(f"check: op is the class nn.{found.__name__}, needs a layer made from it")
-    raise TypeError(f"check: op is {op!r}, needs one of " + ", ".join(checkable()))
+    called = op if isinstance(op, str) else getattr(op, "__name__", type(op).__name__)
+    kind = "class" if isinstance(op, type) else "function"
+    found = f"the {kind} {called}" if hasattr(op, "__name__") else arguments.shown(op)
+    near = ", ".join(nearest(called, checkable()))
+    raise TypeError(
+        f"check: op is {found}, needs an operation that it knows"
+        + (f", such as {near}" if near else "")
+        + "; help(sf.check) lists all"
+    )
+
+
+def name_of(operation: Any) -> str:
+    """ "softmax", "backward.softmax", "MLP"."""
+    return KNOWN[operation][0] if inspect.isfunction(operation) else type(operation).__name__
 
 
 def _is_layer(x: Any) -> bool:

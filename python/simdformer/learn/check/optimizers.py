@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from simdformer import optim
+from simdformer.learn.check.asking import by_our_names
 from simdformer.learn.check.operation import Call, as_array
 from simdformer.learn.mistakes.optimizers import arrays_of, steps_of
 
 __all__ = ["as_function", "as_results"]
 
 STATE = ("weight", "exp_avg", "exp_avg_sq")
-SHORT = {"w": "weight", "m": "exp_avg", "v": "exp_avg_sq"}  # as learners call them
 LISTED = (list, tuple)
 
 
@@ -42,7 +42,7 @@ def by_steps(function: Callable[..., Any]) -> Callable[..., Any]:
             w, m, v = state
             given = function(w, copy.deepcopy(one), m, v, step=step + number, **kwargs)
             if isinstance(given, Mapping):
-                given = [by_name(given).get(name) for name in STATE]
+                given = [by_our_names(given, STATE).get(name) for name in STATE]
             if given is not None:
                 given = [*given] if isinstance(given, LISTED) else [given]
                 given += [None] * (len(state) - len(given))
@@ -87,14 +87,10 @@ def as_results(op: Any, mine: Any, call: Call) -> Any:
     return mine
 
 
-def by_name(given: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {SHORT.get(name, name): x for name, x in given.items()}
-
-
 def state(mine: Any, call: Call) -> Any:
     """The weight after the last step, which becomes how far it has moved, and the moments."""
     if isinstance(mine, Mapping):
-        found = by_name(mine)
+        found = by_our_names(mine, STATE)
     elif isinstance(mine, LISTED) and any(np.ndim(as_array(x)) for x in mine if x is not None):
         found = dict(zip(STATE, mine, strict=False))
     else:

@@ -1,0 +1,98 @@
+"""`check` as it is called by somebody who has not read how: names, order, numbers of Python."""
+
+import numpy as np
+import pytest
+import torch
+
+import simdformer as sf
+from conftest import normal
+from simdformer.learn.check.asking import by_our_names
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("silu_backward", "op is 'silu_backward', .* such as backward.silu, "),
+        ("LayerNorm", "op is 'LayerNorm', .* such as .*layer_norm"),
+        ("AdamW", "op is 'AdamW', .* such as optim.adamw_; "),
+        (sf.optim.AdamW, "op is the class AdamW, .* such as optim.adamw_; "),
+        (torch.nn.functional.silu, "op is the function silu, .* such as silu, "),
+        ("attention", "such as .*scaled_dot_product_attention"),
+        (lambda x: x, "op is the function <lambda>, needs an operation that it knows; help"),
+        (3, "op is 3, needs an operation that it knows; help"),
+    ],
+)
+def test_an_unknown_operation_is_answered_with_near_ones(op, said, rng):
+    x = normal(rng, 3, 4)
+    with pytest.raises(TypeError, match=said) as raised:
+        sf.check(op, x, x)
+    assert len(str(raised.value)) < 200
+    assert " at 0x" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "count", "said"),
+    [
+        ("backward.rms_norm", 2, r"backward\.rms_norm: eps is missing, needs a value; give eps="),
+        ("backward.rms_norm", 1, r"backward\.rms_norm: x is missing, needs a value; give x"),
+        (
+            "backward.scaled_dot_product_attention",
+            4,
+            "product_attention: out is missing, .*, lse = ",
+        ),
+        ("softmax", 0, "softmax: x is missing"),
+        ("softmax", 3, "softmax: has 3 arguments without a name, needs at most 2: x, axis; give"),
+        ("optim.adamw_", 4, "adamw_: step is missing"),
+    ],
+)
+def test_missing_arguments_are_said_in_one_form(op, count, said, rng):
+    x = normal(rng, 2, 3, 4)
+    with pytest.raises(TypeError, match=said):
+        sf.check(op, x, *[x] * count)
+
+
+@pytest.mark.parametrize("form", ["d{}", "D{}", "d_{}", "grad_{}", "{}_grad", "{}.grad", "{}"])
+def test_gradients_by_the_names_that_learners_use(form, rng):
+    g, x, weight, bias = (normal(rng, *shape) for shape in ((3, 5), (3, 4), (5, 4), (5,)))
+    right = sf.backward.linear(g, x, weight)
+    mine = {form.format(name): one for name, one in zip(["x", "W", "b"], right, strict=True)}
+    assert sf.check(sf.backward.linear, mine, g, x, weight).ok
+    right = sf.backward.layer_norm(g, g, bias, bias, eps=1e-5)
+    for named in (("x", "gamma", "beta"), ("x", "g", "b"), ("X", "weight", "bias")):
+        mine = {form.format(name): one for name, one in zip(named, right, strict=True)}
+        assert sf.check(sf.backward.layer_norm, mine, g, g, bias, bias, eps=1e-5).ok
+
+
+def test_names_of_results_are_read_where_they_can_mean_one_thing_only():
+    attention = ("query", "key", "value", "attn_mask", "sinks")
+    assert [*by_our_names({"dQ": 0, "dK": 1, "dV": 2}, attention)] == [*attention[:3]]
+    assert [*by_our_names({"w": 0, "m": 1, "v": 2}, ("weight", "exp_avg", "exp_avg_sq"))] == [
+        "weight",
+        "exp_avg",
+        "exp_avg_sq",
+    ]
+    assert [*by_our_names({"dgate": 0, "du": 1}, ("gate", "up"))] == ["gate", "up"]
+    assert [*by_our_names({"dg": 0}, ("gate", "weight"))] == ["dg"]
+    assert [*by_our_names({"dv": 0, 3: 1}, ("x", "weight"))] == ["dv", 3]
+    with pytest.raises(TypeError, match="mine has 'dw' and 'weight', needs one weight; leave one"):
+        by_our_names({"dw": 0, "weight": 1}, ("x", "weight"))
+
+
+def test_a_number_of_pythons_has_no_dtype(rng):
+    z, labels = normal(rng, 5, 7), rng.integers(0, 7, 5)
+    loss = sf.cross_entropy(z, labels)
+    for mine in (float(loss), lambda z, labels: float(sf.cross_entropy(z, labels))):
+        report = sf.check("cross_entropy", mine, z, labels)
+        assert report.ok
+        assert not report.remarks
+    report = sf.check("cross_entropy", np.float64(loss), z, labels)
+    assert "a float64 has come in" in repr(report)
+    assert not sf.check("cross_entropy", 1.01 * float(loss), z, labels).remarks
+    report = sf.check("softmax", sf.softmax(z[0]).tolist(), z[0])
+    assert report.ok
+    assert not report.remarks
+    gradients = [normal(rng, 3, 4)]
+    norm = float(np.sqrt(np.square(gradients[0].astype(np.float64)).sum()))
+    report = sf.check("optim.clip_grad_norm_", norm, gradients, 1.0, apply=False)
+    assert report.ok
+    assert not report.remarks
