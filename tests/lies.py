@@ -4,6 +4,7 @@ bytes are made here, independently of the readers; tokenizer_lies.py has those o
 import io
 import json
 import pickle
+import re
 import struct
 import zipfile
 import zlib
@@ -14,6 +15,7 @@ import torch
 import gguf_files
 import seeds
 from gguf_files import ARRAY, STRING, key_bytes, tensor_bytes
+from simdformer.checkpoints import safetensors_file
 
 # ---- safetensors: (header, how many bytes lie behind it, what is said) ---------------------------
 
@@ -69,6 +71,32 @@ SAFETENSORS = [(file_of(header, bytes(size)), message) for header, size, message
 SAFETENSORS += [
     (struct.pack("<Q", length) + b"{}", f"found a header of {length} bytes in a file of 10, needs")
     for length in LENGTHS
+]
+
+RIGHT = seeds.INDEX["weight_map"]
+ELSEWHERE = ["../2.safetensors", "/etc/passwd", "x/../2.safetensors"]
+ELSEWHERE += [".", "..", "", "a\0b", "b" * 5000]
+INDEXES = [(RIGHT | {"b": file}, "needs plain file names") for file in ELSEWHERE]
+INDEXES += [
+    (RIGHT | {"c": "c.safetensors"}, "found no file 'c.safetensors' beside it, needs every"),
+    (RIGHT | {"c": 3}, "found no weight_map"),
+    ([], "found no weight_map"),
+    (None, "found no weight_map"),
+]
+INDEXES = [(json.dumps({"weight_map": files}), message) for files, message in INDEXES]
+DISAGREEMENTS = [  # of which the last of its files is accused
+    (RIGHT | {"c": "2.safetensors"}, "found a disagreement with {} on 'c'"),
+    ({"a": "1.safetensors", "c": "2.safetensors"}, "found a disagreement with {} on 'b', 'c'"),
+]
+INDEXES += [
+    (
+        {
+            "2.safetensors": seeds.indexed_files()["2.safetensors"],
+            safetensors_file.INDEX: json.dumps({"weight_map": files}),
+        },
+        message.format(safetensors_file.INDEX),
+    )
+    for files, message in DISAGREEMENTS
 ]
 
 # ---- PyTorch's files: zip archives ---------------------------------------------------------------
@@ -269,7 +297,56 @@ def sharing(count):
     return with_pickle(b"\x80\2}" + b"".join(entries) + b".", 10_000)
 
 
+WHOLE = saved({"x": torch.zeros(24)})
+END = WHOLE.rindex(b"PK\5\6")
+
+
+def dropped(part):
+    return rezipped(WHOLE, change=lambda name, content: None if part in name else content)
+
+
+def replaced(part, new):
+    return rezipped(WHOLE, change=lambda name, old: new if name.endswith(part) else old)
+
+
+def end_record(at, format, value):
+    """With another number in the record at the end of the archive."""
+    changed = bytearray(WHOLE)
+    struct.pack_into(format, changed, END + at, value)
+    return bytes(changed)
+
+
+FULL = end_record(16, "<I", 2**32 - 1)  # so that a 64-bit record holds, which torch.save writes too
+OUTSIDE = "directory does not lie inside the file"
+OF_OTHERS = [
+    (
+        saved({"x": torch.zeros(24)}, _use_new_zipfile_serialization=False),
+        "found no zip archive (torch.save has written one since PyTorch 1.6), needs a state dict",
+    ),
+    (b"\x93NUMPY" + bytes(100), "found no zip archive"),
+    (rezipped(WHOLE, zipfile.ZIP_DEFLATED), "found a compressed or encrypted member"),
+    (dropped("data.pkl"), "found a zip archive with 0 members NAME/data.pkl"),
+    (
+        rezipped(WHOLE, b__data_pkl=b"").replace(b"b/data_pkl", b"b/data.pkl"),
+        "2 members NAME/data.pkl",
+    ),
+    (dropped("data/0"), "tensor 'x': found no bytes in the archive"),
+    (replaced("byteorder", b"big"), "tensors that are not little-endian"),
+    (replaced("data/0", bytes(95)), "found 95 bytes, needs 96 for the 24 elements"),
+    (replaced(".pkl", bytes(5_000_000)), "found a member of 5000000 bytes, needs at most"),
+    (replaced(".pkl", b""), "found a pickle that ends too early"),
+    (end_record(10, "<H", 60000), OUTSIDE),
+    (end_record(12, "<I", 2**31), OUTSIDE),
+    (end_record(16, "<I", 2**31), "directory"),
+    (end_record(4, "<H", 1), "of several volumes"),
+    (end_record(20, "<H", 5), "bytes after its end"),
+    (WHOLE + b"\0", "bytes after its end"),
+    (FULL.replace(b"PK\6\6", b"PK\6\5"), "a record is not where"),
+    (FULL.replace(b"PK\6\7", b"PK\6\5"), "a record is not where"),
+]
+
 PTH = [(sharing(50), "found tensors of 2000000 bytes in a file of")]
+PTH += OF_OTHERS
 PTH += [(archive(members), message) for members, message in LYING_ARCHIVES.values()]
 PTH += [(saved(content), message) for content, message in CONTENTS]
 PTH += [(with_pickle(a_tensor(**changes)), message) for changes, message in OUTSIDE_OF_STORAGE]
@@ -425,10 +502,186 @@ ADAPTERS = [
     (adapter(A=(16,)), "found the shape (16,), needs the r = 2 of adapter_config.json"),
 ]
 
+# ---- config.json and params.json: what is changed in one that is right ---------------------------
+
+QWEN = {"model_type": "qwen3", "architectures": None}
+CONFIGS = [
+    (
+        {"model_type": "gpt_neox"},
+        "model_type = 'gpt_neox' (architectures: ['LlamaForCausalLM']), needs",
+    ),
+    ({"model_type": ["llama"]}, "model_type = ['llama']"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures = ['LlamaForSequence"),
+    ({"hidden_size": None}, "found no hidden_size, needs"),
+    ({"rms_norm_eps": None, "vocab_size": None}, "found no vocab_size, no rms_norm_eps, needs"),
+    (QWEN | {"mlp_bias": True}, "mlp_bias = True, which is not supported, needs"),
+    ({"mlp_bias": 1}, "mlp_bias = 1, needs True or False"),
+    ({"hidden_act": "gelu"}, "hidden_act = 'gelu', which is not supported, needs 'silu'"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method = None, needs "),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, which is not supported"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000, needs a whole number"),
+    ({"num_hidden_layers": "3"}, "num_hidden_layers = '3'"),
+    (
+        {"num_hidden_layers": 4},
+        "missing: model.layers.1.input_layernorm.weight (8,) [layers.1.attn_norm] in model.safe",
+    ),
+    (
+        {"hidden_size": 10**12},
+        "(12, 8) [embed] in model.safetensors, needs (12, 1000000000000) = (vocab_size, hidden_s",
+    ),
+    (
+        {"head_dim": 10**9},
+        "[layers.0.wq] in model.safetensors, needs (2000000000, 8) = (num_attention_heads * head",
+    ),
+    ({"vocab_size": 2**63}, "in model.safetensors, needs (9223372036854775808, 8)"),
+    (
+        {"max_position_embeddings": 10**18},
+        "max_position_embeddings = 1000000000000000000, needs at most",
+    ),
+    ({"num_attention_heads": 0}, "num_attention_heads = 0, needs a whole number > 0"),
+    ({"num_attention_heads": 5, "head_dim": None}, "num_attention_heads = 5, needs a divisor"),
+    (
+        {"num_key_value_heads": 3},
+        "num_key_value_heads = 3, needs a divisor of num_attention_heads = 2",
+    ),
+    ({"rms_norm_eps": -1}, "rms_norm_eps = -1, needs finite and >= 0"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes', needs True or False"),
+    ({"attention_bias": True}, "missing: model.layers.0.self_attn.q_proj.bias (8,) [layers.0.bq]"),
+    ({"attention_bias": 1}, "attention_bias = 1, needs true or false"),
+    ({"sliding_window": 4}, "sliding_window = 4, needs null or layer_types: llama has none"),
+    ({"sliding_window": -4}, "sliding_window = -4, needs a whole number > 0 or null"),
+    ({"layer_types": ["chunked_attention"]}, "layer_types = ['chunked_attention'"),
+    ({"layer_types": ["full_attention"] * 3}, "for each of 1 layers"),
+    ({"layer_types": ["sliding_attention"]}, "but sliding_window is off"),
+    ({"eos_token_id": "end"}, "eos_token_id = 'end', needs an id or a list of ids"),
+    ({"eos_token_id": [-1]}, "eos_token_id = [-1], needs an id or a list of ids"),
+    (
+        {"rope_parameters": {"rope_theta": 1.0}},
+        "rope_theta and rope_parameters that disagree on 'rope_theta'",
+    ),
+    ({"rope_theta": None, "rope_parameters": {"rope_theta": "x"}}, "theta is of type str"),
+    ({"rope_parameters": [1]}, "rope_parameters = [1], needs an object"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "scaling is of type 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, '"longrope" has no short_factor'),
+    ({"rope_parameters": {"rope_type": "new"}}, "scaling is of type 'new', needs one of"),
+    ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type = ['linear'], needs text"),
+    ({"rope_parameters": {"rope_type": "linear"}}, 'scaling of type "linear" has no factor'),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary"),
+    (
+        {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+        "rope_parameters that differs from layer to layer",
+    ),
+    (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"factor": 4.0}},
+        "rope_scaling and rope_parameters that disagree on 'factor': 2.0 and 4.0",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "has no original_max_position_embeddings",
+    ),
+]
+
+
+def with_a_tensor_more(name, shape):
+    """The files of a checkpoint whose config does not know of one of its tensors."""
+    tensors = seeds.named_weights("huggingface") | {name: np.ones(shape, np.float32)}
+    files = {"model.safetensors": seeds.safetensors_bytes(tensors)}
+    return {"config.json": json.dumps(seeds.HUGGINGFACE), **files}
+
+
+MISFITS = [
+    (
+        with_a_tensor_more("lm_head.weight", (12, 8)),
+        "tie_word_embeddings = True, but lm_head.weight in model.safetensors is not the embedding",
+    ),
+    (
+        with_a_tensor_more("model.layers.1.input_layernorm.weight", (8,)),
+        "left over: model.layers.1.",
+    ),
+]
+FEW_PARAMS = {name: seeds.META[name] for name in (*[*seeds.META][:6], "ffn_dim_multiplier")}
+PARAMS = [
+    ({"norm_eps": None}, "found no norm_eps, needs a value for each"),
+    ({"moe": {"experts": 8}}, "entries that are not understood: 'moe', needs"),
+    ({"quantization_args": {}, "lora_args": {}}, "'quantization_args', 'lora_args'"),
+    ({"dim": 10**12}, "dim = 1000000000000, needs a whole number > 0"),
+    ({"dim": True}, "dim = True, needs a whole number > 0"),
+    ({"n_heads": 5}, "n_heads = 5, needs a divisor of dim = 8"),
+    (
+        {"n_layers": 10**9},
+        "n_layers = 1000000000, but 11 tensors in consolidated.00.pth, needs several",
+    ),
+    ({"n_layers": 10**18}, "n_layers = 1000000000000000000, but 11 tensors in"),
+    ({"multiple_of": 0}, "multiple_of = 0, needs a whole number > 0"),
+    (
+        {"multiple_of": 2**29},
+        "[layers.0.gate] in consolidated.00.pth, needs (536870912, 8) = (width by",
+    ),
+    ({"ffn_dim_multiplier": "1.3"}, "ffn_dim_multiplier = '1.3'"),
+    ({"ffn_dim_multiplier": 1e300}, "ffn_dim_multiplier = 1e+300"),
+    (
+        {"vocab_size": 95},
+        "tok_embeddings.weight (12, 8) [embed] in consolidated.00.pth, needs (95, ",
+    ),
+    ({"use_scaled_rope": 1}, "use_scaled_rope = 1, needs true or false"),
+    ({"rope_theta": 0}, "theta is 0, needs a finite number > 0"),
+    (
+        {"rope_scaling_factor": 32},
+        "rope_scaling_factor = 32, needs no such entry where use_scaled_rope is not",
+    ),
+    ({"use_scaled_rope": True, "rope_high_freq_factor": "4"}, "rope_high_freq_factor = '4'"),
+    ({"max_seq_len": 10**10}, "max_seq_len = 10000000000, needs at most 16777216"),
+]
+
+
+def changed(right, table):
+    """A file for each row; an entry of None is left out."""
+    for changes, message in table:
+        found = {name: value for name, value in (right | changes).items() if value is not None}
+        yield json.dumps(found), message
+
+
+# ---- data for training -----------------------------------------------------------------------
+
+
+def lines(*objects):
+    return "".join(json.dumps(line) + "\n" for line in objects)
+
+
+def pattern(text):
+    return re.compile(text)
+
+
+TURNS = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+JSON_LINES = [
+    ('{"text": "x"}\n{"text": \n', pattern("data.jsonl, line 2: found .*, needs a JSON object")),
+    (lines({"text": "x"}, {"other": 1}), pattern("data.jsonl, line 2: .*, needs text as in the")),
+    (
+        lines({"messages": TURNS}, {"messages": TURNS[:1]}),
+        pattern("line 2: .*no turn of the assist"),
+    ),
+    (
+        lines({"messages": TURNS[:1]}),
+        pattern('line 1: .*no turn of the assistant, needs {"messag'),
+    ),
+    (lines({"text": 5}), 'line 1: found {\'text\': 5}, needs {"text": "..."}'),
+    (lines({"body": "x"}), pattern("data.jsonl, line 1: found .*, needs {")),
+]
+TEXTS = [
+    (" \n", "data.txt: found an empty file"),
+    (b"good\nb\xffd", "data.txt, line 2: found bytes that are not UTF-8"),
+]
+
 FILES = {
     "safetensors": SAFETENSORS,
     "pth": PTH,
     "gguf": list(NAMED.values()),
     "adapter": ADAPTERS,
+    "config": [*changed(seeds.HUGGINGFACE | {"layer_types": None}, CONFIGS), *MISFITS],
+    "ids": [(b"123", "data.bin: found 3 bytes")],
+    "json-lines": JSON_LINES,
+    "params": [*changed(FEW_PARAMS, PARAMS)],
+    "safetensors-index": INDEXES,
+    "text": TEXTS,
 }
 LIES = [(name, *lie) for name, lies in FILES.items() for lie in lies]

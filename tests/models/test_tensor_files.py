@@ -4,7 +4,6 @@ stand in test_hostile_files.py."""
 import collections
 import json
 import struct
-import zipfile
 from functools import partial
 
 import ml_dtypes
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 import checkpoints
-from lies import a_tensor, entry, file_of, rezipped, saved, sharing, with_pickle
+from lies import FULL, a_tensor, entry, file_of, rezipped, saved, sharing, with_pickle
 from operations import traced_peak
 from simdformer.checkpoints import safetensors_file, torch_file
 from simdformer.checkpoints.safetensors_file import INDEX, read_directory
@@ -139,69 +138,12 @@ def test_two_tensors_may_share_their_bytes(write):
     assert len(torch_file.read_tensors(write(sharing(2)))) == 2
 
 
-def test_files_of_before_pytorch_1_6_and_others_are_refused(write):
-    old = saved(tiny(), _use_new_zipfile_serialization=False)
-    message = refusal(write(old))
-    assert message == (
-        "found no zip archive (torch.save has written one since PyTorch 1.6), needs a state "
-        "dict of tensors as torch.save writes it"
-    )
-    assert "found no zip archive" in refusal(write(b"\x93NUMPY" + bytes(100)))
-
-
 def test_an_archive_of_another_program_is_read_if_it_is_not_compressed(write):
-    data = saved(tiny())
-    assert torch_file.read_tensors(write(rezipped(data))).keys() == tiny().keys()
-    message = refusal(write(rezipped(data, zipfile.ZIP_DEFLATED)))
-    assert message.startswith("found a compressed or encrypted member")
+    assert torch_file.read_tensors(write(rezipped(saved(tiny())))).keys() == tiny().keys()
 
 
-def test_an_archive_that_is_none_of_torch_is_refused(write):
-    data = saved(tiny())
-
-    def dropped(part):
-        return rezipped(data, change=lambda name, content: None if part in name else content)
-
-    def replaced(part, new):
-        return rezipped(data, change=lambda name, old: new if name.endswith(part) else old)
-
-    assert "found a zip archive with 0 members NAME/data.pkl" in refusal(write(dropped("data.pkl")))
-    assert "2 members NAME/data.pkl" in refusal(
-        write(rezipped(data, b__data_pkl=b"").replace(b"b/data_pkl", b"b/data.pkl"))
-    )
-    assert "tensor 'weight': found no bytes in the archive" in refusal(write(dropped("data/0")))
-    assert "tensors that are not little-endian" in refusal(write(replaced("byteorder", b"big")))
-    assert "found 95 bytes, needs 96 for the 24 elements" in refusal(
-        write(replaced("data/0", bytes(95)))
-    )
-    assert "found a member of 5000000 bytes, needs at most" in refusal(
-        write(replaced(".pkl", bytes(5_000_000)))
-    )
-    assert "found a pickle that ends too early" in refusal(write(replaced(".pkl", b"")))
-
-
-def test_an_end_record_that_lies_is_refused(write):
-    data = saved(tiny())
-    end = data.rindex(b"PK\x05\x06")
-
-    def changed(at, format, value):
-        return (
-            data[: end + at]
-            + struct.pack(format, value)
-            + data[end + at + struct.calcsize(format) :]
-        )
-
-    assert "directory does not lie inside the file" in refusal(write(changed(10, "<H", 60000)))
-    assert "directory does not lie inside the file" in refusal(write(changed(12, "<I", 2**31)))
-    assert "directory" in refusal(write(changed(16, "<I", 2**31)))
-    assert "of several volumes" in refusal(write(changed(4, "<H", 1)))
-    assert "bytes after its end" in refusal(write(changed(20, "<H", 5)))
-    assert "bytes after its end" in refusal(write(data + b"\0"))
-    # torch.save writes a 64-bit record too, which holds when the short one is full
-    full = changed(16, "<I", 2**32 - 1)
-    assert torch_file.read_tensors(write(full)).keys() == tiny().keys()
-    assert "a record is not where" in refusal(write(full.replace(b"PK\x06\x06", b"PK\x06\x05")))
-    assert "a record is not where" in refusal(write(full.replace(b"PK\x06\x07", b"PK\x06\x05")))
+def test_the_64_bit_record_at_the_end_holds_where_the_short_one_is_full(write):
+    assert torch_file.read_tensors(write(FULL)).keys() == {"x"}
 
 
 # ---- safetensors: a long header, an index and its files ------------------------------------------
@@ -239,39 +181,6 @@ def test_an_index_names_the_files(sharded, tmp_path):
     assert read_directory(tmp_path).keys() == {"a", "b"}
     (tmp_path / "other.safetensors").write_bytes(b"not in the index")
     assert read_directory(tmp_path).keys() == {"a", "b"}
-
-
-@pytest.mark.parametrize(
-    "file",
-    ["../b.safetensors", "/etc/passwd", "x/../b.safetensors", ".", "..", "", "a\0b", "b" * 5000],
-)
-def test_an_index_may_not_point_elsewhere(sharded, file):
-    message = refusal(sharded(RIGHT | {"b": file}), read=read_directory)
-    assert "needs plain file names" in message
-
-
-@pytest.mark.parametrize(
-    ("weight_map", "message"),
-    [
-        (
-            RIGHT | {"c": "b.safetensors"},
-            "found a disagreement with model.safetensors.index.json on 'c'",
-        ),
-        (
-            {"a": "a.safetensors", "c": "b.safetensors"},
-            "a disagreement with model.safetensors.index.json on 'b', 'c'",
-        ),
-        (
-            RIGHT | {"c": "c.safetensors"},
-            "found no file 'c.safetensors' beside it, needs every",
-        ),
-        (RIGHT | {"c": 3}, "found no weight_map"),
-        ([], "found no weight_map"),
-        (None, "found no weight_map"),
-    ],
-)
-def test_an_index_that_does_not_fit_is_refused(sharded, weight_map, message):
-    assert message in refusal(sharded(weight_map), read=read_directory)
 
 
 def test_files_without_an_index_may_not_repeat_a_tensor(tmp_path, sharded):

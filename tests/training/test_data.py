@@ -59,29 +59,6 @@ def test_a_file_is_recognised(tmp_path, name, content, kind, count, stage):
         assert source.documents[0][:2] == CHAT[:2]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", " \n", "a.txt: found an empty file"),
-        ("a.txt", b"good\nb\xffd", "a.txt, line 2: found bytes that are not UTF-8"),
-        ("a.jsonl", '{"text": "x"}\n{"text": \n', "a.jsonl, line 2: found .*, needs a JSON object"),
-        ("a.jsonl", [{"text": "x"}, {"other": 1}], "a.jsonl, line 2: .*, needs text as in the"),
-        (
-            "a.jsonl",
-            [{"messages": CHAT}, {"messages": CHAT[:1]}],
-            "line 2: .*no turn of the assist",
-        ),
-        ("a.jsonl", [{"messages": CHAT[:1]}], 'line 1: .*no turn of the assistant, needs {"messag'),
-        ("a.jsonl", [{"text": 5}], 'line 1: found {\'text\': 5}, needs {"text": "..."}'),
-        ("a.jsonl", [{"body": "x"}], "a.jsonl, line 1: found .*, needs {"),
-        ("a.bin", b"123", "a.bin: found 3 bytes"),
-    ],
-)
-def test_bad_input_is_named_by_file_and_line(tmp_path, name, content, message):
-    with pytest.raises(ValueError, match=message):
-        read_source(written(tmp_path, name, content))
-
-
 def test_files_for_two_stages_are_refused(tmp_path):
     text = read_source(written(tmp_path, "a.txt", "One."))
     chat = read_source(written(tmp_path, "b.jsonl", [{"messages": CHAT}]))
