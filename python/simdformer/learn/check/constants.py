@@ -12,8 +12,7 @@ from simdformer.learn.check.compare import TOLERANCE, Float64, numbers, row_size
 from simdformer.learn.check.problem import Problem, Target, evaluate
 from simdformer.learn.check.rounding import BF16, F16, F32, F64
 from simdformer.learn.check.search import BETTER, Explanation
-from simdformer.learn.mistakes import backward_attention
-from simdformer.learn.mistakes.attention import default_scale
+from simdformer.learn.mistakes.attention import scale_of
 from simdformer.learn.program import Program, Run, State, Step, Tape
 
 __all__ = ["Fit", "fits", "is_factor"]
@@ -53,12 +52,9 @@ def argument(step: str, name: str, see: str) -> Constant:
 
 
 CONSTANTS = [
-    Constant(
-        "attention.scale",
-        "scale",
-        lambda s: default_scale(s) if s.scale is None else s.scale,
-        lambda s, value: setattr(s, "scale", value),
-        "01 §4",
+    *(
+        Constant(step, "scale", scale_of, lambda s, value: setattr(s, "scale", value), "01 §4")
+        for step in ("attention.scale", "attention_backward.scale")
     ),
     argument("rms_norm.add_eps", "eps", "02 §4"),
     argument("layer_norm.add_eps", "eps", "04 §3"),
@@ -68,13 +64,6 @@ CONSTANTS = [
     argument("rms_norm_backward.root", "eps", "02 §4"),
     argument("layer_norm_backward.root", "eps", "04 §3"),
     argument("softmax_backward.temper", "temperature", "04 §6"),
-    Constant(
-        "attention_backward.scale",
-        "scale",
-        backward_attention.default_scale,
-        lambda s, value: setattr(s, "scale", value),
-        "01 §4",
-    ),
     Constant(
         "attention_backward.of_query",
         OF_GRADIENTS,

@@ -11,7 +11,7 @@ import numpy as np
 
 from simdformer import backward
 from simdformer.learn.catalogue import mistakes
-from simdformer.learn.mistakes.attention import is_boolean
+from simdformer.learn.mistakes.attention import is_boolean, scale_of
 from simdformer.learn.mistakes.sampling import Thinned, Variables
 from simdformer.learn.program import Program, State
 from simdformer.reference.forward import visible_keys
@@ -135,16 +135,12 @@ def some_heads(variables: Variables) -> Thinned:
     return fewer, part
 
 
-def default_scale(s: State) -> float:
-    return 1 / math.sqrt(s.q.shape[-1]) if s.scale is None else float(s.scale)
-
-
 attention_backward = Program(
     "attention_backward",
     """
     inputs:
         q, k, v = with_heads(s, query), with_heads(s, key), with_heads(s, value)
-        dy, y = with_heads(s, grad), with_heads(s, out)
+        dy, y, head_dim = with_heads(s, grad), with_heads(s, out), q.shape[-1]
         log_sums = with_heads(s, lse)[..., None]
         lengths = vars(s).get("lengths", (q.shape[-2], k.shape[-2]))
         some_queries = vars(s).get("some_queries", slice(None))
@@ -154,7 +150,7 @@ attention_backward = Program(
         num_kv_heads = k.shape[-3]
         group = q.shape[-3] // num_kv_heads
     repeat: keys, values = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
-    scale: factor = real(default_scale(s))
+    scale: factor = real(scale_of(s))
     score: scores = q @ transposed(keys) * factor
     cap if softcap is not None: scores = real(softcap) * np.tanh(scores / real(softcap))
     see: seen = visible(s)
@@ -184,7 +180,7 @@ attention_backward = Program(
         out = dq, dk, dv.reshape(np.shape(value)), dm, dsink
     """,
     calls=(
-        with_heads, visible, of_sample, summed_to, transposed, of_group, of_seen, default_scale,
+        with_heads, visible, of_sample, summed_to, transposed, of_group, of_seen, scale_of,
         is_boolean, softmax_of,
     ),
     of=backward.scaled_dot_product_attention,
@@ -424,7 +420,7 @@ mistakes(
     scale_missing_in_scores: the scale is missing where the weights are computed again
         exp(scores - lse) needs the scores of the forward, scaled.
         | factor = real(1)
-        of_query | factor = real(default_scale(s)); ...
+        of_query | factor = real(scale_of(s)); ...
     scale_multiplied: the scores are multiplied by sqrt(D) instead of divided
         scores / sqrt(D): its inverse went into the product.
         | ...; factor = 1 / factor
