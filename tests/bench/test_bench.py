@@ -78,10 +78,7 @@ def test_bytes_are_those_of_the_arrays(case, rng):
             dtype="float32" if few else "bfloat16",
         )
         counted = sum(array.nbytes for array in arrays)
-        if isinstance(work, bench.DraftRun):  # of a step for each id
-            counted *= work.new
-        else:
-            counted += cache.nbytes * getattr(work, "texts", 1)
+        counted += cache.nbytes * getattr(work, "texts", 1)
     elif isinstance(work, bench.QuantizedLinear):  # whose weight is given by its values
         blocks = sf.quantize(inputs["weight"], work.type).blocks()
         counted = inputs["x"].nbytes + blocks.nbytes + work.with_ours(**inputs).result().nbytes

@@ -1,15 +1,12 @@
-"""Many texts at once, and a text with a draft: what is counted, who does it, what is drawn."""
-
-from dataclasses import replace
+"""Many texts at once: what is counted, who does it, what is drawn."""
 
 import numpy as np
 import pytest
 
 from bench_cases import CASES, LIMITS, MACHINE, hurry, measured, smaller
 from simdformer import bench, models
-from simdformer.bench import batches, drafts
+from simdformer.bench import batches
 from simdformer.bench.contestants import LLAMA_CPP, OURS
-from simdformer.bench.runner import run_case
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +15,6 @@ def hurried(monkeypatch):
 
 
 BATCH = smaller(CASES["Qwen3-0.6B/batch/float32/64"]).work
-DRAFT = smaller(CASES["Qwen3-0.6B/draft"]).work
 
 
 def test_what_many_texts_take_is_counted():
@@ -29,8 +25,6 @@ def test_what_many_texts_take_is_counted():
     assert (many.flops, many.speed(0.5)) == (64 * one.flops, 64 * one.speed(0.5))
     cache = 28 * 2 * 8 * 128 * 65 * 2  # layers, keys and values, heads, depth, ids, bytes
     assert many.nbytes - one.nbytes == 63 * cache
-    draft = CASES["Qwen3-0.6B/draft"].work
-    assert draft.nbytes == draft.new * (step.nbytes - cache)
 
 
 def test_each_text_has_pages_of_its_own_and_stays_where_it_is(rng):
@@ -48,40 +42,6 @@ def test_each_text_has_pages_of_its_own_and_stays_where_it_is(rng):
     alone = model.new_cache(dtype="bfloat16")
     model(beginning, alone)
     assert np.array_equal(first, model(ids[-1:], alone)[-1])
-
-
-def test_the_answer_is_the_prompt_with_changes(rng):
-    work = replace(DRAFT, in_cache=20, new=36)
-    prompt, answer = np.split(work.inputs(rng)["ids"], [20])
-    differs = np.flatnonzero(answer != np.resize(prompt, 36))
-    assert set(differs) <= {11, 23, 35}
-    assert len(differs) > 0
-
-
-def test_a_draft_reads_the_answer_in_fewer_steps(rng, monkeypatch):
-    work = replace(DRAFT, in_cache=20, new=36)
-    inputs = work.inputs(rng)
-    model = models.Transformer(work.config, inputs["weights"])
-    steps = []
-    forward = model.forward_batch
-    monkeypatch.setattr(model, "forward_batch", lambda run: steps.append(run) or forward(run))
-    counts, logits = [], []
-    for drafted in (False, True):
-        cache = model.new_pages(dtype="float32")
-        logits.append(drafts.said(model, cache, inputs["ids"], 20, drafted=drafted))
-        counts.append(len(steps))
-        steps.clear()
-    assert counts[0] == 36
-    assert counts[1] < 18
-    assert np.array_equal(*logits)
-
-
-def test_a_draft_races_with_none():
-    result = run_case(smaller(CASES["Qwen3-0.6B/draft"]), LIMITS, 0.01, bench.Stopwatch())
-    assert result.measured.keys() == {OURS, drafts.WITHOUT_DRAFT}
-    (goal,) = result.goals
-    assert goal.known
-    assert str(goal.goal) == "1.8× without a draft"
 
 
 def results_of(*found):

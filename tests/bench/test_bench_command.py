@@ -99,27 +99,6 @@ def test_models_inside_transformers_have_a_table_of_their_own():
     assert "2.75× sdpa (0.4 tok/s, error 1.0e-07)" in report.line(step)
 
 
-def test_company_is_in_both_reports():
-    quick, slow = np.full(200, 1e-4), np.full(200, 2e-3)
-    results = bench.Results(MACHINE, LIMITS, [a_result(mine=1.0)])
-    assert "busy" not in report.summary(results) + report.markdown(results)
-    results.company = [
-        bench.Company(OURS, quick, 2 * quick),
-        bench.Company("torch", quick, slow),
-    ]
-    _, first, second = report.summary(results).splitlines()
-    assert first.split("(2.0×)")[1] == (
-        ", 99 of 100 calls within 100 µs → 200 µs  ✓ ≤ 2.5×, < 1.00 ms"
-    )
-    assert second.strip() == (
-        "torch      mean 100 µs → 2.00 ms (20.0×), 99 of 100 calls within 100 µs → 2.00 ms"
-    )
-    title, _, *items = report.markdown(results).split("\n\n", 3)[3].splitlines()
-    assert title.startswith("One decode step")
-    assert title.endswith("CPU busy:")
-    assert items == ["* " + " ".join(line.split()) for line in (first, second)]
-
-
 def test_numbers_for_people():
     seconds = (0.9999e-6, 1e-9, 12.345e-6, 0.99996, 61.0)
     assert [report.duration(x) for x in seconds] == [
@@ -230,7 +209,7 @@ def test_dots_above_the_roof_are_in_the_picture():
 
 
 def test_without_matplotlib_the_plot_is_refused_before_the_measuring(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("simdformer.bench.roofline.optional", lambda name: None)
+    monkeypatch.setattr("simdformer.bench.plots.optional", lambda name: None)
     monkeypatch.setattr("simdformer.bench.runner.measure_limits", None)
     status, _, err = run(*QUICK, "--plot", tmp_path / "x.png")
     assert status == 2
@@ -267,18 +246,3 @@ def test_a_wrong_result_of_ours_has_no_speed(monkeypatch, run):
     assert result.ours is None
     assert math.isnan(result.share)
     assert result.as_json()["ratios"] == {}
-
-
-def test_the_command_measures_company(run, tmp_path):
-    file = tmp_path / "times.json"
-    status, out, _ = run("--only", "call/softmax", "--budget", 0.05, "--company", "--json", file)
-    assert status == 0
-    assert re.search(
-        r"^ +simdformer +mean \S+ [mµ]s → \S+ [mµ]s \(\S+×\), "
-        r"99 of 100 calls within \S+ [mµ]s → \S+ [mµ]s  [✓✗] ≤ 2.5×, < 1.00 ms$",
-        out,
-        re.M,
-    )
-    found = json.loads(file.read_text())["company"]
-    assert [one["name"] for one in found] == ["simdformer", "torch"]
-    assert all(one["calls"][0] >= 3 and one["mean_alone"] > 0 for one in found)

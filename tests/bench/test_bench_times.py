@@ -1,9 +1,7 @@
 """How the benchmark measures: turns, samples, limits of the machine, ratios and goals."""
 
 import math
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import torch
 import simdformer as sf
 from bench_cases import LIMITS, MACHINE, FakeTime, a_result
 from simdformer import bench
-from simdformer.bench import Goal, machine, report, runner, stopwatch, work
+from simdformer.bench import Goal, machine, report, stopwatch, work
 from simdformer.bench.contestants import Contestant, Way
 
 # ---- the stopwatch, with a clock that tells what we want -----------------------------------------
@@ -291,40 +289,3 @@ def test_the_limit_kernels_do_what_they_say(isa):
     assert machine.read_memory(array) == array.sum()
     once, twice = machine.fma_chains(1 << 10), machine.fma_chains(1 << 11)
     assert twice == 2 * once > 0
-
-
-# ---- in company ----------------------------------------------------------------------------------
-
-
-def test_company_is_judged_by_mean_and_p99():
-    alone = np.full(200, 1e-4)
-    beside = np.r_[np.full(198, 2e-4), [9e-3, 9e-3]]
-    found = bench.Company("ours", alone, beside)
-    assert found.mean_ratio == pytest.approx(beside.mean() / 1e-4)
-    assert found.p99 == pytest.approx(np.quantile(beside, 0.99))
-    assert not found.met  # 2.9 times the mean, though 99 of 100 are quick
-    assert bench.Company("ours", alone, np.full(200, 2e-4)).met
-    assert not bench.Company("ours", alone, np.r_[np.full(195, 1e-4), np.full(5, 2e-3)]).met
-
-
-def test_calls_are_timed_one_by_one():
-    fake = FakeTime()
-    assert runner.calls(fake.way("a", 0.5, 0.25).call, 1.5, fake.clock) == pytest.approx(
-        [0.5, 0.25, 0.5, 0.25]
-    )
-    assert len(runner.calls(fake.way("a", 9.0).call, 1.5, fake.clock)) == 1
-
-
-def test_the_busy_process_runs_and_ends():
-    def ticks(process):
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11])  # of CPU time
-
-    with runner.busy_process(60) as process:
-        for _ in range(3000):  # half a minute, should the machine be busy already
-            if ticks(process) >= 10:
-                break
-            time.sleep(0.01)
-        else:
-            pytest.fail("it hardly ran")
-    assert not Path(f"/proc/{process}").exists()

@@ -27,7 +27,6 @@ from typing import Any
 
 from simdformer.bench.batches import BatchRun
 from simdformer.bench.checkpoints import CheckpointRun, checkpoint_cases
-from simdformer.bench.drafts import DraftRun
 from simdformer.bench.gradients import Gradient, OptimizerStep
 from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
@@ -42,6 +41,7 @@ from simdformer.bench.operations import (
     Softmax,
     SwiGLU,
 )
+from simdformer.bench.plots import plot_roofline, plot_throughput, save_plot
 from simdformer.bench.plugins import PluginRun
 from simdformer.bench.profile import Phase, Profile, Spent, profile
 from simdformer.bench.ranks import (
@@ -50,11 +50,9 @@ from simdformer.bench.ranks import (
     measure_over_ranks,
     measure_step_over_ranks,
 )
-from simdformer.bench.results import Company, Loaded, Measurement, Result, Results
-from simdformer.bench.roofline import plot_roofline
+from simdformer.bench.results import Loaded, Measurement, Result, Results
 from simdformer.bench.runner import all_cases, run, run_case, select
 from simdformer.bench.stopwatch import Stopwatch, compare
-from simdformer.bench.throughput import plot_throughput, save_plot
 from simdformer.bench.training import TrainingStep, training_cases
 from simdformer.bench.work import Case, Goal, Work, relative_error
 
@@ -64,8 +62,6 @@ __all__ = [
     "BatchRun",
     "Case",
     "CheckpointRun",
-    "Company",
-    "DraftRun",
     "Goal",
     "Gradient",
     "Level",

@@ -1,7 +1,7 @@
 """Many texts at once as work: one more id for each of them, chosen from logits, in one step.
 
 A text has keys and values of its own, in pages (llama.cpp: in cells of its own), though all of them
-begin alike. Beside several texts stand the same texts one by one.
+begin alike.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,12 +22,10 @@ from simdformer.models.paged_cache import PagedSequence
 from simdformer.text.sampling import Sampler
 from simdformer.types import Array
 
-__all__ = ["ONE_BY_ONE", "BatchRun", "batch_cases"]
+__all__ = ["BatchRun", "batch_cases"]
 
 SHAPE = "Qwen3-0.6B"
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-MANY = COUNTS[-1]
-ONE_BY_ONE = "one by one"  # ours
 
 
 def batch_cases() -> Iterator[Case]:
@@ -36,9 +34,8 @@ def batch_cases() -> Iterator[Case]:
     for dtype in arithmetics:
         for texts in COUNTS:
             work = BatchRun(config=SHAPES[SHAPE], in_cache=64, texts=texts, dtype=dtype)
-            many = (times(1.2, LLAMA_CPP), times(8.0, ONE_BY_ONE))
-            goals = many if texts == MANY else (times(1.0, LLAMA_CPP),)
-            yield Case(f"{SHAPE}/batch/{dtype}/{texts}", work, goals)
+            goal = times(1.2 if texts == COUNTS[-1] else 1.0, LLAMA_CPP)
+            yield Case(f"{SHAPE}/batch/{dtype}/{texts}", work, (goal,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +64,9 @@ class BatchRun(ModelRun):
         return rng.integers(self.config.vocab_size, size=self.in_cache + self.texts)
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        return [*self.our_ways(inputs), self.theirs(llama_cpp, inputs)]
+        return [self.ours(inputs), self.theirs(llama_cpp, inputs)]
 
-    def our_ways(self, inputs: Inputs) -> Iterator[Contestant]:
+    def ours(self, inputs: Inputs) -> Contestant:
         model = self.our_model(inputs)
         beginning, next_ids = np.split(inputs["ids"], [self.in_cache])
         cache = model.new_pages(dtype=self.cache_dtype)
@@ -81,12 +78,7 @@ class BatchRun(ModelRun):
             short = begun(model, pages, few[:-1], self.texts)
             return step(model, short, np.repeat(few[-1:], self.texts))()
 
-        yield Contestant(OURS, (Way(f"activations {self.dtype}", together, checked),))
-        if self.texts > 1:
-            ids = np.split(next_ids, self.texts)
-            alone = [step(model, [text], id) for text, id in zip(texts, ids, strict=True)]
-            way = Way("a step for each", lambda: [one() for one in alone][-1], checked)
-            yield Contestant(ONE_BY_ONE, (way,), peer=False)
+        return Contestant(OURS, (Way(f"activations {self.dtype}", together, checked),))
 
     def raced_by(self, library: ModuleType, model: Any, inputs: Inputs) -> Contestant:
         """llama.cpp's step ends with logits, and nothing is chosen from them."""

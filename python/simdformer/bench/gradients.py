@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from simdformer import attention, backward, loss, optim, reference
+import simdformer as sf
+from simdformer import optim, reference
 from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional, tensor
 from simdformer.bench.work import Case, Dtype, Goal, Inputs, Unit, Work, spread, times
 from simdformer.types import Array
@@ -22,32 +23,25 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Row(NamedTuple):
-    """The shapes of what the forward takes (the result's under "grad"), by sizes; our gradients and
-    the one that is compared; the same in float64; PyTorch's forward; what is counted."""
+    """The shapes of what the forward takes (the result's under "grad"), by sizes; the gradient that
+    is compared, by the functions of `simdformer` or, in float64, of `reference`; PyTorch's forward;
+    what is counted."""
 
     shapes: Callable[..., Shapes]
-    ours: Callable[[Inputs], Any]
-    exact: Callable[[Inputs], Any]
+    gradient: Callable[[Any, Inputs], Any]
     torch: Callable[..., Any]
     wanted: tuple[str, ...]  # gradients that are made, the compared one first
     flops: Callable[..., int]
     numbers: Callable[..., int]  # that are read or written
     counted_in: Unit
-    saved: Callable[[Inputs], Inputs] = lambda inputs: {}  # what the backward takes of the forward
+    saved: Callable[[Any, Inputs], Inputs] = lambda f, i: {}  # what it takes of the forward
     both_ways: bool = False
 
 
 def linear_row(of: str) -> Row:
-    def way(gradients: Any) -> Callable[[Inputs], Any]:
-        def call(i: Inputs) -> Any:
-            return getattr(gradients.linear(i["grad"], i["x"], i["weight"], needs=(of,)), of)
-
-        return call
-
     return Row(
         lambda m, o, n: {"x": (m, n), "weight": (o, n), "grad": (m, o)},
-        way(backward),
-        way(reference.backward),
+        lambda f, i: getattr(f.backward.linear(i["grad"], i["x"], i["weight"], needs=(of,)), of),
         lambda torch, x, weight: torch.nn.functional.linear(x, weight),
         (of,),
         lambda m, o, n: 2 * m * o * n,
@@ -56,14 +50,11 @@ def linear_row(of: str) -> Row:
     )
 
 
-def attention_way(forward: Any, gradients: Any) -> Callable[[Inputs], Any]:
-    def call(i: Inputs) -> Any:
-        q, k, v = (i[name] for name in ("query", "key", "value"))
-        out, lse = forward.scaled_dot_product_attention(q, k, v, is_causal=True, return_lse=True)
-        way_back = gradients.scaled_dot_product_attention
-        return way_back(i["grad"], q, k, v, out, lse, is_causal=True).query
-
-    return call
+def attention_gradient(f: Any, i: Inputs) -> Any:
+    q, k, v = (i[name] for name in ("query", "key", "value"))
+    out, lse = f.scaled_dot_product_attention(q, k, v, is_causal=True, return_lse=True)
+    way_back = f.backward.scaled_dot_product_attention
+    return way_back(i["grad"], q, k, v, out, lse, is_causal=True).query
 
 
 def torch_attention(torch: Any, query: Any, key: Any, value: Any) -> Any:
@@ -73,18 +64,6 @@ def torch_attention(torch: Any, query: Any, key: Any, value: Any) -> Any:
 
 def row_wise(*names: str) -> Callable[[int, int], Shapes]:
     return lambda m, n: dict.fromkeys((*names, "grad"), (m, n))
-
-
-def norm_way(gradients: Any) -> Callable[[Inputs], Any]:
-    return lambda i: gradients.rms_norm(i["grad"], i["x"], i["weight"], eps=EPS).x
-
-
-def layer_norm_way(gradients: Any) -> Callable[[Inputs], Any]:
-    return lambda i: gradients.layer_norm(i["grad"], i["x"], i["weight"], i["bias"], eps=EPS).x
-
-
-def rope_way(gradients: Any) -> Callable[[Inputs], Any]:
-    return lambda i: gradients.rope(i["grad"], layout="half")
 
 
 def torch_rope(torch: Any, x: Any) -> Any:
@@ -97,11 +76,15 @@ def torch_rope(torch: Any, x: Any) -> Any:
     return x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)
 
 
-def head_way(functions: Any) -> Callable[[Inputs], Any]:
-    def call(i: Inputs) -> Any:
-        return functions.linear_cross_entropy(i["x"], i["weight"], labels_of(i["x"], i["weight"])).x
+def head_gradient(f: Any, i: Inputs) -> Any:
+    loss_and_gradients = (f.backward if f is reference else f).linear_cross_entropy
+    return loss_and_gradients(i["x"], i["weight"], labels_of(i["x"], i["weight"])).x
 
-    return call
+
+def loss_saved(f: Any, i: Inputs) -> Inputs:
+    if f is reference:
+        return {}
+    return {"lse": f.cross_entropy(i["logits"], labels_of(i["logits"]), return_lse=True)[1]}
 
 
 def torch_head(torch: Any, x: Any, weight: Any) -> Any:
@@ -116,8 +99,7 @@ ROWS: dict[str, Row] = {
         lambda h, k, n, d: {
             "query": (1, h, n, d), "key": (1, k, n, d), "value": (1, k, n, d), "grad": (1, h, n, d)
         },
-        attention_way(attention, backward),
-        attention_way(reference, reference.backward),
+        attention_gradient,
         torch_attention,
         ("query", "key", "value"),
         lambda h, k, n, d: 7 * h * n * n * d,  # seven products, of which half is seen
@@ -127,8 +109,7 @@ ROWS: dict[str, Row] = {
     ),
     "rms_norm": Row(
         lambda m, n: {"x": (m, n), "weight": (n,), "grad": (m, n)},
-        norm_way(backward),
-        norm_way(reference.backward),
+        lambda f, i: f.backward.rms_norm(i["grad"], i["x"], i["weight"], eps=EPS).x,
         lambda torch, x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, EPS),
         ("x", "weight"),
         lambda m, n: 10 * m * n,
@@ -137,8 +118,7 @@ ROWS: dict[str, Row] = {
     ),
     "layer_norm": Row(
         lambda m, n: {"x": (m, n), "weight": (n,), "bias": (n,), "grad": (m, n)},
-        layer_norm_way(backward),
-        layer_norm_way(reference.backward),
+        lambda f, i: f.backward.layer_norm(i["grad"], i["x"], i["weight"], i["bias"], eps=EPS).x,
         lambda torch, x, weight, bias: torch.nn.functional.layer_norm(
             x, weight.shape, weight, bias, EPS
         ),
@@ -149,8 +129,7 @@ ROWS: dict[str, Row] = {
     ),
     "rope": Row(
         lambda h, n, d: {"x": (1, h, n, d), "grad": (1, h, n, d)},
-        rope_way(backward),
-        rope_way(reference.backward),
+        lambda f, i: f.backward.rope(i["grad"], layout="half"),
         torch_rope,
         ("x",),
         lambda h, n, d: 3 * h * n * d,
@@ -159,19 +138,17 @@ ROWS: dict[str, Row] = {
     ),
     "softmax": Row(
         row_wise("x"),
-        lambda i: backward.softmax(i["grad"], i["output"]),
-        lambda i: reference.backward.softmax(i["grad"], reference.softmax(i["x"])),
+        lambda f, i: f.backward.softmax(i["grad"], i["output"]),
         lambda torch, x: x.softmax(-1),
         ("x",),
         lambda m, n: 4 * m * n,
         lambda m, n: 3 * m * n,
         "GB/s",
-        saved=lambda i: {"output": attention.softmax(i["x"])},
+        saved=lambda f, i: {"output": f.softmax(i["x"])},
     ),
     "swiglu": Row(
         row_wise("gate", "up"),
-        lambda i: backward.swiglu(i["grad"], i["gate"], i["up"]).gate,
-        lambda i: reference.backward.swiglu(i["grad"], i["gate"], i["up"]).gate,
+        lambda f, i: f.backward.swiglu(i["grad"], i["gate"], i["up"]).gate,
         lambda torch, gate, up: torch.nn.functional.silu(gate) * up,
         ("gate", "up"),
         lambda m, n: 12 * m * n,
@@ -180,8 +157,9 @@ ROWS: dict[str, Row] = {
     ),
     "cross_entropy": Row(
         lambda m, n: {"logits": (m, n), "grad": ()},
-        lambda i: backward.cross_entropy(i["logits"], labels_of(i["logits"]), lse=i["lse"]),
-        lambda i: reference.backward.cross_entropy(i["logits"], labels_of(i["logits"])),
+        lambda f, i: f.backward.cross_entropy(
+            i["logits"], labels_of(i["logits"]), lse=i.get("lse")
+        ),
         lambda torch, logits: torch.nn.functional.cross_entropy(
             logits, torch.from_numpy(labels_of(logits))
         ),
@@ -189,14 +167,11 @@ ROWS: dict[str, Row] = {
         lambda m, n: 4 * m * n,
         lambda m, n: 2 * m * n,
         "GB/s",
-        saved=lambda i: {
-            "lse": loss.cross_entropy(i["logits"], labels_of(i["logits"]), return_lse=True)[1]
-        },
+        saved=loss_saved,
     ),
     "linear_cross_entropy": Row(
         lambda m, n, vocabulary: {"x": (m, n), "weight": (vocabulary, n), "grad": ()},
-        head_way(loss),
-        head_way(reference.backward),
+        head_gradient,
         torch_head,
         ("x", "weight"),
         lambda m, n, vocabulary: 6 * m * n * vocabulary,
@@ -263,12 +238,13 @@ class Gradient(Work):
         return flat[spread(len(flat))]
 
     def expected(self, inputs: Inputs) -> Array:
-        return self.sample(self.row.exact(inputs))
+        row = self.row
+        return self.sample(row.gradient(reference, {**inputs, **row.saved(reference, inputs)}))
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
         row = self.row
-        given = {**inputs, **row.saved(inputs)}
-        ours = Contestant(OURS, (Way(self.operation, lambda: row.ours(given)),))
+        given = {**inputs, **row.saved(sf, inputs)}
+        ours = Contestant(OURS, (Way(self.operation, lambda: row.gradient(sf, given)),))
         torch = optional("torch")
         if torch is None:
             return [ours, Missing(TORCH, "PyTorch is not installed")]

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -52,9 +52,6 @@ __all__ = [
 EPS = 1e-6  # of the norm
 THETA = 500000.0  # of RoPE, as Llama 3 has it
 POSITION = 100  # of the first token that RoPE turns: at 0 it would not be turned at all
-TWIN = "in float32"  # ours, on the same numbers in float32
-FLOATS = "float32"  # ours, on the packed values of a quantised weight
-REGROUPED = "torch, regrouped"
 OF_ONNXRUNTIME = "q4_0"  # the one quantised type that it has too
 LARGEST_NAIVE = 512 << 20  # bytes that numpy may make; a baseline need not fill the memory
 MOST_NAIVE_FLOPS = 40e9  # a second, or several where numpy was built without a good BLAS
@@ -121,41 +118,22 @@ class Operation(Work):
     def with_numpy(self, *arrays: Any, **inputs: Any) -> Array:
         """The obvious lines that one writes without a library for it, on float32."""
 
-    def ours_besides(self, inputs: Inputs) -> dict[str, Way]:
-        """Other calls of ours that are worth looking at, by the name that they get."""
-        return {}
-
-    def torch_besides(self, torch: Any, inputs: Inputs) -> dict[str, Way]:
-        """Calls of PyTorch that one has to think of, by the name that they get."""
-        return {}
-
     # How each library is asked, the same for all operations.
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        ours, torch = self.ours(inputs), self.torch(inputs)
-        return [*ours, *torch, self.onnxruntime(inputs), self.numpy(inputs)]
+        ours = Contestant(OURS, (self.with_ours(**inputs),))
+        return [ours, self.torch(inputs), self.onnxruntime(inputs), self.numpy(inputs)]
 
-    def ours(self, inputs: Inputs) -> list[Contestant]:
-        more = self.ours_besides(inputs).items()
-        return [
-            Contestant(OURS, (self.with_ours(**inputs),)),
-            *(Contestant(name, (way,), peer=False) for name, way in more),
-        ]
-
-    def torch(self, inputs: Inputs) -> list[Contestant | Missing]:
+    def torch(self, inputs: Inputs) -> Contestant | Missing:
         torch = optional("torch")
         if torch is None:
-            return [Missing(TORCH, "PyTorch is not installed")]
+            return Missing(TORCH, "PyTorch is not installed")
         for name, array in inputs.items():
             if array.dtype.name != self.dtype:
-                return [Missing(TORCH, f"takes no {array.dtype.name} {name} beside {self.dtype}")]
+                return Missing(TORCH, f"takes no {array.dtype.name} {name} beside {self.dtype}")
         tensors = {name: tensor(array) for name, array in inputs.items()}
-        ways = tuple(torch_way(torch, way) for way in self.with_torch(torch, **tensors))
-        more = self.torch_besides(torch, tensors).items()
-        return [
-            Contestant(TORCH, ways),
-            *(Contestant(name, (torch_way(torch, way),), peer=False) for name, way in more),
-        ]
+        ways = self.with_torch(torch, **tensors)
+        return Contestant(TORCH, tuple(torch_way(torch, way) for way in ways))
 
     def onnxruntime(self, inputs: Inputs) -> Contestant | Missing:
         """Those of the operators that this onnxruntime has. Only float32: its CPU kernels for 16
@@ -267,13 +245,6 @@ class Attention(Operation):
         name = "scaled_dot_product_attention"
         return Way(name, lambda: attend(q, k, v, is_causal=causal, out=out))
 
-    def ours_besides(self, inputs: Inputs) -> dict[str, Way]:
-        """Decoding in 16 bits, also on the same numbers in float32."""
-        if self.causal or self.dtype == "float32":
-            return {}
-        wide = {name: np.asarray(array, np.float32) for name, array in inputs.items()}
-        return {TWIN: self.with_ours(**wide)}
-
     def with_torch(self, torch: Any, q: Any, k: Any, v: Any) -> Iterator[Way]:
         attention = torch.nn.functional.scaled_dot_product_attention
         q, k, v = q[None], k[None], v[None]
@@ -283,23 +254,14 @@ class Attention(Operation):
             lambda: attention(q, k, v, is_causal=causal, enable_gqa=shared),
             lambda result: result[0],
         )
+        if shared and not causal:  # for one token the same, with a kernel that has no enable_gqa
+            grouped = q.reshape(1, self.kv_heads, -1, self.head_dim)
+            yield Way(
+                "F.scaled_dot_product_attention, query (1, K, H/K, D)",
+                lambda: attention(grouped, k, v),
+                lambda result: result.reshape(self.heads, 1, self.head_dim),
+            )
 
-    def torch_besides(self, torch: Any, inputs: Inputs) -> dict[str, Way]:
-        """The query heads of a key/value head as if they were its queries: for one token the same.
-
-        Only beside decoding with shared heads.
-        """
-        if self.causal or self.heads == self.kv_heads:
-            return {}
-        attention = torch.nn.functional.scaled_dot_product_attention
-        shape = (1, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-        q, k, v = inputs["q"].reshape(shape), inputs["k"][None], inputs["v"][None]
-        way = Way(
-            "F.scaled_dot_product_attention, query (1, K, H/K, D)",
-            lambda: attention(q, k, v),
-            lambda result: result.reshape(self.heads, 1, self.head_dim),
-        )
-        return {REGROUPED: way}
 
     def with_onnxruntime(self, q: Array, k: Array, v: Array) -> Iterator[Graph]:
         yield self.grouped(q, k, v)
@@ -373,7 +335,6 @@ class RoPE(Operation):
     heads: int
     tokens: int
     head_dim: int
-    layout: Literal["half", "interleaved"] = "half"
 
     @property
     def flops(self) -> int:
@@ -386,7 +347,7 @@ class RoPE(Operation):
 
     def expected(self, inputs: Inputs) -> Array:
         x, positions = self.sample(inputs["x"]), POSITION + self.places[1]
-        return reference.rope(x, layout=self.layout, positions=positions, theta=THETA)
+        return reference.rope(x, layout="half", positions=positions, theta=THETA)
 
     @cached_property
     def cos_and_sin(self) -> tuple[Array, Array]:
@@ -396,24 +357,13 @@ class RoPE(Operation):
         return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
     def with_ours(self, x: Array) -> Way:
-        layout, out = self.layout, np.empty_like(x)
-        return Way("rope", lambda: sf.rope(x, layout=layout, offset=POSITION, theta=THETA, out=out))
+        out = np.empty_like(x)
+        return Way("rope", lambda: sf.rope(x, layout="half", offset=POSITION, theta=THETA, out=out))
 
     def with_torch(self, torch: Any, x: Any) -> Iterator[Way]:
         """As model code writes it, and without new tensors."""
         cos, sin = map(torch.from_numpy, self.cos_and_sin)
         out = torch.empty_like(x)
-        if self.layout == "interleaved":
-            turns = torch.complex(cos, sin)
-            pairs, turned = (torch.view_as_complex(y.unflatten(-1, (-1, 2))) for y in (x, out))
-
-            def complex_product() -> Any:
-                torch.mul(pairs, turns, out=turned)
-                return out
-
-            yield Way("complex product, out", complex_product)
-            return
-
         twice_cos, twice_sin = torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
 
         def rotate_half() -> Any:
@@ -434,7 +384,7 @@ class RoPE(Operation):
         """cos and sin of every position up to the last are constants."""
         before = np.zeros((POSITION, self.head_dim // 2), np.float32)
         cos, sin = (np.concatenate([before, table]) for table in self.cos_and_sin)
-        attributes = {"interleaved": int(self.layout == "interleaved"), "domain": MICROSOFT}
+        attributes = {"interleaved": 0, "domain": MICROSOFT}
         yield Graph(
             nodes=[("RotaryEmbedding", ["x", "positions", "cos", "sin"], ["out"], attributes)],
             inputs={"x": x[None], "positions": POSITION + np.arange(self.tokens)[None]},
@@ -444,12 +394,8 @@ class RoPE(Operation):
         )
 
     def with_numpy(self, x: Array) -> Array:
-        cos, sin = self.cos_and_sin
-        if self.layout == "half":
-            a, b = np.split(x, 2, axis=-1)
-            return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        a, b = x[..., 0::2], x[..., 1::2]
-        return np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+        (cos, sin), (a, b) = self.cos_and_sin, np.split(x, 2, axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 # ---- the linear layer ----------------------------------------------------------------------------
@@ -550,7 +496,7 @@ class Linear(MatrixProduct):
 @dataclass(frozen=True, kw_only=True)
 class QuantizedLinear(MatrixProduct):
     """x (rows, width_in) times the values of a weight (width_out, width_in) of a quantised type:
-    beside our own in float32, and onnxruntime's MatMulNBits.
+    beside the same values in float32, and onnxruntime's MatMulNBits.
 
     >>> QuantizedLinear(rows=1).nbytes / (4096 * 14336)  # 4.5 bits a weight, and a little
     0.5637555803571429
@@ -575,18 +521,6 @@ class QuantizedLinear(MatrixProduct):
     def with_ours(self, x: Array, weight: Array) -> Way:
         quantised, out = self.weight(), self.new_output()
         return Way("linear, quantised", lambda: sf.linear(x, quantised, out=out))
-
-    def ours_besides(self, inputs: Inputs) -> dict[str, Way]:
-        """The exact arithmetic, and what floats would cost."""
-        x, packed, quantised = inputs["x"], sf.pack(inputs["weight"]), self.weight()
-        out = self.new_output()
-        return {
-            FLOATS: Way("linear, packed", lambda: sf.linear(x, packed, out=out)),
-            "exact x": Way(
-                "linear, quantised, float32",
-                lambda: sf.linear(x, quantised, arithmetic="float32", out=out),
-            ),
-        }
 
     def with_torch(self, torch: Any, x: Any, weight: Any) -> Iterator[Way]:
         """It knows none of these types: the same product in float32."""

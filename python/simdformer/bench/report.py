@@ -16,7 +16,7 @@ from simdformer.bench.contestants import (
 )
 from simdformer.bench.models import ModelRun
 from simdformer.bench.plugins import PluginRun
-from simdformer.bench.results import MOST_MEAN, MOST_P99, Measurement, Result, Results
+from simdformer.bench.results import Measurement, Result, Results
 
 __all__ = ["header", "line", "markdown", "notes", "summary"]
 
@@ -127,7 +127,7 @@ def loading(result: Result) -> Iterator[str]:
 def summary(results: Results) -> str:
     """How many goals are met, and who did not take part at all."""
     reached = [goal for result in results.results for goal in result.goals if goal.known]
-    lines = list(company(results))
+    lines = []
     if results.interrupted:
         lines.append(f"interrupted after {len(results.results)} cases")
     if reached:
@@ -139,20 +139,6 @@ def summary(results: Results) -> str:
         if "installed" in why or "could not" in why
     }
     return "\n".join([*lines, *sorted(absent)])
-
-
-def company(results: Results) -> Iterator[str]:
-    """A line for each library that was measured in company."""
-    if results.company:
-        yield "one decode step of attention, alone → beside a process that keeps a CPU busy:"
-    for one in results.company:
-        alone, beside = duration(one.alone.mean()), duration(one.beside.mean())
-        within = f"{duration(one.p99_alone)} → {duration(one.p99)}"
-        goal = f"  {'✓' if one.met else '✗'} ≤ {MOST_MEAN:g}×, < {duration(MOST_P99)}"
-        yield (
-            f"    {one.name:<10} mean {alone} → {beside} ({one.mean_ratio:.1f}×), "
-            f"99 of 100 calls within {within}{goal if one.name == OURS else ''}"
-        )
 
 
 def markdown(results: Results) -> str:
@@ -167,9 +153,6 @@ def markdown(results: Results) -> str:
         blocks += [table(group, peers, each, errors)] if group else []
         lines = [f"* {one.case.name}: {x}" for one in group for x in loading(one)]
         blocks += ["\n".join(lines)] if lines else []
-    if results.company:
-        first, *lines = (" ".join(line.split()) for line in company(results))
-        blocks.append("\n".join([first[0].upper() + first[1:], "", *(f"* {x}" for x in lines)]))
     return "\n\n".join(blocks) + "\n"
 
 

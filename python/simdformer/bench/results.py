@@ -5,18 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
 from simdformer.bench.contestants import OURS
 from simdformer.bench.machine import Limits, Machine
 from simdformer.bench.work import AT_THE_LIMIT, BESIDE_WEIGHTS, LONG, Case, Goal
-from simdformer.types import Array
 
 __all__ = [
-    "MOST_MEAN",
-    "MOST_P99",
     "SCHEMA",
-    "Company",
     "GoalReached",
     "Loaded",
     "Measurement",
@@ -25,8 +19,6 @@ __all__ = [
 ]
 
 SCHEMA = 1  # of the JSON; a number that goes up when fields change their meaning
-MOST_MEAN = 2.5  # in company, times the mean alone
-MOST_P99 = 1e-3  # in company, seconds
 
 
 @dataclass(frozen=True)
@@ -191,45 +183,6 @@ class Result:
         }
 
 
-@dataclass(frozen=True)
-class Company:
-    """Seconds of each call, alone and beside a busy process."""
-
-    name: str
-    alone: Array
-    beside: Array
-
-    @property
-    def mean_ratio(self) -> float:
-        """How many times as long a call takes, on average."""
-        return float(self.beside.mean() / self.alone.mean())
-
-    @property
-    def p99(self) -> float:
-        """One call in a hundred takes longer, beside a busy process."""
-        return float(np.quantile(self.beside, 0.99))
-
-    @property
-    def p99_alone(self) -> float:
-        return float(np.quantile(self.alone, 0.99))
-
-    @property
-    def met(self) -> bool:
-        return self.mean_ratio <= MOST_MEAN and self.p99 < MOST_P99
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "calls": [len(self.alone), len(self.beside)],
-            "mean_alone": float(self.alone.mean()),
-            "mean_beside": float(self.beside.mean()),
-            "mean_ratio": self.mean_ratio,
-            "p99_alone": self.p99_alone,
-            "p99_beside": self.p99,
-            "met": self.met,
-        }
-
-
 @dataclass
 class Results:
     """A run. `interrupted`: it ended before its time, with what was measured until then."""
@@ -238,7 +191,6 @@ class Results:
     limits: Limits
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
-    company: list[Company] = field(default_factory=list)
 
     @property
     def right(self) -> bool:
@@ -254,6 +206,5 @@ class Results:
                 "read": [asdict(level) for level in self.limits.levels],
             },
             "interrupted": self.interrupted,
-            "company": [one.as_json() for one in self.company],
             "cases": [result.as_json() for result in self.results],
         }

@@ -1,27 +1,15 @@
-"""Runs cases: makes inputs and contestants, compares each with float64, lets them race.
-
-In company is a run of its own: what a short call costs while another process keeps one CPU busy.
-Alone, a pool of threads can wait for work by spinning. With others on the machine the thread that
-it waits for may not be running at all, and a call of 100 µs takes a slice of the scheduler, 4 ms.
-"""
+"""Runs cases: makes inputs and contestants, compares each with float64, lets them race."""
 
 import gc
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 
 import simdformer as sf
 from simdformer.bench.batches import batch_cases
 from simdformer.bench.contestants import Contestant, Missing, Way, torch_threads
-from simdformer.bench.drafts import draft_cases
 from simdformer.bench.gradients import gradient_cases
 from simdformer.bench.loading import Loading, loading_cases, run_loading
 from simdformer.bench.machine import (
@@ -34,36 +22,17 @@ from simdformer.bench.machine import (
     this_machine,
 )
 from simdformer.bench.models import forget_models, model_cases, quantised_model_cases
-from simdformer.bench.operations import Attention, operation_cases, smallest_cases
+from simdformer.bench.operations import operation_cases, smallest_cases
 from simdformer.bench.plugins import plugin_cases
-from simdformer.bench.results import Company, Measurement, Result, Results
+from simdformer.bench.results import Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
 from simdformer.bench.work import SEED, Case, relative_error
 from simdformer.types import Array
 
-__all__ = [
-    "BUDGET",
-    "all_cases",
-    "busy_process",
-    "measure_company",
-    "run",
-    "run_case",
-    "select",
-]
+__all__ = ["BUDGET", "all_cases", "run", "run_case", "select"]
 
 BUDGET = 2.0  # seconds a case
 READING, MULTIPLYING = "reading", "multiplying"
-
-SHORT = Attention(heads=32, kv_heads=8, queries=1, keys=512, head_dim=128)  # about 100 µs
-ROUNDS = 3  # alone and in company
-STARTING = 0.1  # seconds that Python takes to start
-# It ends by itself, should nobody be left to end it.
-BUSY = """
-import os, sys, time
-parent, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
-while time.monotonic() < end and os.getppid() == parent:
-    pass
-"""
 
 
 # ---- the cases -----------------------------------------------------------------------------------
@@ -73,7 +42,7 @@ def all_cases(*, models: bool = False, transformers: bool = False) -> list[Case]
     """Every case; those of whole models, and of plug-ins in transformers', only when asked for."""
     cases = [*operation_cases(), *gradient_cases(), *smallest_cases()]
     if models:
-        cases += [*model_cases(), *batch_cases(), *draft_cases(), *loading_cases()]
+        cases += [*model_cases(), *batch_cases(), *loading_cases()]
         cases += quantised_model_cases()
     if transformers:
         cases += plugin_cases()
@@ -118,7 +87,6 @@ def run(
     cases: Sequence[Case],
     *,
     budget: float = BUDGET,
-    company: bool = False,
     progress: Callable[[Results], None] = lambda results: None,
     stopwatch: Stopwatch | None = None,
 ) -> Results:
@@ -126,7 +94,6 @@ def run(
 
     With the instruction set and the threads that `simdformer` is set to; PyTorch and onnxruntime
     get as many threads. `progress` sees the results when the limits are known, and after each case.
-    With `company` also a short call beside a busy process.
 
     Ctrl-C ends the run: what was measured comes back, marked as interrupted.
 
@@ -142,8 +109,6 @@ def run(
         for case in cases:
             results.results.append(run_case(case, results.limits, budget, stopwatch))
             progress(results)
-        if company:
-            results.company = measure_company(2 * budget)
     except KeyboardInterrupt:
         results.interrupted = True
     finally:
@@ -212,51 +177,3 @@ def multiplying() -> Contestant:
     """
     way = Way("fma", lambda: fma_chains(ITERATIONS), np.asarray)
     return Contestant(MULTIPLYING, (way,), peer=False)
-
-
-# ---- in company ----------------------------------------------------------------------------------
-
-
-def measure_company(budget: float, clock: Callable[[], float] = time.perf_counter) -> list[Company]:
-    """Ours, and PyTorch's when it is installed, within about `budget` seconds each."""
-    inputs = SHORT.inputs(np.random.default_rng(SEED))
-    with torch_threads(sf.get_num_threads()):
-        return [
-            in_company(one.name, one.ways[0], budget, clock)
-            for one in (*SHORT.ours(inputs), *SHORT.torch(inputs)[:1])
-            if isinstance(one, Contestant)
-        ]
-
-
-def in_company(name: str, way: Way, budget: float, clock: Callable[[], float]) -> Company:
-    share = budget / (2 * ROUNDS)
-    alone, beside = [], []
-    with way.context():
-        way.call()
-        for _ in range(ROUNDS):
-            alone.append(calls(way.call, share, clock))
-            with busy_process(share + 60):
-                beside.append(calls(way.call, share, clock))
-    return Company(name, np.concatenate(alone), np.concatenate(beside))
-
-
-def calls(call: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> Array:
-    """How long each took."""
-    times = [clock()]
-    while times[-1] - times[0] < seconds or len(times) < 2:
-        call()
-        times.append(clock())
-    return np.diff(times)
-
-
-@contextmanager
-def busy_process(longest: float) -> Iterator[int]:
-    """A process (its id) that does nothing but run, at most `longest` seconds."""
-    arguments = [sys.executable, "-c", BUSY, str(os.getpid()), str(longest)]
-    process = subprocess.Popen(arguments)
-    try:
-        time.sleep(STARTING)
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()

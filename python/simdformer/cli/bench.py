@@ -71,11 +71,6 @@ def add(commands: "shared.Commands") -> None:
         "fails the reason is printed",
     )
     parser.add_argument(
-        "--company",
-        action="store_true",
-        help="also a short call while another process keeps a CPU busy",
-    )
-    parser.add_argument(
         "--budget", type=float, default=2.0, metavar="SECONDS", help="for each case (default: 2)"
     )
     output = parser.add_argument_group("output")
@@ -121,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
             measured = results.results
             print(report.line(measured[-1]) if measured else report.header(results), flush=True)
 
-    results = bench.run(cases, budget=options.budget, company=options.company, progress=progress)
+    results = bench.run(cases, budget=options.budget, progress=progress)
     print(report.markdown(results) if options.markdown else "\n" + report.summary(results))
     if options.json:
         text = json.dumps(results.as_json(), indent=1, allow_nan=False)
@@ -150,7 +145,7 @@ def listed(case: "Case") -> str:
 
 def check_files(options: argparse.Namespace) -> None:
     """Complains before the measuring, not after it."""
-    from simdformer.bench.roofline import new_axes
+    from simdformer.bench.plots import new_axes
 
     for file in filter(None, (options.json, options.plot)):
         with file.open("a"):  # creates it, and leaves what is in it alone for now

@@ -1,24 +1,32 @@
-"""The roofline: how much arithmetic an operation has for each byte, against how fast it is."""
+"""Two pictures: the roofline, which shows how much arithmetic an operation has for each byte against
+how fast it is; and how many ids a second come, against the number of texts continued together."""
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdformer.bench.contestants import ONNXRUNTIME, OURS, TORCH, optional
+from simdformer.bench.batches import BatchRun
+from simdformer.bench.contestants import LLAMA_CPP, ONNXRUNTIME, OURS, TORCH, optional
 from simdformer.bench.machine import Limits
 from simdformer.bench.results import Result, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["new_axes", "plot_roofline"]
+__all__ = ["new_axes", "plot_roofline", "plot_throughput", "save_plot"]
 
 # Okabe and Ito's colours, which all eyes tell apart; a shape a contestant for print in grey.
-STYLES: dict[str, dict[str, Any]] = {
+DOTS: dict[str, dict[str, Any]] = {
     OURS: {"marker": "o", "color": "#0072B2", "s": 34, "zorder": 4},
     TORCH: {"marker": "^", "color": "#D55E00", "s": 24, "zorder": 3},
     ONNXRUNTIME: {"marker": "s", "color": "#009E73", "s": 18, "zorder": 3},
+}
+LINES: dict[tuple[str, str], dict[str, Any]] = {
+    (OURS, "bfloat16"): {"marker": "o", "color": "#0072B2"},
+    (OURS, "float32"): {"marker": "D", "color": "#56B4E9"},
+    (LLAMA_CPP, "bfloat16"): {"marker": "^", "color": "#D55E00"},
 }
 FONT = 8  # points
 
@@ -39,7 +47,7 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
     intensities = [result.case.work.intensity for result in shown] or [1.0]
     left, right = min(intensities) / 5, max(max(intensities) * 2, ridge(results.limits) * 4)
     draw_roofs(ax, results.limits, left, right)
-    for name, style in STYLES.items():
+    for name, style in DOTS.items():
         dots = [
             (result.case.work.intensity, result.case.work.flops / found.best / 1e9)
             for result in shown
@@ -136,3 +144,61 @@ def top_of_each_operation(shown: list[Result]) -> list[Result]:
         if height(result) > (height(best[name]) if name in best else -math.inf):
             best[name] = result
     return list(best.values())
+
+
+# ---- many texts ----------------------------------------------------------------------------------
+
+
+def save_plot(results: Results, file: Path) -> None:
+    """The roofline, and the throughput beside it where that was measured, in the format that the
+    name of the file ends in.
+
+    ImportError: matplotlib is not installed.
+    """
+    many = bool(curves(results))
+    roof, *more = new_axes(1 + many)
+    plot_roofline(results, roof)
+    for ax in more:
+        plot_throughput(results, ax)
+    figure: Any = roof.figure
+    figure.savefig(file, dpi=160)
+
+
+def plot_throughput(results: Results, ax: "Axes | None" = None) -> "Axes":
+    """A line for each contestant and arithmetic; grey: twice as many texts, twice as many ids."""
+    if ax is None:
+        (ax,) = new_axes(1)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set(xlabel="texts at once", ylabel="tokens a second", title=results.machine.title)
+    found = curves(results)
+    for (name, dtype), points in found.items():
+        texts, speeds = zip(*sorted(points.items()), strict=True)
+        ax.plot(texts, speeds, label=f"{name}, {dtype}", ms=5, **LINES[name, dtype])
+    counts = sorted({count for points in found.values() for count in points})
+    if counts:
+        one = max(points[counts[0]] for points in found.values() if counts[0] in points)
+        ideal = [one * count / counts[0] for count in counts]
+        ax.plot(counts, ideal, color="0.6", lw=1, ls=":", label="in proportion", zorder=1)
+        ax.set_ylim(top=1.3 * max(max(points.values()) for points in found.values()))
+        ax.legend(frameon=False, loc="lower right", fontsize=9)
+    ax.set_xticks(counts, labels=map(str, counts))
+    ax.minorticks_off()
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def curves(results: Results) -> dict[tuple[str, str], dict[int, float]]:
+    """Tokens a second by contestant and arithmetic, and by the number of texts. llama.cpp has one
+    arithmetic: of several times the best counts."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for result in results.results:
+        work = result.case.work
+        if not isinstance(work, BatchRun):
+            continue
+        for name, dtype in ((OURS, work.dtype), (LLAMA_CPP, "bfloat16")):
+            if one := result.measured.get(name):
+                points = found.setdefault((name, dtype), {})
+                points[work.texts] = max(work.speed(one.best), points.get(work.texts, 0.0))
+    return {key: found[key] for key in LINES if key in found}
