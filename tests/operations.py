@@ -5,22 +5,35 @@ import tracemalloc
 import numpy as np
 
 import simdformer as sf
+from simdformer.arguments import as_array
 
 ROWS, WIDTH = 6, 16
 SHARES = r"out(\[\d\])? shares memory with"  # what the refusal of an overlap says
+
+
+def parameter(x, first=1):
+    """(WIDTH,) beside x, in its dtype: numbers that every dtype has."""
+    x = as_array("test", "x", x)
+    return ((first + np.arange(x.shape[-1]) % 16) / 8).astype(x.dtype)
 
 
 # Operations on one array (..., ROWS, WIDTH); their other arguments are fixed.
 ROW_WISE = {
     "silu": lambda x, **out: sf.silu(x, **out),
     "gelu": lambda x, **out: sf.gelu(x, **out),
+    "gelu_tanh": lambda x, **out: sf.gelu(x, approximate="tanh", **out),
     "relu": lambda x, **out: sf.relu(x, **out),
     "swiglu": lambda x, **out: sf.swiglu(x, x, **out),
     "softmax": lambda x, **out: sf.softmax(x, **out),
     "softmax_axis_0": lambda x, **out: sf.softmax(x, 0, **out),
+    "softmax_tempered": lambda x, **out: sf.softmax(x, temperature=0.7, **out),
     "log_softmax": lambda x, **out: sf.log_softmax(x, **out),
     "rms_norm": lambda x, **out: sf.rms_norm(x, eps=1e-5, **out),
+    "rms_norm_weighted": lambda x, **out: sf.rms_norm(x, parameter(x), eps=1e-5, **out),
     "layer_norm": lambda x, **out: sf.layer_norm(x, eps=1e-5, **out),
+    "layer_norm_weighted": lambda x, **out: sf.layer_norm(
+        x, parameter(x), parameter(x, -7), eps=1e-5, **out
+    ),
     "rope_half": lambda x, **out: sf.rope(x, layout="half", **out),
     "rope_interleaved": lambda x, **out: sf.rope(x, layout="interleaved", offset=3, **out),
 }

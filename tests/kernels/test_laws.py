@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import simdformer as sf
 from attention_cases import attention, close, problem
 from cases import each
-from conftest import grid, normal, same_bits
+from conftest import SIXTEEN_BITS, grid, normal, same_bits
 from operations import OPERATIONS, ROW_WISE
 from simdformer.reference.forward import float64
 
@@ -25,14 +25,25 @@ LAYOUTS_OF_ROPE = ["half", "interleaved"]
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "softmax_axis_0"])
 def test_what_stands_first_does_not_matter(isa, dtype, name, rng):
-    """Sequences of a batch do not know each other: turned round, their results turn round."""
-    x = normal(rng, 7, 6, 16, dtype=dtype)
-    order = rng.permutation(7)
-    weight = normal(rng, 5, 16, dtype=dtype)
-    call = (lambda x: sf.linear(x, weight)) if name == "linear" else OPERATIONS[name]
-    whole = call(x)
-    assert same_bits(call(x[order]), whole[order])
-    assert same_bits(call(x[::-1]), np.ascontiguousarray(whole[::-1]))
+    """Sequences of a batch do not know each other: turned round, their results turn round, and
+    alone each gives the same."""
+    for shape in ((7, 6, 16), (37, 1, 54)):
+        x = normal(rng, *shape, dtype=dtype)
+        order = rng.permutation(len(x))
+        weight = normal(rng, 5, shape[-1], dtype=dtype)
+        call = (lambda x, w=weight: sf.linear(x, w)) if name == "linear" else OPERATIONS[name]
+        whole = call(x)
+        assert same_bits(call(x[order]), whole[order])
+        assert same_bits(call(x[::-1]), np.ascontiguousarray(whole[::-1]))
+        assert all(same_bits(call(alone), found) for alone, found in zip(x, whole, strict=True))
+
+
+@pytest.mark.parametrize("name", ROW_WISE)
+def test_16_bit_arithmetic_is_float32_rounded_once_at_the_store(isa, name, rng):
+    for dtype in SIXTEEN_BITS:
+        x = normal(rng, 4, 7, 78, dtype=dtype, scale=3)
+        wide = ROW_WISE[name](x.astype(np.float32))
+        assert same_bits(ROW_WISE[name](x), wide.astype(dtype))
 
 
 @each("poison", [np.nan, np.inf, -np.inf])
@@ -46,9 +57,12 @@ def test_nan_and_infinity_stay_in_their_row(isa, dtype, name, poison, rng):
         poisoned[2, where] = poison
         got = OPERATIONS[name](poisoned)
         assert same_bits(got[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
-        if np.isnan(poison):
+        of_norm = name.startswith(("rms_norm", "layer_norm"))
+        if np.isnan(poison) or of_norm:
             # relu and its like keep the place, the others spoil at least that
             assert np.isnan(float64(got)[2, where])
+        if np.isnan(poison) and of_norm:
+            assert np.isnan(float64(got)[2]).all()
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "rope_half", "rope_interleaved"])

@@ -47,7 +47,7 @@ def test_unaligned_out(operation, dtype, rng):
     assert same_bits(out, want)
 
 
-def test_out_may_be_exactly_the_input_of_a_row_wise_operation(row_wise, dtype, rng):
+def test_out_may_be_exactly_the_input_of_a_row_wise_operation(isa, row_wise, dtype, rng):
     x = normal(rng, 70, ROWS, WIDTH, dtype=dtype)
     want = row_wise(x)
     for layout in ("contiguous", "unaligned", "transposed", "gaps", "backwards"):
@@ -62,7 +62,7 @@ def test_out_may_be_exactly_the_input_of_a_row_wise_operation(row_wise, dtype, r
     assert same_bits(across, want)
 
 
-def test_swiglu_writes_over_gate_or_up(dtype, rng):
+def test_swiglu_writes_over_gate_or_up(isa, dtype, rng):
     gate, up = normal(rng, 2, 5, 33, dtype=dtype)
     want = sf.swiglu(gate, up)
     for index in range(2):
