@@ -10,16 +10,12 @@ import pytest
 import simdformer as sf
 import test_traces_of_gpt2 as gpt2
 import test_traces_of_mixtures as mixtures
+from checkpoints import tiny_config
 from learners import Learner, hidden_states
-from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.models import Transformer, weight_shapes
 
 IDS = [1, 14, 15, 9, 2, 6, 5, 35, 8, 9]  # bos is 1
-CONFIG = ModelConfig(
-    hidden_size=32,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
+CONFIG = tiny_config(
     intermediate_size=48,
     vocab_size=50,
     max_seq_len=32,

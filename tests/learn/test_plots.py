@@ -9,24 +9,19 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from simdformer.models import ModelConfig, Transformer, weight_shapes
+from checkpoints import tiny_config
+from simdformer.models import Transformer, weight_shapes
 
 mpl = pytest.importorskip("matplotlib")
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 TOKENS = ["<|begin_of_text|>", "the", " cat", "$x$", "\n"]
-CONFIG = ModelConfig(
+CONFIG = tiny_config(
     hidden_size=16,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
     head_dim=4,
     intermediate_size=24,
     vocab_size=32,
-    max_seq_len=64,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
     rope_layout="half",
     tie_embeddings=False,
 )

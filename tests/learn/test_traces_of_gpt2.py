@@ -10,25 +10,13 @@ from torch.nn import functional as F
 
 import simdformer as sf
 import tiny_models
-from checkpoints import GPT2
+from checkpoints import GPT2, tiny_config
 from conftest import bfloat16
-from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.models import Transformer, weight_shapes
 
 IDS = [4, 14, 15, 9, 2, 6, 5, 35, 8, 9]
-CONFIG = ModelConfig(
-    hidden_size=32,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=8,
-    intermediate_size=64,
-    vocab_size=50,
-    max_seq_len=40,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
-    rope_layout="half",
-    tie_embeddings=True,
-    **GPT2,
+CONFIG = tiny_config(
+    num_kv_heads=4, intermediate_size=64, vocab_size=50, max_seq_len=40, rope_layout="half", **GPT2
 )
 
 

@@ -10,23 +10,17 @@ from torch.nn import functional as F
 
 import simdformer as sf
 import tiny_models
-from checkpoints import random_weights
+from checkpoints import random_weights, tiny_config
 from conftest import bfloat16
 from learners import Learner, hidden_states
-from simdformer.models import ModelConfig, Transformer
+from simdformer.models import Transformer
 
 IDS = [4, 14, 15, 9, 2, 6, 5, 35, 8, 9, 21, 30]
-MIXTRAL = ModelConfig(
-    hidden_size=32,
+MIXTRAL = tiny_config(
     num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
     intermediate_size=48,
     vocab_size=50,
     max_seq_len=40,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
     rope_layout="half",
     tie_embeddings=False,
     num_experts=6,

@@ -6,14 +6,15 @@ import json
 import numpy as np
 import pytest
 
+from checkpoints import tiny_config
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_keys import keys_of
 from simdformer.checkpoints.gguf_writer import NewTensor, write_gguf
-from simdformer.models import ModelConfig, weight_shapes
+from simdformer.models import weight_shapes
 from subprocesses import run_python
 
 MB = 1e6
-CONFIG = ModelConfig(
+CONFIG = tiny_config(
     hidden_size=1024,
     num_layers=4,
     num_heads=16,
@@ -23,9 +24,6 @@ CONFIG = ModelConfig(
     vocab_size=50_000,
     max_seq_len=128,
     norm_eps=1e-6,
-    rope_theta=10000.0,
-    rope_layout="interleaved",
-    tie_embeddings=True,
 )
 IN_MEMORY = """
     def in_memory(name):
