@@ -18,7 +18,7 @@ from simdformer.bench.contestants import LLAMA_CPP, ONNXRUNTIME, OURS, Missing
 from simdformer.bench.runner import run_case
 
 # Each once: many of the batches have the same smaller one.
-SMALLER = {case.work.smaller(): name for name, case in CASES.items()}
+SMALLER = {smaller(case).work: name for name, case in CASES.items()}
 RACES = {name: CASES[name] for work, name in SMALLER.items() if not isinstance(work, bench.Loading)}
 each_case = pytest.mark.parametrize("case", RACES.values(), ids=RACES)
 
@@ -33,7 +33,7 @@ def hurried(monkeypatch):
 
 @each_case
 def test_all_contestants_compute_the_same(case, rng):
-    work = case.work.smaller()
+    work = smaller(case).work
     inputs = work.inputs(rng)
     expected = work.expected(inputs)
     assert np.isfinite(expected).all()
@@ -62,7 +62,7 @@ def test_all_contestants_compute_the_same(case, rng):
 
 @each_case
 def test_bytes_are_those_of_the_arrays(case, rng):
-    work = case.work.smaller()
+    work = smaller(case).work
     inputs = work.inputs(rng)
     if isinstance(work, bench.ModelRun):
         few = work.type != "bfloat16"
@@ -122,7 +122,7 @@ def test_speed_is_in_the_unit_that_it_says():
 
 @each_case
 def test_inputs_are_the_same_every_time(case):
-    first, second = (case.work.smaller().inputs(np.random.default_rng(5)) for _ in range(2))
+    first, second = (smaller(case).work.inputs(np.random.default_rng(5)) for _ in range(2))
     for name, array in first.items():
         if isinstance(array, np.ndarray):
             assert array.tobytes() == second[name].tobytes()
@@ -137,7 +137,7 @@ def test_relative_error_sees_what_is_not_a_number():
 
 
 def test_random_weights_are_no_pattern():
-    config = CASES["Qwen3-0.6B/decode"].work.smaller().config
+    config = smaller(CASES["Qwen3-0.6B/decode"]).work.config
     weights = bench.random_weights(config)
     assert weights.keys() == sf.models.weight_shapes(config).keys()
     for name, shape in sf.models.weight_shapes(config).items():

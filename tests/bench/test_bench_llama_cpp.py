@@ -33,7 +33,7 @@ def hurried(monkeypatch):
 
 def small(shape):
     """Config and weights of two layers."""
-    config = CASES[f"{shape}/decode"].work.smaller().config
+    config = smaller(CASES[f"{shape}/decode"]).work.config
     return config, bench.random_weights(config)
 
 
@@ -170,7 +170,7 @@ def fake(monkeypatch):
 
 def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
     library = fake()
-    work = CASES["Qwen3-0.6B/decode"].work.smaller()
+    work = smaller(CASES["Qwen3-0.6B/decode"]).work
     inputs = work.inputs(rng)
     with sf.num_threads(1):
         one = work.theirs(llama_cpp, inputs)
@@ -195,7 +195,7 @@ def test_contexts_are_as_large_as_the_work_and_have_our_threads(fake, rng):
 
 def test_the_model_goes_after_its_contexts_and_its_file_before_them(fake, rng):
     library = fake()
-    work = CASES["Qwen3-0.6B/decode"].work.smaller()
+    work = smaller(CASES["Qwen3-0.6B/decode"]).work
     one = work.theirs(llama_cpp, work.inputs(rng))
     (file,) = library.files
     assert not Path(os.fsdecode(file)).parent.exists()
@@ -211,7 +211,7 @@ def test_what_llama_cpp_refuses_is_a_reason_to_be_missing(fake, monkeypatch, rng
     def no_room(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    work = CASES["Qwen3-0.6B/decode"].work.smaller()
+    work = smaller(CASES["Qwen3-0.6B/decode"]).work
     inputs = work.inputs(rng)
     for options, message in [
         ({"model": None}, "llama.cpp does not take model.gguf"),

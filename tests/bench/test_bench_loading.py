@@ -40,7 +40,7 @@ def run(name="Qwen3-0.6B/load"):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_checkpoint_is_the_model(name, tmp_path):
     """Config and bits, as our own reader finds them."""
-    work = CASES[name].work.smaller()
+    work = smaller(CASES[name]).work
     weights = bench.random_weights(work.config)
     loading.export(tmp_path, work.config, weights, None, ())
     found = read_checkpoint(tmp_path)
@@ -55,7 +55,7 @@ def test_the_checkpoint_is_the_model(name, tmp_path):
 @pytest.mark.parametrize("name", IN_FEW_BITS)
 def test_a_file_in_few_bits_has_the_mixture_of_the_command(name, tmp_path):
     """The types and the bytes of what `simdformer quantize` makes of the same checkpoint."""
-    work = CASES[name].work.smaller()
+    work = smaller(CASES[name]).work
     weights = bench.random_weights(work.config)
     found = read_checkpoint(work.write(tmp_path, weights))
     original = tmp_path / "original"

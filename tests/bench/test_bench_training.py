@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench_cases import LIMITS, hurry
+from bench_cases import LIMITS, hurry, smaller
 from simdformer import bench, cli
 from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing
 from simdformer.bench.runner import run_case
@@ -13,7 +13,7 @@ from simdformer.bench.training import COMPILED
 from simdformer.training.work import all_parameters
 
 pytest.importorskip("transformers")
-SMALLER = {case.work.smaller(): case.name for case in bench.training_cases()}
+SMALLER = {smaller(case).work: case.name for case in bench.training_cases()}
 
 
 @pytest.fixture(params=SMALLER, ids=SMALLER.values())

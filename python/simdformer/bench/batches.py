@@ -5,9 +5,9 @@ begin alike.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -84,9 +84,6 @@ class BatchRun(ModelRun):
         """llama.cpp's step ends with logits, and nothing is chosen from them."""
         beginning, next_ids = np.split(inputs["ids"], [self.in_cache])
         return llama_cpp.contestant_of_many(model, beginning, next_ids, self.checked_ids(inputs))
-
-    def smaller(self) -> Self:
-        return replace(super().smaller(), texts=min(self.texts, 3))
 
 
 def begun(model: Transformer, cache: PagedKVCache, ids: Array, count: int) -> list[PagedSequence]:

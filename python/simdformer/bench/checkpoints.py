@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -95,10 +95,6 @@ class CheckpointRun(ModelRun):
 
     def given_to(self, library: ModuleType, inputs: Inputs) -> Any:
         return library.open_model(Path(self.path), self.config)
-
-    def smaller(self) -> Self:
-        """A model is as large as it is."""
-        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ counted too, both do it in every call. What is compared with float64 is one grad
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -263,11 +263,6 @@ class Gradient(Work):
 
         return [ours, Contestant(TORCH, (Way("autograd", call, lambda t: t.float().numpy()),))]
 
-    def smaller(self) -> Self:
-        most = (4, 2, 24, 16) if self.of == "attention" else (8, 40, 24)
-        sizes = tuple(min(pair) for pair in zip(self.sizes, most, strict=False))
-        return replace(self, sizes=sizes)
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStep(Work):
@@ -344,9 +339,6 @@ class OptimizerStep(Work):
 
         way = Way("clip_grad_norm_, fused AdamW", torch_step, lambda p: p.detach().numpy())
         return [ours, Contestant(TORCH, (way,))]
-
-    def smaller(self) -> Self:
-        return replace(self, count=min(self.count, 100))
 
 
 def gradient_cases() -> Iterator[Case]:

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -268,21 +268,6 @@ class ModelRun(Work):
         ids, checked = inputs["ids"], self.checked_ids(inputs)
         found: Contestant = library.contestant(model, ids, self.in_cache, checked)
         return found
-
-    def smaller(self) -> Self:
-        """Two layers of the same proportions, and of whole blocks."""
-        block = block_of(self.type)
-        config = replace(
-            self.config,
-            hidden_size=max(64, block),
-            num_layers=2,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=16 if block == 1 else 64,
-            intermediate_size=max(96, block),
-            vocab_size=300,
-        )
-        return replace(self, config=config, new=min(self.new, 20), in_cache=min(self.in_cache, 20))
 
 
 @lru_cache(maxsize=1)

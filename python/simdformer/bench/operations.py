@@ -3,9 +3,9 @@ does it, and the cases that are measured."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -67,7 +67,6 @@ class Operation(Work):
     does it. The inputs come by name, as `shapes` has them.
     """
 
-    smallest: ClassVar[dict[str, int]]  # the sizes that `smaller` has at most
     looked_at: ClassVar[int] = 2  # leading axes of the result of which only some places are checked
 
     @property
@@ -97,10 +96,6 @@ class Operation(Work):
 
     def sample(self, result: Array) -> Array:
         return result[np.ix_(*self.places)]
-
-    def smaller(self) -> Self:
-        sizes = {name: min(getattr(self, name), most) for name, most in self.smallest.items()}
-        return replace(self, **sizes)
 
     @abstractmethod
     def with_ours(self, *arrays: Any, **inputs: Any) -> Way:
@@ -235,11 +230,6 @@ class Attention(Operation):
         q, k, v = inputs["q"][np.ix_(heads, rows)], inputs["k"][shared], inputs["v"][shared]
         return np.asarray(reference.scaled_dot_product_attention(q, k, v, visible))
 
-    def smaller(self) -> Self:
-        kv_heads, keys = min(self.kv_heads, 2), min(self.keys, 70)
-        heads, queries = kv_heads * self.heads // self.kv_heads, keys if self.causal else 1
-        return replace(self, heads=heads, kv_heads=kv_heads, keys=keys, queries=queries)
-
     def with_ours(self, q: Array, k: Array, v: Array) -> Way:
         causal, out, attend = self.causal, np.empty_like(q), sf.scaled_dot_product_attention
         name = "scaled_dot_product_attention"
@@ -261,7 +251,6 @@ class Attention(Operation):
                 lambda: attention(grouped, k, v),
                 lambda result: result.reshape(self.heads, 1, self.head_dim),
             )
-
 
     def with_onnxruntime(self, q: Array, k: Array, v: Array) -> Iterator[Graph]:
         yield self.grouped(q, k, v)
@@ -331,7 +320,6 @@ class RoPE(Operation):
 
     operation: ClassVar[str] = "RoPE"
     counted_in: ClassVar[Unit] = "GB/s"
-    smallest: ClassVar[dict[str, int]] = {"heads": 3, "tokens": 5}
     heads: int
     tokens: int
     head_dim: int
@@ -458,7 +446,6 @@ class Linear(MatrixProduct):
     (True, True)
     """
 
-    smallest: ClassVar[dict[str, int]] = {"rows": 40, "width_in": 72, "width_out": 88}
     weight_dtype: Dtype = "float32"
     packed: bool = True
 
@@ -502,7 +489,6 @@ class QuantizedLinear(MatrixProduct):
     0.5637555803571429
     """
 
-    smallest: ClassVar[dict[str, int]] = {"rows": 40, "width_in": 256, "width_out": 88}
     type: str = "q4_0"
 
     @property
@@ -555,7 +541,6 @@ class RowWise(Operation):
     """An operation that treats each of `rows` rows of `width` numbers alike."""
 
     counted_in: ClassVar[Unit] = "GB/s"
-    smallest: ClassVar[dict[str, int]] = {"rows": 5, "width": 72}
     looked_at: ClassVar[int] = 1
     flops_each: ClassVar[int]  # of a number
     rows: int

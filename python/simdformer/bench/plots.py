@@ -1,5 +1,5 @@
-"""Two pictures: the roofline, which shows how much arithmetic an operation has for each byte against
-how fast it is; and how many ids a second come, against the number of texts continued together."""
+"""Two pictures. The roofline: how much arithmetic an operation has for each byte, against how fast
+it is. Throughput: how many ids a second come, against how many texts are continued together."""
 
 import math
 from pathlib import Path

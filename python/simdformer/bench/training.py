@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -199,20 +199,6 @@ class TrainingStep(Work):
                 why = next(iter(str(error).splitlines()), type(error).__name__)
                 found.append(Missing(COMPILED, f"could not compile: {why}"))
         return found
-
-    def smaller(self) -> Self:
-        heads = 4 if self.config.num_kv_heads == self.config.num_heads else 2
-        config = replace(
-            self.config,
-            hidden_size=64,
-            num_layers=2,
-            num_heads=4,
-            num_kv_heads=heads,
-            head_dim=16,
-            intermediate_size=96,
-            vocab_size=300,
-        )
-        return replace(self, config=config, rows=2, length=24)
 
 
 def in_transformers(model: TrainableModel) -> Any:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -213,10 +213,6 @@ class Work(ABC):
     @abstractmethod
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
         """Ours first, then the others, all on the same inputs."""
-
-    @abstractmethod
-    def smaller(self) -> Self:
-        """The same work in a size that takes no time: for tests, and for a first look."""
 
     @property
     def tolerance(self) -> float:
