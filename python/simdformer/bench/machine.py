@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 
 import simdformer as sf
-from simdformer import _core
+from simdformer._core import fma_chains, read_memory
 from simdformer.bench.contestants import Way
 from simdformer.bench.stopwatch import Stopwatch, compare
 from simdformer.bench.work import Work
-from simdformer.types import Array
 
 __all__ = [
     "ITERATIONS",
@@ -213,12 +212,12 @@ class Limits:
 def measure_limits(machine: Machine, budget: float, stopwatch: Stopwatch) -> Limits:
     """Measures them within about `budget` seconds: arithmetic, then each level that there is."""
     places = read_places(machine, free_memory())
-    share = budget / (1 + len(places))
-    levels = tuple(
-        Level(place.name, place.capacity, read_bandwidth(place, share, stopwatch))
-        for place in places
-    )
-    return Limits(multiply_adds(share, stopwatch), levels)
+    share, levels = budget / (1 + len(places)), []
+    for place in places:
+        with sf.num_threads(1) if place.each > 1 else nullcontext():
+            rate = place.each * read_rate(place.nbytes, share, stopwatch)
+        levels.append(Level(place.name, place.capacity, rate / 1e9))
+    return Limits(multiply_adds(share, stopwatch), tuple(levels))
 
 
 @dataclass(frozen=True)
@@ -248,12 +247,6 @@ def read_places(machine: Machine, free: int) -> list[Place]:
     return [*places, Place("memory", None, max(min(memory, free // 4), 1 << 20))]
 
 
-def read_bandwidth(place: Place, budget: float, stopwatch: Stopwatch) -> float:
-    """GB/s of reading an array again and again."""
-    with sf.num_threads(1) if place.each > 1 else nullcontext():
-        return place.each * read_rate(place.nbytes, budget, stopwatch) / 1e9
-
-
 def read_rate(nbytes: int, budget: float = 0.1, stopwatch: Stopwatch | None = None) -> float:
     """Bytes a second that all threads together read of an array of so many bytes, which is read
     again and again; the best time counts.
@@ -280,13 +273,3 @@ def best_time(
 ) -> float:
     """Seconds of a call."""
     return compare({"limit": call}, budget, stopwatch)["limit"]
-
-
-def fma_chains(iterations: int) -> float:
-    """Runs chains of multiply-adds on all threads; gives how many operations that were."""
-    return _core.fma_chains(iterations)
-
-
-def read_memory(array: Array) -> float:
-    """Reads a float32 array once, on all threads."""
-    return _core.read_memory(array)

@@ -205,13 +205,12 @@ class ModelRun(Work):
         """Some of the last logits after the first few ids; those of cases of one model are kept."""
         ids = self.checked_ids(inputs)
 
-        found: Array = made("expected", (self.model, tuple(ids)), lambda: self.exact(inputs, ids))
-        return found
+        def exact() -> Array:
+            logits: Array = Exact(self.our_model(inputs))(ids, None, 1)[0, self.sampled()]
+            return logits
 
-    def exact(self, inputs: Inputs, ids: Array) -> Array:
-        """The sampled logits after ids, in float64."""
-        logits: Array = Exact(self.our_model(inputs))(ids, None, 1)[0, self.sampled()]
-        return logits
+        found: Array = made("expected", (self.model, tuple(ids)), exact)
+        return found
 
     # Who runs it.
 
