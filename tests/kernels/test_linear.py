@@ -3,7 +3,6 @@
 import os
 import pickle
 import sys
-from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +19,6 @@ from conftest import (
     SIXTEEN_BITS,
     assert_as_accurate_as_torch,
     assert_close,
-    assert_threads_change_no_bit,
     normal,
     relaid,
     repeated,
@@ -317,14 +315,6 @@ def test_rows_that_are_one_row_in_memory(isa, dtype, form, rng):
     assert same_bits(sf.linear(repeated(x, MANY), form(weight)), many)
     tall = repeated(weight[0], 20)
     assert same_bits(sf.linear(x, form(tall)), np.tile(want[:1], 20))
-
-
-@each_form
-def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, form, rng):
-    weight = form(normal(rng, 700, 300, dtype=dtype))
-    for rows in (1, 3, 20, 130):
-        x = normal(rng, rows, 300, dtype=dtype)
-        assert_threads_change_no_bit(partial(sf.linear, x, weight))
 
 
 @given(data=st.data())

@@ -49,6 +49,9 @@ CALLS = {
     "linear, list": lambda x: sf.linear(x[:77], [x[:50], x[100:451]]),
     "linear, packed": lambda x: sf.linear(x, sf.pack(x[:301])),
     "linear, packed, one row": lambda x: sf.linear(x[5], sf.pack(x)),
+    "linear, packed, three rows": lambda x: sf.linear(x[:3], sf.pack(x)),
+    "linear, 20 rows": lambda x: sf.linear(x[:20], x),
+    "linear, packed, 20 rows": lambda x: sf.linear(x[:20], sf.pack(x)),
     "pack": lambda x: sf.pack(x).unpack(),
     "attention": lambda x: sf.scaled_dot_product_attention(*attention_inputs(x)),
     "attention, causal": lambda x: sf.scaled_dot_product_attention(
