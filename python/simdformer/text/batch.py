@@ -1,7 +1,6 @@
 """`model.batch()`: texts that come and go while others are continued, for programs."""
 
 import weakref
-from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
 from simdformer.models.paged_cache import PagedKVCache
@@ -140,12 +139,7 @@ class Batch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _update(self, number: int) -> Update:
