@@ -43,7 +43,8 @@ def test_16_bit_arithmetic_is_float32_rounded_once_at_the_store(isa, name, rng):
     for dtype in SIXTEEN_BITS:
         x = normal(rng, 4, 7, 78, dtype=dtype, scale=3)
         wide = ROW_WISE[name](x.astype(np.float32))
-        assert same_bits(ROW_WISE[name](x), wide.astype(dtype))
+        with np.errstate(over="ignore"):
+            assert same_bits(ROW_WISE[name](x), wide.astype(dtype))
 
 
 @each("poison", [np.nan, np.inf, -np.inf])
