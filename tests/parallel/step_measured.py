@@ -1,13 +1,15 @@
 """On every rank: steps of a small model are measured, and planned. Prints what rank 0 is told."""
 
-from simdformer.bench import Case, measure_step_over_ranks, step_rates, training_cases
+from checkpoints import tiny_config
+from simdformer.bench import Case, TrainingStep, measure_step_over_ranks, step_rates
 from simdformer.parallel import world
 
 
 def main():
     step_rates.NUMBERS = 1 << 12
     ranks = world()
-    case = Case("tiny", next(training_cases()).work.smaller())
+    config = tiny_config(hidden_size=64, num_layers=2, head_dim=16, rope_layout="half")
+    case = Case("tiny", TrainingStep(config=config, rows=2, length=24))
     found = measure_step_over_ranks(ranks, case)
     assert found.seconds > 0
     assert (found.planned is None) == (ranks.rank > 0)
