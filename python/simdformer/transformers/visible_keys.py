@@ -40,6 +40,11 @@ class Rule:
     key_lengths: Array | None = None  # (B,): or behind it
     padding: Array | None = None  # (B,1,1,S), True = a key: or between
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its keyword arguments; `padding` is part of a mask."""
+        return {name: value for name, value in vars(self).items() if name != "padding"}
+
 
 class VisibleKeys(torch.Tensor):
     """A boolean mask (B,1,L,S) that is made when somebody computes with it.
