@@ -13,8 +13,7 @@ from simdformer.text import tokenizer as tokenizers
 from simdformer.text.quantizing import quantize_checkpoint
 from simdformer.training import TrainableModel
 from simdformer.training.new_tokenizer import make_tokenizer
-from subprocesses import HANG
-from test_train_command import log_of, start, the_error
+from test_train_command import finished, log_of, sent, start, the_error
 
 pytest.importorskip("tokenizers")
 
@@ -96,15 +95,11 @@ def test_adapters_of_a_gguf_file_learn_a_chat(command, files, tmp_path):
 def test_killed_it_goes_on_with_the_same_bits(command, files, tmp_path):
     for name in ("whole", "killed"):
         given = arguments(files, tmp_path / name, "--lora", 4, "--save-minutes", 0)
-        process = start(given)
         if name == "killed":
-            while not (tmp_path / name / "checkpoint-000003").exists():
-                assert process.poll() is None, process.communicate()
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            process = start([*given, "--resume"])
-        _, said = process.communicate(timeout=HANG)
-        assert process.returncode == 0, said
+            checkpoint = tmp_path / name / "checkpoint-000003"
+            finished(sent(start(given), signal.SIGKILL, checkpoint), -signal.SIGKILL)
+            given.append("--resume")
+        finished(start(given))
     whole, killed = (
         (tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "killed")
     )
@@ -155,15 +150,11 @@ def test_preferences_give_the_same_bits_killed_and_on_two_ranks(files, tmp_path)
         given = arguments(
             files, out, "--save-minutes", 0, "--lr", 1e-4, data="pairs.jsonl", model="model"
         )
-        process = start(given, ranks=2 if name == "ranks" else 1)
         if name == "killed":
-            while not (out / "checkpoint-000003").exists():
-                assert process.poll() is None, process.communicate()
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            process = start([*given, "--resume"])
-        _, said = process.communicate(timeout=HANG)
-        assert process.returncode == 0, said
+            checkpoint = out / "checkpoint-000003"
+            finished(sent(start(given), signal.SIGKILL, checkpoint), -signal.SIGKILL)
+            given.append("--resume")
+        finished(start(given, ranks=2 if name == "ranks" else 1))
         results.append((out / "model.safetensors").read_bytes())
     assert results[0] == results[1] == results[2]
 

@@ -97,13 +97,26 @@ def left(directory):
     return weights, [(directory / name).read_bytes() for name in names], log
 
 
+def finished(process, status=0):
+    """What it printed and what it said, when it has ended with that status."""
+    printed, said = process.communicate(timeout=HANG)
+    assert process.returncode == status, said
+    return printed, said
+
+
+def sent(process, signal, checkpoint):
+    """The process, which gets the signal when that checkpoint is there."""
+    while not checkpoint.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.send_signal(signal)
+    return process
+
+
 @pytest.fixture(scope="module")
 def unbroken(files, tmp_path_factory):
     out = tmp_path_factory.mktemp("unbroken") / "run"
-    process = start(arguments(files, out, "--sample", "Tom"))
-    printed, said = process.communicate(timeout=HANG)
-    assert process.returncode == 0, said
-    return out, printed, said
+    return out, *finished(start(arguments(files, out, "--sample", "Tom")))
 
 
 def test_it_says_what_it_reads_learns_and_shows_it(unbroken):
@@ -217,42 +230,27 @@ def test_the_same_bits_where_parts_are_computed_again(command, files, unbroken, 
 
 def test_killed_in_the_middle_it_goes_on_with_the_same_bits(files, unbroken, tmp_path):
     out = tmp_path / "run"
-    process = start(arguments(files, out))
-    while not (out / "checkpoint-000005").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process = sent(start(arguments(files, out)), signal.SIGKILL, out / "checkpoint-000005")
+    finished(process, -signal.SIGKILL)
     assert not (out / "model.safetensors").exists()
-    resumed = start(arguments(files, out, "--resume"))
-    _, said = resumed.communicate(timeout=HANG)
-    assert resumed.returncode == 0, said
+    _, said = finished(start(arguments(files, out, "--resume")))
     assert "goes on after step " in said
     assert left(out) == left(unbroken[0])
 
 
 def test_interrupted_it_leaves_the_model_so_far(files, unbroken, tmp_path):
     out = tmp_path / "run"
-    process = start(arguments(files, out))
-    while not (out / "checkpoint-000003").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.002)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=HANG)
-    assert process.returncode == 130, said
+    process = sent(start(arguments(files, out)), signal.SIGTERM, out / "checkpoint-000003")
+    finished(process, 130)
     assert sf.from_pretrained(out)([1, 2]).shape == (2, CONFIG["vocab_size"])
-    resumed = start(arguments(files, out, "--resume"))
-    _, said = resumed.communicate(timeout=HANG)
-    assert resumed.returncode == 0, said
+    finished(start(arguments(files, out, "--resume")))
     assert left(out) == left(unbroken[0])
 
 
 def test_two_ranks_give_the_same_bits(files, unbroken, tmp_path):
     pytest.importorskip("mpi4py")
     out = tmp_path / "run"
-    process = start(arguments(files, out, "--sample", "Tom"), ranks=2)
-    printed, said = process.communicate(timeout=HANG)
-    assert process.returncode == 0, said
+    printed, _ = finished(start(arguments(files, out, "--sample", "Tom"), ranks=2))
     assert left(out) == left(unbroken[0])
     assert printed.count("\n") == unbroken[1].count("\n")  # one of them speaks
 
