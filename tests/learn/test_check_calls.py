@@ -96,3 +96,95 @@ def test_a_number_of_pythons_has_no_dtype(rng):
     report = sf.check("optim.clip_grad_norm_", norm, gradients, 1.0, apply=False)
     assert report.ok
     assert not report.remarks
+
+
+# ---- arguments in another order, the loss for its gradient ---------------------------------------
+
+
+def test_arguments_in_another_order_that_cannot_be_called(rng):
+    g, x, weight = normal(rng, 6, 5), normal(rng, 6, 4), normal(rng, 5, 4)
+    right = sf.backward.linear(g, x, weight)
+    with pytest.raises(ValueError, match=r"grad and x are swapped, needs .*; grad comes first$"):
+        sf.check("backward.linear", right, x, g, weight)
+    with pytest.raises(
+        ValueError, match=r"transpose it: .*; or are grad and x swapped\? The order"
+    ):
+        sf.check("backward.linear", {"weight": right.weight}, x, g, weight)
+    # x @ w of somebody whose weight lies as (inputs, outputs): both may be meant
+    with pytest.raises(ValueError, match=r"; or are grad and x swapped\?"):
+        sf.check("backward.linear", right, g, x, weight.T)
+    z, labels = normal(rng, 6, 9), rng.integers(0, 9, 6)
+    with pytest.raises(
+        TypeError, match=r"^cross_entropy: logits and labels are swapped, needs log"
+    ):
+        sf.check("cross_entropy", 1.0, labels, z)
+    with pytest.raises(TypeError, match=r"^backward\.embedding: grad and ids are swapped"):
+        sf.check("backward.embedding", normal(rng, 9, 4), labels, x, 9)
+
+
+def names(report):
+    return [one.name for one in report.diagnosis]
+
+
+def test_arguments_in_another_order_that_can_be_called(rng):
+    g, x, weight = normal(rng, 3, 8), normal(rng, 3, 8), normal(rng, 8)
+    right = sf.backward.rms_norm(g, x, weight, eps=1e-5)
+    report = sf.check("backward.rms_norm", right, x, g, weight, eps=1e-5)
+    assert names(report) == ["call.arguments_swapped"]
+    assert "grad and x are swapped" in repr(report)
+    assert [one.ok for _, one in report.parts] == [False, False]
+
+    def other_way_round(x, g):
+        return sf.backward.silu(g, x)
+
+    assert names(sf.check("backward.silu", other_way_round, g, x)) == ["call.arguments_swapped"]
+    wrong = sf.check("backward.rms_norm", (right.x, right.weight + 1), x, g, weight, eps=1e-5)
+    assert "call.arguments_swapped" not in names(wrong)
+
+
+def test_a_loss_for_its_gradient_and_the_other_way_round(rng):
+    z, labels = normal(rng, 5, 9), rng.integers(0, 9, 5)
+    loss, gradient = sf.cross_entropy(z, labels), sf.backward.cross_entropy(z, labels)
+    for mine in (loss, float(loss), 2 * loss):
+        report = sf.check("backward.cross_entropy", mine, z, labels)
+        assert names(report) == ["call.forward_result"]
+        assert "this is the loss, not its gradient" in repr(report)
+    report = sf.check("cross_entropy", gradient, z, labels)
+    assert names(report) == ["call.gradient"]
+    assert "this is the gradient, not the loss" in repr(report)
+    x, weight = normal(rng, 5, 9), normal(rng, 9)
+    y = sf.rms_norm(x, weight, eps=1e-5)
+    report = sf.check("backward.rms_norm", (y, None), z, x, weight, eps=1e-5)
+    assert "this is the result of rms_norm, not its gradient" in repr(report)
+    assert not names(sf.check("cross_entropy", 2 * gradient, z, labels))
+
+
+# ---- what is said of the numbers -----------------------------------------------------------------
+
+
+def test_numbers_that_are_wrong_in_other_columns_of_each_row_are_counted(rng):
+    z, labels = normal(rng, 12, 23), rng.integers(0, 23, 12)
+    right, rows = sf.backward.cross_entropy(z, labels), np.arange(12)
+
+    def where(*columns, of=rows):
+        mine = right.copy()
+        for column in columns:
+            mine[of, column[of]] += rng.uniform(0.1, 0.2, len(of)).astype(np.float32)
+        return sf.check("backward.cross_entropy", mine, z, labels).where.text
+
+    one, other = 2 * rows % 23, (2 * rows + 1) % 23
+    assert where(one, other) == "2 of 23 numbers in each row"
+    assert where(labels) == "the label's column"
+    assert where(labels, of=rows[4:7]) == "rows 4-6 only, the label's column"
+    assert where(rows * 0 + 3, rows * 0 + 5) == "columns 3, 5 only"
+    assert where(one, of=rows[4:5]) == "row 4 only, column 8 only"
+
+
+def test_a_transposed_gradient_of_a_weight_has_its_own_lesson(rng):
+    g, x, weight = normal(rng, 6, 5), normal(rng, 6, 4), normal(rng, 5, 4)
+    report = sf.check("backward.linear", {"dW": x.T @ g}, g, x, weight)
+    assert names(report) == ["linear_backward.transposed"]
+    assert report.diagnosis[0].step == "08 §4"
+    table = sf.backward.embedding(x, [0, 1, 1, 2, 6, 0], 7)
+    report = sf.check("backward.embedding", table.T, x, [0, 1, 1, 2, 6, 0], 7)
+    assert names(report) == ["shape.transposed"]

@@ -362,7 +362,7 @@ def test_swapped_missing_none_unknown_and_misshapen_ones_are_named():
     assert report.missing == tuple(f"layers.{i}.wq" for i in range(3))
     assert "? unknown name 'layer_1_wv' (do you mean layers.1.wv" in repr(report)
     report = checked(gradients | {"layers.1.down": gradients["layers.1.down"].T}, model)
-    assert names(report) == ["shape.transposed"]
+    assert names(report) == ["linear_backward.transposed"]
     assert report.sentence == "layers.1.down is wrong while layers.2.attn_norm is right"
 
 

@@ -164,3 +164,29 @@ def test_what_cannot_be_a_result_is_refused(rng):
         sf.check(sf.optim.adamw_, {"u": w}, w, gradients, *zeros(), **STEPS)
     with pytest.raises(ValueError, match="step is 0, needs a whole number >= 1"):
         sf.check(sf.optim.adamw_, w, w, gradients, *zeros(), **STEPS | {"step": 0})
+
+
+def test_the_change_of_the_weight_is_what_is_shown(rng):
+    w, gradients = given(rng, 2)
+    report = sf.check(sf.optim.adamw_, w + 1, w, gradients, *zeros(), **STEPS)
+    assert repr(report).startswith("✗ optim.adamw_: weight wrong\n  change of weight (")
+
+
+def test_a_step_that_changes_nothing(rng):
+    w, gradients = given(rng, 2)
+
+    def in_no_place(w, g, m, v, *, lr, **kwargs):
+        w = w - lr * g
+
+    def moments_alone(w, g, m, v, **kwargs):
+        in_place(w.copy(), g, m, v, **kwargs)
+
+    for mine, title, wrong in (
+        (w, "the weight is that of before the step", 1),
+        (in_no_place, "your function changes nothing", 3),
+        (moments_alone, "your function does not change the weight", 1),
+    ):
+        report = sf.check(sf.optim.adamw_, mine, w, gradients, *zeros(), **STEPS)
+        assert [one.title for one in report.diagnosis] == [title]
+        assert sum(not one.ok for _, one in report.parts) == wrong
+    assert sf.check(sf.optim.adamw_, w, w, gradients, *zeros(), **STEPS | {"lr": 0.0}).ok

@@ -6,12 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-import numpy as np
-
-from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.compare import compare
-
-__all__ = ["SWAPPED", "by_our_names", "nearest", "refuse", "same_array"]
+__all__ = ["by_our_names", "nearest", "refuse"]
 
 # Names of PyTorch, transformers and walkthroughs, and ours.
 OTHERS = {
@@ -48,13 +43,6 @@ WHY = {
     "layout": '"half" pairs element i with i + D/2, as checkpoints of Hugging Face do, and '
     '"interleaved" 2i with 2i + 1, as those of Meta do',
 }
-SWAPPED = Mistake(
-    "call.swapped",
-    "your result and the argument are swapped in the call of check",
-    "What the operation gives for the array that is called `mine` is the array behind it.",
-    "Your result comes first: sf.check(operation, mine, x).",
-    "",
-)
 
 
 def refuse(
@@ -118,8 +106,3 @@ def nearest(wanted: str, names: Iterable[str]) -> list[str]:
     if re.search("backward|grad", wanted, re.I):
         found.sort(key=lambda x: not x.startswith("backward."))
     return found[:3]
-
-
-def same_array(a: Any, b: Any, rtol: float, dtype: np.dtype[Any]) -> bool:
-    """Whether two arrays are as good as equal."""
-    return np.shape(a) == np.shape(b) and compare(np.asarray(a), np.asarray(b), rtol, dtype).ok

@@ -8,7 +8,7 @@ import numpy as np
 
 from simdformer.learn.check.compare import Float64
 
-__all__ = ["described", "factor_of", "places"]
+__all__ = ["beside_labels", "described", "factor_of", "places"]
 
 Same = Callable[[Any, Any], bool]
 PLURALS = {"query": "queries"}
@@ -30,9 +30,32 @@ def places(wrong: Any, axes: tuple[str, ...]) -> str:
         others = tuple(i for i in range(wrong.ndim) if i != axis)
         bad = np.flatnonzero(wrong.any(axis=others))
         length = wrong.shape[axis]
-        if 0 < len(bad) < length:
+        if few := _in_each_row(wrong) if axis == wrong.ndim - 1 else "":
+            said.append(few)
+        elif 0 < len(bad) < length:
             said.append(_subset(bad, length, name))
     return ", ".join(said)
+
+
+def beside_labels(wrong: Any, labels: Any, axes: tuple[str, ...]) -> str:
+    """`places` in the gradient of logits (...,V): what is wrong may hang on the labels (...)."""
+    label = np.asarray(labels)[..., None] == np.arange(wrong.shape[-1])
+    rows = wrong.any(axis=-1)
+    for where, columns in (("the label's column", label), ("all columns but the label's", ~label)):
+        if rows.any() and np.array_equal(wrong, columns & rows[..., None]):
+            return ", ".join(filter(None, (places(rows, axes[:-1]), where)))
+    return places(wrong, axes)
+
+
+def _in_each_row(wrong: Any) -> str:
+    """How many numbers are wrong in a row, if they are few, and others in each."""
+    rows = wrong.reshape(-1, wrong.shape[-1])
+    rows = rows[rows.any(axis=-1)]
+    counts, length = rows.sum(axis=-1), wrong.shape[-1]
+    if len(rows) < 2 or counts.max() > length // 2 or counts.max() == rows.any(axis=0).sum():
+        return ""
+    most = "" if (counts == counts[0]).all() else "at most "
+    return f"{most}{counts.max()} of {length} numbers in each row"
 
 
 def _subset(bad: Any, length: int, name: str) -> str:

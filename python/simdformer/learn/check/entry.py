@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.asking import SWAPPED, by_our_names, same_array
+from simdformer.learn.check.asking import by_our_names
 from simdformer.learn.check.blas import one_thread
-from simdformer.learn.check.compare import TOLERANCE, coarsest, float_dtypes
+from simdformer.learn.check.compare import TOLERANCE
 from simdformer.learn.check.judge import Check
+from simdformer.learn.check.meant import REFUSALS, in_another_order, meant, same_result
 from simdformer.learn.check.operation import Call, as_array, bind, takes
-from simdformer.learn.check.optimizers import as_function, as_results
+from simdformer.learn.check.optimizers import CALLED, as_function, as_results, nothing_changed
 from simdformer.learn.check.report import Report, together
 from simdformer.learn.check.search import Budget
 from simdformer.learn.check.twice import answer, is_coarse
@@ -96,7 +97,12 @@ def check(
     declared = None if dtype is None else np.dtype(dtype)
     if declared is not None and takes(op, "dtype"):
         kwargs["dtype"] = declared
-    call = bind(op, args, kwargs)
+    try:
+        call = bind(op, args, kwargs)
+    except REFUSALS as error:
+        if said := in_another_order(error, op, mine, args, kwargs):
+            raise type(error)(said) from None
+        raise
     impure: tuple[Mistake, ...] = ()
     function = None
     if callable(mine) and not hasattr(mine, "__dlpack__"):
@@ -125,18 +131,45 @@ def check(
         }
         judged = agreed({name: one.report() for name, one in asked.items()}, asked)
         judged = exchanged(judged, asked, call)
+        given = {name: one.mine[0] for name, one in asked.items()}
+        judged |= {
+            name: explained(judged[name], found)
+            for name, found in otherwise(call, judged, given, function is not None).items()
+        }
         there = zip(call.names, call.results, strict=True)
         left = [name for name, x in there if x is not None and name not in judged]
-        report = together(call.name, judged, left)
+        report = together(call.name, judged, left, CALLED.get(call.operation, {}))
     else:
-        typed = has_dtype(mine)
-        report = Check(call, results(mine, call), rtol, in_16_bits=coarse, typed=typed).report()
-    if not (report.ok or report.explanations) and function is None and is_swapped(op, call, mine):
-        report = replace(report, explanations=((SWAPPED,),), observations=(), nearly="")
+        arrays, typed = results(mine, call), has_dtype(mine)
+        report = Check(call, arrays, rtol, in_16_bits=coarse, typed=typed).report()
+        if not (report.ok or report.explanations):
+            by_number = dict(enumerate(arrays))
+            if found := meant(call, by_number, by_number.keys(), function is not None):
+                report = explained(report, found)
     if impure:
         reasons = tuple((mistake,) for mistake in impure)
         report = replace(report, ok=False, explanations=reasons, observations=(), parts=())
     return report
+
+
+def explained(report: Report, mistake: Mistake) -> Report:
+    """With this mistake for its explanation."""
+    return replace(report, explanations=((mistake,),), observations=(), nearly="")
+
+
+def otherwise(
+    call: Call, reports: Mapping[str, Report], mine: Mapping[str, Any], is_function: bool
+) -> dict[str, Mistake]:
+    """What explains wrong results, by name, where no mistake in the operation does."""
+    wrong = {name for name, report in reports.items() if not report.ok}
+    if found := nothing_changed(call, mine, wrong, is_function):
+        return found
+    if not wrong or any(reports[name].explanations for name in wrong):
+        return {}
+    number = call.names.index
+    arrays = {number(name): x for name, x in mine.items()}
+    one = meant(call, arrays, {*map(number, wrong)}, is_function)
+    return dict.fromkeys(wrong, one) if one else {}
 
 
 def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, Report]:
@@ -179,8 +212,7 @@ def exchanged(
 
     def same(a: str, b: str) -> bool:
         there = results.get(b)
-        dtype = coarsest(float_dtypes([*call.inputs, mine[a]]))
-        return there is not None and same_array(mine[a], there, TOLERANCE[dtype], dtype)
+        return there is not None and same_result(mine[a], there, call)
 
     for name, report in reports.items():
         for other in () if report.ok else call.names:
@@ -196,21 +228,8 @@ def exchanged(
                 "",
             )
             if all("swapped" not in one.name for group in report.explanations for one in group):
-                explained = ((found,),)
-                reports[name] = replace(report, explanations=explained, observations=(), nearly="")
+                reports[name] = explained(report, found)
     return reports
-
-
-def is_swapped(op: Any, call: Call, mine: Any) -> bool:
-    """Whether the first argument is what the operation gives for the learner's result."""
-    if not call.args or call.several or not isinstance(call.args[0], np.ndarray):
-        return False
-    try:
-        other = bind(op, (mine, *call.args[1:]), call.kwargs)
-    except (ValueError, TypeError, IndexError, BufferError):
-        return False
-    dtype = coarsest(float_dtypes([*other.inputs, *call.inputs]))
-    return same_array(call.args[0], other.results[0], TOLERANCE[dtype], dtype)
 
 
 def results(mine: Any, call: Call) -> list[Any]:

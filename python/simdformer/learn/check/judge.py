@@ -17,7 +17,7 @@ from simdformer.learn.check.compare import (
     numbers,
 )
 from simdformer.learn.check.constants import is_factor
-from simdformer.learn.check.describe import described, places
+from simdformer.learn.check.describe import beside_labels, described, places
 from simdformer.learn.check.evidence import Evidence, Verdict, also, is_rounding, rounded
 from simdformer.learn.check.operation import Asked
 from simdformer.learn.check.problem import Problem
@@ -74,7 +74,10 @@ class Check:
                 or explanations
             )
         if not ok:
-            where = _where(found[worst], self.mine[worst], right[worst], worst, axes)
+            given = self.call.variables
+            of_logits = np.shape(given.get("logits", 0.0)) == np.shape(right[worst]) != ()
+            labels = given.get("labels") if of_logits else None
+            where = _where(found[worst], self.mine[worst], right[worst], worst, axes, labels)
         if not ok and not explanations and not verdict.nearly:
             seen = self.describe(worst, right[worst])
             if verdict.untried[0]:
@@ -237,7 +240,9 @@ class Check:
             tries = changes(mine, wanted)
             for known, undone in tries:
                 if same(undone, right[i]):
-                    return ((known,),)
+                    is_gradient = self.call.floor and self.call.program is not None
+                    of_step = self.known(self.evidence(self.mine)) if is_gradient else ()
+                    return of_step or ((known,),)
             for known in parts(mine, right[i], same):
                 return ((known,),)
             if self.call.program is None:
@@ -304,7 +309,9 @@ def _number(mine: Any, right: Any) -> Any:
     return mine.reshape(()) if right.ndim == 0 and mine.shape == (1,) else mine
 
 
-def _where(c: Comparison, mine: Any, right: Any, result: int, axes: tuple[str, ...]) -> Where:
+def _where(
+    c: Comparison, mine: Any, right: Any, result: int, axes: tuple[str, ...], labels: Any
+) -> Where:
     with np.errstate(all="ignore"):
         times = np.where(c.wrong, c.error / c.allowed, 0)
     at = np.unravel_index(np.argmax(times), times.shape)
@@ -314,7 +321,7 @@ def _where(c: Comparison, mine: Any, right: Any, result: int, axes: tuple[str, .
         worst=index,
         mine=float(mine[index]),
         right=float(right[index]),
-        text=places(wrong, axes),
+        text=places(wrong, axes) if labels is None else beside_labels(wrong, labels, axes),
         wrong=int(wrong.sum()),
         of=wrong.size,
         result=result,

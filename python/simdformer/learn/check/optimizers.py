@@ -2,20 +2,23 @@
 leaves behind as the results of a call."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
 
 from simdformer import optim
+from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.asking import by_our_names
 from simdformer.learn.check.operation import Call, as_array
 from simdformer.learn.mistakes.optimizers import arrays_of, steps_of
 
-__all__ = ["as_function", "as_results"]
+__all__ = ["CALLED", "as_function", "as_results", "nothing_changed"]
 
 STATE = ("weight", "exp_avg", "exp_avg_sq")
 LISTED = (list, tuple)
+# What reports call a result that is judged by something else.
+CALLED = {optim.adamw_: {"weight": "change of weight"}}
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -103,6 +106,25 @@ def state(mine: Any, call: Call) -> Any:
             moved = after.astype(np.float64) - before.astype(np.float64)
             found["weight"] = moved.astype(after.dtype)
     return found
+
+
+def nothing_changed(
+    call: Call, mine: Mapping[str, Any], wrong: Set[str], is_function: bool
+) -> dict[str, Mistake]:
+    """That a wrong result is the argument as it was, for each that is, if the weight is one."""
+    if call.operation is not optim.adamw_ or "weight" not in wrong or mine["weight"].any():
+        return {}
+    before = call.variables | {"weight": 0 * mine["weight"]}  # its change is judged
+    same = {name for name in wrong if np.array_equal(mine[name], before[name])}
+    cause = "The step was not taken, or its result was not kept."
+    fix = "Give the weight that the last step has made."
+    title = "the weight is that of before the step"
+    if is_function:
+        none = same == {*mine}
+        title = f"your function {'changes nothing' if none else 'does not change the weight'}"
+        cause = "w = w - ... gives a name to a new array: the caller's stays as it was."
+        fix = "Write into the array, w -= ... or w[...] = ..., or return weight and moments."
+    return dict.fromkeys(same, Mistake("optimizer.nothing_changed", title, cause, fix, ""))
 
 
 def clipped(mine: Any, call: Call) -> Any:

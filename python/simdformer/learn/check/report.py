@@ -293,12 +293,15 @@ class Report(Verdict):
         return f'<img alt="where the error is" style="{style}" src="data:image/png;base64,{data}">'
 
 
-def together(name: str, parts: Mapping[str, Report], left: list[str]) -> Report:
-    """One report of the gradients of several arguments, each by its name; `left` were not given.
+def together(
+    name: str, parts: Mapping[str, Report], left: list[str], called: Mapping[str, str]
+) -> Report:
+    """One report of the gradients of several arguments, each by its name, or what it is called in
+    the report; `left` were not given.
 
     What explains all that is wrong is named alone: one mistake is likelier than several.
     """
-    parts = {one: replace(report, name=one) for one, report in parts.items()}
+    parts = {one: replace(report, name=called.get(one, one)) for one, report in parts.items()}
     wrong = [report for report in parts.values() if not report.ok]
     worst = max(wrong or parts.values(), key=lambda one: (one.expected is not None, one.max_rel))
     every = dict.fromkeys(group for report in wrong for group in report.explanations)

@@ -1,0 +1,141 @@
+"""What was meant, where a call fails or nothing known gives the result: arguments in another order,
+the loss in place of its gradient, the result in place of an argument."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Set
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from simdformer import backward, functional, loss
+from simdformer.learn.catalogue import Mistake
+from simdformer.learn.check.asking import by_our_names
+from simdformer.learn.check.compare import TOLERANCE, coarsest, compare, float_dtypes
+from simdformer.learn.check.operation import Call, as_array, bind
+
+__all__ = ["in_another_order", "meant", "same_result"]
+
+REFUSALS = (ValueError, TypeError, IndexError, BufferError)
+SWAPPED = Mistake(
+    "call.swapped",
+    "your result and the argument are swapped in the call of check",
+    "What the operation gives for the array that is called `mine` is the array behind it.",
+    "Your result comes first: sf.check(operation, mine, x).",
+    "",
+)
+
+
+def same_result(a: Any, b: Any, *calls: Call) -> bool:
+    """Whether two arrays are as good as equal, by the dtypes of calls."""
+    inputs = [x for call in calls for x in call.inputs]
+    dtype = coarsest(float_dtypes([*inputs, a]))
+    return np.shape(a) == np.shape(b) and compare(np.asarray(a), b, TOLERANCE[dtype], dtype).ok
+
+
+def meant(
+    call: Call, mine: Mapping[int, Any], wrong: Set[int], is_function: bool
+) -> Mistake | None:
+    """What explains all wrong results, by their numbers in the call, where nothing else does."""
+    first = mine[0] if len(call.results) == 1 and not is_function else None
+    if first is not None and is_result_for(first, call):
+        return SWAPPED
+    for i, j, other in exchanges(call.operation, call.args, call.kwargs):
+        if all(same_result(x, other.results[at], call) for at, x in mine.items()):
+            names = [*inspect.signature(call.operation).parameters][: len(call.args)]
+            return Mistake(
+                "call.arguments_swapped",
+                f"{names[i]} and {names[j]} are swapped",
+                "With these two exchanged your result is right.",
+                f"The order is {', '.join(names)}, in the call and in a function of yours.",
+                "",
+            )
+    found = [of_other_side(call, at, mine[at]) for at in wrong]
+    return found[0] if all(found) else None
+
+
+def is_result_for(mine: Any, call: Call) -> bool:
+    """Whether the first argument is what the operation gives for the learner's result."""
+    if not call.args or call.several or not isinstance(call.args[0], np.ndarray):
+        return False
+    try:
+        other = bind(call.operation, (mine, *call.args[1:]), call.kwargs)
+    except REFUSALS:
+        return False
+    return same_result(call.args[0], other.results[0], call, other)
+
+
+# ---- arguments in another order ------------------------------------------------------------------
+
+
+def exchanges(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[int, int, Call]]:
+    """The calls with two arrays exchanged that can be made."""
+    arrays = [i for i, x in enumerate(args) if isinstance(as_array(x), np.ndarray | list)]
+    for i, j in combinations(arrays, 2):
+        order = [*args]
+        order[i], order[j] = args[j], args[i]
+        try:
+            yield i, j, bind(op, tuple(order), dict(kwargs))
+        except REFUSALS:
+            continue
+
+
+def in_another_order(
+    error: Exception, op: Any, mine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """What to say of a call that fails with this error, where it can be made with two arguments
+    exchanged; else empty. That this is meant is certain where dtypes tell, or where the learner has
+    a gradient of the one that has the other's shape."""
+    found = ""
+    for i, j, call in exchanges(op, args, kwargs):
+        names = [*inspect.signature(call.operation).parameters][: len(args)]
+        order, name = ", ".join(names), call.name.removeprefix("optim.")
+        mixed_up = f"{name}: {names[i]} and {names[j]} are swapped, needs {order} in this order"
+        given = {}
+        if isinstance(mine, Mapping):
+            given = by_our_names(mine, call.names)
+        elif isinstance(mine, list | tuple):
+            given = dict(zip(call.names, mine, strict=False))
+        shapes = {one: np.shape(as_array(x)) for one, x in given.items() if x is not None}
+        right = {one: np.shape(x) for one, x in zip(call.names, call.results, strict=False)}
+        tells = any(shapes.get(names[k], np.shape(args[k])) != np.shape(args[k]) for k in (i, j))
+        if isinstance(error, TypeError) or (tells and shapes.items() <= right.items()):
+            return f"{mixed_up}; {names[min(i, j)]} comes first" if i == 0 else mixed_up
+        found = found or (
+            f"{error}; or are {names[i]} and {names[j]} swapped? The order is {order}"
+        )
+    return found
+
+
+# ---- the loss and its gradient -------------------------------------------------------------------
+
+
+def of_other_side(call: Call, at: int, mine: Any) -> Mistake | None:
+    """Whether a gradient is what the forward gives, or the other way round."""
+    name = call.name.removeprefix("backward.")
+    is_gradient, is_loss = call.name != name, name == "cross_entropy"
+    of = "loss" if is_loss else f"result of {name}"
+    title, other = f"this is the gradient, not the {of}", f"backward.{name}"
+    if is_gradient:
+        title, other = f"this is the {of}, not its gradient", name
+    found = Mistake(
+        "call.forward_result" if is_gradient else "call.gradient",
+        title,
+        "A gradient has a number for each of what it is the gradient of.",
+        f"Give what sf.{call.name} gives; sf.check(sf.{other}, ...) checks what you have.",
+        "",
+    )
+    if is_gradient and is_loss and np.size(mine) == 1 != np.size(call.results[at]):
+        return found  # of other options perhaps
+    rooms = (functional, loss) if is_gradient else (backward,)
+    function = next((getattr(room, name) for room in rooms if hasattr(room, name)), None)
+    if function is None:
+        return None
+    taken = {*inspect.signature(function).parameters} - {"out"}
+    try:
+        out = function(**{one: x for one, x in call.variables.items() if one in taken})
+    except REFUSALS:
+        return None
+    return found if same_result(mine, out[0] if isinstance(out, tuple) else out, call) else None
