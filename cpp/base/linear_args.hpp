@@ -82,7 +82,8 @@ struct LinearArgs {
   const bfloat16* x_pairs;
   // The same as integers, for quantized weights; null when these are multiplied in float32
   const ActivationBlock* x_blocks;
-  int64_t x_stride;  // in elements
+  int64_t x_stride;     // in elements
+  int64_t slice_ahead;  // bytes that slices of quantized weights are prefetched ahead
   // The rows of the results that those of the block go to; null: `first` and those after it.
   const int64_t* places;
   int64_t first;

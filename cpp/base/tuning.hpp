@@ -28,9 +28,13 @@ constexpr int64_t kMostRowsForNext = 128;
 constexpr int64_t kStepsBetween = 16;
 // Rows of a plain weight, by dot products.
 constexpr int64_t kDotBytesAhead = 16 << 10;
-// A slice of a quantized weight: the hardware alone fetches too little ahead of a kernel (bytes a second of those
-// that a plain loop reads: 35 to 85 % without, 90 to 110 % with it).
+// A slice of a quantized weight, where that is faster than to leave it to the hardware (core/slice_ahead.hpp). Bytes a
+// second of those that a plain loop reads: on a Zen 5 90 to 110 % with it and 35 to 85 % without, on a Zen 4 47 to 78 %
+// with it and 68 to 100 % without.
 constexpr int64_t kSliceBytesAhead = 12 << 10;
+// What is multiplied to find that out: slices of so many inputs, so often with each.
+constexpr int64_t kProbeDepth = 1024;
+constexpr int kProbeTurns = 5;
 // Keys and values of a decode. From memory 8 to 16 KB are alike, 4 KB and 32 KB slower, and so is the second cache
 // as their goal.
 constexpr int64_t kKeyBytesAhead = 8 << 10;

@@ -7,6 +7,7 @@
 #include "base/linear_args.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
+#include "core/slice_ahead.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
@@ -220,14 +221,16 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
 
   // x is wanted widened, as pairs of bfloat16 or as integers, or, when the weights differ, in several forms.
   bool widens = false, pairs = false, blocks = false;
+  double slices = 0;  // bytes
   for (const LinearWeight& w : weights) {
     if (w.format != nullptr && arithmetic == Arithmetic::int16)
-      blocks = true;
+      blocks = true, slices += bytes_of_weight(w, depth);
     else if (table.bf16_pairs && x.dtype == DType::bf16 && w.packed && w.dtype == DType::bf16)
       pairs = true;
     else
       widens = true;
   }
+  args.slice_ahead = blocks ? slice_ahead(table, slices) : 0;
   const int64_t step = block_rows(all_rows, depth, chosen != nullptr);
   const int64_t elements = bytes_of(step, args.x_stride), row_blocks = depth / kBlockInputs;
   const Scratch widened(widens ? bytes_of(elements, itemsize(sum)) : 0);

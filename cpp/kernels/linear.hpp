@@ -161,7 +161,7 @@ inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratc
                          item.column / kSliceColumns * slice_bytes(format, args.depth);
   if (args.x_blocks != nullptr) {
     const ActivationBlock* x = args.x_blocks + item.row * (args.depth / kBlockInputs);
-    return multiply_quantized(format, slice, args.depth, x, item.rows, tile,
+    return multiply_quantized(format, slice, args.depth, x, item.rows, args.slice_ahead, tile,
                               reinterpret_cast<uint8_t*>(scratch));
   }
   static_assert(kDepthBlock == kSpanInputs && kDepthBlock * kSliceColumns * 4 >= kWidenedBytes);

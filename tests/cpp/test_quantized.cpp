@@ -4,9 +4,11 @@
 #include <xtensor/xview.hpp>
 
 #include "arrays.hpp"
+#include "base/tuning.hpp"
 #include "check.hpp"
 #include "core/linear.hpp"
 #include "core/quantized.hpp"
+#include "core/slice_ahead.hpp"
 
 namespace simdformer::tests {
 namespace {
@@ -113,6 +115,30 @@ TEST(linear_is_the_product_with_the_values_of_a_quantized_weight) {
         });
       }
   }
+}
+
+TEST(how_far_ahead_to_prefetch_is_measured_and_changes_no_bits) {
+  constexpr std::size_t rows = 4096, depth = 512;
+  const QuantizedType& type = *quantized_type("q8_0");
+  const std::vector<uint8_t> bytes = blocks_of(type, rows, depth);
+  const QuantizedWeight large = weight_of(type, bytes, rows, depth);  // 2 MB
+  const QuantizedWeight small = weight_of(type, bytes, 64, depth);    // its first rows
+  const Array x(normal({1, depth}, 3), DType::f32, 1);
+  for_each_isa([&] {
+    const auto product_with = [&](const QuantizedWeight& weight) {
+      const Array out = result({1, static_cast<std::size_t>(weight.rows())}, DType::f32);
+      LinearOperand operand;
+      operand.quantized = &weight;
+      operand.out = out.view();
+      linear(x.view(), &operand, 1, Arithmetic::int16);
+      return out.values();
+    };
+    const Values before = product_with(small), all = product_with(large), after = product_with(small);
+    const int64_t ahead = slice_ahead(kernels(), 0);
+    CHECK(ahead == 0 || ahead == kSliceBytesAhead);
+    CHECK(xt::all(xt::equal(before, after)));
+    CHECK(xt::all(xt::equal(before, Values(xt::view(all, xt::all(), xt::range(0, 64))))));
+  });
 }
 
 TEST(rows_of_a_quantized_weight_are_its_values) {
