@@ -283,30 +283,6 @@ def test_its_keywords_are_the_forwards():
     assert set(inspect.signature(backward).parameters) - extra == names - asked
 
 
-def test_refusals(rng):
-    (q, k, v), _ = draw(rng, dtype=np.float32)
-    out, lse = attention(q, k, v, return_lse=True)
-    mask = np.ones((70, 70), bool)
-    for error, text, given, options in (
-        (TypeError, "lse is None, needs that of the forward; out, lse = sf", {"lse": None}, {}),
-        (ValueError, "block_table is given", {}, {"block_table": [[0]]}),
-        (ValueError, "needs has 'keys', needs names out of query", {}, {"needs": ("keys",)}),
-        (ValueError, "needs has 'sinks', needs sinks", {}, {"needs": ("sinks",)}),
-        (ValueError, "needs has 'attn_mask', needs an attn_mask", {}, {"needs": ("attn_mask",)}),
-        (TypeError, "attn_mask is boolean", {}, {"attn_mask": mask, "needs": ("attn_mask",)}),
-        (ValueError, "grad has shape", {"grad": out[:, :2]}, {}),
-        (TypeError, "grad has dtype float64, needs float32", {"grad": out.astype(np.float64)}, {}),
-        (ValueError, "lse has shape", {"lse": lse[..., :3]}, {}),
-        (TypeError, "lse has dtype float16", {"lse": lse.astype(np.float16)}, {}),
-        (ValueError, "grad_lse has shape", {}, {"grad_lse": lse[0]}),
-        (ValueError, "key has shape", {"key": k[..., :8]}, {}),
-        (ValueError, "dropout_p is 0.5", {}, {"dropout_p": 0.5}),
-    ):  # fmt: skip
-        arguments = {"grad": out, "query": q, "key": k, "value": v, "out": out, "lse": lse, **given}
-        with pytest.raises(error, match=NAME + text):
-            backward(**arguments, **options)
-
-
 def test_what_was_broadcast_is_summed_in_float64():
     gradient = np.array([[1e8], [1], [-1e8]], np.float32)
     total = of_argument(gradient, np.zeros((1, 1), np.float32))

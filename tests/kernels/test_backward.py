@@ -240,10 +240,6 @@ def test_repeat_kv_adds_up_copies(dtype, rng):
     assert got.dtype == dtype
     want = reference.backward.repeat_kv(grad, 3)
     np.testing.assert_allclose(float64(got), want, 4 * epsilon(dtype), 4 * epsilon(dtype))
-    with pytest.raises(
-        ValueError, match=r"backward\.repeat_kv: n_rep is 4, needs .* divides the 6"
-    ):
-        sf.backward.repeat_kv(grad, 4)
 
 
 # ---- linear --------------------------------------------------------------------------------------
@@ -299,8 +295,6 @@ def test_linear_beside_packed_and_quantised_weights(rng):
     got = sf.backward.linear(grad, x, quantised, needs=("x",))
     assert got.weight is None
     assert same_bits(got.x, sf.backward.linear(grad, x, quantised.dequantize()).x)
-    with pytest.raises(TypeError, match=r'weight is quantised, needs .*pass needs=\("x",\)'):
-        sf.backward.linear(grad, x, quantised)
 
 
 def test_linear_mixes_dtypes_as_the_forward_does(rng):
@@ -337,20 +331,6 @@ def test_linear_computes_what_is_needed_and_adds_where_asked(rng):
         TypeError, match=r"accumulate\['weight'\] has dtype float64, needs .*float32"
     ):
         sf.backward.linear(grad, x, weight, accumulate={"weight": total.astype(np.float64)})
-
-
-def test_linear_says_what_does_not_fit(rng):
-    x, weight, grad = normal(rng, 5, 4), normal(rng, 3, 4), normal(rng, 5, 3)
-    with pytest.raises(
-        ValueError, match=r"backward\.linear: grad has shape \(5, 4\), needs \(5, 3\)"
-    ):
-        sf.backward.linear(x, x, weight)
-    with pytest.raises(
-        ValueError, match=r"weight has shape \(4, 3\), needs \(O, 4\).*transpose it"
-    ):
-        sf.backward.linear(grad, x, np.ascontiguousarray(weight.T))
-    with pytest.raises(ValueError, match="grad has 1 items, needs 2, one for each weight"):
-        sf.backward.linear([grad], x, [weight, weight])
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3), (5, 0, 3), (5, 4, 0)])
@@ -400,17 +380,11 @@ def test_embedding_adds_up_repeated_ids(isa, dtype, rng):
     assert not got[7:].any()
 
 
-def test_embedding_accumulates_and_refuses(rng):
+def test_embedding_accumulates(rng):
     grad, total = normal(rng, 3, 4), normal(rng, 5, 4)
     before = total.copy()
     assert sf.backward.embedding(grad, [1, 0, 1], 5, accumulate=total) is total
     np.testing.assert_allclose(total, before + sf.backward.embedding(grad, [1, 0, 1], 5), 1e-6)
-    with pytest.raises(
-        IndexError, match=r"backward\.embedding: ids holds 5, needs ids from 0 to 4"
-    ):
-        sf.backward.embedding(grad, [1, 0, 5], 5)
-    with pytest.raises(ValueError, match=r"backward\.embedding: grad has shape \(3, 4\)"):
-        sf.backward.embedding(grad, [1, 0], 5)
 
 
 # ---- cross entropy -------------------------------------------------------------------------------
@@ -475,21 +449,8 @@ def test_the_gradient_may_take_the_place_of_the_logits(isa, dtype, rng):
     assert same_bits(logits, want)
 
 
-def test_cross_entropy_says_what_is_wrong(rng):
-    logits = normal(rng, 3, 5)
-    with pytest.raises(
-        IndexError, match=r"labels holds 5, needs labels from 0 to 4, or ignore_index"
-    ):
-        sf.cross_entropy(logits, [0, 5, 1])
-    with pytest.raises(ValueError, match="cross_entropy: labels has none that counts"):
-        sf.cross_entropy(logits, [-100, -100, -100])
-    with pytest.raises(ValueError, match=r"backward\.cross_entropy: labels has none that counts"):
-        sf.backward.cross_entropy(logits, [-100, -100, -100])
-    with pytest.raises(ValueError, match=r"labels has shape \(2,\), needs \(3,\)"):
-        sf.cross_entropy(logits, [0, 1])
-    with pytest.raises(ValueError, match="reduction is 'avg', needs"):
-        sf.cross_entropy(logits, [0, 1, 2], reduction="avg")
-    assert sf.cross_entropy(logits, [-100] * 3, reduction="sum") == 0
+def test_the_sum_over_no_labels_is_0(rng):
+    assert sf.cross_entropy(normal(rng, 3, 5), [-100] * 3, reduction="sum") == 0
 
 
 # ---- linear and cross entropy in one -------------------------------------------------------------
@@ -543,7 +504,9 @@ def test_linear_cross_entropy_keeps_no_more_logits_than_it_says(rng, monkeypatch
     monkeypatch.setattr(sf.loss, "PART_BYTES", 1)  # 256 rows of the weight, the least
     calls = []
     linear = sf.loss.linear
-    monkeypatch.setattr(sf.loss, "linear", lambda *args: calls.append(1) or linear(*args))
+    monkeypatch.setattr(
+        sf.loss, "linear", lambda *args, **named: calls.append(1) or linear(*args, **named)
+    )
     for kept in (1, 3, 8):
         monkeypatch.setattr(sf.loss, "BLOCK_BYTES", kept * 256 * 5 * 4)
         calls.clear()
@@ -621,26 +584,6 @@ def test_adamw_leaves_vectors_undecayed_and_goes_on_from_its_state(rng):
     assert all(same_bits(parameters[name], other[name]) for name in parameters)
 
 
-def test_adamw_says_what_does_not_fit(rng):
-    w, g, m, v = (normal(rng, 3, 4) for _ in range(4))
-    with pytest.raises(ValueError, match="adamw_: step is 0, needs a whole number >= 1"):
-        sf.optim.adamw_(w, g, m, v, step=0, lr=0.1)
-    with pytest.raises(ValueError, match="adamw_: lr is nan, needs a finite number >= 0"):
-        sf.optim.adamw_(w, g, m, v, step=1, lr=float("nan"))
-    with pytest.raises(ValueError, match="adamw_: gradient has shape"):
-        sf.optim.adamw_(w, g[:2], m, v, step=1, lr=0.1)
-    with pytest.raises(
-        TypeError, match="adamw_: weight has dtype bfloat16, needs float32 or float64"
-    ):
-        sf.optim.adamw_(w.astype(bfloat16), g, m, v, step=1, lr=0.1)
-    with pytest.raises(ValueError, match="strided, needs arrays in C order"):
-        sf.optim.adamw_(w.T, g.T, m.T.copy(), v.T, step=1, lr=0.1)
-    with pytest.raises(ValueError, match="adamw_"):
-        sf.optim.adamw_(w, g, w, v, step=1, lr=0.1)
-    with pytest.raises(KeyError, match="AdamW: gradients has 'x'"):
-        sf.optim.AdamW({"w": w}, lr=0.1).step({"x": g})
-
-
 @pytest.mark.parametrize("shape", [(8, 8), (12, 30), (30, 12)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
 def test_muon_moves_every_direction_by_about_one_length(isa, dtype, shape, rng):
@@ -680,20 +623,6 @@ def test_muon_has_momentum_decay_and_a_state(rng):
     assert same_bits(parameters["w"], other["w"])
     with pytest.raises(ValueError, match="Muon: momentum_buffer has other names or shapes"):
         resumed.load_state_dict({"steps": 1, "momentum_buffer": {}})
-
-
-def test_muon_says_what_does_not_fit(rng):
-    w, b = normal(rng, 3, 4), normal(rng, 4)
-    with pytest.raises(ValueError, match=r"muon_: weight has shape \(4,\) .*give vectors to AdamW"):
-        sf.optim.muon_(b, b.copy(), b.copy(), lr=0.1)
-    with pytest.raises(TypeError, match="muon_: weight has dtype bfloat16, needs float32"):
-        sf.optim.muon_(w.astype(bfloat16), w, w.copy(), lr=0.1)
-    with pytest.raises(ValueError, match="momentum_buffer shares memory"):
-        sf.optim.muon_(w, w.copy(), w, lr=0.1)
-    with pytest.raises(ValueError, match="muon_: steps is 0, needs a whole number > 0"):
-        sf.optim.muon_(w, w.copy(), w.copy(), lr=0.1, steps=0)
-    with pytest.raises(KeyError, match="Muon: gradients has 'x'"):
-        sf.optim.Muon({"w": w}, lr=0.1).step({"x": w})
 
 
 def test_clip_grad_norm(rng):

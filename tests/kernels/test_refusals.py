@@ -42,6 +42,12 @@ def sdpa(query=q, key=kv, value=kv, *args, **kwargs):
     return sf.scaled_dot_product_attention(query, key, value, *args, **kwargs)
 
 
+def sdpa_backward(**changes):
+    out, lse = sdpa(return_lse=True)
+    given = {"grad": out, "query": q, "key": kv, "value": kv, "out": out, "lse": lse}
+    return sf.backward.scaled_dot_product_attention(**given | changes)
+
+
 class Tensor:
     """Says that it speaks DLPack, and then does as it is told."""
 
