@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -20,14 +21,17 @@ from simdformer.bench.work import Case
 from simdformer.models import ModelConfig, Transformer, weight_shapes
 from simdformer.models.communicator import Communicator
 from simdformer.parallel.link import measure_link
-from simdformer.parallel.plan import Link, Load, Prediction, predict
+from simdformer.parallel.plan import FLOAT, Link, Load, Prediction, predict
 from simdformer.training import TrainableModel
 from simdformer.training.data import StreamRows
+from simdformer.training.gradient_tree import PIECE
 from simdformer.training.options import TrainOptions
 from simdformer.training.plan import StepPrediction, predict_step
 from simdformer.training.run import Run
 
 __all__ = ["OverRanks", "StepOverRanks", "measure_over_ranks", "measure_step_over_ranks"]
+
+T = TypeVar("T")
 
 PROMPT, BEHIND = 512, 64  # ids that are read at once, and those that a token stands behind
 TOKENS, PROMPTS = 20, 4  # how many; the fastest counts, and all ranks have to agree on the number
@@ -36,19 +40,17 @@ TOKENS, PROMPTS = 20, 4  # how many; the fastest counts, and all ranks have to a
 @dataclass(frozen=True)
 class OverRanks:
     """Seconds of one more token behind 64 others and of a prompt of 512 on all ranks together, and
-    what was planned; None on ranks other than the first."""
+    what was planned."""
 
     shape: str
     ranks: int
     token: float
     prompt: float
-    planned: Prediction | None
+    planned: Prediction
 
     def __str__(self) -> str:
         """Three lines."""
         text = f"{self.shape} in bfloat16 on {self.ranks} ranks"
-        if self.planned is None:
-            return text
         pairs = (
             ("one more token", 1, self.token, self.planned.token, self.planned.token_link),
             ("a prompt", PROMPT, self.prompt, self.planned.prompt, self.planned.prompt_link),
@@ -81,32 +83,26 @@ def measure_over_ranks(
 
     read = best(prompt, PROMPTS)
     written = best(token, TOKENS)
-    planned = None
-    if ranks.rank == 0:
-        with sf.num_threads(len(os.sched_getaffinity(0))):  # of which ranks have a share each
-            rates = measure_rates(config, "bfloat16")
-        types = dict.fromkeys(weight_shapes(config), "bfloat16")
-        load = Load(context=BEHIND, prompt=PROMPT, cache_itemsize=2)
-        planned = predict(config, types, rates, link, load, ranks.size, per_machine=beside)
+    rates = by_the_first(ranks, lambda: measure_rates(config, "bfloat16"))
+    types = dict.fromkeys(weight_shapes(config), "bfloat16")
+    load = Load(context=BEHIND, prompt=PROMPT, cache_itemsize=2)
+    planned = predict(config, types, rates, link, load, ranks.size, per_machine=beside)
     return OverRanks(shape, ranks.size, written, read, planned)
 
 
 @dataclass(frozen=True)
 class StepOverRanks:
-    """Seconds of a step of training on all ranks together, and what was planned; None on ranks
-    other than the first."""
+    """Seconds of a step of training on all ranks together, and what was planned."""
 
     name: str
     ranks: int
     tokens: int
     seconds: float
-    planned: StepPrediction | None
+    planned: StepPrediction
 
     def __str__(self) -> str:
         """Two lines."""
         text = f"{self.name} on {self.ranks} ranks"
-        if self.planned is None:
-            return text
         planned = self.planned.seconds
         return (
             f"{text}\n  a step {1e3 * self.seconds:.1f} ms, {self.tokens / self.seconds:.1f} tok/s"
@@ -120,7 +116,7 @@ def measure_step_over_ranks(ranks: Communicator, case: Case) -> StepOverRanks:
     assert isinstance(work, TrainingStep)
     config, rows, length = work.config, work.rows, work.length
     beside = on_one_machine(ranks)
-    link = measure_link(ranks) if ranks.size > 1 else Link(math.inf, 0.0)
+    link = measure_link(ranks, FLOAT * PIECE) if ranks.size > 1 else Link(math.inf, 0.0)
     options = TrainOptions(
         data=(),
         batch_tokens=rows * length,
@@ -131,12 +127,20 @@ def measure_step_over_ranks(ranks: Communicator, case: Case) -> StepOverRanks:
     ids = np.random.default_rng(0).integers(config.vocab_size, size=rows * length + 1)
     model = TrainableModel.from_config(config)
     seconds, _ = Run(model, StreamRows(ids, length), options, Path(), ranks=ranks).probe()
-    planned = None
-    if ranks.rank == 0:
-        with sf.num_threads(len(os.sched_getaffinity(0))):
-            rates = measure_step_rates(config, options)
-        planned = predict_step(config, rates, link, options, ranks.size, per_machine=beside)
+    rates = by_the_first(ranks, lambda: measure_step_rates(config, options))
+    planned = predict_step(config, rates, link, options, ranks.size, per_machine=beside)
     return StepOverRanks(case.name, ranks.size, rows * length, seconds, planned)
+
+
+def by_the_first(ranks: Communicator, measure: Callable[[], T]) -> T:
+    """What rank 0 measures with all cores of its machine, of which ranks have a share each. The
+    others wait asleep: ranks that have ended would keep cores busy until all have."""
+
+    def measured() -> T:
+        with sf.num_threads(len(os.sched_getaffinity(0))):
+            return measure()
+
+    return ranks.broadcast(measured)
 
 
 def on_one_machine(ranks: Communicator) -> int:

@@ -112,17 +112,24 @@ def amount(units: Mapping[str, float], needed: str) -> Callable[[str], float]:
 
 
 def run(options: argparse.Namespace) -> int:
-    from simdformer.parallel.link import measure_link
-    from simdformer.parallel.plan import Link
+    from simdformer.parallel.link import LONG, measure_link
+    from simdformer.parallel.plan import FLOAT, Link
+    from simdformer.training.gradient_tree import PIECE
 
     check_meant(options)
-    usual = Link(10e9 / 8, 20e-6) if options.ranks.size == 1 else measure_link(options.ranks)
+    nbytes = FLOAT * PIECE if options.training else LONG
+    alone = options.ranks.size == 1
+    usual = Link(10e9 / 8, 20e-6) if alone else measure_link(options.ranks, nbytes)
     link = Link(options.link or usual.bandwidth, options.latency or usual.latency)
-    if options.ranks.rank > 0:
-        return 0  # the others have told what the link does
+    # rank 0 speaks for all of a machine, whose cores its ranks divide; the others wait asleep
+    options.ranks.broadcast(lambda: tell(options, link))
+    return 0
+
+
+def tell(options: argparse.Namespace, link: "Link") -> None:
+    """Measures this machine and prints the plan."""
     config, types = model_of(options)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # the ranks of a machine divide its cores; here one speaks for all of it
     alone = options.ranks.size == 1
     with sf.num_threads(sf.get_num_threads() if alone else len(os.sched_getaffinity(0))):
         if options.training:
@@ -141,7 +148,6 @@ def run(options: argparse.Namespace) -> int:
         print(rows[-1])
     if any("*" in one for one in rows):
         print("* more memory than this machine has")
-    return 0
 
 
 def numbers_of_ranks(most: int) -> list[int]:

@@ -1,34 +1,38 @@
 """The link between ranks, measured on them."""
 
-import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from simdformer.models.communicator import Communicator
-from simdformer.parallel.plan import Link
+from simdformer.parallel.plan import FLOAT, Link, rounds_of, sums
 
-__all__ = ["measure_link"]
+__all__ = ["LONG", "measure_link"]
 
 SHORT, LONG = 1 << 10, 1 << 22  # bytes that each rank gives
-TIMES = 30
+TIMES = 30  # and fewer sums of more than LONG
 
 
-def measure_link(ranks: Communicator) -> Link:
-    """What `predict` asks for, from short and long arrays that all ranks tell each other; every
-    rank calls this. The median of many exchanges counts, because a model waits for most of them."""
-    rounds = math.ceil(math.log2(ranks.size))
-    short = exchange(ranks, SHORT) / rounds
-    longer = max(exchange(ranks, LONG) - short * rounds, 1e-9)
-    return Link(bandwidth=(ranks.size - 1) * LONG / longer, latency=short)
+def measure_link(ranks: Communicator, nbytes: int = LONG) -> Link:
+    """What `predict` asks for, from short arrays that all ranks tell each other and from sums of
+    `nbytes`; every rank calls this. The median of many counts, because a model waits for most of
+    them."""
+    told, added = np.zeros(SHORT, np.uint8), np.zeros(nbytes // FLOAT, np.float32)
+    latency = median_time(lambda: ranks.all_gather(told, [told.shape] * ranks.size), TIMES)
+    latency /= rounds_of(ranks.size)
+    of_sum = sums(1, nbytes, ranks.size)
+    times = max(TIMES * LONG // nbytes, 5)
+    longer = median_time(lambda: ranks.all_reduce(added, tree=True), times)
+    longer -= of_sum.rounds * latency
+    return Link(bandwidth=of_sum.sent / max(longer, 1e-9), latency=latency)
 
 
-def exchange(ranks: Communicator, nbytes: int) -> float:
-    """Seconds until all have what each has given."""
-    own = np.zeros(nbytes, np.uint8)
+def median_time(call: Callable[[], object], times: int) -> float:
+    """Seconds of a call, of so many."""
     samples = []
-    for _ in range(TIMES):
+    for _ in range(times):
         start = time.perf_counter()
-        ranks.all_gather(own, [own.shape] * ranks.size)
+        call()
         samples.append(time.perf_counter() - start)
     return float(np.median(samples))

@@ -18,6 +18,7 @@ from simdformer.models.weights import weight_shapes
 from simdformer.parallel.mpi import in_one_exchange
 
 __all__ = [
+    "FLOAT",
     "Link",
     "Load",
     "Prediction",
