@@ -90,39 +90,6 @@ def test_partial_overlap_is_refused_and_interleaved_columns_are_not(row_wise, rn
         row_wise(flat[: ROWS * WIDTH].reshape(ROWS, WIDTH), out=evens)
 
 
-def test_out_of_attention_and_linear_shares_memory_with_nothing(rng):
-    x, weight, bias = normal(rng, 4, 4), normal(rng, 4, 4), normal(rng, 4)
-    for out in (x, weight, x.T, weight[::-1]):
-        with pytest.raises(ValueError, match="linear: out shares memory with"):
-            sf.linear(x, weight, bias, out=out)
-    with pytest.raises(ValueError, match="linear: out shares memory with bias"):
-        sf.linear(x[0], weight, bias, out=bias)
-    for out in (x, weight, bias.reshape(1, 4)):
-        shape = out.shape
-        with pytest.raises(
-            ValueError, match="scaled_dot_product_attention: out shares memory with"
-        ):
-            sf.scaled_dot_product_attention(
-                x if shape == (4, 4) else x[:1],
-                weight,
-                weight,
-                np.broadcast_to(bias, (shape[0], 4)),
-                out=out,
-            )
-    sinks = normal(rng, 4)
-    with pytest.raises(ValueError, match="shares memory with sinks"):
-        sf.scaled_dot_product_attention(
-            np.zeros((4, 1, 1), np.float32),
-            np.zeros((4, 1, 1), np.float32),
-            np.zeros((4, 1, 1), np.float32),
-            sinks=sinks,
-            out=sinks.reshape(4, 1, 1),
-        )
-    table = normal(rng, 5, 4)
-    with pytest.raises(ValueError, match="embedding: out shares memory with weight"):
-        sf.embedding([0, 1], table, out=table[:2])
-
-
 def test_outs_of_a_list_of_weights(rng):
     x, weights = normal(rng, 3, 8), [normal(rng, n, 8) for n in (4, 5, 4)]
     want = sf.linear(x, weights)
