@@ -114,33 +114,6 @@ def test_weights_scores_and_lse_of_pages(rng):
         np.testing.assert_allclose(part, of, rtol=1e-5, atol=1e-5)
 
 
-REFUSED = {
-    "pages from 0 to 8": lambda q, k, v, t: {"block_table": np.where(t == t[0, 0], 9, t)},
-    "(B, pages of a sequence) with B = 2": lambda q, k, v, t: {"block_table": t[:1]},
-    "needs integers": lambda q, k, v, t: {"block_table": t * 1.0},
-    "(pages, K, positions of a page, D)": lambda q, k, v, t: {"key": k[0], "block_table": t},
-    "as many pages, heads and positions": lambda q, k, v, t: {"value": v[:, :1], "block_table": t},
-    "a last axis of 16": lambda q, k, v, t: {"key": k[..., :9], "block_table": t},
-    "pages of at least one position": lambda q, k, v, t: {
-        "key": k[:, :, :0],
-        "value": v[:, :, :0],
-        "block_table": t,
-    },
-    "(B, H, L, D), or (H, L, D)": lambda q, k, v, t: {"query": q[0, 0], "block_table": t},
-}
-
-
-@each("message", list(REFUSED))
-def test_what_is_no_table_of_pages_is_refused(message, rng):
-    query, key, value, table, _ = pools(
-        rng, B=2, N=3, H=4, K=2, L=2, D=16, Dv=8, page=16, dtype=np.dtype("float32")
-    )
-    call = {"query": query, "key": key, "value": value} | REFUSED[message](query, key, value, table)
-    with pytest.raises((ValueError, TypeError)) as refused:
-        attention(**call)
-    assert message in str(refused.value)
-
-
 @pytest.mark.parametrize("page", [16, 5])
 def test_a_pool_without_pages_is_not_looked_at(page, rng):
     query = rng.standard_normal((2, 3, 4, 8), dtype=np.float32)

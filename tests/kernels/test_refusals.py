@@ -48,6 +48,19 @@ def sdpa_backward(**changes):
     return sf.backward.scaled_dot_product_attention(**given | changes)
 
 
+def paged(**changes):
+    """Two queries of two sequences, each with three of nine pages of 16 positions."""
+    given = {"query": zeros(2, 4, 2, 16), "key": zeros(9, 2, 16, 16), "value": zeros(9, 2, 16, 8)}
+    table = np.array([[5, 0, 2], [1, 8, 3]])
+    return sf.scaled_dot_product_attention(**given | {"block_table": table} | changes)
+
+
+def mixture(**changes):
+    gate = zeros(5, 64, 32)
+    given = {"router": zeros(5, 32), "gate": gate, "up": gate, "down": zeros(5, 32, 64)}
+    return nn.MixtureOfExperts(**given | {"num_experts_per_tok": 2} | changes)
+
+
 class Tensor:
     """Says that it speaks DLPack, and then does as it is told."""
 
