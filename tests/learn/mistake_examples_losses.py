@@ -405,3 +405,45 @@ backward("mean_of_means", of(lambda z, y: (rows(z, y).sum(1) / (y >= 0).sum(1)).
 backward("divided_by_vocabulary", by_rows(lambda p, t: (p - t) / V))
 backward("divided_by_vocabulary_alone", by_rows(lambda p, t: (p - t) * COUNT / V))
 backward("divided_twice", by_rows(lambda p, t: (p - t) / COUNT))
+
+
+# ---- the loss of linear's result, with its gradients ---------------------------------------------
+
+
+def of_part(name, count, gradients, *others):
+    """`gradients` gives loss, gradient of x and of weight from x, weight, labels and logits whose
+    gradient is that of the sum; the batch has `count` labels, this part fewer."""
+
+    @example(name, *others)
+    def _(rng):
+        x = torch.tensor(normal(rng, B, L, 6), requires_grad=True)
+        weight = torch.tensor(normal(rng, V, 6), requires_grad=True)
+        labels = torch.tensor(LABELS)
+        z = x @ weight.T
+        z.retain_grad()
+        loss = F.cross_entropy(z.flatten(0, -2), labels.flatten(), reduction="sum")
+        loss.backward()
+        found = gradients(loss.detach(), z.detach(), z.grad, x.detach(), weight.detach())
+        given = x.detach().numpy(), weight.detach().numpy(), LABELS
+        return found, sf.linear_cross_entropy, given, {"count": count}
+
+
+def back(loss, dz, x, weight):
+    return loss, dz @ weight, torch.einsum("btv,bte->ve", dz, x)
+
+
+of_part(
+    "linear_cross_entropy.count_of_this_part",
+    40,
+    lambda loss, z, dz, x, w: back(loss / COUNT, dz / COUNT, x, w),
+)
+of_part(
+    "linear_cross_entropy.count_forgotten",
+    40,
+    lambda loss, z, dz, x, w: back(loss, dz, x, w),
+)
+of_part(
+    "linear_cross_entropy.logits_for_gradient",
+    None,
+    lambda loss, z, dz, x, w: back(loss / COUNT, z, x, w),
+)

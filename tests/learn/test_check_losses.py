@@ -181,3 +181,72 @@ def test_of_many_rows_some_are_looked_at(rng):
     wrong = gradient_by_one_hot(z, y) * 300
     report = sf.check("backward.cross_entropy", wrong, z, y)
     assert [one.name for one in report.diagnosis] == ["cross_entropy_backward.divided_by_batch"]
+
+
+# ---- the loss of linear's result, with its gradients ---------------------------------------------
+
+
+def by_pytorch(x, weight, labels, dtype, **options):
+    x, weight = (torch.tensor(a).to(dtype).requires_grad_() for a in (x, weight))
+    z = (x @ weight.T).flatten(0, -2)
+    loss = F.cross_entropy(z, torch.tensor(labels).flatten(), ignore_index=IGNORED, **options)
+    loss.backward()
+    return x.detach(), weight.detach(), {"loss": loss.detach(), "dx": x.grad, "dW": weight.grad}
+
+
+@pytest.mark.parametrize("is_sure", [False, True], ids=["new", "sure"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_linear_cross_entropy_of_pytorch_is_right(dtype, is_sure, rng):
+    """Where the model is sure of its labels, next to nothing is left of the gradients."""
+    x, weight = normal(rng, 2, 30, 16), normal(rng, 40, 16) / 4
+    labels = rng.integers(0, 40, (2, 30))
+    if is_sure:
+        x = 0.1 * x + 30 * weight[labels] / np.square(weight[labels]).sum(-1, keepdims=True)
+    labels[1, 3:9] = IGNORED
+    for options in ({}, {"reduction": "sum"}, {"label_smoothing": 0.1}):
+        x_, weight_, mine = by_pytorch(x, weight, labels, dtype, **options)
+        report = sf.check("linear_cross_entropy", mine, x_, weight_, labels, **options)
+        assert report.ok, report
+        assert [name for name, _ in report.parts] == ["loss", "x", "weight"]
+
+
+def test_what_may_be_given_for_a_loss_with_gradients(rng):
+    op, (x, weight) = sf.linear_cross_entropy, (normal(rng, 3, 5, 6), normal(rng, 9, 6))
+    right = op(x, weight, LABELS)
+    loss, _, dx, dw = right
+    for mine in (op, right, right._asdict(), (float(loss), dx, dw), {"loss": loss, "w": dw}):
+        report = sf.check(op, mine, x, weight, LABELS)
+        assert report.ok, report
+        assert "float64" not in repr(report)
+    report = sf.check(op, float(loss), x, weight, LABELS)
+    assert report.ok
+    assert "not checked: x, weight" in repr(report)
+    assert sf.check(op, (None, dx, None), x, weight, LABELS, needs=("x",)).ok
+    options = {"count": 40, "softcap": 3.0, "z_loss": 1e-3, "ignore_index": 0}
+    assert sf.check(op, op(x, weight, LABELS % 9, **options), x, weight, LABELS % 9, **options).ok
+
+
+def test_mistakes_of_the_loss_and_of_linear_are_named(rng):
+    op, (x, weight) = sf.linear_cross_entropy, (normal(rng, 3, 5, 6), normal(rng, 9, 6))
+    right = op(x, weight, LABELS)
+    factor = N / LABELS.size
+    mine = {"loss": right.loss * factor, "x": right.x * factor, "weight": right.weight * factor}
+    text = repr(sf.check(op, mine, x, weight, LABELS))
+    assert "cross_entropy.divided_by_all" in text
+    assert text.count("cross_entropy_backward.divided_by_all") == 1  # of x and weight, said once
+    z = x @ weight.T
+    dz = sf.backward.cross_entropy(z, LABELS) + one_hot(z, LABELS) / N
+    report = sf.check(op, {"x": (dz @ weight).astype(np.float32)}, x, weight, LABELS)
+    assert [one.name for one in report.diagnosis] == ["cross_entropy_backward.target_missing"]
+    report = sf.check(op, {"loss": right.loss, "weight": right.weight.T}, x, weight, LABELS)
+    assert [one.name for one in report.diagnosis] == ["linear_backward.transposed"]
+
+
+def test_of_many_rows_of_linear_some_are_looked_at(rng):
+    x, weight = normal(rng, 2, 200, 16), normal(rng, 500, 16)
+    labels = rng.integers(0, 500, (2, 200))
+    right = sf.linear_cross_entropy(x, weight, labels, needs=("x",))
+    mine = {"x": right.x * 200}
+    report = sf.check("linear_cross_entropy", mine, x, weight, labels)
+    assert [one.name for one in report.diagnosis] == ["cross_entropy_backward.divided_by_batch"]
+    assert sf.check("linear_cross_entropy", right, x, weight, labels, needs=("x",)).ok

@@ -206,7 +206,7 @@ def test_refusals(rng):
 def test_everything_can_be_checked():
     known = {name for name in reference.forward.__all__ if name != "RopeFrequencies"}
     known |= {f"backward.{name}" for name in backward.__all__ if name.islower()}
-    known |= {"cross_entropy", "log_softmax"}
+    known |= {"cross_entropy", "linear_cross_entropy", "log_softmax"}
     known |= {f"optim.{name}" for name in ("adamw_", "clip_grad_norm_", "cosine_lr")}
     assert known | {f"nn.{name}" for name in nn.__all__} == set(checkable())
     listed = sf.check.__doc__.partition("mine : ")[0]

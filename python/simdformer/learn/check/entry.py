@@ -1,5 +1,6 @@
 """`simdformer.check`: is this array right, and if not, which mistake was made?"""
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -22,6 +23,8 @@ from simdformer.types import DTypeLike
 
 __all__ = ["check"]
 
+SECONDS = 3.0  # of work, after which no more mistakes are tried where no sample of the rows will do
+
 
 @one_thread()
 def check(
@@ -39,7 +42,8 @@ def check(
     op : function, str or layer
         An operation of the package, `sf.rope` or its name, "rope": causal_mask, embedding, gelu,
         layer_norm, linear, relu, repeat_kv, rms_norm, rope, rope_frequencies,
-        scaled_dot_product_attention, silu, softmax, swiglu, cross_entropy, log_softmax. A gradient,
+        scaled_dot_product_attention, silu, softmax, swiglu, cross_entropy, log_softmax,
+        linear_cross_entropy. A gradient,
         `sf.backward.rope` or "backward.rope": of cross_entropy, embedding, gelu, layer_norm,
         linear, log_softmax, relu, repeat_kv, rms_norm, rope, scaled_dot_product_attention, silu,
         softmax, swiglu. `sf.optim.adamw_`, `sf.optim.clip_grad_norm_`, `sf.optim.cosine_lr`. Or a
@@ -118,6 +122,7 @@ def check(
     mine = as_results(call.operation, mine, call)
     if call.names:
         budget = Budget()
+        until = time.thread_time() + SECONDS if call.is_whole else float("inf")
         asked = {
             call.names[i]: Check(
                 replace(call, only=i),
@@ -125,6 +130,7 @@ def check(
                 rtol,
                 in_16_bits=coarse,
                 budget=budget,
+                until=until,
                 typed=has_dtype(x),
             )
             for i, x in gradients(mine, call).items()

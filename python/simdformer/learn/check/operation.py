@@ -14,6 +14,7 @@ from simdformer import arguments, backward, functional, loss, nn, reference
 from simdformer.learn import mistakes
 from simdformer.learn.check.asking import nearest, refuse
 from simdformer.learn.check.compare import float_dtypes
+from simdformer.learn.mistakes import linear_cross_entropy as linear_loss
 from simdformer.learn.mistakes.optimizers import PURE
 from simdformer.learn.program import OPERATIONS, Program
 from simdformer.quantization.weight import QuantizedWeight
@@ -41,7 +42,10 @@ KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = (
         if name.islower()
     }
     | {function: (f"optim.{function.__name__}", pure) for function, pure in PURE.items()}
+    | {loss.linear_cross_entropy: ("linear_cross_entropy", linear_loss.right_by_name)}
 )
+# What is asked in place of a function: it changes no argument, and gives a dict by name.
+ASKED = PURE | {loss.linear_cross_entropy: linear_loss.by_name}
 NAMED = {name: function for function, (name, _) in KNOWN.items()}
 LARGE = 4_000_000  # numbers in one array, from which on the kernels are the judge
 
@@ -134,6 +138,16 @@ class Call(Asked):
         return self.part(listed(out) if self.several else [out])
 
     @property
+    def is_whole(self) -> bool:
+        """Whether results are sums over all rows, of which no part can be judged alone."""
+        return self.operation is loss.linear_cross_entropy
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether what is asked about is one; linear_cross_entropy gives a loss first."""
+        return self.name.startswith("backward.") or (self.is_whole and bool(self.only))
+
+    @property
     def asked(self) -> dict[str, Any]:
         """With the number of the result that is meant: how a problem is sampled depends on it."""
         return self.variables | {"only": self.only}
@@ -145,13 +159,13 @@ class Call(Asked):
     def floor(self) -> float:
         """Some rows of a gradient are next to nothing beside the others: p - 1 where the model is
         sure of its label, 0 of padding."""
-        return 0.2 if self.name.startswith("backward.") else 0.0
+        return 0.2 if self.is_gradient else 0.0
 
     @property
     def sizes(self) -> dict[str, int] | None:
-        given = (self.variables.get(name, 0.0) for name in ("grad", "logits"))
+        given = (self.variables.get(name, 0.0) for name in ("grad", "logits", "x"))
         shape = next(filter(None, map(np.shape, given)), ())
-        if not self.name.startswith("backward.") or not shape:
+        if not self.is_gradient or not shape:
             return None
         sizes = {"the number of rows": int(np.prod(shape[:-1])), "the width of a row": shape[-1]}
         if len(shape) > 2:
@@ -163,7 +177,7 @@ class Call(Asked):
     @property
     def longest(self) -> int:
         """The rows as well for a gradient: it may be a sum over all of them."""
-        if not self.name.startswith("backward."):
+        if not (self.is_gradient or self.is_whole):
             return super().longest
         rows = (np.size(x) // np.shape(x)[-1] for x in self.inputs if np.size(x) and np.ndim(x))
         return int(max(super().longest, 1, *rows))
@@ -197,7 +211,7 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     refuse(name_of(function).removeprefix("optim."), function, args, kwargs)
     if "accumulate" in kwargs:
         raise TypeError("check: accumulate is given, needs a call that adds nothing; leave it out")
-    operation, function = function, PURE.get(function, function)
+    operation, function = function, ASKED.get(function, function)
     answer = function(*args, **kwargs)
     several = isinstance(answer, tuple | list | dict)
     kind = type(function) if type(function) in OPERATIONS or _is_layer(function) else function

@@ -1,5 +1,5 @@
-"""A learner's optimizer, clipping or schedule: called step by step, in place or not, and what it
-leaves behind as the results of a call."""
+"""A learner's optimizer, clipping, schedule or loss with gradients: called step by step, in place
+or not, and what it leaves behind as the results of a call."""
 
 import copy
 from collections.abc import Callable, Mapping, Set
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer import optim
+from simdformer import loss, optim
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.asking import by_our_names
 from simdformer.learn.check.operation import Call, as_array
@@ -17,6 +17,7 @@ __all__ = ["CALLED", "as_function", "as_results", "nothing_changed"]
 
 STATE = ("weight", "exp_avg", "exp_avg_sq")
 LISTED = (list, tuple)
+LOSS_AND_GRADIENTS = {3: ("loss", "x", "weight"), 4: loss.LossAndGradients._fields}
 # What reports call a result that is judged by something else.
 CALLED = {optim.adamw_: {"weight": "change of weight"}}
 
@@ -87,6 +88,8 @@ def as_results(op: Any, mine: Any, call: Call) -> Any:
         return state(mine, call)
     if op is optim.clip_grad_norm_:
         return clipped(mine, call)
+    if op is loss.linear_cross_entropy:
+        return without_count(mine)
     return mine
 
 
@@ -125,6 +128,22 @@ def nothing_changed(
         cause = "w = w - ... gives a name to a new array: the caller's stays as it was."
         fix = "Write into the array, w -= ... or w[...] = ..., or return weight and moments."
     return dict.fromkeys(same, Mistake("optimizer.nothing_changed", title, cause, fix, ""))
+
+
+def without_count(mine: Any) -> Any:
+    """Loss, gradient of x, gradient of weight; or the loss alone, which the package gives in
+    float64: that is no mark of a float64 on the way."""
+    if isinstance(mine, LISTED):
+        if len(mine) in LOSS_AND_GRADIENTS:
+            mine = dict(zip(LOSS_AND_GRADIENTS[len(mine)], mine, strict=True))
+    elif not isinstance(mine, Mapping) and np.ndim(as_array(mine)) == 0:
+        mine = {"loss": mine}
+    if not isinstance(mine, Mapping):
+        return mine
+    found = {name: as_array(x) for name, x in mine.items() if name != "count"}
+    if getattr(found.get("loss"), "dtype", None) == np.float64 and np.size(found["loss"]) == 1:
+        found["loss"] = found["loss"].item()
+    return found
 
 
 def clipped(mine: Any, call: Call) -> Any:

@@ -227,10 +227,11 @@ class Report(Verdict):
         shared = bool(self.explanations) and all(
             set(self.explanations) <= set(report.explanations) for report in wrong
         )
-        for report in wrong:
+        for report, following in zip(wrong, [*wrong[1:], None], strict=False):
             yield Part(report._head()[2:], 2, "title")
             yield from report._seen()
-            if not shared:
+            same = following is not None and following.explanations == report.explanations != ()
+            if not (shared or same):  # the same reasons are said once
                 yield from report._reasons()
         if shared:
             yield from self._reasons()
