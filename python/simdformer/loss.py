@@ -1,8 +1,8 @@
 """What a language model is trained by: log_softmax and the cross entropy of the next token."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +19,9 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 BLOCK_BYTES = 16 << 20  # of logits at a time
 PART_BYTES = 8 << 20  # of weights at a time, which are packed
+# Each piece of rows packs the weight, each block of the vocabulary the rows: fewer rows at a time
+# than these are not worth it, and neither are more.
+FEWEST_ROWS, MOST_ROWS = 512, 4096
 
 
 def log_softmax(x: ArrayLike, axis: int = -1, *, out: Out | None = None) -> Array:
@@ -103,8 +106,9 @@ def linear_cross_entropy(
 ) -> LossAndGradients:
     """cross_entropy(linear(x, weight), labels) and its gradients, without the logits in memory.
 
-    At most 16 MB of the logits (N, V) exist at a time, in blocks of the vocabulary for all rows.
-    What is more than that is computed twice, first for log sum exp, then for the gradients.
+    At most 16 MB of the logits (N, V) exist at a time: those of some rows, each computed once, or,
+    where they would be fewer than 512 rows, of a block of the vocabulary for up to 4096 rows. Then
+    what is more than 16 MB is computed twice, first for log sum exp, then for the gradients.
 
     Parameters
     ----------
@@ -172,7 +176,74 @@ def linear_cross_entropy(
         require(function, found)
     divisor = 1 if reduction == "sum" else found if count is None else count
 
-    most = max(256, BLOCK_BYTES // (max(len(rows), 1) * wide.itemsize) // 64 * 64)  # columns
+    head = Head(function, table, options, divisor, dtype, wide, wanted)
+    way, step = rows_at_a_time(len(rows), len(table), wide.itemsize)
+    total, of_x = 0.0, np.empty(rows.shape, wide) if "x" in wanted else None
+    of_weight: Array | None = None
+    for first in range(0, max(len(rows), 1), step):
+        own = slice(first, first + step)
+        loss, dx, dw = way(head, rows[own], flat[own])
+        total += loss
+        if of_x is not None:
+            of_x[own] = dx
+        of_weight = dw if of_weight is None else _core.add_to(of_weight, dw)
+    if of_x is not None:
+        of_x = converted(of_x, given.dtype).reshape(given.shape)
+    return LossAndGradients(np.float64(total / divisor), found, of_x, of_weight)
+
+
+class Head(NamedTuple):
+    """What all rows of a call have in common."""
+
+    function: str
+    weight: Array  # (V, E)
+    options: tuple[int, float, float, float | None]
+    divisor: float
+    dtype: np.dtype[Any]  # of the products
+    wide: np.dtype[Any]  # of the sums
+    wanted: Sequence[str]
+
+    def gradients(self, rows: Array, weight: Array, of_logits: Array) -> tuple[Any, Any]:
+        """of_logits (N, V) -> x (N, E), weight (V, E) where they are wanted"""
+        wants = ("x" in self.wanted, "weight" in self.wanted)
+        dx, dw, _ = _core.linear_backward(
+            (converted(of_logits, self.dtype),), rows, (weight,), False, *wants, False, True
+        )
+        return dx, dw[0] if wants[1] else None
+
+
+# The sum of the losses, and the gradients that are wanted
+Part = tuple[float, Array | None, Array | None]
+
+
+def rows_at_a_time(
+    count: int, vocabulary: int, itemsize: int
+) -> tuple[Callable[[Head, Array, Array], Part], int]:
+    """All logits of some rows where they fit; else, of more rows, a block of the vocabulary."""
+    together = BLOCK_BYTES // (max(vocabulary, 1) * itemsize)
+    fits = together >= min(count, FEWEST_ROWS)
+    pieces = max(-(-count // max(together if fits else MOST_ROWS, 1)), 1)
+    return by_rows if fits else by_vocabulary, max(-(-count // pieces), 1)
+
+
+def by_rows(head: Head, rows: Array, labels: Array) -> Part:
+    """Each logit is computed once, and its gradient takes its place."""
+    logits = logits_of(rows, head.weight)
+    _, lse, loss, _ = _core.cross_entropy(head.function, logits, labels, *head.options)
+    if not head.wanted:
+        return loss, None, None
+    of_logits = _core.cross_entropy_backward(
+        head.function, logits, labels, *head.options, 1 / head.divisor, None, lse, logits, 0, 0
+    )
+    return loss, *head.gradients(rows, head.weight, of_logits)
+
+
+def by_vocabulary(head: Head, rows: Array, labels: Array) -> Part:
+    """First log sum exp, then the gradients: logits that are not kept are computed twice."""
+    table, wide = head.weight, head.wide
+    ignore_index, label_smoothing, z_loss, softcap = head.options
+    counts = labels != ignore_index
+    most = max(256, BLOCK_BYTES // (len(rows) * wide.itemsize) // 64 * 64)  # columns
     step = min(most, max(256, PART_BYTES // max(table[:1].nbytes, 1) // 64 * 64))
     lse: Array = np.full(len(rows), -np.inf)
     at_label, total = np.zeros(len(rows)), np.zeros(len(rows))
@@ -182,36 +253,32 @@ def linear_cross_entropy(
         if (len(kept) + 1) * step > most:
             del kept[min(kept)]
         logits = kept[first] = logits_of(rows, table[first : first + step])
-        block = _core.cross_entropy(function, logits, nothing, ignore_index, 0.0, 0.0, softcap)[1]
+        block = _core.cross_entropy(
+            head.function, logits, nothing, ignore_index, 0.0, 0.0, softcap
+        )[1]
         lse = np.logaddexp(lse, block.astype(np.float64))
-        inside = np.flatnonzero(counts & (flat >= first) & (flat < first + step))
-        at_label[inside] = softcapped(logits[inside, flat[inside] - first], softcap)
+        inside = np.flatnonzero(counts & (labels >= first) & (labels < first + step))
+        at_label[inside] = softcapped(logits[inside, labels[inside] - first], softcap)
         if label_smoothing:
             total += softcapped(logits, softcap).sum(axis=-1)
     losses = lse - (1 - label_smoothing) * at_label + z_loss * lse**2
-    losses -= label_smoothing * total / max(len(table), 1)
-    loss = math.fsum(losses[counts]) / divisor
+    losses -= label_smoothing * total / len(table)
 
-    of_x: Array | None = np.zeros(rows.shape, wide) if "x" in wanted else None
-    of_weight: Array | None = np.zeros(table.shape, wide) if "weight" in wanted else None
-    for first in reversed(range(0, len(table) if wanted else 0, step)):
+    of_x: Array | None = np.zeros(rows.shape, wide) if "x" in head.wanted else None
+    of_weight = np.empty(table.shape, wide) if "weight" in head.wanted else None
+    for first in reversed(range(0, len(table) if head.wanted else 0, step)):
         part = table[first : first + step]
         logits = kept.pop(first) if first in kept else logits_of(rows, part)
         of_logits = _core.cross_entropy_backward(
-            function, logits, flat, ignore_index, label_smoothing, z_loss, softcap, 1 / divisor,
+            head.function, logits, labels, *head.options, 1 / head.divisor,
             None, lse, logits, first, len(table),
         )  # fmt: skip
-        dx, dw, _ = _core.linear_backward(
-            (converted(of_logits, dtype),), rows, (part,),
-            False, of_x is not None, of_weight is not None, False, True,
-        )  # fmt: skip
+        dx, dw = head.gradients(rows, part, of_logits)
         if of_x is not None:
-            of_x = _core.add(of_x, dx)
+            of_x = _core.add_to(of_x, dx)
         if of_weight is not None:
-            of_weight[first : first + step] = dw[0]
-    if of_x is not None:
-        of_x = converted(of_x, given.dtype).reshape(given.shape)
-    return LossAndGradients(np.float64(loss), found, of_x, of_weight)
+            of_weight[first : first + step] = dw
+    return math.fsum(losses[counts]), of_x, of_weight
 
 
 def logits_of(rows: Array, weight: Any) -> Array:

@@ -456,13 +456,25 @@ def test_the_sum_over_no_labels_is_0(rng):
 # ---- linear and cross entropy in one -------------------------------------------------------------
 
 
+@pytest.fixture(
+    params=[
+        {},  # all logits at once
+        {"BLOCK_BYTES": 5 * 700 * 4, "FEWEST_ROWS": 2},  # those of some rows
+        {"BLOCK_BYTES": 1},  # blocks of the vocabulary
+        {"BLOCK_BYTES": 1, "MOST_ROWS": 4},  # and of rows
+    ],
+    ids=str,
+)
+def logits_at_once(request, monkeypatch):
+    for name, value in request.param.items():
+        monkeypatch.setattr(sf.loss, name, value)
+
+
 @pytest.mark.parametrize(
     "options", [o for o in LOSS_OPTIONS if o.get("reduction") != "none"], ids=str
 )
-@pytest.mark.parametrize("block_bytes", [1, 16 << 20])
-def test_linear_cross_entropy(block_bytes, options, rng, monkeypatch):
-    """In one block of the vocabulary, and in many."""
-    monkeypatch.setattr(sf.loss, "BLOCK_BYTES", block_bytes)
+@pytest.mark.usefixtures("logits_at_once")
+def test_linear_cross_entropy(options, rng):
     for dtype in (np.float64, np.float32, bfloat16):
         x, weight = normal(rng, 2, 7, 24, dtype=dtype), normal(rng, 700, 24, dtype=dtype)
         labels = labels_for(rng, (2, 7), 700)
@@ -477,9 +489,8 @@ def test_linear_cross_entropy(block_bytes, options, rng, monkeypatch):
         np.testing.assert_allclose(float64(got.x), want.x, close, close * size_of(want.x))
 
 
-@pytest.mark.parametrize("block_bytes", [1, 16 << 20])
-def test_linear_cross_entropy_in_bfloat16_is_nearer_than_torchs(block_bytes, rng, monkeypatch):
-    monkeypatch.setattr(sf.loss, "BLOCK_BYTES", block_bytes)
+@pytest.mark.usefixtures("logits_at_once")
+def test_linear_cross_entropy_in_bfloat16_is_nearer_than_torchs(rng):
     x, weight = normal(rng, 90, 64, dtype=bfloat16), normal(rng, 700, 64, dtype=bfloat16)
     weight = (weight.astype(np.float32) / 8).astype(bfloat16)  # logits as those of a model
     labels = rng.integers(700, size=90)
@@ -497,7 +508,7 @@ def test_linear_cross_entropy_in_bfloat16_is_nearer_than_torchs(block_bytes, rng
 
 
 def test_linear_cross_entropy_keeps_no_more_logits_than_it_says(rng, monkeypatch):
-    """A vocabulary of several blocks, whose logits are all kept, or the last of them."""
+    """A vocabulary of several blocks: all logits are made at once, or the last are kept."""
     x, weight = normal(rng, 5, 24), normal(rng, 2000, 24)
     labels = labels_for(rng, (5,), 2000)
     want = reference.backward.linear_cross_entropy(x, weight, labels)
@@ -507,11 +518,11 @@ def test_linear_cross_entropy_keeps_no_more_logits_than_it_says(rng, monkeypatch
     monkeypatch.setattr(
         sf.loss, "linear", lambda *args, **named: calls.append(1) or linear(*args, **named)
     )
-    for kept in (1, 3, 8):
+    for kept, products in ((1, 15), (3, 13), (8, 1)):
         monkeypatch.setattr(sf.loss, "BLOCK_BYTES", kept * 256 * 5 * 4)
         calls.clear()
         got = sf.linear_cross_entropy(x, weight, labels)
-        assert len(calls) == 8 + (8 - kept)
+        assert len(calls) == products
         np.testing.assert_allclose(got.loss, want.loss, 1e-4)
         np.testing.assert_allclose(got.weight, want.weight, 1e-4, 1e-4 * size_of(want.weight))
         np.testing.assert_allclose(got.x, want.x, 1e-4, 1e-4 * size_of(want.x))
