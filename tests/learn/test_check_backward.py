@@ -330,9 +330,24 @@ def test_what_cannot_be_a_set_of_gradients(rng):
     report = sf.check(op, op(g, x, **kwargs).x, g, x, **kwargs)  # the only one there is
     assert report.ok
     assert not report.remarks
-    several = [g[..., :3], g[..., 3:]], x, [w[None].repeat(3, 0), w[None].repeat(5, 0)]
-    with pytest.raises(TypeError, match="check: weight is a list, needs one array"):
-        sf.check("backward.linear", sf.backward.linear(*several), *several)
+
+
+def test_a_list_of_weights_is_judged_as_one(rng):
+    x, grads = normal(rng, 2, 7, 8), [normal(rng, 2, 7, 3), normal(rng, 2, 7, 5)]
+    weights = [normal(rng, 3, 8), normal(rng, 5, 8)]
+    op, given = sf.backward.linear, (grads, x, weights)
+    right = op(*given)
+    tensors = [*map(to_torch, grads)], to_torch(x), [*map(to_torch, weights)]
+    for mine in (right, right._asdict(), op, {"dW": [*map(to_torch, right.weight)]}):
+        assert sf.check(op, mine, *given).ok
+    assert sf.check(op, right, *tensors).ok
+    report = sf.check(op, right._replace(x=op(grads[1], x, weights[1]).x), *given)
+    assert [name for name, one in report.parts if not one.ok] == ["x"]
+    wrong = {"weight": [one / 14 for one in right.weight]}
+    report = sf.check(op, wrong, grad=grads, x=x, weight=weights)
+    assert [one.name for one in report.diagnosis] == ["linear_backward.weight_averaged"]
+    with pytest.raises(ValueError, match=r"backward\.linear: "):
+        sf.check(op, right, grads[::-1], x, weights)
 
 
 def test_blind_inputs_are_said(rng):

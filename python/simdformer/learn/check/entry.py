@@ -14,7 +14,7 @@ from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.meant import REFUSALS, in_another_order, meant, same_result
-from simdformer.learn.check.operation import Call, as_array, bind, takes
+from simdformer.learn.check.operation import Call, as_array, bind, joined, takes
 from simdformer.learn.check.optimizers import CALLED, as_function, as_results, nothing_changed
 from simdformer.learn.check.report import Report, together
 from simdformer.learn.check.search import Budget
@@ -102,7 +102,8 @@ def check(
     if declared is not None and takes(op, "dtype"):
         kwargs["dtype"] = declared
     try:
-        call = bind(op, args, kwargs)
+        one_args, one_kwargs = joined(op, args, kwargs)
+        call = bind(op, one_args, one_kwargs)
     except REFUSALS as error:
         if said := in_another_order(error, op, mine, args, kwargs):
             raise type(error)(said) from None
@@ -120,6 +121,8 @@ def check(
 
     coarse = cache(in_16_bits)
     mine = as_results(call.operation, mine, call)
+    if one_args is not args and isinstance(mine, Mapping | tuple | list):
+        mine = in_one(mine)
     if call.names:
         budget = Budget()
         until = time.thread_time() + SECONDS if call.is_whole else float("inf")
@@ -156,6 +159,17 @@ def check(
         reasons = tuple((mistake,) for mistake in impure)
         report = replace(report, ok=False, explanations=reasons, observations=(), parts=())
     return report
+
+
+def in_one(mine: Any) -> Any:
+    """Gradients of which some are lists, one array for each weight, as one array each."""
+
+    def whole(x: Any) -> Any:
+        return np.concatenate([*map(as_array, x)]) if isinstance(x, list | tuple) else x
+
+    if isinstance(mine, Mapping):
+        return {name: whole(x) for name, x in mine.items()}
+    return tuple(map(whole, mine))
 
 
 def explained(report: Report, mistake: Mistake) -> Report:

@@ -19,7 +19,7 @@ from simdformer.learn.mistakes.optimizers import PURE
 from simdformer.learn.program import OPERATIONS, Program
 from simdformer.quantization.weight import QuantizedWeight
 
-__all__ = ["Asked", "Call", "as_array", "bind", "checkable", "takes"]
+__all__ = ["Asked", "Call", "as_array", "bind", "checkable", "joined", "takes"]
 
 # Programs and mistakes register themselves when their modules are loaded.
 for _module in iter_modules(mistakes.__path__):
@@ -233,6 +233,29 @@ def bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         name, variables, program, function, args, kwargs, results, several, names,
         operation=operation,
     )  # fmt: skip
+
+
+def joined(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call of linear's gradient with one weight in place of a list of them: their rows, and the
+    columns of their gradients, one after the other. Others as they are."""
+    if _operation(op) is not backward.linear:
+        return args, kwargs
+    try:
+        bound = inspect.signature(backward.linear).bind(*args, **kwargs)
+    except TypeError:  # bind says what is missing
+        return args, kwargs
+    given = bound.arguments
+    lists = [as_array(given[name]) for name in ("grad", "weight")]
+    arrays = (isinstance(x, list | tuple) and all(hasattr(one, "ndim") for one in x) for x in lists)
+    if not all(arrays) or any(hasattr(one, "unpack") for one in lists[1]):
+        return args, kwargs
+    backward.linear(*map(as_array, bound.args), **bound.kwargs)  # it refuses what does not fit
+    given["grad"], given["weight"] = (
+        np.concatenate(x, axis) for x, axis in zip(lists, (-1, 0), strict=True)
+    )
+    return bound.args, bound.kwargs
 
 
 def listed(answer: Any) -> list[Any]:
