@@ -112,7 +112,8 @@ def digits(dtype):
 
 
 curves = {"float64": digits(np.float64), "float32": digits(np.float32)}
-sf.plots.lines(exponents, curves, xlabel="h = 10 to the power of", ylabel="digits that are right")
+labels_of = {"xlabel": "h = 10 to the power of", "ylabel": "digits that are right"}
+sf.plots.lines(exponents, curves, title="a difference has few digits in float32", **labels_of)
 plt.show()
 
 # %% [markdown]
@@ -557,15 +558,16 @@ def of_layer(weights, layer):
 
 
 # %% [markdown]
-# One block alone first. `see` of `loss_and_gradients` shows the gradients of activations on their way back: what comes into the
-# last block from behind, and what leaves it.
+# One block alone first: forwards, beside the model's own activations, and backwards. `see` of `loss_and_gradients` shows
+# the gradients of activations on their way back: what comes into the last block from behind, and what leaves it.
 
 # %%
 weights, last = trainable.parameters(), config.num_layers - 1
 seen = {}
 trainable.loss_and_gradients(ids, see=lambda name, gradient: seen.update({name: gradient.copy()}))
 own = of_layer(weights, last)
-_, kept = block(own, trace[f"layers.{last}.resid_pre"])
+y, kept = block(own, trace[f"layers.{last}.resid_pre"])
+sf.testing.assert_close(y, trace[f"layers.{last}.resid_post"])
 dx, _ = block_back(own, seen[f"layers.{last}.resid_post"][0], kept)
 sf.testing.assert_close(dx, seen[f"layers.{last}.resid_pre"][0])
 print("the last block's dx is right:", dx.shape)
@@ -661,7 +663,8 @@ sizes = {
     kind: [np.linalg.norm(mine[f"layers.{layer}.{name}"]) for layer in range(config.num_layers)]
     for kind, name in kinds.items()
 }
-sf.plots.lines(np.arange(config.num_layers), sizes, xlabel="layer", ylabel="length of the gradient")
+labels_of = {"xlabel": "layer", "ylabel": "length of the gradient"}
+sf.plots.lines(np.arange(config.num_layers), sizes, title="no layer is forgotten", **labels_of)
 plt.show()
 
 # %% [markdown]

@@ -195,6 +195,14 @@ wrong("lse_missing", lambda *x: by_own_delta(
     dot))  # fmt: skip
 
 
+def not_divided(q, k):
+    x = np.where(SEEN, np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D), -np.inf)
+    return np.exp(x - x.max(-1, keepdims=True))
+
+
+wrong("only_maximum_subtracted", lambda *x: by_own_delta(*x, not_divided, dot))
+
+
 @example("attention_backward.hidden_not_zero")
 def _(rng):
     q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))

@@ -58,6 +58,7 @@ for name, mine in {
     "output_for_gradient": lambda g, x, w: np.einsum("bto,bti->oi", x @ w.T, x),
 }.items():
     wrong_linear(name, "weight", mine)
+wrong_linear("output_for_input", "weight", lambda g, x, w: rows(g).T @ rows(x @ w.T), SQUARE)
 wrong_linear("transposed", "weight", lambda g, x, w: rows(x).T @ rows(g), SQUARE)
 wrong_linear("bias_of_dx", "bias", lambda g, x, w: np.einsum("bto,oi->i", g, w), SQUARE)
 wrong_linear("dx_over_dy", "weight", lambda g, x, w: np.einsum("bto,bti->oi", g @ w, x), SQUARE)

@@ -314,6 +314,13 @@ backward(
     lambda z, y: by_rows(lambda p, t: p - spread_over_others(y))(z, y),
     **SMOOTH,
 )
+backward(
+    "smoothing_others_on_top",
+    by_rows(lambda p, t: p - t - (1 - t) * 0.2 / (V - 1)),
+    **SMOOTH,
+)
+backward("shares_to_bfloat16", by_rows(lambda p, t: p.bfloat16().float() - t), scale=4.0)
+backward("shares_to_float16", by_rows(lambda p, t: p.half().float() - t), scale=4.0)
 backward("target_missing", by_rows(lambda p, t: p))
 backward("label_only", by_rows(lambda p, t: (p - 1) * t))
 backward("shares_missing", by_rows(lambda p, t: -t))

@@ -92,6 +92,7 @@ step("ascent", update=lambda w, m, root, g: w + LR * m / root)
 step("scale_in_update", gradient=lambda g, w: g, lr=0.3 * LR, given={"scale": 0.3})
 step("square_missing", v=lambda v, g, m: B2 * v + (1 - B2) * g.abs())
 step("square_not_weighed", v=lambda v, g, m: B2 * v + g.square())
+step("largest_square", v=lambda v, g, m: torch.maximum(v, B2 * v + (1 - B2) * g * g))
 step("square_of_moment", v=lambda v, g, m: B2 * v + (1 - B2) * m * m)
 step("no_correction", corrections=lambda one, two: (1.0, 1.0))
 step("no_correction_of_square", corrections=lambda one, two: (one, 1.0))
@@ -99,6 +100,27 @@ step("no_correction_of_moment", corrections=lambda one, two: (1.0, two))
 step("steps_from_0", t=lambda step: step - 1)
 step("steps_from_2", t=lambda step: step + 1)
 step("beta1_in_both", corrections=lambda one, two: (one, one))
+
+
+def decayed_in_moment(w, g, m, v, *, step, lr, betas, weight_decay, eps):
+    m = betas[0] * m + (1 - betas[0]) * (g + weight_decay * w)
+    v = betas[1] * v + (1 - betas[1]) * g * g
+    root = np.sqrt(v / (1 - betas[1] ** step)) + eps
+    return w - lr * m / (1 - betas[0] ** step) / root, m, v
+
+
+adamw("adamw_step.decay_in_moment", decayed_in_moment)
+
+
+def looking_ahead(w, g, m, v, *, step, lr, betas, weight_decay, eps):
+    """Dozat's Nesterov momentum, with Adam's correction."""
+    m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+    ahead = betas[0] * m + (1 - betas[0]) * g
+    root = np.sqrt(v / (1 - betas[1] ** step)) + eps
+    return w * (1 - lr * weight_decay) - lr * ahead / (1 - betas[0] ** step) / root, m, v
+
+
+adamw("adamw_step.nesterov", looking_ahead)
 
 
 def with_old_square(w, g, m, v, *, step, lr, betas, weight_decay, eps):
@@ -116,6 +138,7 @@ step("eps_before_correction", root=lambda v, two: (v.sqrt() + 1e-2) / two**0.5, 
 step("no_eps", root=lambda v, two: (v / two).sqrt(), given=LARGE)
 step("gradient_for_moment", update=lambda w, m, root, g: w - LR * g / root)
 step("no_division", update=lambda w, m, root, g: w - LR * m)
+step("sign_of_moment", update=lambda w, m, root, g: w - LR * m.sign())
 step("no_lr", update=lambda w, m, root, g: w - m / root)
 step("second_update", update=lambda w, m, root, g: w - LR * m / root - LR * m / root)
 step("no_scale", gradient=lambda g, w: g, given={"scale": 0.3})

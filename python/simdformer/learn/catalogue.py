@@ -93,12 +93,14 @@ class Variation:
     unless : the name of another mistake, which is named alone where both give the array
     habit : no mistake but another way to write what is right; beside a mistake it may give another
         array
+    slip : "usual" or "many" for one that is in no catalogue (see slips.py)
     """
 
     mistake: Mistake
     rare: bool = False
     unless: str = ""
     habit: bool = False
+    slip: str = ""
 
     @property
     def replaces(self) -> Mapping[str, Step]:

@@ -22,7 +22,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Lines", "difference", "named"]
+__all__ = ["Lines", "difference", "named", "plain"]
 
 CONTEXT = 4  # lines of a difference that still are read at a glance
 CASTS = ("array", "real")  # array(x) says how exactly, not what
@@ -32,6 +32,22 @@ def unless(condition: Any) -> None:
     """Ends the run: on these variables it is no mistake, or another one."""
     if np.all(condition):
         raise ValueError("this mistake cannot be made here")
+
+
+class Real:
+    """The dtype of a run, for `astype`; called with a number, the number in it."""
+
+    def __init__(self, run: Any) -> None:
+        self.dtype, self.number = np.dtype(run.dtype), run.real
+
+    def __call__(self, x: Any) -> Any:
+        return self.number(x)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(other == self.dtype.type or other == self.dtype)
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
 
 
 EVERYWHERE = {
@@ -73,7 +89,7 @@ class Lines:
 
     def around(self, s: Any) -> dict[str, Any]:
         """All names but the variables; functions inside of the lines see them as they were."""
-        own = {"array": s.run.array, "real": s.run.dtype, "s": s}
+        own = {"array": s.run.array, "real": Real(s.run), "s": s}
         return {**EVERYWHERE, **self.names, **own, **(vars(s) if self.nests else {})}
 
     @cached_property
@@ -105,6 +121,12 @@ class Lines:
         """The lines as they are read: without casts and without what leaves a call alone."""
         said = [_Plain().visit(_copy(one)) for one in self.statements if _says_something(one)]
         return [line for one in said for line in _unparsed(one).splitlines()]
+
+
+def plain(node: ast.AST) -> str:
+    """A statement or an expression as it is read."""
+    copied = ast.parse(ast.unparse(node)).body[0]
+    return _unparsed(_Plain().visit(copied))
 
 
 def difference(wrong: list[str], right: list[str]) -> list[str]:

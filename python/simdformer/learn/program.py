@@ -170,6 +170,9 @@ class Rounding(Protocol):
 
     dtype: np.dtype[Any]
 
+    def of_number(self, x: Any) -> Any:
+        """A number among the arguments, or one that is made of them."""
+
     def of_input(self, x: Any) -> Any:
         """An array as it comes in."""
 
@@ -265,6 +268,16 @@ class Run:
         held: dict[str, Any] = vars(s).copy()
         del held["run"]
         return held
+
+    def number(self, x: Any) -> Any:
+        """What a run starts from: a number may be rounded; other things as they are."""
+        if self.rounding is None:
+            return x
+        return tuple(map(self.number, x)) if type(x) is tuple else self.rounding.of_number(x)
+
+    def real(self, x: Any) -> Any:
+        """A number in the dtype of the arithmetic."""
+        return self.dtype(self.number(x))
 
     def array(self, x: Any) -> Any:
         """x in the dtype of the arithmetic; None stays None."""

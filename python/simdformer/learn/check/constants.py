@@ -15,7 +15,7 @@ from simdformer.learn.check.search import BETTER, Explanation
 from simdformer.learn.mistakes.attention import scale_of
 from simdformer.learn.program import Program, Run, State, Step, Tape
 
-__all__ = ["Fit", "fits", "is_factor"]
+__all__ = ["Fit", "fits", "is_factor", "is_fitted"]
 
 REACH = np.linspace(-12, 12, 25)  # logarithms of the factors that are tried first
 ROUNDS = 25  # of Newton's method
@@ -82,6 +82,11 @@ CONSTANTS = [
     argument("clip_grad_norm.inputs", "max_norm", ""),
     *(argument("cosine_lr.inputs", name, "") for name in ("lr", "min_lr", "warmup", "total")),
 ]
+
+
+def is_fitted(known: Explanation) -> bool:
+    """Whether what is named is a number that was fitted."""
+    return any(".fitted_" in one.name for one in known)
 
 
 def is_factor(known: Explanation) -> bool:

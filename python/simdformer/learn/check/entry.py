@@ -12,6 +12,7 @@ from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.asking import by_our_names
 from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE
+from simdformer.learn.check.constants import is_fitted
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.meant import REFUSALS, in_another_order, meant, same_result
 from simdformer.learn.check.operation import Call, as_array, bind, joined, takes
@@ -123,6 +124,9 @@ def check(
     mine = as_results(call.operation, mine, call)
     if one_args is not args and isinstance(mine, Mapping | tuple | list):
         mine = in_one(mine)
+    if more := not_asked_for(mine, call):
+        needs = (*call.variables["needs"], *more)
+        call = bind(op, one_args, {**one_kwargs, "needs": needs})
     if call.names:
         budget = Budget()
         until = time.thread_time() + SECONDS if call.is_whole else float("inf")
@@ -201,8 +205,10 @@ def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, 
             asked[name].agrees_with(group, report.right)
             if report.ok
             else asked[name].has_made(group)
-            for name, report in reports.items()
             if report.right is not None
+            else group in report.explanations
+            for name, report in reports.items()
+            if report.right is not None or not report.ok
         )
 
     def agrees(group: tuple[Mistake, ...]) -> bool:
@@ -212,6 +218,20 @@ def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, 
             if report.right is not None
         )
 
+    def contradicts(group: tuple[Mistake, ...]) -> bool:
+        """Whether an array that is wrong, and has no explanation, is not what it gives."""
+        return any(
+            not (report.ok or report.explanations or asked[name].agrees_with(group, report.right))
+            for name, report in reports.items()
+            if report.right is not None
+        )
+
+    for name, report in reports.items():  # one number is easily fitted to one gradient by chance
+        left = tuple(
+            group for group in report.explanations if not (is_fitted(group) and contradicts(group))
+        )
+        if left != report.explanations:
+            reports[name] = replace(report, explanations=left)
     several = sum(not report.ok for report in reports.values()) > 1
     found = dict.fromkeys(group for report in reports.values() for group in report.explanations)
     shared = tuple(group for group in found if explains(group)) if several else ()
@@ -250,6 +270,26 @@ def exchanged(
             if all("swapped" not in one.name for group in report.explanations for one in group):
                 reports[name] = explained(report, found)
     return reports
+
+
+def not_asked_for(mine: Any, call: Call) -> list[str]:
+    """Gradients that the learner has though the call names only others in `needs`: those of a mask
+    or of sinks."""
+    if "needs" not in call.variables or not isinstance(mine, Mapping | tuple | list):
+        return []
+    given = (
+        by_our_names(mine, call.names)
+        if isinstance(mine, Mapping)
+        else dict(zip(call.names, mine, strict=False))
+    )
+    results = dict(zip(call.names, call.results, strict=True))
+    return [
+        name
+        for name, gradient in given.items()
+        if gradient is not None
+        and results.get(name, gradient) is None
+        and call.variables.get(name) is not None
+    ]
 
 
 def results(mine: Any, call: Call) -> list[Any]:

@@ -24,7 +24,7 @@ from simdformer.learn.check.compare import (
 )
 from simdformer.learn.check.constants import Fit, fits
 from simdformer.learn.check.problem import Problem, as_list
-from simdformer.learn.check.rounding import F64, Noise, coarser
+from simdformer.learn.check.rounding import F32, F64, Noise, coarser
 from simdformer.learn.check.search import Budget, Explanation, Search
 from simdformer.learn.program import Run, State
 
@@ -157,6 +157,17 @@ class Evidence:
             and self.noise.like(self.small.mine, dtype)
         )
 
+    def is_rounding_of_numbers(self, right: list[Any]) -> bool:
+        """Whether nothing but numbers among the arguments, a learning rate or betas, are float32
+        between arrays of float64."""
+        if self.coarsest != F64 or self.small is not self.problem:
+            return False
+        spreads = self.noise.of_numbers(F32)
+        return spreads is not None and all(
+            (compare(mine, x, self.tolerance, F64, spread).ok)
+            for mine, x, spread in zip(self.problem.mine, right, spreads, strict=True)
+        )
+
     def nearly(self, right: list[Any], dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         """The finest coarser dtype, of 16 bits, whose rounding is as large as the error. Where the
         error stands does not count: a larger one of the same kind is never nearer to right."""
@@ -212,10 +223,15 @@ class Evidence:
 
     # ---- against it ------------------------------------------------------------------------------
 
-    def known(self) -> tuple[Explanation, ...]:
+    def known(self, slips: bool = False) -> tuple[Explanation, ...]:
         """What gives the array, up to rounding to the coarsest dtype that took part."""
         search = self.search
-        return search.singles() or search.otherwise_written() or self.constants(self.coarsest)
+        return (
+            search.singles()
+            or search.otherwise_written()
+            or (search.slipped("usual") if slips else ())
+            or self.constants(self.coarsest)
+        )
 
     def near(self, level: np.dtype[Any]) -> tuple[Explanation, ...]:
         """What gives the array up to rounding to a dtype, and better than the right answer."""

@@ -30,6 +30,17 @@ from simdformer.learn.check.whole import done_to_all
 
 __all__ = ["Check"]
 
+FLOAT32_NUMBERS = (
+    "right to float32, not to float64: a number among the arguments, such as a learning rate, has "
+    "become a float32 on the way"
+)
+APPLIED_TWICE = Mistake(
+    "gradient.applied_twice",
+    "the whole step is done twice: its result went through the same formula again",
+    "The gradient that came in had gone through this operation already.",
+    "Call the backward once for each forward.",
+    "",
+)
 LARGE, ROWS = 100_000, 4  # arrays of so many numbers are told apart by so many rows, if they can be
 
 
@@ -69,10 +80,7 @@ class Check:
         axes = self.axes(worst)
         where, seen, explanations = None, [], verdict.explanations
         if not ok and not verdict.nearly and len(found) == 1 and not self.is_meant(explanations):
-            explanations = (
-                done_to_all(numbers(self.mine[0]), numbers(right[0]), self.same, self.call.sizes)
-                or explanations
-            )
+            explanations = self.done_to_one(right) or explanations
         if not ok:
             given = self.call.variables
             of_logits = np.shape(given.get("logits", 0.0)) == np.shape(right[worst]) != ()
@@ -145,7 +153,8 @@ class Check:
             return Verdict(ok, found)
         evidence = self.evidence(self.mine)
         if self.rtol is not None:
-            return Verdict(ok, found, () if ok else self.known(evidence) or self.pairs(evidence))
+            known = () if ok else self.known(evidence, right) or self.others(evidence, right)
+            return Verdict(ok, found, known)
         if ok:
             return (
                 Verdict(True, found) if self.call.is_quantized else evidence.doubted(right, found)
@@ -160,14 +169,17 @@ class Check:
         if (decimals := evidence.decimals(right)) is not None:
             said = f"right to the {decimals} decimals that your numbers have: typed in, or printed?"
             return Verdict(True, found, (), (said,))
-        exactly = self.known(evidence)
+        if evidence.is_rounding_of_numbers(right):
+            return Verdict(True, found, (), (FLOAT32_NUMBERS,))
+        exactly = self.known(evidence, right)
         if exactly and not all(map(is_rounding, exactly)):
             return Verdict(False, found, exactly)
         pairs: tuple[Explanation, ...] | None = None
         for few in coarser(self.coarsest):
             excused = self.takes_part(few, evidence)
             if not (excused or exactly) and pairs is None:
-                pairs = self.pairs(evidence)  # nobody rounds to 16 bits for sure: they come first
+                # Nobody rounds to 16 bits for sure: they come first.
+                pairs = self.others(evidence, right)
             if pairs:
                 return Verdict(False, found, pairs)
             known = exactly or (evidence.near(few) if excused else ())
@@ -181,7 +193,7 @@ class Check:
         nearly = evidence.nearly(right, self.coarsest)
         if nearly is not None:
             return Verdict(False, found, exactly, nearly=str(nearly))
-        known = exactly or (self.pairs(evidence) if pairs is None else pairs)
+        known = exactly or (self.others(evidence, right) if pairs is None else pairs)
         return Verdict(False, found, known, untried=evidence.search.untried)
 
     def takes_part(self, dtype: np.dtype[Any], evidence: Evidence) -> bool:
@@ -210,12 +222,48 @@ class Check:
             problem, dtypes, self.tolerance, self.coarsest, self.call.longest, self.budget
         )
 
-    def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
-        """What explains the array without any other rounding than that of its dtype."""
-        return evidence.known()
+    def known(self, evidence: Evidence, right: list[Any] | None = None) -> tuple[Explanation, ...]:
+        """What explains the array without any other rounding than that of its dtype. right: where
+        it has the right shape."""
+        return evidence.known(slips=self.call.is_formula and not self.done_to_one(right))
 
-    def pairs(self, evidence: Evidence) -> tuple[Explanation, ...]:
-        return evidence.search.pairs()
+    def others(self, evidence: Evidence, right: list[Any]) -> tuple[Explanation, ...]:
+        """Two mistakes, where one of the catalogue or one slip does not explain the array."""
+        if not self.call.is_formula:
+            return evidence.search.pairs()
+        if self.done_to_one(right):
+            return ()
+        again = np.shape(self.call.variables.get("grad", 0.0)) == np.shape(right[0])
+        if again and evidence.search.gives({}, {"grad": right[0]}):
+            return ((APPLIED_TWICE,),)
+        search = evidence.search
+        if found := self.behind_first(evidence):
+            return found
+        return search.pairs() or search.slipped("many") or search.pairs(slipped=True)
+
+    def behind_first(self, evidence: Evidence) -> tuple[Explanation, ...]:
+        """Labels of the place before, which give all but the first position: the one that stands
+        there is no label of this call."""
+        problem = evidence.problem
+        shape = self.mine[0].shape
+        if self.call.name != "backward.cross_entropy" or len(shape) < 3 or shape[-2] < 2:
+            return ()
+        if evidence.search.sample is not problem:
+            return ()
+
+        def behind(results: list[Any]) -> list[Any]:
+            return [x[..., 1:, :] for x in problem.part(results)]
+
+        mine = [x[..., 1:, :] for x in problem.mine]
+        search = replace(evidence, problem=replace(problem, mine=mine, part=behind)).search
+        found = search.singles()
+        return tuple(group for group in found if group[0].name.endswith("shifted_back_rolled"))
+
+    def done_to_one(self, right: list[Any] | None) -> tuple[Explanation, ...]:
+        """What was done to the whole of a single result."""
+        if right is None or len(right) > 1:
+            return ()
+        return done_to_all(numbers(self.mine[0]), numbers(right[0]), self.same, self.call.sizes)
 
     def has_made(self, group: Explanation, results: list[Any] | None = None) -> bool:
         """Whether mistakes give the results."""
@@ -247,7 +295,8 @@ class Check:
                 return ((known,),)
             if self.call.program is None:
                 return ()
-            if found := self.known(self.evidence(self.mine)):
+            evidence = self.evidence(self.mine)
+            if found := self.known(evidence):
                 return found
             for known, undone in tries:
                 others = [*self.mine[:i], undone, *self.mine[i + 1 :]]

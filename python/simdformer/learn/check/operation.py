@@ -25,6 +25,7 @@ __all__ = ["Asked", "Call", "as_array", "bind", "checkable", "joined", "takes"]
 for _module in iter_modules(mistakes.__path__):
     import_module(f"{mistakes.__name__}.{_module.name}")
 
+LOSSES = ("cross_entropy", "log_softmax")
 # What can be checked by name, and what says in float64 what is right.
 KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = (
     {
@@ -32,10 +33,7 @@ KNOWN: dict[Any, tuple[str, Callable[..., Any]]] = (
         for name in reference.forward.__all__
         if name != "RopeFrequencies"
     }
-    | {
-        getattr(loss, name): (name, getattr(reference.loss, name))
-        for name in ("cross_entropy", "log_softmax")
-    }
+    | {getattr(loss, name): (name, getattr(reference.loss, name)) for name in LOSSES}
     | {
         getattr(backward, name): (f"backward.{name}", getattr(reference.backward, name))
         for name in backward.__all__
@@ -95,6 +93,11 @@ class Asked:
     def sizes(self) -> dict[str, int] | None:
         """The lengths that a gradient may have been divided by, by what they count."""
         return None
+
+    @property
+    def is_formula(self) -> bool:
+        """Whether slips in the formulas of its program are looked for."""
+        return False
 
     @property
     def longest(self) -> int:
@@ -173,6 +176,11 @@ class Call(Asked):
         if len(shape) > 3:
             sizes |= {"the number of heads": shape[-3]}
         return sizes
+
+    @property
+    def is_formula(self) -> bool:
+        of_losses = (*LOSSES, "linear_cross_entropy")
+        return self.name.startswith(("backward.", "optim.")) or self.name in of_losses
 
     @property
     def longest(self) -> int:

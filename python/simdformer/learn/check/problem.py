@@ -147,7 +147,8 @@ def evaluate(run: Run, problem: Problem) -> list[Any] | None:
     problem.begun()
     try:
         with np.errstate(all="ignore"):
-            out = as_list(run(problem.program, **problem.variables).out)
+            given = {name: run.number(x) for name, x in problem.variables.items()}
+            out = as_list(run(problem.program, **given).out)
             return [np.asarray(x) for x in problem.part(out)]
     except (ValueError, IndexError, TypeError, ArithmeticError, AttributeError, KeyError):
         return None

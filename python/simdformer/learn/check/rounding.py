@@ -30,6 +30,7 @@ TIMES = 10.0
 LONG_SUM = 2.0  # times sqrt(n): a sum of n numbers, one after the other, rounds n times
 ENLARGED = 2**8  # times, where rounding to the dtype of the arithmetic is measured
 NOTICED = 0.02  # of the usual error; what is off by less is not off
+NUMBERS = "numbers"
 ALIKE = 0.2  # of the places that rounding one step reaches, an error has to be in so many
 # How much of the squares of an error a factor for each row may explain where no step brings one
 # in; and what may be left of them where all rows have the same: rounding never makes that.
@@ -45,8 +46,9 @@ def coarser(dtype: np.dtype[Any]) -> list[np.dtype[Any]]:
 class RandomRounding:
     """Rounds everything that a run computes to a dtype, up or down at random.
 
-    only : the full name of the one step whose results are rounded; None is all of them, and the
-        inputs are off by half a unit too, which is what sums in another order do
+    only : the full name of the one step whose results are rounded; NUMBERS are the numbers among
+        the arguments; None is all of them, and the inputs are off by half a unit too, which is what
+        sums in another order do
     times : how many times as much, a power of two
     """
 
@@ -54,6 +56,12 @@ class RandomRounding:
     random: np.random.Generator
     only: str | None = None
     times: int = 1
+
+    def of_number(self, x: Any) -> Any:
+        """A number among the arguments, or one that is made of them."""
+        if self.only != NUMBERS or not isinstance(x, float):
+            return x
+        return float(either_neighbour(np.asarray(x, np.float64), self.dtype, self.random))
 
     def of_input(self, x: Any) -> Any:
         if self.only is not None:
@@ -137,7 +145,12 @@ class Noise:
         """How many times the usual distance is allowed; long sums are made in 32 bits."""
         return TIMES if dtype.itemsize == 2 else max(TIMES, LONG_SUM * self.longest**0.5)
 
-    def _measured(self, dtype: np.dtype[Any]) -> list[Float64] | None:
+    def of_numbers(self, dtype: np.dtype[Any]) -> list[Float64] | None:
+        """The same where nothing but the numbers among the arguments are of that dtype, a learning
+        rate or eps, and what is made of them."""
+        return self._measured(dtype, NUMBERS)
+
+    def _measured(self, dtype: np.dtype[Any], only: str | None = None) -> list[Float64] | None:
         exact, random = self.exact(), np.random.default_rng(1)
         if exact is None:
             return None
@@ -145,26 +158,26 @@ class Noise:
         enlarged = ENLARGED if dtype == self.dtype == F32 else 1
         allowed: list[Float64] = []
         for made in range(1, SAMPLES + 1):
-            rounding = RandomRounding(dtype, random, times=enlarged)
+            rounding = RandomRounding(dtype, random, only, enlarged)
             moved = self.evaluate(Run(self.dtype, self.replaced, record=False, rounding=rounding))
             if moved is None:
                 return None
             for total, x, y in zip(squares, exact, moved, strict=True):
                 total += np.square(_difference(x, y) / enlarged)
             allowed = [
-                self._allowed(x, total / made, dtype)
+                self._allowed(x, total / made, dtype, only is None)
                 for x, total in zip(exact, squares, strict=True)
             ]
             if made == FIRST and self._is_hopeless(exact, allowed):
                 break
         return allowed
 
-    def _allowed(self, exact: Any, squares: Float64, dtype: np.dtype[Any]) -> Float64:
-        """From the mean squares of what rounding does to a result."""
+    def _allowed(self, exact: Any, squares: Float64, dtype: np.dtype[Any], stored: bool) -> Float64:
+        """From the mean squares of what rounding does to a result. `stored`: it is rounded too."""
         usual = np.atleast_1d(np.sqrt(squares))
         usual = np.maximum(usual, row_size(usual))
         unit = float(finfo(dtype).eps) / 2
-        own = unit * np.nan_to_num(np.abs(np.atleast_1d(numbers(exact))), posinf=0.0)
+        own = stored * unit * np.nan_to_num(np.abs(np.atleast_1d(numbers(exact))), posinf=0.0)
         allowed: Float64 = self.times(dtype) * np.maximum(usual, own)
         return allowed
 

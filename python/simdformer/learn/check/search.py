@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.catalogue import CATALOGUE, Mistake, Variation
-from simdformer.learn.check.compare import numbers
+from simdformer.learn.check.compare import finfo, numbers
 from simdformer.learn.check.problem import NEAR, Base, Problem, Target, distance, evaluate
 from simdformer.learn.check.rounding import F32, F64, Noise
 from simdformer.learn.program import Run, Step
+from simdformer.learn.slips import slips
 
 __all__ = ["BETTER", "SAMPLE", "WHOLE", "Budget", "Explanation", "Search"]
 
@@ -22,6 +23,8 @@ Explanation = tuple[Mistake, ...]  # one mistake, or two that are made together
 
 SAMPLE = 30_000  # numbers in the largest array of a run: about a millisecond
 WHOLE = 1_000_000  # in larger ones, mistakes that reach across the whole array go unrecognised
+FEW_NUMBERS, LUCKY = 3, 1e-6  # so few are met by chance: they have to be met so well
+EXACTLY = 32.0  # units: two results that are no further apart are the same
 FEW = 6  # mistakes that come near, which are looked at closely
 BETTER = 4.0  # times as exact as the right answer, where rounding would explain that as well
 INFORMATION = 8  # different numbers that an array must hold to tell one pair from another
@@ -156,7 +159,10 @@ class Search:
             self._trials[key] = self._tried(problem, dtype)
         return self._trials[key]
 
-    def _tried(self, problem: Problem, dtype: Any) -> list[Trial]:
+    def _tried(
+        self, problem: Problem, dtype: Any, known: list[Variation] | None = None
+    ) -> list[Trial]:
+        """Those of the catalogue, or others."""
         base = self.base(problem, dtype)
         if base.right is None:
             return []
@@ -166,12 +172,13 @@ class Search:
         ):  # so do the right steps, if this dtype is all that is wrong
             return []
         found = []
-        among = self.likely_first(CATALOGUE.among(base.run.visited), problem, dtype)
-        for number, variation in enumerate(among):
+        if known is None:
+            known = self.likely_first(CATALOGUE.among(base.run.visited), problem, dtype)
+        for number, variation in enumerate(known):
             if variation.habit:
                 continue
             if time.thread_time() > problem.until:
-                self.untried = len(among) - number, len(among)
+                self.untried = len(known) - number, len(known)
                 break
             steps = variation.steps
             out = evaluate(base.varied(variation.replaces, steps), problem)
@@ -224,13 +231,43 @@ class Search:
         names = {variation.mistake.name for variation in found}
         return tuple((one.mistake,) for one in found if one.unless not in names)
 
-    def pairs(self) -> tuple[Explanation, ...]:
+    @cached_property
+    def slips(self) -> list[Trial]:
+        """Every slip of the program, made alone."""
+        problem, dtype = self.sample, self.dtypes[0]
+        tape, few = self.base(problem, dtype).run.tape, _information(problem.mine)
+        is_constant = few < 2 and sum(map(np.size, problem.mine)) > 1
+        if tape is None or is_constant or (few < INFORMATION and self.coarsest.itemsize == 2):
+            return []
+        return self._tried(problem, dtype, list(slips(tape)))
+
+    def slipped(self, kind: str) -> tuple[Explanation, ...]:
+        """The slips of a kind that give the results, the most exact ones; of those that are the
+        same for all results of the program, the first."""
+        trials = [one for one in self.slips if one.variation.slip == kind]
+        problem, dtype = replace(self.sample, part=lambda results: results), self.dtypes[0]
+        found: list[tuple[float, Explanation, list[Any]]] = []
+        same = EXACTLY * float(finfo(dtype).eps)
+        for group in self._singles(self.sample, trials, dtype):
+            out = evaluate(Run(dtype, group[0].replaces, record=False), problem)
+            if out is not None and all(distance(out, other) > same for _, _, other in found):
+                off = distance(self.sample.mine, self.sample.part(out))
+                found.append((off, group, out))
+        least = max(same, BETTER * min((off for off, _, _ in found), default=0.0))
+        if _information(self.sample.mine) < FEW_NUMBERS:
+            least = min(least, LUCKY)
+        return tuple(group for off, group, _ in found if off <= least)
+
+    def pairs(self, slipped: bool = False) -> tuple[Explanation, ...]:
         """Two mistakes at once, those that are made often first. The second is made on what is
         known from making the first alone, so that only what both change is computed."""
         problem, dtype = self.sample, self.dtypes[0]
-        if self.budget.seconds <= 0 or _information(problem.mine) < INFORMATION:
+        least = INFORMATION if self.coarsest.itemsize == 2 else FEW_NUMBERS
+        if self.budget.seconds <= 0 or _information(problem.mine) < least:
             return ()
         trials = self.trials(problem, dtype)
+        if slipped:
+            trials = trials + [one for one in self.slips if one.variation.slip == "usual"]
         begun = time.thread_time()
         until = begun + self.budget.seconds
         mine = self.target(problem)
@@ -252,7 +289,7 @@ class Search:
         found: list[Explanation] = []
         near: list[tuple[float, Explanation, dict[str, Step]]] = []
         rareness = 0
-        for one, other in _in_order(trials):
+        for one, other in _in_order(trials, slipped):
             if time.thread_time() > until:
                 break
             rare = one.variation.rare + other.variation.rare
@@ -335,12 +372,14 @@ def in_turn(known: list[Variation]) -> list[Variation]:
     return [known[i] for i in sorted(range(len(known)), key=turns.__getitem__)]
 
 
-def _in_order(trials: list[Trial]) -> Iterator[tuple[Trial, Trial]]:
-    """All pairs that can be made together: rare ones last, and of both the earlier step first."""
+def _in_order(trials: list[Trial], slipped: bool) -> Iterator[tuple[Trial, Trial]]:
+    """All pairs that can be made together: rare ones last, and of both the earlier step first. With
+    slips, a mistake and a slip each."""
     pairs = [(a, b) for i, a in enumerate(trials) for b in trials[i + 1 :]]
     pairs.sort(key=lambda pair: pair[0].variation.rare + pair[1].variation.rare)
     for a, b in pairs:
-        if a.variation.combines_with(b.variation):
+        alike = bool(a.variation.slip) == bool(b.variation.slip)
+        if a.variation.combines_with(b.variation) and alike != slipped:
             yield (a, b) if a.starts <= b.starts else (b, a)
 
 

@@ -1,10 +1,12 @@
 """`simdformer.check_gradients`: where do a learner's gradients go wrong first, and why?"""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from simdformer.learn.check.blas import one_thread
+from simdformer.learn.check.constants import is_fitted
 from simdformer.learn.check.evidence import Evidence
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.report import Report
@@ -23,7 +25,8 @@ from simdformer.types import ArrayLike
 
 __all__ = ["Examination", "check_gradients", "trainable"]
 
-SECONDS = 3.0  # of work, after which no more mistakes are tried
+# After so much work no more mistakes are tried, all that comes before included; and at least.
+SECONDS, LEAST = 4.0, 1.5
 BESIDE = 4  # gradients before the first wrong one, and behind it, that tell mistakes apart
 
 
@@ -129,6 +132,7 @@ class Examination:
     def __init__(
         self, model: TrainableModel, ids: Any, labels: Any, aliases: Mapping[Any, Any]
     ) -> None:
+        self.begun = time.thread_time()
         self.steps = BackwardSteps(model, ids, labels)
         self.names, self.measure = Names(self.steps, aliases), Measure(self.steps)
         self.known: set[str] = set()  # gradients of activations that are right
@@ -186,7 +190,8 @@ class Examination:
         view = self.names.view(entry)
         if view is not None and self.measure.is_right(entry.name, entry.array, view):
             return Report(True, entry.called)
-        with Waiting(SECONDS) as work:
+        left = SECONDS - (time.thread_time() - self.begun)
+        with Waiting(max(left, LEAST)) as work:
             whole = Whole(self.names, self.measure, entries)
             found = () if view is None else whole.explain(entry, first=not self.known)
             if found:
@@ -196,7 +201,8 @@ class Examination:
                 if report.ok:  # by another convention
                     return report
                 report = self.agreed(report, neighbours(entries, entry), work)
-                found = () if report.diagnosis or view is None else whole.rest(entry)
+                plain = all(map(is_fitted, report.explanations))  # twice as large has other reasons
+                found = whole.rest(entry) if plain and view is not None else ()
                 if not (found or report.diagnosis) and entry.name in self.names.shapes:
                     other = replace(entry, name=WEIGHT + entry.name)  # it is called like a weight
                     meant = self.question(other, work).report()

@@ -5,7 +5,8 @@ The gradient of an activation is called like it, "layers.3.attn.q", that of a we
 in front, "weight layers.3.wq": some weights have the name of the activation that they give.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cached_property
 from typing import Any
 
 from simdformer.functional import linear
@@ -104,8 +105,15 @@ class BackwardSteps:
             self.read(index, (MIXTURE if self.config.has_experts(index) else MLP) + END_OF_LAYER)
         self.read(None, BEHIND_LAYERS)
         self.step, self.loss, self.right = self.passed(model, labels)
-        self.forward = model.language_model().transformer.run_with_cache(ids)[1]
         self._kept: dict[int, dict[str, Any]] = {}
+
+    @cached_property
+    def forward(self) -> Mapping[str, Array]:
+        """The activations."""
+        found: Mapping[str, Array] = self.model.language_model().transformer.run_with_cache(
+            self.ids
+        )[1]
+        return found
 
     def read(self, index: int | None, table: str) -> None:
         at = "" if index is None else f"layers.{index}."

@@ -11,10 +11,12 @@ from simdformer.learn.check.compare import numbers
 from simdformer.learn.gradients.measure import Measure, norm
 from simdformer.learn.gradients.names import Gradient, Names
 from simdformer.learn.gradients.steps import WEIGHT
+from simdformer.types import Array
 
 __all__ = ["NO_GRADIENT", "Whole"]
 
 Labels = np.ndarray[Any, Any]
+LARGE, PROBES, UNLIKE = 10_000, 500, 0.5  # numbers of an array, those looked at first, their error
 CERTAIN = 1e-3  # relative: how well a factor has to be met
 NORMS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)  # that gradients are clipped to
 
@@ -82,7 +84,7 @@ class Whole:
         """What brings the right gradient nearest to the learner's; 0 where nothing does."""
         view = self.names.view(entry)
         assert view is not None
-        right = numbers(view.take(self.steps.right[entry.name]))
+        right = numbers(view.take(self.right(entry)))
         with np.errstate(all="ignore"):
             found = float((numbers(entry.array) * right).sum() / np.square(right).sum())
         return found if math.isfinite(found) else 0.0
@@ -90,9 +92,14 @@ class Whole:
     def is_times(self, entry: Gradient, factor: float) -> bool:
         if factor == 0 or entry.array is None:
             return False
-        mine = (numbers(entry.array) / factor).astype(entry.array.dtype)
         view = self.names.view(entry)
-        return view is not None and self.measure.is_right(entry.name, mine, view)
+        if view is None or not is_like(entry.array, factor, view.take(self.right(entry))):
+            return False
+        mine = (numbers(entry.array) / factor).astype(entry.array.dtype)
+        return self.measure.is_right(entry.name, mine, view)
+
+    def right(self, entry: Gradient) -> Any:
+        return self.steps.right[entry.name]
 
     def clipped(self) -> Iterator[Mistake]:
         """Gradients of one factor that have a round number as their norm."""
@@ -149,6 +156,7 @@ class Whole:
             if (
                 alike
                 and both
+                and is_like(entry.array, 1.0, view.take(right))
                 and self.measure.is_right(entry.name, entry.array, view, {entry.name: right})
             ):
                 other = Gradient(entry.key, name, entry.array).short
@@ -159,6 +167,16 @@ class Whole:
                     "Look at the order in which they are returned and unpacked.",
                     "",
                 )
+
+
+def is_like(mine: Array, factor: float, right: Array) -> bool:
+    """Whether some numbers of a large array may be the right ones times a factor: those of another
+    weight, or of other labels, are nowhere near."""
+    if mine.shape != right.shape or mine.size < LARGE:
+        return mine.shape == right.shape
+    step = mine.size // PROBES | 1
+    a, b = numbers(np.ravel(mine)[::step]), factor * numbers(np.ravel(right)[::step])
+    return bool(np.abs(a - b).sum() < UNLIKE * np.abs(b).sum())
 
 
 def factors(factor: float, labels: Labels, what: str = "all gradients are") -> Iterator[Mistake]:

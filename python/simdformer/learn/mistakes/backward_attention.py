@@ -283,6 +283,10 @@ mistakes(
     sink_missing_in_weights (rare): the sink is missing in the weights, delta is made of out
         as above
         | unless(sinks is None); p = softmax_of(masked, seen)
+    only_maximum_subtracted (rare): exp(scores - max) is not divided by its sum
+        The largest score is subtracted instead of lse: these weights do not sum to one.
+        | highest = np.where(seen, masked, -np.inf).max(axis=-1, keepdims=True)
+        | p = of_seen(seen, np.exp(masked - highest)).astype(real)
     lse_missing (rare): lse is missing: the weights are not divided by their sum
         exp(scores) alone does not sum to one.
         | p = of_seen(seen, np.exp(masked))

@@ -133,6 +133,12 @@ mistakes(
     softmax_twice: softmax is applied twice
         The function took shares for logits.
         | ...; p = np.exp(p) / np.exp(p).sum(axis=-1, keepdims=True)
+    shares_to_bfloat16 (rare): p is rounded to bfloat16 before 1 is subtracted
+        Of p = 0.999 bfloat16 makes 1, and p - 1 is lost: the terms cancel.
+        | ...; p = p.astype(bfloat16).astype(real)
+    shares_to_float16 (rare): p is rounded to float16 before 1 is subtracted
+        Of p = 0.9999 float16 makes 1, and p - 1 is lost: the terms cancel.
+        | ...; p = p.astype(float16).astype(real)
     logits_for_shares: the logits stand for the shares
         softmax is missing.
         | p = z
@@ -162,6 +168,9 @@ mistakes(
     smoothing_on_top: the label keeps all of its weight beside the uniform part
         The target has to sum to 1: 1 - ε and ε.
         | target = target + real(label_smoothing / z.shape[-1])
+    smoothing_others_on_top (rare): the label keeps all of its weight, the V - 1 others get ε
+        The target has to sum to 1.
+        | target = target + real(label_smoothing / (z.shape[-1] - 1)) * (1 - target)
     smoothing_not_divided: ε is not divided by V in the uniform part
         The target has to sum to 1: ε / V in each of V columns.
         | target = real(1 - label_smoothing) * target + real(label_smoothing)
@@ -200,7 +209,7 @@ mistakes(
         cross_entropy takes logits; these are the right gradients of softmax applied twice.
         | twice = np.exp(p) / np.exp(p).sum(axis=-1, keepdims=True); dz = twice - target
         | dz = p * (dz - (p * dz).sum(axis=-1, keepdims=True))
-    shares_times: it is multiplied by p once more
+    shares_times: it is multiplied by p once more, as if softmax came again
         p - target is the gradient of the logits already.
         | ...; dz = p * dz
     shares_slope_times: it is multiplied by p * (1 - p) once more

@@ -29,7 +29,8 @@ def put(table: Any, ids: Any, rows: Any) -> Any:
 embedding_backward = Program(
     "embedding_backward",
     """
-    inputs: dy, places = array(grad), np.asarray(ids)
+    inputs: dy = array(grad)
+    place: places = np.asarray(ids)
     zeros: total = np.zeros((num_embeddings, dy.shape[-1]), real)
     scatter: total = scattered(total, places, dy)
     give: out = total
@@ -75,14 +76,6 @@ mistakes(
     last_sequence_only: only the last sequence counts
         The table is made anew for each sequence, or a loop assigns with = where += is meant.
         | unless(places.ndim < 2 or len(places) < 2); total = scattered(total, places[-1], dy[-1])
-    ids_of_next: the gradients go to the next token's row
-        The shift of the labels is taken over for the inputs.
-        > Use the ids that went in, unshifted.
-        | total = scattered(total, np.roll(places, -1, axis=-1), dy)
-    ids_of_previous: the gradients go to the previous token's row
-        as above
-        > Use the ids that went in, unshifted.
-        | total = scattered(total, np.roll(places, 1, axis=-1), dy)
     ids_of_next_last_dropped (rare): each gradient goes to the next token's row, the last to none
         The shift of the labels is taken over for the inputs: ids[:, 1:] and dy[:, :-1].
         > Use the ids that went in, unshifted.
@@ -95,6 +88,15 @@ mistakes(
         > Leave a row out only if the forward left it out.
         | unless(not (places == 0).any()); ...; total = np.where(
         |     np.arange(len(total))[:, None] == 0, real(0), total)
+
+    embedding_backward.place (08 §10) > Use the ids that went in, unshifted.
+
+    ids_of_next: the gradients go to the next token's row
+        The shift of the labels is taken over for the inputs.
+        | places = np.roll(np.asarray(ids), -1, axis=-1)
+    ids_of_previous: the gradients go to the previous token's row
+        as above
+        | places = np.roll(np.asarray(ids), 1, axis=-1)
 
     repeat_kv_backward.fold (08 §9) > Sum over the n_rep copies of each head.
 

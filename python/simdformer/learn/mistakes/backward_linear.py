@@ -78,8 +78,8 @@ mistakes(
     transposed: the weight's gradient is transposed: x.T @ dy
         Books write y = x W; checkpoints hold W as (O,I), and its gradient has the same shape.
         | dw = rows_of(h).T @ rows_of(dy)
-    batch_kept: the weight's gradient keeps the batch: each sequence has its own
-        swapaxes(-1, -2) @ x multiplies the matrices of a batch one by one; the sum is missing.
+    batch_kept: the weight's gradient keeps the batch axis: the sum over it is missing
+        swapaxes(-1, -2) @ x multiplies the matrices of a batch one by one: nothing is summed.
         | unless(dy.ndim < 3); dw = dy.swapaxes(-1, -2) @ h
     last_sequence_only: the weight's gradient is that of the last sequence
         A loop that assigns with = where += is meant, or an index -1.
@@ -101,6 +101,9 @@ mistakes(
     input_for_gradient (rare): x stands for dy in the weight's gradient
         x.T @ x has the right shape where inputs and outputs are as many.
         | unless(dy.shape != h.shape); dw = rows_of(h).T @ rows_of(h)
+    output_for_input (rare): y stands for x in the weight's gradient
+        The wrong saved array: the input belongs there, not the output.
+        | unless(dy.shape != h.shape); dw = rows_of(dy).T @ rows_of(h @ w.T)
     output_for_gradient (rare): y stands for dy in the weight's gradient
         The wrong saved array: the output has the shape of its gradient.
         | dw = rows_of(h @ w.T).T @ rows_of(h)

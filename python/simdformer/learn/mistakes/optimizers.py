@@ -176,6 +176,10 @@ mistakes(
     decay_without_lr: the weight decay is not multiplied by the learning rate
         w *= 1 - weight_decay takes a tenth away at each step.
         | w = w * real(1 - weight_decay)
+    decay_in_moment (rare): the weight decay is added to the gradient in m alone
+        It is then divided by sqrt(v); decay the weight itself.
+        | pass
+        momentum | m = real(beta1) * m + real(1 - beta1) * (g + real(weight_decay) * w)
     no_decay: the weight decay is missing
         Nothing pulls the weights towards 0.
         | unless(w.ndim < 2)
@@ -221,6 +225,9 @@ mistakes(
     square_not_weighed: 1 - beta2 is missing: v = beta2 * v + g²
         Adagrad adds the squares as they are.
         | v = real(beta2) * v + g * g
+    largest_square (rare): v never falls: max(v, ...)
+        That is AMSGrad, whose v has another line beside it.
+        | v = np.maximum(v, real(beta2) * v + real(1 - beta2) * g * g)
     square_of_moment (rare): v is made of m², not of g²
         m was computed a line before; v takes the gradient.
         | v = real(beta2) * v + real(1 - beta2) * m * m
@@ -248,6 +255,9 @@ mistakes(
     square_of_before (rare): the update is made with the v of the step before
         v was renewed behind the update.
         | ...; v_hat = (v - real(1 - beta2) * g * g) / real(beta2) / real(1 - beta2**t)
+    nesterov (rare): the update looks one step ahead, as Nesterov's: this is NAdam
+        beta1 * m + (1 - beta1) * g stands for m.
+        | ...; m_hat = (real(beta1) * m + real(1 - beta1) * g) / real(1 - beta1**t)
     correction_multiplied (rare): the bias correction multiplies instead of dividing
         m is too small at first; it has to grow.
         | m_hat, v_hat = m * real(1 - beta1**t), v * real(1 - beta2**t)
@@ -277,6 +287,9 @@ mistakes(
     gradient_for_moment: the gradient stands for m: this is RMSProp
         The update takes the mean of the gradients.
         | w = w - real(lr) * g / root
+    sign_of_moment (rare): the update is the sign of m
+        That is signSGD or Lion: each number moves by lr.
+        | w = w - real(lr) * np.sign(m)
     no_division (rare): the update is not divided by the root
         This is SGD with momentum.
         | w = w - real(lr) * m_hat

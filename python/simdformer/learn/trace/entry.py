@@ -12,6 +12,7 @@ from simdformer.learn.trace.places import Place
 __all__ = ["Entry", "hidden", "in_few_bits"]
 
 Array = np.ndarray[Any, Any]
+PROBES = 500  # numbers that are looked at first
 LOW = (
     -9e3
 )  # what masks hold at least that are no -inf: the lowest float, -1e9, -1e4; exp of it is 0
@@ -43,13 +44,18 @@ def in_few_bits(x: Array, name: str) -> Array:
         return x.astype(np.float64)
     if x.dtype not in TOLERANCE or name == "embed" or np.size(x) < 2:
         return x
-    with np.errstate(all="ignore"):
-        for few in (BF16, F16, F32):
-            narrow = x.astype(few)
-            same = (narrow.astype(x.dtype) == x) | np.isnan(x.astype(np.float64))
-            if TOLERANCE[few] > TOLERANCE[x.dtype] and same.all():
-                return narrow
+    some = np.ravel(x)[:: max(np.size(x) // PROBES, 1)]
+    for few in (BF16, F16, F32):
+        if TOLERANCE[few] > TOLERANCE[x.dtype] and holds(few, some) and holds(few, x):
+            return x.astype(few)
     return x
+
+
+def holds(few: np.dtype[Any], x: Array) -> bool:
+    """Whether a dtype holds all numbers of an array."""
+    with np.errstate(all="ignore"):
+        same = (x.astype(few).astype(x.dtype) == x) | np.isnan(x.astype(np.float64))
+    return bool(same.all())
 
 
 def hidden(array: Array, right: Array) -> Array:

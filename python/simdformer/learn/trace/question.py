@@ -121,7 +121,8 @@ class OfModel(Check):
     def own_evidence(self) -> Evidence:
         return replace(super().evidence(self.mine), dtypes=[F32])
 
-    def known(self, evidence: Evidence) -> tuple[Explanation, ...]:
+    def known(self, evidence: Evidence, right: list[Any] | None = None) -> tuple[Explanation, ...]:
+        del right
         search = evidence.search
         return (
             search.singles()
