@@ -91,7 +91,6 @@ WRONG = {
     },
     "training_step": {
         "step.gradients_of_ids": ("(weights, ids, labels)", "(weights, ids, ids)"),
-        "step.ids_and_labels_swapped": ("(weights, ids, labels)", "(weights, labels, ids)"),
         "step.loss_after_the_step": (
             "return loss,",
             "loss, _ = loss_and_gradients(new_weights, ids, labels)\n    return loss,",

@@ -111,10 +111,6 @@ mistakes(
         The labels stand one place further to the left, and leave out what is not learned.
         | loss, found = loss_and_gradients(weights, ids, ids)
         | gradients = in_order(found, s)
-    ids_and_labels_swapped: ids and labels are swapped
-        The model reads what it should say; the order is ids, then labels.
-        | loss, found = loss_and_gradients(weights, labels, ids)
-        | gradients = in_order(found, s)
     loss_after_the_step (rare): the loss is that of the weights after the step
         It is computed again at the end, which takes another forward pass.
         give | loss, _ = loss_and_gradients(dict(zip(weights, next(zip(*new)))), ids, labels); ...
