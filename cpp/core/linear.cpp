@@ -5,6 +5,7 @@
 
 #include "base/gradient_args.hpp"
 #include "base/linear_args.hpp"
+#include "base/tuning.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
 #include "core/slice_ahead.hpp"
@@ -230,7 +231,10 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
     else
       widens = true;
   }
-  args.slice_ahead = blocks ? slice_ahead(table, slices) : 0;
+  int64_t most_rows = 0;
+  for (const LinearWeight& w : weights) most_rows = std::max(most_rows, w.end - w.begin);
+  // Several rows multiply for longer than the hardware looks ahead.
+  args.slice_ahead = !blocks ? 0 : most_rows > 1 ? kSliceBytesAhead : slice_ahead(table, slices);
   const int64_t step = block_rows(all_rows, depth, chosen != nullptr);
   const int64_t elements = bytes_of(step, args.x_stride), row_blocks = depth / kBlockInputs;
   const Scratch widened(widens ? bytes_of(elements, itemsize(sum)) : 0);
