@@ -102,10 +102,10 @@ class StepOverRanks:
 
     def __str__(self) -> str:
         """Two lines."""
-        text = f"{self.name} on {self.ranks} ranks"
         planned = self.planned.seconds
         return (
-            f"{text}\n  a step {1e3 * self.seconds:.1f} ms, {self.tokens / self.seconds:.1f} tok/s"
+            f"{self.name} on {self.ranks} ranks\n"
+            f"  a step {1e3 * self.seconds:.1f} ms, {self.tokens / self.seconds:.1f} tok/s"
             f"; planned {1e3 * planned:.1f} ms, of it {self.planned.link / planned:.0%} link"
         )
 

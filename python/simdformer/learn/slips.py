@@ -16,6 +16,7 @@ import numpy as np
 
 from simdformer.learn.catalogue import CATALOGUE, Mistake, Variation
 from simdformer.learn.lines import Lines, plain
+from simdformer.learn.mistakes.backward_attention import transposed
 from simdformer.learn.program import Program, Tape
 
 __all__ = ["slips"]
@@ -121,10 +122,6 @@ class Made:
         see = known.step if known else ""
         mistake = Mistake(f"{self.name}.{kind}", title, CAUSES[kind], fix, see, replaces)
         return Variation(mistake, rare=True, slip="many" if kind in UNUSUAL else "usual")
-
-
-def transposed(x: Any) -> Any:
-    return np.swapaxes(x, -1, -2)
 
 
 def names_in(node: ast.expr) -> set[str]:

@@ -10,11 +10,10 @@ from simdformer.models.config import ModelConfig
 from simdformer.parallel.plan import Exchange, Link, rounds_of, sums
 from simdformer.training.gradient_tree import PIECE, share_of_each
 from simdformer.training.options import TrainOptions
-from simdformer.training.work import all_parameters, head_flops, work_of_step
+from simdformer.training.work import FLOAT, all_parameters, head_flops, work_of_step
 
 __all__ = ["StepPrediction", "StepRates", "predict_step"]
 
-FLOAT = 4  # bytes of a number that is trained, and of its gradient
 BUFFERS = 4  # pieces of the gradients that are in memory while ranks exchange one
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from simdformer import backward
 from simdformer.functional import embedding
 from simdformer.functional import scaled_dot_product_attention as attention
-from simdformer.loss import counted, cross_entropy, linear_cross_entropy, logits_of
+from simdformer.loss import BLOCK_BYTES, counted, cross_entropy, linear_cross_entropy, logits_of
 from simdformer.models.activations import added
 from simdformer.models.transformer import scaled
 from simdformer.runtime import awake
@@ -37,7 +37,6 @@ Objective = Callable[[Array], tuple[float, Array]]
 CHECKPOINTS = ("none", "mlp", "layer")
 QKV, QKV_BIASES = ("wq", "wk", "wv"), ("bq", "bk", "bv")
 IGNORED = -100
-LOGIT_BYTES = 16 << 20  # of logits at a time
 
 
 class Passes(Mixtures):
@@ -167,7 +166,7 @@ class Passes(Mixtures):
     def pieces(self, x: Array) -> Iterator[tuple[slice, Array, Array]]:
         """All rows of x and of the labels, so many at a time that their logits take 16 MB."""
         flat, labels = self.narrow(x.reshape(-1, x.shape[-1])), self.labels.reshape(-1)
-        step = max(LOGIT_BYTES // (4 * self.config.vocab_size), 64)
+        step = max(BLOCK_BYTES // (4 * self.config.vocab_size), 64)
         for begin in range(0, len(flat), step):
             rows = slice(begin, begin + step)
             yield rows, flat[rows], labels[rows]

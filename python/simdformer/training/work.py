@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simdformer.loss import BLOCK_BYTES
 from simdformer.models.config import ModelConfig
 from simdformer.models.weight_table import expert_of, weight_rows
 from simdformer.models.weights import weight_shapes
@@ -20,7 +21,7 @@ __all__ = ["StepWork", "all_parameters", "flops_of_token", "head_flops", "work_o
 BACKWARD = 2.5  # attention's way back has 5 products, its forward 2
 FLOAT = 4  # bytes
 SIZES = {"float32": FLOAT, "bfloat16": 2}
-LOGITS = 3 * (16 << 20)  # bytes: a block of them, its gradient, and what is packed beside
+LOGITS = 3 * BLOCK_BYTES  # bytes: a block of them, its gradient, and what is packed beside
 
 
 @dataclass(frozen=True, kw_only=True)

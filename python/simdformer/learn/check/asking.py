@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = ["by_our_names", "nearest", "refuse"]
+__all__ = ["as_named", "by_our_names", "nearest", "refuse"]
 
 # Names of PyTorch, transformers and walkthroughs, and ours.
 OTHERS = {
@@ -93,6 +93,13 @@ def by_our_names(given: Mapping[Any, Any], names: Iterable[str]) -> dict[Any, An
             )
         found[name], first[name] = x, called
     return found
+
+
+def as_named(mine: Any, names: Iterable[str]) -> dict[Any, Any]:
+    """A learner's results by our names, where he has several: a tuple or list has them in order."""
+    if isinstance(mine, Mapping):
+        return by_our_names(mine, names)
+    return dict(zip(names, mine, strict=False)) if isinstance(mine, list | tuple) else {}
 
 
 def nearest(wanted: str, names: Iterable[str]) -> list[str]:

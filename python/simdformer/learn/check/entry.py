@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.asking import by_our_names
+from simdformer.learn.check.asking import as_named, by_our_names
 from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE
 from simdformer.learn.check.constants import is_fitted
@@ -275,17 +275,12 @@ def exchanged(
 def not_asked_for(mine: Any, call: Call) -> list[str]:
     """Gradients that the learner has though the call names only others in `needs`: those of a mask
     or of sinks."""
-    if "needs" not in call.variables or not isinstance(mine, Mapping | tuple | list):
+    if "needs" not in call.variables:
         return []
-    given = (
-        by_our_names(mine, call.names)
-        if isinstance(mine, Mapping)
-        else dict(zip(call.names, mine, strict=False))
-    )
     results = dict(zip(call.names, call.results, strict=True))
     return [
         name
-        for name, gradient in given.items()
+        for name, gradient in as_named(mine, call.names).items()
         if gradient is not None
         and results.get(name, gradient) is None
         and call.variables.get(name) is not None

@@ -10,7 +10,7 @@ import numpy as np
 
 from simdformer import backward, functional, loss
 from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.asking import by_our_names
+from simdformer.learn.check.asking import as_named
 from simdformer.learn.check.compare import TOLERANCE, coarsest, compare, float_dtypes
 from simdformer.learn.check.operation import Call, as_array, bind
 
@@ -93,11 +93,7 @@ def in_another_order(
         names = [*inspect.signature(call.operation).parameters][: len(args)]
         order, name = ", ".join(names), call.name.removeprefix("optim.")
         mixed_up = f"{name}: {names[i]} and {names[j]} are swapped, needs {order} in this order"
-        given = {}
-        if isinstance(mine, Mapping):
-            given = by_our_names(mine, call.names)
-        elif isinstance(mine, list | tuple):
-            given = dict(zip(call.names, mine, strict=False))
+        given = as_named(mine, call.names)
         shapes = {one: np.shape(as_array(x)) for one, x in given.items() if x is not None}
         right = {one: np.shape(x) for one, x in zip(call.names, call.results, strict=False)}
         tells = any(shapes.get(names[k], np.shape(args[k])) != np.shape(args[k]) for k in (i, j))

@@ -4,6 +4,7 @@ x (...,E), weight (V,E), labels (...); the meaning is that of `reference.backwar
 gradient of the logits and those of linear are the programs of these.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,31 +24,19 @@ X = 1  # the number of its gradient among the results
 OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap")
 
 
-def by_name(
-    x: Any,
-    weight: Any,
-    labels: Any,
-    *,
-    count: int | None = None,
-    reduction: Any = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    needs: Any = ("x", "weight"),
-) -> dict[str, Any]:
-    """What `loss.linear_cross_entropy` gives, but for the count, which is no sum of rounded
-    numbers."""
-    found = loss.linear_cross_entropy(
-        x, weight, labels, count=count, reduction=reduction, ignore_index=ignore_index,
-        label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap, needs=needs,
-    )  # fmt: skip
-    return {"loss": found.loss, "x": found.x, "weight": found.weight}
+@functools.wraps(loss.linear_cross_entropy)
+def by_name(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What it gives, but for the count, which is no sum of rounded numbers."""
+    return named(loss.linear_cross_entropy(*args, **kwargs))
 
 
 def right_by_name(*args: Any, needs: Any = None, **kwargs: Any) -> dict[str, Any]:
     """The same in float64, whatever is asked for."""
-    found = reference.linear_cross_entropy(*args, **kwargs)
+    del needs
+    return named(reference.linear_cross_entropy(*args, **kwargs))
+
+
+def named(found: loss.LossAndGradients) -> dict[str, Any]:
     return {"loss": found.loss, "x": found.x, "weight": found.weight}
 
 
