@@ -200,9 +200,13 @@ SF_INLINE Vec<float> widen_bits(bfloat16, Bits16 x) {
 }
 SF_INLINE Vec<float> widen_bits(float16, Bits16 x) { return _mm512_cvtph_ps(x); }
 
-// One rounding, to nearest even. NaN stays NaN, subnormals are kept: the hardware's own conversion to
-// bfloat16 takes them for zero.
+// One rounding, to nearest even. NaN stays NaN, subnormals are kept: the hardware's own conversion to bfloat16, which
+// some have, takes them for zero.
+SF_INLINE bool has_subnormals(Vec<float> x) { return _mm512_fpclass_ps_mask(x, 0x20) != 0; }
 SF_INLINE Bits16 narrow_bits(bfloat16, Vec<float> x) {
+#ifdef __AVX512BF16__
+  if (__builtin_expect(!has_subnormals(x), 1)) return lanes_as<Bits16>(_mm512_cvtneps_pbh(x));
+#endif
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));

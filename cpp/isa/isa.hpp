@@ -14,6 +14,7 @@
 //   load_part store_part store_rounded                    to and from memory
 //   stream finish_streams                                 to memory, past the caches
 //   Bits16, load_bits stream_bits ... narrow_bits         numbers of 16 bits: load, store, widen, narrow
+//   narrow_two                                            two registers to bfloat16, in turns
 //   kByteDots, kSignedDots                                what codes are multiplied as: bytes, signed ones?
 //   DotSums, start_dots add_dots finish_dots              sums of products of 16-bit integers, or of bytes
 //   look_up_bytes, store_rounded                          other steps between numbers and small integers
@@ -123,6 +124,23 @@ SF_INLINE V first_lanes(int64_t n, V x, V other) {
   static constexpr A kIndex[] = {0, 1, 2, 3, 4, 5, 6, 7};
   static_assert(sizeof(V) <= 32, "wider registers have masks");
   return xsimd::select(V::load_unaligned(kIndex) < V(static_cast<A>(n)), x, other);
+}
+
+// x as bfloat16 in the upper halves of words: one rounding, NaN stays NaN
+template <class V>
+SF_INLINE Vec<uint32_t> rounded_words(V x) {
+  using Words = Vec<uint32_t>;
+  const Words bits = lanes_as<Words>(x);
+  const Words rounded = bits + Words(0x7fffu) + ((bits >> 16) & Words(1u));
+  const Words quiet = bits | Words(0x00400000u);
+  return lanes_as<Words>(V(xsimd::select(x == x, lanes_as<V>(rounded), lanes_as<V>(quiet))));
+}
+
+// a0 b0 a1 b1 ... as bfloat16
+template <class V>
+SF_INLINE Vec<uint32_t> narrow_two(V a, V b) {
+  using Words = Vec<uint32_t>;
+  return (rounded_words(a) >> 16) | (rounded_words(b) & Words(0xffff0000u));
 }
 
 // ---- what follows from it ---------------------------------------------------------------------------------

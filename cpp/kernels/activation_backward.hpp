@@ -90,7 +90,7 @@ inline void swiglu_backward(const SwigluBackwardArgs& args, int64_t begin, int64
             char* d_up) {
           const auto in = [&](const char* row) { return reinterpret_cast<const T*>(row) + offset; };
           const auto to = [&](char* row) { return reinterpret_cast<T*>(row) + offset; };
-          map_row(Pair<T*>{to(d_gate), to(d_up)}, n, slope, in(dy), in(gate), in(up));
+          map_row<2>(Pair<T*>{to(d_gate), to(d_up)}, n, slope, in(dy), in(gate), in(up));
         },
         args.grad, args.gate, args.up, args.d_gate, args.d_up);
   });

@@ -90,7 +90,7 @@ void cross_entropy_backward_rows(const CrossEntropyArgs& args, int64_t begin, in
           },
           z);
     else
-      map_row(dz, n, [&](V z) { return V(vec_exp(V(z - shift)) * times - less); }, z);
+      map_row<2>(dz, n, [&](V z) { return V(vec_exp(V(z - shift)) * times - less); }, z);
     if (label < 0) continue;
     const A value = static_cast<A>(scale * slope);
     map_row(dz + label, 1, [&](V) { return V(value); }, static_cast<const T*>(dz + label));

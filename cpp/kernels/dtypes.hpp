@@ -4,6 +4,7 @@
 //   load(const T*)            a register of Acc<T> from kLanes numbers, any alignment
 //   store(T*, register)       one rounding, to nearest even; NaN stays NaN; subnormals are kept
 //   stream(T*, register)      the same past the caches, aligned to itself; finish_streams() after the last
+//   load_two, store_two       two registers of neighbours, in an order of their own: bfloat16 in turns
 //   load_part, store_part     the first n <= kLanes of them; nothing beyond is touched
 //   with_type(dtype, body)    from a dtype known when the program runs to a type known when it is compiled
 #pragma once
@@ -68,6 +69,28 @@ SF_INLINE void store(bfloat16* p, Vec<float> x) { store_bits(p, narrow_bits(bflo
 
 SF_INLINE void stream(float16* p, Vec<float> x) { stream_bits(p, narrow_bits(float16{}, x)); }
 SF_INLINE void stream(bfloat16* p, Vec<float> x) { stream_bits(p, narrow_bits(bfloat16{}, x)); }
+
+template <class T>
+SF_INLINE Pair<Vec<Acc<T>>> load_two(const T* p) {
+  return {load(p), load(p + kLanes<Acc<T>>)};
+}
+SF_INLINE Pair<Vec<float>> load_two(const bfloat16* p) {
+  using Words = Vec<uint32_t>;
+  const Words words = Words::load_unaligned(reinterpret_cast<const uint32_t*>(p));
+  return {lanes_as<Vec<float>>(Words(words << 16)), lanes_as<Vec<float>>(Words(words & Words(0xffff0000u)))};
+}
+
+template <class T>
+SF_INLINE void store_two(T* p, Vec<Acc<T>> a, Vec<Acc<T>> b) {
+  store(p, a), store(p + kLanes<Acc<T>>, b);
+}
+SF_INLINE void store_two(bfloat16* p, Vec<float> a, Vec<float> b) {
+  narrow_two(a, b).store_unaligned(reinterpret_cast<uint32_t*>(p));
+}
+
+// Whether the order is the same for both.
+template <class T, class U>
+constexpr bool kComeInTwosAlike = std::is_same_v<T, bfloat16> == std::is_same_v<U, bfloat16>;
 
 // For float and double the instruction set has them.
 SF_INLINE Vec<float> load_part(const float16* p, int64_t n) {

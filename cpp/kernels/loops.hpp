@@ -33,6 +33,11 @@ SF_INLINE void store_part(Pair<T*> p, int64_t n, Pair<V> x) {
   store_part(p.a, n, x.a), store_part(p.b, n, x.b);
 }
 
+template <class T, class V>
+SF_INLINE void store_two(Pair<T*> p, Pair<V> x, Pair<V> y) {
+  store_two(p.a, x.a, y.a), store_two(p.b, x.b, y.b);
+}
+
 template <class Out>
 struct ElementOfOutput;
 template <class T>
@@ -45,14 +50,20 @@ struct ElementOfOutput<Pair<T*>> {
 };
 
 // out[i] = f(in[i]...) over a row. out may be one of the inputs. Where f is next to nothing, several vectors to a
-// turn of the loop hide its cost.
+// turn of the loop hide its cost, and bfloat16 is taken in twos.
 template <int vectors = 1, class Out, class F, class... In>
 SF_INLINE void map_row(Out out, int64_t n, F f, const In*... in) {
-  constexpr int64_t W = kLanes<Acc<typename ElementOfOutput<Out>::Type>>;
+  using T = typename ElementOfOutput<Out>::Type;
+  constexpr int64_t W = kLanes<Acc<T>>;
   int64_t i = 0;
-  for (; i + vectors * W <= n; i += vectors * W)
-    SF_UNROLL for (int v = 0; v < vectors; ++v) store(at(out, i + v * W), f(load(in + i + v * W)...));
-  for (; vectors > 1 && i + W <= n; i += W) store(at(out, i), f(load(in + i)...));
+  if constexpr (vectors > 1) {
+    static_assert(vectors % 2 == 0 && (kComeInTwosAlike<T, In> && ...));
+    const auto map_two = [&](auto to, auto... x)
+                             __attribute__((always_inline)) { store_two(to, f(x.a...), f(x.b...)); };
+    for (; i + vectors * W <= n; i += vectors * W)
+      SF_UNROLL for (int v = 0; v < vectors; v += 2) map_two(at(out, i + v * W), load_two(in + i + v * W)...);
+  }
+  for (; i + W <= n; i += W) store(at(out, i), f(load(in + i)...));
   if (i < n) store_part(at(out, i), n - i, f(load_part(in + i, n - i)...));
 }
 

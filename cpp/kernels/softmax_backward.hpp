@@ -24,10 +24,10 @@ void softmax_backward_rows(const SoftmaxBackwardArgs& args, int64_t begin, int64
     T* dx = out.template as<T>();
     if (args.is_log) {
       const V sum(sum_row(dy, n, [](V sum, V dy) { return V(sum + dy); }));
-      map_row(dx, n, [&](V dy, V y) { return neg_mul_add(vec_exp(y), sum, dy); }, dy, of);
+      map_row<2>(dx, n, [&](V dy, V y) { return neg_mul_add(vec_exp(y), sum, dy); }, dy, of);
     } else {
       const V sum(sum_row(dy, n, [](V sum, V dy, V p) { return mul_add(dy, p, sum); }, of));
-      map_row(dx, n, [&](V dy, V p) { return V(p * (dy - sum) * scale); }, dy, of);
+      map_row<2>(dx, n, [&](V dy, V p) { return V(p * (dy - sum) * scale); }, dy, of);
     }
   }
 }

@@ -143,6 +143,9 @@ constexpr Primitive kOthers[] = {
     {"bf16 store_bits", Short<bfloat16>::store_bits_of},
     {"bf16 stream_bits", Short<bfloat16>::stream_bits_of},
     {"bf16 store_bits_part", Short<bfloat16>::store_part_of},
+    {"bf16 load_two", [](const Operands& o) { put<float>(o, load_two(static_cast<const bfloat16*>(o.a))); }},
+    {"bf16 store_two",
+     [](const Operands& o) { store_two(static_cast<bfloat16*>(o.out), a_of<float>(o), b_of<float>(o)); }},
     {"", nullptr},
 };
 

@@ -297,6 +297,32 @@ TEST(sixteen_bits_are_widened_and_narrowed_with_one_rounding) {
   });
 }
 
+TEST(two_registers_of_bfloat16_are_those_of_one_in_turns) {
+  for_each_table([](const Primitives& isa) {
+    const auto lanes = static_cast<std::size_t>(isa.floats);
+    for (uint32_t first = 0; first < 65536; first += static_cast<uint32_t>(2 * lanes)) {
+      alignas(64) uint16_t bits[32], back[32] = {}, one[2][32] = {};
+      std::vector<float> x[2];
+      for (uint32_t i = 0; i < 2 * lanes; ++i) {
+        bits[i] = static_cast<uint16_t>(first + i);
+        x[i % 2].push_back(static_cast<float>(decode(bits[i], DType::bf16)));
+      }
+      std::vector<float> got(2 * lanes), wanted(x[0]);
+      wanted.insert(wanted.end(), x[1].begin(), x[1].end());
+      run(isa.others, "bf16 load_two", {bits, nullptr, nullptr, 0, got.data()});
+      check_same(got, wanted);
+      for (const float share : {0.0f, 0.25f, 0.5f, 0.75f}) {  // and what lies between
+        for (int k = 0; k < 2; ++k) {
+          for (float& number : x[k]) number *= 1.0f + share * 0x1p-7f;
+          run(isa.others, "bf16 store_bits", {x[k].data(), nullptr, nullptr, 0, one[k]});
+        }
+        run(isa.others, "bf16 store_two", {x[0].data(), x[1].data(), nullptr, 0, back});
+        for (std::size_t i = 0; i < 2 * lanes; ++i) CHECK_EQUAL(back[i], one[i % 2][i / 2]);
+      }
+    }
+  });
+}
+
 TEST(exponents_are_scaled_and_doubles_rounded) {
   for_each_table([](const Primitives& isa) {
     const auto lanes = static_cast<std::size_t>(isa.doubles);
