@@ -63,7 +63,8 @@ struct LinearWeight {
   const QuantizedFormat*
       format;  // null unless it is quantized, in slices; then it is packed and its dtype f32
   int64_t columns;
-  const char* bias;  // (columns), bias_stride bytes apart; null when absent
+  int64_t sum_terms;  // of a partial sum; 0: as many as the depth has by itself
+  const char* bias;   // (columns), bias_stride bytes apart; null when absent
   int64_t bias_stride;
   DType bias_dtype;
   Rows out;            // all rows of the call

@@ -131,6 +131,7 @@ LinearWeight weight_of(const LinearOperand& operand, int64_t begin, int64_t end)
   w.packed = operand.weight == nullptr;
   w.format = nullptr;
   w.row_stride = 0;
+  w.sum_terms = operand.sum_terms;
   if (operand.quantized != nullptr) {
     w.weight = reinterpret_cast<const char*>(operand.quantized->data());
     w.format = &operand.quantized->format();

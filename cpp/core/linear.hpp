@@ -51,6 +51,7 @@ struct LinearOperand {
   const QuantizedWeight* quantized = nullptr;  // instead of both
   const View* bias = nullptr;                  // (O), any stride; null when absent
   View out;                                    // (..., O) with the leading axes of x
+  int64_t sum_terms = 0;                       // of a partial sum; 0: as many as the forward has
   int64_t begin = 0, end = 0;                  // of expert_linear: which of the chosen rows are its own
 };
 

@@ -15,6 +15,9 @@
 namespace simdformer {
 namespace {
 
+// How many products a partial sum has. Factors of pairs have 8 digits: what longer sums lose is nothing beside that.
+int64_t terms_of(DType dtype) { return kernels().bf16_pairs && dtype == DType::bf16 ? kGradientTerms : 0; }
+
 View matrix(void* data, DType dtype, int64_t rows, int64_t columns) {
   View view;
   view.data = static_cast<char*>(data);
@@ -91,6 +94,7 @@ void multiply_by_weight(const LinearGradient& one, const View& out) {
   LinearOperand operand;
   operand.packed = &columns.weight();
   operand.out = out;
+  operand.sum_terms = terms_of(columns.weight().dtype());
   linear(one.grad, &operand, 1, Arithmetic::float32);
 }
 
@@ -142,6 +146,7 @@ void linear_backward_weight(const LinearGradient* gradients, int count, const Vi
     LinearOperand operand;
     operand.packed = &columns.weight();
     operand.out = outs[j];
+    operand.sum_terms = terms_of(x.dtype);
     linear_of_columns(as_matrix(gradients[j].grad, copied), operand);
   }
 }

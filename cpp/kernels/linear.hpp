@@ -66,7 +66,7 @@ struct LinearItem {
 template <class T, class Beside>
 SF_INLINE void multiply_block(const LinearItem& item, int64_t k, Matrix<RowOf<T>> x,
                               Panels<ElementOf<T>> panels, SumOf<T>* tile, bool accumulate, Beside beside) {
-  const int64_t length = sum_length(item.args.depth);
+  const int64_t length = item.w.sum_terms > 0 ? item.w.sum_terms : sum_length(item.args.depth);
   int64_t begin = 0;
   do {
     gemm<T>(item.rows, item.columns, min_of(k - begin, length), x.from(0, begin), panels.from(0, begin),
