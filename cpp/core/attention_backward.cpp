@@ -52,6 +52,8 @@ void backward(const AttentionBackward& call) {
   args.part_keys = ceil_div(ceil_div(heads.keys, parts), kBackwardKeys) * kBackwardKeys;
   const int64_t all_parts = ceil_div(heads.keys, args.part_keys);
   args.band_rows = band_rows_of(rows, width);
+  const auto is_bf16 = [](const View& view) { return view.dtype == DType::bf16; };
+  heads.pairs = kernels().bf16_pairs && is_bf16(forward.query) && is_bf16(forward.key);
 
   const int64_t size = itemsize(accumulator(forward.query.dtype));
   const int64_t row_bytes = bytes_of(whole_panels(heads.depth), size);

@@ -11,6 +11,7 @@
 // ds^T are the left operands of dv and dk as they are, and dq^T = k^T ds^T takes ds^T as panels. A tile has the keys
 // of a block that some row of a strip sees: causality and windows cost no more than they need. 16-bit numbers are
 // widened when they are packed, all arithmetic is float32 (float64 for float64), and each gradient is rounded once.
+// Where the CPU multiplies pairs of bfloat16, q k^T and dout v^T of bfloat16 are made of them as they are.
 #pragma once
 
 #include "base/attention_backward_args.hpp"
@@ -24,10 +25,11 @@ constexpr int64_t kKeyPitch = (kBackwardKeys / kPanelColumns | 1) * kPanelColumn
 // The scratch memory of an item.
 template <class A>
 struct Workspace {
-  // A band of rows. As panels [D][16 rows] for s and dout.v; as panels [rows][16 columns] for dk and dv.
+  // A band of rows. As panels [D][16 rows] for s and dout.v, of bfloat16 where that is multiplied in pairs; as panels
+  // [rows][16 columns] for dk and dv.
   A *query_panels, *grad_panels, *query_columns, *grad_columns, *lse, *delta;
   A* d_query;  // (D, rows)
-  // A block of keys: as rows, and k^T.
+  // A block of keys: as rows, of bfloat16 likewise, and k^T.
   A *stage, *keys, *values, *turned_keys;
   A *d_key, *d_value;  // (keys of the part, pitch)
   // Tiles, (keys, rows): s and then P, dout.v and then ds, the mask, dM. And ds once more, as panels.
@@ -81,6 +83,12 @@ SF_INLINE bool widen_row(DType dtype, const char* from, int64_t n, A* row) {
   return sum_lanes(check) == A(0);
 }
 
+// bfloat16 as it is, with zeros up to the next panel
+SF_INLINE void copy_row(const char* from, int64_t n, bfloat16* row) {
+  std::memcpy(row, from, static_cast<size_t>(n) * 2);
+  std::memset(row + n, 0, static_cast<size_t>(whole_panels(n) - n) * 2);
+}
+
 // Sixteen rows of a stage -> their place among panels of 16 columns, where what is not finite is zero: it meets the
 // zeros of what a row does not see.
 template <class A>
@@ -112,8 +120,12 @@ void pack_band(const AttentionBackwardArgs& args, const Head& head, int64_t inde
   const int64_t depth = heads.depth, value_depth = heads.value_depth;
   const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
   A *const queries = work.stage, *const grads = work.stage + kPanelColumns * pitch, *const out = work.values;
+  // What is multiplied in pairs; no keys are packed yet.
+  bfloat16* const paired_queries = reinterpret_cast<bfloat16*>(work.keys);
+  bfloat16* const paired_grads = reinterpret_cast<bfloat16*>(work.values + value_pitch);
   for (int64_t r = 0; r < whole_panels(band.count); r += kPanelColumns) {
     bool finite = true, grad_is_finite = true;
+    const int64_t own = min_of(band.count - r, kPanelColumns);
     for (int64_t n = 0; n < kPanelColumns; ++n) {
       A *query_row = queries + n * pitch, *grad_row = grads + n * value_pitch;
       if (r + n >= band.count) {
@@ -123,8 +135,13 @@ void pack_band(const AttentionBackwardArgs& args, const Head& head, int64_t inde
       }
       const int64_t i = (band.first + r + n) / heads.group, g = (band.first + r + n) % heads.group;
       const View &query = call.forward.query, &result = call.forward.out;
-      finite &= widen_row(query.dtype, row_of(&query, head.query, i, g), depth, query_row);
-      grad_is_finite &= widen_row(call.grad.dtype, row_of(&call.grad, grad, i, g), value_depth, grad_row);
+      const char *query_from = row_of(&query, head.query, i, g), *grad_from = row_of(&call.grad, grad, i, g);
+      finite &= widen_row(query.dtype, query_from, depth, query_row);
+      grad_is_finite &= widen_row(call.grad.dtype, grad_from, value_depth, grad_row);
+      if (heads.pairs) {
+        copy_row(query_from, depth, paired_queries + n * pitch);
+        copy_row(grad_from, value_depth, paired_grads + n * value_pitch);
+      }
       widen_row(result.dtype, row_of(&result, head.out, i, g), value_depth, out);
       const auto add = [](Vec<A> sum, Vec<A> a, Vec<A> b) { return mul_add(a, b, sum); };
       A delta = sum_row(static_cast<const A*>(grad_row), value_depth, add, static_cast<const A*>(out));
@@ -137,10 +154,19 @@ void pack_band(const AttentionBackwardArgs& args, const Head& head, int64_t inde
                     &delta, sizeof(A));
     }
     constexpr auto kSize = static_cast<int64_t>(sizeof(A));
-    pack_panel<A>(reinterpret_cast<const char*>(queries), pitch * kSize, kPanelColumns, depth,
-                  work.query_panels + r * depth);
-    pack_panel<A>(reinterpret_cast<const char*>(grads), value_pitch * kSize, kPanelColumns, value_depth,
-                  work.grad_panels + r * value_depth);
+    if (heads.pairs) {
+      const auto pack_pairs = [&](const bfloat16* rows, int64_t stride, int64_t k, A* panels) {
+        pack_panel_16(reinterpret_cast<const char*>(rows), 2 * stride, own, k,
+                      reinterpret_cast<bfloat16*>(panels) + r * even(k));
+      };
+      pack_pairs(paired_queries, pitch, depth, work.query_panels);
+      pack_pairs(paired_grads, value_pitch, value_depth, work.grad_panels);
+    } else {
+      pack_panel<A>(reinterpret_cast<const char*>(queries), pitch * kSize, kPanelColumns, depth,
+                    work.query_panels + r * depth);
+      pack_panel<A>(reinterpret_cast<const char*>(grads), value_pitch * kSize, kPanelColumns, value_depth,
+                    work.grad_panels + r * value_depth);
+    }
     const int64_t stride = args.band_rows * kPanelColumns;
     spread_columns(queries, pitch, depth, finite, work.query_columns + r * kPanelColumns, stride);
     spread_columns(grads, value_pitch, value_depth, grad_is_finite, work.grad_columns + r * kPanelColumns,
@@ -159,16 +185,22 @@ void pack_keys(const AttentionBackwardArgs& args, const Head& head, int64_t firs
   alignas(64) A panel[kTaken * kPanelColumns];
   for (int64_t j = 0; j < count; j += kPanelColumns) {
     const int64_t columns = min_of(count - j, kPanelColumns);
+    A* const keys = args.heads.pairs ? work.stage : work.keys + j * pitch;
     bool finite = true;
     for (int64_t n = j; n < j + columns; ++n) {
-      finite &= widen_row(call.key.dtype, head.keys.row(first + n), depth, work.keys + n * pitch);
-      widen_row(call.value.dtype, head.values.row(first + n), value_depth,
-                work.values + n * pitch_of(value_depth));
+      const char *key = head.keys.row(first + n), *value = head.values.row(first + n);
+      finite &= widen_row(call.key.dtype, key, depth, keys + (n - j) * pitch);
+      if (args.heads.pairs) {
+        copy_row(key, depth, reinterpret_cast<bfloat16*>(work.keys) + n * pitch);
+        copy_row(value, value_depth, reinterpret_cast<bfloat16*>(work.values) + n * pitch_of(value_depth));
+      } else {
+        widen_row(call.value.dtype, value, value_depth, work.values + n * pitch_of(value_depth));
+      }
     }
     for (int64_t d = 0; d < depth; d += kTaken) {
       const int64_t taken = min_of(depth - d, kTaken);
-      pack_panel<A>(reinterpret_cast<const char*>(work.keys + j * pitch + d),
-                    pitch * static_cast<int64_t>(sizeof(A)), columns, taken, panel);
+      pack_panel<A>(reinterpret_cast<const char*>(keys + d), pitch * static_cast<int64_t>(sizeof(A)), columns,
+                    taken, panel);
       if (!finite) remove_non_finite(panel, taken * kPanelColumns);
       for (int64_t n = 0; n < taken; ++n)
         std::memcpy(work.turned_keys + (d + n) * kKeyPitch + j, panel + n * kPanelColumns,
@@ -324,12 +356,22 @@ void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t ind
     const int64_t count = seen.end - seen.begin;
     const int64_t from = seen.begin * kTilePitch;
     // The packed keys begin with keys.begin.
-    const auto product = [&](int64_t k, const A* packed, int64_t p, const A* panels, A scale, A* to) {
+    const auto product_of = [&](auto type, int64_t k, const A* packed, int64_t p, const A* panels, A scale,
+                                A* to) {
+      using T = decltype(type);
+      const int64_t stride = (std::is_same_v<T, A> ? k : even(k)) * kPanelColumns;
       for (int64_t d = 0; d < k; d += kScoreTerms)
-        gemm<A>(count, rows, min_of(k - d, kScoreTerms),
-                Matrix<A>{packed, p}.from(seen.begin - keys.begin, d),
-                Panels<A>{panels, k * kPanelColumns}.from(row, d),
-                Tile<A>{to + from, kTilePitch, d > 0, scale}, none);
+        gemm<T>(
+            count, rows, min_of(k - d, kScoreTerms),
+            Matrix<RowOf<T>>{reinterpret_cast<const RowOf<T>*>(packed), p}.from(seen.begin - keys.begin, d),
+            Panels<ElementOf<T>>{reinterpret_cast<const ElementOf<T>*>(panels), stride}.from(row, d),
+            Tile<A>{to + from, kTilePitch, d > 0, scale}, none);
+    };
+    const auto product = [&](auto... operands) {
+      if constexpr (kBf16Pairs && std::is_same_v<A, float>) {
+        if (args.heads.pairs) return product_of(Pairs(), operands...);
+      }
+      product_of(A(), operands...);
     };
     product(depth, work.keys, pitch, work.query_panels, static_cast<A>(call.forward.scale), work.weights);
     if (value_depth == 0) clear(work.d_scores + from, count * kTilePitch);
