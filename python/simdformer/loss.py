@@ -140,6 +140,25 @@ def linear_cross_entropy(
     >>> round(float(result.loss), 4), result.count, result.weight.shape
     (2.0794, 3, (8, 4))
     """
+    return head_gradients(
+        x, weight, labels, count, reduction, (ignore_index, label_smoothing, z_loss, softcap), needs
+    )
+
+
+Options = tuple[int, float, float, float | None]  # from ignore_index to softcap
+
+
+def head_gradients(
+    x: ArrayLike,
+    weight: ArrayLike,
+    labels: ArrayLike,
+    count: int | None,
+    reduction: Literal["mean", "sum"],
+    options: Options,
+    needs: Sequence[str] = ("x", "weight"),
+    most_bytes: int | None = None,
+) -> LossAndGradients:
+    """linear_cross_entropy, with as many bytes of logits at a time; None: BLOCK_BYTES"""
     function = "linear_cross_entropy"
     check_reduction(function, reduction, ("mean", "sum"))
     wanted = read_names(function, "needs", needs, ("x", "weight"))
@@ -148,7 +167,6 @@ def linear_cross_entropy(
     given, table = as_floats(function, "x", x), as_floats(function, "weight", weight)
     ids = as_array(function, "labels", labels)
     # options are checked as the kernel does
-    options = (ignore_index, label_smoothing, z_loss, softcap)
     _core.cross_entropy(function, np.zeros((0, 1)), ids.reshape(-1)[:0], *options)
     if count is not None:
         read_whole(function, "count", count)
@@ -169,6 +187,7 @@ def linear_cross_entropy(
     dtype = given.dtype if given.dtype == table.dtype == ml_dtypes.bfloat16 else wide
     rows = converted(given.reshape(-1, given.shape[-1]), dtype)
     flat = ids.reshape(-1).astype(np.int64, copy=False)
+    ignore_index = options[0]
     check_labels(function, flat, len(table), ignore_index)
     counts = flat != ignore_index
     found = int(counts.sum())
@@ -176,8 +195,9 @@ def linear_cross_entropy(
         require(function, found)
     divisor = 1 if reduction == "sum" else found if count is None else count
 
-    head = Head(function, table, options, divisor, dtype, wide, wanted)
-    way, step = rows_at_a_time(len(rows), len(table), wide.itemsize)
+    most_logits = (BLOCK_BYTES if most_bytes is None else most_bytes) // wide.itemsize
+    head = Head(function, table, options, divisor, dtype, wide, wanted, most_logits)
+    way, step = rows_at_a_time(len(rows), len(table), most_logits)
     total, of_x = 0.0, np.empty(rows.shape, wide) if "x" in wanted else None
     of_weight: Array | None = None
     for first in range(0, max(len(rows), 1), step):
@@ -197,11 +217,12 @@ class Head(NamedTuple):
 
     function: str
     weight: Array  # (V, E)
-    options: tuple[int, float, float, float | None]
+    options: Options
     divisor: float
     dtype: np.dtype[Any]  # of the products
     wide: np.dtype[Any]  # of the sums
     wanted: Sequence[str]
+    most_logits: int  # that exist at a time
 
     def gradients(self, rows: Array, weight: Array, of_logits: Array) -> tuple[Any, Any]:
         """of_logits (N, V) -> x (N, E), weight (V, E) where they are wanted"""
@@ -217,10 +238,10 @@ Part = tuple[float, Array | None, Array | None]
 
 
 def rows_at_a_time(
-    count: int, vocabulary: int, itemsize: int
+    count: int, vocabulary: int, most_logits: int
 ) -> tuple[Callable[[Head, Array, Array], Part], int]:
     """All logits of some rows where they fit; else, of more rows, a block of the vocabulary."""
-    together = BLOCK_BYTES // (max(vocabulary, 1) * itemsize)
+    together = most_logits // max(vocabulary, 1)
     fits = together >= min(count, FEWEST_ROWS)
     pieces = max(-(-count // max(together if fits else MOST_ROWS, 1)), 1)
     return by_rows if fits else by_vocabulary, max(-(-count // pieces), 1)
@@ -243,7 +264,7 @@ def by_vocabulary(head: Head, rows: Array, labels: Array) -> Part:
     table, wide = head.weight, head.wide
     ignore_index, label_smoothing, z_loss, softcap = head.options
     counts = labels != ignore_index
-    most = max(256, BLOCK_BYTES // (len(rows) * wide.itemsize) // 64 * 64)  # columns
+    most = max(256, head.most_logits // len(rows) // 64 * 64)  # columns
     step = min(most, max(256, PART_BYTES // max(table[:1].nbytes, 1) // 64 * 64))
     lse: Array = np.full(len(rows), -np.inf)
     at_label, total = np.zeros(len(rows)), np.zeros(len(rows))

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from simdformer import backward
+from simdformer import backward, loss
+from simdformer.loss import BLOCK_BYTES, head_gradients
 from simdformer.models import ModelConfig
 from simdformer.models.weights import weight_shapes
 from simdformer.training import LoRAModel, TrainableModel, parts, step
-from simdformer.training.work import flops_of_token, visible_keys, work_of_step
+from simdformer.training.work import flops_of_token, logits_bytes, visible_keys, work_of_step
 
 MINIMIND = ModelConfig(
     hidden_size=512, num_layers=8, num_heads=8, num_kv_heads=2, head_dim=64,
@@ -54,11 +55,11 @@ def test_products_are_counted(monkeypatch, checkpoint, lora):
     def head(x, weight, *rest, **named):
         nonlocal counted
         counted += 3 * 2 * x.size * weight.shape[0]
-        return sf.linear_cross_entropy(x, weight, *rest, **named)
+        return head_gradients(x, weight, *rest, **named)
 
     linear_backward = backward.linear
     monkeypatch.setattr(parts, "linear", forward)
-    monkeypatch.setattr(step, "linear_cross_entropy", head)
+    monkeypatch.setattr(step, "head_gradients", head)
     monkeypatch.setattr(parts.backward, "linear", back)
     kind = LoRAModel.from_pretrained if lora else TrainableModel.from_pretrained
     model = kind(sf.demo_path())
@@ -90,3 +91,23 @@ def test_memory_grows_with_what_is_kept():
     parts = work_of_step(MINIMIND, parameters, rows=32, length=512, micro_batches=4)
     assert parts.activations < sizes[0] / 3
     assert parts.gradients == 3 * 4 * sum(array.size for array in parameters.values())
+
+
+def test_few_tokens_have_all_logits_at_once(monkeypatch):
+    """A quarter of GPT-2's step goes into its head: each logit is computed once there."""
+    assert logits_bytes(GPT2, 384) == 4 * 384 * 50257
+    assert logits_bytes(GPT2, 385) == logits_bytes(GPT2, 9) == BLOCK_BYTES
+    memory = [work_of_step(GPT2, {}, rows=1, length=length).activations for length in (384, 385)]
+    assert memory[0] > memory[1]
+
+    monkeypatch.setattr(loss, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(step, "logits_bytes", lambda config, tokens: 1)
+    model = TrainableModel.from_pretrained(sf.demo_path())
+    ids = np.arange(48).reshape(2, 24)
+    want, gradients = model.loss_and_gradients(ids)
+    monkeypatch.setattr(step, "logits_bytes", lambda config, tokens: BLOCK_BYTES)
+    monkeypatch.setattr(loss, "by_vocabulary", None)  # it is not called
+    found, others = model.loss_and_gradients(ids)
+    assert found == pytest.approx(want, rel=1e-6)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(others[name], gradient, 1e-3, 1e-5 * abs(gradient).max())

@@ -23,12 +23,13 @@ import numpy as np
 from simdformer import backward
 from simdformer.functional import embedding
 from simdformer.functional import scaled_dot_product_attention as attention
-from simdformer.loss import BLOCK_BYTES, counted, cross_entropy, linear_cross_entropy, logits_of
+from simdformer.loss import BLOCK_BYTES, counted, cross_entropy, head_gradients, logits_of
 from simdformer.models.activations import added
 from simdformer.models.transformer import scaled
 from simdformer.runtime import awake
 from simdformer.training.mixture import SHARED_INPUTS, Mixtures
 from simdformer.training.parts import Kept, Model, Precision, SeeGradient
+from simdformer.training.work import logits_bytes
 from simdformer.types import Array
 
 __all__ = ["CHECKPOINTS", "Objective", "Passes"]
@@ -107,7 +108,10 @@ class Passes(Mixtures):
         """x (B,L,E) -> the loss, and the gradient of x"""
         if self.objective is None and self.head in self.parameters:
             x, head, softcap = self.narrow(x), self.rounded(self.head), self.config.logit_softcap
-            made = linear_cross_entropy(x, head, self.labels, count=self.count, softcap=softcap)
+            made = head_gradients(
+                x, head, self.labels, self.count, "mean", (IGNORED, 0.0, 0.0, softcap),
+                most_bytes=logits_bytes(self.config, self.labels.size),
+            )  # fmt: skip
             self.add(self.head, made.weight)
             return float(made.loss), self.wide(made.x)
         losses, lse = self.head_losses(x)

@@ -21,7 +21,6 @@ __all__ = ["StepWork", "all_parameters", "flops_of_token", "head_flops", "work_o
 BACKWARD = 2.5  # attention's way back has 5 products, its forward 2
 FLOAT = 4  # bytes
 SIZES = {"float32": FLOAT, "bfloat16": 2}
-LOGITS = 3 * BLOCK_BYTES  # bytes: a block of them, its gradient, and what is packed beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +116,17 @@ def activations_of(config: ModelConfig, tokens: int, checkpoint: str, precision:
     back: float = 4 * size * inner + 5 * FLOAT * config.hidden_size
     if checkpoint == "layer":
         back += max(kept_by_layer(config, layer, "none", size) for layer in layers)
-    head = LOGITS + (0 if size == FLOAT else size * config.vocab_size * config.hidden_size)
+    # a block of logits, its gradient, and what is packed beside
+    head = max(3 * BLOCK_BYTES, 2 * logits_bytes(config, tokens))
+    head += 0 if size == FLOAT else size * config.vocab_size * config.hidden_size
     return int(tokens * kept + max(tokens * back, head))
+
+
+def logits_bytes(config: ModelConfig, tokens: int) -> int:
+    """Those of the logits that exist at a time. Few tokens have all of theirs at once, which take
+    at most half of what the gradient of the head does."""
+    few = 2 * tokens <= config.hidden_size
+    return max(FLOAT * tokens * config.vocab_size if few else 0, BLOCK_BYTES)
 
 
 def kept_by_layer(config: ModelConfig, layer: int, checkpoint: str, size: int) -> float:
