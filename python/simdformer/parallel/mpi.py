@@ -35,6 +35,8 @@ SMALL = 1 << 16  # bytes that a rank may send beyond what is needed, where it sa
 LETTER = 1024  # bytes that are sent without asking how many there are
 SPIN = 2e-3  # seconds that a rank with a core of its own waits without sleeping
 NAP = 2e-5
+# Behind so many seconds naps are a hundredth of the wait, for others have the core: 5 ms at most.
+SHORT, LONGEST_NAP = 0.1, 5e-3
 # Seconds that a rank which fails waits for all others to fail too, because then it is one error for
 # all; the longer, the higher its number, so that of several only one speaks.
 GRACE, MOST = 1.0, 3.0
@@ -213,7 +215,7 @@ class MPICommunicator(Communicator):
             if patience is not None and waited > patience:
                 return False
             if self._crowded or waited > SPIN:
-                time.sleep(NAP)
+                time.sleep(NAP if waited < SHORT else min(waited / 100, LONGEST_NAP))
             else:
                 os.sched_yield()
         return True
