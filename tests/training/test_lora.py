@@ -234,6 +234,8 @@ def test_tensors_that_do_not_fit(saved, tensors, message):
 def test_an_adapter_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError):
         sf.from_pretrained(sf.demo_path(), adapter=tmp_path)
+    with pytest.raises(FileNotFoundError, match="an adapter is a directory with adapter_conf"):
+        sf.from_pretrained(sf.demo_path(), adapter="mine")
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,18 @@ DEMO = "demo"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 BARE_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 FILES = (".bin", ".gguf", ".json", ".model", ".pt", ".pth", ".safetensors")  # ends of their names
+ADAPTER_IS = (
+    "; an adapter is a directory with adapter_config.json, as `simdformer train --lora` and the "
+    "package peft write it"
+)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def locate(model: str | os.PathLike[str]) -> Path:
+def locate(model: str | os.PathLike[str], *, adapter: bool = False) -> Path:
     """The path that is meant: a path that exists means itself, and so does everything but a str.
 
-    FileNotFoundError for a name that is in no cache says what a model may be, and how to get one.
+    FileNotFoundError for a name that is in no cache says what a model or an adapter may be, and how
+    to get one.
     """
     path = Path(model)
     if not isinstance(model, str) or path.exists():
@@ -34,7 +39,8 @@ def locate(model: str | os.PathLike[str]) -> Path:
     if HUB_NAME.fullmatch(model) and not path.parent.exists():
         return cached(model)
     if BARE_NAME.fullmatch(model) and path.suffix not in FILES:
-        raise FileNotFoundError(errno.ENOENT, without_owner(model), model)
+        what = ADAPTER_IS if adapter else without_owner(model)
+        raise FileNotFoundError(errno.ENOENT, f"no such file or directory{what}", model)
     return path
 
 
@@ -43,7 +49,7 @@ def without_owner(name: str) -> str:
     owners = sorted(found.name.split("--")[1] for found in hub_cache().glob(f"models--*--{name}"))
     meant = f"; did you mean {owners[0]}/{name}, which is in the hub's cache" if owners else ""
     return (
-        f"no such file or directory{meant}; a model is the path of a checkpoint, {DEMO!r}, or "
+        f"{meant}; a model is the path of a checkpoint, {DEMO!r}, or "
         "Owner/Name on the Hugging Face hub (openai-community/gpt2), which opens here after "
         "`hf download Owner/Name` (of the package huggingface_hub)"
     )

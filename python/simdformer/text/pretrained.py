@@ -113,7 +113,7 @@ def from_pretrained(
                 missing = error
         elif isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, checkpoint)
-        adapters = None if adapter is None else read_adapters(locate(adapter), model)
+        adapters = None if adapter is None else read_adapters(locate(adapter, adapter=True), model)
         transformer = Transformer.of_fitting(
             model,
             checkpoint.weights,
