@@ -140,7 +140,7 @@ def linear_cross_entropy(
     >>> round(float(result.loss), 4), result.count, result.weight.shape
     (2.0794, 3, (8, 4))
     """
-    return head_gradients(
+    return linear_cross_entropy_in_parts(
         x, weight, labels, count, reduction, (ignore_index, label_smoothing, z_loss, softcap), needs
     )
 
@@ -148,7 +148,7 @@ def linear_cross_entropy(
 Options = tuple[int, float, float, float | None]  # from ignore_index to softcap
 
 
-def head_gradients(
+def linear_cross_entropy_in_parts(
     x: ArrayLike,
     weight: ArrayLike,
     labels: ArrayLike,

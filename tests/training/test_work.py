@@ -5,7 +5,7 @@ import pytest
 
 import simdformer as sf
 from simdformer import backward, loss
-from simdformer.loss import BLOCK_BYTES, head_gradients
+from simdformer.loss import BLOCK_BYTES, linear_cross_entropy_in_parts
 from simdformer.models import ModelConfig
 from simdformer.models.weights import weight_shapes
 from simdformer.training import LoRAModel, TrainableModel, parts, step
@@ -55,11 +55,11 @@ def test_products_are_counted(monkeypatch, checkpoint, lora):
     def head(x, weight, *rest, **named):
         nonlocal counted
         counted += 3 * 2 * x.size * weight.shape[0]
-        return head_gradients(x, weight, *rest, **named)
+        return linear_cross_entropy_in_parts(x, weight, *rest, **named)
 
     linear_backward = backward.linear
     monkeypatch.setattr(parts, "linear", forward)
-    monkeypatch.setattr(step, "head_gradients", head)
+    monkeypatch.setattr(step, "linear_cross_entropy_in_parts", head)
     monkeypatch.setattr(parts.backward, "linear", back)
     kind = LoRAModel.from_pretrained if lora else TrainableModel.from_pretrained
     model = kind(sf.demo_path())

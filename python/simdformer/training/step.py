@@ -23,7 +23,13 @@ import numpy as np
 from simdformer import backward
 from simdformer.functional import embedding
 from simdformer.functional import scaled_dot_product_attention as attention
-from simdformer.loss import BLOCK_BYTES, counted, cross_entropy, head_gradients, logits_of
+from simdformer.loss import (
+    BLOCK_BYTES,
+    counted,
+    cross_entropy,
+    linear_cross_entropy_in_parts,
+    logits_of,
+)
 from simdformer.models.activations import added
 from simdformer.models.transformer import scaled
 from simdformer.runtime import awake
@@ -108,7 +114,7 @@ class Passes(Mixtures):
         """x (B,L,E) -> the loss, and the gradient of x"""
         if self.objective is None and self.head in self.parameters:
             x, head, softcap = self.narrow(x), self.rounded(self.head), self.config.logit_softcap
-            made = head_gradients(
+            made = linear_cross_entropy_in_parts(
                 x, head, self.labels, self.count, "mean", (IGNORED, 0.0, 0.0, softcap),
                 most_bytes=logits_bytes(self.config, self.labels.size),
             )  # fmt: skip
