@@ -47,7 +47,7 @@ def of_rows(s: State, numbers: Any) -> Any:
     return chosen(s, np.broadcast_to(numbers, s.counts.shape)).astype(s.run.dtype)[..., None]
 
 
-SUBTRACTED = """(
+TERMS_OF_DZ = """(
     here[..., None] * (p + target) * np.abs(grad[..., None] if np.ndim(grad) else grad)
     / (counts.sum() if reduction == "mean" else 1)
 )"""
@@ -71,7 +71,7 @@ cross_entropy_backward = Program(
     of=backward.cross_entropy,
     axes=("row", "column"),
     thin=some_labels,
-    terms=SUBTRACTED,
+    terms=TERMS_OF_DZ,
 )
 
 mistakes(

@@ -30,7 +30,7 @@ def some_positions(variables: Variables, limit: int) -> Thinned | None:
 
 
 # h is a difference too, of terms as large as `moved`; its rounding reaches x and weight.
-SUBTRACTED = """(
+TERMS_OF_LAYER_NORM = """(
     r * (np.abs(g) + mean(np.abs(g)) + moved(x, r, unit) * np.abs(share)
     + np.abs(h) * mean(np.abs(g) * moved(x, r, unit))),
     None if w is None else rows_of(np.abs(dy) * moved(x, r, unit)).sum(axis=0), None
@@ -75,7 +75,7 @@ layer_norm_backward = Program(
     of=backward.layer_norm,
     axes=("position", "channel"),
     thin=some_positions,
-    terms=SUBTRACTED,
+    terms=TERMS_OF_LAYER_NORM,
 )
 
 mistakes(

@@ -65,7 +65,7 @@ def options(s: State) -> dict[str, Any]:
     return given | {"reduction": reduction, "rows": vars(s).get("rows")}
 
 
-def subtracted(s: State) -> tuple[Any, Any, Any]:
+def sizes_of_terms(s: State) -> tuple[Any, Any, Any]:
     """The size of the terms of each result: of p - target, of what rounding of the logits does to
     p, of lse - z at the label."""
     counts = np.asarray(s.labels) != s.ignore_index
@@ -97,11 +97,11 @@ linear_cross_entropy = Program(
     back: dx, dw, _ = run(linear_backward, grad=dz, x=h, weight=w).out
     give: out = loss, dx, dw
     """,
-    calls=(options, subtracted, cross_entropy, cross_entropy_backward, linear_backward),
+    calls=(options, sizes_of_terms, cross_entropy, cross_entropy_backward, linear_backward),
     of=by_name,
     axes=("row", "channel"),
     thin=some_rows,
-    terms="subtracted(s)",
+    terms="sizes_of_terms(s)",
 )
 mistakes(
     """
