@@ -3,12 +3,27 @@
 import hashlib
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simdformer.types import Array
 
-__all__ = ["count", "describe", "duration", "harmless", "hash_of", "memory", "rate", "write"]
+if TYPE_CHECKING:
+    from simdformer.parallel.plan import Link
+
+__all__ = [
+    "count",
+    "describe",
+    "duration",
+    "figure",
+    "harmless",
+    "hash_of",
+    "link_line",
+    "memory",
+    "rate",
+    "write",
+]
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -27,6 +42,15 @@ def harmless(text: str) -> str:
 
 def rate(tokens: int, seconds: float) -> str:
     return f"{count(tokens, 'token')} at {tokens / max(seconds, 1e-9):,.0f} a second"
+
+
+def figure(number: float) -> str:
+    """Three digits, or all of a whole number from 1000 on: 12.3, 4,567."""
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+
+
+def link_line(link: "Link") -> str:
+    return f"link: {link.bandwidth * 8e-9:.3g} Gb/s, {link.latency * 1e6:.3g} us"
 
 
 def memory(size: int) -> str:

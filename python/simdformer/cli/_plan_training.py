@@ -15,7 +15,7 @@ from simdformer.training.plan import predict_step
 from simdformer.training.step import CHECKPOINTS
 from simdformer.training.work import all_parameters, flops_of_token
 
-__all__ = ["TRAINING_ALONE", "add_training", "rate", "told", "training_table"]
+__all__ = ["TRAINING_ALONE", "add_training", "training_table"]
 
 TRAINING_ALONE = ("batch_tokens", "micro_batches", "precision", "checkpoint")
 HEAD = (
@@ -96,17 +96,10 @@ def training_table(
         full = min(ranks, options.ranks_per_machine) * found.memory >= memory
         has = output.memory(int(found.memory)) + ("*" if full else " ")
         return (
-            f"{ranks:>5}  {has:>12} {found.micro_batches:>7}   {rate(tokens / found.seconds):>9} "
-            f"{output.duration(found.seconds):>8} {found.link / found.seconds:>4.0%} "
-            f"{alone / found.seconds:>6.3g}×   {output.memory(int(found.sent)):>11}"
+            f"{ranks:>5}  {has:>12} {found.micro_batches:>7}   "
+            f"{output.figure(tokens / found.seconds):>9} {output.duration(found.seconds):>8} "
+            f"{found.link / found.seconds:>4.0%} {alone / found.seconds:>6.3g}×   "
+            f"{output.memory(int(found.sent)):>11}"
         )
 
-    return f"{above}{told(link)}\n\n{HEAD}", row
-
-
-def told(link: Link) -> str:
-    return f"link: {link.bandwidth * 8e-9:.3g} Gb/s, {link.latency * 1e6:.3g} us"
-
-
-def rate(number: float) -> str:
-    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+    return f"{above}{output.link_line(link)}\n\n{HEAD}", row

@@ -16,7 +16,7 @@ from simdformer.checkpoints.planned import planned_types
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
-from simdformer.cli._plan_training import TRAINING_ALONE, add_training, rate, told, training_table
+from simdformer.cli._plan_training import TRAINING_ALONE, add_training, training_table
 from simdformer.models import ModelConfig
 from simdformer.models.tensors import kind_of
 from simdformer.training.options import TrainOptions
@@ -194,7 +194,8 @@ def serving_table(
         f"{rates.read / 1e9:.1f} GB/s of {most},\n"
         f"  {rates.operations / 1e9:.0f} GFLOPS with a prompt, {rates.layer * 1e6:.0f} us more a "
         "layer\n"
-        f"{told(link)}; KV cache: {load.context} positions; prompt: {load.prompt} ids\n\n"
+        f"{output.link_line(link)}; KV cache: {load.context} positions; prompt: {load.prompt} ids"
+        "\n\n"
     )
 
     def row(ranks: int) -> str:
@@ -220,8 +221,8 @@ def line(found: "Prediction", prompt: int, fits: bool) -> str:
     token, link = found.token, found.token_link / found.token
     return (
         f"{found.ranks:>5}  {memory:>11}   "
-        f"{rate(1 / token):>8} {output.duration(token):>7} {link:>4.0%}   "
-        f"{rate(prompt / found.prompt):>8} {output.duration(found.prompt):>7} "
+        f"{output.figure(1 / token):>8} {output.duration(token):>7} {link:>4.0%}   "
+        f"{output.figure(prompt / found.prompt):>8} {output.duration(found.prompt):>7} "
         f"{found.prompt_link / found.prompt:>4.0%}   {output.memory(int(found.token_sent)):>11}"
     )
 
