@@ -127,6 +127,12 @@ def test_there_are_three_hints_and_a_solution_of_each(run, name):
     compile(out, "solution", "exec")
 
 
+def test_the_name_may_stand_behind_options(run):
+    wanted = run("check", "my.py", "softmax", "--solution")
+    assert run("check", "my.py", "--solution", "softmax") == wanted
+    assert run("check", "my.py", "--solution", "--seconds", 5, "softmax") == wanted
+
+
 def test_the_first_hint_needs_no_number(run):
     assert run("check", "my.py", "softmax", "--hint") == run(
         "check", "my.py", "softmax", "--hint", 1

@@ -181,6 +181,45 @@ def test_a_dash_reads_what_is_typed(command, tiny, monkeypatch):
     assert command("run", tiny, "-", "--max-new-tokens", 5)[1].startswith("abc")
 
 
+@pytest.mark.parametrize("name", ["look", "run", "trace"])
+@pytest.mark.parametrize(
+    ("arguments", "prompt"),
+    [
+        (["a b", "--adapter", "mine"], "a b"),
+        (["--adapter", "mine", "a b"], "a b"),
+        (["--adapter", "mine", "a", "--max-seq-len", "5"], "a"),
+        (["--adapter", "a", "a"], "a"),
+        (["--adapter", "mine", ""], ""),
+        (["--adapter", "mine", "-"], "-"),
+        (["--adapter", "mine", "- and more"], "- and more"),
+        (["--adapter", "mine", "--", "-a"], "-a"),
+        (["--adapter", "mine"], None),
+    ],
+)
+def test_a_prompt_may_stand_behind_options(command, monkeypatch, name, arguments, prompt):
+    def prompt_of(options):
+        raise ValueError(f"model {options.model}, prompt {options.prompt!r}")
+
+    monkeypatch.setattr("simdformer.cli._shared.prompt_of", prompt_of)
+    expected = f"simdformer: error: model demo, prompt {prompt!r}\n"
+    assert command(name, "demo", *arguments) == (2, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unknown"),
+    [
+        (["--seed", "1", "a", "b"], "b"),
+        (["a", "--seed", "1", "b"], "b"),
+        (["--seed", "1", "--what"], "--what"),
+        (["--seed", "1", "--"], "--"),
+    ],
+)
+def test_what_is_left_over_behind_options_is_told(command, nothing_is_loaded, arguments, unknown):
+    status, out, err = command("run", "demo", *arguments)
+    assert (status, out) == (2, "")
+    assert f"run: error: unrecognized arguments: {unknown} (--" in err
+
+
 # ---- the model -----------------------------------------------------------------------------------
 
 

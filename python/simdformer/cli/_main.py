@@ -70,9 +70,10 @@ def be_silent() -> None:
 def run(arguments: Sequence[str] | None, ranks: Communicator) -> int:
     top = parser()
     options, unknown = top.parse_known_args(arguments)
-    if unknown:
+    asked: Parser = getattr(options, "parser", top)
+    if unknown := asked.behind_options(options, unknown):
         what = f"unrecognized arguments: {' '.join(unknown)}"
-        getattr(options, "parser", top).error(f"{what} (-- goes before a text that begins with -)")
+        asked.error(f"{what} (-- goes before a text that begins with -)")
     if "command" not in options:
         top.print_help()
         return 0

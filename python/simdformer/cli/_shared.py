@@ -1,6 +1,7 @@
 """What the commands have in common: the parser, and the arguments that several of them take."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,8 +40,8 @@ __all__ = [
     "tokenizer_of",
 ]
 
-
 DTYPES = ("float32", "float16", "bfloat16")  # of weights
+OPTION = re.compile(r"-[^ ]+$")  # not -, nor a text that begins with it
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,6 +50,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         wrong = describe(ValueError(message.removeprefix("argument ")))
         self.exit(2, f"{self.prog}: error: {wrong}\n{self.format_usage()}")
+
+    def behind_options(self, options: argparse.Namespace, unknown: list[str]) -> list[str]:
+        """What is still unknown when an argument that may be left out takes what stands behind
+        options. There argparse has taken it for left out (before Python 3.13)."""
+        for action in self._get_positional_actions():
+            rest = unknown[1:] if unknown[:1] == ["--"] else unknown
+            missing = action.nargs == "?" and getattr(options, action.dest) is None
+            if rest and missing and (rest is not unknown or not OPTION.match(rest[0])):
+                setattr(options, action.dest, rest[0])
+                unknown = rest[1:]
+        return unknown
 
 
 def command(
