@@ -130,14 +130,22 @@ class FakeLibrary:
     def llama_get_memory(self, context):
         return 3
 
-    def llama_batch_get_one(self, tokens, count):
-        return SimpleNamespace(token=None, ids=list(tokens))
+    def llama_batch_init(self, count, embedding, texts):
+        names = ("token", "pos", "logits", "n_seq_id")
+        each = {name: [None] * count for name in names}
+        return SimpleNamespace(**each, seq_id=[[None] * texts for _ in range(count)])
+
+    def llama_batch_free(self, batch):
+        pass
 
     def llama_memory_seq_rm(self, memory, sequence, first, end):
         self.log.append(("forget", first, end))
 
     def llama_decode(self, context, batch):
-        self.log.append(("decode", batch.ids))
+        assert len(batch.token) == batch.n_tokens
+        assert np.ptp(batch.pos) == len(batch.pos) - 1
+        assert np.flatnonzero(batch.logits).tolist() == [batch.n_tokens - 1]
+        self.log.append(("decode", batch.token))
         return self.status
 
     def llama_get_logits_ith(self, context, which):

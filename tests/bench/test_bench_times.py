@@ -66,7 +66,9 @@ def test_best_and_median():
     fake = FakeTime()
     times = fake.stopwatch().race([fake.contestant("a", 0.04, 0.03, 0.09, 0.05)], 0.4)["a"]
     assert times.best == pytest.approx(0.03)
-    assert times.median == pytest.approx(np.median(times.samples))
+    found = bench.Measurement.of("way", times.samples, 1e-7, times.calls)
+    assert (found.best, found.median) == pytest.approx((0.03, np.median(times.samples)))
+    assert (found.samples, found.calls_a_sample) == (len(times.samples), times.calls)
 
 
 def test_of_several_ways_the_fastest_counts():

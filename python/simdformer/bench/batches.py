@@ -14,7 +14,7 @@ import numpy as np
 from simdformer.bench import llama_cpp
 from simdformer.bench.contestants import LLAMA_CPP, OURS, Contestant, Missing, Way
 from simdformer.bench.models import SHAPES, ModelRun
-from simdformer.bench.work import Case, Dtype, Inputs, numpy_dtype, times
+from simdformer.bench.work import BOTH, Case, Inputs, numpy_dtype, times
 from simdformer.models import PagedKVCache, Transformer
 from simdformer.models.batch_pass import BatchPass, Piece
 from simdformer.models.budget import cache_bytes
@@ -30,8 +30,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 def batch_cases() -> Iterator[Case]:
     """From one text to many, in two arithmetics."""
-    arithmetics: tuple[Dtype, ...] = ("float32", "bfloat16")
-    for dtype in arithmetics:
+    for dtype in BOTH:
         for texts in COUNTS:
             work = BatchRun(config=SHAPES[SHAPE], in_cache=64, texts=texts, dtype=dtype)
             goal = times(1.2 if texts == COUNTS[-1] else 1.0, LLAMA_CPP)
@@ -56,8 +55,9 @@ class BatchRun(ModelRun):
         each = cache_bytes(self.config, self.in_cache + 1, numpy_dtype(self.cache_dtype).itemsize)
         return super().nbytes + (self.texts - 1) * each
 
-    def speed(self, seconds: float) -> float:
-        return self.texts / seconds
+    @property
+    def token_count(self) -> int:
+        return self.texts
 
     def ids(self, rng: np.random.Generator) -> Array:
         """(in_cache + texts,): how all begin, and what each reads next"""
@@ -82,8 +82,8 @@ class BatchRun(ModelRun):
 
     def raced_by(self, library: ModuleType, model: Any, inputs: Inputs) -> Contestant:
         """llama.cpp's step ends with logits, and nothing is chosen from them."""
-        beginning, next_ids = np.split(inputs["ids"], [self.in_cache])
-        return llama_cpp.contestant_of_many(model, beginning, next_ids, self.checked_ids(inputs))
+        ids, checked = inputs["ids"], self.checked_ids(inputs)
+        return llama_cpp.contestant(model, ids, self.in_cache, checked, each=True)
 
 
 def begun(model: Transformer, cache: PagedKVCache, ids: Array, count: int) -> list[PagedSequence]:

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.bench.contestants import Contestant, Missing
 from simdformer.bench.loading import LOADING_GOALS, Loading, files_of
 from simdformer.bench.models import CHECKED, MODEL_GOALS, PROMPT_GOALS, STEP_GOALS, ModelRun
-from simdformer.bench.work import Case, Dtype, Goal, Inputs
+from simdformer.bench.work import BOTH, Case, Dtype, Inputs
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.models import Transformer
@@ -42,14 +41,9 @@ def checkpoint_cases(path: str | os.PathLike[str], format: str | None = None) ->
     sizes["format"] = checkpoint.format.name
     prompt = min(PROMPT, config.max_seq_len)
     step = CheckpointRun(new=1, in_cache=min(IN_CACHE, config.max_seq_len - 1), **sizes)
-    name, arithmetics = checkpoint.path.name, list[Dtype](["float32"])
-    reading: tuple[Goal, ...]
-    writing: tuple[Goal, ...]
-    reading = writing = MODEL_GOALS
-    if isinstance(held, Quantized):
-        reading, writing = PROMPT_GOALS, STEP_GOALS
-    elif held.dtype.itemsize == 2:
-        arithmetics.append("bfloat16")
+    name, quantised = checkpoint.path.name, isinstance(held, Quantized)
+    reading, writing = (PROMPT_GOALS, STEP_GOALS) if quantised else (MODEL_GOALS, MODEL_GOALS)
+    arithmetics = BOTH if not quantised and held.dtype.itemsize == 2 else BOTH[:1]
     prompts = [CheckpointRun(new=prompt, dtype=dtype, **sizes) for dtype in arithmetics]
     loading = CheckpointLoading(new=min(CHECKED, config.max_seq_len), **sizes)
     cases = [Case(f"{name}/load", loading, LOADING_GOALS)]
@@ -109,6 +103,3 @@ class CheckpointLoading(CheckpointRun, Loading):
     @contextmanager
     def saved(self, inputs: Inputs) -> Iterator[Path]:
         yield Path(self.path)
-
-    def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        return Loading.contestants(self, inputs)

@@ -6,19 +6,21 @@ counted too, both do it in every call. What is compared with float64 is one grad
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 import simdformer as sf
 from simdformer import optim, reference
 from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional, tensor
-from simdformer.bench.work import Case, Dtype, Goal, Inputs, Unit, Work, spread, times
+from simdformer.bench.work import BOTH, Case, Goal, Inputs, Unit, Work, spread, times
 from simdformer.types import Array
 
 __all__ = ["Gradient", "OptimizerStep", "gradient_cases"]
 
 EPS = 1e-6
+NORM = 1.0  # that gradients are clipped to
+ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -272,13 +274,9 @@ class OptimizerStep(Work):
     32000
     """
 
+    operation: ClassVar[str] = "clip_grad_norm_ and adamw_"
+    counted_in: ClassVar[Unit] = "GB/s"
     count: int
-
-    LR, BETAS, EPS, DECAY, NORM = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
-
-    @property
-    def operation(self) -> str:
-        return "clip_grad_norm_ and adamw_"
 
     @property
     def flops(self) -> int:
@@ -288,10 +286,6 @@ class OptimizerStep(Work):
     def nbytes(self) -> int:
         """Three arrays are read and written, and the gradient is read twice."""
         return 8 * self.count * self.itemsize
-
-    @property
-    def counted_in(self) -> Unit:
-        return "GB/s"
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         weight, gradient = (self.normal(rng, self.count) for _ in range(2))
@@ -308,20 +302,17 @@ class OptimizerStep(Work):
     def expected(self, inputs: Inputs) -> Array:
         """The first step: its corrected moments are g and g²."""
         weight, gradient = (inputs[name].astype(np.float64) for name in ("weight", "gradient"))
-        gradient *= min(1.0, self.NORM / (np.linalg.norm(gradient) + 1e-6))
-        moved = self.LR * gradient / (np.abs(gradient) + self.EPS)
-        return self.sample(weight * (1 - self.LR * self.DECAY) - moved)
+        gradient *= min(1.0, NORM / (np.linalg.norm(gradient) + 1e-6))
+        moved = gradient / (np.abs(gradient) + ADAMW["eps"])
+        return self.sample(weight - ADAMW["lr"] * (moved + ADAMW["weight_decay"] * weight))
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
-        options: dict[str, Any] = {
-            "lr": self.LR, "betas": self.BETAS, "eps": self.EPS, "weight_decay": self.DECAY
-        }  # fmt: skip
         weight, gradient, *moments = (array.copy() for array in inputs.values())
 
         def step() -> Any:
-            norm = optim.clip_grad_norm_([gradient], self.NORM, apply=False)
-            scale = min(1.0, self.NORM / (norm + 1e-6))
-            optim.adamw_(weight, gradient, *moments, step=1, scale=scale, **options)
+            norm = optim.clip_grad_norm_([gradient], NORM, apply=False)
+            scale = min(1.0, NORM / (norm + 1e-6))
+            optim.adamw_(weight, gradient, *moments, step=1, scale=scale, **ADAMW)
             return weight
 
         ours = Contestant(OURS, (Way("clip_grad_norm_, adamw_", step),))
@@ -330,10 +321,10 @@ class OptimizerStep(Work):
             return [ours, Missing(TORCH, "PyTorch is not installed")]
         parameter = torch.nn.Parameter(tensor(inputs["weight"].copy()))
         parameter.grad = tensor(inputs["gradient"].copy())
-        optimizer = torch.optim.AdamW([parameter], fused=True, **options)
+        optimizer = torch.optim.AdamW([parameter], fused=True, **ADAMW)
 
         def torch_step() -> Any:
-            torch.nn.utils.clip_grad_norm_([parameter], self.NORM)
+            torch.nn.utils.clip_grad_norm_([parameter], NORM)
             optimizer.step()
             return parameter
 
@@ -344,7 +335,6 @@ class OptimizerStep(Work):
 def gradient_cases() -> Iterator[Case]:
     """Layers of GPT-2's and of MiniMind's size, by 512 tokens; attention from 64 to 2048; heads of
     6,400 and 151,936 tokens with their loss; a step of AdamW."""
-    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     lengths = ((64, 2.0), (128, 2.0), (256, 2.0), (512, 2.0), (1024, 1.5), (2048, 1.5))
     row_wise_sizes = {
         "rms_norm": (2048, 768),
@@ -354,7 +344,7 @@ def gradient_cases() -> Iterator[Case]:
         "swiglu": (2048, 1408),
         "cross_entropy": (1024, 6400),
     }
-    for dtype in dtypes:
+    for dtype in BOTH:
         works: list[tuple[str, str, tuple[int, ...], float]] = [
             *(
                 (f"/{of}/{dtype}/{'x'.join(map(str, product))}", of, product, 1.0)

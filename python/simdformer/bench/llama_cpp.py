@@ -30,7 +30,6 @@ __all__ = [
     "Context",
     "Model",
     "contestant",
-    "contestant_of_many",
     "missing",
     "model_of",
     "open_model",
@@ -133,20 +132,26 @@ class Context:
         self.memory = library.llama_get_memory(handle)
         weakref.finalize(self, library.llama_free, handle)
 
-    def step(self, ids: Array, after: int = 0) -> Callable[[], Any]:
-        """A call that puts ids behind the first `after` that the cache holds.
+    def step(self, ids: Array, after: int = 0, *, each: bool = False) -> Callable[[], Any]:
+        """A call that puts ids behind the first `after` that the cache holds: of the first text, or
+        `each` one behind a text of its own.
 
         It gives a pointer to the logits of the last one.
         """
-        library = self.model.library
-        tokens = (ctypes.c_int32 * len(ids))(*ids)
-        batch = library.llama_batch_get_one(tokens, len(tokens))
-        batch.token = tokens  # the batch keeps them alive now, not only their address
+        library, count = self.model.library, len(ids)
+        batch = library.llama_batch_init(count, 0, 1)
+        weakref.finalize(self, library.llama_batch_free, batch)
+        batch.n_tokens = count
+        for i, id in enumerate(ids):
+            text, further = (i, 0) if each else (0, i)
+            batch.token[i], batch.pos[i] = int(id), after + further
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
+            batch.logits[i] = each or i == count - 1
 
         def call() -> Any:
-            library.llama_memory_seq_rm(self.memory, 0, after, EVERYTHING)
+            library.llama_memory_seq_rm(self.memory, EVERY_TEXT, after, EVERYTHING)
             if library.llama_decode(self.handle, batch) != 0:
-                raise RuntimeError(f"llama.cpp does not take {len(tokens)} ids")
+                raise RuntimeError(f"llama.cpp does not take {count} ids")
             return library.llama_get_logits_ith(self.handle, -1)
 
         return call
@@ -169,66 +174,34 @@ class Context:
             if library.llama_state_seq_set_data(self.handle, state, size, text) != size:
                 raise RuntimeError(f"llama.cpp does not copy a text of {size} bytes")
 
-    def step_of_all(self, ids: Array, after: int) -> Callable[[], Any]:
-        """A call that puts one id behind the first `after` of each text.
 
-        It gives a pointer to the logits of the last text.
-        """
-        library = self.model.library
-        batch = library.llama_batch_init(self.texts, 0, 1)
-        weakref.finalize(self, library.llama_batch_free, batch)
-        batch.n_tokens = self.texts
-        for text, id in enumerate(ids):
-            batch.token[text], batch.pos[text], batch.logits[text] = int(id), after, 1
-            batch.n_seq_id[text], batch.seq_id[text][0] = 1, text
-
-        def call() -> Any:
-            library.llama_memory_seq_rm(self.memory, EVERY_TEXT, after, EVERYTHING)
-            if library.llama_decode(self.handle, batch) != 0:
-                raise RuntimeError(f"llama.cpp does not take {self.texts} texts")
-            return library.llama_get_logits_ith(self.handle, self.texts - 1)
-
-        return call
-
-
-def contestant(model: Model, ids: Array, in_cache: int, checked_ids: Array) -> Contestant:
-    """All of `ids` behind the first `in_cache` at once; what is compared are the logits after
-    `checked_ids`. Its fused attention, and the one made of two products with a softmax between.
+def contestant(
+    model: Model, ids: Array, in_cache: int, checked_ids: Array, *, each: bool = False
+) -> Contestant:
+    """All of `ids` behind the first `in_cache` at once, or `each` of them behind a text of its own
+    that begins so; what is compared are the (last) logits after `checked_ids`. Its fused attention,
+    and the one made of two products with a softmax between.
     """
+    texts = len(ids) - in_cache if each else 1
+
+    def begun(beginning: Array, new: Array, *, flash: bool) -> tuple[Context, Callable[[], Any]]:
+        room = len(beginning) + len(new) // texts
+        context = Context(model, room, flash=flash, texts=texts)
+        if len(beginning):
+            context.logits(beginning)
+        if each:
+            context.copy()
+        return context, context.step(new, len(beginning), each=each)
 
     def way(name: str, *, flash: bool) -> Way:
-        context = Context(model, len(ids), flash=flash)
-        if in_cache:
-            context.logits(ids[:in_cache])
-
         def checked(_: Any) -> Array:
-            short = Context(model, len(checked_ids), flash=flash)
-            short.logits(checked_ids[:-1])
-            return short.logits(checked_ids[-1:], len(checked_ids) - 1)
+            last = np.repeat(checked_ids[-1:], texts)
+            short, call = begun(checked_ids[:-1], last, flash=flash)
+            return short.array(call())
 
-        return Way(name, context.step(ids[in_cache:], in_cache), checked)
+        return Way(name, begun(ids[:in_cache], ids[in_cache:], flash=flash)[1], checked)
 
-    return Contestant(
-        LLAMA_CPP, (way("flash attention", flash=True), way("attention", flash=False))
-    )
-
-
-def contestant_of_many(
-    model: Model, beginning: Array, next_ids: Array, checked_ids: Array
-) -> Contestant:
-    """An id for each of many texts that begin alike; what is compared are the logits of the last
-    text after `checked_ids`.
-    """
-
-    def step(ids: Array, next_ids: Array) -> tuple[Context, Callable[[], Any]]:
-        context = Context(model, len(ids) + 1, texts=len(next_ids))
-        context.logits(ids)
-        context.copy()
-        return context, context.step_of_all(next_ids, len(ids))
-
-    def checked(_: Any) -> Array:
-        context, call = step(checked_ids[:-1], np.repeat(checked_ids[-1:], len(next_ids)))
-        return context.array(call())
-
-    # Without flash attention it is slower with one text and with 64.
-    return Contestant(LLAMA_CPP, (Way("flash attention", step(beginning, next_ids)[1], checked),))
+    ways = [way("flash attention", flash=True)]
+    if not each:  # where it is slower, with one text and with 64
+        ways.append(way("attention", flash=False))
+    return Contestant(LLAMA_CPP, tuple(ways))

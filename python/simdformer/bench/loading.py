@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,9 +129,6 @@ class Loading(ModelRun):
         weights = {name: np.broadcast_to(nothing, shape) for name, shape in shapes.items()}
         return sum(tensor.nbytes for tensor in self.tensors(weights)[1])
 
-    def speed(self, seconds: float) -> float:
-        return self.nbytes / seconds / 1e9
-
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:
         """Nobody: processes of their own do it, see `run_loading`."""
         return []
@@ -195,21 +191,13 @@ def run_loading(case: Case, work: Loading, limits: Limits, budget: float) -> Res
     if not error <= work.tolerance:  # or NaN
         why = f"gives another result, {error:.1e} away from float64"
         return Result(case, limits, {}, {OURS: why})
-    seconds = [run["loading"] for run in runs]
-    mine = Measurement(
-        way="from_pretrained",
-        best=min(seconds),
-        median=median(seconds),
-        samples=len(runs),
-        calls_a_sample=1,
-        error=error,
-    )
     loaded = Loaded(
         reading=min(run["reading"] for run in runs),
         first_token=min(run["first_token"] for run in runs),
         resident=max(run["resident"] or math.nan for run in runs),
         weights=work.nbytes,
     )
+    mine = Measurement.of("from_pretrained", [run["loading"] for run in runs], error)
     return Result(case, limits, {OURS: mine}, loaded=loaded)
 
 

@@ -98,14 +98,20 @@ def installed(name: str) -> str | None:
         return None
 
 
+def found_in(file: str, pattern: str) -> str:
+    """What the first group of a pattern finds in a file of the system's; "" for nothing."""
+    try:
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(pattern, text, re.M)
+    return found[1].strip() if found else ""
+
+
 def cpu_name() -> str:
     """As the system calls it."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.M)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    name = found_in("/proc/cpuinfo", r"^model name\s*:\s*(\S.*)$")
+    return name or platform.processor() or platform.machine()
 
 
 def caches(level: int, folder: Path) -> list[int]:
@@ -132,13 +138,9 @@ def caches(level: int, folder: Path) -> list[int]:
 
 def free_memory() -> int:
     """Bytes that can be had without pushing anything out."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.M)
-    if found:
-        return int(found[1]) << 10
+    kilobytes = found_in("/proc/meminfo", r"^MemAvailable:\s*(\d+) kB$")
+    if kilobytes:
+        return int(kilobytes) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -19,6 +19,7 @@ from simdformer.bench.contestants import LLAMA_CPP, OURS, TRANSFORMERS, Contesta
 from simdformer.bench.exact import Exact
 from simdformer.bench.work import (
     AT_THE_LIMIT,
+    BOTH,
     SEED,
     Case,
     Dtype,
@@ -29,6 +30,7 @@ from simdformer.bench.work import (
     numpy_dtype,
     random_array,
     some_weight,
+    spread,
     times,
 )
 from simdformer.models import KVCache, ModelConfig, Transformer, weight_shapes
@@ -100,9 +102,8 @@ _made: dict[str, tuple[Any, Any]] = {}
 
 def model_cases() -> Iterator[Case]:
     """A prompt of 512 ids in two arithmetics, and a step of decoding, of each shape."""
-    arithmetics: tuple[Dtype, ...] = ("float32", "bfloat16")  # peers have the second
     for shape, config in SHAPES.items():
-        for dtype in arithmetics:
+        for dtype in BOTH:  # peers have the second
             prompt = ModelRun(config=config, new=512, dtype=dtype)
             yield Case(f"{shape}/prefill/{dtype}", prompt, MODEL_GOALS)
         yield Case(f"{shape}/decode", ModelRun(config=config, new=1, in_cache=64), MODEL_GOALS)
@@ -178,8 +179,9 @@ class ModelRun(Work):
         """Roundings to 16 bits add up over the layers; unrelated logits would be 1.4 away."""
         return 0.2
 
-    def speed(self, seconds: float) -> float:
-        return self.new / seconds
+    @property
+    def token_count(self) -> int:
+        return self.new
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         """config, weights, ids"""
@@ -194,8 +196,7 @@ class ModelRun(Work):
         return result[self.sampled()]
 
     def sampled(self) -> Array:
-        count = self.config.vocab_size
-        return np.unique(np.linspace(0, count - 1, SAMPLED).astype(np.intp))
+        return spread(self.config.vocab_size, SAMPLED)
 
     def checked_ids(self, inputs: Inputs) -> Array:
         ids: Array = inputs["ids"][:CHECKED]

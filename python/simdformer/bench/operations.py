@@ -2,9 +2,9 @@
 does it, and the cases that are measured."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from simdformer.bench.contestants import (
 )
 from simdformer.bench.work import (
     AT_THE_LIMIT,
+    BOTH,
     NOT_BEHIND,
     Case,
     Dtype,
@@ -529,6 +530,8 @@ class RowWise(Operation):
     counted_in: ClassVar[Unit] = "GB/s"
     looked_at: ClassVar[int] = 1
     flops_each: ClassVar[int]  # of a number
+    takes: ClassVar[tuple[str, ...]] = ("x",)
+    exact: ClassVar[Callable[..., Any]]  # the result in float64
     rows: int
     width: int
 
@@ -536,13 +539,13 @@ class RowWise(Operation):
     def flops(self) -> int:
         return self.flops_each * self.rows * self.width
 
-    @abstractmethod
-    def exact(self, **inputs: Any) -> Array:
-        """The result in float64."""
+    @property
+    def shapes(self) -> Shapes:
+        return dict.fromkeys((*self.takes, "out"), (self.rows, self.width))
 
     def expected(self, inputs: Inputs) -> Array:
         rows = {name: self.sample(x) if x.ndim > 1 else x for name, x in inputs.items()}
-        return self.exact(**rows)
+        return np.asarray(self.exact(**rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -550,6 +553,7 @@ class RMSNorm(RowWise):
     """x / sqrt(mean(x²) + eps) · weight"""
 
     operation: ClassVar[str] = "RMSNorm"
+    exact = staticmethod(partial(reference.rms_norm, eps=EPS))
 
     @property
     def flops(self) -> int:
@@ -558,10 +562,7 @@ class RMSNorm(RowWise):
 
     @property
     def shapes(self) -> Shapes:
-        return dict.fromkeys(("x", "out"), (self.rows, self.width)) | {"weight": (self.width,)}
-
-    def exact(self, **inputs: Any) -> Array:
-        return reference.rms_norm(**inputs, eps=EPS)
+        return super().shapes | {"weight": (self.width,)}
 
     def with_ours(self, x: Array, weight: Array) -> Way:
         out = np.empty_like(x)
@@ -588,16 +589,10 @@ class Softmax(RowWise):
 
     operation: ClassVar[str] = "softmax"
     flops_each: ClassVar[int] = 5  # maximum, difference, exp, sum, product
-
-    @property
-    def shapes(self) -> Shapes:
-        return dict.fromkeys(("x", "out"), (self.rows, self.width))
+    exact = staticmethod(reference.softmax)
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         return {"x": self.normal(rng, self.rows, self.width, scale=3.0)}
-
-    def exact(self, **inputs: Any) -> Array:
-        return reference.softmax(**inputs)
 
     def with_ours(self, x: Array) -> Way:
         out = np.empty_like(x)
@@ -622,13 +617,8 @@ class SwiGLU(RowWise):
 
     operation: ClassVar[str] = "SwiGLU"
     flops_each: ClassVar[int] = 5  # exp, sum, division, two products
-
-    @property
-    def shapes(self) -> Shapes:
-        return dict.fromkeys(("gate", "up", "out"), (self.rows, self.width))
-
-    def exact(self, **inputs: Any) -> Array:
-        return reference.swiglu(**inputs)
+    takes: ClassVar[tuple[str, ...]] = ("gate", "up")
+    exact = staticmethod(reference.swiglu)
 
     def with_ours(self, gate: Array, up: Array) -> Way:
         out = np.empty_like(up)
@@ -655,7 +645,6 @@ class SwiGLU(RowWise):
 
 # ---- the cases -----------------------------------------------------------------------------------
 
-BOTH: tuple[Dtype, ...] = ("float32", "bfloat16")
 NARROW: tuple[Dtype, ...] = ("bfloat16", "float16")  # as models keep weights beside float32
 PROMPTS: tuple[tuple[Dtype, int], ...] = (("float32", 128), ("float32", 64), ("bfloat16", 128))
 # They compute next to nothing: what is left is the way from Python into the kernel and back.

@@ -1,7 +1,6 @@
 """Two pictures. The roofline: how much arithmetic an operation has for each byte, against how fast
 it is. Throughput: how many ids a second come, against how many texts are continued together."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +68,7 @@ def plot_roofline(results: Results, ax: "Axes | None" = None) -> "Axes":
         ax.legend(frameon=False, loc="lower right", fontsize=9)
     highest = max([height(result) for result in shown], default=0.0)  # of 16 bits above the roof
     ax.set_ylim(top=2 * max(highest, results.limits.gflops))  # room for names
-    write_names(ax, top_of_each_operation(shown))
+    write_names(ax, shown)
     return ax
 
 
@@ -85,17 +84,19 @@ def new_axes(count: int) -> "list[Axes]":
     return list(figure.subplots(1, count, squeeze=False, width_ratios=widths)[0])
 
 
-def ridge(limits: Limits) -> float:
-    """From this intensity on arithmetic is what limits, even with all data in memory."""
-    return limits.gflops / limits.levels[-1].gigabytes_per_second
+def ridge(limits: Limits, level: int = -1) -> float:
+    """From this intensity on arithmetic is what limits, even with all data in memory, or in that
+    level."""
+    return limits.gflops / limits.levels[level].gigabytes_per_second
 
 
 def write_names(ax: "Axes", results: list[Result]) -> None:
-    """The operation above its highest dot, or as far above as needs be to be readable."""
+    """Each operation above its highest dot, or as far above as needs be to be readable."""
     points_a_pixel = 72 / ax.figure.dpi
     taken: list[tuple[float, float, float]] = []  # left, right and bottom, in points
-    for result in sorted(results, key=height):
-        name, dot = result.case.work.operation, (result.case.work.intensity, height(result))
+    highest = {one.case.work.operation: one for one in sorted(results, key=height)}
+    for name, result in sorted(highest.items(), key=lambda item: height(item[1])):
+        dot = result.case.work.intensity, height(result)
         x, y = ax.transData.transform(dot) * points_a_pixel
         reach = 0.3 * FONT * len(name)  # half of its width, about
         start, end, up = x - reach, x + reach, 7.0
@@ -110,40 +111,19 @@ def write_names(ax: "Axes", results: list[Result]) -> None:
 
 
 def draw_roofs(ax: "Axes", limits: Limits, left: float, right: float) -> None:
-    x = np.geomspace(left, right, 200)
+    x, top = np.geomspace(left, right, 200), limits.gflops
+    labels = [(f"{top:.0f} GFLOPS float32", (ridge(limits, 0), top), (0, 4))]
     for level in limits.levels:
-        ax.plot(x, np.minimum(level.gigabytes_per_second * x, limits.gflops), color="0.6", lw=1)
-        ax.annotate(
-            f"{level.name} {level.gigabytes_per_second:.0f} GB/s",
-            (left, level.gigabytes_per_second * left),
-            textcoords="offset points",
-            xytext=(12, 2),
-            fontsize=FONT,
-            color="0.4",
-        )
-    ax.annotate(
-        f"{limits.gflops:.0f} GFLOPS float32",
-        (limits.gflops / limits.levels[0].gigabytes_per_second, limits.gflops),
-        textcoords="offset points",
-        xytext=(0, 4),
-        fontsize=FONT,
-        color="0.4",
-    )
+        rate = level.gigabytes_per_second
+        ax.plot(x, np.minimum(rate * x, top), color="0.6", lw=1)
+        labels.append((f"{level.name} {rate:.0f} GB/s", (left, rate * left), (12, 2)))
+    for text, dot, offset in labels:
+        ax.annotate(text, dot, offset, textcoords="offset points", fontsize=FONT, color="0.4")
 
 
 def height(result: Result) -> float:
     best = min(one.best for one in result.measured.values())
     return result.case.work.flops / best / 1e9
-
-
-def top_of_each_operation(shown: list[Result]) -> list[Result]:
-    """One result an operation, to write its name at: that of the highest dot."""
-    best: dict[str, Result] = {}
-    for result in shown:
-        name = result.case.work.operation
-        if height(result) > (height(best[name]) if name in best else -math.inf):
-            best[name] = result
-    return list(best.values())
 
 
 # ---- many texts ----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """What a run gives: times, errors, ratios, shares, goals; and the same as JSON."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 from simdformer.bench.contestants import OURS
@@ -31,6 +32,11 @@ class Measurement:
     samples: int
     calls_a_sample: int
     error: float
+
+    @classmethod
+    def of(cls, way: str, samples: Sequence[float], error: float, calls: int = 1) -> "Measurement":
+        """Samples are in seconds a call; each is the mean of so many calls."""
+        return cls(way, min(samples), median(samples), len(samples), calls, error)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from simdformer.bench.plugins import plugin_cases
 from simdformer.bench.results import Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
 from simdformer.bench.work import SEED, Case, relative_error
-from simdformer.types import Array
 
 __all__ = ["BUDGET", "all_cases", "run", "run_case", "select"]
 
@@ -140,23 +139,16 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
                 missing[one.name] = f"gives another result, {error:.1e} away from float64"
         if limits.level(work.nbytes).capacity is None:
             memory = np.ones(min(work.nbytes, LARGEST_READ) // 4, np.float32)
-            racing.append(reading(memory))
+            racing.append(limit(READING, lambda: read_memory(memory)))
         if limits.bound_by_arithmetic(work):
-            racing.append(multiplying())
+            racing.append(limit(MULTIPLYING, lambda: fma_chains(ITERATIONS)))
         times = stopwatch.race(racing, budget)
     if read := times.pop(READING, None):
         limits = limits.measured(memory=memory.nbytes / read.best / 1e9)
     if multiplied := times.pop(MULTIPLYING, None):
         limits = limits.measured(gflops=fma_chains(ITERATIONS) / multiplied.best / 1e9)
     measured = {
-        name: Measurement(
-            way=one.way.name,
-            best=one.best,
-            median=one.median,
-            samples=len(one.samples),
-            calls_a_sample=one.calls,
-            error=errors[name],
-        )
+        name: Measurement.of(one.way.name, one.samples, errors[name], one.calls)
         for name, one in times.items()
     }
     del racing, inputs, times
@@ -164,16 +156,9 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
     return Result(case, limits, measured, missing)
 
 
-def reading(array: Array) -> Contestant:
-    """Nothing but reading, by turns with the others: what memory gives changes within minutes where
-    other machines share it.
+def limit(name: str, call: Callable[[], float]) -> Contestant:
+    """Nothing but reading, or multiply-adds, by turns with the others: what memory gives changes
+    within minutes where other machines share it, and a virtual machine may be given two threads of
+    one core for a while, and two cores before and after.
     """
-    return Contestant(READING, (Way("read", lambda: read_memory(array), np.asarray),), peer=False)
-
-
-def multiplying() -> Contestant:
-    """Nothing but multiply-adds: a virtual machine may be given two threads of one core for a
-    while, and two cores before and after.
-    """
-    way = Way("fma", lambda: fma_chains(ITERATIONS), np.asarray)
-    return Contestant(MULTIPLYING, (way,), peer=False)
+    return Contestant(name, (Way(name, call, np.asarray),), peer=False)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
-from statistics import median
 from typing import Any
 
 from simdformer.bench.contestants import Contestant, Way
@@ -39,10 +38,6 @@ class Times:
     @property
     def best(self) -> float:
         return min(self.samples)
-
-    @property
-    def median(self) -> float:
-        return median(self.samples)
 
 
 def settle() -> None:

@@ -100,6 +100,7 @@ class TrainingStep(Work):
     """A step over `rows` of `length` ids. `dtype` is that of products; weights are float32.
     `compiled`: PyTorch takes part compiled too, which takes minutes."""
 
+    operation: ClassVar[str] = "a step of training"
     counted_in: ClassVar[Unit] = "tok/s"
     config: ModelConfig
     rows: int
@@ -107,20 +108,17 @@ class TrainingStep(Work):
     compiled: bool = False
 
     @property
-    def operation(self) -> str:
-        return "a step of training"
-
-    @property
     def flops(self) -> int:
         of_token = flops_of_token(self.config, all_parameters(self.config), self.length)
-        return int(self.rows * self.length * of_token)
+        return int(self.token_count * of_token)
 
     @property
     def nbytes(self) -> int:
         return OPTIMIZER_BYTES * sum(array.size for array in all_parameters(self.config).values())
 
-    def speed(self, seconds: float) -> float:
-        return self.rows * self.length / seconds
+    @property
+    def token_count(self) -> int:
+        return self.rows * self.length
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         """model, ids and labels (rows, length)"""

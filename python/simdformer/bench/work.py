@@ -26,6 +26,7 @@ from simdformer.types import Array
 __all__ = [
     "AT_THE_LIMIT",
     "BESIDE_WEIGHTS",
+    "BOTH",
     "LONG",
     "NOT_BEHIND",
     "SEED",
@@ -48,6 +49,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Unit = Literal["GFLOPS", "GB/s", "tok/s"]
 Inputs = Mapping[str, Any]
 
+BOTH: tuple[Dtype, ...] = ("float32", "bfloat16")
 # An RMS error above this is no rounding. In 16 bits PyTorch rounds the weights of attention too,
 # and a sum of many such numbers is good for two digits.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -96,9 +98,9 @@ def relative_error(got: Array, expected: Array) -> float:
     return float(np.sqrt(np.mean(off * off)) / np.sqrt(np.mean(right * right)))
 
 
-def spread(count: int) -> Array:
-    """Up to SAMPLED indices of `count`, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, SAMPLED).round().astype(np.intp))
+def spread(count: int, most: int = SAMPLED) -> Array:
+    """Up to `most` indices of `count`, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, most).round().astype(np.intp))
 
 
 # ---- goals ---------------------------------------------------------------------------------------
@@ -219,8 +221,15 @@ class Work(ABC):
         """The relative error from which on a result is another one, and not a rounding."""
         return TOLERANCE[self.dtype]
 
+    @property
+    def token_count(self) -> int:
+        """What is counted in tok/s."""
+        raise NotImplementedError
+
     def speed(self, seconds: float) -> float:
         """In what `counted_in` names."""
+        if self.counted_in == "tok/s":
+            return self.token_count / seconds
         return (self.flops if self.counted_in == "GFLOPS" else self.nbytes) / seconds / 1e9
 
     @property
