@@ -13,7 +13,15 @@ import torch
 import simdformer as sf
 from bench_cases import CASES, LIMITS, MACHINE, hurry, smaller
 from simdformer import bench
-from simdformer.bench import contestants, llama_cpp, models, operations, report, transformers
+from simdformer.bench import (
+    contestants,
+    gradients,
+    llama_cpp,
+    models,
+    operations,
+    report,
+    transformers,
+)
 from simdformer.bench.contestants import LLAMA_CPP, ONNXRUNTIME, OURS, Missing
 from simdformer.bench.runner import run_case
 
@@ -223,9 +231,10 @@ def test_peers_get_as_many_threads_as_ours(monkeypatch, threads):
 
 
 def test_without_the_others_ours_runs_alone(monkeypatch, capsys):
-    for module in (contestants, operations, transformers, llama_cpp):
+    for module in (contestants, operations, gradients, transformers, llama_cpp):
         monkeypatch.setattr(module, "optional", lambda name: None)
-    for name in ("rms_norm/1x1024", "Qwen3-0.6B/decode"):
+    gradient, step = "backward/rms_norm/float32", "backward/adamw/float32"
+    for name in ("rms_norm/1x1024", gradient, step, "Qwen3-0.6B/decode"):
         result = run_case(smaller(CASES[name]), LIMITS, 0.01, bench.Stopwatch())
         assert result.ours is not None
         assert not {"torch", "onnxruntime", "transformers", "llama.cpp"} & result.measured.keys()
