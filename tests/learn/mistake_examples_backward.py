@@ -375,6 +375,9 @@ for name, mine in {
     "last_sequence_only": lambda g, at, n: scattered(g[1], at[1], n),
     "ids_of_next": lambda g, at, n: scattered(g, np.roll(at, -1, 1), n),
     "ids_of_previous": lambda g, at, n: scattered(g, np.roll(at, 1, 1), n),
+    "ids_of_next_flat": lambda g, at, n: scattered(g, np.roll(at, -1), n),
+    "ids_of_previous_flat": lambda g, at, n: scattered(g, np.roll(at, 1), n),
+    "ids_of_previous_first_dropped": lambda g, at, n: scattered(g[:, 1:], at[:, :-1], n),
     "ids_of_next_last_dropped": lambda g, at, n: scattered(g[:, :-1], at[:, 1:], n),
     "largest_kept": lambda g, at, n: np.array(
         [g[at == i].max(0) if (at == i).any() else 0 * g[0, 0] for i in range(n)]

@@ -125,6 +125,36 @@ def spread_over_others(y):
 
 
 loss("smoothing_others", lambda z, y: smoothed(z, spread_over_others(y), y), **SMOOTH)
+
+
+def apart(z, y, *, masked, by):
+    """The label's loss and the uniform part, each with a sum and a divisor of its own."""
+    uniform = z.logsumexp(-1) - z.mean(-1)
+    return 0.8 * mean(z, y) + 0.2 * (uniform * (y >= 0) if masked else uniform).sum() / by
+
+
+def squares(z, y, *, masked, by):
+    """The z-loss, with a sum and a divisor of its own."""
+    square = z.logsumexp(-1) ** 2
+    return mean(z, y) + 0.01 * (square * (y >= 0) if masked else square).sum() / by
+
+
+PARTS = {
+    "divided_by_all": {"masked": True, "by": B * L},
+    "of_ignored": {"masked": False, "by": COUNT},
+    "of_all": {"masked": False, "by": B * L},
+    "not_averaged": {"masked": True, "by": 1},
+}
+
+
+def of_parts(kind, part):
+    return lambda z, y: part(z, y, **PARTS[kind])
+
+
+for kind in ("divided_by_all", "of_ignored", "of_all"):
+    loss(f"smoothing_{kind}", of_parts(kind, apart), **SMOOTH)
+for kind in ("of_ignored", "of_all"):
+    loss(f"z_loss_{kind}", of_parts(kind, squares), z_loss=0.01)
 loss("no_z_loss", mean, z_loss=0.01)
 loss(
     "z_loss_not_squared",
@@ -136,6 +166,7 @@ loss(
     lambda z, y: mean(z, y) + 0.005 * counted(z.logsumexp(-1) ** 2, y),
     z_loss=0.01,
 )
+loss("perplexity", lambda z, y: mean(z, y).exp())
 loss("ignored_rows_count", lambda z, y: rows(z, y.clamp(0)).sum() / COUNT)
 loss(
     "ignored_rows_of_last_column",
@@ -319,6 +350,12 @@ backward(
     by_rows(lambda p, t: p - t - (1 - t) * 0.2 / (V - 1)),
     **SMOOTH,
 )
+for kind in PARTS:
+    backward(f"smoothing_{kind}", of(of_parts(kind, apart)), **SMOOTH)
+for kind in ("divided_by_all", "of_all", "not_averaged"):
+    backward(f"z_loss_{kind}", of(of_parts(kind, squares)), z_loss=0.01)
+backward("smoothing_beside", by_rows(lambda p, t: 1.2 * p - t - 0.2 / V), **SMOOTH)
+backward("smoothing_summed", by_rows(lambda p, t: 0.8 * (p - t) + 0.2 * (V * p - 1)), **SMOOTH)
 backward("shares_to_bfloat16", by_rows(lambda p, t: p.bfloat16().float() - t), scale=4.0)
 backward("shares_to_float16", by_rows(lambda p, t: p.half().float() - t), scale=4.0)
 backward("target_missing", by_rows(lambda p, t: p))

@@ -100,6 +100,7 @@ step("no_correction_of_moment", corrections=lambda one, two: (1.0, two))
 step("steps_from_0", t=lambda step: step - 1)
 step("steps_from_2", t=lambda step: step + 1)
 step("beta1_in_both", corrections=lambda one, two: (one, one))
+step("corrections_swapped", corrections=lambda one, two: (two, one))
 
 
 def decayed_in_moment(w, g, m, v, *, step, lr, betas, weight_decay, eps):
@@ -173,6 +174,7 @@ def steps(name, *others, **wrong):
 
 
 steps("gradients_not_zeroed", change=lambda g: np.cumsum(g, 0))
+steps("gradients_zeroed_before", change=lambda g: [0 * one for one in g])
 steps("first_gradient_always", change=lambda g: [g[0]] * len(g))
 steps("one_step_only", change=lambda g: g[:1])
 steps("last_step_only", change=lambda g: g[-1:])

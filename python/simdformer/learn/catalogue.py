@@ -93,7 +93,7 @@ class Variation:
     unless : the name of another mistake, which is named alone where both give the array
     habit : no mistake but another way to write what is right; beside a mistake it may give another
         array
-    slip : "usual" or "many" for one that is in no catalogue (see slips.py)
+    slip : "usual", "many" or "factor" for one that is in no catalogue (see slips.py)
     """
 
     mistake: Mistake

@@ -10,6 +10,7 @@ import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from simdformer.learn.lines import Lines, plain
 from simdformer.learn.mistakes.backward_attention import transposed
 from simdformer.learn.program import Program, Tape
 
-__all__ = ["slips"]
+__all__ = ["Factor", "factors", "slips"]
 
 OTHERS = 8  # variables that are tried in place of one
+CLOSE, MOST = 1e-5, 10_000  # relatively, of a number to a fraction; and its two numbers, multiplied
 # Not tried beside a mistake: there are many, and few are made.
 UNUSUAL = {
-    "another_variable", "changed", "factor_more", "number_more", "shifted", "stale",
+    "another_variable", "changed", "factor_more", "number_more", "overwritten", "shifted", "stale",
     "term_more", "too_early",
 }  # fmt: skip
 CAUSES = {
@@ -40,6 +42,7 @@ CAUSES = {
     "divisor_inverted": "Its inverse is taken.",
     "divisor_missing": "The formula divides by it once.",
     "divisor_twice": "The formula divides by it once.",
+    "factor": "One factor too many or too few: a mean over another number of rows, a scale.",
     "factor_inverted": "Its inverse is taken.",
     "factor_missing": "The chain rule multiplies by each of them.",
     "factor_more": "One factor too many, or that of another formula.",
@@ -54,7 +57,9 @@ CAUSES = {
     "not_reduced": "What was broadcast is summed on the way back.",
     "number_more": "It is in the formula already.",
     "off_by_one": "It is counted from another number.",
+    "one_of_many": "A loop that assigns with = where += is meant, or an index.",
     "order": "Where lengths are equal both ways fit; otherwise count the axes.",
+    "overwritten": "The one was written into the memory of the other, which was still needed.",
     "power_missing": "The exponent is lost.",
     "shifted": "An index is off by one.",
     "sign": "A sign is lost on the way.",
@@ -66,6 +71,10 @@ CAUSES = {
     "too_early": "The line stands before the one that renews what it reads.",
     "transposed": "Where lengths are equal both ways fit; otherwise count the axes.",
     "twice": "What it does is in the formula once.",
+}
+FIXES = {
+    "one_of_many": "Sum over all of them.",
+    "overwritten": "Make first what is made of it, or write into memory of its own.",
 }
 SIGNED = ("np.exp", "np.tanh", "sigmoid")
 INSIDE = ("np.log", "np.sqrt", "np.cos", "np.square", "np.abs", *SIGNED)
@@ -108,6 +117,10 @@ class Made:
                 yield number, one
 
     @property
+    def values(self) -> list[ast.expr]:
+        return [one.value for _, one in self.assigned]
+
+    @property
     def bound(self) -> set[str]:
         return {name for _, one in self.assigned for name in names_in(one.targets[0])}
 
@@ -119,9 +132,11 @@ class Made:
         """What to do and where that is explained, as for the step's other mistakes."""
         known = next((one.mistake for one in CATALOGUE if self.name in one.replaces), None)
         fix = known.fix if known else f"Write {'; '.join(self.lines.read)}."
+        fix = FIXES.get(kind, fix)
         see = known.step if known else ""
         mistake = Mistake(f"{self.name}.{kind}", title, CAUSES[kind], fix, see, replaces)
-        return Variation(mistake, rare=True, slip="many" if kind in UNUSUAL else "usual")
+        usual = "factor" if kind == "factor" else "many" if kind in UNUSUAL else "usual"
+        return Variation(mistake, rare=True, slip=usual)
 
 
 def names_in(node: ast.expr) -> set[str]:
@@ -130,6 +145,18 @@ def names_in(node: ast.expr) -> set[str]:
 
 def slips(tape: Tape) -> Iterator[Variation]:
     """Every slip in the steps that a run has made, once for each program."""
+    for made, after in programs(tape):
+        for step in made:
+            yield from of_step(step)
+        if made:
+            yield from of_arguments(made[0])
+            yield from of_memory(made)
+        for i, step in enumerate(made):
+            yield from of_order(step, made[i + 1 :], after)
+
+
+def programs(tape: Tape) -> Iterator[tuple[list[Made], Mapping[str, Any]]]:
+    """The steps of each program that was run, and the variables behind the last of them."""
     done: set[Program] = set()
     tapes = [tape]
     while tapes:
@@ -140,17 +167,14 @@ def slips(tape: Tape) -> Iterator[Variation]:
         done.add(one.program)
         every = [*one.before[1:], one.after]
         steps = zip(one.program.steps.items(), one.visited, one.before, every, strict=True)
-        made = [
-            Made(name, lines, before, after)
-            for (name, lines), visited, before, after in steps
-            if name in visited and isinstance(lines, Lines)
-        ]
-        for step in made:
-            yield from of_step(step)
-        if made:
-            yield from of_arguments(made[0])
-        for i, step in enumerate(made):
-            yield from of_order(step, made[i + 1 :], one.after)
+        yield (
+            [
+                Made(name, lines, before, after)
+                for (name, lines), visited, before, after in steps
+                if name in visited and isinstance(lines, Lines)
+            ],
+            one.after,
+        )
 
 
 def of_step(step: Made) -> Iterator[Variation]:
@@ -223,6 +247,152 @@ def of_order(step: Made, later: Sequence[Made], after: Mapping[str, Any]) -> Ite
                         title = f"`{name}` in {ast.unparse(line.targets[0])} is that of before"
                         replaces = other.with_statements(number, [stale])
                         yield other.slip("stale", title, {**replaces, **kept})
+
+
+def of_memory(made: Sequence[Made]) -> Iterator[Variation]:
+    """One result is written into the memory of an array of which another one is made later: what
+    lies between the two has been made before, or is made of what stands there now."""
+    given = names_in(made[-1].values[-1]) if made[-1].values else set()
+    ends = [step for step in made[1:-1] if step.bound & given]
+    for over, other in ((a, b) for a in ends for b in ends if a is not b):
+        if not over.read & over.before.keys() <= other.before.keys():
+            continue
+        for new in sorted(over.bound & given):
+            for old, x in other.before.items():
+                if old in given or not (is_float(x) and is_alike(x, over.after[new])):
+                    continue
+                between = derived(old, made[1 : made.index(other)])
+                ways: list[Sequence[Made]] = [()] if old in other.read else []
+                if any(step.bound & other.read for step in between):
+                    ways.append(tuple(step for step in between if step is not over))
+                for again in ways:
+                    what = ", ".join(sorted(other.bound))
+                    title = f"`{new}` stands for `{old}` in {what}: it was written over it"
+                    lines = written_over(old, new, over, again, other)
+                    yield other.slip("overwritten", title, {other.name: lines})
+
+
+def derived(name: str, made: Sequence[Made]) -> list[Made]:
+    """The steps whose results are made of a variable."""
+    names, found = {name}, []
+    for step in made:
+        if names & step.read and name not in step.bound:
+            found.append(step)
+            names |= step.bound
+    return found
+
+
+def written_over(old: str, new: str, over: Made, again: Sequence[Made], other: Made) -> Lines:
+    """The lines of a step where `new` is made first and takes the place of `old`. Whatever else
+    they bind is left as it was."""
+    own = {name for step in again for name in step.bound}
+    kept = sorted((own | {old}) - other.bound)
+    text = "\n".join(
+        [
+            f"{', '.join(f'{name}_kept' for name in kept)} = {', '.join(kept)}",
+            over.lines.text,
+            f"{old} = {new}",
+            *(step.lines.text for step in again),
+            other.lines.text,
+            f"{', '.join(kept)} = {', '.join(f'{name}_kept' for name in kept)}",
+        ]
+    )
+    names = {k: v for step in (over, *again, other) for k, v in step.lines.names.items()}
+    return Lines(text, names, right=other.lines)
+
+
+# ---- a factor of any size ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A part of a formula that is multiplied by some number.
+
+    neutral : the number with which it is as it should be
+    made : the slip with another number
+    """
+
+    neutral: float
+    made: Callable[[float], Variation]
+
+
+def factors(tape: Tape) -> Iterator[Factor]:
+    """Everything that may be multiplied: what a line binds, a term of it, an array that is added
+    to it."""
+    for step in (step for made, _ in programs(tape) for step in made):
+        known = dict(step.before)
+        for number, line in step.assigned:
+            yield from of_terms(step, number, line)
+            known.update({x: step.after[x] for x in names_in(line.targets[0]) if x in step.after})
+            if isinstance(line.targets[0], ast.Name):
+                yield from of_whole(step, number, line, line.targets[0].id, known)
+
+
+def of_terms(step: Made, number: int, line: ast.Assign) -> Iterator[Factor]:
+    parts = [*ast.walk(line.value)]
+    sums = (x for x in parts if isinstance(x, ast.BinOp) and isinstance(x.op, ast.Add | ast.Sub))
+    for term in (term for one in sums for term in (one.left, one.right)):
+        if isinstance(term, ast.Constant):
+            continue
+
+        def made(c: float, term: ast.expr = term) -> Variation:
+            value = exchanged(line.value, parts.index(term), product(term, read(f"real({c!r})")))
+            new = step.with_statements(number, [ast.Assign(line.targets, value, lineno=0)])
+            what = f"{said(term)} in {ast.unparse(line.targets[0])}"
+            return step.slip("factor", f"{what} is multiplied by {as_number(c, step.before)}", new)
+
+        yield Factor(1.0, made)
+
+
+def of_whole(
+    step: Made, number: int, line: ast.Assign, name: str, known: Mapping[str, Any]
+) -> Iterator[Factor]:
+    value = known.get(name)
+    if not isinstance(value, np.ndarray) or not is_float(value) or value.ndim == 0:
+        return
+
+    def behind(c: float, text: str, what: str) -> Variation:
+        also = step.with_statements(number, [line, *ast.parse(f"{name} = {text}").body])
+        return step.slip("factor", what.format(as_number(c, step.before)), also)
+
+    yield Factor(
+        1.0, lambda c: behind(c, f"{name} * real({c!r})", f"`{name}` is multiplied by {{}}")
+    )
+    kept: list[str] = []
+    for other, x in known.items():
+        if other == name or not (is_float(x) and is_alike(x, value)):
+            continue
+        if any(is_same(x, known[one]) for one in kept):
+            continue
+        kept.append(other)
+        yield Factor(
+            0.0,
+            lambda c, other=other: behind(  # type: ignore[misc]
+                c,
+                f"{name} + real({c!r}) * array({other})",
+                f"{{}} times `{other}` is added to `{name}`",
+            ),
+        )
+
+
+def as_number(c: float, known: Mapping[str, Any]) -> str:
+    """A number, and what it is made of: an argument, a fraction, a root."""
+    text, near = f"{c:.6g}", CLOSE * abs(c)
+    for name, x in known.items():
+        if type(x) is float and x not in (0.0, 1.0):
+            for value, how in ((x, "{}"), (1 - x, "1 - {}"), (1 / x, "1 / {}"), (x * x, "{}²")):
+                if abs(c - value) <= near:
+                    return f"{text}, {how.format(name)}"
+    for value, how in ((c, "{}"), (c * c, "sqrt({})")):
+        whole = Fraction(value).limit_denominator(MOST)
+        if (
+            whole
+            and abs(value - whole) <= near * abs(value / c)
+            and abs(whole.numerator * whole.denominator) <= MOST
+        ):
+            shown = how.format(whole)
+            return text if shown == text else f"{text} = {'-' if c < 0 < value else ''}{shown}"
+    return text
 
 
 # ---- parts of formulas ---------------------------------------------------------------------------
@@ -410,6 +580,12 @@ def of_reduction(x: ast.expr, how: str, given: Mapping[str, ast.expr]) -> Iterat
             rest = {name: value for name, value in given.items() if name != "axis"}
             title = f"{this} runs over {axis_said(new)}, not over {axis_said(old)},"
             yield Change(reduced(how, axis | rest), "another_axis", title)
+    if how == "sum" and old not in ("", "-1"):
+        kept = given.get("keepdims") is not None
+        for which, index in (("first", "[0]" if kept else "0"), ("last", "[-1]" if kept else "-1")):
+            one = read(f"np.take({ast.unparse(x)}, {index}, axis={old})")
+            title = f"only the {which} one counts in {this}"
+            yield Change(one, "one_of_many", title)
     if how == "mean" and old == "-1":
         fewer = quotient(reduced("sum", given), read(f"np.shape({ast.unparse(x)})[-1] - 1"))
         yield Change(fewer, "n_minus_one", f"{this} divides by n - 1 instead of n")
@@ -459,6 +635,10 @@ def is_alike(x: Any, value: Any) -> bool:
         return False
     kinds = {"i" if one.dtype.kind in "iu" else one.dtype.kind == "b" for one in (x, value)}
     return x.shape == value.shape and len(kinds) == 1
+
+
+def is_float(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "fV"
 
 
 def is_same(x: Any, value: Any) -> bool:
@@ -513,6 +693,8 @@ FIRST, LAST = "[..., 1:, :]", "[..., :-1, :]"
 SLICES = (
     (LAST, LAST, "the last position of each sequence is left out"),
     (FIRST, FIRST, "the first position of each sequence is left out"),
+    ("[..., :1, :]", "[..., :1, :]", "only the first position of each sequence counts"),
+    ("[..., -1:, :]", "[..., -1:, :]", "only the last position of each sequence counts"),
     ("[-1:]", "[-1:]", "only the last entry of the first axis counts"),
     ("[:1]", "[:1]", "only the first entry of the first axis counts"),
     ("[:-1]", "[:-1]", "the last entry of the first axis is left out"),

@@ -25,16 +25,22 @@ OTHERS = {
 NOTHING = {"dropout_p": "nothing is dropped here", "inplace": "out= takes an array to write to"}
 RESULTS = {  # what learners call results and gradients, and which of ours that may be
     "w": ("weight",),
+    "kernel": ("weight",),
+    "param": ("weight",),
+    **dict.fromkeys(("input", "inp", "h", "hidden_states"), ("x",)),
+    **dict.fromkeys(("gate_proj", "w1", "a"), ("gate",)),
+    **dict.fromkeys(("up_proj", "w3"), ("up",)),
     "g": ("weight", "gate"),
     "gamma": ("weight",),
-    "b": ("bias",),
+    "b": ("bias", "up"),
     "beta": ("bias",),
     "u": ("up",),
     "q": ("query",),
     "k": ("key",),
     "v": ("value", "exp_avg_sq"),
     "m": ("exp_avg",),
-    "mask": ("attn_mask",),
+    **dict.fromkeys(("mask", "bias", "attn_bias"), ("attn_mask",)),
+    "sink": ("sinks",),
 }
 WHY = {
     "out": "the forward's result; out, lse = sf.scaled_dot_product_attention(..., return_lse=True)",

@@ -8,7 +8,7 @@ import numpy as np
 
 from simdformer.learn.check.compare import Float64
 
-__all__ = ["beside_labels", "described", "factor_of", "places"]
+__all__ = ["beside_labels", "described", "factor_of", "nice", "order", "places"]
 
 Same = Callable[[Any, Any], bool]
 PLURALS = {"query": "queries"}
@@ -88,7 +88,7 @@ def described(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) 
     if mine.size == 0 or mine.ndim == 0:
         return []
     with np.errstate(all="ignore"):
-        for sentences in (_not_numbers, _size, _order, _offsets):
+        for sentences in (_not_numbers, _size, order, _offsets):
             if found := list(sentences(mine, right, same, axes)):
                 return found
     return []
@@ -136,7 +136,7 @@ def _size(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> I
         yield (
             "it is the right answer with the sign turned round"
             if abs(factor + 1) < 1e-3
-            else (f"it is the right answer times {_nice(factor)}")
+            else (f"it is the right answer times {nice(factor)}")
         )
         return
     if mine.ndim > 1 and mine.shape[-1] > 2:
@@ -156,7 +156,7 @@ def factor_of(mine: Float64, right: Float64) -> tuple[float, Float64, Float64]:
     return (float((a * b).sum() / (a * a).sum()) if a.any() else float("nan")), a, b
 
 
-def _nice(factor: float) -> str:
+def nice(factor: float) -> str:
     """The number, and what it is a fraction or a root of, if that is a whole number."""
     text, size, sign = f"{factor:.6g}", abs(factor), "-" if factor < 0 else ""
     for value, over in ((size, ""), (1 / size, "1/")):
@@ -168,7 +168,7 @@ def _nice(factor: float) -> str:
     return text
 
 
-def _order(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
+def order(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
     """Right numbers in wrong places."""
     for i in range(mine.ndim):
         for j in range(i + 1, mine.ndim):

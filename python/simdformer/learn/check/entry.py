@@ -14,7 +14,13 @@ from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE
 from simdformer.learn.check.constants import is_fitted
 from simdformer.learn.check.judge import Check
-from simdformer.learn.check.meant import REFUSALS, in_another_order, meant, same_result
+from simdformer.learn.check.meant import (
+    REFUSALS,
+    in_another_order,
+    meant,
+    of_some_weights,
+    same_result,
+)
 from simdformer.learn.check.operation import Call, as_array, bind, joined, takes
 from simdformer.learn.check.optimizers import CALLED, as_function, as_results, nothing_changed
 from simdformer.learn.check.report import Report, together
@@ -144,6 +150,9 @@ def check(
         }
         judged = agreed({name: one.report() for name, one in asked.items()}, asked)
         judged = exchanged(judged, asked, call)
+        of_several = one_args is not args and "x" in judged and not judged["x"].ok
+        if of_several and (some := of_some_weights(call, args, kwargs, asked["x"].mine[0])):
+            judged["x"] = explained(judged["x"], some)
         given = {name: one.mine[0] for name, one in asked.items()}
         judged |= {
             name: explained(judged[name], found)
@@ -226,10 +235,15 @@ def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, 
             if report.right is not None
         )
 
-    for name, report in reports.items():  # one number is easily fitted to one gradient by chance
-        left = tuple(
-            group for group in report.explanations if not (is_fitted(group) and contradicts(group))
-        )
+    def is_chance(group: tuple[Mistake, ...], mine: Any) -> bool:
+        """One number is easily fitted to one gradient, and many mistakes give zeros."""
+        if not np.any(mine):
+            return not agrees(group)
+        return is_fitted(group) and contradicts(group)
+
+    for name, report in reports.items():
+        mine = asked[name].mine[0]
+        left = tuple(group for group in report.explanations if not is_chance(group, mine))
         if left != report.explanations:
             reports[name] = replace(report, explanations=left)
     several = sum(not report.ok for report in reports.values()) > 1
@@ -300,6 +314,8 @@ def results(mine: Any, call: Call) -> list[Any]:
                 f"in which {call.name} gives them"
             )
         return [as_numbers(x) for x in mine]
+    if isinstance(mine, tuple | Mapping) and len(mine) == 1:  # a dict of gradients with one entry
+        (mine,) = mine.values() if isinstance(mine, Mapping) else mine
     if isinstance(mine, tuple) and any(np.ndim(as_array(x)) for x in mine):
         raise TypeError(
             f"check: mine is a tuple of {len(mine)}, needs one array: this call has one result; "

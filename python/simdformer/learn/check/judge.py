@@ -17,14 +17,15 @@ from simdformer.learn.check.compare import (
     numbers,
 )
 from simdformer.learn.check.constants import is_factor
-from simdformer.learn.check.describe import beside_labels, described, places
+from simdformer.learn.check.describe import beside_labels, described, factor_of, nice, order, places
 from simdformer.learn.check.evidence import Evidence, Verdict, also, is_rounding, rounded
+from simdformer.learn.check.inputs import labels_of, of_other_labels, read_in_memory
 from simdformer.learn.check.operation import Asked
 from simdformer.learn.check.problem import Problem
 from simdformer.learn.check.remarks import remarks
 from simdformer.learn.check.report import Report, Where
-from simdformer.learn.check.rounding import coarser
-from simdformer.learn.check.search import Budget, Explanation
+from simdformer.learn.check.rounding import F64, coarser
+from simdformer.learn.check.search import FEW_NUMBERS, Budget, Explanation
 from simdformer.learn.check.shapes import changes, parts
 from simdformer.learn.check.whole import done_to_all
 
@@ -39,6 +40,20 @@ APPLIED_TWICE = Mistake(
     "the whole step is done twice: its result went through the same formula again",
     "The gradient that came in had gone through this operation already.",
     "Call the backward once for each forward.",
+    "",
+)
+IN_PROPORTION = Mistake(
+    "array.in_proportion",
+    "",
+    "One factor too many or too few: a mean over another number of rows, a scale, a learning rate.",
+    "Look for a number that multiplies or divides all of it.",
+    "",
+)
+IN_ANOTHER_ORDER = Mistake(
+    "array.in_another_order",
+    "",
+    "What is computed is right; an index, a reshape or a transpose puts it elsewhere.",
+    "Look at the last lines: where each number is written.",
     "",
 )
 LARGE, ROWS = 100_000, 4  # arrays of so many numbers are told apart by so many rows, if they can be
@@ -237,27 +252,51 @@ class Check:
         if again and evidence.search.gives({}, {"grad": right[0]}):
             return ((APPLIED_TWICE,),)
         search = evidence.search
-        if found := self.behind_first(evidence):
-            return found
-        return search.pairs() or search.slipped("many") or search.pairs(slipped=True)
+        if view := read_in_memory(self.call.variables, lambda given: search.gives({}, given)):
+            return ((view,),)
+        return (
+            self.with_other_labels(evidence)
+            or search.pairs()
+            or search.slipped("many")
+            or self.in_proportion(right)
+            or search.slipped("factor")
+            or search.pairs(slipped=True)
+            or self.in_another_order(right)
+        )
 
-    def behind_first(self, evidence: Evidence) -> tuple[Explanation, ...]:
-        """Labels of the place before, which give all but the first position: the one that stands
-        there is no label of this call."""
-        problem = evidence.problem
-        shape = self.mine[0].shape
-        if self.call.name != "backward.cross_entropy" or len(shape) < 3 or shape[-2] < 2:
+    def in_proportion(self, right: list[Any]) -> tuple[Explanation, ...]:
+        """A single result that is some number times the right one."""
+        if len(right) != 1 or np.size(right[0]) < FEW_NUMBERS:
             return ()
-        if evidence.search.sample is not problem:
+        mine, whole = numbers(self.mine[0]), numbers(right[0])
+        factor = factor_of(mine, whole)[0]
+        if not (np.isfinite(factor) and factor and self.same(mine, factor * whole)):
             return ()
+        title = f"it is {nice(factor)} times the right one"
+        return ((replace(IN_PROPORTION, title=title),),)
 
-        def behind(results: list[Any]) -> list[Any]:
-            return [x[..., 1:, :] for x in problem.part(results)]
+    def in_another_order(self, right: list[Any]) -> tuple[Explanation, ...]:
+        """The right numbers of a single result in wrong places."""
+        if len(right) > 1:
+            return ()
+        said = order(numbers(self.mine[0]), numbers(right[0]), self.same, self.axes(0))
+        return tuple((replace(IN_ANOTHER_ORDER, title=title),) for title in said)
 
-        mine = [x[..., 1:, :] for x in problem.mine]
-        search = replace(evidence, problem=replace(problem, mine=mine, part=behind)).search
-        found = search.singles()
-        return tuple(group for group in found if group[0].name.endswith("shifted_back_rolled"))
+    def with_other_labels(self, evidence: Evidence) -> tuple[Explanation, ...]:
+        """Labels that a gradient shows, and another mistake beside them. The first position of each
+        sequence may have one that stands nowhere in the call."""
+        given, problem = self.call.variables, evidence.problem
+        if "labels" not in given or (found := labels_of(given, self.mine[0])) is None:
+            return ()
+        other = of_other_labels(problem.program.name, given, found)
+        if other is None:
+            return ()
+        if evidence.search.gives(other.replaces, {}):
+            return ((other,),)
+        relabelled = replace(problem, variables=problem.variables | {"labels": found})
+        search = replace(evidence, problem=relabelled).search
+        beside = search.singles() or self.in_proportion(search.base(relabelled, F64).right or [])
+        return tuple((other, *group) for group in beside)
 
     def done_to_one(self, right: list[Any] | None) -> tuple[Explanation, ...]:
         """What was done to the whole of a single result."""

@@ -65,6 +65,37 @@ def is_result_for(mine: Any, call: Call) -> bool:
     return same_result(call.args[0], other.results[0], call, other)
 
 
+def of_some_weights(
+    call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], mine: Any
+) -> Mistake | None:
+    """Whether the gradient of an input that several matrices read is that of some of them, or a
+    mean over them; the call is that of all of them in one."""
+    given = inspect.signature(call.operation).bind(*args, **kwargs).arguments
+    gradients, weights = (
+        [np.asarray(as_array(one), np.float64) for one in given[name]]
+        for name in ("grad", "weight")
+    )
+    parts = [one @ w for one, w in zip(gradients, weights, strict=True)]
+    count, title = len(parts), ""
+    for size in range(1, count):
+        for some in combinations(range(count), size):
+            if same_result(mine, sum(parts[i] for i in some), call):
+                only = ", ".join(map(str, some))
+                title = f"it has the part of weight {only} only, of {count} that read x (from 0)"
+    if count > 1 and same_result(mine, sum(parts) / count, call):
+        title = f"it is the mean over the {count} weights that read x, not the sum"
+    if not title:
+        return None
+    return Mistake(
+        "gradient.of_some_weights",
+        title,
+        "A second = where += is meant, or a path that was forgotten: x goes into each of them, as "
+        "into query, key and value, and gets a gradient from each.",
+        "Add up grad @ weight of all of them.",
+        "08 §4",
+    )
+
+
 # ---- arguments in another order ------------------------------------------------------------------
 
 

@@ -15,9 +15,9 @@ from simdformer.learn.check.compare import finfo, numbers
 from simdformer.learn.check.problem import NEAR, Base, Problem, Target, distance, evaluate
 from simdformer.learn.check.rounding import F32, F64, Noise
 from simdformer.learn.program import Run, Step
-from simdformer.learn.slips import slips
+from simdformer.learn.slips import factors, slips
 
-__all__ = ["BETTER", "SAMPLE", "WHOLE", "Budget", "Explanation", "Search"]
+__all__ = ["BETTER", "FEW_NUMBERS", "SAMPLE", "WHOLE", "Budget", "Explanation", "Search"]
 
 Explanation = tuple[Mistake, ...]  # one mistake, or two that are made together
 
@@ -27,6 +27,8 @@ FEW_NUMBERS, LUCKY = 3, 1e-6  # so few are met by chance: they have to be met so
 EXACTLY = 32.0  # units: two results that are no further apart are the same
 FEW = 6  # mistakes that come near, which are looked at closely
 BETTER = 4.0  # times as exact as the right answer, where rounding would explain that as well
+ALONG = 1e-2  # of the squares of an error, what a factor may leave
+LEAST = (1e-4, 0.1)  # by how much a factor is another one; in 16 bits
 INFORMATION = 8  # different numbers that an array must hold to tell one pair from another
 
 
@@ -241,10 +243,43 @@ class Search:
             return []
         return self._tried(problem, dtype, list(slips(tape)))
 
+    @cached_property
+    def scaled(self) -> list[Trial]:
+        """The parts of its formulas that would give the results if they were multiplied by the
+        number that brings them nearest."""
+        problem, dtype = self.sample, self.dtypes[0]
+        base = self.base(problem, dtype)
+        shapes = [np.shape(x) for x in problem.mine]
+        if (
+            base.right is None
+            or base.run.tape is None
+            or [np.shape(x) for x in base.right] != shapes
+            or _information(problem.mine) < INFORMATION
+        ):
+            return []
+        right, mine = flat(base.right), flat(problem.mine)
+        least, found = LEAST[self.coarsest.itemsize == 2], []
+        for factor in factors(base.run.tape):
+            other = factor.made(1 - factor.neutral)
+            out = evaluate(base.varied(other.replaces, other.steps), problem)
+            if out is None or [np.shape(x) for x in out] != shapes:
+                continue
+            slope = (flat(out) - right) * (1 - 2 * factor.neutral)
+            off = mine - right
+            size = float(slope @ slope)
+            if not (np.isfinite(size) and size):
+                continue
+            times = float(slope @ off) / size
+            left = off - times * slope
+            if left @ left < ALONG * (off @ off) and abs(times) > least:
+                found.append(factor.made(factor.neutral + times))
+        return self._tried(problem, dtype, found)
+
     def slipped(self, kind: str) -> tuple[Explanation, ...]:
         """The slips of a kind that give the results, the most exact ones; of those that are the
         same for all results of the program, the first."""
-        trials = [one for one in self.slips if one.variation.slip == kind]
+        tried = self.scaled if kind == "factor" else self.slips
+        trials = [one for one in tried if one.variation.slip == kind]
         problem, dtype = replace(self.sample, part=lambda results: results), self.dtypes[0]
         found: list[tuple[float, Explanation, list[Any]]] = []
         same = EXACTLY * float(finfo(dtype).eps)
@@ -305,7 +340,7 @@ class Search:
             elif 0 < off < mine.near:
                 near.append((off, said(one, other), both))
         self.budget.seconds -= time.thread_time() - begun
-        found = list(dict.fromkeys(found))
+        found = without_others(list(dict.fromkeys(found)))
         if not found:
             nearest = sorted(near, key=lambda pair: pair[0])[:3]
             finest = F32 if self.coarsest == F64 else self.coarsest
@@ -360,6 +395,26 @@ class Search:
             problem.mine,
             **given,
         )
+
+
+def flat(results: list[Any]) -> Any:
+    return np.concatenate([numbers(x).ravel() for x in results])
+
+
+def without_others(found: list[Explanation]) -> list[Explanation]:
+    """Without those in which another mistake, that alone is named, may stand for one."""
+
+    def said(one: Mistake) -> str:
+        known = CATALOGUE.variations.get(one.name)
+        return known.unless if known is not None and known.unless else one.name
+
+    names = [frozenset(one.name for one in group) for group in found]
+    meant = [frozenset(map(said, group)) for group in found]
+    return [
+        group
+        for group, own, other in zip(found, names, meant, strict=True)
+        if other == own or other not in names
+    ]
 
 
 def in_turn(known: list[Variation]) -> list[Variation]:

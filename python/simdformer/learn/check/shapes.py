@@ -1,7 +1,7 @@
 """Arrays of a wrong shape: what was done to the axes."""
 
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ def changes(mine: Any, shape: tuple[int, ...]) -> list[Change]:
 
 
 def _all(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
+    yield from _summed(mine, shape)
     if mine.size != int(np.prod(shape)):
         return
     if _without_ones(mine.shape) == _without_ones(shape):
@@ -33,6 +34,31 @@ def _all(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(length for length in shape if length != 1)
+
+
+def _summed(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
+    """With axes that should have been summed: what was broadcast on the way there."""
+    if mine.size <= int(np.prod(shape)) or mine.ndim < len(shape) or mine.dtype.kind == "b":
+        return
+    for lost in combinations(range(mine.ndim), mine.ndim - len(shape)):
+        kept = [axis for axis in range(mine.ndim) if axis not in lost]
+        pairs = zip(kept, shape, strict=True)
+        ones = [axis for axis, length in pairs if length == 1 < mine.shape[axis]]
+        found = mine.astype(np.float64).sum(axis=tuple(ones), keepdims=True).sum(axis=lost)
+        if found.shape == shape:
+            axes = sorted({*ones, *lost})
+            over = f"axis {axes[0]}" if len(axes) == 1 else f"axes {', '.join(map(str, axes))}"
+            yield (
+                Mistake(
+                    "shape.not_summed",
+                    f"it is not summed over {over}: {mine.shape}, needs {shape}",
+                    "What was broadcast along an axis, or read once for each entry of it, gets the "
+                    "sum of their gradients on the way back.",
+                    f"Sum over {over}" + ("." if not ones else ", with keepdims=True."),
+                    "08 §4",
+                ),
+                found,
+            )
 
 
 def _ones(mine: Any, shape: tuple[int, ...]) -> Mistake:

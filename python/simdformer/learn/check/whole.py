@@ -34,6 +34,7 @@ def done_to_all(
         found = [*_dropout(mine, right, same), *_first_sequence(mine, right, same)]
         found += [] if found else _broken_off(mine, right, same)
         if sizes is not None:
+            found += [] if found else _left_out(mine, right, same)
             found += _factor(mine, right, same, sizes)
     return tuple((mistake,) for mistake in found)
 
@@ -79,6 +80,27 @@ def _broken_off(
                 f"{kept} of {count} are computed: a loop ends too early, a block is left out, or a "
                 "kernel has a limit.",
                 "Compute all of them.",
+                "",
+            )
+            return
+
+
+def _left_out(mine: Float64, right: Float64, same: Callable[[Any, Any], bool]) -> Iterator[Mistake]:
+    """Some entries of an axis are 0, the others right."""
+    for axis, name in enumerate(("entry", "row", "column")[-mine.ndim :] if mine.ndim < 4 else ()):
+        others = tuple(i for i in range(mine.ndim) if i != axis)
+        lost = ~(mine != 0).any(axis=others) & (right != 0).any(axis=others)
+        kept = np.flatnonzero(~lost)
+        if lost.any() and kept.size and same(mine.take(kept, axis), right.take(kept, axis)):
+            which = np.flatnonzero(lost)
+            few = ", ".join(map(str, which[:4])) + (", ..." if which.size > 4 else "")
+            yield Mistake(
+                "gradient.left_out",
+                f"{name} {few} of axis {axis} {'is' if which.size == 1 else 'are'} 0, the others "
+                "are right",
+                "Taken for padding, hidden by a mask, or beyond the end of a loop: what went into "
+                "the forward gets a gradient.",
+                "Leave out only what the forward left out.",
                 "",
             )
             return

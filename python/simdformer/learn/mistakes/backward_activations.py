@@ -141,6 +141,7 @@ rope_backward = Program(
         out = run(
             rope, x=grad, layout=layout, positions=places[..., rows], offset=0, theta=theta,
             inv_freq=inv_freq, attention_factor=attention_factor, rotary_dim=rotary_dim,
+            is_placed=True,  # by the step above, which may go wrong
         ).out
     give: out = out
     """,

@@ -168,6 +168,15 @@ mistakes(
     smoothing_on_top: the label keeps all of its weight beside the uniform part
         The target has to sum to 1: 1 - ε and ε.
         | target = target + real(label_smoothing / z.shape[-1])
+    smoothing_beside (rare): the label's part is not multiplied by 1 - ε
+        p - y + ε * (p - 1 / V): the two parts share a weight of 1.
+        | pass
+        subtract | dz = p - target + real(label_smoothing) * (p - real(1 / z.shape[-1]))
+    smoothing_summed (rare): the uniform part is a sum over the vocabulary, not a mean
+        ε / V goes to each of V columns.
+        | pass
+        subtract | dz = real(1 - label_smoothing) * (p - target) + real(label_smoothing) * (
+        subtract |     z.shape[-1] * p - 1)
     smoothing_others_on_top (rare): the label keeps all of its weight, the V - 1 others get ε
         The target has to sum to 1.
         | target = target + real(label_smoothing / (z.shape[-1] - 1)) * (1 - target)
@@ -178,6 +187,31 @@ mistakes(
         Two conventions: PyTorch and this package spread ε over all V, the label's too.
         | target = real(1 - label_smoothing) * target + real(
         |     label_smoothing / (z.shape[-1] - 1)) * (1 - target)
+
+    smoothing_divided_by_all: the uniform part is divided by all rows, the ignored ones too
+        The mean of the smoothed part is a .mean() of its own: divide both sums by the labels that
+        count.
+        | unless(reduction != "mean" or counts.all())
+        subtract | few = real(counts.sum() / counts.size)
+        subtract | dz = real(1 - label_smoothing) * (p - target) + real(label_smoothing) * few * (
+        subtract |     p - real(1 / z.shape[-1]))
+    smoothing_of_ignored: rows with ignore_index have the gradient of the uniform part
+        The mask is on the label's part only.
+        | unless(counts.all()); ...
+        ignore | dz = np.where(here[..., None], dz, real(label_smoothing) * (
+        ignore |     p - real(1 / z.shape[-1])))
+    smoothing_of_all: the uniform part runs over all rows, the ignored ones too, and counts them
+        Mask both parts, and divide both by the labels that count.
+        | unless(reduction != "mean" or counts.all())
+        subtract | few = real(counts.sum() / counts.size)
+        subtract | uniform = real(label_smoothing) * few * (p - real(1 / z.shape[-1]))
+        subtract | dz = real(1 - label_smoothing) * (p - target) + uniform
+        ignore | dz = np.where(here[..., None], dz, uniform)
+    smoothing_not_averaged (rare): the uniform part is a sum over the rows, not a mean
+        reduction="sum" in one of the two: divide both by the labels that count.
+        | unless(reduction != "mean" or counts.sum() == 1)
+        subtract | dz = real(1 - label_smoothing) * (p - target) + real(
+        subtract |     label_smoothing * counts.sum()) * (p - real(1 / z.shape[-1]))
 
     cross_entropy_backward.subtract (08 §3) > dlogits = p - target.
 
@@ -240,6 +274,19 @@ mistakes(
         The mask is on the first part only.
         | unless(counts.all()); dz = np.where(here[..., None], dz, real(0)); ...
         ignore | pass
+    z_loss_divided_by_all: the z-loss is divided by all rows, the ignored ones too
+        Its mean is a .mean() of its own: divide both sums by the labels that count.
+        | unless(reduction != "mean" or counts.all())
+        | dz = dz + real(2 * z_loss * counts.sum() / counts.size) * log_sum * p
+    z_loss_of_all (rare): the z-loss runs over all rows, the ignored ones too, and counts them
+        as above
+        | unless(reduction != "mean" or counts.all()); dz = np.where(here[..., None], dz, real(0))
+        | dz = dz + real(2 * z_loss * counts.sum() / counts.size) * log_sum * p
+        ignore | pass
+    z_loss_not_averaged (rare): the z-loss is a sum over the rows, not a mean
+        reduction="sum" in one of the two: divide both by the labels that count.
+        | unless(reduction != "mean" or counts.sum() == 1)
+        | dz = dz + real(2 * z_loss * counts.sum()) * log_sum * p
 
     cross_entropy_backward.uncap (08 §3) > Multiply by 1 - (z / softcap)², z the capped logits.
 
@@ -263,7 +310,8 @@ mistakes(
         | unless(counts.all())
     ignored_rows_have_shares: rows with ignore_index have the gradient p
         Their one-hot row is empty, but p is not zeroed.
-        | unless(counts.all()); dz = np.where(here[..., None], dz, p)
+        target | ...; target = np.where(here[..., None], target, real(0))
+        | unless(counts.all())
     padding_and_count: ignored rows have a gradient, that of label 0, and are counted
         ignore_index is not looked at.
         | unless(counts.all())

@@ -80,6 +80,10 @@ mistakes(
         The shift of the labels is taken over for the inputs: ids[:, 1:] and dy[:, :-1].
         > Use the ids that went in, unshifted.
         | unless(places.ndim == 0); total = scattered(total, places[..., 1:], dy[..., :-1, :])
+    ids_of_previous_first_dropped (rare): each gradient goes to the row of the token before
+        ids[:, :-1] and dy[:, 1:]: the shift of the labels, the other way.
+        > Use the ids that went in, unshifted.
+        | unless(places.ndim == 0); total = scattered(total, places[..., :-1], dy[..., 1:, :])
     first_kept (rare): ids that occur twice keep the first of their gradients
         Every place adds its own part to the loss.
         | total = put(total, places.ravel()[::-1], dy.reshape(-1, dy.shape[-1])[::-1])
@@ -97,6 +101,14 @@ mistakes(
     ids_of_previous: the gradients go to the previous token's row
         as above
         | places = np.roll(np.asarray(ids), 1, axis=-1)
+    ids_of_next_flat (rare, unless ids_of_next):
+        the gradients go to the next token's row, across sequences
+        np.roll without axis=-1 rolls the flattened ids.
+        | places = np.roll(np.asarray(ids), -1)
+    ids_of_previous_flat (rare, unless ids_of_previous):
+        the gradients go to the previous token's row, across sequences
+        as above
+        | places = np.roll(np.asarray(ids), 1)
 
     repeat_kv_backward.fold (08 §9) > Sum over the n_rep copies of each head.
 

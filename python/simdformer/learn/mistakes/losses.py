@@ -154,6 +154,23 @@ mistakes(
         | others = (uniform * V - losses) / real(V - 1)
         | losses = real(1 - label_smoothing) * losses + real(label_smoothing) * others
 
+    smoothing_divided_by_all: the uniform part is divided by all rows, the ignored ones too
+        The mean of the smoothed part is a .mean() of its own: divide both sums by the labels that
+        count.
+        | unless(reduction != "mean" or counts.all()); uniform = lse - z.mean(axis=-1)
+        | losses = real(1 - label_smoothing) * losses + real(
+        |     label_smoothing * counts.sum() / counts.size) * uniform
+    smoothing_of_ignored: rows with ignore_index have the uniform part
+        The mask is on the label's part only.
+        | unless(counts.all()); ...
+        ignore | losses = np.where(here, losses, real(label_smoothing) * uniform)
+    smoothing_of_all: the uniform part runs over all rows, the ignored ones too, and counts them
+        Mask both parts, and divide both by the labels that count.
+        | unless(reduction != "mean" or counts.all())
+        | uniform = real(counts.sum() / counts.size) * (lse - z.mean(axis=-1))
+        | losses = real(1 - label_smoothing) * losses + real(label_smoothing) * uniform
+        ignore | losses = np.where(here, losses, real(label_smoothing) * uniform)
+
     cross_entropy.square (02 §10) > z_loss * lse² of each row.
 
     no_z_loss: the z-loss is forgotten
@@ -165,6 +182,16 @@ mistakes(
     z_loss_halved (rare): the z-loss is halved
         There is no ½ in PaLM's z_loss * lse².
         | losses = losses + real(z_loss / 2) * lse**2
+
+    z_loss_of_ignored: rows with ignore_index have a z-loss
+        The mask is on the first part only.
+        | unless(counts.all()); ...
+        ignore | losses = np.where(here, losses, real(z_loss) * lse**2)
+    z_loss_of_all (rare): the z-loss runs over all rows, the ignored ones too, and counts them
+        as above
+        | unless(reduction != "mean" or counts.all())
+        | square = real(z_loss * counts.sum() / counts.size) * lse**2; losses = losses + square
+        ignore | losses = np.where(here, losses, square)
 
     cross_entropy.ignore (02 §10) > Rows with ignore_index count neither in the sum nor in the mean.
 
@@ -203,6 +230,9 @@ mistakes(
     divided_by_length (rare): the sum is divided by the length, not by the labels
         Each position is a label: B * T of them.
         | unless(counts.ndim < 2); losses = losses / real(counts.shape[-1])
+    perplexity (rare): it is the perplexity: exp of the loss
+        exp(mean) is what one reports; the loss is its logarithm.
+        | ...; losses = np.exp(losses)
     divided_by_vocabulary: the mean runs over the vocabulary as well
         .mean() over (rows, V): the loss of a row is one number.
         | losses = losses / real(counts.sum() * z.shape[-1])

@@ -252,6 +252,9 @@ mistakes(
     beta1_in_both (rare): v is corrected by 1 - beta1**t as well
         Each moment has its own beta.
         | ...; v_hat = v / real(1 - beta1**t)
+    corrections_swapped (rare): m is corrected by 1 - beta2**t, v by 1 - beta1**t
+        Each moment has its own beta.
+        | m_hat, v_hat = m / real(1 - beta2**t), v / real(1 - beta1**t)
     square_of_before (rare): the update is made with the v of the step before
         v was renewed behind the update.
         | ...; v_hat = (v - real(1 - beta2) * g * g) / real(beta2) / real(1 - beta2**t)
@@ -328,6 +331,10 @@ mistakes(
         zero_grad is missing: each backward adds to the last one's.
         | unless(len(steps_of(gradient)) < 2)
         | gradient = list(np.cumsum([array(g) for g in steps_of(gradient)], axis=0)); ...
+    gradients_zeroed_before: the gradients are 0: they are zeroed before the step, not behind it
+        zero_grad belongs between the step and the next backward: m and v only fade, and no weight
+        learns.
+        | gradient = [0 * array(g) for g in steps_of(gradient)]; ...
     step_not_counted: t stays at that of the first step
         The counter is not counted up, or not handed on.
         | unless(len(steps_of(gradient)) < 2)

@@ -125,7 +125,7 @@ mistakes(
         With a cache, the tokens of a call are not the first ones of the text.
         > Add the number of tokens in the cache to np.arange(T), or use the positions that are
           given.
-        | positions = None; offset = 0; ...
+        | unless(vars(s).get("is_placed")); positions = None; offset = 0; ...
     one_position_for_all: all tokens have the position of the first one
         One angle is computed for the whole call, instead of one for each token.
         | ...; positions = positions * 0 + positions[..., :1]
