@@ -114,6 +114,7 @@ def dot(g, out, dp, p):
 FULL = np.ones((L, L), bool)
 wrong("mask_missing", lambda *x: by_own_delta(*x, exp_of_all(), dot))
 wrong("causal_strict", lambda *x: by_own_delta(*x, exp_of_all(np.tri(L, k=-1)), dot))
+wrong("causal_loose_in_backward", lambda *x: by_own_delta(*x, exp_of_all(np.tri(L, k=1)), dot))
 wrong("causal_inverted", lambda *x: by_own_delta(*x, exp_of_all(1 - np.tri(L)), dot))
 wrong("mask_missing_in_softmax", hand(seen=FULL))
 
@@ -354,6 +355,25 @@ def _(rng):
     return mine, backward, (g, q, k, v, out, lse, BIAS), {"needs": ("attn_mask",)}
 
 
+def of_one_sequence(name, which):
+    @example(f"attention_backward.{name}")
+    def _(rng):
+        q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+        out, lse = forward(q, k, v, BIAS, return_lse=True)
+        p = weights_of(q, k, FULL, bias=BIAS)
+        each = through_softmax(np.einsum("bhld,bhsd->bhls", g, v), p)[which].sum(0)
+        return (
+            {"attn_mask": each},
+            backward,
+            (g, q, k, v, out, lse, BIAS),
+            {"needs": ("attn_mask",)},
+        )
+
+
+of_one_sequence("mask_of_last_sequence", -1)
+of_one_sequence("mask_of_first_sequence", 0)
+
+
 @example("attention_backward.scale_in_mask")
 def _(rng):
     q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
@@ -389,6 +409,7 @@ def with_sinks(name, form):
 
 with_sinks("sinks_sign", lambda shares, delta: np.einsum("bhl,bhl->h", shares, delta))
 with_sinks("sinks_averaged", lambda shares, delta: -(shares * delta).mean((0, 2)))
+with_sinks("sinks_of_last_sequence", lambda shares, delta: -(shares * delta)[-1].sum(-1))
 with_sinks("sinks_without_delta", lambda shares, delta: -shares.sum((0, 2)))
 wrong(
     "query_and_key_swapped",

@@ -243,6 +243,7 @@ for approximate, forms in {
         "digit_lost": gelu_tanh(k=0.44715),
         "c_is_one": gelu_tanh(1.0),
         "tanh_first_term_only": lambda g, x: g * (1 + bent(x)) / 2,
+        "tanh_x_missing": lambda g, x: g * ((1 + bent(x)) / 2 + (1 - bent(x) ** 2) * inner(x) / 2),
         "tanh_not_squared": lambda g, x: g * ((1 + bent(x)) / 2 + x / 2 * (1 - bent(x)) * inner(x)),
         "half_missing": lambda g, x: g * ((1 + bent(x)) / 2 + x * (1 - bent(x) ** 2) * inner(x)),
         "of_erf": lambda g, x: g * slope_of_gelu(x),

@@ -35,6 +35,7 @@ def done_to_all(
         found += [] if found else _broken_off(mine, right, same)
         if sizes is not None:
             found += [] if found else _left_out(mine, right, same)
+            found += _not_numbers(mine, right, same)
             found += _factor(mine, right, same, sizes)
     return tuple((mistake,) for mistake in found)
 
@@ -83,6 +84,25 @@ def _broken_off(
                 "",
             )
             return
+
+
+def _not_numbers(
+    mine: Float64, right: Float64, same: Callable[[Any, Any], bool]
+) -> Iterator[Mistake]:
+    """NaN or infinite where a number is right; all other numbers are right."""
+    broken = ~np.isfinite(mine) & np.isfinite(right)
+    if broken.any() and same(np.where(broken, right, mine), right):
+        word = "NaN" if np.isnan(mine[broken]).all() else "infinite or NaN"
+        some = "every number" if broken.all() else f"{int(broken.sum())} of {mine.size} numbers"
+        yield Mistake(
+            "gradient.not_finite",
+            f"{some} {'is' if broken.all() else 'are'} {word}"
+            + ("" if broken.all() else ", the others are right"),
+            "0 / 0, inf - inf or 0 * inf: a row that sees nothing, the logarithm of 0, exp of a "
+            "large number. One NaN spreads to all that is summed with it.",
+            "Select with np.where before it is summed: a product with 0 keeps NaN.",
+            "",
+        )
 
 
 def _left_out(mine: Float64, right: Float64, same: Callable[[Any, Any], bool]) -> Iterator[Mistake]:

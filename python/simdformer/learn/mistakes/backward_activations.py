@@ -255,6 +255,9 @@ mistakes(
     tanh_first_term_only: the slope is (1 + t) / 2: the second term is missing
         GELU is x times (1 + t) / 2; the product rule has two terms.
         | slope = (1 + t) / 2
+    tanh_x_missing (rare): the factor x is missing in the second term
+        The product rule: x / 2 times tanh's derivative.
+        | slope = (1 + t) / 2 + (1 - t * t) * inner / 2
     tanh_not_squared: 1 - t stands for 1 - t²
         tanh' is 1 - tanh².
         | slope = (1 + t) / 2 + h / 2 * (1 - t) * inner

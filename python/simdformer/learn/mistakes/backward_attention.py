@@ -242,6 +242,9 @@ mistakes(
     causal_strict: the diagonal is hidden in the backward
         j < i in place of j <= i.
         | unless(not is_causal); ...; seen = seen & ~of_sample(s, np.eye(*lengths, dtype=bool))
+    causal_loose_in_backward: the next token is seen in the backward
+        tril with k=1 or triu with k=2: the mask of the forward ends at the diagonal.
+        | unless(not is_causal); ...; seen = of_sample(s, np.tri(*lengths, k=1, dtype=bool))
     causal_inverted: the mask is turned round in the backward: it hides what was seen
         masked_fill(tril, -inf) hides the past; the upper triangle is what it should hide.
         | unless(not is_causal); ...; seen = ~of_sample(s, np.tri(*lengths, dtype=bool))
@@ -467,6 +470,17 @@ mistakes(
         What was broadcast is summed on the way back.
         | unless(attn_mask is None)
 
+    mask_of_last_sequence: the mask's gradient is that of the last sequence
+        A loop that assigns with = where += is meant, or an index -1.
+        | unless(attn_mask is None or dm.ndim < 4 or len(dm) < 2)
+        | unless(np.ndim(attn_mask) == dm.ndim and len(attn_mask) > 1)
+        | dm = summed_to(dm[-1:], attn_mask)
+    mask_of_first_sequence (rare): the mask's gradient is that of the first sequence
+        An index 0 on the batch axis.
+        | unless(attn_mask is None or dm.ndim < 4 or len(dm) < 2)
+        | unless(np.ndim(attn_mask) == dm.ndim and len(attn_mask) > 1)
+        | dm = summed_to(dm[:1], attn_mask)
+
     attention_backward.of_sinks (08 §9) > dsink = -sum(exp(sink - lse) * delta).
 
     sinks_sign: the sign of the sinks' gradient is turned round
@@ -482,6 +496,10 @@ mistakes(
         The mean is in the loss already, and so in dout.
         | unless(sinks is None); dsink = np.moveaxis(dsink[..., 0], -2, 0)
         | dsink = dsink.reshape(len(dsink), -1).mean(axis=-1)
+
+    sinks_of_last_sequence (rare): the sinks' gradient is that of the last sequence
+        A loop that assigns with = where += is meant, or an index -1.
+        | unless(sinks is None or dsink.ndim < 4 or len(dsink) < 2); dsink = dsink[-1:]; ...
 
     attention_backward.give (08 §9) > The order is query, key, value.
 
