@@ -159,6 +159,11 @@ def of_part(mask, wider):
 
 NEAR = SEEN & ~np.tri(L, k=-2, dtype=bool)
 wrong("window_missing", of_part(NEAR, SEEN), is_causal=True, window=2)
+WIDER = SEEN & ~np.tri(L, k=-3, dtype=bool)
+wrong("window_too_wide", of_part(NEAR, WIDER), is_causal=True, window=2)
+wrong("window_too_narrow", of_part(WIDER, NEAR), is_causal=True, window=3)
+LATER = np.tri(L, k=1, dtype=bool)
+wrong("offset_missing", of_part(LATER, SEEN), is_causal=True, causal_offset=1)
 SHORT = SEEN & (np.arange(L) < 3)
 wrong("lengths_missing", of_part(SHORT, SEEN), is_causal=True, key_lengths=3)
 TEXTS = np.array([0, 0, 1, 1, 1])

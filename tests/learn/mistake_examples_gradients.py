@@ -239,6 +239,7 @@ for which, forms in {
         "first_term_only": lambda d, g, u: d * u * sigmoid(g),
         "gate_missing": lambda d, g, u: d * u * sigmoid(g) * (2 - sigmoid(g)),
         "of_up": lambda d, g, u: d * u * slope_of_silu(u),
+        "of_output": lambda d, g, u: d * u * slope_of_silu(silu(g)),
         "output_for_input": lambda d, g, u: d * u * sigmoid(g) * (1 + silu(g) * sigmoid(-g)),
     },
     "up": {

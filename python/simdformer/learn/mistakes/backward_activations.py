@@ -317,6 +317,9 @@ mistakes(
     output_for_input: silu(gate) stands for gate in the slope
         The output was saved in place of the input.
         | slope = share * (1 + act * (1 - share))
+    of_output: the slope is taken at silu(gate) instead of gate
+        silu was written over gate, or its output was saved in place of its input.
+        | slope = slope_of_silu(act)
 
     of_up (rare): the slope is taken at up instead of gate
         silu belongs to gate, and so does its derivative.

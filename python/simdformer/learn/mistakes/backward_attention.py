@@ -256,6 +256,16 @@ mistakes(
     window_missing (rare, unless mask_missing): the window is missing in the backward
         Keys that are too far back had no weight, and have no gradient.
         | unless(window is None); window = None; ...
+    window_too_wide (rare): the window is one key too wide in the backward
+        i - j <= window in place of i - j < window.
+        | unless(not isinstance(window, int)); window = window + 1; ...
+    window_too_narrow (rare): the window is one key too narrow in the backward
+        i - j < window - 1: the token itself is one of the window's keys.
+        | unless(not isinstance(window, int)); window = window - 1; ...
+    offset_missing: causal_offset is not looked at in the backward
+        With keys of a cache before them, queries see more than their own number tells.
+        | unless(not is_causal or causal_offset is None or not np.any(causal_offset))
+        | causal_offset = 0; ...
     lengths_missing (rare, unless mask_missing): key_lengths are not looked at in the backward
         Padding had no weight, and has no gradient.
         | unless(key_lengths is None); key_lengths = None; ...
