@@ -116,8 +116,9 @@ def clipped_anew(gradients, max_norm):
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 100.0])
-def test_right_clipping_is_right(max_norm, rng):
-    gradients = {"w": normal(rng, 3, 4), "b": normal(rng, 5)}
+@pytest.mark.parametrize("names", [("w", "b"), ("gradients", "norm")])
+def test_right_clipping_is_right(names, max_norm, rng):
+    gradients = dict(zip(names, (normal(rng, 3, 4), normal(rng, 5)), strict=True))
     op = sf.optim.clip_grad_norm_
     for mine in (clipped_in_place, clipped_anew, clipped_anew(gradients, max_norm)):
         report = sf.check(op, mine, gradients, max_norm)

@@ -2,7 +2,7 @@
 or not, and what it leaves behind as the results of a call."""
 
 import copy
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -146,14 +146,23 @@ def without_count(mine: Any) -> Any:
     return found
 
 
+def own_names(mine: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+    """Which of a learner's names are those of arrays among the gradients that he was given: one of
+    a layer may be called "norm"."""
+    return {
+        name for name in mine if f"gradients[{name!r}]" in names and np.ndim(as_array(mine[name]))
+    }
+
+
 def clipped(mine: Any, call: Call) -> Any:
     """The norm, the gradients, or both."""
     names = call.names[1:]
-    if isinstance(mine, Mapping) and {*mine} <= {*call.names}:
+    own = own_names(mine, names) if isinstance(mine, Mapping) else set()
+    if isinstance(mine, Mapping) and not own and {*mine} <= {*call.names}:
         return mine
     if isinstance(mine, LISTED) and len(mine) == 2 and not np.ndim(as_array(mine[0])):
         mine = {"norm": mine[0], "gradients": mine[1]}
-    if isinstance(mine, Mapping) and not {"norm", "gradients"} & set(mine):
+    if isinstance(mine, Mapping) and not {"norm", "gradients"} & set(mine) - own:
         mine = {"gradients": mine}
     if not isinstance(mine, Mapping):
         many = isinstance(mine, LISTED) or np.ndim(as_array(mine)) > 0
