@@ -144,6 +144,10 @@ constexpr Primitive kOthers[] = {
     {"bf16 stream_bits", Short<bfloat16>::stream_bits_of},
     {"bf16 store_bits_part", Short<bfloat16>::store_part_of},
     {"bf16 load_two", [](const Operands& o) { put<float>(o, load_two(static_cast<const bfloat16*>(o.a))); }},
+    {"bf16 narrow_two",
+     [](const Operands& o) {
+       narrow_two(a_of<float>(o), b_of<float>(o)).store_unaligned(static_cast<uint32_t*>(o.out));
+     }},
     {"bf16 store_two",
      [](const Operands& o) { store_two(static_cast<bfloat16*>(o.out), a_of<float>(o), b_of<float>(o)); }},
     {"", nullptr},

@@ -316,8 +316,10 @@ TEST(two_registers_of_bfloat16_are_those_of_one_in_turns) {
           for (float& number : x[k]) number *= 1.0f + share * 0x1p-7f;
           run(isa.others, "bf16 store_bits", {x[k].data(), nullptr, nullptr, 0, one[k]});
         }
-        run(isa.others, "bf16 store_two", {x[0].data(), x[1].data(), nullptr, 0, back});
-        for (std::size_t i = 0; i < 2 * lanes; ++i) CHECK_EQUAL(back[i], one[i % 2][i / 2]);
+        for (const char* way : {"bf16 narrow_two", "bf16 store_two"}) {
+          run(isa.others, way, {x[0].data(), x[1].data(), nullptr, 0, back});
+          for (std::size_t i = 0; i < 2 * lanes; ++i) CHECK_EQUAL(back[i], one[i % 2][i / 2]);
+        }
       }
     }
   });

@@ -1,6 +1,8 @@
 """The cross entropy, its gradient and log_softmax as learners write them wrong: by PyTorch's
 autograd of a wrong loss, by one-hot rows and einsum, by loops."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -328,14 +330,18 @@ backward("logarithms_for_shares", by_rows(lambda p, t: p.log() - t))
 backward("sigmoid_for_softmax", lambda z, y: by_rows(lambda p, t: z.sigmoid() - t)(z, y))
 
 
-def from_the_end(z, y):
+def from_the_end(z, y, zeroed=False):
     dz = z.softmax(-1).flatten(0, 1).numpy()
+    if zeroed:
+        dz[y.flatten().numpy() < 0] = 0
     dz[np.arange(B * L), y.flatten().numpy()] -= 1
     return dz.reshape(z.shape) / COUNT
 
 
 backward("ignored_label_from_end", from_the_end, labels=np.where(LABELS < 0, -2, LABELS),
          ignore_index=-2)  # fmt: skip
+backward("ignored_rows_zeroed_before", partial(from_the_end, zeroed=True),
+         labels=np.where(LABELS < 0, -2, LABELS), ignore_index=-2)  # fmt: skip
 backward("no_smoothing", of(mean), **SMOOTH)
 backward("smoothing_without_uniform", by_rows(lambda p, t: p - 0.8 * t), **SMOOTH)
 backward("smoothing_on_top", by_rows(lambda p, t: p - t - 0.2 / V), **SMOOTH)

@@ -318,7 +318,7 @@ def test_what_cannot_be_a_set_of_gradients(rng):
     op, (g, x, w), kwargs = norm("rms_norm", 3)(rng)
     right = op(g, x, w, **kwargs)
     for mine, said in (
-        (right.x, "mine is no set of gradients"),
+        (right.x[0], "mine is no set of gradients"),
         ((None, None), "mine is no set of gradients"),
         ((*right, right.x), "mine is no set of gradients"),
         ({"x": right.x, "u": right.weight}, "mine has 'u', needs one of x, weight; rename it"),
@@ -330,6 +330,22 @@ def test_what_cannot_be_a_set_of_gradients(rng):
     report = sf.check(op, op(g, x, **kwargs).x, g, x, **kwargs)  # the only one there is
     assert report.ok
     assert not report.remarks
+
+
+def test_one_array_is_the_gradient_of_its_shape(rng):
+    op, (g, x, w), _ = linear(rng)
+    right = op(g, x, w)
+    for name in right._fields:
+        mine = getattr(right, name)
+        report = sf.check(op, mine, g, x, w)
+        assert report.ok
+        assert f"{name} right" in repr(report)
+        assert not sf.check(op, 2 * mine, g, x, w).ok
+    square = (normal(rng, 5, 6), normal(rng, 5, 6), normal(rng, 6, 6))
+    assert sf.check(op, op(*square).weight, *square).ok
+    op, arrays, _ = swiglu(rng)
+    with pytest.raises(TypeError, match=r"may be that of gate or up; pass a dict, {'gate': ...}"):
+        sf.check(op, op(*arrays).up, *arrays)
 
 
 def test_a_list_of_weights_is_judged_as_one(rng):

@@ -59,10 +59,11 @@ def check(
     mine : array, a tuple or list of arrays, a dict, or a function
         Your result: a numpy array, a list, or a tensor of torch or another library, on the CPU. A
         tuple or list of them where the call has several results (`return_weights=True`, a list of
-        weights). Gradients of several arguments may be a dict by their names, too, or a tuple with
-        None for those that you leave out. For `sf.optim.adamw_` it is the weight after the last
-        step, with the moments or without; gradient may be a list of those of several steps, and a
-        function of yours makes one of them, in place or not. A function is called with the same
+        weights). Gradients of several arguments may be a dict by their names, too, a tuple with
+        None for those that you leave out, or the only one of its shape. For `sf.optim.adamw_` it is
+        the weight after the last step, with the moments or without; gradient may be a list of those
+        of several steps, and a function of yours makes one of them, in place or not. A function is
+        called with the same
         arguments, twice: two answers for one call (dropout left on) and changed arguments are
         mistakes too. Where only 16 bits would make its result right, it is called with slightly
         other arrays, to see whether it computes in them.
@@ -335,7 +336,7 @@ def gradients(mine: Any, call: Call) -> dict[int, Any]:
             )
         mine = tuple(mine.get(name) for name in names)
     if not isinstance(mine, tuple | list):
-        mine = (mine,) if sum(x is not None for x in call.results) == 1 else ()
+        mine = alone(mine, call)
     if len(mine) > len(names) or all(x is None for x in mine):
         raise TypeError(
             f"check: mine is no set of {several}, needs those of {', '.join(names)}; pass a tuple "
@@ -348,6 +349,22 @@ def gradients(mine: Any, call: Call) -> dict[int, Any]:
             f"{nothing[0]} or leave its gradient out"
         )
     return found
+
+
+def alone(mine: Any, call: Call) -> tuple[Any, ...]:
+    """One array as a set of gradients: the only one there is, or the only one of its shape."""
+    some = [i for i, x in enumerate(call.results) if x is not None]
+    alike = [i for i in some if np.shape(call.results[i]) == np.shape(as_array(mine))]
+    if len(some) == 1 or len(alike) == 1:
+        meant = (some if len(some) == 1 else alike)[0]
+        return tuple(mine if i == meant else None for i in range(len(call.results)))
+    if len(alike) > 1:
+        which = [call.names[i] for i in alike]
+        raise TypeError(
+            f"check: mine is one array, which may be that of {' or '.join(which)}; pass a dict, "
+            f"{{{which[0]!r}: ...}}"
+        )
+    return ()
 
 
 def has_dtype(mine: Any) -> bool:

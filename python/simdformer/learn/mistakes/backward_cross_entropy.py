@@ -312,6 +312,11 @@ mistakes(
         Their one-hot row is empty, but p is not zeroed.
         target | ...; target = np.where(here[..., None], target, real(0))
         | unless(counts.all())
+    ignored_rows_zeroed_before (rare): ignored rows are 0 but for -1 at column V + ignore_index
+        p[rows, labels] -= 1 behind p[~counts] = 0, with a label of -100: numpy counts from the end.
+        | unless(counts.all() or ignore_index >= 0 or -ignore_index > z.shape[-1])
+        | from_end = np.arange(z.shape[-1]) == z.shape[-1] + ignore_index
+        | dz = np.where(here[..., None], dz, -from_end.astype(real))
     padding_and_count: ignored rows have a gradient, that of label 0, and are counted
         ignore_index is not looked at.
         | unless(counts.all())
