@@ -162,8 +162,17 @@ wrong("window_missing", of_part(NEAR, SEEN), is_causal=True, window=2)
 WIDER = SEEN & ~np.tri(L, k=-3, dtype=bool)
 wrong("window_too_wide", of_part(NEAR, WIDER), is_causal=True, window=2)
 wrong("window_too_narrow", of_part(WIDER, NEAR), is_causal=True, window=3)
+CHUNKS = SEEN & (np.arange(L) // 2 == np.arange(L)[:, None] // 2)
+wrong("chunk_missing", of_part(CHUNKS, SEEN), is_causal=True, chunk=2)
+BEHIND = SEEN & (np.arange(L) >= 1)  # padding of one
+OF_TEXT = BEHIND & ((np.arange(L) + 1) // 2 == (np.arange(L)[:, None] + 1) // 2)
+wrong("chunk_from_the_first_key", of_part(OF_TEXT, BEHIND & CHUNKS), is_causal=True, chunk=2,
+      key_starts=1)  # fmt: skip
 LATER = np.tri(L, k=1, dtype=bool)
 wrong("offset_missing", of_part(LATER, SEEN), is_causal=True, causal_offset=1)
+TWO_LATER = np.tri(L, k=2, dtype=bool)
+wrong("starts_missing", of_part(TWO_LATER & (np.arange(L) >= 1), TWO_LATER), is_causal=True,
+      causal_offset=2, key_starts=1)  # fmt: skip
 SHORT = SEEN & (np.arange(L) < 3)
 wrong("lengths_missing", of_part(SHORT, SEEN), is_causal=True, key_lengths=3)
 TEXTS = np.array([0, 0, 1, 1, 1])

@@ -262,6 +262,14 @@ mistakes(
     window_too_narrow (rare): the window is one key too narrow in the backward
         i - j < window - 1: the token itself is one of the window's keys.
         | unless(not isinstance(window, int)); window = window - 1; ...
+    chunk_missing (rare, unless mask_missing): the chunks are missing in the backward
+        Keys of the chunks before had no weight, and have no gradient.
+        | unless(chunk is None); chunk = None; ...
+    chunk_from_the_first_key (rare): the chunks are counted from the padding in the backward
+        A text that is padded on the left begins behind it, and so does its first chunk.
+        | unless(chunk is None or not np.any(key_starts))
+        | starts = key_starts; key_starts = None; ...
+        | key_starts = starts; chunk = None; seen = seen & visible(s)
     offset_missing: causal_offset is not looked at in the backward
         With keys of a cache before them, queries see more than their own number tells.
         | unless(not is_causal or causal_offset is None or not np.any(causal_offset))
@@ -269,6 +277,9 @@ mistakes(
     lengths_missing (rare, unless mask_missing): key_lengths are not looked at in the backward
         Padding had no weight, and has no gradient.
         | unless(key_lengths is None); key_lengths = None; ...
+    starts_missing (rare, unless mask_missing): key_starts are not looked at in the backward
+        Padding had no weight, and has no gradient.
+        | unless(not np.any(key_starts)); key_starts = None; ...
     segments_missing (rare, unless mask_missing): packed texts see each other in the backward
         Each text sees itself alone, on the way back too.
         | unless(segment_ids is None and cu_seqlens is None)
