@@ -63,10 +63,9 @@ def check(
         None for those that you leave out, or the only one of its shape. For `sf.optim.adamw_` it is
         the weight after the last step, with the moments or without; gradient may be a list of those
         of several steps, and a function of yours makes one of them, in place or not. A function is
-        called with the same
-        arguments, twice: two answers for one call (dropout left on) and changed arguments are
-        mistakes too. Where only 16 bits would make its result right, it is called with slightly
-        other arrays, to see whether it computes in them.
+        called with the same arguments, twice: two answers for one call (dropout left on) and
+        changed arguments are mistakes too. Where only 16 bits would make its result right, it is
+        called with slightly other arrays, to see whether it computes in them.
     *args, **kwargs
         The arguments of the call that you meant to make: `sf.check(sf.rope, mine, q,
         layout="half")`. They are checked as the operation itself checks them.
