@@ -87,6 +87,7 @@ class Program:
         self.thin = thin
         self.beginning: Beginning | None = None  # of a long one, what shows in its first steps
         self.defaults: dict[str, Any] = {}
+        self.takes: set[str] = set()  # names of what `of` takes
         names = named(calls)
         self.terms = Lines(terms, names) if terms else None
         for step in STEP.finditer(textwrap.dedent(text) + "\n"):
@@ -99,9 +100,11 @@ class Program:
         if of is not None:
             OPERATIONS[of] = self
             called = of.__call__ if isinstance(of, type) else of
+            parameters = inspect.signature(called).parameters
+            self.takes = {*parameters}
             self.defaults = {
-                parameter.name: parameter.default
-                for parameter in inspect.signature(called).parameters.values()
+                name: parameter.default
+                for name, parameter in parameters.items()
                 if parameter.default is not parameter.empty
             }
 
@@ -259,7 +262,8 @@ class Run:
                 return self.array(x)
             return x.operand if hasattr(x, "operand") else x
 
-        return State(out=program.of(**{k: argument(k, x) for k, x in variables.items()}), run=self)
+        taken = {k: argument(k, x) for k, x in variables.items() if k in program.takes}
+        return State(out=program.of(**taken), run=self)
 
     def variables(self, s: Any) -> dict[str, Any]:
         """What a tape remembers of a state."""

@@ -26,7 +26,7 @@ from simdformer.learn.check.remarks import remarks
 from simdformer.learn.check.report import Report, Where
 from simdformer.learn.check.rounding import F64, coarser
 from simdformer.learn.check.search import FEW_NUMBERS, Budget, Explanation
-from simdformer.learn.check.shapes import changes, parts
+from simdformer.learn.check.shapes import NOT_SUMMED, changes, parts
 from simdformer.learn.check.whole import done_to_all
 
 __all__ = ["Check"]
@@ -327,8 +327,9 @@ class Check:
             tries = changes(mine, wanted)
             for known, undone in tries:
                 if same(undone, right[i]):
-                    is_gradient = self.call.floor and self.call.program is not None
-                    of_step = self.known(self.evidence(self.mine)) if is_gradient else ()
+                    is_gradient = self.call.floor or known.name == NOT_SUMMED
+                    asks = is_gradient and self.call.program is not None
+                    of_step = self.known(self.evidence(self.mine)) if asks else ()
                     return of_step or ((known,),)
             for known in parts(mine, right[i], same):
                 return ((known,),)

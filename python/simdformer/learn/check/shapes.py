@@ -8,7 +8,9 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake
 
-__all__ = ["Change", "changes", "parts"]
+__all__ = ["NOT_SUMMED", "Change", "changes", "parts"]
+
+NOT_SUMMED = "shape.not_summed"
 
 Change = tuple[Mistake, Any]  # what was done, and the array with that undone
 
@@ -50,7 +52,7 @@ def _summed(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
             over = f"axis {axes[0]}" if len(axes) == 1 else f"axes {', '.join(map(str, axes))}"
             yield (
                 Mistake(
-                    "shape.not_summed",
+                    NOT_SUMMED,
                     f"it is not summed over {over}: {mine.shape}, needs {shape}",
                     "What was broadcast along an axis, or read once for each entry of it, gets the "
                     "sum of their gradients on the way back.",

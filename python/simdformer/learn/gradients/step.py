@@ -245,7 +245,7 @@ class OneStep:
         if (scale := scale_of_most(after, self.gradients)) is not None:
             return [("gradients", self.unscaled(mine, scale))]
         clipping = check(optim.clip_grad_norm_, {"gradients": after}, before, self.max_norm)
-        if clipping.ok or (clipping.diagnosis and not names_an_operation(report.diagnosis)):
+        if clipping.ok or (is_known(clipping) and not names_an_operation(report.diagnosis)):
             return [("clipping", replace(clipping, remarks=()))]
         return [("gradients", report)]
 
@@ -354,6 +354,11 @@ class OneStep:
 
 def names_of(mistakes: tuple[Mistake, ...]) -> list[str]:
     return [mistake.name for mistake in mistakes]
+
+
+def is_known(clipping: Report) -> bool:
+    """Whether it is a mistake of clipping that explains it."""
+    return any(name.startswith("clip_grad_norm.") for name in names_of(clipping.diagnosis))
 
 
 def names_an_operation(diagnosis: tuple[Mistake, ...]) -> bool:
