@@ -200,9 +200,10 @@ SF_INLINE Vec<float> widen_bits(bfloat16, Bits16 x) {
 }
 SF_INLINE Vec<float> widen_bits(float16, Bits16 x) { return _mm512_cvtph_ps(x); }
 
+SF_INLINE bool has_subnormals(Vec<float> x) { return _mm512_fpclass_ps_mask(x, 0x20) != 0; }
+
 // One rounding, to nearest even. NaN stays NaN, subnormals are kept: the hardware's own conversion to bfloat16, which
 // some have, takes them for zero.
-SF_INLINE bool has_subnormals(Vec<float> x) { return _mm512_fpclass_ps_mask(x, 0x20) != 0; }
 SF_INLINE Bits16 narrow_bits(bfloat16, Vec<float> x) {
 #ifdef __AVX512BF16__
   if (__builtin_expect(!has_subnormals(x), 1)) return lanes_as<Bits16>(_mm512_cvtneps_pbh(x));

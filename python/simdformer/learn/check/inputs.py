@@ -81,16 +81,15 @@ def labels_of(variables: Mapping[str, Any], mine: Any) -> Any:
         return None
     highest = z.max(axis=-1, keepdims=True)
     lse = highest + np.log(np.exp(z - highest).sum(axis=-1, keepdims=True))
+    found = numbers(np.asarray(mine)).reshape(len(rows), 1 if is_loss else x.shape[-1])
     if is_loss:
-        loss = numbers(np.asarray(mine)).reshape(-1, 1)
         plain = (1 - smooth) * (lse - z) + smooth * (lse - z.mean(axis=-1, keepdims=True))
-        fit = -np.abs(plain + variables["z_loss"] * np.square(lse) - loss)
-        label = np.where(loss.any(axis=-1), np.argmax(fit, axis=-1), variables["ignore_index"])
-        return label.reshape(x.shape[:-1]) if np.isfinite(fit).all() else None
-    others = np.exp(z - lse) * (1 + 2 * variables["z_loss"] * lse) - smooth / z.shape[-1]
-    found = numbers(np.asarray(mine)).reshape(rows.shape)
-    own = (1 - smooth) * slope
-    fit = of_columns(found, others * slope) if w is None else of_rows(found, others * slope, own, w)
+        fit = -np.abs(plain + variables["z_loss"] * np.square(lse) - found)
+    else:
+        own = (1 - smooth) * slope
+        others = np.exp(z - lse) * (1 + 2 * variables["z_loss"] * lse) - smooth / z.shape[-1]
+        others = others * slope
+        fit = of_columns(found, others) if w is None else of_rows(found, others, own, w)
     label = np.where(found.any(axis=-1), np.argmax(fit, axis=-1), variables["ignore_index"])
     return label.reshape(x.shape[:-1]) if np.isfinite(fit).all() else None
 
