@@ -106,6 +106,7 @@ class Lab:
         }
         (self.folder / name).write_text(json.dumps(notebook))
         self.driver.get(f"{self.documents}/{name}")
+        self.driver.get_log("browser")  # what the page before this one said when it was left
         return Notebook(self.driver)
 
 
@@ -130,6 +131,12 @@ class Notebook:
         stale = [StaleElementReferenceException]
         WebDriverWait(self.driver, seconds, ignored_exceptions=stale).until(lambda _: condition())
 
+    def once(self, do):
+        """What `do` returns; where the page was drawn anew in between, it is done again."""
+        found = []
+        self.wait(lambda: found.append(do()) or found)
+        return found[0]
+
     def press(self, *keys):
         """Keys together."""
         chain = ActionChains(self.driver)
@@ -148,7 +155,7 @@ class Notebook:
         """Begins to run a cell. Clicks and keys that a page takes while it is built are lost."""
         before = self.prompt(at)
         for _ in range(PATIENCE // BETWEEN_TRIES):
-            self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
+            self.click(lambda: self.editor(at))
             with suppress(TimeoutException):
                 self.wait(self.may_type, BETWEEN_TRIES)
                 self.press(Keys.CONTROL, Keys.ENTER)
@@ -167,7 +174,7 @@ class Notebook:
 
     def type(self, at, source):
         """Writes a cell anew."""
-        self.click(self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content"))
+        self.click(lambda: self.editor(at))
         self.press(Keys.CONTROL, "a")
         ActionChains(self.driver).send_keys(source).perform()
 
@@ -183,16 +190,30 @@ class Notebook:
         found = re.search(r"\d+", self.prompt(at))
         return found and found[0]
 
+    def editor(self, at):
+        return self.cells[at].find_element(By.CSS_SELECTOR, ".cm-content")
+
     def prompt(self, at):
-        return self.cells[at].find_element(By.CSS_SELECTOR, ".jp-InputPrompt").text
+        prompt = ".jp-InputPrompt"
+        return self.once(lambda: self.cells[at].find_element(By.CSS_SELECTOR, prompt).text)
 
     def output(self, at):
-        found = self.cells[at].find_elements(By.CSS_SELECTOR, ".jp-OutputArea-output pre")
-        return "\n".join(one.text for one in found)
+        pre = ".jp-OutputArea-output pre"
+        return self.once(
+            lambda: "\n".join(
+                one.text for one in self.cells[at].find_elements(By.CSS_SELECTOR, pre)
+            )
+        )
 
-    def click(self, element):
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-        ActionChains(self.driver).click(element).perform()
+    def click(self, find):
+        """Clicks the element that `find` finds."""
+
+        def click():
+            element = find()
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+            ActionChains(self.driver).click(element).perform()
+
+        self.once(click)
 
     def explorers(self):
         hosts = self.driver.find_elements(By.CSS_SELECTOR, ".simdformer-explorer")
@@ -215,7 +236,7 @@ class View:
         return self.one(selector).text
 
     def click(self, selector, at=0):
-        self.notebook.click(self.all(selector)[at])
+        self.notebook.click(lambda: self.all(selector)[at])
 
     def wait(self, condition):
         self.notebook.wait(condition)
