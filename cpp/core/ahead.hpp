@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "base/tuning.hpp"
+
 namespace simdformer {
 
 struct Region {
@@ -66,15 +68,15 @@ class Errand {
     for (const Region& region : reading_) all += region.bytes;
     skip(all * part / parts);
     left_ = all * (part + 1) / parts - all * part / parts;
-    if (left_ > kMost) left_ = kMost;
+    if (left_ > kErrandBytes) left_ = kErrandBytes;
   }
   bool done() const { return left_ <= 0; }
 
-  // The next piece, of a page at most.
+  // The next piece, of kErrandPiece bytes at most.
   Region next() {
     const Region& region = reading_.begin()[region_];
     Region piece{region.data + at_, region.bytes - at_};
-    if (piece.bytes > kPiece) piece.bytes = kPiece;
+    if (piece.bytes > kErrandPiece) piece.bytes = kErrandPiece;
     if (piece.bytes > left_) piece.bytes = left_;
     left_ -= piece.bytes;
     skip(piece.bytes);
@@ -82,8 +84,6 @@ class Errand {
   }
 
  private:
-  static constexpr int64_t kMost = 512 << 10, kPiece = 4096;
-
   void skip(int64_t bytes) {
     at_ += bytes;
     for (; region_ < reading_.count() && at_ >= reading_.begin()[region_].bytes; ++region_)

@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/bounds.hpp"
+#include "base/tuning.hpp"
 #include "core/bell.hpp"
 #include "core/float_mode.hpp"
 
@@ -31,21 +33,26 @@ constexpr auto kShortYield = std::chrono::microseconds(20);
 constexpr auto kAskInterval = std::chrono::milliseconds(50);
 constexpr auto kPause = std::chrono::milliseconds(500);
 
-inline void relax() {
-  for (int i = 0; i < 16; ++i) {
+inline void pause() {
 #if defined(__x86_64__)
-    __builtin_ia32_pause();
+  __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    asm volatile("yield");
+  asm volatile("yield");
 #endif
-  }
+}
+
+inline void relax() {
+  for (int i = 0; i < 16; ++i) pause();
 }
 
 std::atomic<int> awake{0};  // stay_awake() without their may_sleep()
 
-// Asks for memory, for the second cache. There may be none any more: then nothing happens.
+// Prefetches memory to the second cache, no faster than it comes. There may be none any more: then nothing happens.
 inline void fetch(const Region& region) {
-  for (int64_t byte = 0; byte < region.bytes; byte += 64) __builtin_prefetch(region.data + byte, 0, 2);
+  const Clock::time_point end = Clock::now() + std::chrono::nanoseconds(kErrandNanoseconds);
+  for (int64_t byte = 0; byte < region.bytes; byte += kLineBytes)
+    __builtin_prefetch(region.data + byte, 0, 2);
+  while (Clock::now() < end) pause();
 }
 
 // Lets others run; whether none did.

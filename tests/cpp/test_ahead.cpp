@@ -61,7 +61,7 @@ TEST(the_parts_of_all_threads_are_the_whole) {
     for (int part = 0; part < parts; ++part)
       for (Errand errand(reading, part, parts); !errand.done();) {
         const Region piece = errand.next();
-        CHECK(piece.bytes > 0 && piece.bytes <= 4096);
+        CHECK(piece.bytes > 0 && piece.bytes <= kErrandPiece);
         pieces.emplace_back(piece.data, piece.bytes);
       }
     std::size_t next = 0;
@@ -85,7 +85,7 @@ TEST(a_thread_fetches_what_its_second_cache_can_hold) {
       if (bytes == 0) first = piece.data;
       bytes += piece.bytes;
     }
-    CHECK_EQUAL(bytes, 512 << 10);
+    CHECK_EQUAL(bytes, kErrandBytes);
     CHECK(first == data + part * (5 << 20));
   }
   CHECK(Errand().done());
