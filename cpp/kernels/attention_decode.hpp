@@ -48,7 +48,7 @@ struct RowPointers {
     append(all, first, min_of(seen, first + count + ahead));
   }
   SF_INLINE void append(const Rows& all, int64_t first, int64_t end) {
-    for (int64_t j = first; j < end; ++j) rows[known++] = all.row(j);
+    each_row(all, first, end, [&](const char* row) __attribute__((always_inline)) { rows[known++] = row; });
   }
   SF_INLINE Positions positions(int64_t columns, int64_t size, int64_t ahead) const {
     return {rows, count, known, columns, columns * size, ahead};

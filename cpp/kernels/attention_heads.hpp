@@ -18,6 +18,15 @@ struct Rows {
   }
 };
 
+// f(row) for rows [first, end), with a division for each page only.
+template <class F>
+SF_INLINE void each_row(const Rows& all, int64_t first, int64_t end, F f) {
+  for (int64_t j = first; j < end;) {
+    const int64_t stop = all.table == nullptr ? end : min_of((j / all.page + 1) * all.page, end);
+    for (const char* row = all.row(j); j < stop; ++j, row += all.stride) f(row);
+  }
+}
+
 // One key/value head: where its arrays begin, at the first of its query heads.
 struct Head {
   const char *query, *mask;
