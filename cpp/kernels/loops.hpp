@@ -7,6 +7,7 @@
 //   map_rows   the same over pieces of rows, which are the work items of what is done element by element
 //   fold_row   acc = step(acc, in[i]), then the accumulators are combined
 //   sum_row    one that adds; sums_of_row several sums at once, of which Sum is a register each
+//   dot_row    one that adds products
 #pragma once
 
 #include "base/bounds.hpp"
@@ -236,6 +237,31 @@ SF_INLINE Sum sums_of_row(const T* in, int64_t n, Step step, const More*... more
 template <class T, class Step, class... More>
 SF_INLINE Acc<T> sum_row(const T* in, int64_t n, Step step, const More*... more) {
   return sum_lanes(sums_of_row<Vec<Acc<T>>>(in, n, step, more...));
+}
+
+// The sum of x[i] y[i] over a row; of bfloat16 as products of pairs, where the CPU has them.
+template <class T>
+SF_INLINE Acc<T> dot_row(const T* x, const T* y, int64_t n) {
+  using V = Vec<Acc<T>>;
+  if constexpr (kBf16Pairs && std::is_same_v<T, bfloat16>) {
+    constexpr int64_t W = 2 * kLanes<float>;
+    const auto sum_of = [&](int64_t i, int64_t end) {
+      V part[4] = {V(0.0f), V(0.0f), V(0.0f), V(0.0f)};
+      for (; i + 4 * W <= end; i += 4 * W)
+        SF_UNROLL for (int v = 0; v < 4; ++v) part[v] =
+            mul_add(load_pairs(x + i + v * W), load_pairs(y + i + v * W), part[v]);
+      for (; i + W <= end; i += W) part[0] = mul_add(load_pairs(x + i), load_pairs(y + i), part[0]);
+      if (i < end)
+        part[1] = mul_add(load_pairs_part(x + i, end - i), load_pairs_part(y + i, end - i), part[1]);
+      return V(V(part[0] + part[1]) + V(part[2] + part[3]));
+    };
+    if (n <= kSumBlock) return sum_lanes(sum_of(0, n));
+    TreeSum<V> sum;
+    for (int64_t i = 0; i < n; i += kSumBlock) sum.add(sum_of(i, min_of(i + kSumBlock, n)));
+    return sum_lanes(sum.total());
+  } else {
+    return sum_row(x, n, [](V sum, V x, V y) { return mul_add(x, y, sum); }, y);
+  }
 }
 
 // out[n] = sum of the lanes of x[n], n < 4

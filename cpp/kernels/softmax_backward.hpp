@@ -26,8 +26,11 @@ void softmax_backward_rows(const SoftmaxBackwardArgs& args, int64_t begin, int64
       const V sum(sum_row(dy, n, [](V sum, V dy) { return V(sum + dy); }));
       map_row<2>(dx, n, [&](V dy, V y) { return neg_mul_add(vec_exp(y), sum, dy); }, dy, of);
     } else {
-      const V sum(sum_row(dy, n, [](V sum, V dy, V p) { return mul_add(dy, p, sum); }, of));
-      map_row<2>(dx, n, [&](V dy, V p) { return V(p * (dy - sum) * scale); }, dy, of);
+      const V sum(dot_row(dy, of, n));
+      if (args.temperature == 1)
+        map_row<2>(dx, n, [&](V dy, V p) { return V(p * (dy - sum)); }, dy, of);
+      else
+        map_row<2>(dx, n, [&](V dy, V p) { return V(p * (dy - sum) * scale); }, dy, of);
     }
   }
 }
