@@ -73,6 +73,7 @@ int64_t measured_slice_ahead(const KernelTable& table) {
 }
 
 int64_t slice_ahead(const KernelTable& table, double bytes) {
+  if (bytes < kFarthestBytes && !are_awake()) return kSliceBytesAhead;  // may stay in the last cache
   if (bytes >= kFarBytes && measured_with.load(std::memory_order_relaxed) != &table) {
     measured.store(measured_slice_ahead(table), std::memory_order_relaxed);
     measured_with.store(&table, std::memory_order_relaxed);

@@ -7,6 +7,7 @@
 #include "base/tuning.hpp"
 #include "check.hpp"
 #include "core/linear.hpp"
+#include "core/parallel.hpp"
 #include "core/quantized.hpp"
 #include "core/slice_ahead.hpp"
 
@@ -133,9 +134,13 @@ TEST(how_far_ahead_to_prefetch_is_measured_and_changes_no_bits) {
       linear(x.view(), &operand, 1, Arithmetic::int16);
       return out.values();
     };
+    stay_awake();
     const Values before = product_with(small), all = product_with(large), after = product_with(small);
     const int64_t ahead = slice_ahead(kernels(), 0);
     CHECK(ahead == 0 || ahead == kSliceBytesAhead);
+    may_sleep();
+    CHECK_EQUAL(slice_ahead(kernels(), 2 << 20), kSliceBytesAhead);  // near, where nobody says that more comes
+    CHECK_EQUAL(slice_ahead(kernels(), 2.0 * kFarthestBytes), ahead);
     CHECK(xt::all(xt::equal(before, after)));
     CHECK(xt::all(xt::equal(before, Values(xt::view(all, xt::all(), xt::range(0, 64))))));
   });
