@@ -139,7 +139,8 @@ TEST(how_far_ahead_to_prefetch_is_measured_and_changes_no_bits) {
     const int64_t ahead = slice_ahead(kernels(), 0);
     CHECK(ahead == 0 || ahead == kSliceBytesAhead);
     may_sleep();
-    CHECK_EQUAL(slice_ahead(kernels(), 2 << 20), kSliceBytesAhead);  // near, where nobody says that more comes
+    CHECK_EQUAL(slice_ahead(kernels(), 2 << 20),
+                kSliceBytesAhead);  // near, where nobody says that more comes
     CHECK_EQUAL(slice_ahead(kernels(), 2.0 * kFarthestBytes), ahead);
     CHECK(xt::all(xt::equal(before, after)));
     CHECK(xt::all(xt::equal(before, Values(xt::view(all, xt::all(), xt::range(0, 64))))));
