@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
-from simdformer.cli._train_plan import Limit, plan, steps_within
+from simdformer.cli._train_preview import Limit, plan, steps_within
 from simdformer.cli._train_setup import LR_OF_DPO, Ready, check_stage, prepare, say, told
 from simdformer.models.communicator import Communicator
 from simdformer.training.model import PRECISIONS
