@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-__all__ = ["Keys", "Tab", "start"]
+__all__ = ["PATIENCE", "Keys", "Tab", "start"]
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs the package selenium")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -13,6 +13,8 @@ from selenium.webdriver.common.actions.action_builder import ActionBuilder  # no
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+PATIENCE = 600  # seconds, which a busy machine does not need
 
 
 def start(javascript=True):
@@ -38,7 +40,7 @@ class Tab:
         self.driver, self.address = driver, file.as_uri()
         self.drain()
         driver.get(self.address)
-        WebDriverWait(driver, 30).until(lambda _: self("document.documentElement.dataset.ready"))
+        self.wait_for("document.documentElement.dataset.ready")
 
     def __call__(self, expression):
         """What JavaScript says."""
@@ -96,7 +98,7 @@ class Tab:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def wait_for(self, expression):
-        WebDriverWait(self.driver, 10).until(lambda _: self(expression))
+        WebDriverWait(self.driver, PATIENCE).until(lambda _: self(expression))
 
     def emulate(self, method, **parameters):
         self.driver.execute_cdp_cmd(f"Emulation.{method}", parameters)

@@ -18,11 +18,10 @@ from typing import ClassVar
 import pytest
 from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 
-from browser import ActionChains, By, Keys, WebDriverWait, start
+from browser import PATIENCE, ActionChains, By, Keys, WebDriverWait, start
 
 __all__ = ["Lab", "Notebook", "View"]
 
-PATIENCE = 600
 BETWEEN_TRIES = 15  # seconds
 SETTINGS = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
 
