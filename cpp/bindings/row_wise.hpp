@@ -23,8 +23,8 @@ struct Operand {
 };
 
 // check(x) reads the other arguments, the operands among them, raises what is wrong, and returns the axis
-// along which the rows lie. compute(x, out) runs without the GIL; rows are the last axis then, of unit
-// stride.
+// along which the rows lie. compute(x, out) runs without the GIL, where it takes longer than letting go of that; rows are
+// the last axis then, of unit stride.
 template <class Check, class Compute>
 py::object row_wise(const Arg& x_arg, py::handle x_object, py::handle out_object,
                     std::initializer_list<Operand*> operands, Check check, Compute compute) {
@@ -46,7 +46,7 @@ py::object row_wise(const Arg& x_arg, py::handle x_object, py::handle out_object
   if (axis + 1 < x.view.rank) move_axis_last(out.view, axis);
   out.unit_last_axis();
   {
-    NoGil nogil;
+    NoGil nogil(x.view.size() * itemsize(x.view.dtype) >= kLongMove);
     compute(std::as_const(x.view), std::as_const(out.view));
     out.finish();
   }
