@@ -67,7 +67,7 @@ def files(tmp_path_factory):
 def arguments(files, out, *rest, data="story.txt"):
     return [
         "train", files / data, "--out", out, "--init", files / "config.json", "--vocab", 300,
-        "--steps", STEPS, "--batch-tokens", 128, "--context", 16, "--lr", 1e-2, "--warmup", 3,
+        "--steps", STEPS, "--batch-tokens", 128, "--context", 16, "--lr", 3e-3, "--warmup", 3,
         "--val", files / "val.txt", "--every", 10, "--save-minutes", 0, *rest,
     ]  # fmt: skip
 
