@@ -130,7 +130,7 @@ class Notebook:
         stale = [StaleElementReferenceException]
         WebDriverWait(self.driver, seconds, ignored_exceptions=stale).until(lambda _: condition())
 
-    def once(self, do):
+    def retried(self, do):
         """What `do` returns; where the page was drawn anew in between, it is done again."""
         found = []
         self.wait(lambda: found.append(do()) or found)
@@ -194,11 +194,11 @@ class Notebook:
 
     def prompt(self, at):
         prompt = ".jp-InputPrompt"
-        return self.once(lambda: self.cells[at].find_element(By.CSS_SELECTOR, prompt).text)
+        return self.retried(lambda: self.cells[at].find_element(By.CSS_SELECTOR, prompt).text)
 
     def output(self, at):
         pre = ".jp-OutputArea-output pre"
-        return self.once(
+        return self.retried(
             lambda: "\n".join(
                 one.text for one in self.cells[at].find_elements(By.CSS_SELECTOR, pre)
             )
@@ -212,7 +212,7 @@ class Notebook:
             self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
             ActionChains(self.driver).click(element).perform()
 
-        self.once(click)
+        self.retried(click)
 
     def explorers(self):
         hosts = self.driver.find_elements(By.CSS_SELECTOR, ".simdformer-explorer")
