@@ -154,6 +154,9 @@ def test_messages_of_the_browser_are_answered(demo):
     assert explorer.text == "Mia has a red" + demo.generate("Mia has a red", 1)
     [page] = ask(do="sample", temperature=1.0, seed=3)
     assert page["data"]["tokens"][:-1] == demo.tokenizer.to_str_tokens(explorer.trace.ids[:-1])
+    assert ask(do="stop") == []  # nothing is computed, and what is asked for later is
+    [page] = ask(do="write", text="A dog")
+    assert page["data"]["tokens"][-1] == " dog"
 
 
 def test_a_column_of_the_lens_is_sent_when_it_is_asked_for(demo, monkeypatch):
@@ -208,7 +211,7 @@ exec(e.code(), ran)
 print((ran["logits"] == e.trace["logits"]).all(), f'{ran["probabilities"].max():.3f}')"""
 SLOW = """block = Transformer.block
 def slow(*arguments):
-    time.sleep(0.25)
+    time.sleep(1)
     return block(*arguments)
 Transformer.block = slow"""
 SETTING = "Transformer.block = block\ne.layer, e.head, e.position = 1, 2, 3\ne.edits = []"

@@ -86,7 +86,7 @@ class Explorer(anywidget.AnyWidget):
         self._exploration = exploration
         self._lock = RLock()  # of the exploration
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
-        self._waiting, self._stop = 0, Event()
+        self._asked = self._stopped = 0  # requests of browsers, and up to which they are stopped
         self._watching = Event()  # set where a log is not looked at any more
         self._sampler = Sampler(temperature=1.0)
         self._sent: tuple[Reading, Reading] | None = None
@@ -198,27 +198,26 @@ class Explorer(anywidget.AnyWidget):
         if content["do"] == "open":
             self._send_page(content["view"])
         elif content["do"] == "stop":
-            self._stop.set()
+            self._stopped = self._asked
         else:
-            self._waiting += 1
-            self._worker.submit(self._answer, content)
+            self._asked += 1
+            self._worker.submit(self._answer, self._asked, content)
 
-    def _answer(self, content: dict[str, Any]) -> None:
+    def _answer(self, number: int, content: dict[str, Any]) -> None:
         """What is asked for in between is computed at once with the last; a sample is drawn."""
         with self._lock:
-            self._waiting -= 1
             self._began = self._told = time.monotonic()
             is_sample = content["do"] == "sample"
             try:
-                with watched(lambda bar: self._watch(bar, may_end=not is_sample)):
+                with watched(lambda bar: self._watch(bar, number, may_end=not is_sample)):
                     self._do(content)
-                    if self._waiting:
+                    if number < self._asked:
                         return
                     self._exploration.show()
                     if content["do"] == "lens":
                         self._exploration.fill_lens(content["at"])
             except Ended:
-                if self._stop.is_set():
+                if number <= self._stopped:
                     self._exploration.give_up()
                     self._publish()  # what has been computed of the lens
                     self._say("stopped: shown is what was there before")
@@ -227,8 +226,6 @@ class Explorer(anywidget.AnyWidget):
                 self._say(str(error).removeprefix("explore: "))
             else:
                 self._publish()
-            finally:
-                self._stop.clear()
 
     def _do(self, content: dict[str, Any]) -> None:
         explored = self._exploration
@@ -256,8 +253,8 @@ class Explorer(anywidget.AnyWidget):
             self._sampler = wanted
         return self._sampler
 
-    def _watch(self, bar: Progress, *, may_end: bool) -> None:
-        if self._stop.is_set() or (may_end and self._waiting):
+    def _watch(self, bar: Progress, number: int, *, may_end: bool) -> None:
+        if number <= self._stopped or (may_end and number < self._asked):
             raise Ended
         time_now = time.monotonic()
         if time_now - self._began > QUIET_SECONDS and time_now - self._told > BETWEEN_BARS:
