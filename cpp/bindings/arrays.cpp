@@ -163,8 +163,6 @@ namespace {
 
 constexpr unsigned kTraced = 0x51f0;  // of tracemalloc's domains the one that copies are counted in
 
-bool is_long(const View& view) { return view.size() * itemsize(view.dtype) >= kLongMove; }
-
 // What is copied stays until it has been.
 void replace(const Arg& arg, Input& input, DType dtype) {
   View copy;

@@ -22,6 +22,7 @@ CopyMemory new_memory(const Arg& arg, DType dtype, int rank, const int64_t* shap
 
 // Bytes from which on moving them is worth letting go of the GIL.
 constexpr int64_t kLongMove = int64_t{64} << 10;
+inline bool is_long(const View& view) { return view.size() * itemsize(view.dtype) >= kLongMove; }
 
 // An argument's memory. `owner` or `copy` is set when that memory is not kept alive by the caller's own reference.
 struct Input {

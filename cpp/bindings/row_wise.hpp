@@ -46,7 +46,7 @@ py::object row_wise(const Arg& x_arg, py::handle x_object, py::handle out_object
   if (axis + 1 < x.view.rank) move_axis_last(out.view, axis);
   out.unit_last_axis();
   {
-    NoGil nogil(x.view.size() * itemsize(x.view.dtype) >= kLongMove);
+    NoGil nogil(is_long(x.view));
     compute(std::as_const(x.view), std::as_const(out.view));
     out.finish();
   }
