@@ -12,7 +12,6 @@ from conftest import (
     SIXTEEN_BITS,
     assert_as_accurate_as_torch,
     assert_close,
-    bfloat16,
     normal,
     same_bits,
 )
@@ -144,10 +143,6 @@ def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, call, scal
         assert all(same_bits(sf.relu(x), np.maximum(x, dtype.type(0))) for (x,), _ in problems)
         return
     assert_as_accurate_as_torch(op, getattr(sf, op), problems)
-
-
-def test_bfloat16_is_ml_dtypes_own(rng):
-    assert sf.silu(normal(rng, 3, dtype=bfloat16)).dtype == ml_dtypes.bfloat16
 
 
 # ---- what a model adds to its residual stream ----------------------------------------------------
