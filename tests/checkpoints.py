@@ -56,6 +56,12 @@ GPT2 = {
     "wo_bias": True,
     "mlp_bias": True,
 }
+MIXED = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "expert_intermediate_size": 20,
+    "expert_layers": (True, False, True),
+}
 
 
 def tiny_config(**changes):

@@ -4,7 +4,6 @@ the same bits for every number of rows and threads, and on every instruction set
 import copy
 import pickle
 
-import gguf
 import numpy as np
 import pytest
 
@@ -90,9 +89,6 @@ def test_quantize_says_how_much_is_lost(name, rng):
         lost = relative_error(quantised.dequantize(np.float64), exact)
         assert quantised.error == pytest.approx(lost, rel=1e-4)
         assert lost < 0.13
-    if name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4"):
-        theirs = gguf.quants.quantize(weight, gguf.GGMLQuantizationType[name.upper()])
-        assert same_bits(sf.quantize(weight, name).blocks(), theirs)
 
 
 @pytest.mark.parametrize("name", WRITABLE)
@@ -129,17 +125,8 @@ def test_the_error_of_the_smallest_and_largest_numbers_is_measured(name, rng):
         lost = relative_error(quantised.dequantize(np.float64) / scale, weight)
         assert quantised.error == pytest.approx(lost, rel=1e-3)
     assert sf.quantize(np.full((1, 256), 1e-30), "q8_0").error == 1  # no float16 is so small
-    assert sf.quantize(np.zeros((0, 256)), name).error == 0
-
-
-def test_more_bits_lose_less_and_nothing_lost_is_nothing(rng):
-    weight = normal(rng, 64, 512)
-    errors = [sf.quantize(weight, name).error for name in ("q8_0", "q6_k", "q5_k", "q4_k")]
-    assert errors == sorted(errors)
-    assert sf.quantize(np.zeros((2, 256), np.float32), "q4_k").error == 0
-    with sf.num_threads(1):
-        alone = sf.quantize(weight, "q4_k")
-    assert same_bits(alone.blocks(), sf.quantize(weight, "q4_k").blocks())
+    for rows in (0, 2):
+        assert sf.quantize(np.zeros((rows, 256)), name).error == 0
 
 
 def test_dequantize_in_every_dtype(rng, dtype):

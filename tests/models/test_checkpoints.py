@@ -64,7 +64,11 @@ def copy_of(saved, tmp_path):
 def test_logits_and_greedy_ids_are_those_of_transformers(saved, name, dtype):
     folder = saved(name, dtype)
     theirs, ours = transformers_model(folder), sf.from_pretrained(folder)
-    agree(ours(IDS), tiny_models.logits(theirs, IDS))
+    needed = tiny_models.logits(theirs, IDS)
+    for isa in sf.isas():
+        with sf.use_isa(isa):
+            agree(ours(IDS), needed)
+            agree(ours(IDS[1]), needed[1])
     prompt = IDS[0, :9]
     assert ours.generate(prompt, max_new_tokens=24) == tiny_models.greedy(theirs, prompt, 24)
 
@@ -276,15 +280,6 @@ def test_params_may_say_how_long_a_text_may_be(tmp_path):
         sf.from_pretrained(folder)(np.zeros(78, int))
 
 
-def test_meta_in_bfloat16_from_two_shards(tmp_path):
-    model = tiny_models.rounded(tiny_models.make("llama3"), torch.bfloat16)
-    params = tiny_models.meta_params()
-    folder = tiny_models.save_meta(tmp_path, model, params, shards=2, dtype=torch.bfloat16)
-    checkpoint = read_checkpoint(folder)
-    assert {tensor.dtype for tensor in checkpoint.weights.values()} == {BFLOAT16}
-    agree(sf.from_pretrained(folder)(IDS), tiny_models.logits(model, IDS))
-
-
 def test_loading_needs_memory_for_a_few_rows_besides_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr("simdformer.models.packing.PIECE_BYTES", 1 << 14)
     model = tiny_models.make("llama3", vocab_size=4096)
@@ -432,34 +427,6 @@ def test_a_directory_without_a_checkpoint_says_what_is_needed(tmp_path):
 
 
 # ---- configs that are no good --------------------------------------------------------------------
-
-ODD = [None, 0, -1, 2**31, 2**63, 10**18, 10**40, 1e308, 1e-308, 0.5, True, "x", "yarn", [], {}]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama3.1",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2-window", "mistral")),
-    ],
-)
-def test_any_config_is_refused_or_harmless(copy_of, name):
-    folder = copy_of(name)
-    config = json.loads((folder / "config.json").read_text())
-    rope = config["rope_parameters"]
-    places = [(config, key) for key in [*config, "rope_scaling", "rope_theta", "layer_types"]]
-    places += [(rope, key) for key in [*rope, "factor", "beta_fast", "mscale", "truncate"]]
-    for place, key in places:
-        before = dict(place)
-        for value in ODD:
-            place[key] = value
-            (folder / "config.json").write_text(json.dumps(config))
-            try:
-                read_checkpoint(folder)
-            except CheckpointError:
-                assert refusal(folder).startswith(f"{folder}")
-        place.clear()
-        place.update(before)
 
 
 def test_windows_of_qwen_need_their_rule(copy_of):

@@ -336,15 +336,17 @@ def test_what_comes_back_must_fit():
         model(IDS, edit={"embed": "x"})
 
 
-def test_an_error_in_a_function_leaves_the_cache_as_it_was():
-    model = make()
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_an_error_on_the_way_leaves_the_cache_as_it_was(name, layer):
+    model = make(name)
     cache = model.new_cache(20)
     model(IDS[:4], cache)
 
     def fail(x):
-        raise ZeroDivisionError
+        raise KeyboardInterrupt
 
-    with pytest.raises(ZeroDivisionError):
-        model(IDS[4:], cache, edit={"layers.2.mlp.gate": fail})
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS[::-1], cache, edit={f"layers.{layer}.mlp.up": fail})
     assert cache.length == 4
     close(model(IDS[4:], cache), model(IDS)[4:])

@@ -175,11 +175,6 @@ def test_the_classifier_flag_is_0_or_1(write):
     )
 
 
-def test_a_missing_file_is_file_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        sf.from_pretrained(tmp_path / "nowhere.bin")
-
-
 def test_a_directory_without_or_with_several_checkpoints_is_refused(write, tmp_path):
     write(b"", name="tokenizer.bin")
     message = "found no checkpoint among ['tokenizer.bin'], needs "

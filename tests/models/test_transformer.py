@@ -1,18 +1,16 @@
-"""The transformer: equal to PyTorch's, equal with and without a cache, and every activation open to
-the eye."""
+"""The transformer: equal with and without a cache, and every activation open to the eye. That it
+computes the same as transformers stands in test_checkpoints.py."""
 
 import dataclasses
 
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
-from cases import llama3_scaling
-from checkpoints import GEMMA, GPT2, OLMO2, TINY, random_weights, tiny_config
+from checkpoints import GEMMA, GPT2, MIXED, OLMO2, TINY, random_weights, tiny_config
 from conftest import assert_threads_change_no_bit, same_bits
 from simdformer.models import KVCache, ModelConfig, Transformer
 from simdformer.text import LanguageModel
@@ -34,125 +32,6 @@ def assert_logits(got, want, tolerance=FLOAT32):
     assert got.shape == want.shape
     worst = np.abs(got - want).max(initial=0) / np.abs(want).max(initial=1)
     assert worst <= tolerance, f"off by {worst:.2e} of the largest logit, more than {tolerance:g}"
-
-
-# ---- PyTorch -------------------------------------------------------------------------------------
-
-ARCHITECTURES = {
-    "llama": ("Llama", {}, {}),
-    "llama_untied": ("Llama", {"tie_embeddings": False}, {}),
-    "llama_bias": ("Llama", {"qkv_bias": True, "wo_bias": True}, {"attention_bias": True}),
-    "llama_mqa": ("Llama", {"num_kv_heads": 1}, {}),
-    "llama_wide_heads": ("Llama", {"head_dim": 20}, {}),
-    "llama_theta": ("Llama", {"rope_theta": 500.0, "norm_eps": 0.1}, {}),
-    "llama31": (
-        "Llama",
-        {"rope_scaling": llama3_scaling(16)},
-        {},
-    ),
-    "yarn": (
-        "Llama",
-        {
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-            }
-        },
-        {},
-    ),
-    "qwen2": ("Qwen2", {"qkv_bias": True}, {}),
-    "qwen3": ("Qwen3", {"qk_norm": True}, {}),
-    "mistral": ("Mistral", {"sliding_window": 5}, {"sliding_window": 5}),
-    "qwen2_windows": (
-        "Qwen2",
-        {"qkv_bias": True, "sliding_window": (None, 4, None)},
-        {
-            "sliding_window": 4,
-            "use_sliding_window": True,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        },
-    ),
-}
-
-HUGGING_FACE = {
-    "embed": "model.embed_tokens.weight",
-    "final_norm": "model.norm.weight",
-    "lm_head": "lm_head.weight",
-    "attn_norm": "input_layernorm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    **{f"w{x}": f"self_attn.{x}_proj.weight" for x in "qkvo"},
-    **{f"b{x}": f"self_attn.{x}_proj.bias" for x in "qkvo"},
-    **{x: f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")},
-}
-
-
-def pytorch_twin(architecture):
-    """A config of ours and the same model in transformers, with random weights."""
-    import transformers
-
-    family, changes, extra = ARCHITECTURES[architecture]
-    config = tiny_config(rope_layout="half", **changes)
-    theirs = getattr(transformers, f"{family}Config")(
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_seq_len,
-        rms_norm_eps=config.norm_eps,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": config.rope_theta,
-            **(config.rope_scaling or {}),
-        },
-        tie_word_embeddings=config.tie_embeddings,
-        attn_implementation="eager",
-        **extra,
-    )
-    twin = getattr(transformers, f"{family}ForCausalLM")(theirs).eval()
-    weights = random_weights(np.random.default_rng(11), config)
-    state = {
-        "lm_head.weight": torch.from_numpy(weights["embed"])
-    }  # in a tied model the embedding itself
-    for name, tensor in weights.items():
-        *layers, kind = name.split(".")
-        prefix = f"model.layers.{layers[1]}." if layers else ""
-        state[prefix + HUGGING_FACE[kind]] = torch.from_numpy(tensor)
-    twin.load_state_dict(state, strict=True)
-    return Transformer(config, weights), twin
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_logits_are_those_of_pytorch(isa, architecture):
-    model, twin = pytorch_twin(architecture)
-    ids = np.stack([IDS, IDS[::-1]])
-    with torch.no_grad():
-        expected = twin(torch.from_numpy(ids.copy()), use_cache=False).logits.numpy()
-    assert np.std(expected) > 0.5  # a test of constants would say nothing
-    assert_logits(model(ids), expected)
-    assert_logits(model(IDS), expected[0])
-
-
-def test_activations_are_those_of_pytorch():
-    model, twin = pytorch_twin("qwen3")
-    with torch.no_grad():
-        theirs = twin(
-            torch.from_numpy(IDS[None]),
-            use_cache=False,
-            output_hidden_states=True,
-            output_attentions=True,
-        )
-    _, trace = model.run_with_cache(IDS)
-    assert_logits(trace["embed"], theirs.hidden_states[0][0])
-    for layer in range(3):
-        assert_logits(trace[f"layers.{layer}.resid_pre"], theirs.hidden_states[layer][0])
-        assert_logits(trace[f"layers.{layer}.attn.pattern"], theirs.attentions[layer][0])
-    assert_logits(trace["final_norm"], theirs.hidden_states[3][0])
 
 
 def test_interleaved_rope_is_half_rope_on_permuted_rows():
@@ -330,25 +209,6 @@ def test_caches_that_make_no_sense_are_refused(model):
         model.new_cache(4, dtype="int8")
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_an_interrupted_call_leaves_model_and_cache_usable(model, monkeypatch, layer):
-    cache = model.new_cache(20)
-    model(IDS[:4], cache)
-    mlp = model.mlp
-
-    def interrupted(at, x, run):
-        if at == layer:
-            raise KeyboardInterrupt
-        return mlp(at, x, run)
-
-    monkeypatch.setattr(model, "mlp", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        model(IDS[::-1], cache)
-    monkeypatch.undo()
-    assert cache.length == 4
-    assert_logits(model(IDS[4:], cache), model(IDS)[4:])
-
-
 # ---- the trace -----------------------------------------------------------------------------------
 
 SHAPES = {
@@ -516,12 +376,30 @@ def test_weights_that_do_not_fit_are_listed():
         ("rope_layers", (1, 0, 1), "None, or a tuple of True and False for 3 layers"),
         ("sliding_window", 0, "None, a whole number > 0, or a tuple of 3 such"),
         ("sliding_window", (4, None), "None, a whole number > 0, or a tuple of 3 such"),
+        ("num_experts_per_tok", 7, "from 1 to num_experts"),
+        ("num_experts_per_tok", 0, "from 1 to num_experts"),
+        ("expert_intermediate_size", 0, "a whole number"),
+        ("num_experts", -1, "a whole number >= 0"),
+        ("expert_layers", (True,), "None, or a tuple of"),
     ],
 )
 def test_a_config_that_makes_no_sense_names_the_field(field, value, needed):
+    experts = MIXED if "expert" in field else {}
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        ModelConfig(**TINY | {field: value})
+        ModelConfig(**TINY | experts | {field: value})
     assert str(caught.value).startswith(f"ModelConfig: {field} is {value!r}, needs {needed}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 0}, "num_experts_per_tok is 3, needs nothing without num_experts"),
+        ({"shared_router": True}, "shared_router is True, needs False without"),
+    ],
+)
+def test_fields_of_a_config_that_contradict_each_other(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**MIXED | changes)
 
 
 def test_a_config_is_frozen_and_its_windows_go_by_layer():

@@ -204,23 +204,6 @@ def test_generation_is_the_same_with_and_without_a_cache(model_of, name, cache_d
     assert found == text[9:]
 
 
-@pytest.mark.parametrize("name", ["llama3.1", "qwen3-mqa-tied-yarn", "mistral"])
-@pytest.mark.parametrize("cache_dtype", ["float16", "bfloat16"])
-def test_a_cache_of_16_bits_takes_half_the_memory_and_is_close(model_of, name, cache_dtype):
-    model = model_of(name)
-    half, full = model.new_cache(40, dtype=cache_dtype), model.new_cache(40)
-    assert half.nbytes * 2 == full.nbytes
-    for chunk in (IDS[0, :30], IDS[0, 30:]):
-        expected, found = model(chunk, full), model(chunk, half)
-        worst = np.abs(found - expected).max() / np.abs(expected).max()
-        assert 0 < worst < (0.1 if cache_dtype == "bfloat16" else 0.02)
-
-
-def test_what_a_cache_cannot_be_made_of_is_refused(model_of):
-    with pytest.raises(TypeError, match="KVCache: dtype is 'int8', needs one of"):
-        model_of("qwen3").generate([1, 2], max_new_tokens=2, cache_dtype="int8")
-
-
 # ---- streamers and types -------------------------------------------------------------------------
 
 

@@ -66,20 +66,6 @@ def test_ids_in_ids_out(stories, story, dtype):
     assert all(type(id) is int for id in ids)
 
 
-def test_a_batch_of_prompts_gives_what_each_gives_alone(isa, model):
-    prompts = ["Once upon a time", "Tom", "", "The big dog was very happy because"]
-    alone = [model.generate(prompt, max_new_tokens=30) for prompt in prompts]
-    assert model.generate(prompts, max_new_tokens=30) == alone
-    assert len(set(alone)) == 4
-    ids = [model.tokenizer.encode(prompt) for prompt in prompts]
-    assert model.generate(ids, max_new_tokens=8) == [
-        model.generate(one, max_new_tokens=8) for one in ids
-    ]
-    assert model.generate(np.array([ids[0], ids[0]]), max_new_tokens=8) == 2 * [
-        model.generate(ids[0], max_new_tokens=8)
-    ]
-
-
 def test_long_prompts_are_read_in_chunks(model, story, monkeypatch):
     expected = model.generate(story, max_new_tokens=20)
     monkeypatch.setattr("simdformer.text.continuous_batch.PREFILL_CHUNK", 7)

@@ -9,15 +9,15 @@ import tokenizers
 import gguf_files
 import seeds
 import simdformer as sf
-from gguf_files import ARRAY, STRING, key_bytes, named_ids, tokenizer_keys
+from gguf_files import ARRAY, STRING, named_ids, tokenizer_keys
 from simdformer.checkpoints import CheckpointError, gguf_file, read_checkpoint
 from simdformer.text import huggingface_tokenizer
 from simdformer.text.pretrained import find_tokenizer
 from simdformer.text.quantizing import quantize_checkpoint
 from simdformer.text.vocab_merges import BYTE_OF_CHARACTER
 from test_tokenizers import NASTY
+from tokenizer_lies import BYTE, CONTROL, NORMAL, UNKNOWN, small_byte_level
 
-NORMAL, UNKNOWN, CONTROL, DEFINED, _, BYTE = range(1, 7)
 CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -100,15 +100,6 @@ def test_ends_of_text(pair):
     assert set(original.eos_ids) <= set(found.eos_ids)
     names = {found.decode([id]) for id in found.eos_ids}
     assert names <= {"<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>"}
-
-
-def small_byte_level(**others):
-    tokens = [*sorted(BYTE_OF_CHARACTER), "hi", "ab", "aĠb", "<s>", "</s>", "<end_of_turn>", "<do>"]
-    types = [NORMAL] * 259 + [CONTROL] * 3 + [DEFINED]
-    keys = tokenizer_keys(tokens, types, "gpt2", pre=(STRING, "gpt-2"))
-    keys["tokenizer.ggml.merges"] = (ARRAY, ["h i", "a b"], STRING)
-    keys |= {f"tokenizer.ggml.{name}": value for name, value in others.items()}
-    return {name: value for name, value in keys.items() if value is not None}
 
 
 def test_special_and_defined_tokens(tmp_path):
@@ -289,70 +280,6 @@ def test_a_file_without_a_tokenizer_is_a_model_on_ids(tmp_path):
     (tmp_path / "model.gguf").write_bytes(gguf_files.small_file())
     assert find_tokenizer(read_checkpoint(tmp_path / "model.gguf")) is None
     assert sf.from_pretrained(tmp_path).generate([1, 2], max_new_tokens=2)
-
-
-# ---- what is refused -----------------------------------------------------------------------------
-
-TWICE = [*sorted(BYTE_OF_CHARACTER), "a"]
-REFUSALS = {
-    "another kind": ({"model": (STRING, "bert")}, "model = 'bert', needs gpt2 or llama"),
-    "no pre": ({"pre": None}, "pre = None, and with it no way to cut a text that is known here"),
-    "an unknown pre": (
-        {"pre": (STRING, "falcon")},
-        "pre = 'falcon', and with it no way to cut a text that is known here, needs one of ",
-    ),
-    "no tokens": ({"tokens": (STRING, "a")}, "tokens = 'a', needs an array"),
-    "types of others": (
-        {"token_type": (ARRAY, [1, 2], 5)},
-        "2 elements of tokenizer.ggml.token_type, needs 263, as there are tokens",
-    ),
-    "bos past the vocabulary": ({"bos_token_id": (4, 263)}, "bos_token_id = 263, needs an id "),
-    "a merge of unknown tokens": (
-        {"merges": (ARRAY, ["h i", "i h"], STRING)},
-        "Token `ih` out of vocabulary",
-    ),
-    "a merge of one": (
-        {"merges": (ARRAY, ["h i", " h"], STRING)},
-        "' h' in tokenizer.ggml.merges, needs two tokens with a space between them",
-    ),
-    "no merges": ({"merges": None}, "merges = None, needs an array"),
-    "a token twice": (
-        {"tokens": (ARRAY, TWICE, STRING), "token_type": None},
-        "the token 'a' twice, needs each once",
-    ),
-    "no bytes": (
-        {"tokens": (ARRAY, ["h", "i", "hi"], STRING), "token_type": None},
-        "no tokens for 254 of the 256 single bytes, the first is byte 0, needs all of them",
-    ),
-    "no scores": ({"model": (STRING, "llama")}, "scores = None, needs an array"),
-    "scores of others": (
-        {"model": (STRING, "llama"), "scores": (ARRAY, [0.0], 6)},
-        "1 elements of tokenizer.ggml.scores, 1 finite, needs 263 finite ones",
-    ),
-    "scores that are none": (
-        {"model": (STRING, "llama"), "scores": (ARRAY, [float("nan")] * 263, 6)},
-        "263 elements of tokenizer.ggml.scores, 0 finite",
-    ),
-    "no byte tokens": (
-        {"model": (STRING, "llama"), "scores": (ARRAY, [0.0] * 263, 6)},
-        "no tokens for 256 of the 256 single bytes, the first is byte 0",
-    ),
-    "a switch": ({"add_bos_token": (4, 1)}, "add_bos_token = 1, needs true or false"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_a_tokenizer_that_cannot_be_had(case, tmp_path):
-    changes, message = REFUSALS[case]
-    keys = [key_bytes(name, *value) for name, value in small_byte_level(**changes).items()]
-    file = tmp_path / "x.gguf"
-    file.write_bytes(gguf_files.file_bytes(keys, [], b""))
-    with pytest.raises(CheckpointError) as caught:
-        sf.tokenizer.load(file)
-    text = str(caught.value)
-    assert text.startswith(f"{file}: found ")
-    assert message in text
-    assert "\n" not in text
 
 
 def test_a_directory_with_a_model_in_it_has_its_tokenizer(tmp_path):

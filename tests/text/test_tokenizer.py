@@ -1,7 +1,5 @@
 """llama2.c's tokenizer: encoding, decoding, streaming, and files that are none."""
 
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,23 +9,9 @@ from checkpoints import tiny_tokenizer, tokenizer_bytes
 from simdformer.checkpoints import CheckpointError
 from simdformer.text.llama2c_tokenizer import Llama2cTokenizer
 from simdformer.text.streaming import StopStrings
+from test_tokenizers import NASTY, check_refusals
 
 TINY = Llama2cTokenizer(*tiny_tokenizer(300))
-
-NASTY = [
-    "",
-    " ",
-    "   two  spaces   ",
-    "\n\n\ttabs and\r\nlines\n",
-    "\0 zero \0",
-    "<s></s><unk><0x0A>",
-    "naïve café — “quotes” … €",
-    "日本語 and العربية",
-    "👩‍👩‍👧‍👦 family 🏳️‍🌈",
-    "e\u0301 combining, \ufeff mark, \u202e override, \U0010ffff last",
-    "\ufffd",
-    "a" * 1000,
-]
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +87,6 @@ def test_special_tokens_in_a_text_count_only_when_asked_for(stories):
     assert stories.decode(special) == "<s>a<s>b</s>"
 
 
-def test_a_lone_surrogate_is_refused():
-    for surrogate in ("\ud800", "\udfff"):
-        message = r"encode: text\[3\] is the lone surrogate '.ud[8f].{2}', which has no UTF-8"
-        with pytest.raises(ValueError, match=message):
-            TINY.encode(f"ab {surrogate}")
-
-
 # ---- ids to text ---------------------------------------------------------------------------------
 
 
@@ -121,12 +98,6 @@ def test_nasty_texts_come_back(stories, text):
         assert tokenizer.decode(tokenizer.encode(text, bos=False)) == text
         with_special = tokenizer.encode(text + "<s>" + text + "</s>" + text, special=True)
         assert tokenizer.decode(with_special) == f"<s>{text}<s>{text}</s>{text}"
-
-
-@given(text=st.text(max_size=80))
-def test_any_text_comes_back(text):
-    assert TINY.decode(TINY.encode(text), skip_special=True) == text
-    assert TINY.decode(TINY.encode(text, bos=False)) == text
 
 
 def test_the_space_in_front_is_taken_away_where_a_text_begins(stories):
@@ -148,27 +119,7 @@ def test_ids_without_text():
     assert TINY.decode([3 + 0xE2, 3 + 0x82]) == "\ufffd"  # no character
     assert TINY.decode([0, 1, 2]) == "<unk><s></s>"
     assert TINY.decode([0, 1, 2], skip_special=True) == ""
-    with pytest.raises(IndexError, match="decode: id is -1, needs an id >= 0"):
-        TINY.decode([-1])
-
-
-@given(ids=st.lists(st.integers(0, 310), max_size=60))
-def test_a_stream_gives_the_text_of_decode_and_whole_characters(ids):
-    stream = TINY.stream()
-    pieces = [stream.put(id) for id in ids]
-    rest = stream.flush()
-    assert "".join(pieces) + rest == TINY.decode(ids, skip_special=True)
-
-
-@given(text=st.text(max_size=40))
-def test_streaming_never_yields_part_of_a_character(text):
-    stream = TINY.stream()
-    shown = ""
-    for id in TINY.encode(text):
-        shown += stream.put(id)
-        assert text.startswith(shown)
-    assert stream.flush() == ""
-    assert shown == text
+    check_refusals(TINY)
 
 
 @given(
@@ -202,43 +153,13 @@ def test_a_written_file_is_read(tmp_path):
 GOOD = tokenizer_bytes(*tiny_tokenizer(300))
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "found an empty file"),
-        (b"ab", "found 2 bytes, needs at least 4"),
-        (GOOD[:4], "found 0 tokens, needs at least 259"),
-        (GOOD[:2000], "token 142 at byte"),
-        (GOOD[:-1], "found 6 bytes of token .*, needs 7|7 bytes of token .*, needs 8"),
-        (GOOD + b"\0", "the end of the file in the score and length of token 300 at byte"),
-        (b"\0\0\0\0" + GOOD[4:], "the length 5 of token 0 at byte 12, needs 1 to 0"),
-        (GOOD[:8] + b"\0\0\0\0" + GOOD[12:], "the length 0 of token 0 at byte 12"),
-        (GOOD[:8] + b"\xff\xff\xff\xff" + GOOD[12:], "the length -1 of token 0 at byte 12"),
-        (GOOD[:8] + b"\xff\xff\xff\x7f" + GOOD[12:], "the length 2147483647 of token 0 at byte 12"),
-        (
-            b"\xff\xff\xff\x7f" + GOOD[4:8] + b"\xff\xff\xff\x7f" + GOOD[12:],
-            "found .* bytes of token 0 .*, needs 2147483647",
-        ),
-        (GOOD[:4] + struct.pack("<f", float("nan")) + GOOD[8:], "the score nan of token 0"),
-        (GOOD.replace(b"<0x41>", b"<0x42>"), "found b'<0x42>' as token 68, needs b'<0x41>'"),
-    ],
-)
-def test_damaged_files_are_refused(tmp_path, data, message):
-    path = tmp_path / "tok.bin"
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        sf.tokenizer.load(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
-
-
 def test_paths_that_are_no_tokenizer(tmp_path):
     with pytest.raises(FileNotFoundError):
         sf.tokenizer.load(tmp_path / "nowhere.bin")
     with pytest.raises(CheckpointError, match=r"found the tokenizers none, needs one \("):
         sf.tokenizer.load(tmp_path)
     for name in ("tok1.bin", "tok2.bin"):
-        (tmp_path / name).write_bytes(GOOD)
+        (tmp_path / name).write_bytes(tokenizer_bytes(*tiny_tokenizer(300)))
     with pytest.raises(
         CheckpointError,
         match=r"found the tokenizers tok1.bin, tok2.bin, needs one .*; give the path",
