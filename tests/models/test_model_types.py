@@ -403,7 +403,7 @@ FULL = {
     | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": EIGHTH},
     "phi3": {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default"}},
 }
-FULL["llama"] = {"rope_parameters": tiny_models.LLAMA3, "attention_bias": False}
+FULL["llama"] = {"rope_parameters": tiny_models.LLAMA3, "rope_theta": 5e5}
 FULL["qwen2"] = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 FULL["qwen2"] |= {"rope_scaling": tiny_models.YARN}
 FULL["gemma3_text, new"] = {"rope_parameters": tiny_models.LOCAL_ROPE}
