@@ -12,6 +12,8 @@ it. What it is registered under is all that may be said of it: these mistakes, a
 from collections.abc import Callable
 from typing import Any
 
+__all__ = ["Examples", "reads_well"]
+
 Made = tuple[Any, Any, tuple[Any, ...], dict[str, Any]]  # mine, op, args, kwargs
 
 
@@ -27,3 +29,11 @@ class Examples(dict[str, tuple[tuple[str, ...], Callable[[Any], Made]]]):
             return make
 
         return register
+
+
+def reads_well(report: Any) -> None:
+    """Lines of a terminal; each mistake in one of them, then why."""
+    lines = repr(report).splitlines()
+    assert max(map(len, lines)) <= 80, report
+    for mistake in report.diagnosis:
+        assert lines[lines.index(f"  ➤ {mistake.title}") + 1].startswith("    why: "), report

@@ -112,35 +112,15 @@ def dot(g, out, dp, p):
 
 
 FULL = np.ones((L, L), bool)
-wrong("mask_missing", lambda *x: by_own_delta(*x, exp_of_all(), dot))
-wrong("causal_strict", lambda *x: by_own_delta(*x, exp_of_all(np.tri(L, k=-1)), dot))
 wrong("causal_loose_in_backward", lambda *x: by_own_delta(*x, exp_of_all(np.tri(L, k=1)), dot))
 wrong("causal_inverted", lambda *x: by_own_delta(*x, exp_of_all(1 - np.tri(L)), dot))
-wrong("mask_missing_in_softmax", hand(seen=FULL))
 
 
 wrong("causal_loose", hand(seen=np.tri(L, k=1, dtype=bool)))
 wrong("no_scale", hand(scale=1.0))
-wrong("scale_ignored", hand(), is_causal=True, scale=0.15)
 
 
-def over_queries(x):
-    return softmax(np.where(SEEN, x, -np.inf).swapaxes(2, 3)).swapaxes(2, 3)
-
-
-wrong("softmax_over_queries", hand(
-    weights=lambda q, k: over_queries(np.einsum("bhld,bhsd->bhls", q, k) * SCALE),
-    through=lambda dp, p: p * (dp - (p * dp).sum(2, keepdims=True))))  # fmt: skip
 wrong("scale_by_width", hand(scale=1 / D))
-
-
-def keys_tiled(g, q, k, v):
-    """Of torch's repeat, by the gradients of as many heads."""
-    dq, dk, dv = gradients(g, q, *(np.tile(x, (1, H // K, 1, 1)) for x in (k, v)))
-    return dq, *(x.reshape(B, H // K, K, L, D).sum(1) for x in (dk, dv))
-
-
-wrong("keys_tiled", keys_tiled)
 
 
 def of_part(mask, wider):
@@ -194,22 +174,6 @@ def _(rng):
 BIAS = -0.3 * np.abs(np.subtract.outer(np.arange(L), np.arange(L))).astype(np.float32)
 
 
-@example("attention_backward.bias_missing")
-def _(rng):
-    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
-    out, lse = forward(q, k, v, BIAS, return_lse=True)
-    x = np.einsum("bhld,bhsd->bhls", q, k) / np.float32(math.sqrt(D))
-    p = np.exp(x - lse[..., None])
-    mine = gradients(g, q, k, v, weights=lambda q, k: p, through=lambda dp, p: p * (dp - dot(
-        g, out, dp, p)))  # fmt: skip
-    return mine, backward, (g, q, k, v, out, lse, BIAS), {}
-
-
-wrong("lse_missing", lambda *x: by_own_delta(
-    *x, lambda q, k: np.where(SEEN, np.exp(np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D)), 0),
-    dot))  # fmt: skip
-
-
 def not_divided(q, k):
     x = np.where(SEEN, np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D), -np.inf)
     return np.exp(x - x.max(-1, keepdims=True))
@@ -229,64 +193,23 @@ def _(rng):
     return mine, backward, (g, q, k, v, out, lse, mask), {}
 
 
-wrong("value_not_transposed", hand(of_value=lambda p, dp, g, v: p @ g))
 wrong("value_itself", hand(of_value=lambda p, dp, g, v: np.einsum("bhls,bhld->bhsd", p, v)))
 wrong(
     "scale_in_value",
     hand(of_value=lambda p, dp, g, v: np.einsum("bhls,bhld->bhsd", p, g) / math.sqrt(D)),
 )
-wrong("value_of_dp", hand(of_value=lambda p, dp, g, v: np.einsum("bhls,bhld->bhsd", dp, g)))
-wrong("delta_missing", hand(through=lambda dp, p: p * dp))
-wrong("delta_of_out", lambda *x: by_own_delta(*x, weights_of, lambda g, out, dp, p: out.sum(
-    -1, keepdims=True)))  # fmt: skip
-wrong("delta_mean", lambda *x: by_own_delta(*x, weights_of, lambda g, out, dp, p: np.mean(
-    g * out, -1, keepdims=True)))  # fmt: skip
 wrong("delta_of_dp", hand(through=lambda dp, p: p * (dp - dp.sum(-1, keepdims=True))))
 wrong("delta_mean_of_keys", hand(through=lambda dp, p: p * (dp - (p * dp).mean(-1)[..., None])))
-wrong("delta_over_queries", hand(through=lambda dp, p: p * (dp - (p * dp).sum(2, keepdims=True))))
 wrong("delta_added", hand(through=lambda dp, p: p * (dp + (p * dp).sum(-1, keepdims=True))))
 wrong("weights_missing", hand(through=lambda dp, p: np.where(
     SEEN, dp - (p * dp).sum(-1, keepdims=True), 0)))  # fmt: skip
-wrong("diagonal_only", hand(through=lambda dp, p: dp * (p - p**2)))
 wrong("delta_outside", hand(through=lambda dp, p: np.where(
     SEEN, p * dp - (p * dp).sum(-1, keepdims=True), 0)))  # fmt: skip
 wrong("no_softmax", hand(through=lambda dp, p: np.where(SEEN, dp, 0)))
 wrong("negated", hand(through=lambda dp, p: -through_softmax(dp, p)))
 
 
-def with_lse(sign):
-    def mine(g, q, k, v):
-        def of(options):
-            more = sign * options["grad_lse"][..., None]
-            through = lambda dp, p: through_softmax(dp, p) + p * more  # noqa: E731
-            return gradients(g, q, k, v, through=through)
-
-        return of
-
-    return mine
-
-
-wrong(
-    "lse_gradient_missing", with_lse(0), is_causal=True, grad_lse=lambda rng: normal(rng, B, H, L)
-)
-wrong("lse_gradient_sign", with_lse(-1), is_causal=True, grad_lse=lambda rng: normal(rng, B, H, L))
-
 CAP = 1.2
-
-
-def capped(slope):
-    """`slope(scores, capped)` in place of the softcap's derivative."""
-
-    def mine(g, q, k, v):
-        x = np.einsum("bhld,bhsd->bhls", q, repeated(k, H)) / math.sqrt(D)
-        return gradients(g, q, k, v, cap=CAP, through=lambda dp, p: through_softmax(
-            dp, p) * slope(x, CAP * np.tanh(x / CAP)))  # fmt: skip
-
-    return mine
-
-
-wrong("cap_not_differentiated", capped(lambda x, c: 1), is_causal=True, softcap=CAP)
-wrong("cap_not_squared", capped(lambda x, c: 1 - c / CAP), is_causal=True, softcap=CAP)
 
 
 @example("attention_backward.cap_of_masked")
@@ -299,33 +222,13 @@ def _(rng):
     return mine, backward, (g, q, k, v, out, lse, BIAS), {"softcap": CAP}
 
 
-@example("attention_backward.no_cap")
-def _(rng):
-    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
-    out, lse = forward(q, k, v, softcap=CAP, return_lse=True)
-    p = np.exp(np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D) - lse[..., None])
-    mine = gradients(g, q, k, v, weights=lambda q, k: p, through=lambda dp, p: p * (dp - dot(
-        g, out, dp, p)))  # fmt: skip
-    return mine, backward, (g, q, k, v, out, lse), {"softcap": CAP}
-
-
-def query_times(factor):
-    return lambda ds, q, k: np.einsum("bhls,bhsd->bhld", ds, k) * factor
-
-
 def key_times(factor):
     return lambda ds, q, k: np.einsum("bhls,bhld->bhsd", ds, q) * factor
 
 
-wrong("scale_missing_in_query", hand(of_query=query_times(1)))
-wrong("scale_twice_in_query", hand(of_query=query_times(1 / D)))
 wrong("query_itself", hand(of_query=lambda ds, q, k: ds @ q / math.sqrt(D)))
-wrong("scale_missing_in_key", hand(of_key=key_times(1)))
 wrong("scale_twice_in_key", hand(of_key=key_times(1 / D)))
 wrong("key_itself", hand(of_key=lambda ds, q, k: ds.swapaxes(2, 3) @ k / math.sqrt(D)))
-wrong("scale_missing", hand(of_query=query_times(1), of_key=key_times(1)))
-wrong("scale_twice", hand(of_query=query_times(1 / D), of_key=key_times(1 / D)))
-wrong("key_not_transposed", hand(of_key=lambda ds, q, k: ds @ q / math.sqrt(D)))
 
 
 def other_scale(scores, of_gradient):
@@ -352,21 +255,7 @@ def folding(how):
     return hand(fold=lambda x, kv_heads: how(x.reshape(B, kv_heads, -1, L, D)))
 
 
-wrong("groups_averaged", folding(lambda x: x.mean(2)))
 wrong("largest_of_group", folding(lambda x: x.max(2)))
-wrong("last_of_group", folding(lambda x: x[:, :, -1]))
-wrong("first_of_group", folding(lambda x: x[:, :, 0]))
-wrong("groups_tiled", hand(fold=lambda x, kv: sum(x[:, i : i + kv] for i in range(0, H, kv))))
-wrong("not_folded", hand(fold=lambda x, kv_heads: x))
-
-
-@example("attention_backward.mask_not_summed")
-def _(rng):
-    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
-    out, lse = forward(q, k, v, BIAS, return_lse=True)
-    p = weights_of(q, k, FULL, bias=BIAS)
-    mine = {"attn_mask": through_softmax(np.einsum("bhld,bhsd->bhls", g, v), p)}
-    return mine, backward, (g, q, k, v, out, lse, BIAS), {"needs": ("attn_mask",)}
 
 
 def of_one_sequence(name, which):
@@ -386,16 +275,6 @@ def of_one_sequence(name, which):
 
 of_one_sequence("mask_of_last_sequence", -1)
 of_one_sequence("mask_of_first_sequence", 0)
-
-
-@example("attention_backward.scale_in_mask")
-def _(rng):
-    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
-    out, lse = forward(q, k, v, BIAS, return_lse=True)
-    p = weights_of(q, k, FULL, bias=BIAS)
-    ds = through_softmax(np.einsum("bhld,bhsd->bhls", g, v), p) / math.sqrt(D)
-    mine = {"attn_mask": ds.sum((0, 1))}
-    return mine, backward, (g, q, k, v, out, lse, BIAS), {"needs": ("attn_mask",)}
 
 
 for name, own_delta in (("sink_missing", True), ("sink_missing_in_weights", False)):
@@ -421,17 +300,4 @@ def with_sinks(name, form):
         return mine, backward, (g, q, k, v, out, lse), options
 
 
-with_sinks("sinks_sign", lambda shares, delta: np.einsum("bhl,bhl->h", shares, delta))
-with_sinks("sinks_averaged", lambda shares, delta: -(shares * delta).mean((0, 2)))
 with_sinks("sinks_of_last_sequence", lambda shares, delta: -(shares * delta)[-1].sum(-1))
-with_sinks("sinks_without_delta", lambda shares, delta: -shares.sum((0, 2)))
-wrong(
-    "query_and_key_swapped",
-    lambda *x: np.take(np.asarray(gradients(*x)), (1, 0, 2), 0),
-    shapes=(H, H, L, L),
-)
-wrong(
-    "key_and_value_swapped",
-    lambda *x: np.take(np.asarray(gradients(*x)), (0, 2, 1), 0),
-    shapes=(H, H, L, L),
-)

@@ -53,26 +53,12 @@ def loss(name, mine, *others, **kwargs):
     wrong(f"cross_entropy.{name}", sf.cross_entropy, mine, *others, **kwargs)
 
 
-FULL = np.where(LABELS < 0, 2, LABELS)
-PACKED = np.array([[1, 2, IGNORED, 4, 5], [3, IGNORED, 6, 7, 0], [0, 1, 2, 3, 4]])
-
-
-def later(y, by):
-    """The labels of so many places further on; none behind the end."""
-    out = torch.full_like(y, IGNORED)
-    out[..., : y.shape[-1] - by if by > 0 else None] = 0
-    for t in range(y.shape[-1]):
-        out[..., t] = y[..., t + by] if 0 <= t + by < y.shape[-1] else IGNORED
-    return out
-
-
 def after_ignored(y):
     y = y.clone()
     y[:, 1:][y[:, :-1].clone() < 0] = IGNORED
     return y
 
 
-loss("shifted_once_more", lambda z, y: F.cross_entropy(z[:, :-1].flatten(0, 1), y[:, 1:].flatten()))
 loss("shifted_once_more_rolled", lambda z, y: mean(z, y.roll(-1, 1)))
 loss("shifted_back", lambda z, y: F.cross_entropy(z[:, 1:].flatten(0, 1), y[:, :-1].flatten()))
 loss("shifted_back_rolled", lambda z, y: mean(z, torch.cat([y[:, -1:], y[:, :-1]], 1)))
@@ -91,23 +77,13 @@ def _(rng):
     return mine.astype(np.float32), sf.cross_entropy, (z, y), {}
 
 
-loss("negated", lambda z, y: counted((torch.log_softmax(z, -1) * one_hot(y)).sum(-1), y))
-loss("of_logits", lambda z, y: F.nll_loss(z.flatten(0, 1), y.flatten()))
-loss("share_for_logarithm", lambda z, y: F.nll_loss(z.softmax(-1).flatten(0, 1), y.flatten()))
 loss("one_minus_share", lambda z, y: counted(1 - (z.softmax(-1) * one_hot(y)).sum(-1), y))
-loss("softmax_twice", lambda z, y: F.cross_entropy(z.softmax(-1).flatten(0, 1), y.flatten()))
-loss("base_2", lambda z, y: -counted(((z.softmax(-1) * one_hot(y)).sum(-1)).log2(), y))
 loss("all_columns", lambda z, y: counted(-torch.log_softmax(z, -1).sum(-1), y))
 loss(
     "other_columns",
     lambda z, y: counted(
         F.binary_cross_entropy(z.softmax(-1), one_hot(y), reduction="none").sum(-1), y
     ),
-)
-loss("label_missing", lambda z, y: counted(z.logsumexp(-1), y))
-loss(
-    "divided_by_all_numbers",
-    lambda z, y: -(one_hot(y) * (y >= 0)[..., None] * z.log_softmax(-1)).mean(),
 )
 SMOOTH = {"label_smoothing": 0.2}
 
@@ -116,7 +92,6 @@ def smoothed(z, target, y):
     return counted(-(torch.log_softmax(z, -1) * target).sum(-1), y)
 
 
-loss("no_smoothing", mean, **SMOOTH)
 loss("smoothing_without_uniform", lambda z, y: smoothed(z, 0.8 * one_hot(y), y), **SMOOTH)
 loss("smoothing_on_top", lambda z, y: smoothed(z, one_hot(y) + 0.2 / V, y), **SMOOTH)
 
@@ -177,12 +152,6 @@ loss(
     ignore_index=-1,
 )
 loss("padding_and_count", lambda z, y: rows(z, y.clamp(0)).mean())
-loss("sum_for_mean", lambda z, y: rows(z, y).sum())
-loss("divided_by_all", lambda z, y: rows(z, y).mean())
-loss(
-    "mean_of_means",
-    lambda z, y: torch.stack([F.cross_entropy(*one) for one in zip(z, y, strict=True)]).mean(),
-)
 loss("divided_by_batch", lambda z, y: rows(z, y).sum(1).mean())
 loss("divided_by_length", lambda z, y: rows(z, y).sum(0).mean())
 loss("divided_by_vocabulary", lambda z, y: mean(z, y) / V)
@@ -299,19 +268,12 @@ def by_rows(form):
     return mine
 
 
-backward("shifted_once_more", of(lambda z, y: mean(z, later(y, 1))))
 backward("shifted_once_more_rolled", of(lambda z, y: mean(z, y.roll(-1, 1))))
-backward("shifted_back", of(lambda z, y: mean(z, later(y, -1))))
 backward("shifted_back_rolled", of(lambda z, y: mean(z, y.roll(1, 1))))
 backward("first_answer_dropped", of(lambda z, y: mean(z, after_ignored(y))))
-backward("no_cap", of(mean), softcap=1.5)
 backward("capped_not_scaled", of(lambda z, y: mean(torch.tanh(z / 1.5), y)), softcap=1.5)
 backward("another_axis", lambda z, y: by_rows(lambda p, t: z.flatten(0, 1).softmax(0).view(
     z.shape) - t)(z, y))  # fmt: skip
-
-
-backward("another_axis_of_three", lambda z, y: by_rows(lambda p, t: z.softmax(1) - t)(z, y))
-backward("averaged", of(mean), reduction="sum")
 
 
 @example("cross_entropy_backward.no_shift")
@@ -326,7 +288,6 @@ def _(rng):
 
 backward("softmax_twice", by_rows(lambda p, t: p.softmax(-1) - t))
 backward("logits_for_shares", lambda z, y: by_rows(lambda p, t: z - t)(z, y))
-backward("logarithms_for_shares", by_rows(lambda p, t: p.log() - t))
 backward("sigmoid_for_softmax", lambda z, y: by_rows(lambda p, t: z.sigmoid() - t)(z, y))
 
 
@@ -338,14 +299,9 @@ def from_the_end(z, y, zeroed=False):
     return dz.reshape(z.shape) / COUNT
 
 
-backward("ignored_label_from_end", from_the_end, labels=np.where(LABELS < 0, -2, LABELS),
-         ignore_index=-2)  # fmt: skip
 backward("ignored_rows_zeroed_before", partial(from_the_end, zeroed=True),
          labels=np.where(LABELS < 0, -2, LABELS), ignore_index=-2)  # fmt: skip
-backward("no_smoothing", of(mean), **SMOOTH)
-backward("smoothing_without_uniform", by_rows(lambda p, t: p - 0.8 * t), **SMOOTH)
 backward("smoothing_on_top", by_rows(lambda p, t: p - t - 0.2 / V), **SMOOTH)
-backward("smoothing_not_divided", by_rows(lambda p, t: p - 0.8 * t - 0.2), **SMOOTH)
 backward(
     "smoothing_others",
     lambda z, y: by_rows(lambda p, t: p - spread_over_others(y))(z, y),
@@ -364,12 +320,7 @@ backward("smoothing_beside", by_rows(lambda p, t: 1.2 * p - t - 0.2 / V), **SMOO
 backward("smoothing_summed", by_rows(lambda p, t: 0.8 * (p - t) + 0.2 * (V * p - 1)), **SMOOTH)
 backward("shares_to_bfloat16", by_rows(lambda p, t: p.bfloat16().float() - t), scale=4.0)
 backward("shares_to_float16", by_rows(lambda p, t: p.half().float() - t), scale=4.0)
-backward("target_missing", by_rows(lambda p, t: p))
-backward("label_only", by_rows(lambda p, t: (p - 1) * t))
-backward("shares_missing", by_rows(lambda p, t: -t))
-backward("negated", by_rows(lambda p, t: t - p))
 backward("one_added", by_rows(lambda p, t: p + t))
-backward("one_everywhere", by_rows(lambda p, t: p - 1))
 
 
 def every_label(z, y):
@@ -380,17 +331,8 @@ def every_label(z, y):
 
 
 backward("every_label", every_label)
-backward("softmax_gradient_again", by_rows(lambda p, t: p * (p - t) - p * (p * (p - t)).sum(
-    -1, keepdim=True)))  # fmt: skip
 
 
-def shares_for_logits(p, t):
-    d = p.softmax(-1) - t
-    return p * (d - (p * d).sum(-1, keepdim=True))
-
-
-backward("shares_for_logits", by_rows(shares_for_logits))
-backward("shares_times", by_rows(lambda p, t: p * p - p * t))
 backward("shares_slope_times", by_rows(lambda p, t: (p - t) * p * (1 - p)))
 backward("of_shares", by_rows(lambda p, t: -t / p))
 backward("of_logarithms", by_rows(lambda p, t: -t * p))
@@ -405,15 +347,7 @@ def lse(z):
 
 
 SQUARE = {"z_loss": 0.03, "scale": 1.0}
-backward("no_z_loss", of(mean), **SQUARE)
-backward("z_loss_two_missing", z_loss(lambda z, p: lse(z) * p), **SQUARE)
-backward("z_loss_lse_missing", z_loss(lambda z, p: 2 * p), **SQUARE)
 backward("z_loss_shares_missing", z_loss(lambda z, p: 2 * lse(z)), **SQUARE)
-backward(
-    "z_loss_of_ignored",
-    of(lambda z, y: mean(z, y) + 0.03 * (z.logsumexp(-1) ** 2).sum() / COUNT),
-    **SQUARE,
-)
 
 
 def capped(slope):
@@ -427,32 +361,12 @@ def capped(slope):
     return mine
 
 
-backward("cap_not_differentiated", capped(lambda z, c: 1), softcap=1.5)
 backward("cap_of_logits", capped(lambda z, c: 1 - z**2 / 2.25), softcap=1.5)
-backward("cap_not_squared", capped(lambda z, c: 1 - c / 1.5), softcap=1.5)
 backward("cap_divided", capped(lambda z, c: (1 - c**2 / 2.25) / 1.5), softcap=1.5)
 backward("ignored_rows_count", of(lambda z, y: rows(z, y.clamp(0)).sum() / COUNT))
-backward("ignored_rows_have_shares", lambda z, y: (z.softmax(-1) - one_hot(y) * (y >= 0)[
-    ..., None]) / COUNT)  # fmt: skip
-backward("padding_and_count", of(lambda z, y: rows(z, y.clamp(0)).mean()))
-backward("no_grad", of(mean), grad=0.25)
 
 
-def each(weights):
-    return lambda z, y: by_rows(lambda p, t: (p - t) * weights(y) * COUNT)(z, y)
-
-
-GRAD = np.linspace(-1, 2, B * L, dtype=np.float32).reshape(B, L)
-EACH = {"grad": GRAD, "reduction": "none"}
-backward("first_grad_for_all", each(lambda y: GRAD[0, 0]), **EACH)
-backward("mean_grad_for_all", each(lambda y: GRAD.mean()), **EACH)
-backward("not_divided", of(lambda z, y: rows(z, y).sum()))
-backward("divided_by_all", of(lambda z, y: rows(z, y).mean()))
-backward("divided_by_batch", of(lambda z, y: rows(z, y).sum(1).mean()))
 backward("divided_by_length", of(lambda z, y: rows(z, y).sum(0).mean()))
-backward("divided_by_sequence", of(lambda z, y: (rows(z, y).sum(1) / (y >= 0).sum(1)).sum()))
-backward("mean_of_means", of(lambda z, y: (rows(z, y).sum(1) / (y >= 0).sum(1)).mean()))
-backward("divided_by_vocabulary", by_rows(lambda p, t: (p - t) / V))
 backward("divided_by_vocabulary_alone", by_rows(lambda p, t: (p - t) * COUNT / V))
 backward("divided_twice", by_rows(lambda p, t: (p - t) / COUNT))
 

@@ -57,10 +57,6 @@ def step(name, *others, steps=3, small=1.0, given=None, **wrong):
     adamw(f"adamw_step.{name}", loop(**wrong), *others, steps=steps, small=small, **given or {})
 
 
-step("decay_in_gradient", decay=1.0, gradient=lambda g, w: g + WD * w)
-step("decay_without_lr", decay=1 - WD)
-step("no_decay", decay=1.0)
-step("decay_added", decay=1 + LR * WD)
 step("decay_twice", decay=(1 - LR * WD) ** 2)
 
 
@@ -82,24 +78,15 @@ def after(w):
 
 step("decay_after_update", decay=1.0, after=after, given={"lr": 0.05}, lr=0.05)
 step("gradient_not_weighed", m=lambda m, g: B1 * m + g)
-step("betas_swapped", betas=(B2, B1))
 step(
     "moments_weighed_wrongly",
     m=lambda m, g: torch.lerp(m, g, B1),
     v=lambda v, g, m: (1 - B2) * v + B2 * g**2,
 )
-step("ascent", update=lambda w, m, root, g: w + LR * m / root)
 step("scale_in_update", gradient=lambda g, w: g, lr=0.3 * LR, given={"scale": 0.3})
-step("square_missing", v=lambda v, g, m: B2 * v + (1 - B2) * g.abs())
 step("square_not_weighed", v=lambda v, g, m: B2 * v + g.square())
 step("largest_square", v=lambda v, g, m: torch.maximum(v, B2 * v + (1 - B2) * g * g))
-step("square_of_moment", v=lambda v, g, m: B2 * v + (1 - B2) * m * m)
-step("no_correction", corrections=lambda one, two: (1.0, 1.0))
 step("no_correction_of_square", corrections=lambda one, two: (one, 1.0))
-step("no_correction_of_moment", corrections=lambda one, two: (1.0, two))
-step("steps_from_0", t=lambda step: step - 1)
-step("steps_from_2", t=lambda step: step + 1)
-step("beta1_in_both", corrections=lambda one, two: (one, one))
 step("corrections_swapped", corrections=lambda one, two: (two, one))
 
 
@@ -124,17 +111,8 @@ def looking_ahead(w, g, m, v, *, step, lr, betas, weight_decay, eps):
 adamw("adamw_step.nesterov", looking_ahead)
 
 
-def with_old_square(w, g, m, v, *, step, lr, betas, weight_decay, eps):
-    m, new = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
-    root = np.sqrt(v / (1 - betas[1] ** step)) + eps
-    return w * (1 - lr * weight_decay) - lr * m / (1 - betas[0] ** step) / root, m, new
-
-
-adamw("adamw_step.square_of_before", with_old_square, state=True)
 step("correction_multiplied", corrections=lambda one, two: (1 / one, 1 / two))
-step("no_root", root=lambda v, two: v / two + EPS)
 LARGE = {"eps": 1e-2}
-step("eps_inside_root", root=lambda v, two: (v / two + 1e-2).sqrt(), given=LARGE)
 step("eps_before_correction", root=lambda v, two: (v.sqrt() + 1e-2) / two**0.5, given=LARGE)
 step("no_eps", root=lambda v, two: (v / two).sqrt(), given=LARGE)
 step("gradient_for_moment", update=lambda w, m, root, g: w - LR * g / root)
@@ -173,21 +151,11 @@ def steps(name, *others, **wrong):
         return mine, sf.optim.adamw_, (w, gradients, m, v), STEPS
 
 
-steps("gradients_not_zeroed", change=lambda g: np.cumsum(g, 0))
-steps("gradients_zeroed_before", change=lambda g: [0 * one for one in g])
 steps("first_gradient_always", change=lambda g: [g[0]] * len(g))
 steps("one_step_only", change=lambda g: g[:1])
 steps("last_step_only", change=lambda g: g[-1:])
 steps("mean_of_gradients", change=lambda g: [np.mean(g, 0)])
-adamw("adamw.step_not_counted", loop(t=lambda step: 4), step=4, state=True)
 adamw("adamw.step_from_1", loop(t=lambda step: step - 3), step=4, state=True)
-
-
-def forgetful(w, g, m, v, **kwargs):
-    return loop()(w, g, 0 * m, 0 * v, **kwargs)
-
-
-adamw("adamw.moments_forgotten", forgetful)
 
 
 @example("adamw.state_lost")
@@ -232,29 +200,15 @@ def norms(arrays):
 
 clip("absolute_values", by_norm(lambda arrays: math.hypot(*(np.abs(x).sum() for x in arrays))))
 clip(
-    "sum_of_absolute_values",
-    by_norm(lambda arrays: sum(np.abs(x).sum() for x in arrays)),
-)
-clip("mean_for_sum", by_norm(lambda arrays: math.hypot(*(np.sqrt((x**2).mean()) for x in arrays))),
-     max_norm=0.3)  # fmt: skip
-clip(
     "mean_of_all",
     by_norm(lambda arrays: np.sqrt(np.mean(np.concatenate([x.ravel() for x in arrays]) ** 2))),
     max_norm=0.3,
 )
-clip("sum_of_norms", by_norm(lambda arrays: sum(norms(arrays))))
-clip("mean_of_norms", by_norm(lambda arrays: np.mean(norms(arrays))))
 clip("largest_norm", by_norm(lambda arrays: max(norms(arrays))))
 clip("last_only", by_norm(lambda arrays: norms(arrays)[-1]))
 clip("first_only", by_norm(lambda arrays: norms(arrays)[0]))
 clip("no_root", by_norm(lambda arrays: sum((x**2).sum() for x in arrays)))
-clip("always_scaled", by_norm(whole, lambda norm, most: most / norm), size=0.1)
 clip("not_clipped", by_norm(whole, lambda norm, most: 1.0))
-clip("factor_inverted", by_norm(whole, lambda norm, most: max(1.0, norm / most)))
-clip("scaled_to_one", by_norm(whole, lambda norm, most: 1 / norm))
-
-
-clip("norm_after", lambda given, most: most, size=2.0)
 
 
 @example("clip_grad_norm.nothing_added")
@@ -262,24 +216,6 @@ def _(rng):
     given = [np.float64(normal(rng, 3, 4)), np.float64(normal(rng, 5))]
     factor = 1.5 / np.sqrt(sum((x**2).sum() for x in given))
     return [factor * x for x in given], sf.optim.clip_grad_norm_, (given, 1.5), {}
-
-
-@example("clip_grad_norm.by_array")
-def _(rng):
-    given = {"w": normal(rng, 3, 4), "b": normal(rng, 5)}
-    tensors = {name: torch.tensor(x) for name, x in given.items()}
-    for one in tensors.values():
-        one.grad = one.clone()
-        torch.nn.utils.clip_grad_norm_([one], 1.5)
-    mine = {name: one.grad for name, one in tensors.items()}
-    return mine, sf.optim.clip_grad_norm_, (given, 1.5), {}
-
-
-@example("clip_grad_norm.by_value")
-def _(rng):
-    given = [normal(rng, 3, 4), normal(rng, 5)]
-    mine = [torch.tensor(x).clamp(-0.7, 0.7) for x in given]
-    return mine, sf.optim.clip_grad_norm_, (given, 0.7), {}
 
 
 # ---- the schedule --------------------------------------------------------------------------------
@@ -308,40 +244,16 @@ def schedule(name, *others, **wrong):
 
 schedule("zero_at_first", rising=lambda it: TOP * it / WARM)
 schedule("warmup_plus_one", rising=lambda it: TOP * (it + 1) / (WARM + 1))
-schedule("no_warm_up", rising=lambda it: TOP)
 schedule(
     "cosine_from_start",
     rising=lambda it: LOW + (TOP - LOW) * (1 + math.cos(math.pi * it / END)) / 2,
     ratio=lambda it: it / END,
 )
-schedule("over_total", ratio=lambda it: (it - WARM) / END)
-schedule("from_zero", ratio=lambda it: it / END)
-schedule("linear", wave=lambda x: 1 - x)
-schedule("half_missing", wave=lambda x: 1 + math.cos(math.pi * x))
-schedule("pi_missing", wave=lambda x: 0.5 * (1 + math.cos(x)))
 schedule("quarter_wave", wave=lambda x: math.cos(math.pi * x / 2))
 schedule("one_missing", wave=lambda x: math.cos(math.pi * x))
 schedule("whole_wave", wave=lambda x: 0.5 * (1 + math.cos(2 * math.pi * x)))
-schedule("degrees", wave=lambda x: 0.5 * (1 + math.cos(180 * x)))
-schedule("exponential", fall=lambda x: TOP * (LOW / TOP) ** x, wave=lambda x: x)
-schedule("warm_up_from_min_lr", rising=lambda it: LOW + (TOP - LOW) * (it + 1) / WARM)
 schedule("one_step_ahead", later=1)
-schedule("one_step_behind", later=-1)
-schedule("sine", wave=lambda x: 0.5 * (1 + math.sin(math.pi * x)))
 schedule("min_lr_missing", fall=lambda c: c * TOP)
-schedule("min_lr_missing_at_the_end", fall=lambda c: c * TOP, end=0.0)
-schedule("min_lr_added", fall=lambda c: c * TOP + LOW)
-schedule("min_lr_as_bound", fall=lambda c: max(LOW, c * TOP))
-schedule("rises_again", on=True)
-schedule("pi_missing", wave=lambda x: 0.5 * (1 + math.cos(min(x, 1))), on=True)
-
-
-@example("cosine_lr.warm_up_times_wave")
-def _(rng):
-    steps = np.arange(25)
-    wave = LOW + (TOP - LOW) * (1 + np.cos(np.pi * np.minimum(steps / END, 1))) / 2
-    options = {"lr": TOP, "warmup": WARM, "total": END, "min_lr": LOW}
-    return wave * np.minimum((steps + 1) / WARM, 1), sf.optim.cosine_lr, (steps,), options
 
 
 for k in (2, 4, 8):

@@ -75,8 +75,9 @@ def test_every_ordinary_idiom_is_right(file):
     written = [one for one in results if one.status != "missing"]
     assert all(one.ok for one in written), results
     assert len(results) == len(EXERCISES)
-    forwards = [one.chapter < "7" for one in EXERCISES.values()]  # Meta's code has no gradients
-    assert len(written) == sum(forwards) if file.stem in SLOW else results.ok
+    exact = ("embedding", "generate", "bpe_merges", "chat_ids")  # nothing is rounded
+    there = [n for n, one in EXERCISES.items() if one.chapter < "7" and n not in exact]
+    assert [one.name for one in written] == there if file.stem in SLOW else results.ok
 
 
 def test_the_same_in_a_notebook():

@@ -4,6 +4,7 @@ in a wrong one is named. The learners' lines are in by_hand/."""
 import pytest
 
 from by_hand import EXAMPLES
+from mistake_examples import reads_well
 
 RIGHT = {name: one for name, one in EXAMPLES.items() if one.right}
 WRONG = {name: one for name, one in EXAMPLES.items() if not one.right}
@@ -26,6 +27,7 @@ def test_wrong_ones_are_named(name):
     assert not report.ok
     assert {mistake.name for mistake in report.diagnosis} == one.mistakes, report
     assert report.diagnosis or report.where is not None, report  # at least located
+    reads_well(report)
 
 
 def test_nearly_all_are_named():

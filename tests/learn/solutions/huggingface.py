@@ -1,6 +1,6 @@
-"""The exercises in the idiom of Hugging Face's models: rotate_half, finfo.min, float32 upcasts."""
+"""The exercises in the idiom of Hugging Face's models: rotate_half, finfo.min, float32 upcasts.
 
-import itertools
+The same exercises as in meta.py."""
 
 import torch
 from torch import nn
@@ -97,10 +97,6 @@ def rope_interleaved(x, positions, theta):
     return (x * cos) + (rotated * sin)
 
 
-def embedding(ids, weight):
-    return nn.Embedding.from_pretrained(weight)(ids)
-
-
 def rms_norm(hidden_states, weight, eps):
     input_dtype = hidden_states.dtype
     hidden_states = hidden_states.to(torch.float32)
@@ -168,67 +164,6 @@ def sampling_probabilities(scores, temperature=1.0, top_k=None, top_p=None):
         remove = sorted_indices_to_remove.scatter(-1, sorted_indices, sorted_indices_to_remove)
         scores = scores.masked_fill(remove, -float("inf"))
     return nn.functional.softmax(scores, dim=-1)
-
-
-def generate(model, prompt, max_new_tokens, end_id):
-    input_ids = torch.tensor(prompt)
-    past_key_values, unread = None, input_ids
-    while len(input_ids) < len(prompt) + max_new_tokens:
-        logits, past_key_values = model(unread, past_key_values)
-        next_token = torch.argmax(logits[-1:], dim=-1)
-        if next_token.item() == end_id:
-            break
-        input_ids = torch.cat([input_ids, next_token], dim=-1)
-        unread = next_token
-    return input_ids[len(prompt) :]
-
-
-def get_pairs(word):
-    return {(a, b) for a, b in itertools.pairwise(word)}
-
-
-def bpe_merges(token, bpe_ranks):
-    # the loop of GPT-2's tokenizer
-    word, merges = tuple(token), []
-    pairs = get_pairs(word)
-    while pairs:
-        bigram = min(pairs, key=lambda pair: bpe_ranks.get("".join(pair), float("inf")))
-        if "".join(bigram) not in bpe_ranks:
-            break
-        first, second = bigram
-        new_word, i = [], 0
-        while i < len(word):
-            if i < len(word) - 1 and (word[i], word[i + 1]) == (first, second):
-                new_word.append(first + second)
-                merges.append(bpe_ranks[first + second])
-                i += 2
-            else:
-                new_word.append(word[i])
-                i += 1
-        word = tuple(new_word)
-        pairs = get_pairs(word)
-    return merges
-
-
-def chat_ids(messages, encode, special):
-    # the template as a string, then cut at the special tokens
-    text = "<|begin_of_text|>"
-    for message in messages:
-        content = message["content"].strip()
-        text += f"<|start_header_id|>{message['role']}<|end_header_id|>\n\n{content}<|eot_id|>"
-    text += "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    ids = []
-    while text:
-        for name, id in special.items():
-            if text.startswith(name):
-                ids.append(id)
-                text = text[len(name) :]
-                break
-        else:
-            end = min([text.find(name) for name in special if name in text] or [len(text)])
-            ids += encode(text[:end])
-            text = text[end:]
-    return ids
 
 
 def text_loss(logits, ids, pad_id):

@@ -1,6 +1,7 @@
-"""The exercises in the idiom of Meta's Llama: complex RoPE, float32 inside, type_as behind it."""
+"""The exercises in the idiom of Meta's Llama: complex RoPE, float32 inside, type_as behind it.
 
-import itertools
+Neither the gradients, which it has not, nor what gives the same ids however it is written."""
+
 import math
 
 import torch
@@ -77,10 +78,6 @@ def rope_half(x, positions, theta):
     return turned[..., torch.argsort(order)]
 
 
-def embedding(ids, weight):
-    return F.embedding(ids, weight)
-
-
 def rms_norm(x, weight, eps):
     def _norm(x):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
@@ -144,64 +141,6 @@ def sampling_probabilities(logits, temperature=1.0, top_k=None, top_p=None):
         probs_sort[mask] = 0.0
         probs_sort.div_(probs_sort.sum(dim=-1, keepdim=True))
     return torch.zeros_like(probs).scatter_(-1, probs_idx, probs_sort)
-
-
-def generate(model, prompt, max_new_tokens, end_id):
-    tokens = torch.full((len(prompt) + max_new_tokens,), -1)
-    tokens[: len(prompt)] = torch.tensor(prompt)
-    prev_pos, cache = 0, None
-    for cur_pos in range(len(prompt), len(tokens)):
-        logits, cache = model(tokens[prev_pos:cur_pos], cache)
-        next_token = torch.argmax(logits[-1], dim=-1)
-        if next_token == end_id:
-            return tokens[len(prompt) : cur_pos].tolist()
-        tokens[cur_pos] = next_token
-        prev_pos = cur_pos
-    return tokens[len(prompt) :].tolist()
-
-
-def bpe_merges(word, ranks):
-    # as the reference implementation of tiktoken goes through a piece
-    parts, merges = list(word), []
-    while True:
-        min_idx, min_rank = None, None
-        for i, pair in enumerate(itertools.pairwise(parts)):
-            rank = ranks.get(pair[0] + pair[1])
-            if rank is not None and (min_rank is None or rank < min_rank):
-                min_idx, min_rank = i, rank
-        if min_rank is None:
-            return merges
-        parts = [*parts[:min_idx], parts[min_idx] + parts[min_idx + 1], *parts[min_idx + 2 :]]
-        merges.append(min_rank)
-
-
-class ChatFormat:
-    def __init__(self, encode, special):
-        self.encode, self.special = encode, special
-
-    def encode_header(self, message):
-        tokens = [self.special["<|start_header_id|>"]]
-        tokens.extend(self.encode(message["role"]))
-        tokens.append(self.special["<|end_header_id|>"])
-        tokens.extend(self.encode("\n\n"))
-        return tokens
-
-    def encode_message(self, message):
-        tokens = self.encode_header(message)
-        tokens.extend(self.encode(message["content"].strip()))
-        tokens.append(self.special["<|eot_id|>"])
-        return tokens
-
-    def encode_dialog_prompt(self, dialog):
-        tokens = [self.special["<|begin_of_text|>"]]
-        for message in dialog:
-            tokens.extend(self.encode_message(message))
-        tokens.extend(self.encode_header({"role": "assistant", "content": ""}))
-        return tokens
-
-
-def chat_ids(messages, encode, special):
-    return ChatFormat(encode, special).encode_dialog_prompt(messages)
 
 
 def text_loss(logits, ids, pad_id):
