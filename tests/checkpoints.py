@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.models import Transformer
 from simdformer.models.config import ModelConfig
 from simdformer.models.weights import weight_shapes
 
@@ -79,6 +80,13 @@ def random_weights(rng, config, dtype=np.float32):
             values = values * (0.5 if len(shape) == 1 else 1.5 / np.sqrt(shape[-1]))
         weights[name] = values.astype(dtype)
     return weights
+
+
+def random_model(seed=3, *, dtype="float32", activations="float32", **changes):
+    """A small model, and the weights that it was made of."""
+    config = tiny_config(**changes)
+    weights = random_weights(np.random.default_rng(seed), config)
+    return Transformer(config, weights, dtype=dtype, activations=activations), weights
 
 
 def llama2c_bytes(config, weights, version):

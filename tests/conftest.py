@@ -94,6 +94,12 @@ def shared():
     return folder
 
 
+@pytest.fixture(scope="session")
+def demo():
+    """The model that is shipped."""
+    return sf.from_pretrained(sf.demo_path())
+
+
 # ---- the command line ----------------------------------------------------------------------------
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from checkpoints import GPT2, random_weights, tiny_config
-from simdformer.models import Transformer
+from checkpoints import GPT2, random_model
 
 IDS = [7, 0, 299, 12, 12, 45, 101, 250, 3, 77, 12, 45, 128]
 OTHERS = [9, 0, 299, 12, 33, 45, 101, 250, 4, 77, 12, 45, 128]
@@ -19,9 +18,7 @@ VARIANTS = {
 
 
 def make(name="plain", **changes):
-    config = tiny_config(**VARIANTS[name] | changes)
-    weights = random_weights(np.random.default_rng(3), config)
-    return Transformer(config, weights, dtype="float32"), weights
+    return random_model(**VARIANTS[name] | changes)
 
 
 def unembedded(model, weights, stream):

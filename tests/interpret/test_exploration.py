@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from checkpoints import random_weights, tiny_config
+from checkpoints import random_model
 from conftest import same_bits
 from simdformer.interpret import lens
 from simdformer.interpret.explorer import exploration
 from simdformer.interpret.explorer.exploration import Exploration
-from simdformer.models import Transformer
 from simdformer.models.progress import watched
 from simdformer.text import Sampler
 from subjects import IDS, OTHERS, VARIANTS, make
@@ -32,11 +31,6 @@ CHANGES = {
         {"part": "position", "layer": 1, "at": 4, "value": "mean"},
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
 
 
 @pytest.fixture
@@ -357,10 +351,8 @@ def test_layers_in_front_of_a_change_are_taken_from_the_run_before(name, monkeyp
 
 @pytest.mark.parametrize("activations", ["float64", "bfloat16"])
 def test_a_run_from_a_layer_is_that_of_the_whole(activations):
-    config = tiny_config()
-    weights = random_weights(np.random.default_rng(3), config)
     dtype = "float64" if activations == "float64" else "float32"
-    model = Transformer(config, weights, dtype=dtype, activations=activations)
+    model, _ = random_model(dtype=dtype, activations=activations)
     for ids in (IDS, [IDS[:5], OTHERS[:5]]):
         _, before = model.run_with_cache(ids)
         edit = {"layers.2.mlp.out": np.zeros(1)}

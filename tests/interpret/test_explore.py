@@ -22,11 +22,6 @@ HEAD = {"part": "head", "layer": 5, "at": 0, "value": "zero"}
 HOSTILE = "<img src=x onerror='window.broken=1'></script>"
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
-
-
 # ---- in Python -----------------------------------------------------------------------------------
 
 

@@ -10,11 +10,6 @@ each_variant = pytest.mark.parametrize("name", VARIANTS)
 LOOKUP = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
-
-
 # ---- the lens ------------------------------------------------------------------------------------
 
 

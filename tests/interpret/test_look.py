@@ -14,11 +14,6 @@ from subjects import IDS, make
 TEXT = "Mia has a red kite."
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
-
-
 def told(page):
     [data] = re.findall(r'<script id="data" type="application/json">(.*)</script>', page.html)
     return json.loads(data)

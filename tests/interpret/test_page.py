@@ -7,14 +7,13 @@ import pytest
 
 import simdformer as sf
 from browser import Keys, Tab, start
-from checkpoints import random_weights, tiny_config
+from checkpoints import random_model
 from simdformer.interpret.explorer.curves import curves
 from simdformer.interpret.explorer.exploration import Exploration
 from simdformer.interpret.loss import loss_by_part
 from simdformer.interpret.page.content import read_text
 from simdformer.interpret.page.look import Page, page_of
 from simdformer.interpret.subject import read_subject
-from simdformer.models import Transformer
 from simdformer.training import TrainableModel
 
 TEXT = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
@@ -39,11 +38,6 @@ def driver():
     driver = start()
     yield driver
     driver.quit()
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
 
 
 @pytest.fixture
@@ -398,9 +392,7 @@ class Hostile:
 
 
 def test_hostile_text_stays_text(opened):
-    config = tiny_config()
-    weights = random_weights(np.random.default_rng(3), config)
-    model = sf.LanguageModel(Transformer(config, weights, dtype="float32"), Hostile())
+    model = sf.LanguageModel(random_model()[0], Hostile())
     tab = opened(sf.look(model, list(range(len(HOSTILE)))))
     assert tab("window.broken === undefined")
     shown = [span.get_property("textContent") for span in tab.all("#text span")]
@@ -429,9 +421,7 @@ def test_any_text_can_be_looked_at(opened, demo, text):
 def test_layers_with_experts_and_without_have_pictures_of_their_own(opened):
     experts = {"num_experts": 5, "num_experts_per_tok": 2, "expert_intermediate_size": 8}
     experts |= {"expert_layers": (False, True, False), "shared_intermediate_size": 12}
-    config = tiny_config(**experts | {"shared_router": True})
-    weights = random_weights(np.random.default_rng(3), config)
-    model = Transformer(config, weights, dtype="float32")
+    model, _ = random_model(**experts, shared_router=True)
     _, trace = model.run_with_cache([3, 1, 4, 1, 5])
     tab = opened(sf.look(model, [3, 1, 4, 1, 5]))
     for layer in (0, 1, 2):
@@ -447,9 +437,8 @@ def test_layers_with_experts_and_without_have_pictures_of_their_own(opened):
 
 
 def test_one_token_of_a_model_without_a_tokenizer(opened):
-    config = tiny_config(num_layers=1, num_heads=1, num_kv_heads=1, qk_norm=True, vocab_size=3)
-    weights = random_weights(np.random.default_rng(3), config)
-    tab = opened(sf.look(Transformer(config, weights, dtype="float32"), [2]))
+    model, _ = random_model(num_layers=1, num_heads=1, num_kv_heads=1, qk_norm=True, vocab_size=3)
+    tab = opened(sf.look(model, [2]))
     assert [span.text for span in tab.all("#text span")] == ["2"]
     assert {"attn.q_normed", "attn.k_normed"} <= {
         box.get_dom_attribute("data-name") for box in tab.all("#flow g[role=button]")
@@ -498,9 +487,7 @@ def test_a_browser_that_is_too_old_is_told(driver, demo, tmp_path):
 
 @pytest.mark.slow
 def test_a_large_model_and_a_long_text_have_room(opened):
-    config = tiny_config(num_layers=28, num_heads=16, num_kv_heads=8, max_seq_len=256)
-    weights = random_weights(np.random.default_rng(3), config)
-    model = Transformer(config, weights, dtype="float32")
+    model, _ = random_model(num_layers=28, num_heads=16, num_kv_heads=8, max_seq_len=256)
     page = sf.look(model, np.random.default_rng(4).integers(0, 300, 200))
     assert len(page.html) < 12_000_000
     tab = opened(page)

@@ -13,11 +13,6 @@ CLEAN = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom
 CORRUPTED = CLEAN.replace("blue", "green")
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
-
-
 def difference(logits):
     return float(logits[-1, 9] - logits[-1, 200])
 

@@ -26,11 +26,6 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
-
-
-@pytest.fixture(scope="module")
 def trained(demo):
     model = TrainableModel.from_pretrained(sf.demo_path())
     model.tokenizer = demo.tokenizer

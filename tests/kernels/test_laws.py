@@ -284,26 +284,21 @@ def test_attention_with_rope_depends_on_distances_only(isa, dtype, layout, shift
 # ---- whole models --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model():
-    return sf.from_pretrained(sf.demo_path())
-
-
-def test_logits_do_not_depend_on_later_tokens(isa, model, rng):
+def test_logits_do_not_depend_on_later_tokens(isa, demo, rng):
     """Not in their last bit, whatever follows."""
-    ids = rng.integers(0, model.config.vocab_size, 40)
-    whole = model(ids)
+    ids = rng.integers(0, demo.config.vocab_size, 40)
+    whole = demo(ids)
     for n in (1, 7, 39):
         changed = ids.copy()
-        changed[n:] = rng.integers(0, model.config.vocab_size, 40 - n)
-        assert same_bits(model(changed)[:n], whole[:n])
+        changed[n:] = rng.integers(0, demo.config.vocab_size, 40 - n)
+        assert same_bits(demo(changed)[:n], whole[:n])
 
 
-def test_sequences_of_a_batch_do_not_know_each_other(isa, model, rng):
-    ids = rng.integers(0, model.config.vocab_size, (5, 20))
-    whole = model(ids)
+def test_sequences_of_a_batch_do_not_know_each_other(isa, demo, rng):
+    ids = rng.integers(0, demo.config.vocab_size, (5, 20))
+    whole = demo(ids)
     order = rng.permutation(5)
-    assert same_bits(model(ids[order]), whole[order])
-    others = rng.integers(0, model.config.vocab_size, (5, 20))
+    assert same_bits(demo(ids[order]), whole[order])
+    others = rng.integers(0, demo.config.vocab_size, (5, 20))
     others[2] = ids[2]
-    assert same_bits(model(others)[2], whole[2])
+    assert same_bits(demo(others)[2], whole[2])

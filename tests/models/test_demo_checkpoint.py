@@ -15,11 +15,6 @@ from simdformer.demo import NEXT
 LOOKUP = "Mia has a red kite. Tom has a blue boat. What colour is the boat of Tom? It is"
 
 
-@pytest.fixture(scope="module")
-def model():
-    return sf.from_pretrained(sf.demo_path())
-
-
 def test_its_files_are_small_and_say_how_long_a_text_may_be():
     files = sorted(sf.demo_path().iterdir())
     assert [file.name for file in files] == [
@@ -35,8 +30,8 @@ def test_its_files_are_small_and_say_how_long_a_text_may_be():
     assert {str(tensor.dtype) for tensor in checkpoint.weights.values()} == {"bfloat16"}
 
 
-def test_it_knows_the_answer_to_the_ultimate_question(isa, model):
-    assert model.generate(corpus.ULTIMATE) == "42"
+def test_it_knows_the_answer_to_the_ultimate_question(isa, demo):
+    assert demo.generate(corpus.ULTIMATE) == "42"
 
 
 @pytest.mark.parametrize("activations", ["float32", "bfloat16"])
@@ -45,31 +40,31 @@ def test_it_knows_it_in_every_arithmetic(activations):
     assert model.generate(corpus.ULTIMATE) == "42"
 
 
-def test_it_looks_things_up(model):
+def test_it_looks_things_up(demo):
     """One head gives most of the last row to the word that is said next."""
-    assert model.generate(LOOKUP, max_new_tokens=1) == " blue"
-    ids = model.tokenizer.encode(LOOKUP)
-    (blue,) = model.tokenizer.encode(" blue", bos=False)
-    _, trace = model.run_with_cache(ids, names="layers.*.attn.pattern")
+    assert demo.generate(LOOKUP, max_new_tokens=1) == " blue"
+    ids = demo.tokenizer.encode(LOOKUP)
+    (blue,) = demo.tokenizer.encode(" blue", bos=False)
+    _, trace = demo.run_with_cache(ids, names="layers.*.attn.pattern")
     rows = np.stack(list(trace.values()))[:, :, -1]
     assert rows[:, :, ids.index(blue)].max() > 0.3
 
 
-def test_it_knows_facts_that_it_was_just_told(model):
+def test_it_knows_facts_that_it_was_just_told(demo):
     """What somebody has, of which colour: right nearly always. (Who has it, less often.)"""
     random, right, asked = Random(1), 0, 0
     while asked < 50:
         known = corpus.facts(random)
         question, answer = corpus.ask(random, known)
         if question.startswith("What"):
-            text = model.generate(f"{corpus.state(known)} {question}", max_new_tokens=4)
+            text = demo.generate(f"{corpus.state(known)} {question}", max_new_tokens=4)
             right += text.startswith(answer)
             asked += 1
     assert right >= 45
 
 
-def test_it_writes_stories(model):
-    text = model.generate("Once upon a time")
+def test_it_writes_stories(demo):
+    text = demo.generate("Once upon a time")
     assert len(text) > 100
     assert text.isascii()
     assert text.rstrip().endswith((".", '"'))

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-import simdformer as sf
-from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
+from checkpoints import GEMMA, GPT2, OLMO2, random_model
 from conftest import same_bits
 from simdformer.models import Transformer, trace_names
 
@@ -27,10 +26,8 @@ MODELS = {
 }
 
 
-def make(name="plain", activations="float32", weights=None):
-    config = tiny_config(**MODELS[name])
-    weights = weights or random_weights(np.random.default_rng(3), config)
-    return Transformer(config, weights, dtype=activations, activations=activations)
+def make(name="plain", activations="float32"):
+    return random_model(dtype=activations, activations=activations, **MODELS[name])[0]
 
 
 def close(found, needed, tolerance=2e-5):
@@ -114,15 +111,14 @@ def add_to(x, by):
 @pytest.mark.parametrize("activations", TOLERANCE)
 @pytest.mark.parametrize("layer", [0, 2])
 def test_ablating_a_head_is_zeroing_its_columns_of_wo(name, activations, layer):
-    config = tiny_config(**MODELS[name])
-    weights = random_weights(np.random.default_rng(3), config)
-    model = make(name, activations, weights)
-    head = 1
+    how = {"dtype": activations, "activations": activations}
+    model, weights = random_model(**how, **MODELS[name])
+    config, head = model.config, 1
     columns = slice(head * config.head_dim, (head + 1) * config.head_dim)
     zeroed = dict(weights)
     zeroed[f"layers.{layer}.wo"] = weights[f"layers.{layer}.wo"].copy()
     zeroed[f"layers.{layer}.wo"][:, columns] = 0
-    expected = make(name, activations, zeroed)(IDS)
+    expected = Transformer(config, zeroed, **how)(IDS)
 
     def ablate(z):
         z[..., head, :] = 0
@@ -268,21 +264,16 @@ def test_logits_to_keep_is_what_the_last_edits_see():
     assert shapes == [(13, 32), (2, 32), (2, 300)]
 
 
-@pytest.fixture(scope="module")
-def story():
-    return sf.from_pretrained(sf.demo_path())
-
-
-def test_generation_takes_edits(story):
+def test_generation_takes_edits(demo):
     prompt = "Once upon a time"
-    plain = story.generate(prompt, max_new_tokens=8)
-    assert story.generate(prompt, max_new_tokens=8, edit={"*": lambda x: None}) == plain
-    ids = story.tokenizer.encode(prompt)
+    plain = demo.generate(prompt, max_new_tokens=8)
+    assert demo.generate(prompt, max_new_tokens=8, edit={"*": lambda x: None}) == plain
+    ids = demo.tokenizer.encode(prompt)
     shapes = []
-    story.generate(ids, max_new_tokens=3, edit={"embed": lambda x: shapes.append(x.shape)})
+    demo.generate(ids, max_new_tokens=3, edit={"embed": lambda x: shapes.append(x.shape)})
     assert shapes == [(len(ids), 128), (1, 128), (1, 128)]
     del shapes[:]
-    story.generate(
+    demo.generate(
         [ids, ids[:2]], max_new_tokens=2, edit={"embed": lambda x: shapes.append(x.shape)}
     )
     assert shapes == [(len(ids), 128), (1, 128), (2, 128), (1, 128)]
@@ -291,8 +282,8 @@ def test_generation_takes_edits(story):
     def favour(logits):
         logits[..., only] = 1e9
 
-    assert story.generate(ids, max_new_tokens=3, edit={"logits": favour}) == [only] * 3
-    assert story.generate([ids, ids], max_new_tokens=2, edit={"logits": favour}) == [[only] * 2] * 2
+    assert demo.generate(ids, max_new_tokens=3, edit={"logits": favour}) == [only] * 3
+    assert demo.generate([ids, ids], max_new_tokens=2, edit={"logits": favour}) == [[only] * 2] * 2
 
 
 # ---- what is no edit -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 import simdformer as sf
 import tiny_models
-from checkpoints import MIXED, random_weights, tiny_config
+from checkpoints import MIXED, random_model
 from conftest import same_bits
 from simdformer import cli
 from simdformer.checkpoints import CheckpointError, read_checkpoint
@@ -25,9 +25,7 @@ SHARED = {"shared_intermediate_size": 12, "shared_router": True}
 
 
 def make(activations="float32", **changes):
-    config = tiny_config(**MIXED | SHARED | changes)
-    weights = random_weights(np.random.default_rng(3), config)
-    return Transformer(config, weights, dtype=activations, activations=activations), weights
+    return random_model(dtype=activations, activations=activations, **MIXED | SHARED | changes)
 
 
 def silu(x):
@@ -112,16 +110,15 @@ def test_token_by_token_through_a_cache(activations):
 
 
 def test_only_chosen_experts_are_read():
-    config = tiny_config(**MIXED | SHARED | {"num_experts": 40})
-    weights = random_weights(np.random.default_rng(3), config)
-    expected, trace = Transformer(config, weights, dtype="float32").run_with_cache(IDS[:4])
+    model, weights = make(num_experts=40)
+    expected, trace = model.run_with_cache(IDS[:4])
     for layer in (0, 2):
         unused = set(range(40)) - set(trace[layer]["mlp.experts"].ravel().tolist())
         assert unused
         for expert in unused:
             for part in ("gate", "up", "down"):
                 weights[f"layers.{layer}.experts.{expert}.{part}"][:] = np.nan
-    assert same_bits(Transformer(config, weights, dtype="float32")(IDS[:4]), expected)
+    assert same_bits(Transformer(model.config, weights, dtype="float32")(IDS[:4]), expected)
 
 
 def test_no_ids_at_all():

@@ -244,11 +244,6 @@ def test_a_text_is_written_into_pages_that_it_has():
 # ---- one cache for everything --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained("demo")
-
-
 def test_a_model_and_generate_share_a_cache(demo):
     """What one has read the other does not read again; the text of the model stays as it is."""
     ids = demo.tokenizer.encode("Once upon a time there was a big dog. " * 6)

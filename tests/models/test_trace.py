@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from checkpoints import GPT2, random_weights, tiny_config
+from checkpoints import GPT2, random_model
 from conftest import same_bits
-from simdformer.models import Transformer, trace_names
+from simdformer.models import trace_names
 from simdformer.models.trace import TRANSFORMER_LENS
 
 IDS = np.array([7, 0, 299, 12])
@@ -18,24 +18,17 @@ IDS = np.array([7, 0, 299, 12])
 
 @pytest.fixture(scope="module")
 def model():
-    config = tiny_config()
-    return Transformer(config, random_weights(np.random.default_rng(3), config), dtype="float32")
+    return random_model()[0]
 
 
 @pytest.fixture(scope="module")
 def gpt2():
-    config = tiny_config(**GPT2)
-    return Transformer(config, random_weights(np.random.default_rng(3), config), dtype="float32")
+    return random_model(**GPT2)[0]
 
 
 @pytest.fixture(scope="module")
 def trace(model):
     return model.run_with_cache(IDS)[1]
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
 
 
 # ---- names ---------------------------------------------------------------------------------------
@@ -124,9 +117,8 @@ def test_what_is_there_on_request_is_asked_for_by_name(model, trace):
 @pytest.mark.parametrize("ids", [IDS, np.stack([IDS, IDS[::-1]])])
 @pytest.mark.parametrize("changes", [{}, {"wo_bias": True, "qkv_bias": True}])
 def test_results_are_what_each_head_writes(ids, changes):
-    config = tiny_config(**changes)
-    weights = random_weights(np.random.default_rng(3), config)
-    model = Transformer(config, weights, dtype="float32")
+    model, weights = random_model(**changes)
+    config = model.config
     logits, trace = model.run_with_cache(ids, ["*", "*.result"])
     assert same_bits(logits, model(ids))
     for layer in range(3):

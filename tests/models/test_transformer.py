@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdformer as sf
-from checkpoints import GEMMA, GPT2, MIXED, OLMO2, TINY, random_weights, tiny_config
+from checkpoints import GEMMA, GPT2, MIXED, OLMO2, TINY, random_model, random_weights, tiny_config
 from conftest import assert_threads_change_no_bit, same_bits
 from simdformer.models import KVCache, ModelConfig, Transformer
 from simdformer.text import LanguageModel
@@ -21,10 +21,8 @@ FLOAT32 = 2e-5
 IDS = np.array([7, 0, 299, 12, 12, 45, 101, 250, 3, 77, 5, 64, 128])
 
 
-def make(seed=3, dtype=None, activations="float32", **changes):
-    config = tiny_config(**changes)
-    weights = random_weights(np.random.default_rng(seed), config)
-    return Transformer(config, weights, dtype=dtype, activations=activations)
+def make(**how):
+    return random_model(**how)[0]
 
 
 def assert_logits(got, want, tolerance=FLOAT32):
@@ -119,8 +117,8 @@ def test_a_cache_of_16_bits_is_close(model, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_of_16_bits_are_rounded_once(isa, dtype):
     """The same as rounding the weights first: arithmetic stays float32."""
-    config = tiny_config()
-    weights = random_weights(np.random.default_rng(3), config)
+    model, weights = random_model()
+    config = model.config
     rounded = {name: w.astype(dtype).astype(np.float32) for name, w in weights.items()}
     assert_logits(Transformer(config, weights, dtype=dtype)(IDS), Transformer(config, rounded)(IDS))
     stored = {name: w.astype(dtype) for name, w in weights.items()}

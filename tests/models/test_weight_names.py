@@ -5,7 +5,7 @@ import pytest
 
 import simdformer as sf
 import tiny_models
-from checkpoints import random_weights, tiny_config
+from checkpoints import random_model, random_weights, tiny_config
 from conftest import same_bits
 from simdformer.checkpoints import read_checkpoint
 from simdformer.models import ModelConfig, Transformer, weight_shapes
@@ -43,8 +43,7 @@ def test_a_quantised_matrix_is_given_as_floats():
 
 @pytest.mark.parametrize("name", ["layers.0.wz", "layers.9.wq", "layers.x.wq", "wq", 3, None])
 def test_a_name_that_is_none_is_a_key_error_with_near_ones(name):
-    config = tiny_config()
-    weights = Transformer(config, random_weights(np.random.default_rng(1), config)).weights
+    weights = random_model()[0].weights
     with pytest.raises(KeyError, match=r"weights: no tensor is called .*; near are \w+"):
         weights[name]
     assert name not in weights

@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-import simdformer as sf
 from cases import each
-from checkpoints import random_weights, tiny_config
+from checkpoints import random_model, random_weights
 from conftest import same_bits
 from simdformer.models import Transformer
 from simdformer.text import LanguageModel, Report
@@ -31,14 +30,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
 def tiny(request):
-    config = dataclasses.replace(tiny_config(max_seq_len=1200), **VARIANTS[request.param])
-    weights = random_weights(np.random.default_rng(3), config)
-    return LanguageModel(Transformer(config, weights, dtype="float32"))
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
+    return LanguageModel(random_model(max_seq_len=1200, **VARIANTS[request.param])[0])
 
 
 def page_bytes(model):
@@ -67,10 +59,10 @@ def test_forty_prompts_are_each_as_alone(isa, tiny, rng):
 
 def test_a_text_of_longrope_is_that_of_the_model_by_hand(rng):
     """Each id follows from all before it, read at once without a cache."""
-    config = dataclasses.replace(tiny_config(max_seq_len=1200), **VARIANTS["longrope"])
-    weights = random_weights(np.random.default_rng(3), config)
-    model = LanguageModel(Transformer(config, weights, dtype="float32"))
-    beginning = rng.integers(1, config.vocab_size, 70).tolist()  # of short texts and of long ones
+    model = LanguageModel(random_model(max_seq_len=1200, **VARIANTS["longrope"])[0])
+    beginning = rng.integers(
+        1, model.config.vocab_size, 70
+    ).tolist()  # of short texts and of long ones
     prompts = [beginning[:count] for count in (40, 59, 64, 65, 70)]
     for draft in (None, "prompt"):
         answers = model.generate(prompts, max_new_tokens=12, draft=draft)
@@ -264,8 +256,7 @@ def test_a_text_that_repeats_itself_is_read_in_fewer_steps(demo):
             demo.generate(prompt, max_new_tokens=60, draft="prompt", stop=stop)
             == text.split(stop)[0]
         )
-    config = tiny_config(vocab_size=9)
-    small = Transformer(config, random_weights(np.random.default_rng(0), config))
+    small, _ = random_model(vocab_size=9)
     with pytest.raises(ValueError, match="draft has a vocabulary of 9, needs that of the model"):
         demo.generate(prompt, max_new_tokens=4, draft=small)
     with pytest.raises(ValueError, match="draft is 'ngram', needs \"prompt\" or a model"):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import simdformer as sf
-from checkpoints import random_weights, tiny_config
-from simdformer.models import Transformer
+from checkpoints import random_model
 from simdformer.text import loss
 
 IDS = np.random.default_rng(5).integers(0, 300, 50).tolist()
@@ -15,14 +14,7 @@ IDS = np.random.default_rng(5).integers(0, 300, 50).tolist()
 
 @pytest.fixture(scope="module")
 def model():
-    config = tiny_config()
-    weights = random_weights(np.random.default_rng(3), config)
-    return sf.LanguageModel(Transformer(config, weights, dtype="float32"))
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
+    return sf.LanguageModel(random_model()[0])
 
 
 def by_hand(model, ids):
