@@ -148,7 +148,7 @@ def told(path, read=read_checkpoint, **options):
     message = str(caught.value)
     assert message.startswith(str(path))
     assert "\n" not in message
-    assert len(message) < 1000
+    assert len(message) < 1500
     return message
 
 

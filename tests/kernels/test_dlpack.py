@@ -9,8 +9,7 @@ import torch
 
 import simdformer as sf
 from conftest import bfloat16, normal, same_bits, to_torch
-from operations import OPERATIONS, ROW_WISE, ROWS, SHARES, WIDTH, traced_peak
-from simdformer.arguments import as_array
+from operations import OPERATIONS, ROW_WISE, ROWS, WIDTH, traced_peak
 
 # numpy 2.0 exports as before versions; since 2.1 it knows the keyword.
 VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
@@ -351,47 +350,6 @@ def test_what_another_library_calls_requires_grad_is_none_of_ours():
 # ---- out -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_the_result_is_written_into_a_tensor(name, dtype):
-    torch.manual_seed(1)
-    x = torch.randn(ROWS, WIDTH).to(dtype)
-    call = OPERATIONS[name] if name != "linear" else lambda x, **out: sf.linear(x, x, **out)
-    want = call(x)
-    rows, width = want.shape
-    for shape_of_memory, part in (
-        ((rows, width), np.s_[:, :]),
-        ((rows, width + 3), np.s_[:, 2:-1]),
-        ((rows, 3 * width), np.s_[:, ::3]),
-        ((2 * rows, width), np.s_[1::2, :]),
-    ):
-        memory = torch.full(shape_of_memory, 77, dtype=dtype)
-        out = memory[part]
-        assert call(x, out=out) is out
-        assert same_bits(as_array("test", "out", out), want)
-        untouched = torch.ones(shape_of_memory, dtype=torch.bool)
-        untouched[part] = False
-        assert (memory[untouched] == 77).all()
-    across = torch.empty(width, rows, dtype=dtype).T
-    assert call(x, out=across) is across
-    assert same_bits(as_array("test", "out", across), want)
-
-
-def test_a_tensor_may_be_written_over_exactly_and_not_in_part():
-    for name, function in ROW_WISE.items():
-        memory = torch.randn(ROWS + 1, WIDTH)
-        x = memory[:ROWS]
-        want = function(x)
-        before = memory.clone()
-        with pytest.raises(ValueError, match=SHARES):
-            function(x, out=memory[1:])
-        assert torch.equal(memory, before), name
-        with pytest.raises(ValueError, match=SHARES):
-            function(x.numpy(), out=memory[1:])
-        assert function(x, out=x) is x
-        assert same_bits(x.numpy(), want), name
-
-
 def test_memory_that_may_not_be_written():
     memory = np.zeros(8, np.float32)
     for flags, found in ((1, "is read-only, needs a writable tensor"), (2, "hands out a copy")):
@@ -405,18 +363,6 @@ def test_memory_that_may_not_be_written():
         tensor = Handmade(memory, (8,), version=version)
         assert sf.relu(np.full(8, 3, np.float32), out=tensor) is tensor
         assert (memory == 3).all()
-
-
-def test_tensors_for_the_outputs_of_several_weights(rng):
-    x, weights = normal(rng, 3, 8), [normal(rng, n, 8) for n in (4, 5)]
-    wide = torch.zeros(3, 9)
-    outs = [wide[:, :4], wide[:, 4:]]
-    got = sf.linear(x, weights, out=outs)
-    assert got[0] is outs[0]
-    assert got[1] is outs[1]
-    assert same_bits(wide.numpy(), np.concatenate(sf.linear(x, weights), axis=1))
-    with pytest.raises(ValueError, match=r"linear: out\[1\] shares memory with out\[0\]"):
-        sf.linear(x, [weights[0]] * 2, out=[outs[0], outs[0]])
 
 
 def test_an_interrupt_inside_an_export_goes_through():

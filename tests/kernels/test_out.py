@@ -1,4 +1,4 @@
-"""`out=`: which arrays it may be, and that it is written whole and nothing beside it."""
+"""`out=`: which arrays and tensors it may be, and that it is written whole and nothing beside."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,12 @@ import pytest
 import simdformer as sf
 from conftest import normal, relaid, same_bits
 from operations import MIXING, ROWS, SHARES, WIDTH
+from simdformer.tensors.memory import tensor_of
+
+
+def forms(x):
+    """An array, and a tensor of the same memory, which has no negative strides."""
+    return [x] if min(x.strides) < 0 else [x, tensor_of(x)]
 
 
 def drawn(operation, dtype, rng):
@@ -29,15 +35,18 @@ def test_out_is_returned_and_holds_the_result(operation, dtype, rng):
         ((ROWS, WIDTH), np.s_[:, ::-1]),
     ):
         memory = np.full(shape_of_memory, 77, dtype)
-        out = memory[part]
-        assert call(out) is out
-        assert same_bits(out, want)
         untouched = np.ones(shape_of_memory, bool)
         untouched[part] = False
-        assert (memory[untouched] == 77).all()
+        for out in forms(memory[part]):
+            memory[part] = 77
+            assert call(out) is out
+            assert same_bits(memory[part], want)
+            assert (memory[untouched] == 77).all()
     across = np.empty((WIDTH, ROWS), dtype).T
-    assert call(across) is across
-    assert same_bits(across, want)
+    for out in forms(across):
+        assert call(out) is out
+        assert same_bits(across, want)
+        across[:] = 0
 
 
 def test_unaligned_out(operation, dtype, rng):
@@ -54,9 +63,10 @@ def test_out_may_be_exactly_the_input_of_a_row_wise_operation(isa, row_wise, dty
         same = relaid(rng, x.copy(), layout)
         if layout == "unaligned":  # which comes from immutable bytes
             same = np.zeros(x.nbytes + 1, np.uint8)[1:].view(dtype).reshape(x.shape)
+        for one in [same] if layout == "unaligned" else forms(same):
             same[:] = x
-        assert row_wise(same, out=same) is same
-        assert same_bits(same, want), layout
+            assert row_wise(one, out=one) is one
+            assert same_bits(same, want), layout
     across = np.asfortranarray(x)
     assert row_wise(across, out=across) is across
     assert same_bits(across, want)
@@ -80,8 +90,9 @@ def test_partial_overlap_is_refused_and_interleaved_columns_are_not(row_wise, rn
 
     for out in (memory[1:, :WIDTH], memory[:ROWS, 1 : WIDTH + 1], left[::-1]):
         before = memory.copy()
-        with pytest.raises(ValueError, match=SHARES):
-            row_wise(left, out=out)
+        for one in forms(out):
+            with pytest.raises(ValueError, match=SHARES):
+                row_wise(left, out=one)
         assert same_bits(memory, before)
     flat = normal(rng, ROWS * WIDTH * 2)
     evens, odds = (flat[start::2].reshape(ROWS, WIDTH) for start in (0, 1))
@@ -93,12 +104,13 @@ def test_partial_overlap_is_refused_and_interleaved_columns_are_not(row_wise, rn
 def test_outs_of_a_list_of_weights(rng):
     x, weights = normal(rng, 3, 8), [normal(rng, n, 8) for n in (4, 5, 4)]
     want = sf.linear(x, weights)
-    wide = np.zeros((3, 13), np.float32)
-    outs = [wide[:, :4], wide[:, 4:9], wide[:, 9:]]
-    got = sf.linear(x, weights, out=outs)
-    assert isinstance(got, list)
-    assert all(a is b for a, b in zip(got, outs, strict=True))
-    assert same_bits(wide, np.concatenate(want, axis=1))
+    for form in (np.asarray, tensor_of):
+        wide = np.zeros((3, 13), np.float32)
+        outs = [form(part) for part in (wide[:, :4], wide[:, 4:9], wide[:, 9:])]
+        got = sf.linear(x, weights, out=outs)
+        assert isinstance(got, list)
+        assert all(a is b for a, b in zip(got, outs, strict=True))
+        assert same_bits(wide, np.concatenate(want, axis=1))
     partly = sf.linear(x, weights, [None, np.ones(5, np.float32), None], out=[outs[0], None, None])
     assert partly[0] is outs[0]
     np.testing.assert_allclose(partly[1], want[1] + 1, rtol=1e-6)

@@ -167,12 +167,8 @@ def test_parts_that_are_missing_or_another_models(parts, tmp_path):
         f"found no file {files[1].name!r} beside it, needs all parts; download it too"
     )
     files[1].write_bytes(files[2].read_bytes())
-    count = len(files)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=f"{files[1].name}: found split.no = 2 and "):
         read_checkpoint(files[0])
-    assert str(caught.value) == (
-        f"{files[1]}: found split.no = 2 and split.count = {count}, needs 1 and {count}"
-    )
     away.rename(files[1])
     first = files[0].rename(tmp_path / "away")
     assert refusal(files[1]).startswith(f"found no file {files[0].name!r} beside it")

@@ -9,7 +9,8 @@ from safetensors.numpy import save_file
 
 import simdformer as sf
 import tiny_models
-from simdformer.checkpoints import CheckpointError, read_checkpoint
+from checkpoints import told
+from simdformer.checkpoints import read_checkpoint
 from simdformer.models.budget import weight_bytes
 
 IDS = np.random.default_rng(11).integers(0, 96, (2, 24))
@@ -170,15 +171,9 @@ REFUSED = {
 def test_what_is_not_supported_is_refused_by_name(name, tmp_path):
     change, message = REFUSED[name]
     save(tmp_path, change=change, scheme=SCHEMES["gptq-v2"])
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(tmp_path)
-    assert message in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in told(tmp_path)
 
 
 def test_awq_of_another_version(tmp_path):
     save(tmp_path, change=changed(version="gemv"))
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(tmp_path)
-    assert "quantization_config.version = 'gemv', needs 'gemm'" in str(caught.value)
+    assert "quantization_config.version = 'gemv', needs 'gemm'" in told(tmp_path)

@@ -2,7 +2,6 @@
 That the models compute the same as transformers stands in test_checkpoints.py."""
 
 import dataclasses
-import json
 from functools import partial
 
 import ml_dtypes
@@ -12,6 +11,7 @@ import torch
 
 import simdformer as sf
 import tiny_models
+from checkpoints import told
 from simdformer import cli
 from simdformer.checkpoints import CheckpointError, read_checkpoint, tensor_names
 from simdformer.checkpoints.fused import FUSED
@@ -313,9 +313,7 @@ QKV = "model.layers.1.self_attn.qkv_proj.weight"
     ],
 )
 def test_tensors_that_do_not_fit_are_named_as_in_the_file(changed, name, change, message):
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(changed(name, change))
-    assert message in str(caught.value)
+    assert message in told(changed(name, change))
 
 
 def arrays_of(weights):
@@ -364,12 +362,8 @@ def test_one_plus_a_weight_of_16_bits_is_not_rounded(tmp_path):
 
 
 def test_a_class_of_another_type_is_refused(changed):
-    folder = changed("granite", lambda tensors: None)
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | {"architectures": ["LlamaForCausalLM"]}
-    file.write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="needs GraniteForCausalLM for granite"):
-        read_checkpoint(folder)
+    folder = changed("granite", architectures=["LlamaForCausalLM"])
+    assert "needs GraniteForCausalLM for granite" in told(folder)
 
 
 def test_info_says_nothing_of_rope_where_positions_are_learned(tmp_path, capsys):

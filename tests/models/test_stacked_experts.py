@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 import gguf_files
 import simdformer as sf
 import tiny_models
-from checkpoints import agree, tiny_config
+from checkpoints import agree, tiny_config, told
 from simdformer import cli
-from simdformer.checkpoints import CheckpointError, read_checkpoint
+from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.stacked import MXFP4Tensor
 from simdformer.models.config import FieldError
 from simdformer.text.quantizing import quantize_checkpoint
@@ -118,10 +118,9 @@ def test_mxfp4_that_does_not_fit_is_named(few_bits, change, message):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(folder)
-    assert message in str(caught.value)
-    assert "model.safetensors" in str(caught.value)
+    found = told(folder)
+    assert message in found
+    assert "model.safetensors" in found
 
 
 @pytest.mark.parametrize(
@@ -143,11 +142,7 @@ def test_mxfp4_that_does_not_fit_is_named(few_bits, change, message):
     ],
 )
 def test_configs_that_ask_for_something_else_are_refused(tmp_path, name, changes, message):
-    tiny_models.make(name).save_pretrained(tmp_path)
-    tiny_models.edit_json(tmp_path / "config.json", lambda found: found | changes)
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(tmp_path)
-    assert message in str(caught.value)
+    assert message in told(tiny_models.save_changed(tmp_path, name, **changes))
 
 
 # ---- GGUF ----------------------------------------------------------------------------------------
@@ -196,9 +191,7 @@ def test_gguf_experts_that_do_not_fit_are_named(tmp_path):
         for name, tensor in tensors.items():
             writer.add_tensor(name, np.ascontiguousarray(tensor))
         gguf_files.close(writer)
-        with pytest.raises(CheckpointError) as caught:
-            read_checkpoint(file)
-        return str(caught.value)
+        return told(file)
 
     name = "blk.2.ffn_down_exps.weight"
     assert refusal(lambda t: t.update({name: t[name][:4]})) == (
