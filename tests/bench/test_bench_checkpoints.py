@@ -7,7 +7,7 @@ import simdformer as sf
 import tiny_models
 from bench_cases import LIMITS, hurry
 from simdformer import bench
-from simdformer.bench import llama_cpp, loading
+from simdformer.bench import llama_cpp
 from simdformer.bench.contestants import LLAMA_CPP, TRANSFORMERS
 from simdformer.bench.exact import Exact
 from simdformer.checkpoints import read_checkpoint
@@ -95,33 +95,6 @@ def test_a_directory_is_measured_beside_transformers(saved):
     assert list(found) == ["qwen3/prefill/float32", "qwen3/decode"]
     for name, errors in found.items():
         assert errors["simdformer"] < 1e-5 < errors[TRANSFORMERS], name
-
-
-@pytest.mark.parametrize("kind", ["file", "directory", "mixture"])
-def test_a_model_of_yours_is_loaded(kind, demo, saved, monkeypatch):
-    """Its tokenizer with it; what is read are the files that hold its weights."""
-    monkeypatch.setattr(loading, "FEWEST_LOADS", 1)
-    paths = {"file": lambda: demo, "directory": lambda: saved("qwen3")}
-    path = paths.get(kind, lambda: saved("qwen3-moe"))()
-    file = path if kind == "file" else path / "model.safetensors"
-    case, *_ = bench.checkpoint_cases(path)
-    (result,) = bench.run([case], budget=0.01).results
-    assert result.case.name == f"{path.name}/load"
-    assert result.ours.error < (3e-4 if kind == "file" else 1e-5)
-    assert result.loaded.weights == file.stat().st_size
-    assert loading.files_of(path) == [str(file)]
-    assert 0 < result.ours.best < result.loaded.first_token
-    assert path.exists()
-
-
-def test_all_parts_of_a_model_are_read(saved, tmp_path):
-    whole = saved("qwen3")
-    tiny_models.make("qwen3").save_pretrained(tmp_path / "parts", max_shard_size="40KB")
-    files = sorted(map(str, (tmp_path / "parts").glob("*.safetensors")))
-    assert len(files) > 2
-    assert sorted(loading.files_of(tmp_path / "parts")) == files
-    case, *_ = bench.checkpoint_cases(tmp_path / "parts")
-    assert case.work.nbytes > read_checkpoint(whole).weights["embed"].nbytes
 
 
 def test_weights_of_16_bits_read_the_prompt_in_both_arithmetics(saved):

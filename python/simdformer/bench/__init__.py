@@ -26,9 +26,8 @@ from functools import partial
 from typing import Any
 
 from simdformer.bench.batches import BatchRun
-from simdformer.bench.checkpoints import CheckpointRun, checkpoint_cases
+from simdformer.bench.checkpoints import CheckpointRun, Loading, checkpoint_cases
 from simdformer.bench.gradients import Gradient, OptimizerStep
-from simdformer.bench.loading import Loading
 from simdformer.bench.machine import Level, Limits, Machine, measure_limits, this_machine
 from simdformer.bench.models import SHAPES, ModelRun, random_weights
 from simdformer.bench.operations import (

@@ -42,6 +42,7 @@ class BatchRun(ModelRun):
     """A step of `texts` texts, behind `in_cache` ids each."""
 
     operation: ClassVar[str] = "decode many texts"
+    peers: ClassVar[tuple[str, ...]] = (LLAMA_CPP,)
     new: int = 1
     texts: int
 

@@ -204,6 +204,7 @@ class Gradient(Work):
     2415919104
     """
 
+    peers: ClassVar[tuple[str, ...]] = (TORCH,)
     of: str
     sizes: tuple[int, ...]
 
@@ -276,6 +277,7 @@ class OptimizerStep(Work):
 
     operation: ClassVar[str] = "clip_grad_norm_ and adamw_"
     counted_in: ClassVar[Unit] = "GB/s"
+    peers: ClassVar[tuple[str, ...]] = (TORCH,)
     count: int
 
     @property

@@ -128,6 +128,7 @@ class ModelRun(Work):
     """
 
     counted_in: ClassVar[Unit] = "tok/s"
+    peers: ClassVar[tuple[str, ...]] = (TRANSFORMERS, LLAMA_CPP)
     config: ModelConfig
     new: int
     in_cache: int = 0

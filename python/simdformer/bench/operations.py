@@ -68,6 +68,8 @@ class Operation(Work):
     does it. The inputs come by name, as `shapes` has them.
     """
 
+    peers: ClassVar[tuple[str, ...]] = (TORCH, ONNXRUNTIME, NUMPY)
+    errors_of: ClassVar[tuple[str, ...]] = (TORCH,)
     looked_at: ClassVar[int] = 2  # leading axes of the result of which only some places are checked
 
     @property

@@ -7,7 +7,7 @@ counts as ours.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from simdformer.bench import transformers
 from simdformer.bench.contestants import EAGER, OURS, REGISTERED, SDPA, Contestant, Missing
@@ -30,6 +30,7 @@ def plugin_cases() -> Iterator[Case]:
 class PluginRun(ModelRun):
     """The same, all of it inside of transformers."""
 
+    peers: ClassVar[tuple[str, ...]] = (EAGER, SDPA, REGISTERED)
     dtype: Dtype = "bfloat16"
 
     def contestants(self, inputs: Inputs) -> list[Contestant | Missing]:

@@ -3,111 +3,82 @@
 import math
 from collections.abc import Iterator
 
-from simdformer.bench.contestants import (
-    EAGER,
-    LLAMA_CPP,
-    NUMPY,
-    ONNXRUNTIME,
-    OURS,
-    REGISTERED,
-    SDPA,
-    TORCH,
-    TRANSFORMERS,
-)
-from simdformer.bench.models import ModelRun
-from simdformer.bench.plugins import PluginRun
+from simdformer.bench.checkpoints import FIRST_TOKEN
+from simdformer.bench.contestants import OURS
 from simdformer.bench.results import Measurement, Result, Results
 
-__all__ = ["header", "line", "markdown", "notes", "summary"]
+__all__ = ["goals", "header", "line", "markdown", "notes", "summary"]
 
-PEERS = (TORCH, ONNXRUNTIME, NUMPY)
-MODEL_PEERS = (TRANSFORMERS, LLAMA_CPP)
-PLUGIN_PEERS = (EAGER, SDPA, REGISTERED)
 LEGEND = """\
 time: the best sample of ours. share: of the limit that is nearer, arithmetic or reading.
-torch, onnxruntime, numpy: how many times as fast as they ours is.
-error: RMS against float64, relative; beside it that of PyTorch.
+× torch, × onnxruntime, ...: how many times as fast as they ours is.
+error: RMS against float64, relative; beside it that of others.
 goals: so many times the speed of the better of torch and onnxruntime, for a model of transformers
 and llama.cpp (peers), that share of the multiply-adds (FMA) or of the read bandwidth (read) of this
 machine. At most: what a kernel would reach that runs at the limit of the machine. Loading a model:
-at most so many times as long as reading its file, and so many bytes in memory as its weights have.
+so many times the speed of reading its files, and at most so many bytes in memory as its weights.
 """
-ON_TORCH = (TORCH, TRANSFORMERS)  # whose error stands beside ours
-Names = tuple[str, ...]
-WIDTHS = (31, 9, 12, 6, 8, 12, 8, 9, 9)  # of all columns but the last
-TITLES = ("case", "time", "speed", "share", *PEERS, "error", "torch's", "goals")
+WIDTHS = {"case": 31, "time": 9, "speed": 12, "share": 6}  # of others that of the title, at least 8
 
 
 def header(results: Results) -> str:
-    """The machine, its limits, and the titles of the columns."""
-    return f"{results.machine}\nlimits: {results.limits}\n\n{LEGEND}\n{row(TITLES)}"
+    """The machine and its limits."""
+    return f"{results.machine}\nlimits: {results.limits}\n\n{LEGEND}"
 
 
-def line(result: Result) -> str:
-    """One case; below it what else is worth knowing."""
-    return "\n".join([row(cells(result)), *(f"{'':4}{note}" for note in notes(result))])
+def line(results: Results) -> str:
+    """The last case, and below it what else is worth knowing; above it the titles of its columns
+    where they are others than those of the case before."""
+    *_, before, result = None, *results.results
+    found = [row(result, cells(result)), *(f"{'':4}{note}" for note in notes(result))]
+    if before is None or titles(before) != titles(result):
+        found.insert(0, row(result, titles(result)))
+    return "\n".join(found)
 
 
-def row(texts: tuple[str, ...]) -> str:
-    first, *others = texts[:-1]
-    padded = [first.ljust(WIDTHS[0])]
-    padded += [text.rjust(width) for text, width in zip(others, WIDTHS[1:], strict=True)]
+def row(result: Result, texts: tuple[str, ...]) -> str:
+    first, *others = (WIDTHS.get(title, max(len(title), 8)) for title in titles(result)[:-1])
+    padded = [texts[0].ljust(first)]
+    padded += [text.rjust(width) for text, width in zip(texts[1:-1], others, strict=True)]
     return (" ".join(padded) + "  " + texts[-1]).rstrip()
 
 
-def cells(
-    result: Result, peers: Names = PEERS, others: tuple[Names, ...] = (ON_TORCH,)
-) -> tuple[str, ...]:
-    """In the order of TITLES, with a column of ratios for each of `peers` and one of errors for
-    each of `others`: of the first of these names that was measured.
-    """
-    mine = result.ours
+def titles(result: Result) -> tuple[str, ...]:
+    """Those of the columns: a ratio for each peer, and some peers' errors."""
+    work = result.case.work
+    ratios, errors = (f"× {name}" for name in work.peers), (f"{name}'s" for name in work.errors_of)
+    return ("case", "time", "speed", "share", *ratios, "error", *errors, "goals")
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """In the order of the titles."""
+    mine, work = result.ours, result.case.work
     if mine is None:
-        return (
-            result.case.name,
-            "skipped" if result.skipped else "WRONG",
-            *[""] * (4 + len(peers) + len(others)),
-        )
+        return (result.case.name, "WRONG", *[""] * (len(titles(result)) - 2))
+    errors = (result.measured.get(name) for name in work.errors_of)
     return (
         result.case.name,
         duration(mine.best),
         "" if result.case.tiny else speed(result, mine),
         "" if result.case.tiny or result.loaded else f"{result.share:.0%}",
-        *(times(result.ratio(name)) for name in peers),
+        *(times(result.ratio(name)) for name in work.peers),
         f"{mine.error:.1e}",
-        *(first_error(result, names) for names in others),
+        *(f"{one.error:.1e}" if one else "" for one in errors),
         ", ".join(goals(result)),
     )
 
 
-def first_error(result: Result, names: Names) -> str:
-    return next(
-        (f"{result.measured[name].error:.1e}" for name in names if name in result.measured), ""
-    )
-
-
 def goals(result: Result) -> Iterator[str]:
-    for reached in result.goals:
-        sign = ("✓" if reached.met else "✗") if reached.known else "?"
-        at_most = (
-            f" (at most {reached.goal.amount(reached.possible)})" if reached.out_of_reach else ""
-        )
-        yield f"{sign} {reached.goal}{at_most}"
+    for goal in result.goals:
+        met, possible = result.met(goal), result.possible(goal)
+        hopeless = met is False and possible < goal.least and goal.otherwise is None
+        sign = "?" if met is None else "✓" if met else "✗"
+        yield f"{sign} {goal}" + (f" (at most {goal.amount(possible)})" if hopeless else "")
 
 
 def notes(result: Result) -> Iterator[str]:
-    """Contestants that have no column, those that are missing for a reason worth saying, and what
-    a line has no column for.
-    """
-    if result.skipped:
-        yield result.skipped
+    """What a line has no column for, and who is missing for a reason worth saying."""
     yield from loading(result)
-    for name in result.measured:
-        if name not in (OURS, *PEERS):
-            unit = result.case.work.counted_in
-            theirs, error = result.measured[name], first_error(result, (name,))
-            found = f"{result.case.work.speed(theirs.best):,.1f} {unit}, error {error}"
-            yield f"{times(result.ratio(name))} {name} ({found})"
     for name, why in result.missing.items():
         if "another result" in why or name == OURS:
             yield f"{name} {why}"
@@ -115,23 +86,22 @@ def notes(result: Result) -> Iterator[str]:
 
 def loading(result: Result) -> Iterator[str]:
     """A line where a model was loaded."""
-    if (loaded := result.loaded) and result.ours:
-        ratio = result.ours.best / loaded.reading
+    if (loaded := result.loaded) and (first := result.measured.get(FIRST_TOKEN)):
         yield (
-            f"{times(ratio)} as long as reading the file ({duration(loaded.reading)}), "
-            f"first token after {duration(loaded.first_token)}, "
-            f"{megabytes(loaded.resident)} resident beside {megabytes(loaded.weights)} of weights"
+            f"first token after {duration(first.best)}, {megabytes(loaded.resident)} resident "
+            f"beside {megabytes(loaded.weights)} of weights"
         )
 
 
 def summary(results: Results) -> str:
     """How many goals are met, and who did not take part at all."""
-    reached = [goal for result in results.results for goal in result.goals if goal.known]
+    found = [result.met(goal) for result in results.results for goal in result.goals]
+    known = [met for met in found if met is not None]
     lines = []
     if results.interrupted:
         lines.append(f"interrupted after {len(results.results)} cases")
-    if reached:
-        lines.append(f"{sum(goal.met for goal in reached)} of {len(reached)} goals are met")
+    if known:
+        lines.append(f"{sum(known)} of {len(known)} goals are met")
     absent = {
         f"{name}: {why}"
         for result in results.results
@@ -142,38 +112,21 @@ def summary(results: Results) -> str:
 
 
 def markdown(results: Results) -> str:
-    """Tables for a README: machine, limits, a row a case; models beside peers of their own."""
+    """Machine, limits, a row a case: a table for all cases that have the same columns."""
     blocks = [str(results.machine), f"Limits: {results.limits}."]
-    groups: dict[Names, list[Result]] = {PEERS: [], MODEL_PEERS: [], PLUGIN_PEERS: []}
+    groups: dict[tuple[str, ...], list[Result]] = {}
     for result in results.results:
-        groups[peers_of(result)].append(result)
-    for peers, group in groups.items():
-        each = (ON_TORCH,) if peers is PEERS else tuple((name,) for name in peers)
-        errors = ("PyTorch's",) if peers is PEERS else tuple(f"{name}'s" for name in peers)
-        blocks += [table(group, peers, each, errors)] if group else []
-        lines = [f"* {one.case.name}: {x}" for one in group for x in loading(one)]
+        groups.setdefault(titles(result), []).append(result)
+    for head, group in groups.items():
+        rows = [head, ("---", *["---:"] * (len(head) - 2), "---"), *map(cells, group)]
+        blocks.append(
+            "\n".join(
+                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+            )
+        )
+        lines = [f"* {one.case.name}: {note}" for one in group for note in loading(one)]
         blocks += ["\n".join(lines)] if lines else []
     return "\n\n".join(blocks) + "\n"
-
-
-def peers_of(result: Result) -> Names:
-    """Whom its table has columns for."""
-    if isinstance(result.case.work, PluginRun):
-        return PLUGIN_PEERS
-    return MODEL_PEERS if isinstance(result.case.work, ModelRun) else PEERS
-
-
-def table(
-    group: list[Result], peers: Names, others: tuple[Names, ...], errors: tuple[str, ...]
-) -> str:
-    """`others` as in `cells`; `errors`: the titles of their columns."""
-    titles = ("case", "ours", "speed", "share", *(f"× {name}" for name in peers))
-    titles += ("error", *errors, "goals")
-    rows = [titles, ("---", *["---:"] * (len(titles) - 2), "---")]
-    rows += [cells(result, peers, others) for result in group]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
-    )
 
 
 # ---- numbers -------------------------------------------------------------------------------------

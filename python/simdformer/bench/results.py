@@ -10,16 +10,9 @@ from simdformer.bench.contestants import OURS
 from simdformer.bench.machine import Limits, Machine
 from simdformer.bench.work import AT_THE_LIMIT, BESIDE_WEIGHTS, LONG, Case, Goal
 
-__all__ = [
-    "SCHEMA",
-    "GoalReached",
-    "Loaded",
-    "Measurement",
-    "Result",
-    "Results",
-]
+__all__ = ["SCHEMA", "Loaded", "Measurement", "Result", "Results"]
 
-SCHEMA = 1  # of the JSON; a number that goes up when fields change their meaning
+SCHEMA = 2  # of the JSON; a number that goes up when fields change their meaning
 
 
 @dataclass(frozen=True)
@@ -40,79 +33,23 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class GoalReached:
-    """What came out for a goal: a ratio, a share, or seconds. NaN when it could not be told.
-
-    `possible`: what would come out at the limit of the machine, infinity when that is not known.
-    `otherwise`: the same for what would do as well.
-    """
-
-    goal: Goal
-    found: float
-    possible: float = math.inf
-    otherwise: "GoalReached | None" = None
-
-    @property
-    def known(self) -> bool:
-        return not math.isnan(self.found) or bool(self.otherwise and self.otherwise.known)
-
-    @property
-    def met(self) -> bool:
-        if self.otherwise and self.otherwise.met:
-            return True
-        if self.goal.at_most:
-            return self.found <= self.goal.least
-        return self.found >= self.goal.least
-
-    @property
-    def out_of_reach(self) -> bool:
-        """Whether nobody could meet the goal on this machine, and nothing else would do."""
-        short = self.known and not self.met and self.possible < self.goal.least
-        return short and self.otherwise is None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "goal": str(self.goal),
-            "least": self.goal.least,
-            "of": self.goal.of,
-            "peers": list(self.goal.peers),
-            "found": None if math.isnan(self.found) else self.found,
-            "met": self.met if self.known else None,
-            "possible": self.possible if math.isfinite(self.possible) else None,
-            "otherwise": self.otherwise.as_json() if self.otherwise else None,
-        }
-
-
-@dataclass(frozen=True)
 class Loaded:
-    """What loading a model costs besides time.
+    """Bytes of a process that has loaded a model, NaN where the system does not tell; and those of
+    the model's weights in their files."""
 
-    reading: seconds that reading its file into new memory takes. first_token: seconds until there
-    is one, those of loading among them. resident: bytes of the process when the model is loaded,
-    NaN where the system does not tell. weights: their bytes in the file.
-    """
-
-    reading: float
-    first_token: float
     resident: float
     weights: int
-
-    def as_json(self) -> dict[str, Any]:
-        resident = None if math.isnan(self.resident) else self.resident
-        return {**asdict(self), "resident": resident}
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case: measurements by contestant, and why others are missing. `skipped`: why it could not
-    be measured at all. `loaded`: what loading costs, in a case that loads a model.
-    """
+    """One case: measurements by contestant, and why others are missing; what a model that was
+    loaded takes of memory."""
 
     case: Case
     limits: Limits
     measured: Mapping[str, Measurement]
     missing: Mapping[str, str] = field(default_factory=dict)
-    skipped: str = ""
     loaded: Loaded | None = None
 
     @property
@@ -130,39 +67,41 @@ class Result:
         """The share of the nearer limit of the machine."""
         return self.limits.share(self.case.work, self.ours.best) if self.ours else math.nan
 
-    def reached(self, goal: Goal) -> GoalReached:
-        """A goal against the better of two peers is one against those that were measured.
-
-        float32 work has a limit that is known; bfloat16 may have instructions of its own.
-        """
-        found, possible = math.nan, math.inf
-        if self.ours is not None:
-            work, seconds = self.case.work, self.ours.best
-            match goal.of:
-                case "peers":
-                    ratios = [self.ratio(name) for name in goal.peers if name in self.measured]
-                    found = min(ratios, default=math.nan)
-                case "arithmetic":
-                    found = self.limits.arithmetic_share(work, seconds)
-                case "read":
-                    found = self.limits.read_share(work, seconds)
-                case "call":
-                    found = seconds
-                case "reading" if self.loaded:
-                    found = seconds / self.loaded.reading
-                case "memory" if self.loaded:
-                    found = (self.loaded.resident - BESIDE_WEIGHTS) / self.loaded.weights
-            if not goal.at_most and work.dtype == "float32" and 0 < self.share < 1:
-                possible = found / self.share
-        otherwise = self.reached(goal.otherwise) if goal.otherwise else None
-        return GoalReached(goal, found, possible, otherwise)
-
     @property
-    def goals(self) -> list[GoalReached]:
-        """What is over in less than LONG need not be AT_THE_LIMIT."""
+    def goals(self) -> list[Goal]:
+        """Those of the case. What is over in less than LONG need not be AT_THE_LIMIT."""
         short = self.ours is not None and self.ours.best < LONG
-        asked = (goal for goal in self.case.goals if not (short and goal == AT_THE_LIMIT))
-        return [self.reached(goal) for goal in asked]
+        return [goal for goal in self.case.goals if not (short and goal == AT_THE_LIMIT)]
+
+    def found(self, goal: Goal) -> float:
+        """What came out for a goal, without `otherwise`: a ratio, a share, or seconds. NaN when it
+        cannot be told. Peers that were not measured do not count."""
+        if self.ours is None:
+            return math.nan
+        work, seconds = self.case.work, self.ours.best
+        match goal.of:
+            case "peers":
+                ratios = [self.ratio(name) for name in goal.peers if name in self.measured]
+                return min(ratios, default=math.nan)
+            case "arithmetic":
+                return self.limits.arithmetic_share(work, seconds)
+            case "read":
+                return self.limits.read_share(work, seconds)
+            case "memory" if self.loaded:
+                return (self.loaded.resident - BESIDE_WEIGHTS) / self.loaded.weights
+        return seconds if goal.of == "call" else math.nan
+
+    def possible(self, goal: Goal) -> float:
+        """What would come out at the limit of the machine, infinity when that is not known: work in
+        float32 has a limit that is known, bfloat16 may have instructions of its own."""
+        known = not goal.at_most and self.case.work.dtype == "float32" and 0 < self.share < 1
+        return self.found(goal) / self.share if known else math.inf
+
+    def met(self, goal: Goal) -> bool | None:
+        """None: it cannot be told."""
+        found, other = self.found(goal), self.met(goal.otherwise) if goal.otherwise else None
+        enough = found <= goal.least if goal.at_most else found >= goal.least
+        return other if math.isnan(found) else enough or bool(other)
 
     def as_json(self) -> dict[str, Any]:
         work = self.case.work
@@ -179,14 +118,33 @@ class Result:
                 for name, one in self.measured.items()
             },
             "missing": dict(self.missing),
-            "skipped": self.skipped or None,
-            "loaded": self.loaded.as_json() if self.loaded else None,
+            "loaded": self.loaded
+            and {
+                "resident": if_known(self.loaded.resident),
+                "weights": self.loaded.weights,
+            },
             "ratios": {name: self.ratio(name) for name in self.measured if name != OURS}
             if self.ours
             else {},
             "share": self.share if self.ours else None,
-            "goals": [goal.as_json() for goal in self.goals],
+            "goals": [self.goal_as_json(goal) for goal in self.goals],
         }
+
+    def goal_as_json(self, goal: Goal) -> dict[str, Any]:
+        return {
+            "goal": str(goal),
+            "least": goal.least,
+            "of": goal.of,
+            "peers": list(goal.peers),
+            "found": if_known(self.found(goal)),
+            "met": self.met(goal),
+            "possible": if_known(self.possible(goal)),
+            "otherwise": self.goal_as_json(goal.otherwise) if goal.otherwise else None,
+        }
+
+
+def if_known(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 @dataclass
@@ -201,7 +159,7 @@ class Results:
     @property
     def right(self) -> bool:
         """Whether all our results were."""
-        return all(result.ours is not None or result.skipped for result in self.results)
+        return all(result.ours is not None for result in self.results)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -9,9 +9,9 @@ import numpy as np
 
 import simdformer as sf
 from simdformer.bench.batches import batch_cases
+from simdformer.bench.checkpoints import Loading, run_loading
 from simdformer.bench.contestants import Contestant, Missing, Way, torch_threads
 from simdformer.bench.gradients import gradient_cases
-from simdformer.bench.loading import Loading, loading_cases, run_loading
 from simdformer.bench.machine import (
     ITERATIONS,
     LARGEST_READ,
@@ -26,7 +26,7 @@ from simdformer.bench.operations import operation_cases, smallest_cases
 from simdformer.bench.plugins import plugin_cases
 from simdformer.bench.results import Measurement, Result, Results
 from simdformer.bench.stopwatch import Stopwatch
-from simdformer.bench.work import SEED, Case, relative_error
+from simdformer.bench.work import SEED, Case, another_result, relative_error
 
 __all__ = ["BUDGET", "all_cases", "run", "run_case", "select"]
 
@@ -41,8 +41,7 @@ def all_cases(*, models: bool = False, transformers: bool = False) -> list[Case]
     """Every case; those of whole models, and of plug-ins in transformers', only when asked for."""
     cases = [*operation_cases(), *gradient_cases(), *smallest_cases()]
     if models:
-        cases += [*model_cases(), *batch_cases(), *loading_cases()]
-        cases += quantised_model_cases()
+        cases += [*model_cases(), *batch_cases(), *quantised_model_cases()]
     if transformers:
         cases += plugin_cases()
     return cases
@@ -136,7 +135,7 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
                 errors[one.name] = error
                 racing.append(one)
             else:  # or NaN
-                missing[one.name] = f"gives another result, {error:.1e} away from float64"
+                missing[one.name] = another_result(error)
         if limits.level(work.nbytes).capacity is None:
             memory = np.ones(min(work.nbytes, LARGEST_READ) // 4, np.float32)
             racing.append(limit(READING, lambda: read_memory(memory)))

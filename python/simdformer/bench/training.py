@@ -9,7 +9,6 @@ labels.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,8 @@ from simdformer.bench import transformers
 from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional
 from simdformer.bench.exact import Exact
 from simdformer.bench.work import Case, Dtype, Inputs, Unit, Work, times
+from simdformer.checkpoints import read_checkpoint
+from simdformer.checkpoints.locate import locate
 from simdformer.models import ModelConfig, Transformer
 from simdformer.optim import AdamW, clip_grad_norm_
 from simdformer.reference.loss import cross_entropy
@@ -30,34 +31,20 @@ __all__ = ["TrainingStep", "training_cases"]
 CLIP = 1.0
 COMPILED = "torch.compile"
 CHECKED = 16  # labels; float64 is slow
-OPTIMIZER_BYTES = (
-    28  # AdamW reads weight, gradient and two moments, and writes all but the gradient
-)
+OPTIMIZER_BYTES = 28  # AdamW reads weight, gradient, two moments, and writes all but the gradient
 SHORT = 8  # as many rows as a step has, by this
-DEMO = ModelConfig(
-    hidden_size=128,
-    num_layers=6,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    intermediate_size=384,
-    vocab_size=1024,
-    max_seq_len=256,
-    norm_eps=1e-5,
-    rope_theta=500000.0,
-    rope_layout="half",
-    tie_embeddings=False,
-)
-MINIMIND = replace(
-    DEMO,
+MINIMIND = ModelConfig(
     hidden_size=512,
     num_layers=8,
     num_heads=8,
+    num_kv_heads=2,
     head_dim=64,
     intermediate_size=1408,
     vocab_size=6400,
     max_seq_len=512,
+    norm_eps=1e-5,
     rope_theta=1e6,
+    rope_layout="half",
     tie_embeddings=True,
 )
 GPT2 = replace(
@@ -78,20 +65,21 @@ GPT2 = replace(
     wo_bias=True,
     mlp_bias=True,
 )
-STEPS = {"demo": (DEMO, 8, 256), "minimind-26m": (MINIMIND, 32, 512), "gpt2-124m": (GPT2, 4, 64)}
+LARGER = {"minimind-26m": (MINIMIND, 32, 512), "gpt2-124m": (GPT2, 4, 64)}
 GOALS: dict[Dtype, float] = {"float32": 1.3, "bfloat16": 1.0}
 
 
 def training_cases(*, short: bool = False, compiled: bool = False) -> Iterator[Case]:
     """A step of each model in both precisions; `short`: an eighth of the rows, one at least;
     `compiled`: also beside what torch.compile makes of it."""
-    for name, (config, rows, length) in STEPS.items():
+    demo = replace(read_checkpoint(locate("demo"), None).config, rope_layout="half")
+    for name, (config, rows, length) in {"demo": (demo, 8, 256), **LARGER}.items():
         rows = max(rows // SHORT, 1) if short else rows
         for dtype, goal in GOALS.items():
             work = TrainingStep(
                 config=config, rows=rows, length=length, dtype=dtype, compiled=compiled
             )
-            goals = [times(goal, library) for library in (TORCH, COMPILED)[: 1 + compiled]]
+            goals = [times(goal, library) for library in work.peers]
             yield Case(f"training/{name}/{rows}x{length}/{dtype}", work, tuple(goals))
 
 
@@ -106,6 +94,10 @@ class TrainingStep(Work):
     rows: int
     length: int
     compiled: bool = False
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return (TORCH, COMPILED) if self.compiled else (TORCH,)
 
     @property
     def flops(self) -> int:
@@ -162,7 +154,7 @@ class TrainingStep(Work):
         if missing := transformers.missing():
             return [replace(missing, name=TORCH)]
         torch: Any = optional("torch")
-        model = in_transformers(inputs["model"])
+        model = transformers.model_of(self.config, inputs["model"].parameters(), "float32")
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
         every = [torch.from_numpy(inputs[name].copy()) for name in ("ids", "labels")]
         few = [torch.from_numpy(array.copy()) for array in self.checked(inputs)]
@@ -197,14 +189,3 @@ class TrainingStep(Work):
                 why = next(iter(str(error).splitlines()), type(error).__name__)
                 found.append(Missing(COMPILED, f"could not compile: {why}"))
         return found
-
-
-def in_transformers(model: TrainableModel) -> Any:
-    """Its own class over a copy of the weights, without dropout, through a folder for a while."""
-    library: Any = optional("transformers")
-    library.utils.logging.disable_progress_bar()
-    with TemporaryDirectory(prefix="simdformer-bench-") as folder:
-        model.save(folder)
-        return library.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="sdpa", dtype="float32"
-        ).eval()

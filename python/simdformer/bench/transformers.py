@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simdformer.bench.contestants import TRANSFORMERS, Contestant, Missing, Way, optional, tensor
 from simdformer.models import ModelConfig
 from simdformer.training.export import config_json, stored
@@ -23,19 +25,21 @@ def missing() -> Missing | None:
     return None
 
 
-def model_of(config: ModelConfig, weights: Mapping[str, Array]) -> Any:
-    """Its own class for the architecture, with our tensors in it: no memory of its own."""
+def model_of(config: ModelConfig, weights: Mapping[str, Array], dtype: str = "bfloat16") -> Any:
+    """Its own class for the architecture, with our tensors in it: memory of its own only for those
+    that lie otherwise there."""
     torch: Any = optional("torch")
     library: Any = optional("transformers")
     kind, found = config_json(config, weights, ())
     theirs = library.AutoConfig.for_model(**found)
     with torch.device("meta"):
-        model = library.AutoModelForCausalLM.from_config(theirs, dtype=torch.bfloat16)
-    tensors = {name: tensor(array) for name, array in stored(kind, weights).items()}
+        model = library.AutoModelForCausalLM.from_config(theirs, dtype=getattr(torch, dtype))
+    arrays = {name: np.ascontiguousarray(x) for name, x in stored(kind, weights).items()}
+    tensors = {name: tensor(array) for name, array in arrays.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    rotary = model.model.rotary_emb  # its frequencies are computed, not loaded
-    model.model.rotary_emb = type(rotary)(theirs)
+    if rotary := getattr(model.base_model, "rotary_emb", None):  # computed, not loaded
+        model.base_model.rotary_emb = type(rotary)(theirs)
     return model.eval()
 
 

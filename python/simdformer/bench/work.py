@@ -37,6 +37,7 @@ __all__ = [
     "Inputs",
     "Unit",
     "Work",
+    "another_result",
     "numpy_dtype",
     "random_array",
     "relative_error",
@@ -98,6 +99,11 @@ def relative_error(got: Array, expected: Array) -> float:
     return float(np.sqrt(np.mean(off * off)) / np.sqrt(np.mean(right * right)))
 
 
+def another_result(error: float) -> str:
+    """Why somebody does not race."""
+    return f"gives another result, {error:.1e} away from float64"
+
+
 def spread(count: int, most: int = SAMPLED) -> Array:
     """Up to `most` indices of `count`, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, most).round().astype(np.intp))
@@ -111,12 +117,12 @@ class Goal:
     """At least `least` ... times the speed of the best of `peers`, or that share of a limit; or
     what `otherwise` says.
 
-    of "call": at most so many seconds. "reading": at most so many times as long as reading the file
-    takes. "memory": at most so many times the bytes of the weights, and BESIDE_WEIGHTS more.
+    of "call": at most so many seconds. "memory": at most so many times the bytes of the weights,
+    and BESIDE_WEIGHTS more.
     """
 
     least: float
-    of: Literal["peers", "arithmetic", "read", "call", "reading", "memory"]
+    of: Literal["peers", "arithmetic", "read", "call", "memory"]
     peers: tuple[str, ...] = ()
     otherwise: "Goal | None" = None
 
@@ -130,7 +136,7 @@ class Goal:
     @property
     def at_most(self) -> bool:
         """Whether `least` is the most."""
-        return self.of in ("call", "reading", "memory")
+        return self.of in ("call", "memory")
 
     def __str__(self) -> str:
         return f"{self.wanted} or {self.otherwise}" if self.otherwise else self.wanted
@@ -145,8 +151,6 @@ class Goal:
                 return f"{self.least:.0%} FMA"
             case "read":
                 return f"{self.least:.0%} read"
-            case "reading":
-                return f"≤ {self.least:g}× reading"
             case "memory":
                 return f"≤ {self.least:g}× weights + {BESIDE_WEIGHTS / 1e6:g} MB"
         return f"≤ {self.least * 1e6:g} µs"
@@ -179,6 +183,16 @@ class Work(ABC):
     """Something to compute, with its sizes. `dtype` is that of activations and result."""
 
     dtype: Dtype = "float32"
+
+    @property
+    @abstractmethod
+    def peers(self) -> tuple[str, ...]:
+        """Whom ours is compared with, each in a column of tables."""
+
+    @property
+    def errors_of(self) -> tuple[str, ...]:
+        """The peers whose errors stand beside ours."""
+        return self.peers
 
     @property
     @abstractmethod

@@ -41,7 +41,7 @@ def add(commands: "shared.Commands") -> None:
         "--models",
         action="store_true",
         help="also whole models of random weights, about 1 billion parameters (10 GB of memory; "
-        "copies for llama.cpp and for loading are files of 3 GB in the folder for temporary files)",
+        "a copy for llama.cpp is a file of 3 GB in the folder for temporary files for a while)",
     )
     parser.add_argument(
         "--model",
@@ -116,8 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
     def progress(results: "Results") -> None:
         if not options.markdown:
-            measured = results.results
-            print(report.line(measured[-1]) if measured else report.header(results), flush=True)
+            print(report.line(results) if results.results else report.header(results), flush=True)
 
     results = bench.run(cases, budget=options.budget, progress=progress)
     print(report.markdown(results) if options.markdown else "\n" + report.summary(results))
