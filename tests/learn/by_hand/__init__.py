@@ -57,11 +57,11 @@ class Example:
     def name(self) -> str:
         return f"{' '.join([self.op, *sorted(self.switches)])}: {self.title}"
 
-    def check(self, dtype: str = "", seed: int = 0) -> Any:
-        """The report of what the lines give."""
-        dtype = dtype or self.dtype
-        rng = np.random.default_rng(seed)
-        op, space, args, kwargs = CALLS[self.op](self.switches, Draw(rng, dtype))
+    def check(self, dtype: str = "", few: Any = None) -> Any:
+        """The report of what the lines give. few: 16 bits, to which what comes in and what comes
+        out is rounded; the lines compute in `dtype`."""
+        draw = Draw(np.random.default_rng(0), dtype or self.dtype, few)
+        op, space, args, kwargs = CALLS[self.op](self.switches, draw)
         lines = space | {"np": np, "torch": torch, "math": math, "args": args, "kwargs": kwargs}
         with np.errstate(all="ignore"):
             exec(self.code, lines)
@@ -70,14 +70,25 @@ class Example:
                 mine = {to: lines[of] for of, to in RESULTS[self.op].items() if of in lines}
             if mine is None:
                 mine = next(lines[name] for name in ALONE if name in lines)
-            return sf.check(op, mine, *lines["args"], **kwargs)
+            mine, args = (mine, lines["args"]) if few is None else in_few(few, [mine, args])
+            return sf.check(op, mine, *args, **kwargs)
+
+
+def in_few(few: Any, x: Any) -> Any:
+    """Every array in it in 16 bits."""
+    if isinstance(x, dict):
+        return {name: in_few(few, one) for name, one in x.items()}
+    if isinstance(x, list | tuple):
+        return type(x)(in_few(few, one) for one in x)
+    x = x.detach().numpy() if isinstance(x, torch.Tensor) else x
+    return x.astype(few) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
 
 
 class Draw:
-    """Random arrays of one dtype."""
+    """Random arrays of one dtype, whose numbers may be those of another one."""
 
-    def __init__(self, rng: np.random.Generator, dtype: str) -> None:
-        self.rng, self.dtype = rng, dtype
+    def __init__(self, rng: np.random.Generator, dtype: str, few: Any = None) -> None:
+        self.rng, self.dtype, self.few = rng, dtype, few
 
     def __call__(self, *shape: int, scale: float = 1.0, around: float = 0.0) -> Any:
         return self.cast(around + scale * self.rng.standard_normal(shape))
@@ -85,7 +96,7 @@ class Draw:
     def cast(self, x: Any) -> Any:
         if self.dtype == "bfloat16":  # the learner has tensors
             return torch.tensor(x, dtype=torch.bfloat16)
-        return np.asarray(x, self.dtype)
+        return np.asarray(x if self.few is None else x.astype(self.few), self.dtype)
 
 
 def examples() -> Iterator[Example]:
