@@ -1,6 +1,7 @@
 """check_step says which part of a learner's step of training differs, and why."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -235,3 +236,8 @@ def test_one_wrong_gradient_is_not_taken_for_clipping(factor, clipped, model):
     report = checked(changed(one_off, clip=clipped), model)
     assert report.first_wrong == "gradients", report
     assert "layers.1.wq is wrong" in " ".join(repr(report).split())
+
+
+def test_a_loss_that_is_no_number_is_wrong(model):
+    for loss in (math.inf, math.nan):
+        assert checked({"loss": loss}, model).first_wrong == "loss"

@@ -32,18 +32,32 @@ that it is rarely made; that another one alone is named where both give an array
 unless linear.no_bias); the section, where it is another one; that it is no mistake but another
 convention, with which the array is right; that it is a habit, another way to write what is right,
 which shows only beside a mistake. `as above` is the cause of the mistake before.
+
+What code finds out has its words in the same form, without lines, and {} where `about` says what it
+has found; its head is any name. (-) stands for no section:
+
+    FOUND = words(
+        """
+        array (-)
+
+        dropout: dropout is left on, with p = {p:.2g}
+            The others are 1/(1-p) times the right ones.
+            > Switch dropout off: model.eval(), or dropout_p=0.
+        """
+    )
+    FOUND["array.dropout"].about(p=0.1)
 '''
 
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simdformer.learn.lines import Lines, difference, named
 from simdformer.learn.program import STEPS, Step
 
-__all__ = ["CATALOGUE", "Mistake", "Variation", "mistakes", "wrong_steps"]
+__all__ = ["CATALOGUE", "Mistake", "Variation", "mistakes", "words", "wrong_steps"]
 
 MOST_LINES = 12  # of a difference
 
@@ -68,6 +82,11 @@ class Mistake:
     step: str
     replaces: Mapping[str, Step] = field(default_factory=dict, compare=False, repr=False)
     convention: bool = False
+
+    def about(self, **found: Any) -> "Mistake":
+        """With what was found in its words."""
+        said = {of: getattr(self, of).format(**found) for of in ("title", "cause", "fix")}
+        return replace(self, **said)
 
     @property
     def difference(self) -> list[str]:
@@ -152,6 +171,11 @@ def mistakes(text: str, *, calls: tuple[Any, ...] = ()) -> None:
         CATALOGUE.add(variation)
 
 
+def words(text: str) -> dict[str, Mistake]:
+    """Mistakes that no lines make, by their full names."""
+    return {one.mistake.name: one.mistake for one in variations(text)}
+
+
 def variations(text: str, calls: tuple[Any, ...] = ()) -> Iterator[Variation]:
     """The mistakes of a text, as `mistakes` takes it."""
     steps, fix, cause = [], "", ""
@@ -173,11 +197,11 @@ def variations(text: str, calls: tuple[Any, ...] = ()) -> Iterator[Variation]:
             program, _, its = step.partition(".")
             full = {full_name(one or its, program): lines for one, lines in code.items()}
             other = [note[7:] for note in notes if note.startswith("unless ")]
-            see = next((note for note in notes if note[:1].isdigit()), usual.strip("-"))
+            see = next((note for note in notes if note == "-" or note[:1].isdigit()), usual)
             name = f"{program}.{found['name']}"
             replaces, convention = wrong_steps(full, calls), "convention" in notes
             yield Variation(
-                Mistake(name, title, cause, own or fix, see, replaces, convention),
+                Mistake(name, title, cause, own or fix, see.strip("-"), replaces, convention),
                 "rare" in notes,
                 next((full_name(one, program) for one in other), ""),
                 "habit" in notes,

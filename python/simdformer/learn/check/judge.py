@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.compare import (
     QUANTIZED,
     TOLERANCE,
@@ -35,26 +35,24 @@ FLOAT32_NUMBERS = (
     "right to float32, not to float64: a number among the arguments, such as a learning rate, has "
     "become a float32 on the way"
 )
-APPLIED_TWICE = Mistake(
-    "gradient.applied_twice",
-    "the whole step is done twice: its result went through the same formula again",
-    "The gradient that came in had gone through this operation already.",
-    "Call the backward once for each forward.",
-    "",
-)
-IN_PROPORTION = Mistake(
-    "array.in_proportion",
-    "",
-    "One factor too many or too few: a mean over another number of rows, a scale, a learning rate.",
-    "Look for a number that multiplies or divides all of it.",
-    "",
-)
-IN_ANOTHER_ORDER = Mistake(
-    "array.in_another_order",
-    "",
-    "What is computed is right; an index, a reshape or a transpose puts it elsewhere.",
-    "Look at the last lines: where each number is written.",
-    "",
+FOUND = words(
+    """
+    gradient (-)
+
+    applied_twice: the whole step is done twice: its result went through the same formula again
+        The gradient that came in had gone through this operation already.
+        > Call the backward once for each forward.
+
+    array (-)
+
+    in_proportion: it is {times} times the right one
+        One factor too many or too few: a mean over another number of rows, a scale, a learning
+        rate.
+        > Look for a number that multiplies or divides all of it.
+    in_another_order: {order}
+        What is computed is right; an index, a reshape or a transpose puts it elsewhere.
+        > Look at the last lines: where each number is written.
+    """
 )
 LARGE, ROWS = 100_000, 4  # arrays of so many numbers are told apart by so many rows, if they can be
 
@@ -250,7 +248,7 @@ class Check:
             return ()
         again = np.shape(self.call.variables.get("grad", 0.0)) == np.shape(right[0])
         if again and evidence.search.gives({}, {"grad": right[0]}):
-            return ((APPLIED_TWICE,),)
+            return ((FOUND["gradient.applied_twice"],),)
         search = evidence.search
         if view := read_in_memory(self.call.variables, lambda given: search.gives({}, given)):
             return ((view,),)
@@ -272,15 +270,14 @@ class Check:
         factor = factor_of(mine, whole)[0]
         if not (np.isfinite(factor) and factor and self.same(mine, factor * whole)):
             return ()
-        title = f"it is {nice(factor)} times the right one"
-        return ((replace(IN_PROPORTION, title=title),),)
+        return ((FOUND["array.in_proportion"].about(times=nice(factor)),),)
 
     def in_another_order(self, right: list[Any]) -> tuple[Explanation, ...]:
         """The right numbers of a single result in wrong places."""
         if len(right) > 1:
             return ()
         said = order(numbers(self.mine[0]), numbers(right[0]), self.same, self.axes(0))
-        return tuple((replace(IN_ANOTHER_ORDER, title=title),) for title in said)
+        return tuple((FOUND["array.in_another_order"].about(order=one),) for one in said)
 
     def with_other_labels(self, evidence: Evidence) -> tuple[Explanation, ...]:
         """Labels that a gradient shows, and another mistake beside them. The first position of each

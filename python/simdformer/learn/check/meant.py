@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdformer import backward, functional, loss
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.asking import as_named
 from simdformer.learn.check.compare import TOLERANCE, coarsest, compare, float_dtypes
 from simdformer.learn.check.operation import Call, as_array, bind
@@ -17,12 +17,30 @@ from simdformer.learn.check.operation import Call, as_array, bind
 __all__ = ["in_another_order", "meant", "same_result"]
 
 REFUSALS = (ValueError, TypeError, IndexError, BufferError)
-SWAPPED = Mistake(
-    "call.swapped",
-    "your result and the argument are swapped in the call of check",
-    "What the operation gives for the array that is called `mine` is the array behind it.",
-    "Your result comes first: sf.check(operation, mine, x).",
-    "",
+FOUND = words(
+    """
+    call (-)
+
+    swapped: your result and the argument are swapped in the call of check
+        What the operation gives for the array that is called `mine` is the array behind it.
+        > Your result comes first: sf.check(operation, mine, x).
+    arguments_swapped: {one} and {other} are swapped
+        With these two exchanged your result is right.
+        > The order is {order}, in the call and in a function of yours.
+    forward_result: this is the {of}, not its gradient
+        A gradient has a number for each of what it is the gradient of.
+        > Give what sf.{asked} gives; sf.check(sf.{other}, ...) checks what you have.
+    gradient: this is the gradient, not the {of}
+        as above
+        > Give what sf.{asked} gives; sf.check(sf.{other}, ...) checks what you have.
+
+    gradient (-)
+
+    of_some_weights (08 §4): {what}
+        A second = where += is meant, or a path that was forgotten: x goes into each of them, as
+        into query, key and value, and gets a gradient from each.
+        > Add up grad @ weight of all of them.
+    """
 )
 
 
@@ -39,17 +57,12 @@ def meant(
     """What explains all wrong results, by their numbers in the call, where nothing else does."""
     first = mine[0] if len(call.results) == 1 and not is_function else None
     if first is not None and is_result_for(first, call):
-        return SWAPPED
+        return FOUND["call.swapped"]
     for i, j, other in exchanges(call.operation, call.args, call.kwargs):
         if all(same_result(x, other.results[at], call) for at, x in mine.items()):
             names = [*inspect.signature(call.operation).parameters][: len(call.args)]
-            return Mistake(
-                "call.arguments_swapped",
-                f"{names[i]} and {names[j]} are swapped",
-                "With these two exchanged your result is right.",
-                f"The order is {', '.join(names)}, in the call and in a function of yours.",
-                "",
-            )
+            swapped = {"one": names[i], "other": names[j], "order": ", ".join(names)}
+            return FOUND["call.arguments_swapped"].about(**swapped)
     found = [of_other_side(call, at, mine[at]) for at in wrong]
     return found[0] if all(found) else None
 
@@ -86,14 +99,7 @@ def of_some_weights(
         title = f"it is the mean over the {count} weights that read x, not the sum"
     if not title:
         return None
-    return Mistake(
-        "gradient.of_some_weights",
-        title,
-        "A second = where += is meant, or a path that was forgotten: x goes into each of them, as "
-        "into query, key and value, and gets a gradient from each.",
-        "Add up grad @ weight of all of them.",
-        "08 §4",
-    )
+    return FOUND["gradient.of_some_weights"].about(what=title)
 
 
 # ---- arguments in another order ------------------------------------------------------------------
@@ -144,16 +150,8 @@ def of_other_side(call: Call, at: int, mine: Any) -> Mistake | None:
     name = call.name.removeprefix("backward.")
     is_gradient, is_loss = call.name != name, name == "cross_entropy"
     of = "loss" if is_loss else f"result of {name}"
-    title, other = f"this is the gradient, not the {of}", f"backward.{name}"
-    if is_gradient:
-        title, other = f"this is the {of}, not its gradient", name
-    found = Mistake(
-        "call.forward_result" if is_gradient else "call.gradient",
-        title,
-        "A gradient has a number for each of what it is the gradient of.",
-        f"Give what sf.{call.name} gives; sf.check(sf.{other}, ...) checks what you have.",
-        "",
-    )
+    said, other = ("forward_result", name) if is_gradient else ("gradient", f"backward.{name}")
+    found = FOUND[f"call.{said}"].about(of=of, asked=call.name, other=other)
     if is_gradient and is_loss and np.size(mine) == 1 != np.size(call.results[at]):
         return found  # of other options perhaps
     rooms = (functional, loss) if is_gradient else (backward,)

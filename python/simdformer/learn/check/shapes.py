@@ -6,11 +6,45 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 
 __all__ = ["NOT_SUMMED", "Change", "changes", "parts"]
 
 NOT_SUMMED = "shape.not_summed"
+FOUND = words(
+    """
+    shape (01 §2)
+
+    not_summed (08 §4): it is not summed over {over}: {found}, needs {needed}
+        What was broadcast along an axis, or read once for each entry of it, gets the sum of their
+        gradients on the way back.
+        > Sum over {over}{how}.
+    axis_lost: an axis of length 1 is lost: {found}, needs {needed}
+        squeeze, an index 0, or a sum without keepdims takes an axis away.
+        > Keep the axis: x[0:1], keepdims=True, or reshape.
+    axis_of_one: an axis of length 1 is in the way: {found}, needs {needed}
+        An axis was added for broadcasting, or for a batch of one, and not taken away again.
+        > Take it away: reshape to {needed}.
+    heads_not_merged (01 §6): the heads are not merged
+        The heads are still an axis of their own.
+        > Put the heads behind the positions, then merge: swapaxes(-3, -2).reshape(..., L, E).
+    heads_merged (01 §6): the heads are merged already
+        The result has the heads beside one another in the last axis.
+        > Leave the heads as an axis of their own: (..., H, L, D).
+    transposed: {what}
+        A transpose too many, or one that is missing.
+        > Transpose the result: transpose{order}.
+    reshaped: {what}: {found}, needs {needed}
+        {why}
+        > Reshape the result to {needed}.
+    one_of_many: only the {which} {entries} of axis {axis} {are} there, of {length}
+        An index on an axis that should stay: of sequences, heads, or positions.
+        > Compute all entries of that axis.
+    averaged: this is the {name} over axis {axis}
+        {name}() over an axis that should stay.
+        > Leave that axis alone.
+    """
+)
 
 Change = tuple[Mistake, Any]  # what was done, and the array with that undone
 
@@ -20,12 +54,17 @@ def changes(mine: Any, shape: tuple[int, ...]) -> list[Change]:
     return [change for change in _all(mine, shape) if change[1].shape == shape]
 
 
+def said(name: str, mine: Any, shape: tuple[int, ...], **found: Any) -> Mistake:
+    return FOUND[f"shape.{name}"].about(found=mine.shape, needed=shape, **found)
+
+
 def _all(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
     yield from _summed(mine, shape)
     if mine.size != int(np.prod(shape)):
         return
     if _without_ones(mine.shape) == _without_ones(shape):
-        yield _ones(mine, shape), mine.reshape(shape)
+        lost = mine.ndim < len(shape)
+        yield said("axis_lost" if lost else "axis_of_one", mine, shape), mine.reshape(shape)
     yield from _heads(mine, shape)
     if mine.ndim == len(shape) and mine.ndim <= 5:
         for order in permutations(range(mine.ndim)):
@@ -50,43 +89,14 @@ def _summed(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
         if found.shape == shape:
             axes = sorted({*ones, *lost})
             over = f"axis {axes[0]}" if len(axes) == 1 else f"axes {', '.join(map(str, axes))}"
-            yield (
-                Mistake(
-                    NOT_SUMMED,
-                    f"it is not summed over {over}: {mine.shape}, needs {shape}",
-                    "What was broadcast along an axis, or read once for each entry of it, gets the "
-                    "sum of their gradients on the way back.",
-                    f"Sum over {over}" + ("." if not ones else ", with keepdims=True."),
-                    "08 §4",
-                ),
-                found,
-            )
-
-
-def _ones(mine: Any, shape: tuple[int, ...]) -> Mistake:
-    if mine.ndim < len(shape):
-        return Mistake(
-            "shape.axis_lost",
-            f"an axis of length 1 is lost: {mine.shape}, needs {shape}",
-            "squeeze, an index 0, or a sum without keepdims takes an axis away.",
-            "Keep the axis: x[0:1], keepdims=True, or reshape.",
-            "01 §2",
-        )
-    return Mistake(
-        "shape.axis_of_one",
-        f"an axis of length 1 is in the way: {mine.shape}, needs {shape}",
-        "An axis was added for broadcasting, or for a batch of one, and not taken away again.",
-        f"Take it away: reshape to {shape}.",
-        "01 §2",
-    )
+            how = ", with keepdims=True" if ones else ""
+            yield said("not_summed", mine, shape, over=over, how=how), found
 
 
 def _heads(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
     """(...,L,E) with heads still in it, and (...,H,L,D) with heads merged."""
     if mine.ndim == len(shape) + 1 and len(shape) >= 2 and mine.shape[:-3] == shape[:-2]:
-        why = "The heads are still an axis of their own."
-        fix = "Put the heads behind the positions, then merge: swapaxes(-3, -2).reshape(..., L, E)."
-        merged = Mistake("shape.heads_not_merged", "the heads are not merged", why, fix, "01 §6")
+        merged = FOUND["shape.heads_not_merged"]
         if mine.shape[-2] == shape[-2]:  # (...,H,L,D)
             yield merged, mine.swapaxes(-3, -2).reshape(shape)
         if mine.shape[-3] == shape[-2]:  # (...,L,H,D)
@@ -95,39 +105,24 @@ def _heads(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
         heads, length, dim = shape[-3:]
         if mine.shape[-2:] == (length, heads * dim):
             split = mine.reshape(*shape[:-3], length, heads, dim).swapaxes(-3, -2)
-            yield (
-                Mistake(
-                    "shape.heads_merged",
-                    "the heads are merged already",
-                    "The result has the heads beside one another in the last axis.",
-                    "Leave the heads as an axis of their own: (..., H, L, D).",
-                    "01 §6",
-                ),
-                split,
-            )
+            yield FOUND["shape.heads_merged"], split
 
 
 def _transposed(order: tuple[int, ...]) -> Mistake:
     moved = [axis for axis, source in enumerate(order) if axis != source]
     names = " and ".join(map(str, moved))
     what = f"axes {names} are swapped" if len(moved) == 2 else "the axes are in another order"
-    return Mistake(
-        "shape.transposed",
-        what,
-        "A transpose too many, or one that is missing.",
-        f"Transpose the result: transpose{order}.",
-        "01 §2",
-    )
+    return FOUND["shape.transposed"].about(what=what, order=order)
 
 
 def _reshaped(mine: Any, shape: tuple[int, ...]) -> Mistake:
     if mine.ndim < len(shape):
-        title = f"axes are flattened: {mine.shape}, needs {shape}"
+        what = "axes are flattened"
         why = "reshape(-1, ...) merged axes, such as batch and positions."
     else:
-        title = f"the numbers are right, the axes are not: {mine.shape}, needs {shape}"
+        what = "the numbers are right, the axes are not"
         why = "The numbers stand in the right order, but are divided into other axes."
-    return Mistake("shape.reshaped", title, why, f"Reshape the result to {shape}.", "01 §2")
+    return said("reshaped", mine, shape, what=what, why=why)
 
 
 def parts(mine: Any, right: Any, same: Any) -> Iterator[Mistake]:
@@ -144,22 +139,12 @@ def parts(mine: Any, right: Any, same: Any) -> Iterator[Mistake]:
             if same(some, np.take(right, range(first, first + count), axis)):
                 entries = "entry" if count == 1 else f"{count} entries"
                 are = "is" if count == 1 else "are"
-                yield Mistake(
-                    "shape.one_of_many",
-                    f"only the {which} {entries} of axis {axis} {are} there, of {length}",
-                    "An index on an axis that should stay: of sequences, heads, or positions.",
-                    "Compute all entries of that axis.",
-                    "01 §2",
+                yield FOUND["shape.one_of_many"].about(
+                    which=which, entries=entries, axis=axis, are=are, length=length
                 )
         for name, over in (("mean", np.mean), ("sum", np.sum)):
             if count == 1 and same(some, over(right, axis=axis, keepdims=True)):
-                yield Mistake(
-                    "shape.averaged",
-                    f"this is the {name} over axis {axis}",
-                    f"{name}() over an axis that should stay.",
-                    "Leave that axis alone.",
-                    "01 §2",
-                )
+                yield FOUND["shape.averaged"].about(name=name, axis=axis)
 
 
 def _without(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.operation import as_array
 
 __all__ = ["answer", "difference", "is_coarse"]
@@ -16,12 +16,18 @@ __all__ = ["answer", "difference", "is_coarse"]
 STEPS = (2.0**-13, 2.0**-9)
 UNEVEN = 0.25  # of what a step changes, the next one changes differently
 
-CHANGED = Mistake(
-    "call.argument_changed",
-    "the function changes its arguments",
-    "x += y, x[...] = y and methods with an underscore write into the array that was handed over.",
-    "Compute on a copy: x = x + y makes a new array.",
-    "",
+FOUND = words(
+    """
+    call (-)
+
+    argument_changed: the function changes its arguments
+        x += y, x[...] = y and methods with an underscore write into the array that was handed over.
+        > Compute on a copy: x = x + y makes a new array.
+    two_answers: the function gives two answers for one call
+        Dropout is left on, something is drawn at random or kept between calls, or np.empty is read:
+        {difference}.
+        > Switch dropout off (model.eval()), and compute from the arguments alone.
+    """
 )
 
 
@@ -32,9 +38,9 @@ def answer(
     given = [copy.deepcopy((args, dict(kwargs))) for _ in range(2)]
     first, second = (function(*args, **kwargs) for args, kwargs in given)
     other = difference(first, second)
-    found = [two_answers(other)] if other else []
+    found = [FOUND["call.two_answers"].about(difference=other)] if other else []
     if difference(given[0], (args, dict(kwargs))):
-        found.append(CHANGED)
+        found.append(FOUND["call.argument_changed"])
     return first, tuple(found)
 
 
@@ -70,17 +76,6 @@ def is_coarse(
             return any(map(goes_in_jumps, STEPS))
     except Exception:  # what it does with other arrays is not the question
         return False
-
-
-def two_answers(difference: str) -> Mistake:
-    return Mistake(
-        "call.two_answers",
-        "the function gives two answers for one call",
-        "Dropout is left on, something is drawn at random or kept between calls, or np.empty is "
-        f"read: {difference}.",
-        "Switch dropout off (model.eval()), and compute from the arguments alone.",
-        "",
-    )
 
 
 def difference(a: Any, b: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.compare import Float64
 from simdformer.learn.check.describe import factor_of
 
@@ -15,11 +15,59 @@ __all__ = ["done_to_all"]
 ENOUGH = 16  # numbers, fewer of which show no share of zeros
 CERTAIN = 4.0  # standard errors of a share
 
-LOOP = "a loop that runs once, or an index 0."
 FIRST_ONLY = {
-    "the others are 0": "The result was made with np.zeros, and only its first entry is filled: ",
-    "the others are copies of it": "The first one was computed and broadcast: ",
+    "0": "The result was made with np.zeros, and only its first entry is filled",
+    "copies of it": "The first one was computed and broadcast",
 }
+FOUND = words(
+    """
+    array (-)
+
+    dropout: dropout is left on, with p = {p:.2g}
+        {share:.0%} of the numbers are exactly 0, the others {factor:.4g} times the right ones,
+        which is 1/(1-p).
+        > Switch dropout off where nothing is learned: model.eval(), or dropout_p=0.
+    broken_off: it is 0 from {name} {kept} on
+        {kept} of {count} are computed: a loop ends too early, a block is left out, or a kernel has
+        a limit.
+        > Compute all of them.
+    first_sequence_only (01 §2): only the first sequence is computed: the others are {what}
+        {why}: a loop that runs once, or an index 0.
+        > Compute every entry of the first axis.
+
+    gradient (-)
+
+    not_finite: {some} {word}{rest}
+        0 / 0, inf - inf or 0 * inf: a row that sees nothing, the logarithm of 0, exp of a large
+        number. One NaN spreads to all that is summed with it.
+        > Select with np.where before it is summed: a product with 0 keeps NaN.
+    left_out: {name} {few} of axis {axis} {are} 0, the others are right
+        Taken for padding, hidden by a mask, or beyond the end of a loop: what went into the forward
+        gets a gradient.
+        > Leave out only what the forward left out.
+    zero: it is 0 everywhere
+        Nothing comes back: detach() or no_grad cut the way, or the array is never filled.
+        > Write what is computed into the result.
+    negated: the sign is turned round
+        The gradient points uphill, and the optimizer subtracts it: a minus is in it already, or a
+        difference was taken the other way round.
+        > Turn the sign.
+    multiplied_by_root: it is multiplied by sqrt({size}), {name}
+        A scale of another operation, or one that is in it already.
+        > Leave out the factor.
+    divided_by_root: it is divided by sqrt({size}), {name}
+        as above
+        > Leave out the factor.
+    multiplied: it is multiplied by {size}{of}
+        {why}
+        > Leave out the factor {size}.
+    divided: it is divided by {size}{of}
+        The mean is in the loss already, and so in the gradient that comes in.
+        > Sum; do not divide by {size}.
+    """
+)
+TWICE = "It was added twice, or a sum stands where the mean is meant."
+SUMMED = "A sum stands where the mean is meant, or the factor is in the loss already."
 
 
 def done_to_all(
@@ -53,14 +101,7 @@ def _dropout(mine: Float64, right: Float64, same: Callable[[Any, Any], bool]) ->
     share = 1 - kept.sum() / there.sum()
     likely = abs(share - p) <= CERTAIN * np.sqrt(p * (1 - p) / there.sum())
     if likely and p > 0 and same(mine, np.where(kept, factor * right, 0)):
-        yield Mistake(
-            "array.dropout",
-            f"dropout is left on, with p = {p:.2g}",
-            f"{share:.0%} of the numbers are exactly 0, the others {factor:.4g} times the right "
-            "ones, which is 1/(1-p).",
-            "Switch dropout off where nothing is learned: model.eval(), or dropout_p=0.",
-            "",
-        )
+        yield FOUND["array.dropout"].about(p=p, share=share, factor=factor)
 
 
 def _broken_off(
@@ -75,14 +116,7 @@ def _broken_off(
         first = (*(slice(None),) * (axis % mine.ndim), slice(kept))
         lost = (right != 0).any(axis=others)[kept:]
         if 0 < kept < count and lost.all() and same(mine[first], right[first]):
-            yield Mistake(
-                "array.broken_off",
-                f"it is 0 from {name} {kept} on",
-                f"{kept} of {count} are computed: a loop ends too early, a block is left out, or a "
-                "kernel has a limit.",
-                "Compute all of them.",
-                "",
-            )
+            yield FOUND["array.broken_off"].about(name=name, kept=kept, count=count)
             return
 
 
@@ -93,16 +127,9 @@ def _not_numbers(
     broken = ~np.isfinite(mine) & np.isfinite(right)
     if broken.any() and same(np.where(broken, right, mine), right):
         word = "NaN" if np.isnan(mine[broken]).all() else "infinite or NaN"
-        some = "every number" if broken.all() else f"{int(broken.sum())} of {mine.size} numbers"
-        yield Mistake(
-            "gradient.not_finite",
-            f"{some} {'is' if broken.all() else 'are'} {word}"
-            + ("" if broken.all() else ", the others are right"),
-            "0 / 0, inf - inf or 0 * inf: a row that sees nothing, the logarithm of 0, exp of a "
-            "large number. One NaN spreads to all that is summed with it.",
-            "Select with np.where before it is summed: a product with 0 keeps NaN.",
-            "",
-        )
+        some, rest = f"{int(broken.sum())} of {mine.size} numbers are", ", the others are right"
+        some, rest = ("every number is", "") if broken.all() else (some, rest)
+        yield FOUND["gradient.not_finite"].about(some=some, word=word, rest=rest)
 
 
 def _left_out(mine: Float64, right: Float64, same: Callable[[Any, Any], bool]) -> Iterator[Mistake]:
@@ -114,15 +141,8 @@ def _left_out(mine: Float64, right: Float64, same: Callable[[Any, Any], bool]) -
         if lost.any() and kept.size and same(mine.take(kept, axis), right.take(kept, axis)):
             which = np.flatnonzero(lost)
             few = ", ".join(map(str, which[:4])) + (", ..." if which.size > 4 else "")
-            yield Mistake(
-                "gradient.left_out",
-                f"{name} {few} of axis {axis} {'is' if which.size == 1 else 'are'} 0, the others "
-                "are right",
-                "Taken for padding, hidden by a mask, or beyond the end of a loop: what went into "
-                "the forward gets a gradient.",
-                "Leave out only what the forward left out.",
-                "",
-            )
+            are = "is" if which.size == 1 else "are"
+            yield FOUND["gradient.left_out"].about(name=name, few=few, axis=axis, are=are)
             return
 
 
@@ -133,14 +153,7 @@ def _first_sequence(
         return
     for what, others in (("0", 0 * mine[1:]), ("copies of it", 0 * mine[1:] + mine[:1])):
         if np.array_equal(mine[1:], others):
-            rest = f"the others are {what}"
-            yield Mistake(
-                "array.first_sequence_only",
-                f"only the first sequence is computed: {rest}",
-                FIRST_ONLY[rest] + LOOP,
-                "Compute every entry of the first axis.",
-                "01 §2",
-            )
+            yield FOUND["array.first_sequence_only"].about(what=what, why=FIRST_ONLY[what])
 
 
 def _factor(
@@ -148,54 +161,22 @@ def _factor(
 ) -> Iterator[Mistake]:
     """A gradient that is a simple number times the right one."""
     if right.any() and not mine.any():
-        yield Mistake(
-            "gradient.zero",
-            "it is 0 everywhere",
-            "Nothing comes back: detach() or no_grad cut the way, or the array is never filled.",
-            "Write what is computed into the result.",
-            "",
-        )
+        yield FOUND["gradient.zero"]
         return
     factor = factor_of(mine, right)[0]
     if not (np.isfinite(factor) and factor and right.any() and same(mine, factor * right)):
         return
     if same(mine, -right):
-        yield Mistake(
-            "gradient.negated",
-            "the sign is turned round",
-            "The gradient points uphill, and the optimizer subtracts it: a minus is in it already, "
-            "or a difference was taken the other way round.",
-            "Turn the sign.",
-            "",
-        )
+        yield FOUND["gradient.negated"]
     lengths = {size: name for name, size in sizes.items() if size > 1}
     for size, name in lengths.items():
         for what, root in (("multiplied", size**0.5), ("divided", size**-0.5)):
             if size not in (4, 16) and same(mine, root * right):
-                yield Mistake(
-                    f"gradient.{what}_by_root",
-                    f"it is {what} by sqrt({size}), {name}",
-                    "A scale of another operation, or one that is in it already.",
-                    "Leave out the factor.",
-                    "",
-                )
+                yield FOUND[f"gradient.{what}_by_root"].about(size=size, name=name)
     for size, name in {2: "", **lengths}.items():
         of = f", {name}" if name else ""
         if same(mine, size * right):
-            yield Mistake(
-                "gradient.multiplied",
-                f"it is multiplied by {size}{of}",
-                "It was added twice, or a sum stands where the mean is meant."
-                if size == 2
-                else "A sum stands where the mean is meant, or the factor is in the loss already.",
-                f"Leave out the factor {size}.",
-                "",
-            )
+            why = TWICE if size == 2 else SUMMED
+            yield FOUND["gradient.multiplied"].about(size=size, of=of, why=why)
         if same(mine, right / size):
-            yield Mistake(
-                "gradient.divided",
-                f"it is divided by {size}{of}",
-                "The mean is in the loss already, and so in the gradient that comes in.",
-                f"Sum; do not divide by {size}.",
-                "",
-            )
+            yield FOUND["gradient.divided"].about(size=size, of=of)

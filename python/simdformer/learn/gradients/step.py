@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from simdformer import optim
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.blas import one_thread
 from simdformer.learn.check.compare import TOLERANCE, numbers, row_size, whole_size
 from simdformer.learn.check.entry import check
@@ -37,20 +37,18 @@ HIDDEN = (
     "hardly shows in the weights; give the norm or the gradients too"
 )
 DECAYED = "norms and biases are decayed too: another convention, most leave them out"
-NOT_CLIPPED = Mistake(
-    "step.not_clipped",
-    "the gradients are not clipped before the optimizer's step",
-    "The norm is computed and the factor not used, or clipping comes behind the step.",
-    "Clip after backward() and before optimizer.step().",
-    "",
-)
-OTHER_GRADIENT = Mistake(
-    "step.other_gradient",
-    "AdamW is right: it was given another gradient",
-    "Its numbers move by lr, as in AdamW's first step, but some of them the other way.",
-    "Compare the gradients: sf.check_gradients, or give them here beside the weights.",
-    "08 §11",
-)
+NOT_CLIPPED, OTHER_GRADIENT = words(
+    """
+    step (08 §11)
+
+    not_clipped (-): the gradients are not clipped before the optimizer's step
+        The norm is computed and the factor not used, or clipping comes behind the step.
+        > Clip after backward() and before optimizer.step().
+    other_gradient: AdamW is right: it was given another gradient
+        Its numbers move by lr, as in AdamW's first step, but some of them the other way.
+        > Compare the gradients: sf.check_gradients, or give them here beside the weights.
+    """
+).values()
 
 
 @one_thread()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.compare import numbers
 from simdformer.learn.gradients.measure import Measure, norm
 from simdformer.learn.gradients.names import Gradient, Names
@@ -20,25 +20,68 @@ LARGE, PROBES, UNLIKE = 10_000, 500, 0.5  # numbers of an array, those looked at
 CERTAIN = 1e-3  # relative: how well a factor has to be met
 NORMS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)  # that gradients are clipped to
 
-NO_GRADIENT = Mistake(
-    "gradients.none",
-    "this parameter has no gradient",
-    "The loss does not depend on it: it is detached, or under no_grad, somewhere on the way, or "
-    "another tensor is used in its place.",
-    "Follow it forwards: which result has requires_grad = False first?",
-    "",
-)
-ADDED_TWICE = Mistake(
-    "gradients.added_twice",
-    "this gradient is added twice",
-    "Two lines add to it, or the parameter is counted twice.",
-    "Add each part once.",
-    "08 §10",
-)
+FOUND = words(
+    """
+    gradients (08 §3)
 
+    none (-): this parameter has no gradient
+        The loss does not depend on it: it is detached, or under no_grad, somewhere on the way, or
+        another tensor is used in its place.
+        > Follow it forwards: which result has requires_grad = False first?
+    added_twice (08 §10): this gradient is added twice
+        Two lines add to it, or the parameter is counted twice.
+        > Add each part once.
+    another_one (-): this is the gradient of {other}
+        Two of one shape are swapped, or one is handed over under both names.
+        > Look at the order in which they are returned and unpacked.
+    clipped (-): all gradients are clipped: their norm is {most:g}, {right:.4g} before that
+        clip_grad_norm_ has been called.
+        > Compare what backward gives, or the whole step with sf.check_step.
+    clipped_one_by_one (-): each gradient is clipped by itself, to a norm of {most:g}
+        One by one they lose their sizes beside each other: the step turns.
+        > The norm is the root of the sum of squares over all arrays; all are multiplied by one
+        factor.
+    factor: all gradients are {factor:.6g} times the right ones
+        The loss, or its gradient, is multiplied or divided once too often.
+        > The right loss is the mean over all labels that count.
 
-def of_all(name: str, title: str, cause: str, fix: str, see: str = "08 §3") -> Mistake:
-    return Mistake(f"gradients.{name}", title, cause, fix, see)
+    accumulated: {what} twice as large: those of two backward passes are added
+        backward() adds to the gradients that are there.
+        > Forget them before each backward pass: optimizer.zero_grad().
+    of_the_sum: {what} {count} times as large: the loss is a sum over the labels
+        The right ones are those of the mean over the labels that count.
+        > Divide the loss by the number of labels that count, here {count}.
+    averaged_twice: {what} divided by {count}, the number of labels, once too often
+        The mean is in the loss, and once more in its gradient.
+        > Divide once.
+    ignored_counted: {what} divided by {rows} instead of {count}: ignored labels count
+        mean() divides by the number of all rows, those with the label -100 as well.
+        > Divide the sum by (labels != -100).sum().
+    summed_over_batch: {what} {batch} times as large: the losses of {batch} sequences are added
+        Each sequence has a mean of its own, and these are summed.
+        > Take one mean over all labels that count.
+    averaged_over_batch: {what} divided by {batch}, the batch size, once too often
+        The mean over all labels is a mean over the batch already.
+        > Divide once.
+    negative: {what} the right ones with the other sign
+        They are those of the log-likelihood; the loss is minus that.
+        > The gradient of the logits is p - 1 at the label and p elsewhere.
+    loss_scaled: {what} {factor:.0f} times as large: the loss is scaled for float16
+        A GradScaler multiplies the loss by a power of two.
+        > Call scaler.unscale_(optimizer) before you look at them.
+
+    labels_not_shifted: the labels are the ids themselves, not the next ones
+        The model learns to repeat what it reads; its loss falls to 0.
+        > Compare row t with ids[t + 1].
+    labels_shifted_twice: the labels are shifted twice: each is the token after the next one
+        The data shift them, and the model or the loss does so again.
+        > Shift once: in the data, or in the model.
+    ignored_learnt: rows whose label is -100 are learnt: they have the next id as their label
+        The mask of the labels was lost on the way.
+        > Give rows whose label is -100 a gradient of 0.
+    """
+)
+NO_GRADIENT = FOUND["gradients.none"]
 
 
 class Whole:
@@ -63,11 +106,8 @@ class Whole:
         """Where no operation's mistake explains it."""
         factor = self.factor(entry)
         if self.share(factor):
-            title = f"all gradients are {factor:.6g} times the right ones"
-            cause = "The loss, or its gradient, is multiplied or divided once too often."
-            fix = "The right loss is the mean over all labels that count."
-            return (of_all("factor", title, cause, fix),)
-        return (ADDED_TWICE,) if self.is_times(entry, 2.0) else ()
+            return (FOUND["gradients.factor"].about(factor=factor),)
+        return (FOUND["gradients.added_twice"],) if self.is_times(entry, 2.0) else ()
 
     def share(self, factor: float) -> bool:
         """Whether all gradients have it."""
@@ -106,13 +146,7 @@ class Whole:
         mine, right = (math.hypot(*norms) for norms in self.norms())
         for most in NORMS:
             if right > most and abs(mine - most) <= CERTAIN * most:
-                yield of_all(
-                    "clipped",
-                    f"all gradients are clipped: their norm is {most:g}, {right:.4g} before that",
-                    "clip_grad_norm_ has been called.",
-                    "Compare what backward gives, or the whole step with sf.check_step.",
-                    "",
-                )
+                yield FOUND["gradients.clipped"].about(most=most, right=right)
 
     def clipped_one_by_one(self) -> Iterator[Mistake]:
         """The same, each by itself."""
@@ -120,14 +154,7 @@ class Whole:
         for most in NORMS:
             each = all(abs(a - min(b, most)) <= CERTAIN * min(b, most) for a, b in pairs)
             if each and all(self.is_times(one, self.factor(one)) for one in self.entries):
-                yield of_all(
-                    "clipped_one_by_one",
-                    f"each gradient is clipped by itself, to a norm of {most:g}",
-                    "One by one they lose their sizes beside each other: the step turns.",
-                    "The norm is the root of the sum of squares over all arrays; all are "
-                    "multiplied by one factor.",
-                    "",
-                )
+                yield FOUND["gradients.clipped_one_by_one"].about(most=most)
 
     def norms(self) -> tuple[list[float], list[float]]:
         """Those of the learner's gradients, and of the right ones."""
@@ -160,13 +187,7 @@ class Whole:
                 and self.measure.is_right(entry.name, entry.array, view, {entry.name: right})
             ):
                 other = Gradient(entry.key, name, entry.array).short
-                yield of_all(
-                    "another_one",
-                    f"this is the gradient of {other}",
-                    "Two of one shape are swapped, or one is handed over under both names.",
-                    "Look at the order in which they are returned and unpacked.",
-                    "",
-                )
+                yield FOUND["gradients.another_one"].about(other=other)
 
 
 def is_like(mine: Array, factor: float, right: Array) -> bool:
@@ -182,96 +203,27 @@ def is_like(mine: Array, factor: float, right: Array) -> bool:
 def factors(factor: float, labels: Labels, what: str = "all gradients are") -> Iterator[Mistake]:
     """What multiplies all gradients, or the loss, by such a factor."""
     batch, rows, count = len(labels), labels.size, int((labels != -100).sum())
-
-    def near(x: float) -> bool:
-        return abs(factor - x) <= CERTAIN * abs(x)
-
-    if near(2):
-        yield of_all(
-            "accumulated",
-            f"{what} twice as large: those of two backward passes are added",
-            "backward() adds to the gradients that are there.",
-            "Forget them before each backward pass: optimizer.zero_grad().",
-        )
-    if count > 1 and near(count):
-        yield of_all(
-            "of_the_sum",
-            f"{what} {count} times as large: the loss is a sum over the labels",
-            "The right ones are those of the mean over the labels that count.",
-            f"Divide the loss by the number of labels that count, here {count}.",
-        )
-    if count > 1 and near(1 / count):
-        yield of_all(
-            "averaged_twice",
-            f"{what} divided by {count}, the number of labels, once too often",
-            "The mean is in the loss, and once more in its gradient.",
-            "Divide once.",
-        )
-    if count != rows and near(count / rows):
-        yield of_all(
-            "ignored_counted",
-            f"{what} divided by {rows} instead of {count}: ignored labels count",
-            "mean() divides by the number of all rows, those with the label -100 as well.",
-            "Divide the sum by (labels != -100).sum().",
-        )
-    if batch > 1 and near(batch):
-        yield of_all(
-            "summed_over_batch",
-            f"{what} {batch} times as large: the losses of {batch} sequences are added",
-            "Each sequence has a mean of its own, and these are summed.",
-            "Take one mean over all labels that count.",
-        )
-    if batch > 1 and near(1 / batch):
-        yield of_all(
-            "averaged_over_batch",
-            f"{what} divided by {batch}, the batch size, once too often",
-            "The mean over all labels is a mean over the batch already.",
-            "Divide once.",
-        )
-    if near(-1):
-        yield of_all(
-            "negative",
-            f"{what} the right ones with the other sign",
-            "They are those of the log-likelihood; the loss is minus that.",
-            "The gradient of the logits is p - 1 at the label and p elsewhere.",
-        )
-    if factor >= 256 and near(2.0 ** round(math.log2(factor))):
-        yield of_all(
-            "loss_scaled",
-            f"{what} {factor:.0f} times as large: the loss is scaled for float16",
-            "A GradScaler multiplies the loss by a power of two.",
-            "Call scaler.unscale_(optimizer) before you look at them.",
-        )
+    scaled = 2.0 ** round(math.log2(factor)) if 256 <= factor < math.inf else 0.0
+    for name, times, possible in (
+        ("accumulated", 2, True),
+        ("of_the_sum", count, count > 1),
+        ("averaged_twice", 1 / max(count, 1), count > 1),
+        ("ignored_counted", count / rows, count != rows),
+        ("summed_over_batch", batch, batch > 1),
+        ("averaged_over_batch", 1 / batch, batch > 1),
+        ("negative", -1, True),
+        ("loss_scaled", scaled, scaled > 0),
+    ):
+        if possible and abs(factor - times) <= CERTAIN * abs(times):
+            found = FOUND[f"gradients.{name}"]
+            yield found.about(what=what, factor=factor, batch=batch, rows=rows, count=count)
 
 
 def shifted(ids: Labels, labels: Labels) -> Iterator[tuple[Mistake, Labels]]:
     """Labels that somebody may have taken, with what went wrong then."""
     nothing = np.full_like(labels[:, :1], -100)
     following = np.concatenate([ids[:, 1:], ids[:, :1]], axis=1)
-    yield (
-        of_all(
-            "labels_not_shifted",
-            "the labels are the ids themselves, not the next ones",
-            "The model learns to repeat what it reads; its loss falls to 0.",
-            "Compare row t with ids[t + 1].",
-        ),
-        ids,
-    )
-    yield (
-        of_all(
-            "labels_shifted_twice",
-            "the labels are shifted twice: each is the token after the next one",
-            "The data shift them, and the model or the loss does so again.",
-            "Shift once: in the data, or in the model.",
-        ),
-        np.concatenate([labels[:, 1:], nothing], axis=1),
-    )
-    yield (
-        of_all(
-            "ignored_learnt",
-            "rows whose label is -100 are learnt: they have the next id as their label",
-            "The mask of the labels was lost on the way.",
-            "Give rows whose label is -100 a gradient of 0.",
-        ),
-        np.where(labels == -100, following, labels),
-    )
+    twice = np.concatenate([labels[:, 1:], nothing], axis=1)
+    yield FOUND["gradients.labels_not_shifted"], ids
+    yield FOUND["gradients.labels_shifted_twice"], twice
+    yield FOUND["gradients.ignored_learnt"], np.where(labels == -100, following, labels)

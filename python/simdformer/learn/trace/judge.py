@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake
+from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.compare import TOLERANCE, compare, float_dtypes, numbers
 from simdformer.learn.check.problem import distance
 from simdformer.learn.check.report import Report
@@ -43,19 +43,17 @@ __all__ = ["check_trace"]
 
 Array = np.ndarray[Any, Any]
 SECONDS = 4.0  # of work, after which no more mistakes are tried; steps in between make it one
-NO_BOS = Mistake(
-    "model.without_bos",
-    "the first id is left out: this is right for the ids after it",
-    "The tokenizer was called without special tokens, so that the sequence is one shorter.",
-    "Put the bos first: encode(text, bos=True), or add_special_tokens=True.",
-    "02 §1",
-)
-TWO_BOS = Mistake(
-    "model.two_bos",
-    "the first id is there twice: this is right for one more of it",
-    "The tokenizer puts a bos in front, and so did somebody before it.",
-    "Put the bos first, once.",
-    "02 §1",
+FOUND = words(
+    """
+    model (02 §1)
+
+    without_bos: the first id is left out: this is right for the ids after it
+        The tokenizer was called without special tokens, so that the sequence is one shorter.
+        > Put the bos first: encode(text, bos=True), or add_special_tokens=True.
+    two_bos: the first id is there twice: this is right for one more of it
+        The tokenizer puts a bos in front, and so did somebody before it.
+        > Put the bos first, once.
+    """
 )
 NOTICED = 1e-5  # of a row: an array of 32 or 64 bits that is off by more is looked at closely
 WAYS = 4  # of understanding an array, which are looked at thoroughly
@@ -405,13 +403,11 @@ class Examination:
     def of_other_ids(self, entry: Entry) -> Iterator[Mistake]:
         """The first id is missing, or there twice: then everything has another length."""
         ids = self.steps.ids
-        for mistake, others in (
-            (NO_BOS, ids[:, 1:]),
-            (TWO_BOS, np.concatenate([ids[:, :1], ids], 1)),
-        ):
+        twice = np.concatenate([ids[:, :1], ids], 1)
+        for name, others in (("model.without_bos", ids[:, 1:]), ("model.two_bos", twice)):
             found = views(entry.array.shape, entry.place, self.config, others)
             if others.shape[1] and entry.array.dtype in TOLERANCE and (view := next(found, None)):
                 right = ModelSteps(self.transformer, others).right[entry.place.name]
                 rtol = max(TOLERANCE[entry.array.dtype], TOLERANCE[F32])
                 if compare(entry.array, view.take(right), rtol, entry.array.dtype).ok:
-                    yield mistake
+                    yield FOUND[name]

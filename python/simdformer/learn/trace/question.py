@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.catalogue import Mistake, wrong_steps
+from simdformer.learn.catalogue import Mistake, words, wrong_steps
 from simdformer.learn.check.compare import compare, numbers
 from simdformer.learn.check.evidence import Evidence, Verdict
 from simdformer.learn.check.judge import Check
@@ -21,6 +21,19 @@ __all__ = ["ExpectedActivation", "OfModel"]
 
 COLUMNS = 1000  # of a vocabulary are looked at closely, and
 WORST = 24  # more of them, the worst
+FOUND = words(
+    """
+    layer (02 §8)
+
+    another_layer: this is what layer {index}{what}
+        The weights of the layers have the same names but for the number, and the wrong number was
+        taken.
+        > Take the index of the layer that is being computed.
+    left_out: {layers} left out
+        The loop over the layers begins late, ends early, or steps over one.
+        > Go through all layers, in range(num_layers), and let each read what the one before left.
+    """
+)
 
 
 @dataclass(frozen=True)
@@ -161,26 +174,13 @@ class OfModel(Check):
 
 
 def wrong_layer(weights: list[str], index: int, steps: Mapping[str, Step]) -> Mistake:
-    name, title = f"{weights[0]}_of_layer_{index}", f"layer {index}'s {called(weights[0])} gives"
+    name, what = f"{weights[0]}_of_layer_{index}", f"'s {called(weights[0])} gives"
     if len(weights) > 1:
-        name, title = f"layer_{index}_instead", f"layer {index} gives: all weights are its own"
-    return Mistake(
-        f"layer.{name}",
-        f"this is what {title}",
-        "The weights of the layers have the same names but for the number, and the wrong number "
-        "was taken.",
-        "Take the index of the layer that is being computed.",
-        "02 §8",
-        steps,
-    )
+        name, what = f"layer_{index}_instead", " gives: all weights are its own"
+    found = FOUND["layer.another_layer"].about(index=index, what=what)
+    return replace(found, name=f"layer.{name}", replaces=steps)
 
 
 def left_out(first: int, last: int) -> Mistake:
     layers = f"layer {first} is" if first == last else f"layers {first} to {last} are"
-    return Mistake(
-        "layer.left_out",
-        f"{layers} left out",
-        "The loop over the layers begins late, ends early, or steps over one.",
-        "Go through all layers, in range(num_layers), and let each read what the one before left.",
-        "02 §8",
-    )
+    return FOUND["layer.left_out"].about(layers=layers)
