@@ -62,18 +62,12 @@ def test_throughput_is_drawn_against_the_number_of_texts(tmp_path):
         ("decode", 1.0, 1.0),
     )
     ax = bench.plot_throughput(results)
-    lines = {
-        line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines
+    assert all(list(line.get_xdata()) == [1, 8] for line in ax.lines)
+    assert {line.get_label(): str(line.get_ydata()) for line in ax.lines} == {
+        "simdformer, bfloat16": "[20. nan]",
+        "simdformer, float32": "[10. 40.]",
+        "llama.cpp, bfloat16": "[10. 20.]",
     }
-    assert lines == {
-        "simdformer, bfloat16": ([1], [20]),
-        "simdformer, float32": ([1, 8], [10, 40]),
-        "llama.cpp, bfloat16": ([1, 8], [10, 20]),
-        "in proportion": ([1, 8], [20, 160]),
-    }
-    bottom, top = ax.get_ylim()
-    assert 5 < bottom < 10  # all of it is in sight, and no more
-    assert 40 < top < 160
     pictures = [tmp_path / "both.png", tmp_path / "roofline.png"]
     bench.save_plot(results, pictures[0])
     bench.save_plot(results_of(("decode", 1.0, 1.0)), pictures[1])

@@ -151,5 +151,5 @@ def test_a_step_is_measured_on_ranks_beside_its_plan():
     first, step = ranks.program(2, "step_measured.py").splitlines()
     assert first == "tiny on 2 ranks"
     assert re.fullmatch(
-        r"  a step [\d.]+ ms, [\d.]+ tok/s; planned [\d.]+ ms, of it \d+% link", step
+        r"  a step +[\d.]+ ms, +[\d.]+ tok/s; planned [\d.]+ ms, of it \d+% link", step
     )

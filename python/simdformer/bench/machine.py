@@ -175,17 +175,10 @@ class Limits:
                 return level
         return self.levels[-1]
 
-    def measured(self, *, gflops: float | None = None, memory: float | None = None) -> "Limits":
-        """The same, but for multiply-adds or the GB/s of memory that were measured again.
-
-        >>> limits = Limits(400.0, (Level("L2", 1 << 20, 200.0), Level("memory", None, 40.0)))
-        >>> again = limits.measured(gflops=300.0, memory=50.0)
-        >>> again.gflops, again.level(1 << 10).name, again.level(1 << 30).gigabytes_per_second
-        (300.0, 'L2', 50.0)
-        """
-        *caches, last = self.levels
-        last = last if memory is None else replace(last, gigabytes_per_second=memory)
-        return Limits(self.gflops if gflops is None else gflops, (*caches, last))
+    def with_memory(self, rate: float) -> "Limits":
+        """The same, but for the GB/s of memory."""
+        *caches, memory = self.levels
+        return replace(self, levels=(*caches, replace(memory, gigabytes_per_second=rate)))
 
     def arithmetic_share(self, work: Work, seconds: float) -> float:
         """The share of the multiply-adds possible meanwhile that were needed."""

@@ -54,7 +54,6 @@ EPS = 1e-6  # of the norm
 THETA = 500000.0  # of RoPE, as Llama 3 has it
 POSITION = 100  # of the first token that RoPE turns: at 0 it would not be turned at all
 OF_ONNXRUNTIME = "q4_0"  # the one quantised type that it has too
-LARGEST_NAIVE = 512 << 20  # bytes that numpy may make; a baseline need not fill the memory
 MOST_NAIVE_FLOPS = 40e9  # a second, or several where numpy was built without a good BLAS
 SHORTEST_CALL = Goal(1.5e-6, "call")
 Shapes = dict[str, tuple[int, ...]]
@@ -82,11 +81,6 @@ class Operation(Work):
         """Each array is read or written once; what all rows share stays in the cache."""
         sizes = (int(np.prod(shape)) for shape in self.shapes.values() if len(shape) > 1)
         return sum(sizes) * self.itemsize
-
-    @property
-    def scratch(self) -> int:
-        """Bytes of the largest array that the obvious lines make."""
-        return self.nbytes
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         shapes = self.shapes.items()
@@ -154,12 +148,12 @@ class Operation(Work):
         return Contestant(ONNXRUNTIME, tuple(found))
 
     def numpy(self, inputs: Inputs) -> Contestant | Missing:
-        """The naive computation, left out where it would take long or fill the memory.
+        """The naive computation, left out where it would take long.
 
         16-bit numbers are computed in float32 and rounded at the end, because numpy has no kernels
         for them that anybody would wait for.
         """
-        if self.scratch > LARGEST_NAIVE or self.flops > MOST_NAIVE_FLOPS:
+        if self.flops > MOST_NAIVE_FLOPS:
             return Missing(NUMPY, "too large for the naive way")
         dtype = next(iter(inputs.values())).dtype
 
@@ -220,11 +214,6 @@ class Attention(Operation):
         queries = (self.heads, self.queries, self.head_dim)
         keys = (self.kv_heads, self.keys, self.head_dim)
         return {"q": queries, "k": keys, "v": keys, "out": queries}
-
-    @property
-    def scratch(self) -> int:
-        """The scores, or the keys repeated for each head."""
-        return 4 * self.heads * self.keys * max(self.queries, self.head_dim)
 
     def expected(self, inputs: Inputs) -> Array:
         heads, rows = self.places
@@ -409,11 +398,6 @@ class MatrixProduct(Operation):
     def nbytes(self) -> int:
         weight = int(self.width_in * self.width_out * self.bits) // 8
         return weight + self.rows * (self.width_in + self.width_out) * self.itemsize
-
-    @property
-    def scratch(self) -> int:
-        """The weight in float32, where it is not."""
-        return super().scratch if self.bits == 32 else 4 * self.width_in * self.width_out
 
     def new_output(self) -> Array:
         return np.empty(self.shapes["out"], numpy_dtype(self.dtype))

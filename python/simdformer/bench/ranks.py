@@ -37,6 +37,13 @@ PROMPT, BEHIND = 512, 64  # ids that are read at once, and those that a token st
 TOKENS, PROMPTS = 20, 4  # how many; the fastest counts, and all ranks have to agree on the number
 
 
+def row(name: str, tokens: int, seconds: float, planned: float, link: float) -> str:
+    return (
+        f"  {name:<14} {1e3 * seconds:8.1f} ms, {tokens / seconds:7.1f} tok/s; "
+        f"planned {1e3 * planned:.1f} ms, of it {link / planned:.0%} link"
+    )
+
+
 @dataclass(frozen=True)
 class OverRanks:
     """Seconds of one more token behind 64 others and of a prompt of 512 on all ranks together, and
@@ -50,17 +57,12 @@ class OverRanks:
 
     def __str__(self) -> str:
         """Three lines."""
-        text = f"{self.shape} in bfloat16 on {self.ranks} ranks"
-        pairs = (
-            ("one more token", 1, self.token, self.planned.token, self.planned.token_link),
-            ("a prompt", PROMPT, self.prompt, self.planned.prompt, self.planned.prompt_link),
+        plan = self.planned
+        return (
+            f"{self.shape} in bfloat16 on {self.ranks} ranks\n"
+            f"{row('one more token', 1, self.token, plan.token, plan.token_link)}\n"
+            f"{row('a prompt', PROMPT, self.prompt, plan.prompt, plan.prompt_link)}"
         )
-        for name, ids, seconds, planned, link in pairs:
-            text += (
-                f"\n  {name:<14} {1e3 * seconds:8.1f} ms, {ids / seconds:7.1f} tok/s; "
-                f"planned {1e3 * planned:.1f} ms, of it {link / planned:.0%} link"
-            )
-        return text
 
 
 def measure_over_ranks(
@@ -102,12 +104,9 @@ class StepOverRanks:
 
     def __str__(self) -> str:
         """Two lines."""
-        planned = self.planned.seconds
-        return (
-            f"{self.name} on {self.ranks} ranks\n"
-            f"  a step {1e3 * self.seconds:.1f} ms, {self.tokens / self.seconds:.1f} tok/s"
-            f"; planned {1e3 * planned:.1f} ms, of it {self.planned.link / planned:.0%} link"
-        )
+        plan = self.planned
+        step = row("a step", self.tokens, self.seconds, plan.seconds, plan.link)
+        return f"{self.name} on {self.ranks} ranks\n{step}"
 
 
 def measure_step_over_ranks(ranks: Communicator, case: Case) -> StepOverRanks:

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -143,9 +144,9 @@ def run_case(case: Case, limits: Limits, budget: float, stopwatch: Stopwatch) ->
             racing.append(limit(MULTIPLYING, lambda: fma_chains(ITERATIONS)))
         times = stopwatch.race(racing, budget)
     if read := times.pop(READING, None):
-        limits = limits.measured(memory=memory.nbytes / read.best / 1e9)
+        limits = limits.with_memory(memory.nbytes / read.best / 1e9)
     if multiplied := times.pop(MULTIPLYING, None):
-        limits = limits.measured(gflops=fma_chains(ITERATIONS) / multiplied.best / 1e9)
+        limits = replace(limits, gflops=fma_chains(ITERATIONS) / multiplied.best / 1e9)
     measured = {
         name: Measurement.of(one.way.name, one.samples, errors[name], one.calls)
         for name, one in times.items()
