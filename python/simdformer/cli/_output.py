@@ -21,6 +21,7 @@ __all__ = [
     "hash_of",
     "link_line",
     "memory",
+    "paragraph",
     "rate",
     "write",
 ]
@@ -38,6 +39,13 @@ def harmless(text: str) -> str:
     """Control characters but the ends of lines and tabs become U+FFFD: they could move a terminal's
     cursor, change its title or its keys."""
     return CONTROLS.sub("\ufffd", text)
+
+
+def paragraph(text: str, hanging: str = "") -> None:
+    """To stdout, in lines of at most 80 columns."""
+    from simdformer.learn.exercises.results import folded
+
+    write("\n".join(folded(text, hanging)) + "\n")
 
 
 def rate(tokens: int, seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from simdformer import _core
 from simdformer.checkpoints import FORMATS
 from simdformer.cli import _values as values
-from simdformer.cli._output import describe
+from simdformer.cli._output import count, describe
 from simdformer.models.communicator import Communicator
 from simdformer.text.sampling import OPTIONS
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "USUAL_NEW_TOKENS",
     "Parser",
     "add_draft",
     "add_format",
@@ -34,6 +35,7 @@ __all__ = [
     "draft_of",
     "drafted",
     "load",
+    "new_tokens",
     "prompt_of",
     "readable",
     "sampling_of",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16")  # of weights
+USUAL_NEW_TOKENS = 256  # where there is room
 OPTION = re.compile(r"-[^ ]+$")  # not -, nor a text that begins with it
 
 
@@ -154,14 +157,30 @@ def readable(text: str) -> str:
     return text
 
 
-def add_new_tokens(parser: argparse.ArgumentParser, what: str, default: str) -> None:
-    """The option --max-new-tokens."""
+def add_new_tokens(parser: argparse.ArgumentParser, what: str, *, most: int | None = None) -> None:
+    """The option --max-new-tokens; without it there are as many as fit, or `most`."""
+    usual = "" if most is None else f"{most}, or "
     parser.add_argument(
         "--max-new-tokens",
         type=values.whole(),
         metavar="N",
-        help=f"how long {what} may get (default: {default})",
+        help=f"how long {what} may get (default: {usual}what the model has room for)",
     )
+
+
+def new_tokens(model: "LanguageModel", prompt_ids: int, options: argparse.Namespace) -> int:
+    """As many as --max-new-tokens says, else as usual or as there is room for behind a prompt.
+    ValueError: the prompt is empty, or they do not fit."""
+    wanted, limit = options.max_new_tokens, model.config.max_seq_len
+    if prompt_ids == 0:
+        raise ValueError("the prompt is empty, and no token begins a text of this model")
+    if limit - prompt_ids < (wanted or 1):
+        asked = f"--max-new-tokens is {wanted}, but " if wanted else ""
+        raise ValueError(
+            f"{asked}the prompt has {count(prompt_ids, 'token')} and the model is made for "
+            f"{limit}; shorten it, or give a greater --max-seq-len"
+        )
+    return wanted or min(limit - prompt_ids, USUAL_NEW_TOKENS)
 
 
 def add_format(parser: argparse._ActionsContainer) -> None:

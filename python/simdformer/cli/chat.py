@@ -35,7 +35,7 @@ def add(commands: "shared.Commands") -> None:
     )
     shared.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
-    shared.add_new_tokens(parser, "an answer", "what the model has room for")
+    shared.add_new_tokens(parser, "an answer")
     shared.add_draft(parser)
     shared.add_model_options(parser)
     shared.add_sampling(parser)

@@ -51,7 +51,6 @@ def add(commands: "shared.Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     from simdformer.learn import exercises
-    from simdformer.learn.exercises.results import folded
 
     asked = "--hint" if options.hint else "--solution" if options.solution else ""
     if asked and options.function is None:
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     results = exercises.check_file(options.file, names=names, seconds=options.seconds, show=show)
     missing = [outcome.name for outcome in results if outcome.status == "missing"]
     if missing:
-        output.write("\n".join(folded(f"not in the file: {', '.join(missing)}")) + "\n")
+        output.paragraph(f"not in the file: {', '.join(missing)}", hanging="  ")
     if names is None:
         output.write(f"\n{results.summary}\n")
     output.write(next_step(options.file, results, one=names is not None))
@@ -92,13 +91,12 @@ def next_step(file: Path, results: "Results", *, one: bool) -> str:
 
 def hint(file: Path, name: str, number: int) -> int:
     from simdformer.learn import exercises
-    from simdformer.learn.exercises.results import folded
 
     hints = exercises.HINTS[name]
     output.write(f"{name}, hint {number} of {len(hints)}\n")
-    output.write("\n".join(folded(f"  {hints[number - 1]}", hanging="")) + "\n\n")
+    output.paragraph(f"  {hints[number - 1]}")
     more = f"--hint {number + 1}" if number < len(hints) else "--solution"
-    output.write(f"more:   simdformer check {file} {name} {more}\n")
+    output.write(f"\nmore:   simdformer check {file} {name} {more}\n")
     return 0
 
 

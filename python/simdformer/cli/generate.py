@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-DEFAULT_NEW_TOKENS = 256
 SECONDS_BETWEEN_LINES = 10
 
 
@@ -50,9 +49,7 @@ def add(commands: "shared.Commands") -> None:
         required=True,
         help="where answers go, behind what is there",
     )
-    shared.add_new_tokens(
-        parser, "an answer", f"{DEFAULT_NEW_TOKENS}, or what the model has room for"
-    )
+    shared.add_new_tokens(parser, "an answer", most=shared.USUAL_NEW_TOKENS)
     parser.add_argument(
         "--max-batch",
         type=values.whole(),
@@ -191,12 +188,6 @@ def ids_of(
     try:
         text = prompt.prompt
         ids = IdsOfText(model.encode(text)) if isinstance(text, str) else model.chat_ids(text)
-        if not ids:
-            raise ValueError("the prompt is empty, and no token begins a text of this model")
-        room = model.check_room(len(ids), None)
-        wanted = options.max_new_tokens
-        return ids, model.check_room(
-            len(ids), min(room, DEFAULT_NEW_TOKENS) if wanted is None else wanted
-        )
+        return ids, shared.new_tokens(model, len(ids), options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{options.prompts}, line {prompt.line}: {error}") from None

@@ -78,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
 def let_run(file: Path, seconds: float) -> int:
     """0 when the functions compute what the package computes, 1 when something else."""
     from simdformer.learn import exercises
-    from simdformer.learn.exercises.results import folded
 
     finales: list[Callable[[], exercises.Story | exercises.Training]]
     finales = [partial(exercises.story, file)]
@@ -95,7 +94,7 @@ def let_run(file: Path, seconds: float) -> int:
     if not done:
         raise lacking[0]
     for one in lacking:
-        output.write("\n".join(folded(str(one), hanging="")) + "\n")
+        output.paragraph(str(one))
     return 0 if all(finale.ok for finale in done) else 1
 
 
@@ -103,43 +102,40 @@ def welcome(file: Path) -> None:
     """What has happened, and what to do next."""
     from simdformer.learn.exercises import EXERCISES
     from simdformer.learn.exercises.notebook import is_notebook
-    from simdformer.learn.exercises.results import folded
-
-    def say(text: str) -> None:
-        output.write("\n".join(folded(text, hanging="")) + "\n\n")
 
     names: dict[str, list[str]] = {}
     for exercise in EXERCISES.values():
         names.setdefault(exercise.chapter, []).append(exercise.name)
     first = next(iter(EXERCISES))
-    say(
+    output.paragraph(
         f"Welcome. {file} holds {len(EXERCISES)} functions without bodies. Together they are a "
         "transformer that writes text, and what trains one. Each says what comes in, what comes "
         "out, and in which shapes; write them in any order, with numpy or PyTorch."
     )
+    output.write("\n")
     for chapter, (one, *more) in names.items():
         output.write(f"  {chapter:<19}{one} and {len(more)} more\n")
     output.write("\n")
     if is_notebook(file):
-        say(
+        output.paragraph(
             f"Open it in Jupyter and begin with {first}: write your code in place of `raise "
             "NotImplementedError`, and run the cell below it, which says whether it is right, or "
             "which mistake it makes. Hints and a solution open on a click."
         )
-        output.write(f"    jupyter lab {file}\n")
+        output.write(f"\n    jupyter lab {file}\n")
         return
-    say(
+    output.paragraph(
         f"Begin with {first}: open {file} in an editor, write your code in place of "
         "`raise NotImplementedError`, and type"
     )
-    output.write(f"    simdformer check {file} {first}\n\n")
-    say(
+    output.write(f"\n    simdformer check {file} {first}\n\n")
+    output.paragraph(
         "which says whether it is right, or which mistake it makes. When you are stuck, put --hint "
         "behind it, and --solution when nothing else helps. To look at all of them at once:"
     )
-    output.write(f"    simdformer check {file}\n\n")
-    say("When all are right, let them write a story and train a model:")
-    output.write(f"    simdformer learn --run {file}\n")
+    output.write(f"\n    simdformer check {file}\n\n")
+    output.paragraph("When all are right, let them write a story and train a model:")
+    output.write(f"\n    simdformer learn --run {file}\n")
 
 
 def show_list() -> None:

@@ -12,7 +12,6 @@ from simdformer.text import LanguageModel, Report
 
 __all__ = ["add"]
 
-DEFAULT_NEW_TOKENS = 256
 FORWARDED = 0.1  # seconds: mpiexec passes on what comes to stdout and stderr in any order
 FLOAT32 = 4  # bytes of a number in the KV cache
 MOST_READ = 256 << 20  # bytes: more than the caches of most machines
@@ -34,9 +33,7 @@ def add(commands: "shared.Commands") -> None:
     )
     shared.add_model(parser)
     shared.add_prompt(parser)
-    shared.add_new_tokens(
-        parser, "the continuation", f"{DEFAULT_NEW_TOKENS}, or what the model has room for"
-    )
+    shared.add_new_tokens(parser, "the continuation", most=shared.USUAL_NEW_TOKENS)
     shared.add_draft(parser)
     parser.add_argument(
         "--profile",
@@ -51,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = shared.prompt_of(options)
     model = shared.load(options)
     prompt_ids = len(shared.tokenizer_of(model, options).encode(prompt))
-    wanted = new_tokens(prompt_ids, options.max_new_tokens, model.config.max_seq_len)
+    wanted = shared.new_tokens(model, prompt_ids, options)
     report, draft = Report(), shared.draft_of(options, model)
     choices = {
         "max_new_tokens": wanted,
@@ -100,17 +97,3 @@ def bandwidth(model: LanguageModel, report: Report) -> str:
     found = each * steps / report.decode_seconds
     possible = read_rate(min(each, MOST_READ))
     return f" ({found / 1e9:.1f} of {possible / 1e9:.1f} GB/s)"
-
-
-def new_tokens(prompt_ids: int, wanted: int | None, max_seq_len: int) -> int:
-    """As many as asked for, else as usual or as there is room for."""
-    room = max_seq_len - prompt_ids
-    if prompt_ids == 0:
-        raise ValueError("PROMPT is empty, and this model has no token with which a text begins")
-    if room < (wanted or 1):
-        asked = f"--max-new-tokens is {wanted}, but " if wanted else ""
-        raise ValueError(
-            f"{asked}the prompt has {output.count(prompt_ids, 'token')} and the model is made for "
-            f"{max_seq_len}; shorten it, or give a greater --max-seq-len"
-        )
-    return min(room, DEFAULT_NEW_TOKENS) if wanted is None else wanted
