@@ -119,7 +119,7 @@ BAD = {
     '{"text": "a"}': "line 2: found {'text': 'a'}, needs a text in quotes",
     '{"prompt": "a", "id": [1]}': "line 2: found",
     '{"prompt": "a", "id": "p0"}': "line 2: the id 'p0' stands in line 1 too",
-    json.dumps("long " * 500): "line 2: generate: prompt of ",
+    json.dumps("long " * 500): "line 2: the prompt has 1502 tokens",
     '{"messages": []}': "line 2: chat: messages",
 }
 
