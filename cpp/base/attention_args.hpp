@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/attention_call.hpp"
+#include "base/cache.hpp"
 #include "base/panels.hpp"
 #include "base/tuning.hpp"
 
@@ -36,6 +37,7 @@ struct AttentionArgs {
   int64_t chunks;
   void* partials;  // one Sums for each item, or null: there is one chunk, which finishes
   bool far;        // keys and values do not stay near
+  Cache goal;      // of those
 };
 
 SF_INLINE int64_t strip_queries(const AttentionArgs& args) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/array.hpp"
+#include "base/cache.hpp"
 #include "base/tuning.hpp"
 
 namespace simdformer {
@@ -41,6 +42,7 @@ struct SoftmaxArgs {
   Rows x, out;
   double temperature;
   bool past_caches = false;
+  Cache goal = Cache::first;  // of the rows that come next
 };
 
 // out = x / sqrt(mean(x^2) + eps) * weight
@@ -84,7 +86,8 @@ struct RopeArgs {
   int64_t rows_per_sequence;
   int64_t sequence_stride;  // T when positions are (B, T), else 0
   const void* table;
-  bool past_caches = false;  // rows of out lie side by side and have kShortRow bytes at most
+  bool past_caches = false;   // rows of out lie side by side and have kShortRow bytes at most
+  Cache goal = Cache::first;  // of the rows that come next
 };
 
 // Conversion between float dtypes, row by row.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/array.hpp"
+#include "base/cache.hpp"
 #include "base/panels.hpp"
 #include "base/quantized_args.hpp"
 
@@ -61,7 +62,8 @@ struct LinearWeight {
   DType dtype;
   bool packed;
   const QuantizedFormat*
-      format;  // null unless it is quantized, in slices; then it is packed and its dtype f32
+      format;        // null unless it is quantized, in slices; then it is packed and its dtype f32
+  SliceAhead ahead;  // when it is quantized and x_blocks are multiplied
   int64_t columns;
   int64_t sum_terms;  // of a partial sum; 0: as many as the depth has by itself
   const char* bias;   // (columns), bias_stride bytes apart; null when absent
@@ -83,8 +85,8 @@ struct LinearArgs {
   const bfloat16* x_pairs;
   // The same as integers, for quantized weights; null when these are multiplied in float32
   const ActivationBlock* x_blocks;
-  int64_t x_stride;     // in elements
-  int64_t slice_ahead;  // bytes that slices of quantized weights are prefetched ahead
+  int64_t x_stride;  // in elements
+  Cache goal;        // of weights that few rows of x prefetch
   // The rows of the results that those of the block go to; null: `first` and those after it.
   const int64_t* places;
   int64_t first;

@@ -24,6 +24,7 @@
 //   then of the others.
 #pragma once
 
+#include "base/cache.hpp"
 #include "base/panels.hpp"
 
 namespace simdformer {
@@ -41,6 +42,13 @@ struct QuantizedFormat {
   int bits;              // of a code: 2, 3, 4, 5, 6 or 8
   int offset;            // what is added to codes, so that none is negative
   const uint8_t* table;  // the 16 numbers that codes of 4 bits stand for, offset added, or null
+};
+
+// How far ahead of their use slices are prefetched, in bytes, and where to. 0 leaves it to the hardware, but touches
+// a turn's lines in their order.
+struct SliceAhead {
+  int64_t bytes = 0;
+  Cache goal = Cache::first;
 };
 
 // Bytes that the scales of so many inputs of a slice take, at the start of a span.

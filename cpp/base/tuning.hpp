@@ -28,15 +28,15 @@ constexpr int64_t kMostRowsForNext = 128;
 constexpr int64_t kStepsBetween = 16;
 // Rows of a plain weight, by dot products.
 constexpr int64_t kDotBytesAhead = 16 << 10;
-// A slice of a quantized weight, where that is faster than to leave it to the hardware (core/slice_ahead.hpp). Bytes a
-// second of those that a plain loop reads: on a Zen 5 90 to 110 % with it and 35 to 85 % without, on a Zen 4 47 to 78 %
-// with it and 68 to 100 % without. From the last cache it is never slower there: q6_k and q8_0 are a fifth faster.
+// A slice of a quantized weight, where that is faster than to leave it to the hardware (core/prefetching.hpp). Bytes a
+// second of those that a plain loop reads: on a Zen 5 90 to 110 % with it and 35 to 85 % without, on a Zen 4 to the first
+// cache 47 to 78 % with it and 68 to 100 % without. To the second one a Zen 4 multiplies q5_k and q6_k from memory in half
+// the time that it takes without; half as far ahead is 8 % faster for q4_k within a forward pass, and a tenth slower for
+// those. From the last cache it is never slower.
 constexpr int64_t kSliceBytesAhead = 12 << 10;
-// What is multiplied to find that out: slices of so many inputs, so often with each.
-constexpr int64_t kProbeDepth = 1024;
-constexpr int kProbeTurns = 5;
-// Keys and values of a decode. From memory 8 to 16 KB are alike, 4 KB and 32 KB slower, and so is the second cache
-// as their goal.
+// Products that are timed with each choice of that, and turns of what is timed to find the cache to prefetch to.
+constexpr int kTrialsOfEach = 16, kProbeTurns = 7;
+// Keys and values of a decode. From memory 8 to 16 KB are alike, 4 KB and 32 KB slower.
 constexpr int64_t kKeyBytesAhead = 8 << 10;
 constexpr int64_t kMostKeysAhead = 64;
 // What comes next in a forward pass, by workers that wait: so much as may lie in a second cache. A Zen 4 drops what is

@@ -9,6 +9,7 @@
 #include "base/visible_keys.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
+#include "core/prefetching.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
@@ -58,8 +59,9 @@ void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRan
   const int64_t grain =
       in_pass ? short_grain_of(key_cost * keys) : fine_grain_of(key_cost * keys, heads * args.chunks);
   const int64_t scratch = bytes_of(decode_scratch(args), size);
-  args.far = in_pass ||
-             static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes >= kFarBytes;
+  const double bytes = static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes;
+  args.far = in_pass || bytes >= kFarBytes;
+  args.goal = cache_goal(table, bytes);
   if (args.chunks == 1) {
     args.first_head = 0;
     args.partials = nullptr;

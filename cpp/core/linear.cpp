@@ -8,7 +8,7 @@
 #include "base/tuning.hpp"
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
-#include "core/slice_ahead.hpp"
+#include "core/prefetching.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
@@ -223,19 +223,21 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
 
   // x is wanted widened, as pairs of bfloat16 or as integers, or, when the weights differ, in several forms.
   bool widens = false, pairs = false, blocks = false;
-  double slices = 0;  // bytes
+  double bytes = 0;  // of the weights
   for (const LinearWeight& w : weights) {
+    bytes += bytes_of_weight(w, depth);
     if (w.format != nullptr && arithmetic == Arithmetic::int16)
-      blocks = true, slices += bytes_of_weight(w, depth);
+      blocks = true;
     else if (table.bf16_pairs && x.dtype == DType::bf16 && w.packed && w.dtype == DType::bf16)
       pairs = true;
     else
       widens = true;
   }
-  int64_t most_rows = 0;
-  for (const LinearWeight& w : weights) most_rows = std::max(most_rows, w.end - w.begin);
-  // Several rows multiply for longer than the hardware looks ahead.
-  args.slice_ahead = !blocks ? 0 : most_rows > 1 ? kSliceBytesAhead : slice_ahead(table, slices);
+  args.goal = cache_goal(table, bytes);
+  SlicePrefetching prefetching;
+  if (blocks)
+    for (LinearWeight& w : weights)
+      if (w.format != nullptr) w.ahead = prefetching.ahead(table, *w.format, w.end - w.begin, bytes);
   const int64_t step = block_rows(all_rows, depth, chosen != nullptr);
   const int64_t elements = bytes_of(step, args.x_stride), row_blocks = depth / kBlockInputs;
   const Scratch widened(widens ? bytes_of(elements, itemsize(sum)) : 0);

@@ -10,6 +10,7 @@
 #include "core/float_mode.hpp"
 #include "core/memory.hpp"
 #include "core/parallel.hpp"
+#include "core/prefetching.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
@@ -110,6 +111,7 @@ void rope(const View& x, const Rope& call, const View& out) {
                 angles->table()};
   args.past_caches = lines_past_caches(args.out, args.x);
   const KernelTable& table = kernels();
+  if (args.past_caches) args.goal = cache_goal(table, static_cast<double>(bytes_in(args.x)));
   parallel_for(rows, grain_of_rows(args.x.length),
                [&](int64_t begin, int64_t end) { table.rope(args, begin, end); });
   if (angles->nbytes() <= kMostKept) angles.reset(kept_angles.exchange(angles.release()));

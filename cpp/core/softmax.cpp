@@ -2,6 +2,7 @@
 
 #include "core/dispatch.hpp"
 #include "core/parallel.hpp"
+#include "core/prefetching.hpp"
 #include "core/work.hpp"
 
 namespace simdformer {
@@ -11,6 +12,7 @@ void softmax(const View& x, double temperature, const View& out) {
   SoftmaxArgs args{rows_of(x), rows_of(out), temperature};
   args.past_caches = past_caches(args.out, args.x);
   const KernelTable& table = kernels();
+  args.goal = cache_goal(table, static_cast<double>(bytes_in(args.x)));
   parallel_for(args.x.count, grain_of_rows(args.x.length),
                [&](int64_t begin, int64_t end) { table.softmax(args, begin, end); });
 }

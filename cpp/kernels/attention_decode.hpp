@@ -23,16 +23,17 @@ struct Positions {
   const char* const* rows;
   int64_t count, known, columns, row_bytes;
   int64_t ahead;  // this many rows are prefetched before they are read; 0: all lie near
+  Cache goal;     // to this cache
 
   SF_INLINE const char* row(int64_t j) const { return rows[j]; }
   SF_INLINE Positions from(int64_t j, int64_t most) const {
-    return {rows + j, min_of(count - j, most), known - j, columns, row_bytes, ahead};
+    return {rows + j, min_of(count - j, most), known - j, columns, row_bytes, ahead, goal};
   }
 
   // What is prefetched meanwhile, where every row is read by `readers` rows of queries.
   template <class Ahead>
   SF_INLINE Ahead next(int64_t readers) const {
-    return {rows + ahead, rows + known, row_bytes, readers};
+    return {rows + ahead, rows + known, row_bytes, readers, goal};
   }
 };
 
@@ -50,8 +51,8 @@ struct RowPointers {
   SF_INLINE void append(const Rows& all, int64_t first, int64_t end) {
     each_row(all, first, end, [&](const char* row) __attribute__((always_inline)) { rows[known++] = row; });
   }
-  SF_INLINE Positions positions(int64_t columns, int64_t size, int64_t ahead) const {
-    return {rows, count, known, columns, columns * size, ahead};
+  SF_INLINE Positions positions(int64_t columns, int64_t size, int64_t ahead, Cache goal) const {
+    return {rows, count, known, columns, columns * size, ahead, goal};
   }
 };
 
@@ -237,8 +238,8 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
     const int64_t count = key_rows.count, missing = min_of(count + ahead - key_rows.known, next.count);
     key_rows.append(next.keys, next.first, next.first + missing);
     value_rows.append(next.values, next.first, next.first + missing);
-    const Positions keys = key_rows.positions(args.depth, size, ahead);
-    const Positions values = value_rows.positions(args.value_depth, size, ahead);
+    const Positions keys = key_rows.positions(args.depth, size, ahead, args.goal);
+    const Positions values = value_rows.positions(args.value_depth, size, ahead, args.goal);
     const Strip<A> strip{0, args.queries, first, count, {0, count}, scores, pitch, sums};
     const Tile<A> tile{scores, pitch, false};
     bool paired = false;
@@ -254,8 +255,8 @@ void attend_chunk(const AttentionArgs& args, const Head& head, int64_t begin, in
     if (hides_keys(args, head, strip) && copy_finite<T>(values, copy, sums.pitch)) {
       const int64_t bytes = sums.pitch * static_cast<int64_t>(sizeof(A));
       value_rows.find({reinterpret_cast<const char*>(copy), bytes, nullptr, 0, 0}, 0, count, count, 0);
-      add_values<A, NothingAhead>(rows, {scores, pitch}, value_rows.positions(args.value_depth, sizeof(A), 0),
-                                  block);
+      add_values<A, NothingAhead>(rows, {scores, pitch},
+                                  value_rows.positions(args.value_depth, sizeof(A), 0, Cache::first), block);
       add_non_finite<T>(args, head, strip);
     } else {
       add_values<T, Ahead>(rows, {scores, pitch}, values, block);

@@ -22,8 +22,9 @@ constexpr int64_t kInputElements = 4096;
 struct WeightRows {
   const char* p;
   int64_t stride;
+  Cache goal;  // where several rows of A prefetch them to
 
-  SF_INLINE WeightRows from(int64_t n, int64_t bytes) const { return {p + n * stride + bytes, stride}; }
+  SF_INLINE WeightRows from(int64_t n, int64_t bytes) const { return {p + n * stride + bytes, stride, goal}; }
 };
 
 // c[n] += the sum of the lanes of x[n]. The last of them may be zeros, which change nothing.
@@ -61,7 +62,7 @@ __attribute__((noinline)) void dot_tile(int64_t k, Matrix<Acc<T>> a, WeightRows 
     const int64_t end = min_of(j + kDotDepth, k);
     for (; j + W <= end; j += W) {
       if constexpr (kAhead) {
-        prefetch_lines<NR, 3>(next.address, static_cast<uintptr_t>(b.stride));
+        prefetch_lines<NR>(next.address, static_cast<uintptr_t>(b.stride), next.goal);
         next.address += next.step;
       }
       step(j, [](const T* p) { return load(p); });
@@ -80,7 +81,7 @@ SF_INLINE void dot_columns(int64_t m, int64_t k, Matrix<Acc<T>> a, WeightRows b,
   constexpr auto kSize = static_cast<int64_t>(sizeof(T)), kBytes = kLanes<Acc<T>> * kSize;
   each_share(m, kDotTileRows, [&](int64_t i, int64_t rows) __attribute__((always_inline)) {
     const Prefetch share{next + static_cast<uintptr_t>(k * kSize * i / m),
-                         static_cast<uintptr_t>(kBytes * rows / m)};
+                         static_cast<uintptr_t>(kBytes * rows / m), b.goal};
     with_count<kDotTileRows>(rows, [&](auto count) __attribute__((always_inline)) {
       dot_tile<T, decltype(count)::value, NR, kAhead>(k, a.from(i), b, share, c + i * kSliceColumns);
     });

@@ -7,6 +7,7 @@
 // zero, which is the hardware's doing.
 #pragma once
 
+#include "base/cache.hpp"
 #include "base/panels.hpp"
 #include "base/tuning.hpp"
 #include "kernels/counts.hpp"
@@ -31,10 +32,11 @@ template <class Element>
 struct Panels {
   const Element* p;
   int64_t stride;
+  Cache goal = Cache::first;  // where one or two rows prefetch it to
 
   // From the panel of `column` and from k on, both where a new run of elements begins.
   SF_INLINE Panels from(int64_t column, int64_t k) const {
-    return {p + column / kPanelColumns * stride + k * kPanelColumns, stride};
+    return {p + column / kPanelColumns * stride + k * kPanelColumns, stride, goal};
   }
 };
 
@@ -120,19 +122,20 @@ struct PanelOf<Pairs> {
 
 // What a tile of sums prefetches at every k: the line at `address` of its first panel, and those at the same place
 // in the panels beside it. The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of
-// memory. One or two rows prefetch the same panel further on, into all caches. More of them prefetch the block of the
+// memory. One or two rows prefetch the same panel further on, to the cache that is its goal. More of them prefetch the block of the
 // panels that comes after this one, into the second cache, dealt out to the rows of A: else the first of them would
 // wait for memory. (With few rows AVX-512, whose tile is four panels wide, leaves that to the hardware, which fetches
 // four streams by itself.)
 struct Prefetch {
   uintptr_t address, step;  // step: from one k to the next
+  Cache goal;
 };
 constexpr int kPanelRows = 2;  // up to this many rows a tile prefetches its own panel
 
-template <int panels, int cache>
-SF_INLINE void prefetch_lines(uintptr_t address, uintptr_t panel_bytes) {
+template <int panels>
+SF_INLINE void prefetch_lines(uintptr_t address, uintptr_t panel_bytes, Cache goal) {
   SF_UNROLL for (uintptr_t panel = 0; panel < panels; ++panel)
-      __builtin_prefetch(reinterpret_cast<const void*>(address + panel * panel_bytes), 0, cache);
+      prefetch_to(goal, reinterpret_cast<const void*>(address + panel * panel_bytes));
 }
 
 template <class T, int MR, int NV, class Beside>
@@ -144,7 +147,7 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
   using V = Vec<A>;
   constexpr int W = static_cast<int>(kLanes<A>), kDepth = Panel::kDepth;
   constexpr int kColumns = static_cast<int>(kPanelColumns);
-  constexpr int kPanels = (NV * W + kColumns - 1) / kColumns, kCache = MR <= kPanelRows ? 3 : 2;
+  constexpr int kPanels = (NV * W + kColumns - 1) / kColumns;
   const uintptr_t panel_bytes = static_cast<uintptr_t>(b.stride) * sizeof(ElementOf<T>);
   V sum[MR][NV];
   SF_UNROLL for (int i = 0; i < MR; ++i) SF_UNROLL for (int v = 0; v < NV; ++v) sum[i][v] = V(A(0));
@@ -165,7 +168,7 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
   const ElementOf<T>* b_k = b.p;
   const auto multiply_until = [&](int64_t left) __attribute__((always_inline)) {
     for (; k >= left + kDepth; k -= kDepth, a_k += kDepth, b_k += kPanelColumns * kDepth) {
-      prefetch_lines<kPanels, kCache>(next.address, panel_bytes);
+      prefetch_lines<kPanels>(next.address, panel_bytes, MR <= kPanelRows ? next.goal : Cache::second);
       next.address += next.step;
       multiply(a_k, b_k, Count<0>());
       if constexpr (Panel::kSteps == 2) multiply(a_k + 1, b_k, Count<1>());
@@ -201,12 +204,12 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
   const int64_t block = k / kDepth * kBytes;
   const auto panel = reinterpret_cast<uintptr_t>(b.p);
   each_share(m, MR, [&](int64_t i, int64_t rows) __attribute__((always_inline)) {
-    Prefetch next{panel, 0};  // the line that is read anyway
+    Prefetch next{panel, 0, b.goal};  // the line that is read anyway
     if (kDeals && m >= kFewestRowsForNext && m <= kMostRowsForNext)
       next = {panel + static_cast<uintptr_t>(block + block * i / m),
-              static_cast<uintptr_t>(kBytes * rows / m)};
+              static_cast<uintptr_t>(kBytes * rows / m), b.goal};
     else if (MR <= kPanelRows || sizeof(ElementOf<T>) == 2)
-      next = {panel + kPanelBytesAhead, kBytes};
+      next = {panel + kPanelBytesAhead, kBytes, b.goal};
     const auto multiply = [&](auto& within) __attribute__((always_inline)) {
       with_count<MR, kFewest>(rows, [&](auto count) __attribute__((always_inline)) {
         microkernel<T, decltype(count)::value, NV>(k, a.from(i), b, next, c.from(i, 0), within);
@@ -231,7 +234,7 @@ SF_INLINE void column_tiles(int64_t panels, int64_t m, int64_t k, Matrix<RowOf<T
   if constexpr (kColumns <= kPanelColumns) {
     for (int64_t begin = 0; begin < panels * kPanelColumns; begin += kColumns) {
       const ElementOf<T>* part = b.from(begin, 0).p + begin % kPanelColumns * PanelOf<T>::kDepth;
-      row_tiles<T, MR, NV>(m, k, a, {part, b.stride}, c.from(0, begin), beside);
+      row_tiles<T, MR, NV>(m, k, a, {part, b.stride, b.goal}, c.from(0, begin), beside);
     }
   } else {
     constexpr int kMost = static_cast<int>(kColumns / kPanelColumns), kPanelVectors = NV / kMost;

@@ -50,8 +50,8 @@ struct LinearItem {
   // When packed: the panels that hold the column `first` of the item and those after it.
   template <class Element>
   SF_INLINE Panels<Element> panels(int64_t first = 0) const {
-    const Panels<Element> all{reinterpret_cast<const Element*>(w.weight),
-                              panel_elements(args.depth, w.dtype)};
+    const Panels<Element> all{reinterpret_cast<const Element*>(w.weight), panel_elements(args.depth, w.dtype),
+                              args.goal};
     return all.from(column + first, 0);
   }
 
@@ -161,7 +161,7 @@ inline void multiply_few_bits(const LinearItem& item, float* tile, float* scratc
                          item.column / kSliceColumns * slice_bytes(format, args.depth);
   if (args.x_blocks != nullptr) {
     const ActivationBlock* x = args.x_blocks + item.row * (args.depth / kBlockInputs);
-    return multiply_quantized(format, slice, args.depth, x, item.rows, args.slice_ahead, tile,
+    return multiply_quantized(format, slice, args.depth, x, item.rows, item.w.ahead, tile,
                               reinterpret_cast<uint8_t*>(scratch));
   }
   static_assert(kDepthBlock == kSpanInputs && kDepthBlock * kSliceColumns * 4 >= kWidenedBytes);
@@ -190,7 +190,7 @@ void multiply(const LinearItem& item, Acc<T>* tile, Acc<T>* scratch) noexcept {
   static_assert(kDirectRows <= kSliceColumns);
   if (!item.w.packed && item.all_rows() <= kDirectRows)
     return dot_products<T>(item.rows, item.columns, args.depth, item.x<Acc<T>>(args.x),
-                           {item.weight_row(0), item.w.row_stride}, tile, scratch);
+                           {item.weight_row(0), item.w.row_stride, args.goal}, tile, scratch);
   if (item.w.packed && (sizeof(T) == sizeof(Acc<T>) || item.all_rows() < kWidenRows))
     return multiply_packed<T>(item, args.x, tile);
   multiply_by_blocks<T>(item, tile, scratch);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/bounds.hpp"
+#include "base/cache.hpp"
 #include "kernels/attention_heads.hpp"
 #include "kernels/gemm.hpp"
 
@@ -87,13 +88,18 @@ class Prefetches : public WithinTiles {
 class LinesAhead {
  public:
   // The rows from *row to before *end. What is read now is read by `readers`, one after the other.
-  SF_INLINE LinesAhead(const char* const* row, const char* const* end, int64_t row_bytes, int64_t readers)
-      : row_(row), end_(end), row_bytes_(row_bytes), due_(row < end ? kLineBytes * readers : kNever) {}
+  SF_INLINE LinesAhead(const char* const* row, const char* const* end, int64_t row_bytes, int64_t readers,
+                       Cache goal)
+      : row_(row),
+        end_(end),
+        row_bytes_(row_bytes),
+        due_(row < end ? kLineBytes * readers : kNever),
+        goal_(goal) {}
 
   // So many of the readers read `bytes` bytes. A line that reaches into the next row stands for both.
   SF_INLINE void follow(int64_t bytes, int64_t readers) {
     for (read_ += bytes * readers; read_ >= due_; read_ -= due_) {
-      __builtin_prefetch(*row_ + place_);
+      prefetch_to(goal_, *row_ + place_);
       for (place_ += kLineBytes; place_ >= row_bytes_; place_ -= row_bytes_) {
         if (++row_ < end_) continue;
         due_ = kNever;
@@ -108,11 +114,12 @@ class LinesAhead {
   const char* const* end_;
   int64_t row_bytes_, place_ = 0;
   int64_t due_, read_ = 0;  // bytes times readers: a line is due at so many, and so many have been read
+  Cache goal_;
 };
 
 // In its place, where all lies near.
 struct NothingAhead {
-  SF_INLINE NothingAhead(const char* const*, const char* const*, int64_t, int64_t) {}
+  SF_INLINE NothingAhead(const char* const*, const char* const*, int64_t, int64_t, Cache) {}
   SF_INLINE void follow(int64_t, int64_t) {}
 };
 

@@ -89,15 +89,15 @@ struct QuantizedSpan {
   int64_t blocks;
   int offset;
   const uint8_t* table;
-  int64_t ahead;
+  SliceAhead ahead;
 };
 
-// Prefetches `bytes` of whole rows of words, some columns of them.
+// Prefetches what comes so far behind `bytes` of whole rows of words, some columns of them.
 template <int bytes, int columns = kWordRow>
-SF_INLINE void prefetch_words(const uint8_t* p) {
+SF_INLINE void prefetch_words(const uint8_t* p, SliceAhead ahead) {
   SF_UNROLL for (int row = 0; row < bytes; row += kWordRow)
       SF_UNROLL for (int line = row; line < row + columns; line += kLineBytes)
-          __builtin_prefetch(p + line, 0, 3);
+          prefetch_to(ahead.goal, p + ahead.bytes + line);
 }
 
 // A sum of products of codes of a column with a row of x: by pairs one sum, by bytes those of the high and of
@@ -146,7 +146,7 @@ __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t 
   constexpr int kTurns = kShared ? 1 : kFours / Kind::kTurn, kEach = kFours / kTurns;
   const uint8_t* codes = w.codes;
   const float *scales = w.scales, *minimums = w.minimums;
-  const int64_t ahead = w.ahead;
+  const SliceAhead ahead = w.ahead;
   const int offset = offset_of<Kind>(w.offset);
   for (int64_t block = 0; block < w.blocks; ++block, ++x, codes += kWordRow * Kind::kBits) {
     for (int64_t column = 0; column < kSliceColumns; column += NV * W) {
@@ -163,7 +163,7 @@ __attribute__((noinline)) void multiply_codes(const ActivationBlock* x, int64_t 
         const uint8_t* words = codes + column * 4 + (kShared ? 0 : unit * kTurns * kTurnBytes<Kind>);
         const int16_t* fours_of_x = x->codes + unit * kFours * kFourOfX;
         const auto take_turn = [&]() __attribute__((always_inline)) {
-          if (!Kind::kWidened && first == 0) prefetch_words<kTurnBytes<Kind>, NV * W * 4>(words + ahead);
+          if (!Kind::kWidened && first == 0) prefetch_words<kTurnBytes<Kind>, NV * W * 4>(words, ahead);
           // Pairs one word of a four after the other: GCC 12 would read both from memory again for every row.
           constexpr int kAtOnce = kByteDots || !Kind::kWidened ? kFourWords : 1;
           SF_UNROLL for (int step = 0; step < kEach * kFourWords; step += kAtOnce) {
@@ -230,7 +230,7 @@ template <class Kind>
 SF_INLINE void widen_codes(const QuantizedSpan& w, uint8_t* out) {
   const uint8_t* codes = w.codes;
   for (int64_t turn = 0; turn < w.blocks * 8 / Kind::kTurn; ++turn, codes += kTurnBytes<Kind>) {
-    prefetch_words<kTurnBytes<Kind>>(codes + w.ahead);
+    prefetch_words<kTurnBytes<Kind>>(codes, w.ahead);
     SF_UNROLL for (int four = 0; four < Kind::kTurn;
                    ++four, out += kWordRow * kFourWords) for (int64_t column = 0; column < kSliceColumns;
                                                               column += kLanes<float>) {
@@ -256,16 +256,16 @@ struct SpanScales {
   alignas(64) float minimums[kSpanInputs / 16 * kSliceColumns];
 };
 
-// tile (rows, 64) = x W^T for a slice, prefetched so many bytes ahead; widened: kWidenedBytes of scratch.
+// tile (rows, 64) = x W^T for a slice; widened: kWidenedBytes of scratch.
 inline void multiply_quantized(const QuantizedFormat& format, const uint8_t* slice, int64_t depth,
-                               const ActivationBlock* x, int64_t rows, int64_t ahead, float* tile,
+                               const ActivationBlock* x, int64_t rows, SliceAhead ahead, float* tile,
                                uint8_t* widened) noexcept {
   SpanScales scratch;
   const int64_t x_stride = depth / kBlockInputs;
   std::memset(tile, 0, static_cast<size_t>(rows * kSliceColumns) * sizeof(float));
   for (int64_t k = 0; k < depth; k += kSpanInputs) {
     const int64_t inputs = min_of(depth - k, kSpanInputs), scales = scale_bytes(format, inputs);
-    for (int64_t row = 0; row < scales; row += kWordRow) prefetch_words<kWordRow>(slice + ahead + row);
+    for (int64_t row = 0; row < scales; row += kWordRow) prefetch_words<kWordRow>(slice + row, ahead);
     decode_scales(format, slice, inputs, {0, kSliceColumns}, scratch.scales, scratch.minimums);
     QuantizedSpan w;
     w.codes = slice + scales;

@@ -104,7 +104,7 @@ void rope_rows(const RopeArgs& args, int64_t begin, int64_t end) noexcept {
     T* y = args.past_caches ? reinterpret_cast<T*>(lines.place()) : out.template as<T>();
     if (args.past_caches)
       for (int64_t byte = 0; byte < bytes; byte += kLineBytes)
-        __builtin_prefetch(x.get() + byte + kRopeBytesAhead);
+        prefetch_to(args.goal, x.get() + byte + kRopeBytesAhead);
     const A* cos = table + position * 2 * half;
     if constexpr (layout == RopeLayout::half)
       rotate_halves(in, y, half, cos, cos + half);

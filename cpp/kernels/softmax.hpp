@@ -34,11 +34,11 @@ SF_INLINE Vec<Acc<T>> highest_of(const T* row, int64_t n) {
 }
 
 // out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it. `highest`
-// becomes that of the row `next`, which is as long: exponentials leave time to find it, and it is brought near. (A
+// becomes that of the row `next`, which is as long: exponentials leave time to find it, and it is prefetched to `goal`. (A
 // function of its own: with sanitizers the caller takes many minutes to compile otherwise.)
 template <class A, class In, class F>
 __attribute__((noinline)) A map_and_sum(A* out, const In* in, const In* next, int64_t n, Vec<A>& highest,
-                                        F f) {
+                                        Cache goal, F f) {
   using V = Vec<A>;
   constexpr int64_t W = kLanes<A>;
   TreeSum<V> total;
@@ -48,7 +48,7 @@ __attribute__((noinline)) A map_and_sum(A* out, const In* in, const In* next, in
     V sum[4] = {V(A(0)), V(A(0)), V(A(0)), V(A(0))};
     const auto map = [&](int64_t i, V& sum) __attribute__((always_inline)) {
       const V y = f(load(in + i));
-      __builtin_prefetch(reinterpret_cast<const char*>(next + i) + kSoftmaxBytesAhead);
+      prefetch_to(goal, reinterpret_cast<const char*>(next + i) + kSoftmaxBytesAhead);
       most = larger(load(next + i), most);
       store(out + i, y);
       sum = sum + y;
@@ -79,21 +79,21 @@ constexpr int64_t kSoftmaxStage = 4096;  // 16 KiB of stack
 // Returns the highest numbers of the row `next`.
 template <class T, class F>
 __attribute__((noinline)) Vec<Acc<T>> softmax_row(const T* x, T* out, const T* next, int64_t n,
-                                                  bool past_caches, F f) {
+                                                  bool past_caches, Cache goal, F f) {
   using A = Acc<T>;
   using V = Vec<A>;
   constexpr bool kRounds = sizeof(T) != sizeof(A);
   V highest;
   if (n <= kSoftmaxStage && (kRounds || past_caches)) {  // exponentials wait as they are
     alignas(64) A stage[kSoftmaxStage];
-    const V scale(A(1) / map_and_sum(static_cast<A*>(stage), x, next, n, highest, f));
+    const V scale(A(1) / map_and_sum(static_cast<A*>(stage), x, next, n, highest, goal, f));
     write_row(past_caches, out, n, 0, [&](V e) { return V(e * scale); }, static_cast<const A*>(stage));
   } else if constexpr (kRounds) {  // or are taken twice
     const V scale(A(1) / sum_row(x, n, [&](V sum, V x) { return V(sum + f(x)); }));
     write_row(past_caches, out, n, 0, [&](V x) { return V(f(x) * scale); }, x);
     highest = highest_of(next, n);
   } else {  // or wait in the output
-    const V scale(A(1) / map_and_sum(out, x, next, n, highest, f));
+    const V scale(A(1) / map_and_sum(out, x, next, n, highest, goal, f));
     map_row<4>(out, n, [&](V e) { return V(e * scale); }, static_cast<const T*>(out));
   }
   return highest;
@@ -114,7 +114,7 @@ void softmax_rows(const SoftmaxArgs& args, int64_t begin, int64_t end) noexcept 
     if (row + 1 < end) next.next();  // the last row looks at itself
     const auto normalise = [&](auto exponential) __attribute__((always_inline)) {
       return softmax_row(x.template as<const T>(), out.template as<T>(), next.template as<const T>(), n,
-                         args.past_caches, exponential);
+                         args.past_caches, args.goal, exponential);
     };
     const V most(max_lanes(highest));
     if (temperature == A(1))

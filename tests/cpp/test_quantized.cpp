@@ -1,5 +1,7 @@
 // Quantized weights: their bytes, and their product with x, against float64.
 #include <cmath>
+#include <set>
+#include <utility>
 #include <xtensor/xmath.hpp>
 #include <xtensor/xview.hpp>
 
@@ -8,8 +10,8 @@
 #include "check.hpp"
 #include "core/linear.hpp"
 #include "core/parallel.hpp"
+#include "core/prefetching.hpp"
 #include "core/quantized.hpp"
-#include "core/slice_ahead.hpp"
 
 namespace simdformer::tests {
 namespace {
@@ -118,7 +120,7 @@ TEST(linear_is_the_product_with_the_values_of_a_quantized_weight) {
   }
 }
 
-TEST(how_far_ahead_to_prefetch_is_measured_and_changes_no_bits) {
+TEST(how_to_prefetch_is_tried_by_the_first_products_and_changes_no_bits) {
   constexpr std::size_t rows = 4096, depth = 512;
   const QuantizedType& type = *quantized_type("q8_0");
   const std::vector<uint8_t> bytes = blocks_of(type, rows, depth);
@@ -134,16 +136,41 @@ TEST(how_far_ahead_to_prefetch_is_measured_and_changes_no_bits) {
       linear(x.view(), &operand, 1, Arithmetic::int16);
       return out.values();
     };
-    stay_awake();
-    const Values before = product_with(small), all = product_with(large), after = product_with(small);
-    const int64_t ahead = slice_ahead(kernels(), 0);
-    CHECK(ahead == 0 || ahead == kSliceBytesAhead);
-    may_sleep();
-    CHECK_EQUAL(slice_ahead(kernels(), 2 << 20),
-                kSliceBytesAhead);  // near, where nobody says that more comes
-    CHECK_EQUAL(slice_ahead(kernels(), 2.0 * kFarthestBytes), ahead);
-    CHECK(xt::all(xt::equal(before, after)));
+    const Values before = product_with(small), all = product_with(large);
     CHECK(xt::all(xt::equal(before, Values(xt::view(all, xt::all(), xt::range(0, 64))))));
+    stay_awake();
+    for (int trial = 0; trial < 4 * kTrialsOfEach + 1; ++trial)
+      CHECK(xt::all(xt::equal(product_with(large), all)));
+    may_sleep();
+    CHECK(xt::all(xt::equal(product_with(small), before)));
+  });
+}
+
+TEST(all_ways_to_prefetch_have_their_turn_with_each_product_of_a_layer_and_one_stays) {
+  using Way = std::pair<int64_t, Cache>;
+  const QuantizedFormat& format = weight_of(*quantized_type("q4_k"), {}, 0, 256).format();
+  for_each_isa([&] {
+    const auto way = [&](int64_t rows, double bytes) {
+      SlicePrefetching product;
+      const SliceAhead ahead = product.ahead(kernels(), format, rows, bytes);
+      CHECK(product.ahead(kernels(), format, rows, bytes).bytes == ahead.bytes);  // for all weights of a call
+      return Way{ahead.bytes, ahead.goal};
+    };
+    const Way near{kSliceBytesAhead, cache_goal(kernels(), kFarthestBytes)};
+    std::set<Way> of_product[4];
+    for (int trial = 0; trial < 4 * kTrialsOfEach; ++trial)
+      of_product[trial % 4].insert(way(1, kFarthestBytes));
+    for (const std::set<Way>& ways : of_product) CHECK_EQUAL(ways.size(), std::size_t{4});
+    CHECK(of_product[0].count(near) == 1);
+    const Way best = way(1, kFarthestBytes);
+    CHECK(of_product[0].count(best) == 1);
+    for (int again = 0; again < 8; ++again) CHECK(way(1, kFarthestBytes) == best);
+    // By several rows, and near, where nobody says that more comes.
+    CHECK(way(4, kFarthestBytes) == near);
+    CHECK(way(1, kFarBytes) == near);
+    stay_awake();
+    CHECK(way(1, kFarBytes) == best);
+    may_sleep();
   });
 }
 
