@@ -1,7 +1,9 @@
 """`torch.ops.simdformer`: what torch.compile and torch.export see of us."""
 
+import functools
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -9,6 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import simdformer as sf
 import simdformer.torch as sft
+from conftest import same_bits
+from simdformer.arguments import as_array
 from simdformer.tensors.gradients import GRADIENTS
 from simdformer.tensors.operators import OPERATORS, PAIRS, linear_cross_entropy
 from simdformer.tensors.wrapping import on_tensors
@@ -87,6 +91,10 @@ CALLS = {
         ((X, W, torch.zeros(2, 6).long()), {"needs": [], "reduction": "sum"}),
     ],
 }
+NO_OPERATORS = (
+    "accelerate restore causal_mask from_pretrained pack quantization_types quantize "
+    "rope_frequencies"
+)
 
 
 def operator_of(name):
@@ -101,8 +109,20 @@ def function_of(name):
     return getattr(sft, name.partition(".")[0])
 
 
+def by_name(name, args, kwargs):
+    """The arguments of an operator as its function has them."""
+    names = [argument.name for argument in operator_of(name)._schema.arguments]
+    named = dict(zip(names, args, strict=False)) | kwargs
+    for pair in named.keys() & set(PAIRS):
+        named[pair] = tuple(named[pair]) if len(named[pair]) == 2 else named[pair][0]
+    return named
+
+
 def test_every_operator_has_the_arguments_of_its_function():
     assert set(OPERATORS) == set(CALLS)
+    assert set(sf.functional.__all__) <= set(sft.__all__)
+    functions = {name for name in sft.__all__ if inspect.isfunction(getattr(sft, name))}
+    assert functions - set(CALLS) == set(NO_OPERATORS.split())
     for name in OPERATORS:
         base = name.partition(".")[0]
         theirs = set(inspect.signature(getattr(sf, base)).parameters)
@@ -126,18 +146,19 @@ def test_pytorch_finds_nothing_wrong_with_an_operator(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_operator_gives_what_its_function_gives(name):
-    arguments = [argument.name for argument in operator_of(name)._schema.arguments]
+def test_an_operator_gives_what_its_functions_of_tensors_and_of_arrays_give(name):
     for args, kwargs in CALLS[name]:
-        got = operator_of(name)(*args, **kwargs)
-        named = dict(zip(arguments, args, strict=False)) | kwargs
-        for pair in named.keys() & set(PAIRS):
-            named[pair] = tuple(named[pair]) if len(named[pair]) == 2 else named[pair][0]
-        want = function_of(name)(**named)
-        several = isinstance(got, list)
-        for one, other in zip(got, want, strict=True) if several else [(got, want)]:
+        named = by_name(name, args, kwargs)
+        got = tree_leaves(operator_of(name)(*args, **kwargs))
+        for one, other in zip(got, tree_leaves(function_of(name)(**named)), strict=True):
             assert torch.equal(one, other)
             assert one.dtype is other.dtype
+        if "dtype" in named:
+            named["dtype"] = str(named["dtype"]).removeprefix("torch.")
+        base = name.partition(".")[0]
+        of_arrays = linear_cross_entropy if base == "linear_cross_entropy" else getattr(sf, base)
+        for one, other in zip(got, tree_leaves(of_arrays(**named)), strict=True):
+            assert same_bits(as_array("test", "got", one), np.asarray(other))
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -175,15 +196,16 @@ def of_one_list(name, args, kwargs):
         kwargs["needs"] = ["x", "weight"]
     leaves, spec = tree_flatten((args, kwargs))
     places = [at for at, leaf in enumerate(leaves) if torch.is_tensor(leaf) and leaf.requires_grad]
+    operator = operator_of(name)
 
-    def called(*tensors):
+    def called(*tensors, call=operator):
         given = list(leaves)
         for at, tensor in zip(places, tensors, strict=True):
             given[at] = tensor
         args, kwargs = tree_unflatten(given, spec)
-        results = operator_of(name)(*args, **kwargs)
+        results = call(*args, **kwargs)
         if base in ("cross_entropy", "linear_cross_entropy"):  # the loss alone has a gradient
-            return results[0] if isinstance(results, list) else results
+            return results if torch.is_tensor(results) else results[0]
         return tuple(results) if isinstance(results, list) else results
 
     return called, [leaves[at].detach().clone().requires_grad_() for at in places]
@@ -200,19 +222,29 @@ def test_the_gradient_of_an_operator_is_that_of_differences(name, args, kwargs):
 @pytest.mark.parametrize(("name", "args", "kwargs"), GRADED)
 def test_pytorch_finds_nothing_wrong_with_a_gradient(name, args, kwargs):
     called, tensors = of_one_list(name, args, kwargs)
-    with torch.no_grad():
-        want = called(*tensors)
-    got = called(*tensors)
-    for one, other in zip(tree_leaves(got), tree_leaves(want), strict=True):
-        assert torch.equal(one, other)
-    compiled = torch.compile(called, backend="aot_eager", fullgraph=True)
+
+    def function(*args, **kwargs):
+        named = by_name(name, args, kwargs)
+        named.pop("needs", None)
+        return getattr(sft, name.partition(".")[0])(**named)
+
+    by_function = functools.partial(called, call=function)
+    wanted = []
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            wanted.append(tree_leaves(by_function(*tensors)))
     ways = []
-    for way in (called, compiled):
+    for way in (called, by_function, torch.compile(called, backend="aot_eager", fullgraph=True)):
         results = tree_leaves(way(*tensors))
+        for want in wanted:
+            for one, other in zip(results, want, strict=True):
+                assert torch.equal(one, other)
+                assert not other.requires_grad
         ways.append(torch.autograd.grad([one.square().sum() for one in results], tensors))
-    for one, other in zip(*ways, strict=True):
-        assert torch.equal(one, other)
-        assert one.stride() == other.stride()
+    for way in ways[1:]:
+        for one, other in zip(ways[0], way, strict=True):
+            assert torch.equal(one, other)
+            assert one.stride() == other.stride()
 
 
 @pytest.mark.parametrize("name", [name for name in GRADIENTS if not name.endswith(".parts")])
