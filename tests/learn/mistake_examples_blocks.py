@@ -60,155 +60,87 @@ class Parts:
     def mlp_norm(self, x):
         return norm(x, self.two)
 
+    def attended(self, x):
+        """The first half, as it should be."""
+        return x + self.attention(self.attn_norm(x))
 
-def wrong_block(name):
-    """The decorated function gives the result for (parts, x)."""
-
-    def register(function):
-        @example(f"block.{name}" if "." not in name else name)
-        def _(rng):
-            parts, x = Parts(rng), normal(rng, B, L, E)
-            mine = function(parts, torch.from_numpy(x))
-            return mine, parts.block, (x,), {"mask": "causal"}
-
-    return register
+    def finished(self, h):
+        """The second half."""
+        return h + self.mlp(self.mlp_norm(h))
 
 
-@wrong_block("no_residual_around_attention")
-def _(p, x):
-    h = p.attention(p.attn_norm(x))
-    return h + p.mlp(p.mlp_norm(h))
+def added(f, x):
+    return x + f(x)
 
 
-@wrong_block("no_residual_around_mlp")
-def _(p, x):
-    h = x + p.attention(p.attn_norm(x))
-    return p.mlp(p.mlp_norm(h))
-
-
-@wrong_block("no_residuals")
-def _(p, x):
-    return p.mlp(p.mlp_norm(p.attention(p.attn_norm(x))))
-
-
-@wrong_block("residual_of_normed_around_attention")
-def _(p, x):
-    x = p.attn_norm(x)
-    x = x + p.attention(x)
-    return x + p.mlp(p.mlp_norm(x))
-
-
-@wrong_block("residual_of_normed_around_mlp")
-def _(p, x):
-    h = x + p.attention(p.attn_norm(x))
-    h = p.mlp_norm(h)
-    return h + p.mlp(h)
-
-
-@wrong_block("residuals_of_normed")
-def _(p, x):
-    x = p.attn_norm(x)
-    x = x + p.attention(x)
-    x = p.mlp_norm(x)
-    return x + p.mlp(x)
-
-
-@wrong_block("residual_of_input_around_mlp")
-def _(p, x):
-    h = x + p.attention(p.attn_norm(x))
-    return x + p.mlp(p.mlp_norm(h))
-
-
-@wrong_block("input_added_twice")
-def _(p, x):
-    h = x + p.attention(p.attn_norm(x))
-    return x + h + p.mlp(p.mlp_norm(h))
-
-
-@wrong_block("no_attn_norm")
-def _(p, x):
-    h = x + p.attention(x)
-    return h + p.mlp(p.mlp_norm(h))
-
-
-@wrong_block("no_mlp_norm")
-def _(p, x):
-    h = x + p.attention(p.attn_norm(x))
-    return h + p.mlp(h)
-
-
-@wrong_block("norms_swapped")
-def _(p, x):
-    h = x + p.attention(p.mlp_norm(x))
-    return h + p.mlp(p.attn_norm(h))
-
-
-@wrong_block("attn_norm_for_both")
-def _(p, x):
-    h = x + p.attention(p.attn_norm(x))
-    return h + p.mlp(p.attn_norm(h))
-
-
-@wrong_block("mlp_norm_of_input")
-def _(p, x):
-    h = x + p.attention(p.attn_norm(x))
-    return h + p.mlp(p.mlp_norm(x))
-
-
-@wrong_block("mlp_norm_of_attention")
-def _(p, x):
-    found = p.attention(p.attn_norm(x))
-    return x + found + p.mlp(p.mlp_norm(found))
-
-
-@wrong_block("in_parallel")
-def _(p, x):
+def parallel(p, x):
     y = p.attn_norm(x)
     return x + p.attention(y) + p.mlp(y)
 
 
-@wrong_block("post_norm")
-def _(p, x):
-    h = p.attn_norm(x + p.attention(x))
-    return p.mlp_norm(h + p.mlp(h))
+def mlp_norm_of_attention(p, x):
+    found = p.attention(p.attn_norm(x))
+    return x + found + p.mlp(p.mlp_norm(found))
 
 
-@wrong_block("results_normed")
-def _(p, x):
+def post_norm(p, x):
+    return p.mlp_norm(added(p.mlp, p.attn_norm(added(p.attention, x))))
+
+
+def results_normed(p, x):
     h = x + p.attn_norm(p.attention(x))
     return h + p.mlp_norm(p.mlp(h))
 
 
-@wrong_block("attention_not_added")
-def _(p, x):
-    return x + p.mlp(p.mlp_norm(x))
-
-
-@wrong_block("mlp_not_added")
-def _(p, x):
-    return x + p.attention(p.attn_norm(x))
-
-
-@wrong_block("mlp_first")
-def _(p, x):
-    h = x + p.mlp(p.mlp_norm(x))
-    return h + p.attention(p.attn_norm(h))
-
-
-@wrong_block("swiglu.gate_and_up_swapped")
-def _(p, x):
+def gate_and_up_swapped(p, x):
     p.w[4], p.w[5] = p.w[5], p.w[4]
-    h = x + p.attention(p.attn_norm(x))
-    return h + p.mlp(p.mlp_norm(h))
+    return p.finished(p.attended(x))
 
 
-@wrong_block("rms_norm.no_eps")
-def _(p, x):
+def without_eps(p, x):
     def bare(x, weight):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) * weight
 
     h = x + p.attention(bare(x, p.one))
     return h + p.mlp(bare(h, p.two))
+
+
+WRONG = {
+    "block.no_residual_around_attention": lambda p, x: p.finished(p.attention(p.attn_norm(x))),
+    "block.no_residual_around_mlp": lambda p, x: p.mlp(p.mlp_norm(p.attended(x))),
+    "block.no_residuals": lambda p, x: p.mlp(p.mlp_norm(p.attention(p.attn_norm(x)))),
+    "block.residual_of_normed_around_attention": lambda p, x: p.finished(
+        added(p.attention, p.attn_norm(x))
+    ),
+    "block.residual_of_normed_around_mlp": lambda p, x: added(p.mlp, p.mlp_norm(p.attended(x))),
+    "block.residuals_of_normed": lambda p, x: added(
+        p.mlp, p.mlp_norm(added(p.attention, p.attn_norm(x)))
+    ),
+    "block.residual_of_input_around_mlp": lambda p, x: x + p.mlp(p.mlp_norm(p.attended(x))),
+    "block.input_added_twice": lambda p, x: x + p.finished(p.attended(x)),
+    "block.no_attn_norm": lambda p, x: p.finished(added(p.attention, x)),
+    "block.no_mlp_norm": lambda p, x: added(p.mlp, p.attended(x)),
+    "block.norms_swapped": lambda p, x: (
+        (h := x + p.attention(p.mlp_norm(x))) + p.mlp(p.attn_norm(h))
+    ),
+    "block.attn_norm_for_both": lambda p, x: (h := p.attended(x)) + p.mlp(p.attn_norm(h)),
+    "block.mlp_norm_of_input": lambda p, x: p.attended(x) + p.mlp(p.mlp_norm(x)),
+    "block.mlp_norm_of_attention": mlp_norm_of_attention,
+    "block.in_parallel": parallel,
+    "block.post_norm": post_norm,
+    "block.results_normed": results_normed,
+    "block.attention_not_added": lambda p, x: p.finished(x),
+    "block.mlp_not_added": lambda p, x: p.attended(x),
+    "block.mlp_first": lambda p, x: p.attended(p.finished(x)),
+    "swiglu.gate_and_up_swapped": gate_and_up_swapped,
+    "rms_norm.no_eps": without_eps,
+}
+for name, code in WRONG.items():
+
+    @example(name)
+    def _(rng, code=code):
+        parts, x = Parts(rng), normal(rng, B, L, E)
+        return code(parts, torch.from_numpy(x)), parts.block, (x,), {"mask": "causal"}
 
 
 # ---- embedding -----------------------------------------------------------------------------------

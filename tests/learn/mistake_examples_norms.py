@@ -26,14 +26,14 @@ def wrong_rms(name, wrong, *also, shape=(2, 9, N), eps=EPS, scale=1.0):
 
 
 def wrong_layer(name, wrong, *also, shape=(2, 9, N), eps=EPS, scale=1.0):
-    """`wrong` gives the result for (x, weight, bias, eps), computed in float32."""
+    """`wrong` gives the result for (x, x - mean, weight, bias, eps), computed in float32."""
 
     @example(name, *also)
     def _(rng):
         x, w, b = normal(rng, *shape, scale=scale), normal(rng, shape[-1]), normal(rng, shape[-1])
         x = x + np.float32(scale / 2)
         with np.errstate(all="ignore"):
-            mine = wrong(x, w, b, np.float32(eps))
+            mine = wrong(x, x - mean(x), w, b, np.float32(eps))
         return mine.astype(np.float32), sf.layer_norm, (x, w, b), {"eps": eps}
 
 
@@ -142,11 +142,6 @@ wrong_rms("rms_norm.weight_twice", lambda x, w, e: x / np.sqrt(ms(x) + e) * w * 
 
 # ---- LayerNorm -----------------------------------------------------------------------------------
 
-wrong_layer(
-    "layer_norm.weight_twice",
-    lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) * w * w + b,
-)
-
 
 @example("layer_norm.squares_overflow")
 def _(rng):
@@ -157,56 +152,54 @@ def _(rng):
     return mine, sf.layer_norm, (x, w, b), {"eps": 1e-5}
 
 
-wrong_layer("layer_norm.no_eps", lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x)) * w + b)
-wrong_layer(
-    "layer_norm.eps_outside_root",
-    lambda x, w, b, e: (x - mean(x)) / (x.std(-1, keepdims=True) + e) * w + b,
-)
-wrong_layer(
-    "layer_norm.eps_as_a_bound",
-    lambda x, w, b, e: (x - mean(x)) / np.sqrt(np.maximum(var(x), e)) * w + b,
-    scale=0.1,
-)
-wrong_layer(
-    "layer_norm.eps_squared",
-    lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e**2) * w + b,
-    scale=0.1,
-    eps=0.02,
-)
+for name, code in {
+    "weight_twice": lambda x, c, w, b, e: c / np.sqrt(var(x) + e) * w * w + b,
+    "no_eps": lambda x, c, w, b, e: c / np.sqrt(var(x)) * w + b,
+    "eps_outside_root": lambda x, c, w, b, e: c / (x.std(-1, keepdims=True) + e) * w + b,
+    "sum_for_mean": lambda x, c, w, b, e: c / np.sqrt((c**2).sum(-1, keepdims=True) + e) * w + b,
+    "n_minus_one": lambda x, c, w, b, e: c / np.sqrt(var(x, ddof=1) + e) * w + b,
+    "no_root": lambda x, c, w, b, e: c / (var(x) + e) * w + b,
+    "multiplied_by_root": lambda x, c, w, b, e: c * np.sqrt(var(x) + e) * w + b,
+    "not_divided": lambda x, c, w, b, e: c * w + b,
+    "absolute_values": lambda x, c, w, b, e: c / np.sqrt(mean(abs(c)) ** 2 + e) * w + b,
+    "mean_not_subtracted": lambda x, c, w, b, e: x / np.sqrt(ms(x) + e) * w + b,
+    "squares_not_centred": lambda x, c, w, b, e: c / np.sqrt(ms(x) + e) * w + b,
+    "only_variance_centred": lambda x, c, w, b, e: x / np.sqrt(var(x) + e) * w + b,
+    "weight_forgotten": lambda x, c, w, b, e: c / np.sqrt(var(x) + e) + b,
+    "one_plus_weight": lambda x, c, w, b, e: c / np.sqrt(var(x) + e) * (1 + w) + b,
+    "weight_added": lambda x, c, w, b, e: c / np.sqrt(var(x) + e) + w + b,
+    "weight_before_norm": lambda x, c, w, b, e: c * w / np.sqrt(ms(c * w) + e) + b,
+    "bias_forgotten": lambda x, c, w, b, e: c / np.sqrt(var(x) + e) * w,
+    "weight_and_bias_swapped": lambda x, c, w, b, e: c / np.sqrt(var(x) + e) * b + w,
+    "bias_before_weight": lambda x, c, w, b, e: (c / np.sqrt(var(x) + e) + b) * w,
+}.items():
+    wrong_layer(f"layer_norm.{name}", code)
+for name, code, eps in (
+    ("eps_as_a_bound", lambda x, c, w, b, e: c / np.sqrt(np.maximum(var(x), e)) * w + b, EPS),
+    ("eps_squared", lambda x, c, w, b, e: c / np.sqrt(var(x) + e**2) * w + b, 0.02),
+):
+    wrong_layer(f"layer_norm.{name}", code, scale=0.1, eps=eps)
+for name, code in {
+    "keepdims_lost": lambda x, m, w, b, e: (x - mean(x)) / np.sqrt(x.var(-1) + e) * w + b,
+    "keepdims_of_mean_lost": lambda x, m, w, b, e: (x - m) / np.sqrt(ms(x - m) + e) * w + b,
+    "keepdims_lost_twice": lambda x, m, w, b, e: (
+        (x - m) / np.sqrt(ms(x - m, keepdims=False) + e) * w + b
+    ),
+    "keepdims_lost_in_both": lambda x, m, w, b, e: (x - m) / np.sqrt(x.var(-1) + e) * w + b,
+    "weight_on_tokens": lambda x, m, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) * w[:, None] + b,
+}.items():
+    wrong_layer(
+        f"layer_norm.{name}",
+        lambda x, c, w, b, e, code=code: code(x, x.mean(-1), w, b, e),
+        shape=(N, N),
+    )
 for label in ("1e-03", "1e-04", "1e-05", "1e-06", "1.19e-07", "1e-08", "1e-12"):
     other = {"1.19e-07": 1.1920929e-07}.get(label, float(label))
 
-    def with_eps(x, w, b, e, other=other):
+    def with_eps(x, c, w, b, e, other=other):
         return torch.layer_norm(torch.from_numpy(x), x.shape[-1:], eps=other).numpy() * w + b
 
     wrong_layer(f"layer_norm.eps_{label}", with_eps, eps=3e-5, scale=1e-7 if other < 1e-9 else 1e-4)
-wrong_layer(
-    "layer_norm.sum_for_mean",
-    lambda x, w, b, e: (
-        (x - mean(x)) / np.sqrt(((x - mean(x)) ** 2).sum(-1, keepdims=True) + e) * w + b
-    ),
-)
-wrong_layer(
-    "layer_norm.n_minus_one",
-    lambda x, w, b, e: (
-        (x - mean(x)) / np.sqrt(torch.from_numpy(x).var(-1, keepdim=True).numpy() + e) * w + b
-    ),
-)
-wrong_layer("layer_norm.no_root", lambda x, w, b, e: (x - mean(x)) / (var(x) + e) * w + b)
-wrong_layer(
-    "layer_norm.multiplied_by_root",
-    lambda x, w, b, e: (x - mean(x)) * np.sqrt(var(x) + e) * w + b,
-)
-wrong_layer("layer_norm.not_divided", lambda x, w, b, e: (x - mean(x)) * w + b)
-wrong_layer(
-    "layer_norm.absolute_values",
-    lambda x, w, b, e: (x - mean(x)) / np.sqrt(mean(abs(x - mean(x))) ** 2 + e) * w + b,
-)
-wrong_layer("layer_norm.mean_not_subtracted", lambda x, w, b, e: x / np.sqrt(ms(x) + e) * w + b)
-wrong_layer(
-    "layer_norm.squares_not_centred", lambda x, w, b, e: (x - mean(x)) / np.sqrt(ms(x) + e) * w + b
-)
-wrong_layer("layer_norm.only_variance_centred", lambda x, w, b, e: x / np.sqrt(var(x) + e) * w + b)
 for name, axis in {
     "over_tokens": 1,
     "over_everything": None,
@@ -216,60 +209,10 @@ for name, axis in {
 }.items():
     wrong_layer(
         f"layer_norm.{name}",
-        lambda x, w, b, e, axis=axis: (
+        lambda x, c, w, b, e, axis=axis: (
             (x - mean(x, axis)) / np.sqrt(x.var(axis=axis, keepdims=True) + e) * w + b
         ),
     )
-wrong_layer(
-    "layer_norm.keepdims_lost",
-    lambda x, w, b, e: (x - mean(x)) / np.sqrt(x.var(-1) + e) * w + b,
-    shape=(N, N),
-)
-wrong_layer(
-    "layer_norm.keepdims_of_mean_lost",
-    lambda x, w, b, e: (x - x.mean(-1)) / np.sqrt(ms(x - x.mean(-1)) + e) * w + b,
-    shape=(N, N),
-)
-wrong_layer(
-    "layer_norm.keepdims_lost_twice",
-    lambda x, w, b, e: (x - x.mean(-1)) / np.sqrt(ms(x - x.mean(-1), keepdims=False) + e) * w + b,
-    shape=(N, N),
-)
-wrong_layer(
-    "layer_norm.keepdims_lost_in_both",
-    lambda x, w, b, e: (x - x.mean(-1)) / np.sqrt(x.var(-1) + e) * w + b,
-    shape=(N, N),
-)
-wrong_layer(
-    "layer_norm.weight_forgotten", lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) + b
-)
-wrong_layer(
-    "layer_norm.one_plus_weight",
-    lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) * (1 + w) + b,
-)
-wrong_layer(
-    "layer_norm.weight_added", lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) + w + b
-)
-wrong_layer(
-    "layer_norm.weight_before_norm",
-    lambda x, w, b, e: (x - mean(x)) * w / np.sqrt(ms((x - mean(x)) * w) + e) + b,
-)
-wrong_layer(
-    "layer_norm.weight_on_tokens",
-    lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) * w[:, None] + b,
-    shape=(N, N),
-)
-wrong_layer("layer_norm.bias_forgotten", lambda x, w, b, e: (x - mean(x)) / np.sqrt(var(x) + e) * w)
-wrong_layer(
-    "layer_norm.weight_and_bias_swapped",
-    lambda x, w, b, e: torch.layer_norm(
-        torch.from_numpy(x), (N,), *map(torch.from_numpy, (b, w)), float(e)
-    ).numpy(),
-)
-wrong_layer(
-    "layer_norm.bias_before_weight",
-    lambda x, w, b, e: ((x - mean(x)) / np.sqrt(var(x) + e) + b) * w,
-)
 
 
 def layer_in_16_bits(x, w, b, e, dtype):
@@ -282,5 +225,5 @@ def layer_in_16_bits(x, w, b, e, dtype):
 for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
     wrong_layer(
         f"layer_norm.in_{name}",
-        lambda x, w, b, e, dtype=dtype: layer_in_16_bits(x, w, b, e, dtype),
+        lambda x, c, w, b, e, dtype=dtype: layer_in_16_bits(x, w, b, e, dtype),
     )
