@@ -29,7 +29,7 @@ def attend(q, k, v, scale=None):
 def wrong(name, code, *also, heads=(H, H), length=(L, L), dim=D, factor=1.0, **kwargs):
     """`code` gives the result for (q, k, v) and the keywords of the call, in float32."""
 
-    @example(name, *also)
+    @example(*(f"attention.{one}" for one in (name, *also)))
     def _(rng):
         q = normal(rng, B, heads[0], length[0], dim, scale=factor)
         k, v = (normal(rng, B, heads[1], length[1], dim) for _ in range(2))
@@ -40,37 +40,23 @@ def wrong(name, code, *also, heads=(H, H), length=(L, L), dim=D, factor=1.0, **k
 
 # ---- scale ---------------------------------------------------------------------------------------
 
-wrong("attention.no_scale", lambda q, k, v: attend(q, k, v, 1))
+wrong("no_scale", lambda q, k, v: attend(q, k, v, 1))
+wrong("scale_by_head_dim", lambda q, k, v: attend(q, k, v, 1 / D), "scale_twice")
+wrong("scale_twice", lambda q, k, v, scale: attend(q * np.float32(scale), k, v, scale), scale=0.3)
+wrong("scale_by_hidden_size", lambda q, k, v: attend(q, k, v, (H * D) ** -0.5))
+wrong("scale_by_length", lambda q, k, v: attend(q, k, v, 1 / np.sqrt(k.shape[-2])), length=(7, 11))
+wrong("scale_by_num_heads", lambda q, k, v: attend(q, k, v, q.shape[1] ** -0.5))
+wrong("divided_by_scale", lambda q, k, v: attend(q, k, v, np.sqrt(D)))
+wrong("divided_by_scale", lambda q, k, v, scale: attend(q, k, v, 1 / scale), scale=0.3)
+wrong("scale_ignored", lambda q, k, v, scale: attend(q, k, v), scale=0.3)
+wrong("scale_or_default", lambda q, k, v, scale: attend(q, k, v, scale or D**-0.5), scale=0.0)
 wrong(
-    "attention.scale_by_head_dim", lambda q, k, v: attend(q, k, v, 1 / D), "attention.scale_twice"
-)
-wrong(
-    "attention.scale_twice",
-    lambda q, k, v, scale: attend(q * np.float32(scale), k, v, scale),
-    scale=0.3,
-)
-wrong("attention.scale_by_hidden_size", lambda q, k, v: attend(q, k, v, (H * D) ** -0.5))
-wrong(
-    "attention.scale_by_length",
-    lambda q, k, v: attend(q, k, v, 1 / np.sqrt(k.shape[-2])),
-    length=(7, 11),
-)
-wrong("attention.scale_by_num_heads", lambda q, k, v: attend(q, k, v, q.shape[1] ** -0.5))
-wrong("attention.divided_by_scale", lambda q, k, v: attend(q, k, v, np.sqrt(D)))
-wrong("attention.divided_by_scale", lambda q, k, v, scale: attend(q, k, v, 1 / scale), scale=0.3)
-wrong("attention.scale_ignored", lambda q, k, v, scale: attend(q, k, v), scale=0.3)
-wrong(
-    "attention.scale_or_default",
-    lambda q, k, v, scale: attend(q, k, v, scale or D**-0.5),
-    scale=0.0,
-)
-wrong(
-    "attention.scale_besides_default",
+    "scale_besides_default",
     lambda q, k, v, scale: attend(q / np.float32(D**0.5), k, v, scale),
     scale=0.3,
 )
 wrong(
-    "attention.scale_after_softmax",
+    "scale_after_softmax",
     lambda q, k, v: softmax(q @ k.swapaxes(-1, -2)) / np.float32(np.sqrt(D)) @ v,
 )
 
@@ -79,19 +65,19 @@ def capped(x, cap):
     return np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
-wrong("attention.no_softcap", lambda q, k, v, softcap: attend(q, k, v), softcap=1.5)
+wrong("no_softcap", lambda q, k, v, softcap: attend(q, k, v), softcap=1.5)
 wrong(
-    "attention.softcap_not_multiplied",
+    "softcap_not_multiplied",
     lambda q, k, v, softcap: softmax(np.tanh(scores_of(q, k) / np.float32(softcap))) @ v,
     softcap=1.5,
 )
 wrong(
-    "attention.softcap_clips",
+    "softcap_clips",
     lambda q, k, v, softcap: softmax(np.clip(scores_of(q, k), -softcap, softcap)) @ v,
     softcap=1.5,
 )
 wrong(
-    "attention.softcap_before_scale",
+    "softcap_before_scale",
     lambda q, k, v, softcap: (
         softmax(capped(scores_of(q, k, 1), softcap) / np.float32(np.sqrt(D))) @ v
     ),
@@ -100,26 +86,22 @@ wrong(
 
 # ---- what is multiplied with what ----------------------------------------------------------------
 
-wrong("attention.key_as_value", lambda q, k, v: attend(q, k, k))
-wrong("attention.value_as_key", lambda q, k, v: attend(q, v, v))
-wrong("attention.key_and_value_swapped", lambda q, k, v: attend(q, v, k))
-wrong("attention.query_as_key", lambda q, k, v: attend(q, q, v))
-wrong("attention.query_as_value", lambda q, k, v: attend(q, k, q))
-wrong("attention.query_and_key_swapped", lambda q, k, v: attend(k, q, v))
+wrong("key_as_value", lambda q, k, v: attend(q, k, k))
+wrong("value_as_key", lambda q, k, v: attend(q, v, v))
+wrong("key_and_value_swapped", lambda q, k, v: attend(q, v, k))
+wrong("query_as_key", lambda q, k, v: attend(q, q, v))
+wrong("query_as_value", lambda q, k, v: attend(q, k, q))
+wrong("query_and_key_swapped", lambda q, k, v: attend(k, q, v))
 wrong(
-    "attention.key_not_transposed",
-    lambda q, k, v: softmax(q @ k / np.float32(np.sqrt(D))) @ v,
-    length=(D, D),
+    "key_not_transposed", lambda q, k, v: softmax(q @ k / np.float32(np.sqrt(D))) @ v, length=(D, D)
 )
 wrong(
-    "attention.key_reshaped",
-    lambda q, k, v: softmax(q @ k.reshape(B, H, D, L) / np.float32(np.sqrt(D))) @ v,
+    "key_reshaped", lambda q, k, v: softmax(q @ k.reshape(B, H, D, L) / np.float32(np.sqrt(D))) @ v
 )
 wrong(
-    "attention.weights_transposed",
-    lambda q, k, v: np.einsum("bhji,bhjd->bhid", softmax(scores_of(q, k)), v),
+    "weights_transposed", lambda q, k, v: np.einsum("bhji,bhjd->bhid", softmax(scores_of(q, k)), v)
 )
-wrong("attention.first_sequence_for_all", lambda q, k, v: attend(q, k[0], v[0]))
+wrong("first_sequence_for_all", lambda q, k, v: attend(q, k[0], v[0]))
 
 
 def over_heads(q, k, v, is_causal=False):
@@ -131,9 +113,9 @@ def over_heads(q, k, v, is_causal=False):
     return (softmax(scores) @ v).transpose(0, 2, 1, 3)
 
 
-wrong("attention.over_heads", over_heads)
-wrong("attention.over_heads", over_heads, is_causal=True)
-wrong("attention.values_copied", lambda q, k, v: v)
+wrong("over_heads", over_heads)
+wrong("over_heads", over_heads, is_causal=True)
+wrong("values_copied", lambda q, k, v: v)
 
 
 @example("attention.all_axes_transposed")
@@ -158,23 +140,23 @@ def by_head(kv_of_head, value_of_head=None):
     return code
 
 
-wrong("attention.heads_tiled", by_head(lambda h: h % K), heads=(H, K))
-wrong("attention.one_kv_head", by_head(lambda h: 0), heads=(H, K))
-wrong("attention.group_of_2", by_head(lambda h: h // 2))
-wrong("attention.group_of_4", by_head(lambda h: h // 4), heads=(12, 6))
-wrong("attention.group_of_8", by_head(lambda h: h // 8), heads=(16, 4))
-wrong("attention.divided_by_kv_heads", by_head(lambda h: h // 3), heads=(6, 3))
-wrong("attention.values_tiled", by_head(lambda h: h // (H // K), lambda h: h % K), heads=(H, K))
+wrong("heads_tiled", by_head(lambda h: h % K), heads=(H, K))
+wrong("one_kv_head", by_head(lambda h: 0), heads=(H, K))
+wrong("group_of_2", by_head(lambda h: h // 2))
+wrong("group_of_4", by_head(lambda h: h // 4), heads=(12, 6))
+wrong("group_of_8", by_head(lambda h: h // 8), heads=(16, 4))
+wrong("divided_by_kv_heads", by_head(lambda h: h // 3), heads=(6, 3))
+wrong("values_tiled", by_head(lambda h: h // (H // K), lambda h: h % K), heads=(H, K))
 
 # ---- softmax -------------------------------------------------------------------------------------
 
-wrong("attention.softmax_over_queries", lambda q, k, v: softmax(scores_of(q, k), -2) @ v)
-wrong("attention.softmax_over_heads", lambda q, k, v: softmax(scores_of(q, k), 1) @ v)
-wrong("attention.softmax_over_first_axis", lambda q, k, v: softmax(scores_of(q, k), 0) @ v)
-wrong("attention.softmax_over_everything", lambda q, k, v: softmax(scores_of(q, k), None) @ v)
-wrong("attention.no_softmax", lambda q, k, v: scores_of(q, k) @ v)
+wrong("softmax_over_queries", lambda q, k, v: softmax(scores_of(q, k), -2) @ v)
+wrong("softmax_over_heads", lambda q, k, v: softmax(scores_of(q, k), 1) @ v)
+wrong("softmax_over_first_axis", lambda q, k, v: softmax(scores_of(q, k), 0) @ v)
+wrong("softmax_over_everything", lambda q, k, v: softmax(scores_of(q, k), None) @ v)
+wrong("no_softmax", lambda q, k, v: scores_of(q, k) @ v)
 wrong(
-    "attention.not_divided",
+    "not_divided",
     lambda q, k, v: np.exp(scores_of(q, k) - scores_of(q, k).max(-1, keepdims=True)) @ v,
 )
 
@@ -201,9 +183,9 @@ def one_hot(x):
     return np.float32(x == x.max(-1, keepdims=True))
 
 
-wrong("attention.one_hot", lambda q, k, v: one_hot(scores_of(q, k)) @ v)
-wrong("attention.softmax_twice", lambda q, k, v: softmax(softmax(scores_of(q, k))) @ v)
-wrong("attention.log_softmax", lambda q, k, v: np.log(softmax(scores_of(q, k))) @ v)
+wrong("one_hot", lambda q, k, v: one_hot(scores_of(q, k)) @ v)
+wrong("softmax_twice", lambda q, k, v: softmax(softmax(scores_of(q, k))) @ v)
+wrong("log_softmax", lambda q, k, v: np.log(softmax(scores_of(q, k))) @ v)
 
 
 def exp2_softmax(x):
@@ -211,7 +193,7 @@ def exp2_softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-wrong("attention.powers_of_two", lambda q, k, v: exp2_softmax(scores_of(q, k)) @ v)
+wrong("powers_of_two", lambda q, k, v: exp2_softmax(scores_of(q, k)) @ v)
 
 
 def overflowing(q, k, v, scale):
@@ -219,7 +201,7 @@ def overflowing(q, k, v, scale):
     return e / e.sum(-1, keepdims=True) @ v
 
 
-wrong("attention.no_shift", overflowing, scale=15.0)
+wrong("no_shift", overflowing, scale=15.0)
 
 
 def in_dtype(dtype):
@@ -230,12 +212,12 @@ def in_dtype(dtype):
     return code
 
 
-wrong("attention.softmax_in_float16", in_dtype(np.float16), factor=20.0)
-wrong("attention.softmax_in_bfloat16", in_dtype(ml_dtypes.bfloat16), factor=20.0)
+wrong("softmax_in_float16", in_dtype(np.float16), factor=20.0)
+wrong("softmax_in_bfloat16", in_dtype(ml_dtypes.bfloat16), factor=20.0)
 
 
 def wrong_sinks(name, code):
-    @example(name)
+    @example(f"attention.{name}")
     def _(rng):
         q, k, v = (normal(rng, B, H, L, D) for _ in range(3))
         sinks = np.abs(normal(rng, H)) + np.float32(0.5)
@@ -248,8 +230,8 @@ def plain_sink(q, k, v, sinks):
     return e / (e.sum(-1, keepdims=True) + sinks[:, None, None]) @ v
 
 
-wrong_sinks("attention.no_sinks", lambda q, k, v, sinks: attend(q, k, v))
-wrong_sinks("attention.sink_without_exp", plain_sink)
+wrong_sinks("no_sinks", lambda q, k, v, sinks: attend(q, k, v))
+wrong_sinks("sink_without_exp", plain_sink)
 
 # ---- results -------------------------------------------------------------------------------------
 
