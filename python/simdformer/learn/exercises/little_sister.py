@@ -21,8 +21,9 @@ from simdformer import optim
 from simdformer.data import demo_path
 from simdformer.data.corpus import documents
 from simdformer.learn.check.blas import one_thread
-from simdformer.learn.exercises.calls import Keys, as_array
+from simdformer.learn.exercises.calls import Keys
 from simdformer.learn.exercises.story import PROMPT, Use, quoted
+from simdformer.learn.exercises.training_cases import Trainable
 from simdformer.models.config import ModelConfig
 from simdformer.models.progress import Progress
 from simdformer.training.model import TrainableModel
@@ -160,7 +161,7 @@ def trained_by(
             )
             step = len(losses) + 1
             options = OPTIONS | {"total": max(total, WARMUP + 1)}
-            given = Function(mine), weights, m, v, ids, labels, step, options
+            given = Trainable(mine.loss_and_gradients), weights, m, v, ids, labels, step, options
             loss, *new = mine.use("training_step", *given)
             kept = iter(new)
             weights, m, v = ({name: next(kept) for name in weights} for _ in range(3))
@@ -329,23 +330,3 @@ class Sister:
 def rows(x: Array) -> Array:
     """(..., n) -> (rows, n)"""
     return x.reshape(-1, x.shape[-1])
-
-
-@dataclass(frozen=True)
-class Function:
-    """A sister's loss and gradients, as `training_step` calls them."""
-
-    model: Sister
-    tensors: bool = False
-
-    def __call__(self, weights: Any, ids: Any, labels: Any) -> tuple[Any, Any]:
-        arrays = {name: as_array(weight) for name, weight in weights.items()}
-        given = as_array(ids), as_array(labels)
-        loss, gradients = self.model.loss_and_gradients(arrays, *given)
-        if self.tensors:
-            torch = sys.modules["torch"]
-            return torch.tensor(loss), {n: torch.from_numpy(g) for n, g in gradients.items()}
-        return loss, gradients
-
-    def fresh(self, kind: str) -> "Function":
-        return Function(self.model, kind == "torch")

@@ -4,8 +4,8 @@ Lengths differ, as they do in `cases`; labels repeat, and some of them are ignor
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from simdformer.models.weights import weight_shapes
 from simdformer.training.model import TrainableModel
 from simdformer.types import Array
 
-__all__: list[str] = []
+__all__ = ["Trainable"]
 
 BACKWARDS, TRAINING = "7. Backwards", "8. Training"
 
@@ -189,10 +189,10 @@ def training_step(draw: Draw) -> Iterator[Case]:
         )
         v = {name: x * x for name, x in v.items()}
         given = options | {"max_norm": max_norm}
-        args = SmallTrainable(config), weights, m, v, ids, labels, step, given
+        args = Trainable(partial(small_llama, config)), weights, m, v, ids, labels, step, given
         parts = "loss", *(f"{part}[{name!r}]" for part in ("weights", "m", "v") for name in names)
         asked = of_parts(right_step, parts, args)
-        whole = partial(first_step, *args) if step == 1 else None
+        whole = partial(first_step, config, *args) if step == 1 else None
         yield Case(args, asked, special, ((), names, names, names), whole)
 
 
@@ -217,30 +217,36 @@ def lora_backward(draw: Draw) -> Iterator[Case]:
         yield Case(args, of_parts(right_lora_backward, ("x", "a", "b"), args))
 
 
-@dataclass(frozen=True)
-class SmallTrainable:
-    """The loss and the gradients of a small Llama, as a function of its weights."""
+def small_llama(config: ModelConfig, weights: Any, ids: Array, labels: Array) -> tuple[float, Any]:
+    return TrainableModel(config, weights).loss_and_gradients(ids, labels)
 
-    config: ModelConfig
+
+@dataclass(frozen=True)
+class Trainable:
+    """The loss and the gradients of a small Llama, as a function of its weights; `of` takes and
+    gives numpy arrays."""
+
+    of: Callable[[Any, Array, Array], tuple[float, Any]] = field(compare=False)
     tensors: bool = False
 
     def __repr__(self) -> str:
         return "a small Llama"
 
     def __call__(self, weights: Any, ids: Any, labels: Any) -> tuple[Any, Any]:
-        model = TrainableModel(self.config, {name: as_array(w) for name, w in weights.items()})
-        loss, gradients = model.loss_and_gradients(as_array(ids), as_array(labels))
+        arrays = {name: as_array(weight) for name, weight in weights.items()}
+        loss, gradients = self.of(arrays, as_array(ids), as_array(labels))
         if self.tensors:
             torch = sys.modules["torch"]
             return torch.tensor(loss), {n: torch.from_numpy(g) for n, g in gradients.items()}
         return loss, gradients
 
-    def fresh(self, kind: str) -> "SmallTrainable":
-        return SmallTrainable(self.config, kind == "torch")
+    def fresh(self, kind: str) -> "Trainable":
+        return Trainable(self.of, kind == "torch")
 
 
 def first_step(
-    function: SmallTrainable,
+    config: ModelConfig,
+    function: Trainable,
     weights: Any,
     m: Any,
     v: Any,
@@ -252,13 +258,13 @@ def first_step(
 ) -> Any:
     """What `simdformer.check_step` says of it. The m of a first step are the gradients after
     clipping, times 1 - beta1."""
-    del v, step
+    del function, v, step
     loss, count = results[0], len(weights)
     moved, moments = (dict(zip(m, results[i : i + count], strict=True)) for i in (1, 1 + count))
     gradients = {name: one / (1 - options["beta1"]) for name, one in moments.items()}
     return check_step(
         {"loss": loss, "gradients": gradients, "parameters": moved},
-        TrainableModel(function.config, weights),
+        TrainableModel(config, weights),
         ids,
         labels,
         lr=optim.cosine_lr(0, **{k: options[k] for k in ("lr", "warmup", "total", "min_lr")}),
