@@ -55,6 +55,7 @@ class Program:
     text : the steps
     calls : the functions and programs that they call
     of : the function or the class of layers that the program spells out; `check` then finds it
+    takes : what it is called with, where the package has no such function
     axes : what the axes of the result are called, as far as they have a name, the last one last
     tables : the variables that are computed in float32 at least, whatever dtype a model has
     thin : how a large problem is sampled. It takes the variables of a run, and about how many
@@ -73,6 +74,7 @@ class Program:
         *,
         calls: tuple[Any, ...] = (),
         of: Callable[..., Any] | None = None,
+        takes: tuple[str, ...] = (),
         axes: tuple[str, ...] = (),
         tables: Set[str] = frozenset(),
         thin: Thin | None = None,
@@ -87,7 +89,7 @@ class Program:
         self.thin = thin
         self.beginning: Beginning | None = None  # of a long one, what shows in its first steps
         self.defaults: dict[str, Any] = {}
-        self.takes: set[str] = set()  # names of what `of` takes
+        self.takes = takes
         names = named(calls)
         self.terms = Lines(terms, names) if terms else None
         for step in STEP.finditer(textwrap.dedent(text) + "\n"):
@@ -101,7 +103,7 @@ class Program:
             OPERATIONS[of] = self
             called = of.__call__ if isinstance(of, type) else of
             parameters = inspect.signature(called).parameters
-            self.takes = {*parameters}
+            self.takes = (*parameters,)
             self.defaults = {
                 name: parameter.default
                 for name, parameter in parameters.items()

@@ -14,7 +14,9 @@ import numpy as np
 import simdformer as sf
 from simdformer import nn
 from simdformer.learn.exercises.exercise import Case, Draw, Question, exercise, same
-from simdformer.learn.mistakes.cache import appended
+from simdformer.learn.mistakes.cache import cache
+from simdformer.learn.mistakes.split_heads import merge_heads as merge
+from simdformer.learn.mistakes.split_heads import split_heads as split
 from simdformer.types import Array
 
 __all__: list[str] = []
@@ -89,13 +91,13 @@ def linear(draw: Draw) -> Iterator[Case]:
 @exercise("2. Heads")
 def split_heads(draw: Draw) -> Iterator[Case]:
     for batch, L, H, D in (((), 4, 3, 5), ((2,), 4, 3, 5), ((2, 3), 1, 2, 4), ((), 4, 4, 4)):
-        yield same(nn.split_heads, draw(*batch, L, H * D), H)
+        yield same(split, draw(*batch, L, H * D), H)
 
 
 @exercise("2. Heads")
 def merge_heads(draw: Draw) -> Iterator[Case]:
     for batch, L, H, D in (((), 4, 3, 5), ((2,), 4, 3, 5), ((2, 3), 1, 2, 4), ((), 4, 4, 4)):
-        yield same(nn.merge_heads, draw(*batch, H, L, D))
+        yield same(merge, draw(*batch, H, L, D))
 
 
 @exercise("2. Heads")
@@ -255,7 +257,7 @@ def attend_with_cache(draw: Draw) -> Iterator[Case]:
         causal = {"is_causal": True, "causal_offset": P}
         asked = (
             Question(sf.scaled_dot_product_attention, (q, keys, values), causal),
-            Question(appended, (old_k, k)),
-            Question(appended, (old_v, v)),
+            Question(cache, (old_k, k)),
+            Question(cache, (old_v, v)),
         )
         yield Case((q, k, v, old_k, old_v), asked)

@@ -9,20 +9,25 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.exercises import starter
+from simdformer.learn.program import Program, Run
 from simdformer.types import Array
 
-__all__ = ["EXERCISES", "Case", "Draw", "Exercise", "Question", "exercise", "same"]
+__all__ = ["EXERCISES", "Case", "Draw", "Exercise", "Question", "exercise", "right", "same"]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One array that should come back: what `simdformer.check` is asked about it. part: which it
-    is of an operation's results that have names."""
+    """One array that should come back: what `simdformer.check` is asked about it.
+
+    op : an operation of the package, or the program of what it has none for
+    part, number : which it is of several results
+    """
 
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     part: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,11 @@ def exercise(chapter: str) -> Callable[[Make], Make]:
         return make
 
     return register
+
+
+def right(program: Program, *arguments: Any) -> Any:
+    """What a program gives for these arguments, in float64."""
+    return Run(np.float64)(program, **dict(zip(program.takes, arguments, strict=True))).out
 
 
 def same(op: Any, *arguments: Any, special: str = "") -> Case:

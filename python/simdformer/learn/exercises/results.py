@@ -1,7 +1,6 @@
 """What is right, what is wrong and why: one outcome a function, and the list of them."""
 
 import html
-import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,24 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from simdformer import nn
 from simdformer.functional import rope_frequencies
 from simdformer.learn.check import Report, check
 from simdformer.learn.check.compare import numbers
 from simdformer.learn.check.judge import Check
-from simdformer.learn.check.operation import Call, listed
+from simdformer.learn.check.operation import Call
 from simdformer.learn.exercises.calls import UNWRITTEN, Attempt
-from simdformer.learn.exercises.exercise import EXERCISES, Case, Exercise, Question
-from simdformer.learn.mistakes.cache import appended, cache
-from simdformer.learn.mistakes.lora import lora, lora_backward, lora_gradients, lora_linear
-from simdformer.learn.mistakes.split_heads import merge_heads, split_heads
-from simdformer.learn.mistakes.text_batch import batch, batch_and_labels
-from simdformer.learn.mistakes.text_bpe import bpe, bpe_merges
-from simdformer.learn.mistakes.text_chat import chat, chat_ids
-from simdformer.learn.mistakes.text_generation import generate, generation
-from simdformer.learn.mistakes.text_loss import loss, text_loss
-from simdformer.learn.mistakes.text_sampling import sampling, sampling_probabilities
-from simdformer.learn.mistakes.training_step import step, training_step
+from simdformer.learn.exercises.exercise import EXERCISES, Case, Exercise, Question, right
+from simdformer.learn.program import Program
 
 __all__ = ["Outcome", "Results", "collected", "folded", "judge"]
 
@@ -36,22 +25,6 @@ DIAGNOSED = 3  # wrong results whose mistake is looked for before giving up
 ONE_OF_MANY = 1000  # more than all explanations of one report
 PRINTED_LINES = 5
 COLUMNS = 80
-
-# What the package has no operation for.
-STEPS = {
-    nn.split_heads: split_heads,
-    nn.merge_heads: merge_heads,
-    appended: cache,
-    sampling_probabilities: sampling,
-    generate: generation,
-    bpe_merges: bpe,
-    chat_ids: chat,
-    text_loss: loss,
-    batch_and_labels: batch,
-    training_step: step,
-    lora_linear: lora,
-    lora_backward: lora_gradients,
-}
 
 
 @dataclass(frozen=True)
@@ -208,7 +181,7 @@ def judge(exercise: Exercise, attempts: dict[int, Attempt], printed: str = "") -
             return complained(exercise, case, tried.complaint, printed)
         if tried.complaint or len(wrong) == DIAGNOSED:
             break
-        wrong += first_wrong(case, tried)
+        wrong += first_wrong(exercise.name, case, tried)
     if not wrong:
         note = f"{len(cases)} calls are right"
         return Outcome(exercise.name, "right", note, printed=printed)
@@ -233,12 +206,12 @@ class Wrong:
     which: str
 
 
-def first_wrong(case: Case, tried: Attempt) -> list[Wrong]:
+def first_wrong(name: str, case: Case, tried: Attempt) -> list[Wrong]:
     """At most one; the last results first, for the others are made of them."""
     count = len(case.questions)
     for number in reversed(range(count)):
         question = case.questions[number]
-        report = asked(question, tried.results[number])
+        report = asked(name, question, tried.results[number])
         if not report.ok:
             which = question.part if case.keys else f"result {number + 1} of {count}"
             if not report.explanations and case.whole is not None:
@@ -257,20 +230,18 @@ class StepCall(Call):
         return self.part([numbers(result) for result in self.results])
 
 
-def asked(question: Question, mine: Any) -> Report:
-    """What `simdformer.check` says; it is asked about steps, too, that the package has no operation
-    for."""
+def asked(name: str, question: Question, mine: Any) -> Report:
+    """What `simdformer.check` says; it is asked about programs, too, that the package has no
+    operation for. name: of the exercise."""
     op, args = question.op, question.args
-    if op not in STEPS:
+    if not isinstance(op, Program):
         if op is rope_frequencies:  # which also gives a factor
             mine = (mine, 1.0)
         mine = {question.part: mine} if question.part else mine
         return check(op, mine, *args, **question.kwargs)
-    variables = dict(zip(inspect.signature(op).parameters, args, strict=True))
-    answer = op(*args)
-    results = listed(answer) if question.part else [answer]
-    only = list(answer).index(question.part) if question.part else None
-    call = StepCall(op.__name__, variables, STEPS[op], op, args, {}, results, False, only=only)
+    variables, out = dict(zip(op.takes, args, strict=True)), right(op, *args)
+    results, only = ([*out], question.number) if question.part else ([out], None)
+    call = StepCall(name, variables, op, right, args, {}, results, False, only=only)
     return Check(call, [np.asarray(mine)], None).report()
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from simdformer.learn.exercises.exercise import Case, Draw, exercise, same
-from simdformer.learn.mistakes.text_bpe import bpe_merges as merges
-from simdformer.learn.mistakes.text_chat import chat_ids as chat
-from simdformer.learn.mistakes.text_generation import generate as generated
-from simdformer.learn.mistakes.text_loss import text_loss as loss
-from simdformer.learn.mistakes.text_sampling import sampling_probabilities as probabilities
+from simdformer.learn.exercises.exercise import Case, Draw, exercise, right, same
+from simdformer.learn.mistakes.text_bpe import bpe
+from simdformer.learn.mistakes.text_chat import chat
+from simdformer.learn.mistakes.text_generation import generation
+from simdformer.learn.mistakes.text_loss import loss
+from simdformer.learn.mistakes.text_sampling import sampling
 from simdformer.types import Array
 
 __all__ = ["SmallModel"]
@@ -43,7 +43,7 @@ def sampling_probabilities(draw: Draw) -> Iterator[Case]:
         logits = size * np.linspace(-1.5, 2.0, count) + draw(count, scale=0.05 * size)
         logits = draw.rng.permutation(logits).astype(np.float32)
         special = "logits of about 100" if size > 1 else ""
-        yield same(probabilities, logits, temperature, top_k, top_p, special=special)
+        yield same(sampling, logits, temperature, top_k, top_p, special=special)
 
 
 @exercise(CHAPTER)
@@ -51,8 +51,9 @@ def generate(draw: Draw) -> Iterator[Case]:
     for seed, length, most in ((1, 5, 8), (2, 1, 6), (3, 4, 12)):
         model = SmallModel(seed)
         prompt = draw.rng.integers(0, model.vocabulary, length).tolist()
-        for end_id in (-1, *generated(model, prompt, most, -1)[3:4]):
-            yield same(generated, model, prompt, most, end_id)
+        new = right(generation, model, prompt, most, -1)[3:4].tolist()
+        for end_id in (-1, *new):
+            yield same(generation, model, prompt, most, end_id)
 
 
 @exercise(CHAPTER)
@@ -68,7 +69,7 @@ def bpe_merges(draw: Draw) -> Iterator[Case]:
         ("a", "ab"),
     ):
         ranks = {pair: rank for rank, pair in enumerate(pairs.split())}
-        yield same(merges, word, ranks)
+        yield same(bpe, word, ranks)
 
 
 SPECIAL = {

@@ -17,10 +17,8 @@ from simdformer.learn.exercises.calls import as_array
 from simdformer.learn.exercises.cases import NORMED
 from simdformer.learn.exercises.exercise import Case, Draw, Question, exercise, same
 from simdformer.learn.gradients.step import check_step
-from simdformer.learn.mistakes.lora import lora_backward as right_lora_backward
-from simdformer.learn.mistakes.lora import lora_linear as right_lora
-from simdformer.learn.mistakes.text_batch import batch_and_labels as right_batch
-from simdformer.learn.mistakes.training_step import training_step as right_step
+from simdformer.learn.mistakes import lora, text_batch
+from simdformer.learn.mistakes.training_step import step as one_step
 from simdformer.models.config import ModelConfig
 from simdformer.models.weights import weight_shapes
 from simdformer.training.model import TrainableModel
@@ -33,7 +31,7 @@ BACKWARDS, TRAINING = "7. Backwards", "8. Training"
 
 def of_parts(op: Any, names: tuple[str, ...], args: tuple[Any, ...], **kwargs: Any) -> Any:
     """A question for each of several results."""
-    return tuple(Question(op, args, kwargs, name) for name in names)
+    return tuple(Question(op, args, kwargs, name, i) for i, name in enumerate(names))
 
 
 @exercise(BACKWARDS)
@@ -121,7 +119,7 @@ def batch_and_labels(draw: Draw) -> Iterator[Case]:
             for row in roles
         ]
         args = texts, [[who != "q" for who in row] for row in roles], pad_id
-        yield Case(args, of_parts(right_batch, ("ids", "labels"), args), special)
+        yield Case(args, of_parts(text_batch.batch, ("ids", "labels"), args), special)
 
 
 @exercise(TRAINING)
@@ -191,7 +189,7 @@ def training_step(draw: Draw) -> Iterator[Case]:
         given = options | {"max_norm": max_norm}
         args = Trainable(partial(small_llama, config)), weights, m, v, ids, labels, step, given
         parts = "loss", *(f"{part}[{name!r}]" for part in ("weights", "m", "v") for name in names)
-        asked = of_parts(right_step, parts, args)
+        asked = of_parts(one_step, parts, args)
         whole = partial(first_step, config, *args) if step == 1 else None
         yield Case(args, asked, special, ((), names, names, names), whole)
 
@@ -207,14 +205,14 @@ def with_adapter(draw: Draw, batch: tuple[int, ...], rank: int) -> tuple[Array, 
 @exercise(TRAINING)
 def lora_linear(draw: Draw) -> Iterator[Case]:
     for batch, rank, alpha in LORA:
-        yield same(right_lora, *with_adapter(draw, batch, rank), alpha)
+        yield same(lora.lora, *with_adapter(draw, batch, rank), alpha)
 
 
 @exercise(TRAINING)
 def lora_backward(draw: Draw) -> Iterator[Case]:
     for batch, rank, alpha in LORA:
         args = draw(*batch, 5), *with_adapter(draw, batch, rank), alpha
-        yield Case(args, of_parts(right_lora_backward, ("x", "a", "b"), args))
+        yield Case(args, of_parts(lora.lora_backward, ("x", "a", "b"), args))
 
 
 def small_llama(config: ModelConfig, weights: Any, ids: Array, labels: Array) -> tuple[float, Any]:

@@ -3,18 +3,8 @@
 old (...,P,D), new (...,L,D) -> (...,P+L,D)
 """
 
-from typing import Any
-
-import numpy as np
-
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program
-
-
-def appended(old: Any, new: Any) -> Any:
-    """What a cache holds after a step: (...,P+L,D)"""
-    return np.concatenate([old, new], axis=-2)
-
 
 cache = Program(
     "layer",
@@ -22,7 +12,7 @@ cache = Program(
     cache_inputs: before, after = array(old), array(new)
     cache_append: out = np.concatenate([before, after], axis=-2)
     """,
-    of=appended,
+    takes=("old", "new"),
     axes=("head", "position", "channel"),
 )
 

@@ -5,29 +5,11 @@ y = x weightᵀ + alpha / r · (x aᵀ) bᵀ       x (...,I), weight (O,I), a (r
 Hu et al. 2021, arXiv:2106.09685.
 """
 
-from typing import Any
-
-import numpy as np
-
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.backward_linear import rows_of
 from simdformer.learn.program import Program
 
-__all__ = ["lora", "lora_backward", "lora_gradients", "lora_linear"]
-
-
-def lora_linear(x: Any, weight: Any, a: Any, b: Any, alpha: float) -> Any:
-    """In float64."""
-    x, weight, a, b = (np.asarray(one, np.float64) for one in (x, weight, a, b))
-    return x @ (weight + alpha / len(a) * (b @ a)).T
-
-
-def lora_backward(grad: Any, x: Any, weight: Any, a: Any, b: Any, alpha: float) -> dict[str, Any]:
-    """The gradients of x, a and b in float64, from that of weight + alpha / r · b a."""
-    grad, x, weight, a, b = (np.asarray(one, np.float64) for one in (grad, x, weight, a, b))
-    scale = alpha / len(a)
-    of_sum = scale * rows_of(grad).T @ rows_of(x)
-    return {"x": grad @ (weight + scale * (b @ a)), "a": b.T @ of_sum, "b": of_sum @ a.T}
+__all__ = ["lora", "lora_backward"]
 
 
 lora = Program(
@@ -38,10 +20,10 @@ lora = Program(
     adapter: added = s * (h @ down.T) @ up.T
     add: out = h @ w.T + added
     """,
-    of=lora_linear,
+    takes=("x", "weight", "a", "b", "alpha"),
     axes=("row", "channel"),
 )
-lora_gradients = Program(
+lora_backward = Program(
     "lora_backward",
     """
     inputs: dy, h, w, down, up = array(grad), array(x), array(weight), array(a), array(b)
@@ -52,7 +34,7 @@ lora_gradients = Program(
     give: out = dx, da, db
     """,
     calls=(rows_of,),
-    of=lora_backward,
+    takes=("grad", "x", "weight", "a", "b", "alpha"),
     axes=("row", "channel"),
 )
 

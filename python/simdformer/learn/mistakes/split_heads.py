@@ -11,6 +11,7 @@ split_heads = Program(
     """
     split: out = x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-3, -2)
     """,
+    takes=("x", "num_heads"),
 )
 
 merge_heads = Program(
@@ -20,6 +21,7 @@ merge_heads = Program(
         x = x.swapaxes(-3, -2)
         out = x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
     """,
+    takes=("x",),
 )
 
 mistakes(

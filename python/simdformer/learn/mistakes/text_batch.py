@@ -12,7 +12,7 @@ import numpy as np
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program
 
-__all__ = ["batch", "batch_and_labels"]
+__all__ = ["batch"]
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int, left: bool = False) -> Any:
@@ -34,20 +34,6 @@ def moved(rows: Any, fill: int, by: int = 1) -> Any:
     return out
 
 
-def batch_and_labels(
-    texts: Sequence[Sequence[int]], answers: Sequence[Sequence[bool]], pad_id: int
-) -> dict[str, Any]:
-    """The label of a place is the next id where this belongs to an answer."""
-    labels = [
-        [id if counts else -100 for id, counts in zip(text[1:], answer[1:], strict=True)]
-        for text, answer in zip(texts, answers, strict=True)
-    ]
-    longest = max(map(len, texts))
-    ends = [[-100] * (longest - len(row)) for row in labels]
-    rows = [row + end for row, end in zip(labels, ends, strict=True)]
-    return {"ids": padded(texts, pad_id), "labels": np.array(rows)}
-
-
 batch = Program(
     "batch",
     """
@@ -58,7 +44,7 @@ batch = Program(
     give: out = ids, labels
     """,
     calls=(padded, moved),
-    of=batch_and_labels,
+    takes=("texts", "answers", "pad_id"),
     axes=("text", "token"),
 )
 

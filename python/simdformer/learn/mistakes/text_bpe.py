@@ -6,7 +6,8 @@ from itertools import pairwise
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program
 
-__all__ = ["bpe_merges"]
+__all__ = ["bpe"]
+
 Choose = Callable[[list[str], Mapping[str, int]], int | None]
 
 
@@ -16,12 +17,8 @@ def known_pairs(pieces: list[str], ranks: Mapping[str, int]) -> dict[int, int]:
     return {place: ranks[union] for place, union in unions if union in ranks}
 
 
-def bpe_merges(word: str, ranks: Mapping[str, int]) -> list[int]:
-    """The ranks of the pairs that are merged, in that order."""
-    return merged(word, ranks, lowest_rank)
-
-
 def merged(word: str, ranks: Mapping[str, int], choose: Choose) -> list[int]:
+    """The ranks of the pairs that are merged, in that order."""
     pieces, merges = list(word), []
     while (place := choose(pieces, ranks)) is not None:
         pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
@@ -41,7 +38,7 @@ bpe = Program(
     bpe_merge: out = np.array(merged(word, ranks, choose))
     """,
     calls=(lowest_rank, merged),
-    of=bpe_merges,
+    takes=("word", "ranks"),
     axes=("merge",),
 )
 

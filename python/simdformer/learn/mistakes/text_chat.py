@@ -1,7 +1,7 @@
 """The ids of a conversation in the format of Llama 3 Instruct, in steps; and what goes wrong
 there."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,7 @@ import numpy as np
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program
 
-__all__ = ["chat_ids"]
-Messages = Sequence[Mapping[str, str]]
+__all__ = ["chat"]
 
 
 def header(
@@ -18,24 +17,6 @@ def header(
 ) -> list[int]:
     start, end = special["<|start_header_id|>"], special["<|end_header_id|>"]
     return [start, *encode(role), end, *encode(ends)]
-
-
-def said(
-    message: Mapping[str, str], encode: Callable[[str], list[int]], special: Mapping[str, int]
-) -> list[int]:
-    text = encode(message["content"].strip())
-    return [*header(message["role"], encode, special), *text, special["<|eot_id|>"]]
-
-
-def chat_ids(
-    messages: Messages, encode: Callable[[str], list[int]], special: Mapping[str, int]
-) -> list[int]:
-    """Llama 3 Instruct's format, up to where the assistant answers."""
-    return [
-        special["<|begin_of_text|>"],
-        *(id for message in messages for id in said(message, encode, special)),
-        *header("assistant", encode, special),
-    ]
 
 
 def joined(parts: list[list[int]]) -> Any:
@@ -55,7 +36,7 @@ chat = Program(
     chat_answer: out = joined([*parts, head_of("assistant", encode, special)])
     """,
     calls=(header, joined),
-    of=chat_ids,
+    takes=("messages", "encode", "special"),
     axes=("token",),
 )
 

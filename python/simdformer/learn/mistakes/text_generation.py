@@ -1,22 +1,9 @@
 """The loop that writes a text with a cache, in steps; and what goes wrong there."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program
 
-__all__ = ["generate"]
-
-
-def generate(model: Any, prompt: Sequence[int], max_new_tokens: int, end_id: int) -> list[int]:
-    """Greedy; the prompt is read at once, then one id a call."""
-    new: list[int] = []
-    logits, cache = model(prompt, None)
-    while len(new) < max_new_tokens and (id := int(logits[-1].argmax())) != end_id:
-        new.append(id)
-        logits, cache = model([id], cache)
-    return new
+__all__ = ["generation"]
 
 
 generation = Program(
@@ -34,7 +21,7 @@ generation = Program(
             logits, cache = feed(new, cache)
     generation_answer: out = np.array([id for id in new if id != end_id])
     """,
-    of=generate,
+    takes=("model", "prompt", "max_new_tokens", "end_id"),
     axes=("token",),
 )
 

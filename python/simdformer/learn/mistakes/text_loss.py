@@ -9,16 +9,8 @@ import numpy as np
 
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program, State
-from simdformer.reference import softmax
 
-__all__ = ["text_loss"]
-
-
-def text_loss(logits: Any, ids: Any, pad_id: int) -> Any:
-    """Mean of -log(probability of the right next token) over all that are no padding, in nats."""
-    with np.errstate(divide="ignore"):
-        logs = np.log(softmax(logits))[np.arange(len(ids) - 1), ids[1:]]
-    return -logs[ids[1:] != pad_id].mean()
+__all__ = ["loss"]
 
 
 def picked(s: State) -> Any:
@@ -38,7 +30,7 @@ loss = Program(
     loss_mean: out = -picked(s).mean()
     """,
     calls=(picked,),
-    of=text_loss,
+    takes=("logits", "ids", "pad_id"),
 )
 
 mistakes(

@@ -10,16 +10,8 @@ import numpy as np
 from simdformer.learn.catalogue import mistakes
 from simdformer.learn.program import Program, State
 from simdformer.reference import softmax
-from simdformer.text.sampling import Sampler
 
-__all__ = ["sampling_probabilities"]
-
-
-def sampling_probabilities(
-    logits: Any, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> Any:
-    """What the next token is drawn from: (V,)"""
-    return Sampler(temperature=temperature, top_k=top_k, top_p=top_p).probabilities(logits)
+__all__ = ["sampling"]
 
 
 def largest(scores: Any, count: int) -> Any:
@@ -50,7 +42,7 @@ sampling = Program(
     sampling_shares: out = softmax(np.where(stay, scores, -np.inf))
     """,
     calls=(among, by_share, largest, softmax),
-    of=sampling_probabilities,
+    takes=("logits", "temperature", "top_k", "top_p"),
     axes=("token",),
 )
 

@@ -4,7 +4,7 @@ they are put together.
 loss_and_gradients is a function of (weights, ids, labels); weights, m and v are dicts of arrays.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,40 +14,9 @@ from simdformer.learn.catalogue import mistakes
 from simdformer.learn.mistakes.optimizers import one_step
 from simdformer.learn.program import Program, State
 
-__all__ = ["step", "training_step"]
+__all__ = ["step"]
 
 Arrays = Mapping[str, Any]
-
-
-def training_step(
-    loss_and_gradients: Callable[..., tuple[float, Arrays]],
-    weights: Arrays,
-    m: Arrays,
-    v: Arrays,
-    ids: Any,
-    labels: Any,
-    step: int,
-    options: Mapping[str, float],
-) -> dict[str, Any]:
-    """The loss before the step, and the weights, m and v after it, by weights['wq'] and so on."""
-    loss, gradients = loss_and_gradients(weights, ids, labels)
-    norm = optim.clip_grad_norm_(dict(gradients), options["max_norm"], apply=False)
-    scale = min(1.0, options["max_norm"] / (norm + 1e-6))
-    schedule = {name: options[name] for name in ("lr", "warmup", "total", "min_lr")}
-    lr = optim.cosine_lr(step - 1, **schedule)  # type: ignore[arg-type]
-    new = {name: [np.array(x[name], np.float64) for x in (weights, m, v)] for name in weights}
-    for name, (w, first, second) in new.items():
-        optim.adamw_(
-            w, np.asarray(gradients[name], np.float64), first, second, step=step, lr=lr,
-            betas=(options["beta1"], options["beta2"]), eps=options["eps"], scale=scale,
-            weight_decay=options["weight_decay"] if w.ndim > 1 else 0.0,
-        )  # fmt: skip
-    parts = zip(("weights", "m", "v"), zip(*new.values(), strict=True), strict=True)
-    return {"loss": np.float64(loss)} | {
-        f"{part}[{name!r}]": one
-        for part, arrays in parts
-        for name, one in zip(new, arrays, strict=True)
-    }
 
 
 def in_order(found: Arrays, s: State) -> list[Any]:
@@ -100,7 +69,7 @@ step = Program(
     give: out = [np.float64(loss), *(one for part in zip(*new) for one in part)]
     """,
     calls=(in_order, times, norm_of, factor, rate, stepped),
-    of=training_step,
+    takes=("loss_and_gradients", "weights", "m", "v", "ids", "labels", "step", "options"),
 )
 
 mistakes(
