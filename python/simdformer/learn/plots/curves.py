@@ -162,12 +162,7 @@ def roofline(
     ridge = gflops / slowest
     ends = min(*work.values(), ridge) / 3, max(*work.values(), ridge) * 3
     with one_axes(ax, (8.6, 4.0)) as axes:
-        x = np.geomspace(*ends, 200)
-        for name, speed in roofs.items():
-            axes.plot(x, np.minimum(gflops, x * speed), color=PALE, linewidth=2)
-            if len(roofs) > 1:
-                label = f"{name} {speed:.0f} GB/s"
-                axes.annotate(label, (x[0], x[0] * speed), (4, 6), textcoords="offset points")
+        draw_roofs(axes, ends, gflops, roofs)
         axes.axvline(ridge, color=HIDDEN, linewidth=1, zorder=0)
         for number, (name, intensity) in enumerate(work.items(), start=1):
             possible = min(gflops, intensity * slowest)
@@ -187,6 +182,18 @@ def roofline(
         axes.set_title(f"at most {limit}" if title is None else title)
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=0, handletextpad=0)
     return axes
+
+
+def draw_roofs(
+    axes: "Axes", ends: tuple[float, float], gflops: float, roofs: Mapping[str, float]
+) -> None:
+    """From end to end, a roof for each rate in GB/s; where there are several, with their names."""
+    x = np.geomspace(*ends, 200)
+    for name, rate in roofs.items():
+        axes.plot(x, np.minimum(gflops, x * rate), color=PALE, linewidth=2)
+        if len(roofs) > 1:
+            label = f"{name} {rate:.0f} GB/s"
+            axes.annotate(label, (x[0], x[0] * rate), (4, 6), textcoords="offset points")
 
 
 def draw_dot(axes: "Axes", x: float, y: float, number: int, name: str, by_memory: bool) -> None:
