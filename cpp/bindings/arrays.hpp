@@ -23,6 +23,10 @@ CopyMemory new_memory(const Arg& arg, DType dtype, int rank, const int64_t* shap
 // Bytes from which on moving them is worth letting go of the GIL.
 constexpr int64_t kLongMove = int64_t{64} << 10;
 inline bool is_long(const View& view) { return view.size() * itemsize(view.dtype) >= kLongMove; }
+// The same for sums of so many products each.
+inline bool is_long_product(double sums, int64_t products) {
+  return sums * static_cast<double>(std::max<int64_t>(products, 1)) >= 2 * kLongMove;
+}
 
 // An argument's memory. `owner` or `copy` is set when that memory is not kept alive by the caller's own reference.
 struct Input {

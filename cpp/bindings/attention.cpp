@@ -52,7 +52,8 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
   wanted("return_lse", return_lse, lse, call.lse, sum, rank - 1);
 
   if (call.query.size() > 0) {  // what is wanted besides has elements though the value may have no columns
-    NoGil nogil;
+    const auto numbers = static_cast<double>(call.query.size() + call.out.size());
+    NoGil nogil(is_long_product(numbers, sizes.keys));
     if (positions.segments.empty())
       attention(call);
     else

@@ -174,8 +174,10 @@ void run(Input& x, Part* parts, int count, Arithmetic arithmetic) {
     parts[i].out->unit_last_axis();
     operands[i] = operand_of(parts[i], parts[i].out->view);
   }
+  double numbers = 0;
+  for (int i = 0; i < count; ++i) numbers += static_cast<double>(parts[i].out->view.size());
   {
-    NoGil nogil;
+    NoGil nogil(is_long_product(numbers, x.view.shape[x.view.rank - 1]));
     linear(x.view, operands.get(), count, arithmetic);
     for (int i = 0; i < count; ++i) parts[i].out->finish();
   }
