@@ -46,36 +46,43 @@ def form(request):
 # ---- multi-head attention ------------------------------------------------------------------------
 
 
-def walkthrough(query, key, value, mask, wq, wk, wv, wo):
-    """SimpleMultiHeadAttention of the text, line by line, in float64."""
+def walkthrough(query, key, value, mask, wq, wk, wv, wo, heads=H, kv_heads=H, turn=np.asarray):
+    """Attention of the texts, line by line, in float64; `turn` is what positions do to heads."""
 
-    def heads(x, w):
+    def cut(x, w, count):
         x = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
-        return x.reshape(*x.shape[:-1], H, D).swapaxes(-3, -2)
+        return x.reshape(*x.shape[:-1], count, -1).swapaxes(-3, -2)
 
-    q, k, v = heads(query, wq), heads(key, wk), heads(value, wv)
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(D)
+    q, k, v = turn(cut(query, wq, heads)), turn(cut(key, wk, kv_heads)), cut(value, wv, kv_heads)
+    k, v = (y.repeat(heads // kv_heads, axis=-3) for y in (k, v))
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:
         scores = scores + mask
     pattern = np.exp(scores - scores.max(-1, keepdims=True))
     z = (pattern / pattern.sum(-1, keepdims=True)) @ v
     z = z.swapaxes(-3, -2)
-    return z.reshape(*z.shape[:-2], E) @ np.asarray(wo, np.float64).T
+    return z.reshape(*z.shape[:-2], -1) @ np.asarray(wo, np.float64).T
+
+
+CAUSAL = np.triu(np.full((L, L), -np.inf), 1)
 
 
 @each("batch", [(), (N,), (2, 3), (2, 3, 3)])
-@each("mask", [None, "additive", "causal", "bool"])
+@each("mask", [None, "additive", "of each head", "causal", "bool"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_multi_head_attention_is_that_of_the_walkthrough(isa, form, batch, mask, dtype, rng):
     wq, wk, wv, wo = weights(rng, *[(E, E)] * 4, dtype=dtype)
-    query, key, value = (normal(rng, *batch, L, E, dtype=dtype) for _ in range(3))
+    keys = L if mask == "causal" else 20
+    query, key, value = (normal(rng, *batch, n, E, dtype=dtype) for n in (L, keys, keys))
     given, added = mask, None
     if mask == "additive":
-        given = added = additive_mask(rng, L, L, dtype=dtype)
+        given = added = additive_mask(rng, L, keys, dtype=dtype)
+    elif mask == "of each head":
+        given = added = additive_mask(rng, *batch, H, L, keys, dtype=dtype)
     elif mask == "causal":
-        added = np.triu(np.full((L, L), -np.inf), 1)
+        added = CAUSAL
     elif mask == "bool":
-        given = rng.random((L, L)) < 0.6
+        given = rng.random((L, keys)) < 0.6
         given[:, 0] = True
         added = np.where(given, 0, -np.inf)
     layer = nn.MultiHeadAttention(E, H, form(wq), form(wk), form(wv), form(wo))
@@ -84,32 +91,6 @@ def test_multi_head_attention_is_that_of_the_walkthrough(isa, form, batch, mask,
     assert got.dtype == dtype
     want = walkthrough(query, key, value, added, wq, wk, wv, wo)
     np.testing.assert_allclose(got, want, **close(dtype))
-
-
-@each("keys", [L, 1, 20])
-def test_multi_head_attention_is_torch_s(keys, rng):
-    wq, wk, wv, wo = weights(rng, *[(E, E)] * 4)
-    module = torch.nn.MultiheadAttention(E, H, bias=False, batch_first=True)
-    with torch.no_grad():
-        module.in_proj_weight.copy_(to_torch(np.concatenate([wq, wk, wv])))
-        module.out_proj.weight.copy_(to_torch(wo))
-    query, key, value = normal(rng, N, L, E), normal(rng, N, keys, E), normal(rng, N, keys, E)
-    mask = additive_mask(rng, L, keys)
-    for given in (None, mask):
-        with torch.no_grad():
-            want = module(
-                to_torch(query), to_torch(key), to_torch(value),
-                attn_mask=to_torch(given) if given is not None else None, need_weights=False,
-            )[0].numpy()  # fmt: skip
-        got = nn.MultiHeadAttention(E, H, wq, wk, wv, wo)(query, key, value, given)
-        np.testing.assert_allclose(got, want, **CLOSE)
-
-
-def test_a_mask_for_each_sequence_and_head(rng):
-    w = weights(rng, *[(E, E)] * 4)
-    x, mask = normal(rng, N, L, E), additive_mask(rng, N, H, L, L)
-    got = nn.MultiHeadAttention(E, H, *w)(x, x, x, mask)
-    np.testing.assert_allclose(got, walkthrough(x, x, x, mask, *w), **CLOSE)
 
 
 def test_16_bit_weights_and_activations(form, rng):
@@ -125,39 +106,7 @@ def test_16_bit_weights_and_activations(form, rng):
     np.testing.assert_allclose(got.astype(np.float64), want, rtol=0.05, atol=0.02)
 
 
-def test_torch_tensors_go_through_layers(rng):
-    w = weights(rng, *[(E, E)] * 4)
-    x = normal(rng, 2, L, E)
-    tensors = nn.MultiHeadAttention(E, H, *map(to_torch, w))
-    got = tensors(to_torch(x), to_torch(x), to_torch(x), "causal")
-    assert same_bits(got, nn.MultiHeadAttention(E, H, *w)(x, x, x, "causal"))
-
-
 # ---- grouped-query attention ---------------------------------------------------------------------
-
-
-def minimind(x, mask, wq, wk, wv, wo, heads, kv_heads, rotate):
-    """Attention of the MiniMind walkthrough: repeat_kv, a mask of triu(-inf, 1), merge, wo."""
-    x = torch.from_numpy(x)
-    batch, length, _ = x.shape
-    q, k, v = (F.linear(x, torch.from_numpy(w)).view(batch, length, n, -1)
-               for w, n in ((wq, heads), (wk, kv_heads), (wv, kv_heads)))  # fmt: skip
-    if rotate is not None:
-        cos, sin = rotate  # (L, head_dim / 2), interleaved pairs as complex numbers
-        turn = torch.complex(cos, sin)[:, None]
-        q, k = (
-            torch.view_as_real(
-                torch.view_as_complex(y.reshape(*y.shape[:-1], -1, 2)) * turn
-            ).flatten(-2)
-            for y in (q, k)
-        )
-    k, v = (y.repeat_interleave(heads // kv_heads, dim=2) for y in (k, v))
-    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    if mask:
-        scores = scores + torch.triu(torch.full((length, length), float("-inf")), diagonal=1)
-    z = F.softmax(scores, dim=-1) @ v
-    return F.linear(z.transpose(1, 2).reshape(batch, length, -1), torch.from_numpy(wo)).numpy()
 
 
 @each("heads, kv_heads", [(8, 2), (4, 4), (6, 1)])
@@ -174,17 +123,15 @@ def test_grouped_query_attention_is_that_of_the_walkthrough(
     )
     w = weights(rng, *shapes, dtype=np.float64)
     x = normal(rng, 2, L, hidden, dtype=np.float64)
-    rotate = None
-    if rotated:
-        angle = torch.outer(
-            torch.arange(L), 5e4 ** (-torch.arange(0, head_dim, 2).double() / head_dim)
-        )
-        rotate = angle.cos(), angle.sin()
+
+    def turn(y):
+        return reference.rope(y, layout="interleaved", theta=5e4) if rotated else y
+
     layer = nn.GroupedQueryAttention(
         hidden, heads, kv_heads, *map(form, w),
         rope_layout="interleaved" if rotated else None, theta=5e4 if rotated else None,
     )  # fmt: skip
-    want = minimind(x, mask, *w, heads, kv_heads, rotate)
+    want = walkthrough(x, x, x, CAUSAL if mask else None, *w, heads, kv_heads, turn)
     np.testing.assert_allclose(layer(x, mask), want, **CLOSE_64)
     np.testing.assert_allclose(layer(x[0], mask), want[0], **CLOSE_64)
 
@@ -217,15 +164,6 @@ def test_norms_are_torch_s(rng):
     np.testing.assert_allclose(nn.LayerNorm(weight, bias, 1e-5)(x), want, **CLOSE)
     want = F.layer_norm(to_torch(x), (E,), to_torch(weight), None, 0.1).numpy()
     np.testing.assert_allclose(nn.LayerNorm(weight, None, eps=0.1)(x), want, **CLOSE)
-
-
-def test_mlp_is_down_of_silu_gate_times_up(form, rng):
-    gate, up, down = weights(rng, (40, E), (40, E), (E, 40))
-    x = normal(rng, 3, 4, E)
-    t, g, u, d = map(to_torch, (x, gate, up, down))
-    want = F.linear(F.silu(F.linear(t, g)) * F.linear(t, u), d).numpy()
-    got = nn.MLP(form(gate), form(up), form(down))(x)
-    np.testing.assert_allclose(got, want, **CLOSE)
 
 
 def test_embedding_and_its_way_back(rng):
@@ -299,19 +237,19 @@ def test_a_block_takes_any_callables_and_multi_head_attention(rng):
     attention = nn.MultiHeadAttention(E, H, *w)
     norm = nn.LayerNorm(np.ones(E), np.zeros(E), 1e-5)
     block = nn.TransformerBlock(attention, np.tanh, norm, norm)
-    h = x + walkthrough(
-        *[reference.layer_norm(x, eps=1e-5)] * 3, np.triu(np.full((L, L), -np.inf), 1), *w
-    )
+    h = x + walkthrough(*[reference.layer_norm(x, eps=1e-5)] * 3, CAUSAL, *w)
     want = h + np.tanh(reference.layer_norm(h, eps=1e-5))
     np.testing.assert_allclose(block(x, "causal"), want, **CLOSE_64)
 
 
 def test_a_block_takes_tensors_bfloat16_too(dtype, rng):
     w = weights(rng, *[(E, E)] * 4, (8, E), (8, E), (E, 8), dtype=dtype)
-    norm = nn.RMSNorm(np.ones(E, dtype), 1e-5)
-    block = nn.TransformerBlock(nn.MultiHeadAttention(E, H, *w[:4]), nn.MLP(*w[4:]), norm, norm)
-    x = normal(rng, 2, L, E, dtype=dtype)
-    assert same_bits(block(to_torch(x), "causal"), block(x, "causal"))
+    x, norm = normal(rng, 2, L, E, dtype=dtype), nn.RMSNorm(np.ones(E, dtype), 1e-5)
+    of_tensors, of_arrays = (
+        nn.TransformerBlock(nn.MultiHeadAttention(E, H, *w[:4]), nn.MLP(*w[4:]), norm, norm)
+        for w in (list(map(to_torch, w)), w)
+    )
+    assert same_bits(of_tensors(to_torch(x), "causal"), of_arrays(x, "causal"))
 
 
 def test_layers_say_what_they_are(rng):
