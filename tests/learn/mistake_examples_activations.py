@@ -143,141 +143,96 @@ wrong_mlp("linear.not_transposed", lambda x, w1, w2, w3: llama(x, w1.T, w2.T, w3
 # ---- a mixture of experts ------------------------------------------------------------------------
 
 
-def wrong_mixture(name, *also, normalize=True, shared=False, count=2):
-    """The decorated function gives the result for (x, logits (n, X), mlp, shared): mlp(i, x) is
-    what expert i writes of x, shared(x) what the MLP of all tokens does."""
+def wrong_mixture(name, function, normalize=True, shared=False, count=2):
+    """`function` gives the result for (x, logits (n, X), mlp): mlp(i, x) is what expert i writes of
+    x."""
 
-    def register(function):
-        @example(f"mixture.{name}" if "." not in name else name, *also)
-        def _(rng):
-            x, router = normal(rng, 2, 9, 16), normal(rng, 5, 16, scale=0.4)
-            w1, w3 = (normal(rng, 6, 12, 16, scale=0.3) for _ in range(2))
-            w2 = normal(rng, 6, 16, 12, scale=0.3)
-            flat = torch.from_numpy(x).reshape(-1, 16)
-            mine = function(
-                flat,
-                flat @ torch.from_numpy(router).T,
-                lambda i, x: llama(x, *(torch.from_numpy(w[i]) for w in (w1, w2, w3))),
-                lambda x: llama(x, *(torch.from_numpy(w[5]) for w in (w1, w2, w3))),
-            )
-            layer = sf.nn.MixtureOfExperts(
-                router,
-                w1[:5],
-                w3[:5],
-                w2[:5],
-                num_experts_per_tok=count,
-                normalize=normalize,
-                shared=sf.nn.MLP(w1[5], w3[5], w2[5]) if shared else None,
-            )
-            return mine.reshape(x.shape).numpy(), layer, (x,), {}
-
-    return register
+    @example(f"mixture.{name}")
+    def _(rng):
+        x, router = normal(rng, 2, 9, 16), normal(rng, 5, 16, scale=0.4)
+        w1, w3 = (normal(rng, 6, 12, 16, scale=0.3) for _ in range(2))
+        w2 = normal(rng, 6, 16, 12, scale=0.3)
+        flat = torch.from_numpy(x).reshape(-1, 16)
+        mine = function(
+            flat,
+            flat @ torch.from_numpy(router).T,
+            lambda i, x: llama(x, *(torch.from_numpy(w[i]) for w in (w1, w2, w3))),
+        )
+        layer = sf.nn.MixtureOfExperts(
+            router,
+            w1[:5],
+            w3[:5],
+            w2[:5],
+            num_experts_per_tok=count,
+            normalize=normalize,
+            shared=sf.nn.MLP(w1[5], w3[5], w2[5]) if shared else None,
+        )
+        return mine.reshape(x.shape).numpy(), layer, (x,), {}
 
 
-def mixed(x, values, ids, mlp):
-    """As in Mixtral: for each expert the tokens that chose it."""
+def wrong_choice(name, choice, **layer):
+    """`choice` gives the weights and the experts (n, k) for logits (n, X)."""
+
+    def mixed(x, logits, mlp):
+        """As in Mixtral: for each expert the tokens that chose it."""
+        weights, ids = choice(logits)
+        out = torch.zeros_like(x)
+        for i in ids.unique().tolist():
+            rows, slots = torch.where(ids == i)
+            out.index_add_(0, rows, mlp(i, x[rows]) * weights[rows, slots, None])
+        return out
+
+    wrong_mixture(name, mixed, **layer)
+
+
+def shares(x):
+    return torch.softmax(x, -1)
+
+
+def best(z, count=2, weigh=shares):
+    values, ids = torch.topk(z, count)
+    return weigh(values), ids
+
+
+def smallest(z):
+    ids = torch.argsort(z)[:, :2]
+    return shares(z.gather(1, ids)), ids
+
+
+def one(z):
+    ids = z.argmax(-1, keepdim=True)
+    return shares(z).gather(1, ids), ids
+
+
+def normalised(values):
+    return values / values.sum(-1, keepdim=True)
+
+
+wrong_choice("smallest_chosen", smallest)
+wrong_choice("one_chosen", one, normalize=False)
+wrong_choice("normalised_otherwise", lambda z: best(shares(z), weigh=lambda x: x))
+wrong_choice("normalised_otherwise", lambda z: best(shares(z), weigh=normalised), normalize=False)
+wrong_choice("logits_as_weights", lambda z: best(z, weigh=lambda x: x))
+wrong_choice("sigmoid_as_weights", lambda z: best(z, weigh=torch.sigmoid))
+wrong_choice("weights_forgotten", lambda z: best(z, weigh=torch.ones_like))
+wrong_choice("mean_of_experts", lambda z: best(z, weigh=lambda x: 0.5 * torch.ones_like(x)))
+wrong_choice("one_more_chosen", lambda z: best(z, 3))
+wrong_choice("one_fewer_chosen", best, count=3)
+wrong_choice("softmax_twice", lambda z: best(shares(z)))
+wrong_choice("sorted_without_weights", lambda z: (best(z)[0], best(z)[1].sort(-1).values))
+wrong_choice("weights_reversed", lambda z: best(z, 3, lambda x: shares(x.flip(-1))), count=3)
+wrong_choice("shared_forgotten", best, shared=True)
+wrong_mixture("all_chosen", lambda x, z, mlp: sum(shares(z)[:, i, None] * mlp(i, x)
+                                                  for i in range(5)))  # fmt: skip
+
+
+def inputs_weighed(x, logits, mlp):
+    weights, ids = best(logits)
     out = torch.zeros_like(x)
-    for i in ids.unique().tolist():
-        rows, slots = torch.where(ids == i)
-        out.index_add_(0, rows, mlp(i, x[rows]) * values[rows, slots, None])
-    return out
-
-
-def top2(logits):
-    return torch.topk(logits, 2)
-
-
-@wrong_mixture("smallest_chosen")
-def _(x, logits, mlp, shared):
-    ids = torch.argsort(logits)[:, :2]
-    return mixed(x, torch.softmax(logits.gather(1, ids), -1), ids, mlp)
-
-
-@wrong_mixture("one_chosen", normalize=False)
-def _(x, logits, mlp, shared):
-    ids = logits.argmax(-1, keepdim=True)
-    return mixed(x, torch.softmax(logits, -1).gather(1, ids), ids, mlp)
-
-
-@wrong_mixture("all_chosen")
-def _(x, logits, mlp, shared):
-    return sum(torch.softmax(logits, -1)[:, i, None] * mlp(i, x) for i in range(5))
-
-
-@wrong_mixture("normalised_otherwise")
-def _(x, logits, mlp, shared):
-    values, ids = torch.topk(torch.softmax(logits, -1), 2)
-    return mixed(x, values, ids, mlp)
-
-
-@wrong_mixture("normalised_otherwise", normalize=False)
-def _(x, logits, mlp, shared):
-    values, ids = torch.topk(torch.softmax(logits, -1), 2)
-    return mixed(x, values / values.sum(-1, keepdim=True), ids, mlp)
-
-
-@wrong_mixture("logits_as_weights")
-def _(x, logits, mlp, shared):
-    return mixed(x, *top2(logits), mlp)
-
-
-@wrong_mixture("sigmoid_as_weights")
-def _(x, logits, mlp, shared):
-    values, ids = top2(logits)
-    return mixed(x, torch.sigmoid(values), ids, mlp)
-
-
-@wrong_mixture("weights_forgotten")
-def _(x, logits, mlp, shared):
-    return mixed(x, torch.ones(len(x), 2), top2(logits).indices, mlp)
-
-
-@wrong_mixture("mean_of_experts")
-def _(x, logits, mlp, shared):
-    return mixed(x, torch.full((len(x), 2), 0.5), top2(logits).indices, mlp)
-
-
-@wrong_mixture("inputs_weighed")
-def _(x, logits, mlp, shared):
-    values, ids = top2(logits)
-    weights, out = torch.softmax(values, -1), torch.zeros_like(x)
     for row in range(len(x)):
         for weight, i in zip(weights[row], ids[row].tolist(), strict=True):
             out[row] += mlp(i, weight * x[row])
     return out
 
 
-@wrong_mixture("one_more_chosen")
-def _(x, logits, mlp, shared):
-    values, ids = torch.topk(logits, 3)
-    return mixed(x, torch.softmax(values, -1), ids, mlp)
-
-
-@wrong_mixture("one_fewer_chosen", count=3)
-def _(x, logits, mlp, shared):
-    values, ids = top2(logits)
-    return mixed(x, torch.softmax(values, -1), ids, mlp)
-
-
-@wrong_mixture("softmax_twice")
-def _(x, logits, mlp, shared):
-    values, ids = torch.topk(torch.softmax(logits, -1), 2)
-    return mixed(x, torch.softmax(values, -1), ids, mlp)
-
-
-@wrong_mixture("sorted_without_weights")
-def _(x, logits, mlp, shared):
-    values, ids = top2(logits)
-    return mixed(x, torch.softmax(values, -1), ids.sort(-1).values, mlp)
-
-
-@wrong_mixture("weights_reversed", count=3)
-def _(x, logits, mlp, shared):
-    values, ids = torch.topk(logits, 3)
-    return mixed(x, torch.softmax(values.flip(-1), -1), ids, mlp)
-
-
-@wrong_mixture("shared_forgotten", shared=True)
-def _(x, logits, mlp, shared):
-    values, ids = top2(logits)
-    return mixed(x, torch.softmax(values, -1), ids, mlp)
+wrong_mixture("inputs_weighed", inputs_weighed)
