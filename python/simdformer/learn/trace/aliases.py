@@ -6,273 +6,120 @@ TransformerLens ("blocks.0.hook_resid_pre"), or of his own with `aliases=`. How 
 places.py.
 """
 
+from collections.abc import Iterator
+
 from simdformer.models.activation_table import every_activation
+from simdformer.models.table import rows_of
 
-__all__ = [
-    "FUSED",
-    "INSTEAD",
-    "LAYER_ALIASES",
-    "MODEL_ALIASES",
-    "OTHER_MEANINGS",
-    "ROUTED",
-    "SILU",
-    "UNMASKED",
-]
+__all__ = ["FUSED", "INSTEAD", "LAYER_ALIASES", "MODEL_ALIASES", "OTHER_MEANINGS"]
 
-UNMASKED, SILU, PROBS, ROUTED = "attn.scores_unmasked", "mlp.silu", "mlp.router_probs", "mlp.routed"
 # What a name means where the model has no such activation.
-INSTEAD = {
-    "mlp.gate": "mlp.up",
-    ROUTED: "mlp.out",
-}
+INSTEAD = {"mlp.gate": "mlp.up", "mlp.routed": "mlp.out"}
 # Several activations side by side, as one matrix makes them.
 FUSED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.gate_up": ("mlp.gate", "mlp.up")}
 
-# Names of one layer. A name may stand alone, or behind a prefix that says which layer.
-LAYER_ALIASES = {
-    # Llama 3 step by step
-    "token_embeddings": "attn_norm",
-    "layer_embedding_norm": "attn_norm",
-    "q_per_token": "attn.q",
-    "k_per_token": "attn.k",
-    "v_per_token": "attn.v",
-    "q_per_token_rotated": "attn.q_rot",
-    "k_per_token_rotated": "attn.k_rot",
-    "qk_per_token": UNMASKED,
-    "qk_per_token_after_masking": "attn.scores",
-    "qk_per_token_after_masking_after_softmax": "attn.pattern",
-    "qkv_attention": "attn.z",
-    "qkv_attention_store": "attn.z",
-    "stacked_qkv_attention": "attn.z",
-    "embedding_delta": "attn.out",
-    "embedding_after_edit": "resid_mid",
-    "embedding_after_edit_normalized": "mlp_norm",
-    "fc_up": "mlp.up",
-    "fc_gate": SILU,
-    "output_after_feedforward": "mlp.out",
-    "embedding": "resid_post",
-    # MiniMind, and Llama's own code
-    "xq": "attn.q",
-    "xk": "attn.k",
-    "xv": "attn.v",
-    "q": "attn.q",
-    "k": "attn.k",
-    "v": "attn.v",
-    "q_embed": "attn.q_rot",
-    "k_embed": "attn.k_rot",
-    "q_rot": "attn.q_rot",
-    "k_rot": "attn.k_rot",
-    "attn.scores_unmasked": UNMASKED,
-    "scores": "attn.scores",
-    "attn_scores": "attn.scores",
-    "attn_weights": "attn.pattern",
-    "attention_weights": "attn.pattern",
-    "pattern": "attn.pattern",
-    "z": "attn.z",
-    "attn_output": "attn.out",
-    "h": "resid_mid",
-    # As many write it
-    "hidden_states": "resid_pre",
-    "x_norm": "attn_norm",
-    "x_normed": "attn_norm",
-    "normed": "attn_norm",
-    "normed_x": "attn_norm",
-    "queries": "attn.q",
-    "keys": "attn.k",
-    "values": "attn.v",
-    "query": "attn.q",
-    "key": "attn.k",
-    "value": "attn.v",
-    "query_states": "attn.q",
-    "key_states": "attn.k",
-    "value_states": "attn.v",
-    "q_proj": "attn.q",
-    "k_proj": "attn.k",
-    "v_proj": "attn.v",
-    "o_proj": "attn.out",
-    "q_rotated": "attn.q_rot",
-    "k_rotated": "attn.k_rot",
-    "q_rope": "attn.q_rot",
-    "k_rope": "attn.k_rot",
-    "xq_rot": "attn.q_rot",
-    "xk_rot": "attn.k_rot",
-    "rotated_q": "attn.q_rot",
-    "rotated_k": "attn.k_rot",
-    "attention_scores": "attn.scores",
-    "masked_scores": "attn.scores",
-    "attn": "attn.pattern",
-    "attn_probs": "attn.pattern",
-    "attention_probs": "attn.pattern",
-    "attn_pattern": "attn.pattern",
-    "probs": "attn.pattern",
-    "context": "attn.z",
-    "context_layer": "attn.z",
-    "heads": "attn.z",
-    "attention_output": "attn.out",
-    "attn_out": "attn.out",
-    "attention_out": "attn.out",
-    "self_attn_output": "attn.out",
-    "residual": "resid_mid",
-    "after_attention": "resid_mid",
-    "h_norm": "mlp_norm",
-    "ffn_normed": "mlp_norm",
-    "gate": "mlp.gate",
-    "up": "mlp.up",
-    "gate_proj": "mlp.gate",
-    "up_proj": "mlp.up",
-    "down_proj": "mlp.out",
-    "gate_act": SILU,
-    "mlp.act_fn": SILU,
-    "mlp.activation_fn": SILU,
-    "hidden": "mlp.act",
-    "act": "mlp.act",
-    "swiglu": "mlp.act",
-    "down": "mlp.out",
-    "mlp_out": "mlp.out",
-    "mlp_output": "mlp.out",
-    "ffn_out": "mlp.out",
-    "ffn_output": "mlp.out",
-    "feed_forward_output": "mlp.out",
-    "out": "resid_post",
-    "output": "resid_post",
-    "layer_output": "resid_post",
-    "block_output": "resid_post",
-    "after_mlp": "resid_post",
-    # Mixtures of experts
-    "router_logits": "mlp.router",
-    "gate_logits": "mlp.router",
-    "gating_logits": "mlp.router",
-    "block_sparse_moe.gate": "mlp.router",
-    "router_probs": PROBS,
-    "router_probabilities": PROBS,
-    "routing_weights": PROBS,
-    "selected_experts": "mlp.experts",
-    "expert_ids": "mlp.experts",
-    "expert_indices": "mlp.experts",
-    "router_indices": "mlp.experts",
-    "topk_ids": "mlp.experts",
-    "topk_idx": "mlp.experts",
-    "topk_indices": "mlp.experts",
-    "expert_weights": "mlp.expert_weights",
-    "topk_weight": "mlp.expert_weights",
-    "topk_weights": "mlp.expert_weights",
-    "expert_out": "mlp.expert_out",
-    "expert_outputs": "mlp.expert_out",
-    "routed_out": ROUTED,
-    "shared_out": "mlp.shared.out",
-    "shared_output": "mlp.shared.out",
-    "mlp.shared_expert": "mlp.shared.down",
-    "mlp.shared_expert_gate": "mlp.shared.router",
-    "mlp.shared_expert.gate_proj": "mlp.shared.gate",
-    "mlp.shared_expert.up_proj": "mlp.shared.up",
-    "mlp.shared_expert.down_proj": "mlp.shared.down",
-    "block_sparse_moe": "mlp.out",
-    # GPT-2
-    "ln_1": "attn_norm",
-    "ln_2": "mlp_norm",
-    "ln1": "attn_norm",
-    "ln2": "mlp_norm",
-    "c_attn": "attn.qkv",
-    "attn.c_attn": "attn.qkv",
-    "qkv": "attn.qkv",
-    "attn.c_proj": "attn.out",
-    "att": "attn.pattern",
-    "mlp.c_fc": "mlp.up",
-    "c_fc": "mlp.up",
-    "mlp.gelu": "mlp.act",
-    "mlp.c_proj": "mlp.out",
-    # Hugging Face's modules
-    "self_attn.qkv_proj": "attn.qkv",
-    "mlp.gate_up_proj": "mlp.gate_up",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn.q",
-    "self_attn.k_proj": "attn.k",
-    "self_attn.v_proj": "attn.v",
-    "self_attn.q_norm": "attn.q_normed",
-    "self_attn.k_norm": "attn.k_normed",
-    "self_attn.o_proj": "attn.out",
-    "self_attn": "attn.out",
-    "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.out",
-    "mlp": "mlp.out",
-    # Meta's modules
-    "attention_norm": "attn_norm",
-    "attention.wq": "attn.q",
-    "attention.wk": "attn.k",
-    "attention.wv": "attn.v",
-    "attention.wo": "attn.out",
-    "attention": "attn.out",
-    "ffn_norm": "mlp_norm",
-    "feed_forward.w1": "mlp.gate",
-    "feed_forward.w3": "mlp.up",
-    "feed_forward.w2": "mlp.out",
-    "feed_forward": "mlp.out",
-    # TransformerLens
-    **{row.lens: row.name for row in every_activation() if row.lens and row.in_layer},
-}
+# What they are called in Llama 3 step by step, MiniMind, Llama's own code, GPT-2 and its teachers',
+# in the modules of Hugging Face and Meta, and as many write it. TransformerLens' names are in the
+# table of activations.
+#
+# In a layer: a name may stand alone, or behind a prefix that says which layer.
+IN_LAYERS = """
+attn_norm            | token_embeddings, layer_embedding_norm, x_norm, x_normed, normed, normed_x
+attn_norm            | ln_1, ln1, input_layernorm, attention_norm
+attn.q               | q_per_token, xq, q, queries, query, query_states, q_proj, self_attn.q_proj
+attn.q               | attention.wq
+attn.k               | k_per_token, xk, k, keys, key, key_states, k_proj, self_attn.k_proj
+attn.k               | attention.wk
+attn.v               | v_per_token, xv, v, values, value, value_states, v_proj, self_attn.v_proj
+attn.v               | attention.wv
+attn.q_rot           | q_per_token_rotated, q_embed, q_rot, q_rotated, q_rope, xq_rot, rotated_q
+attn.k_rot           | k_per_token_rotated, k_embed, k_rot, k_rotated, k_rope, xk_rot, rotated_k
+attn.scores_unmasked | qk_per_token, attn.scores_unmasked
+attn.scores          | qk_per_token_after_masking, scores, attn_scores, attention_scores
+attn.scores          | masked_scores
+attn.pattern         | qk_per_token_after_masking_after_softmax, attn_weights, attention_weights
+attn.pattern         | pattern, attn, attn_probs, attention_probs, attn_pattern, probs, att
+attn.z               | qkv_attention, qkv_attention_store, stacked_qkv_attention, z, context
+attn.z               | context_layer, heads
+attn.out             | embedding_delta, attn_output, o_proj, attention_output, attn_out
+attn.out             | attention_out, self_attn_output, attn.c_proj, self_attn.o_proj, self_attn
+attn.out             | attention.wo, attention
+resid_mid            | embedding_after_edit, h, residual, after_attention
+mlp_norm             | embedding_after_edit_normalized, h_norm, ffn_normed, ln_2, ln2
+mlp_norm             | post_attention_layernorm, ffn_norm
+mlp.up               | fc_up, up, up_proj, mlp.c_fc, c_fc, mlp.up_proj, feed_forward.w3
+mlp.silu             | fc_gate, gate_act, mlp.act_fn, mlp.activation_fn
+mlp.out              | output_after_feedforward, down_proj, down, mlp_out, mlp_output, ffn_out
+mlp.out              | ffn_output, feed_forward_output, block_sparse_moe, mlp.c_proj
+mlp.out              | mlp.down_proj, mlp, feed_forward.w2, feed_forward
+resid_post           | embedding, out, output, layer_output, block_output, after_mlp
+resid_pre            | hidden_states
+mlp.gate             | gate, gate_proj, mlp.gate_proj, feed_forward.w1
+mlp.act              | hidden, act, swiglu, mlp.gelu
+mlp.router           | router_logits, gate_logits, gating_logits, block_sparse_moe.gate
+mlp.router_probs     | router_probs, router_probabilities, routing_weights
+mlp.experts          | selected_experts, expert_ids, expert_indices, router_indices, topk_ids
+mlp.experts          | topk_idx, topk_indices
+mlp.expert_weights   | expert_weights, topk_weight, topk_weights
+mlp.expert_out       | expert_out, expert_outputs
+mlp.routed           | routed_out
+mlp.shared.out       | shared_out, shared_output
+mlp.shared.down      | mlp.shared_expert, mlp.shared_expert.down_proj
+mlp.shared.router    | mlp.shared_expert_gate
+mlp.shared.gate      | mlp.shared_expert.gate_proj
+mlp.shared.up        | mlp.shared_expert.up_proj
+attn.qkv             | c_attn, attn.c_attn, qkv, self_attn.qkv_proj
+mlp.gate_up          | mlp.gate_up_proj
+attn.q_normed        | self_attn.q_norm
+attn.k_normed        | self_attn.k_norm
+"""
+# Of the whole model.
+OF_MODELS = """
+embed              | token_embeddings_unnormalized, embedding, embeddings, tok_embeddings
+embed              | embed_tokens, model.embed_tokens, tok_emb, x0, wte
+pos_embed          | wpe, pos_emb, position_embeddings
+layers.0.resid_pre | drop
+final_norm         | ln_f, final_embedding, norm, final_normed, normed_final, model.norm
+logits             | lm_head, output
+"""
+# Words that are used for several things, of which the first stands above: the others.
+WORDS = """
+attn.z                                     | attn_output, attention_output, attn_out, attention_out
+attn.scores_unmasked, attn.pattern         | scores, attn_scores, attention_scores
+attn.scores_unmasked, attn.scores          | attn_weights, attention_weights, att
+attn.scores, attn.z, attn.out              | attn
+attn.out                                   | qkv_attention
+resid_pre, resid_post, attn.out            | h
+resid_pre, resid_mid, resid_post, mlp.silu | hidden
+resid_mid, resid_post, attn_norm, mlp_norm | hidden_states
+resid_pre, resid_post                      | residual
+mlp_norm                                   | normed, x_norm, x_normed, normed_x
+mlp.silu, mlp.router                       | gate
+mlp.router                                 | mlp.gate
+mlp.expert_weights, mlp.router_probs       | mlp.router
+mlp.expert_weights                         | routing_weights
+mlp.router_probs                           | expert_weights
+mlp.routed, mlp.out                        | mlp.experts
+mlp.shared.down                            | shared_out, shared_output
+attn.out, mlp.out, attn.z                  | out, output
+mlp.out                                    | layer_output, block_output
+attn.q_normed, attn.q_rot                  | query_states
+attn.k_normed, attn.k_rot                  | key_states
+"""
 
-# Words that are used for several things; the first meaning stands above.
-OTHER_MEANINGS = {
-    "attn_output": ("attn.z",),
-    "attention_output": ("attn.z",),
-    "attn_out": ("attn.z",),
-    "attention_out": ("attn.z",),
-    "scores": (UNMASKED, "attn.pattern"),
-    "attn_scores": (UNMASKED, "attn.pattern"),
-    "attention_scores": (UNMASKED, "attn.pattern"),
-    "attn_weights": (UNMASKED, "attn.scores"),
-    "attention_weights": (UNMASKED, "attn.scores"),
-    "attn": ("attn.scores", "attn.z", "attn.out"),
-    "qkv_attention": ("attn.out",),
-    "h": ("resid_pre", "resid_post", "attn.out"),
-    "hidden": ("resid_pre", "resid_mid", "resid_post", SILU),
-    "hidden_states": ("resid_mid", "resid_post", "attn_norm", "mlp_norm"),
-    "residual": ("resid_pre", "resid_post"),
-    "normed": ("mlp_norm",),
-    "x_norm": ("mlp_norm",),
-    "x_normed": ("mlp_norm",),
-    "normed_x": ("mlp_norm",),
-    "att": (UNMASKED, "attn.scores"),
-    "gate": (SILU, "mlp.router"),
-    "mlp.gate": ("mlp.router",),
-    "mlp.router": ("mlp.expert_weights", PROBS),
-    "routing_weights": ("mlp.expert_weights",),
-    "expert_weights": (PROBS,),
-    "mlp.experts": (ROUTED, "mlp.out"),
-    "shared_out": ("mlp.shared.down",),
-    "shared_output": ("mlp.shared.down",),
-    "out": ("attn.out", "mlp.out", "attn.z"),
-    "output": ("attn.out", "mlp.out", "attn.z"),
-    "layer_output": ("mlp.out",),
-    "block_output": ("mlp.out",),
-    "query_states": ("attn.q_normed", "attn.q_rot"),
-    "key_states": ("attn.k_normed", "attn.k_rot"),
-}
 
-# Names of the whole model.
-MODEL_ALIASES = {
-    "token_embeddings_unnormalized": "embed",
-    "embedding": "embed",
-    "embeddings": "embed",
-    "tok_embeddings": "embed",
-    "embed_tokens": "embed",
-    "model.embed_tokens": "embed",
-    "tok_emb": "embed",
-    "x0": "embed",
-    "wte": "embed",
-    "wpe": "pos_embed",
-    "pos_emb": "pos_embed",
-    "position_embeddings": "pos_embed",
-    "drop": "layers.0.resid_pre",
-    "ln_f": "final_norm",
-    "final_embedding": "final_norm",
-    "norm": "final_norm",
-    "final_normed": "final_norm",
-    "normed_final": "final_norm",
-    "model.norm": "final_norm",
-    "lm_head": "logits",
-    "output": "logits",
-    **{row.lens: row.name for row in every_activation() if row.lens and not row.in_layer},
-}
+def cells(table: str) -> Iterator[tuple[str, str]]:
+    """Each name of the second column, with what the first one has for it."""
+    for meant, names in rows_of(table, 2):
+        yield from ((name.strip(), meant) for name in names.split(","))
+
+
+def lens(in_layer: bool) -> dict[str, str]:
+    """TransformerLens' names."""
+    rows = (row for row in every_activation() if row.lens and row.in_layer == in_layer)
+    return {row.lens: row.name for row in rows}
+
+
+LAYER_ALIASES = dict(cells(IN_LAYERS)) | lens(in_layer=True)
+MODEL_ALIASES = dict(cells(OF_MODELS)) | lens(in_layer=False)
+OTHER_MEANINGS = {word: tuple(meant.split(", ")) for word, meant in cells(WORDS)}
