@@ -120,11 +120,10 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def tensor(array: Array) -> Any:
-    """A tensor in the memory of an array; numpy lends torch no bfloat16, but its bits."""
-    torch: Any = optional("torch")
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    """A tensor in the memory of an array."""
+    from simdformer.tensors.memory import tensor_of  # imports torch
+
+    return tensor_of(array)
 
 
 def torch_way(torch: Any, way: Way) -> Way:
