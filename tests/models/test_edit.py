@@ -134,15 +134,6 @@ def test_ablating_a_head_is_zeroing_its_columns_of_wo(name, activations, layer):
         close(model(IDS, edit=edit), expected, TOLERANCE[activations])
 
 
-def test_ablation_is_not_a_change_too_small_to_see():
-    def ablate(z):
-        z[..., 1, :] = 0
-
-    for name in MODELS:
-        model = make(name)
-        assert np.abs(model(IDS, edit={"layers.0.attn.z": ablate}) - model(IDS)).max() > 1e-3
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("activations", TOLERANCE)
 def test_patching_the_last_residual_gives_the_other_prompts_logits(name, activations):

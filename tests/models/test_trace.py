@@ -131,27 +131,20 @@ def test_results_are_what_each_head_writes(ids, changes):
         np.testing.assert_allclose(results.sum(-2) + bias, trace["attn.out", layer], atol=1e-5)
 
 
-def test_the_scale_of_a_layer_norm_is_of_what_is_centred(gpt2):
-    _, trace = gpt2.run_with_cache(IDS, ["*", "final_norm_scale"])
-    stream = trace["resid_post", -1].astype(np.float64)
-    scale = np.sqrt(stream.var(-1, keepdims=True) + gpt2.config.norm_eps)
-    np.testing.assert_allclose(trace["final_norm_scale"], scale, rtol=1e-6)
-    _, halved = gpt2.run_with_cache(IDS, edit={"final_norm_scale": lambda scale: scale / 2})
-    bias = gpt2.weights.final_norm_bias
-    expected = 2 * (trace["final_norm"] - bias) + bias
-    np.testing.assert_allclose(halved["final_norm"], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_scale_is_what_the_final_norm_divides_by(model):
+@pytest.mark.parametrize("name", ["model", "gpt2"])
+def test_the_scale_is_what_the_final_norm_divides_by(request, name):
+    model, bias = request.getfixturevalue(name), 0
     logits, trace = model.run_with_cache(IDS, ["*", "final_norm_scale"])
     assert same_bits(logits, model(IDS))
     stream = trace["resid_post", -1].astype(np.float64)
+    if name == "gpt2":  # a LayerNorm
+        stream, bias = stream - stream.mean(-1, keepdims=True), model.weights.final_norm_bias
     scale = np.sqrt((stream**2).mean(-1, keepdims=True) + model.config.norm_eps)
     np.testing.assert_allclose(trace["final_norm_scale"], scale, rtol=1e-6)
     normed = stream / trace["final_norm_scale"] * model.weights.final_norm
-    np.testing.assert_allclose(trace["final_norm"], normed, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trace["final_norm"] - bias, normed, rtol=1e-5, atol=1e-6)
     _, halved = model.run_with_cache(IDS, edit={"final_norm_scale": lambda scale: scale / 2})
-    np.testing.assert_allclose(halved["final_norm"], 2 * trace["final_norm"], rtol=1e-6)
+    np.testing.assert_allclose(halved["final_norm"] - bias, 2 * normed, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
