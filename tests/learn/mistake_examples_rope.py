@@ -78,46 +78,21 @@ before_split("interleaved")
 
 # ---- exponents and theta -------------------------------------------------------------------------
 
-wrong_angles(
-    "rope_frequencies.exponent_i_over_d",
-    lambda: np.outer(POSITIONS, 1 / 10000 ** (np.arange(D // 2) / D)),
-)
-wrong_angles(
-    "rope_frequencies.exponent_4i_over_d",
-    lambda: np.outer(POSITIONS, 1 / 10000 ** (np.arange(0, D, 2) / (D // 2))),
-    "interleaved",
-)
-wrong_angles(
-    "rope_frequencies.exponent_from_one",
-    lambda: np.outer(POSITIONS, [10000 ** (-2 * i / D) for i in range(1, D // 2 + 1)]),
-)
-wrong_angles(
-    "rope_frequencies.exponent_odd",
-    lambda: np.outer(POSITIONS, 10000.0 ** (-np.arange(1, D + 1, 2) / D)),
-)
-wrong_angles(
-    "rope_frequencies.exponent_not_divided",
-    lambda: np.outer(POSITIONS, 10000.0 ** -np.arange(0, D, 2)),
-)
-wrong_angles(
-    "rope_frequencies.exponent_linspace",
-    lambda: np.outer(POSITIONS, (1 / 10000) ** np.linspace(0, 1, D // 2)),
-    "interleaved",
-)
-wrong_angles(
-    "rope_frequencies.power_not_inverted",
-    lambda: np.outer(POSITIONS, 500 ** (np.arange(0, D, 2) / D)),
-    theta=500.0,
-)
-wrong_angles(
-    "rope_frequencies.power_without_log_theta",
-    lambda: np.outer(POSITIONS, np.exp(-np.arange(0, D, 2) / D)),
-)
-wrong_angles(
-    "rope_frequencies.power_reversed",
-    lambda: np.outer(POSITIONS, frequencies()[::-1]),
-    "interleaved",
-)
+
+def of_frequencies(name, wrong, layout="half", **meant):
+    wrong_angles(f"rope_frequencies.{name}", lambda: np.outer(POSITIONS, wrong), layout, **meant)
+
+
+EVEN = np.arange(0, D, 2)
+of_frequencies("exponent_i_over_d", 1 / 10000 ** (np.arange(D // 2) / D))
+of_frequencies("exponent_4i_over_d", 1 / 10000 ** (EVEN / (D // 2)), "interleaved")
+of_frequencies("exponent_from_one", [10000 ** (-2 * i / D) for i in range(1, D // 2 + 1)])
+of_frequencies("exponent_odd", 10000.0 ** (-np.arange(1, D + 1, 2) / D))
+of_frequencies("exponent_not_divided", 10000.0**-EVEN)
+of_frequencies("exponent_linspace", (1 / 10000) ** np.linspace(0, 1, D // 2), "interleaved")
+of_frequencies("power_not_inverted", 500 ** (EVEN / D), theta=500.0)
+of_frequencies("power_without_log_theta", np.exp(-EVEN / D))
+of_frequencies("power_reversed", frequencies()[::-1], "interleaved")
 for theta in (10_000, 100_000, 150_000, 500_000, 1_000_000, 5_000_000, 10_000_000):
     wrong_angles(
         f"rope_frequencies.theta_{theta}",
@@ -160,89 +135,75 @@ def _(rng):
     return mine, sf.rope, (x,), {"layout": "half", "positions": positions}
 
 
-@example("rope.angles_transposed")
-def _(rng):
-    x = normal(rng, 3, 8, 16)
-    table = np.outer(frequencies(), np.arange(8))
-    return with_tables(x, table), sf.rope, (x,), {"layout": "half"}
+def turned(name, wrong, *also, layout="half", shape=(2, 4, T, D), **meant):
+    """`wrong` gives the result for x of that shape."""
+
+    @example(f"rope.{name}", *also)
+    def _(rng):
+        x = normal(rng, *shape)
+        return wrong(x), sf.rope, (x,), {"layout": layout} | meant
 
 
-@example("rope.positions_over_heads")
-def _(rng):
-    """(B, T, H, D), turned as it should be; check is told that it is (B, H, T, D)."""
-    x = normal(rng, 2, T, 4, D)
-    mine = with_complex_numbers(x, angles()[:, None])
-    return mine, sf.rope, (x,), {"layout": "interleaved"}
+def both_halves(table):
+    return np.concatenate([table] * 2, axis=-1)
 
 
-@example("rope.positions_over_batch")
-def _(rng):
-    """(T, B, H, D), as libraries that keep time first have it."""
-    x = normal(rng, T, 2, 4, D)
-    return with_tables(x, angles()[:, None, None]), sf.rope, (x,), {"layout": "half"}
+COS, SIN = np.cos(angles()), np.sin(angles())
+TRANSPOSED = np.outer(frequencies(), np.arange(8))
+turned("angles_transposed", lambda x: with_tables(x, TRANSPOSED), shape=(3, 8, 16))
+# (B, T, H, D), turned as it should be; check is told that it is (B, H, T, D).
+turned(
+    "positions_over_heads",
+    lambda x: with_complex_numbers(x, angles()[:, None]),
+    layout="interleaved",
+    shape=(2, T, 4, D),
+)
+# (T, B, H, D), as libraries that keep time first have it.
+turned(
+    "positions_over_batch",
+    lambda x: with_tables(x, angles()[:, None, None]),
+    shape=(T, 2, 4, D),
+)
 
 
 # ---- pairs and the turn --------------------------------------------------------------------------
 
-
-@example("rope.layout_swapped")
-def _(rng):
-    x = heads(rng)
-    return with_complex_numbers(x, angles()), sf.rope, (x,), {"layout": "half"}
-
-
-@example("rope.layout_swapped")
-def _(rng):
-    x = heads(rng)[0, 0]
-    return with_tables(x, angles(500.0)), sf.rope, (x,), {"layout": "interleaved", "theta": 500.0}
+turned("layout_swapped", lambda x: with_complex_numbers(x, angles()))
+turned(
+    "layout_swapped",
+    lambda x: with_tables(x, angles(500.0)),
+    layout="interleaved",
+    theta=500.0,
+    shape=(T, D),
+)
 
 
-@example("rope.layouts_mixed")
-def _(rng):
-    x = heads(rng)
-    cos, sin = (np.repeat(f(angles()), 2, axis=-1) for f in (np.cos, np.sin))
-    return x * cos + rotate_half(x) * sin, sf.rope, (x,), {"layout": "half"}
-
-
-@example("rope.layouts_mixed")
-def _(rng):
-    x = heads(rng)
-    cos, sin = (np.concatenate([f(angles())] * 2, axis=-1) for f in (np.cos, np.sin))
+def partners_of_pairs(x):
     partner = np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
-    return x * cos + partner * sin, sf.rope, (x,), {"layout": "interleaved"}
+    return x * both_halves(COS) + partner * both_halves(SIN)
 
 
-@example("rope.put_back_in_the_other_order")
-def _(rng):
-    x = heads(rng)
-    turned = complex_numbers(x) * np.exp(1j * angles())
-    mine = np.concatenate([turned.real, turned.imag], axis=-1)
-    return mine, sf.rope, (x,), {"layout": "interleaved"}
+def halves_side_by_side(x):
+    z = complex_numbers(x) * np.exp(1j * angles())
+    return np.concatenate([z.real, z.imag], axis=-1)
 
 
-@example("rope.put_back_in_the_other_order")
-def _(rng):
-    x = heads(rng)
+def pairs_side_by_side(x):
     a, b = np.split(with_tables(x, angles()), 2, axis=-1)
-    return np.stack([a, b], axis=-1).reshape(x.shape), sf.rope, (x,), {"layout": "half"}
+    return np.stack([a, b], axis=-1).reshape(x.shape)
 
 
+turned(
+    "layouts_mixed", lambda x: x * np.repeat(COS, 2, -1) + rotate_half(x) * np.repeat(SIN, 2, -1)
+)
+turned("layouts_mixed", partners_of_pairs, layout="interleaved")
+turned("put_back_in_the_other_order", halves_side_by_side, layout="interleaved")
+turned("put_back_in_the_other_order", pairs_side_by_side)
 wrong_angles("rope.turned_backwards", lambda: -angles(), "interleaved")
 
 
-@example("rope.turned_backwards")
-def _(rng):
-    x = heads(rng)
-    a, b = np.split(x, 2, axis=-1)
-    cos, sin = (np.concatenate([f(angles())] * 2, axis=-1) for f in (np.cos, np.sin))
-    return x * cos + np.concatenate([b, -a], axis=-1) * sin, sf.rope, (x,), {"layout": "half"}
-
-
-@example("rope.cos_and_sin_swapped")
-def _(rng):
-    x = heads(rng)
-    sin, cos = (np.concatenate([f(angles())] * 2, axis=-1) for f in (np.cos, np.sin))
-    return x * cos + rotate_half(x) * sin, sf.rope, (x,), {"layout": "half"}
+turned("turned_backwards", lambda x: x * both_halves(COS) - rotate_half(x) * both_halves(SIN))
+turned("cos_and_sin_swapped", lambda x: x * both_halves(SIN) + rotate_half(x) * both_halves(COS))
 
 
 def halves(name, wrong):
@@ -262,77 +223,44 @@ halves("rope.partners_not_swapped", lambda a, b, c, s: [a * c - a * s, b * c + b
 halves("rope.rotate_half_forgotten", lambda a, b, c, s: [a * c + a * s, b * c + b * s])
 
 
-@example("rope.turned_in_place")
-def _(rng):
-    x = heads(rng)
-    mine, c, s = x.astype(np.float64), np.cos(angles()), np.sin(angles())
-    mine[..., 0::2] = mine[..., 0::2] * c - mine[..., 1::2] * s
-    mine[..., 1::2] = mine[..., 1::2] * c + mine[..., 0::2] * s
-    return mine, sf.rope, (x,), {"layout": "interleaved"}
+def in_place(x):
+    mine = x.astype(np.float64)
+    mine[..., 0::2] = mine[..., 0::2] * COS - mine[..., 1::2] * SIN
+    mine[..., 1::2] = mine[..., 1::2] * COS + mine[..., 0::2] * SIN
+    return mine
 
 
-@example("rope.not_turned", "rope.one_position_for_all")
-def _(rng):
-    x = heads(rng)
-    return x, sf.rope, (x,), {"layout": "interleaved", "theta": 500_000.0}
+def first_four(x):
+    some = with_tables(x[..., :4], np.outer(POSITIONS, frequencies()[:2]))
+    return np.concatenate([some, x[..., 4:]], axis=-1)
 
 
-@example("rope.not_turned", "rope.positions_restarted")
-def _(rng):
-    """One new token beside a cache of 40: whether position 0 or no turn at all, it is the same."""
-    x = normal(rng, 4, 1, D)
-    return x.copy(), sf.rope, (x,), {"layout": "half", "offset": 40}
+def last_four(x):
+    some = with_complex_numbers(x[..., 12:], np.outer(POSITIONS, frequencies(dim=4)))
+    return np.concatenate([x[..., :12], some], axis=-1)
 
 
-@example("rope.turned_twice")
-def _(rng):
-    x = heads(rng)
-    mine = with_tables(with_tables(x, angles()), angles())
-    return mine.astype(np.float32), sf.rope, (x,), {"layout": "half"}
-
-
-@example("rope.attention_factor_ignored")
-def _(rng):
-    x = heads(rng)
-    meant = {"layout": "half", "inv_freq": frequencies() / 4, "attention_factor": 1.1386}
-    return with_tables(x, np.outer(POSITIONS, frequencies() / 4)), sf.rope, (x,), meant
-
+turned("turned_in_place", in_place, layout="interleaved")
+turned(
+    "not_turned", lambda x: x, "rope.one_position_for_all", layout="interleaved", theta=500_000.0
+)
+# One new token beside a cache of 40: whether position 0 or no turn at all, it is the same.
+turned("not_turned", lambda x: x.copy(), "rope.positions_restarted", shape=(4, 1, D), offset=40)
+turned("turned_twice", lambda x: with_tables(with_tables(x, angles()), angles()).astype("f"))
+turned(
+    "attention_factor_ignored",
+    lambda x: with_tables(x, np.outer(POSITIONS, frequencies() / 4)),
+    inv_freq=frequencies() / 4,
+    attention_factor=1.1386,
+)
 
 # ---- a part of the head only ---------------------------------------------------------------------
 
-
-@example("rope.rotary_dim_ignored")
-def _(rng):
-    x = heads(rng)
-    return with_tables(x, angles()), sf.rope, (x,), {"layout": "half", "rotary_dim": 8}
-
-
-@example("rope.frequencies_of_the_whole_head")
-def _(rng):
-    x = heads(rng)
-    turned = with_tables(x[..., :4], np.outer(POSITIONS, frequencies()[:2]))
-    mine = np.concatenate([turned, x[..., 4:]], axis=-1)
-    return mine, sf.rope, (x,), {"layout": "half", "rotary_dim": 4}
-
-
-@example("rope.frequencies_of_all_heads")
-def _(rng):
-    x = heads(rng)  # 4 of 16: the learner's table is made for 64
-    return (
-        with_tables(x, np.outer(POSITIONS, frequencies(dim=64)[:8])),
-        sf.rope,
-        (x,),
-        {"layout": "half"},
-    )
-
-
-@example("rope.last_part_turned")
-def _(rng):
-    x = heads(rng)
-    turned = with_complex_numbers(x[..., 12:], np.outer(POSITIONS, frequencies(dim=4)))
-    mine = np.concatenate([x[..., :12], turned], axis=-1)
-    return mine, sf.rope, (x,), {"layout": "interleaved", "rotary_dim": 4}
-
+turned("rotary_dim_ignored", lambda x: with_tables(x, angles()), rotary_dim=8)
+turned("frequencies_of_the_whole_head", first_four, rotary_dim=4)
+WIDE = np.outer(POSITIONS, frequencies(dim=64)[:8])  # 4 of 16: the learner's table is made for 64
+turned("frequencies_of_all_heads", lambda x: with_tables(x, WIDE))
+turned("last_part_turned", last_four, layout="interleaved", rotary_dim=4)
 
 # ---- too few bits --------------------------------------------------------------------------------
 
