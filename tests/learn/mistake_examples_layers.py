@@ -109,50 +109,37 @@ for i, name in enumerate(("wq", "wk", "wv", "wo")):
     part = "projecting_out" if name == "wo" else "projections"
     wrong_heads(f"{part}.{name}_not_transposed", one_not_transposed)
     wrong_heads(f"{part}.{name}_forgotten", one_forgotten)
+
+
+def changed_heads(name, **changed):
+    """With some of its parts changed."""
+    wrong_heads(name, lambda x, *w: multi_head(x, *w, **changed))
+
+
 wrong_heads("linear.not_transposed", lambda x, *w: multi_head(x, *[y.T for y in w]))
 wrong_heads(
     "projections.three_not_transposed",
     lambda x, wq, wk, wv, wo: multi_head(x, wq.T, wk.T, wv.T, wo),
 )
 wrong_heads("projecting_out.residual_added", lambda x, *w: x + multi_head(x, *w))
-wrong_heads(
-    "split_heads.without_transpose",
-    lambda x, *w: multi_head(x, *w, split=lambda y, heads: y.reshape(B, heads, L, D)),
-)
+changed_heads("split_heads.without_transpose", split=lambda y, heads: y.reshape(B, heads, L, D))
 wrong_heads(
     "split_heads.as_d_h",
     lambda x, *w: multi_head(
         x, *w, split=lambda y, heads: y.view(B, L, D, heads).permute(0, 3, 1, 2)
     ),
 )
-wrong_heads(
-    "merge_heads.no_transpose", lambda x, *w: multi_head(x, *w, merge=lambda z: z.reshape(B, L, E))
-)
-wrong_heads(
-    "merge_heads.interleaved",
-    lambda x, *w: multi_head(x, *w, merge=lambda z: z.permute(0, 2, 3, 1).reshape(B, L, E)),
-)
+changed_heads("merge_heads.no_transpose", merge=lambda z: z.reshape(B, L, E))
+changed_heads("merge_heads.interleaved", merge=lambda z: z.permute(0, 2, 3, 1).reshape(B, L, E))
 wrong_heads(
     "attention.over_heads",
     lambda x, *w: multi_head(
-        x,
-        *w,
-        split=lambda y, heads: y.view(B, L, heads, D),
-        merge=lambda z: z.reshape(B, L, E),
+        x, *w, split=lambda y, heads: y.view(B, L, heads, D), merge=lambda z: z.reshape(B, L, E)
     ),
 )
-wrong_heads(
-    "many_heads.one_head",
-    lambda x, *w: multi_head(x, *w, split=lambda y, heads: y[:, None], merge=lambda z: z[:, 0]),
-)
-wrong_heads(
-    "many_heads.heads_averaged",
-    lambda x, *w: multi_head(x, *w, merge=lambda z: z.mean(1).repeat(1, 1, H)),
-)
-wrong_heads(
-    "attention.no_causal",
-    lambda x, *w: multi_head(x, *w, attend=lambda q, k, v: attend(q, k, v, causal=False)),
-)
+changed_heads("many_heads.one_head", split=lambda y, heads: y[:, None], merge=lambda z: z[:, 0])
+changed_heads("many_heads.heads_averaged", merge=lambda z: z.mean(1).repeat(1, 1, H))
+changed_heads("attention.no_causal", attend=lambda q, k, v: attend(q, k, v, causal=False))
 
 
 def wrong_cross(name, order, *also):
@@ -226,26 +213,26 @@ def wrong_qwen3(name, function, *also):
         return mine, layer, (x,), {"mask": "causal"}
 
 
+def changed_qwen3(name, **changed):
+    """With some of its parts changed."""
+    wrong_qwen3(name, lambda *a: qwen3(*a, **changed))
+
+
 def same(x, weight=None):
     return x
 
 
-wrong_qwen3("qk_norm.q_norm_forgotten", lambda *a: qwen3(*a, normed=same, key_normed=norm))
-wrong_qwen3("qk_norm.k_norm_forgotten", lambda *a: qwen3(*a, key_normed=same))
-wrong_qwen3("grouped_query_attention.norms_forgotten", lambda *a: qwen3(*a, normed=same))
+changed_qwen3("qk_norm.q_norm_forgotten", normed=same, key_normed=norm)
+changed_qwen3("qk_norm.k_norm_forgotten", key_normed=same)
+changed_qwen3("grouped_query_attention.norms_forgotten", normed=same)
 wrong_qwen3("qk_norm.norms_swapped", lambda *a: qwen3(*a[:5], a[6], a[5]))
 wrong_qwen3("qk_norm.q_norm_for_keys", lambda *a: qwen3(*a[:5], a[5], a[5]))
 wrong_qwen3("qk_norm.values_normalised", lambda *a: qwen3(*a, on_v=lambda v: norm(v, a[6])))
-wrong_qwen3(
-    "rms_norm.weight_forgotten", lambda *a: qwen3(*a, normed=lambda x, w: norm(x, torch.ones(D)))
-)
+changed_qwen3("rms_norm.weight_forgotten", normed=lambda x, w: norm(x, torch.ones(D)))
 wrong_qwen3(
     "grouped_query_attention.norms_after_rope",
     lambda *a: qwen3(
-        *a,
-        normed=same,
-        turn_q=lambda q: norm(turn(q), a[5]),
-        turn_k=lambda k: norm(turn(k), a[6]),
+        *a, normed=same, turn_q=lambda q: norm(turn(q), a[5]), turn_k=lambda k: norm(turn(k), a[6])
     ),
 )
 
@@ -256,11 +243,9 @@ def all_heads_normed(x, weight):
     return x * torch.rsqrt(size + EPS) * weight
 
 
-wrong_qwen3(
-    "grouped_query_attention.norms_before_split", lambda *a: qwen3(*a, normed=all_heads_normed)
-)
-wrong_qwen3("qk_rope.queries_not_turned", lambda *a: qwen3(*a, turn_q=same))
-wrong_qwen3("qk_rope.keys_not_turned", lambda *a: qwen3(*a, turn_k=same))
+changed_qwen3("grouped_query_attention.norms_before_split", normed=all_heads_normed)
+changed_qwen3("qk_rope.queries_not_turned", turn_q=same)
+changed_qwen3("qk_rope.keys_not_turned", turn_k=same)
 wrong_qwen3(
     "rope.not_turned",
     lambda *a: qwen3(*a, turn_q=same, turn_k=same),
@@ -268,14 +253,14 @@ wrong_qwen3(
     "rope.one_position_for_all",
     "rope.positions_over_batch",
 )
-wrong_qwen3("qk_rope.values_turned", lambda *a: qwen3(*a, on_v=turn))
-wrong_qwen3(
-    "rope_frequencies.theta_10000",
-    lambda *a: qwen3(*a, turn_q=lambda q: turn(q, 1e4), turn_k=lambda k: turn(k, 1e4)),
+changed_qwen3("qk_rope.values_turned", on_v=turn)
+changed_qwen3(
+    "rope_frequencies.theta_10000", turn_q=lambda q: turn(q, 1e4), turn_k=lambda k: turn(k, 1e4)
 )
-wrong_qwen3(
+changed_qwen3(
     "qk_rope.frequencies_of_hidden_size",
-    lambda *a: qwen3(*a, turn_q=lambda q: turn(q, dim=E), turn_k=lambda k: turn(k, dim=E)),
+    turn_q=lambda q: turn(q, dim=E),
+    turn_k=lambda k: turn(k, dim=E),
 )
 wrong_qwen3(
     "rope.positions_over_heads",
@@ -285,14 +270,8 @@ wrong_qwen3(
         turn_k=lambda k: turn(k.transpose(1, 2)).transpose(1, 2),
     ),
 )
-wrong_qwen3(
-    "projections.weights_qkk",
-    lambda x, wq, wk, wv, *a: qwen3(x, wq, wk, wk, *a),
-)
-wrong_qwen3(
-    "projections.weights_qvk",
-    lambda x, wq, wk, wv, *a: qwen3(x, wq, wv, wk, *a),
-)
+wrong_qwen3("projections.weights_qkk", lambda x, wq, wk, wv, *a: qwen3(x, wq, wk, wk, *a))
+wrong_qwen3("projections.weights_qvk", lambda x, wq, wk, wv, *a: qwen3(x, wq, wv, wk, *a))
 
 
 @example("rope.before_split")
