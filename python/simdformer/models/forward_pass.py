@@ -65,7 +65,7 @@ class InCache:
 
     def write(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """k and v (B,K,T,D) into the pages of a layer; gives all pages (pages,K,page_size,D)."""
-        keys, values = self.cache.pages.key_pages(layer), self.cache.pages.value_pages(layer)
+        keys, values = self.cache.pages.data[layer]
         for spans, key, value in zip(self.spans, k, v, strict=True):
             write_spans(keys, spans, key)
             write_spans(values, spans, value)
@@ -140,7 +140,7 @@ class ForwardPass:
 
     def attending(self, layer: int, q: Array, k: Array, v: Array, z: Array) -> Iterator[Attending]:
         """k and v (B,L,K,D) join the cache; then who attends together: all of q and z (B,L,H,D)."""
-        queries, keys, values = (x.swapaxes(1, 2) for x in (q, k, v))  # (B,K,S,D)
+        queries, keys, values = q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2)  # (B,K,S,D)
         if self.place is None:
             yield Attending(queries, keys, values, self.offset, z.swapaxes(1, 2))
             return
