@@ -19,7 +19,8 @@ constexpr int64_t kShortRow = 4 << 10;
 
 // ---- prefetching: how far ahead ---------------------------------------------------------------------------
 
-// A panel, by products of one or two rows of x.
+// A panel, by products of up to so many rows of x.
+constexpr int kFewRows = 2;
 constexpr uintptr_t kPanelBytesAhead = 1536;
 // The next block of panels is dealt out to the rows of x, up to this many: 14 % at 16 rows with AVX-512, 60 and 30 %
 // at 4 and 16 rows with AVX2.
@@ -34,8 +35,8 @@ constexpr int64_t kDotBytesAhead = 16 << 10;
 // the time that it takes without; half as far ahead is 8 % faster for q4_k within a forward pass, and a tenth slower for
 // those. From the last cache it is never slower.
 constexpr int64_t kSliceBytesAhead = 12 << 10;
-// Products that are timed with each choice of that, and turns of what is timed to find the cache to prefetch to.
-constexpr int kTrialsOfEach = 16, kProbeTurns = 7;
+// Calls that are timed with each choice of what and where to prefetch (core/prefetching.hpp).
+constexpr int kTrialsOfEach = 16;
 // Keys and values of a decode. From memory 8 to 16 KB are alike, 4 KB and 32 KB slower.
 constexpr int64_t kKeyBytesAhead = 8 << 10;
 constexpr int64_t kMostKeysAhead = 64;

@@ -61,8 +61,8 @@ void decode(AttentionArgs& args, const KernelTable& table, int64_t heads, KeyRan
   const int64_t scratch = bytes_of(decode_scratch(args), size);
   const double bytes = static_cast<double>(heads) * static_cast<double>(seen.end - seen.begin) * key_bytes;
   args.far = in_pass || bytes >= kFarBytes;
-  args.goal = in_pass || bytes >= kFarthestBytes ? cache_goal(table, bytes)
-                                                 : Cache::first;  // near: may be in the last cache
+  Prefetching prefetching(table, bytes);
+  args.goal = prefetching.goal(Prefetched::keys, args.call->key.dtype);
   if (args.chunks == 1) {
     args.first_head = 0;
     args.partials = nullptr;

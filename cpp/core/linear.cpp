@@ -233,11 +233,15 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
     else
       widens = true;
   }
-  args.goal = cache_goal(table, bytes);
-  SlicePrefetching prefetching;
-  if (blocks)
-    for (LinearWeight& w : weights)
-      if (w.format != nullptr) w.ahead = prefetching.ahead(table, *w.format, w.end - w.begin, bytes);
+  Prefetching prefetching(table, bytes);
+  args.goal = Cache::first;
+  for (LinearWeight& w : weights) {
+    const int64_t rows = w.end - w.begin;
+    if (w.format != nullptr && blocks)
+      w.ahead = prefetching.slice_ahead(*w.format, rows);
+    else if (w.format == nullptr && rows <= (w.packed ? kFewRows : kDirectRows))
+      args.goal = prefetching.goal(w.packed ? Prefetched::panels : Prefetched::weight_rows, w.dtype);
+  }
   const int64_t step = block_rows(all_rows, depth, chosen != nullptr);
   const int64_t elements = bytes_of(step, args.x_stride), row_blocks = depth / kBlockInputs;
   const Scratch widened(widens ? bytes_of(elements, itemsize(sum)) : 0);

@@ -1,6 +1,10 @@
-// How this machine prefetches best what comes from memory: found by measuring, once a process and again when the
-// instruction set changes, where calls read so much that it counts. That is more than a second cache holds in a forward
-// pass, and else more than the last one. No result depends on it.
+// How this machine prefetches best what comes from memory. That differs between processors, instruction sets, formats and
+// numbers of threads, and no measurement on memory of its own shows it. So the first calls of a kind try all choices by
+// turns and are timed, and the choice with the best lower quartile stays, until the instruction set changes. No result
+// depends on it.
+//
+// (A Zen 4 drops what the few places for misses of its first cache do not take: from memory softmax takes 20 % less time
+// and attention of one query a third less when they prefetch to the second. A Zen 5 was faster with the first.)
 #pragma once
 
 #include <chrono>
@@ -11,29 +15,32 @@
 
 namespace simdformer {
 
-// To which cache a call that reads so many bytes prefetches; as long as nothing was measured, to the first. (A Zen 4
-// drops what the few places for misses of its first cache do not take: from memory softmax takes 20 % less time and
-// attention of one query a third less when they prefetch to the second. A Zen 5 is faster with the first.)
-Cache cache_goal(const KernelTable& table, double bytes);
+// What is prefetched while something like it is read.
+enum class Prefetched : uint8_t { keys, softmax_rows, rope_rows, panels, weight_rows };
 
-class SliceTrials;
+class PrefetchTrials;
+struct TrialsOfKind;
 
-// How a product prefetches slices of quantized weights. By one row from memory that differs between formats and machines:
-// the first products try every choice in turn and are timed, the later ones have the best.
-class SlicePrefetching {
+// One call that reads so many bytes, from its beginning to its end: from memory in a forward pass, in which all layers
+// pass through the caches, or if they are more than the last cache holds. Few bytes are no trial.
+class Prefetching {
  public:
-  SlicePrefetching() = default;
-  SlicePrefetching(const SlicePrefetching&) = delete;
-  SlicePrefetching& operator=(const SlicePrefetching&) = delete;
-  ~SlicePrefetching();  // the product is done
+  Prefetching(const KernelTable& table, double bytes);
+  Prefetching(const Prefetching&) = delete;
+  Prefetching& operator=(const Prefetching&) = delete;
+  ~Prefetching();
 
-  // Of a weight of this format and its rows of x, in a call that reads so many bytes of weights.
-  SliceAhead ahead(const KernelTable& table, const QuantizedFormat& format, int64_t rows, double bytes);
+  Cache goal(Prefetched what, DType dtype);
+  // How far ahead a slice in this format is prefetched, and where to, by its rows of x.
+  SliceAhead slice_ahead(const QuantizedFormat& format, int64_t rows);
 
  private:
-  SliceTrials* trials_ = nullptr;  // to which the time of this product belongs, if any
-  int trial_ = 0;
-  double bytes_ = 0;
+  int choice(TrialsOfKind& kind, int choices);
+
+  double bytes_;
+  bool far_, tries_;
+  PrefetchTrials* trials_ = nullptr;  // to which the time of this call belongs, if any
+  int trial_ = 0, choices_ = 0;
   std::chrono::steady_clock::time_point begin_;
 };
 

@@ -111,7 +111,8 @@ void rope(const View& x, const Rope& call, const View& out) {
                 angles->table()};
   args.past_caches = lines_past_caches(args.out, args.x);
   const KernelTable& table = kernels();
-  if (args.past_caches) args.goal = cache_goal(table, static_cast<double>(bytes_in(args.x)));
+  Prefetching prefetching(table, static_cast<double>(bytes_in(args.x)));
+  if (args.past_caches) args.goal = prefetching.goal(Prefetched::rope_rows, args.x.dtype);
   parallel_for(rows, grain_of_rows(args.x.length),
                [&](int64_t begin, int64_t end) { table.rope(args, begin, end); });
   if (angles->nbytes() <= kMostKept) angles.reset(kept_angles.exchange(angles.release()));

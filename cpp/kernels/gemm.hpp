@@ -130,7 +130,6 @@ struct Prefetch {
   uintptr_t address, step;  // step: from one k to the next
   Cache goal;
 };
-constexpr int kPanelRows = 2;  // up to this many rows a tile prefetches its own panel
 
 template <int panels>
 SF_INLINE void prefetch_lines(uintptr_t address, uintptr_t panel_bytes, Cache goal) {
@@ -168,7 +167,7 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
   const ElementOf<T>* b_k = b.p;
   const auto multiply_until = [&](int64_t left) __attribute__((always_inline)) {
     for (; k >= left + kDepth; k -= kDepth, a_k += kDepth, b_k += kPanelColumns * kDepth) {
-      prefetch_lines<kPanels>(next.address, panel_bytes, MR <= kPanelRows ? next.goal : Cache::second);
+      prefetch_lines<kPanels>(next.address, panel_bytes, MR <= kFewRows ? next.goal : Cache::second);
       next.address += next.step;
       multiply(a_k, b_k, Count<0>());
       if constexpr (Panel::kSteps == 2) multiply(a_k + 1, b_k, Count<1>());
@@ -199,7 +198,7 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
   constexpr int64_t kDepth = PanelOf<T>::kDepth;
   constexpr int64_t kBytes = kPanelColumns * kDepth * static_cast<int64_t>(sizeof(ElementOf<T>));
   constexpr bool kWithin = std::is_base_of_v<WithinTiles, Beside>;
-  constexpr bool kDeals = MR > kPanelRows && (!kWithin || std::is_same_v<Beside, Nothing>);
+  constexpr bool kDeals = MR > kFewRows && (!kWithin || std::is_same_v<Beside, Nothing>);
   constexpr int kFewest = MR < 3 ? MR : (MR + 1) / 2;  // that MR + 1 rows make
   const int64_t block = k / kDepth * kBytes;
   const auto panel = reinterpret_cast<uintptr_t>(b.p);
@@ -208,7 +207,7 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
     if (kDeals && m >= kFewestRowsForNext && m <= kMostRowsForNext)
       next = {panel + static_cast<uintptr_t>(block + block * i / m),
               static_cast<uintptr_t>(kBytes * rows / m), b.goal};
-    else if (MR <= kPanelRows || sizeof(ElementOf<T>) == 2)
+    else if (MR <= kFewRows || sizeof(ElementOf<T>) == 2)
       next = {panel + kPanelBytesAhead, kBytes, b.goal};
     const auto multiply = [&](auto& within) __attribute__((always_inline)) {
       with_count<MR, kFewest>(rows, [&](auto count) __attribute__((always_inline)) {

@@ -150,27 +150,37 @@ TEST(all_ways_to_prefetch_have_their_turn_with_each_product_of_a_layer_and_one_s
   using Way = std::pair<int64_t, Cache>;
   const QuantizedFormat& format = weight_of(*quantized_type("q4_k"), {}, 0, 256).format();
   for_each_isa([&] {
-    const auto way = [&](int64_t rows, double bytes) {
-      SlicePrefetching product;
-      const SliceAhead ahead = product.ahead(kernels(), format, rows, bytes);
-      CHECK(product.ahead(kernels(), format, rows, bytes).bytes == ahead.bytes);  // for all weights of a call
+    const auto slice = [&](int64_t rows, double bytes) {
+      Prefetching call(kernels(), bytes);
+      const SliceAhead ahead = call.slice_ahead(format, rows);
+      CHECK_EQUAL(call.slice_ahead(format, rows).bytes, ahead.bytes);  // for all weights of a call
       return Way{ahead.bytes, ahead.goal};
     };
-    const Way near{kSliceBytesAhead, cache_goal(kernels(), kFarthestBytes)};
-    std::set<Way> of_product[4];
-    for (int trial = 0; trial < 4 * kTrialsOfEach; ++trial)
-      of_product[trial % 4].insert(way(1, kFarthestBytes));
-    for (const std::set<Way>& ways : of_product) CHECK_EQUAL(ways.size(), std::size_t{4});
-    CHECK(of_product[0].count(near) == 1);
-    const Way best = way(1, kFarthestBytes);
-    CHECK(of_product[0].count(best) == 1);
-    for (int again = 0; again < 8; ++again) CHECK(way(1, kFarthestBytes) == best);
-    // By several rows, and near, where nobody says that more comes.
-    CHECK(way(4, kFarthestBytes) == near);
-    CHECK(way(1, kFarBytes) == near);
-    stay_awake();
-    CHECK(way(1, kFarBytes) == best);
-    may_sleep();
+    const auto keys = [&](int64_t, double bytes) {
+      return Way{0, Prefetching(kernels(), bytes).goal(Prefetched::keys, DType::f16)};
+    };
+    const auto try_all = [&](const auto& way, int64_t rows, std::size_t choices, double bytes) {
+      const Way untried = way(rows, kFarBytes - 1);
+      std::set<Way> of_product[4];
+      for (std::size_t trial = 0; trial < choices * kTrialsOfEach; ++trial)
+        of_product[trial % 4].insert(way(rows, bytes));
+      for (const std::set<Way>& ways : of_product) CHECK_EQUAL(ways.size(), choices);
+      CHECK_EQUAL(of_product[0].count(untried), std::size_t{1});
+      const Way best = way(rows, bytes);
+      CHECK_EQUAL(of_product[0].count(best), std::size_t{1});
+      for (int again = 0; again < 8; ++again) CHECK(way(rows, bytes) == best);
+      return best;
+    };
+    for (const int64_t rows : {1, 4}) {
+      const std::size_t choices = rows == 1 ? 4 : 2;
+      const Way near = try_all(slice, rows, choices, kFarBytes);
+      CHECK(slice(rows, 1) == near);  // few bytes, as more do
+      const Way far = try_all(slice, rows, choices, kFarthestBytes);
+      stay_awake();
+      CHECK(slice(rows, 1) == far);  // in a pass all are far
+      may_sleep();
+    }
+    try_all(keys, 1, 2, kFarthestBytes);
   });
 }
 
