@@ -74,7 +74,7 @@ class PrefetchTrials {
   std::atomic<double> times_[kMostTrials] = {};  // for each byte; 0: the call is not done
 };
 
-// Of calls that read from the last cache, and from memory.
+// Calls that read from the last cache, and those that read from memory.
 struct TrialsOfKind {
   PrefetchTrials near, far;
 };
