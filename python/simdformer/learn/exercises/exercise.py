@@ -86,6 +86,8 @@ class Exercise:
                 parts.append(f"{name} {value.shape}")
             elif isinstance(value, list) and all(isinstance(x, np.ndarray) for x in value):
                 parts.append(f"{name} of {', '.join(str(x.shape) for x in value)}")
+            elif callable(value):
+                parts.append(name)
             elif value is not None and not isinstance(value, dict):
                 parts.append(f"{name}={value!r}")
         return ", ".join(parts) + (f" ({case.special})" if case.special else "")
