@@ -122,10 +122,10 @@ struct PanelOf<Pairs> {
 
 // What a tile of sums prefetches at every k: the line at `address` of its first panel, and those at the same place
 // in the panels beside it. The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of
-// memory. One or two rows prefetch the same panel further on, to the cache that is its goal. More of them prefetch the block of the
-// panels that comes after this one, into the second cache, dealt out to the rows of A: else the first of them would
-// wait for memory. (With few rows AVX-512, whose tile is four panels wide, leaves that to the hardware, which fetches
-// four streams by itself.)
+// memory. One or two rows prefetch the same panel further on, to the cache that is its goal. More of them prefetch
+// the block of the panels that comes after this one, into the second cache, dealt out to the rows of A: else the first
+// of them would wait for memory. (With few rows AVX-512, whose tile is four panels wide, leaves that to the hardware,
+// which fetches four streams by itself.)
 struct Prefetch {
   uintptr_t address, step;  // step: from one k to the next
   Cache goal;

@@ -34,8 +34,8 @@ SF_INLINE Vec<Acc<T>> highest_of(const T* row, int64_t n) {
 }
 
 // out = f(in), and its sum: the bits that sum_row would give for out, without another pass over it. `highest`
-// becomes that of the row `next`, which is as long: exponentials leave time to find it, and it is prefetched to `goal`. (A
-// function of its own: with sanitizers the caller takes many minutes to compile otherwise.)
+// becomes that of the row `next`, which is as long: exponentials leave time to find it, and it is prefetched to
+// `goal`. (A function of its own: with sanitizers the caller takes many minutes to compile otherwise.)
 template <class A, class In, class F>
 __attribute__((noinline)) A map_and_sum(A* out, const In* in, const In* next, int64_t n, Vec<A>& highest,
                                         Cache goal, F f) {
