@@ -148,7 +148,8 @@ TEST(how_to_prefetch_is_tried_by_the_first_products_and_changes_no_bits) {
 
 TEST(all_ways_to_prefetch_have_their_turn_with_each_product_of_a_layer_and_one_stays) {
   using Way = std::pair<int64_t, Cache>;
-  const QuantizedFormat& format = weight_of(*quantized_type("q4_k"), {}, 0, 256).format();
+  const QuantizedWeight weight = weight_of(*quantized_type("q4_k"), {}, 0, 256);
+  const QuantizedFormat& format = weight.format();
   for_each_isa([&] {
     const auto slice = [&](int64_t rows, double bytes) {
       Prefetching call(kernels(), bytes);
