@@ -65,7 +65,7 @@ class InCache:
 
     def write(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """k and v (B,K,T,D) into the pages of a layer; gives all pages (pages,K,page_size,D)."""
-        keys, values = self.cache.pages.data[layer]
+        keys, values = self.cache.pages.key_pages(layer), self.cache.pages.value_pages(layer)
         for spans, key, value in zip(self.spans, k, v, strict=True):
             write_spans(keys, spans, key)
             write_spans(values, spans, value)
