@@ -20,7 +20,6 @@ SANITIZED_TESTS ?= activation arrays attention attention_backward attention_sema
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
-export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
@@ -28,9 +27,10 @@ SOURCES := CMakeLists.txt pyproject.toml cpp/headers.cmake $(shell find cpp -nam
 CXX_FILES := $(filter %.hpp %.cpp,$(SOURCES)) $(wildcard tests/cpp/*.?pp)
 DEBIAN_HEADERS := libxsimd-dev libxtensor-dev
 
-# $(call build_tests,FOLDER,OPTIONS) and $(call run_tests,FOLDER): the program of tests/cpp.
+# $(call build_tests,FOLDER,OPTIONS) and $(call run_tests,FOLDER): the program of tests/cpp. Here, and in sanitize-address,
+# each source compiles by itself, so that none leans on what another one includes.
 define build_tests
-	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DSIMDFORMER_TESTS=ON -DSIMDFORMER_MODULE=OFF \
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DSIMDFORMER_TESTS=ON -DSIMDFORMER_MODULE=OFF -DSIMDFORMER_UNITY=OFF \
 	  -DSIMDFORMER_WERROR=ON $(patsubst cmake.define.%,-D%,$(filter cmake.define.%,$(BUILD_ARGS))) $(2) >/dev/null
 	$(BIN)/cmake --build $(1) --parallel $(JOBS)
 endef
@@ -112,6 +112,7 @@ sanitize-address: $(STAMPS)/test
 	CXX=g++ CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip --python build/address/venv/bin/python install --quiet \
 	  --no-build-isolation --no-deps --force-reinstall . -C build-dir=build/address/tree -C cmake.build-type=Debug \
 	  -C install.strip=false -C cmake.define.SIMDFORMER_SANITIZE=address,undefined -C cmake.define.SIMDFORMER_TESTS=ON \
+	  -C cmake.define.SIMDFORMER_UNITY=OFF \
 	  -C 'cmake.define.SIMDFORMER_ISAS=baseline;avx2;avx512_bf16;neon' $(BUILD_ARGS)
 	$(call run_tests,build/address/tree)
 	rm -f build/address/finding.*
@@ -160,11 +161,17 @@ clean:
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
 
+# Tests and checks want the kernels of every instruction set. Until somebody runs them, what this machine's best one and
+# the one that runs everywhere take is enough, a third of the time. An empty value takes an earlier build's choice back.
+isas = $(if $(filter lint test,$*)$(wildcard $(STAMPS)/lint $(STAMPS)/test),,best)
+isa_args = $(if $(findstring SIMDFORMER_ISAS,$(BUILD_ARGS)),,-C cmake.define.SIMDFORMER_ISAS=$(isas))
+
 # One stamp for each set of extras: the package, editable, with what those extras need. Python files need no new
 # installation but where there is a new folder of them, C++ files a build that compiles only what changed.
 $(STAMPS)/%: $(SOURCES) $(shell find python -name __init__.py) | $(STAMPS)/tools
 	@echo "building and installing into $(VENV); the first time this takes some minutes"
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[$*]" -C build-dir=build/editable $(BUILD_ARGS)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[$*]" -C build-dir=build/editable \
+	  $(isa_args) $(BUILD_ARGS)
 	@touch $@
 
 $(STAMPS)/tools: | $(BIN)/python $(STAMPS)/headers

@@ -10,7 +10,7 @@ namespace {
 
 using Alias = Output::Alias;
 
-constexpr Arg kOut{kAttention, "out"};
+constexpr Arg kAttentionOut{kAttention, "out"};
 
 py::object attend(py::handle query_object, py::handle key_object, py::handle value_object,
                   py::handle mask_object, py::handle dropout_p, py::handle is_causal, py::handle scale,
@@ -27,7 +27,7 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
   const DType dtype = query.view.dtype, sum = accumulator(dtype);
 
   shape[rank - 1] = sizes.value_dim;
-  Output out(kOut, out_object, dtype, rank, shape);
+  Output out(kAttentionOut, out_object, dtype, rank, shape);
   out.check_overlap(kQuery, query.view, Alias::refused);
   out.check_overlap(kKey, key.view, Alias::refused);
   out.check_overlap(kValue, value.view, Alias::refused);

@@ -50,15 +50,15 @@ std::unique_ptr<PackedWeight> pack(py::handle weight_object) {
   return std::make_unique<PackedWeight>(weight.view);
 }
 
-// A weight that `fill` completes, piece by piece.
-std::unique_ptr<PackedWeight> empty(py::handle rows, py::handle cols, py::handle dtype) {
+// A weight that `fill_weight` completes, piece by piece.
+std::unique_ptr<PackedWeight> empty_weight(py::handle rows, py::handle cols, py::handle dtype) {
   return std::make_unique<PackedWeight>(read_length({"pack", "rows"}, rows),
                                         read_length({"pack", "columns"}, cols),
                                         read_dtype({"pack", "dtype"}, dtype, Accept::floats));
 }
 
 // Rows from `first` on, converted to the weight's dtype.
-void fill(PackedWeight& weight, py::handle first_object, py::handle rows_object) {
+void fill_weight(PackedWeight& weight, py::handle first_object, py::handle rows_object) {
   const Arg arg{"pack", "rows"};
   const int64_t first = read_integer({"pack", "first"}, first_object);
   Input rows = read_array(arg, rows_object);
@@ -374,8 +374,8 @@ It cannot be changed. Its pickle holds the weight as it was, so that it can be r
       .def_property_readonly(
           "nbytes", [](const PackedWeight& weight) { return weight.nbytes(); },
           "bytes it takes, with its padding")
-      .def_static("_empty", &empty)
-      .def("_fill", &fill)
+      .def_static("_empty", &empty_weight)
+      .def("_fill", &fill_weight)
       .def("unpack", &unpack, "The weight (O, I) as a new array, bit for bit what was packed.")
       .def("__repr__", &describe)
       .def("__reduce__",

@@ -16,18 +16,18 @@ namespace simdformer {
 
 namespace {
 
-constexpr const char* kLinear = "backward.linear";
-constexpr Arg kX{kLinear, "x"};
+constexpr const char* kLinearBackward = "backward.linear";
+constexpr Arg kX{kLinearBackward, "x"};
 
 // One weight with the gradient of its result, checked, and what keeps them alive.
-struct Part {
+struct GradientPart {
   Input grad;
   Weight weight;
   LinearGradient call;
   int64_t outputs = 0;
 
-  Part(int index, py::handle grad_object, py::handle weight_object, const View& x) {
-    const Arg grad_arg{kLinear, "grad", index}, weight_arg{kLinear, "weight", index};
+  GradientPart(int index, py::handle grad_object, py::handle weight_object, const View& x) {
+    const Arg grad_arg{kLinearBackward, "grad", index}, weight_arg{kLinearBackward, "weight", index};
     const int last = std::max(x.rank, 1) - 1;  // it has one axis at least, which compilers do not know
     const int64_t inputs = x.shape[last];
     read_weight(weight_arg, weight_object, "(O, I): a row for each output", weight);
@@ -55,7 +55,7 @@ struct Part {
     call.quantized = weight.quantized;
     if (weight.is_plain()) call.weight = &weight.plain.view;
   }
-  Part(const Part&) = delete;
+  GradientPart(const GradientPart&) = delete;
 };
 
 // grads and weights: tuples of one length. Gives (of x, [of each weight], [of each bias]), with None for what is not
@@ -64,23 +64,24 @@ py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py:
                                py::handle is_list_flag, py::handle x_flag, py::handle weight_flag,
                                py::handle bias_flag, py::handle sums_flag) {
   const auto several = [](const char* name, py::handle object) {
-    if (!PyTuple_Check(object.ptr())) refuse_type({kLinear, name}, type_of(object), "a tuple");
+    if (!PyTuple_Check(object.ptr())) refuse_type({kLinearBackward, name}, type_of(object), "a tuple");
     return py::reinterpret_borrow<py::tuple>(object);
   };
   const py::tuple grads = several("grad", grads_object), weights = several("weight", weights_object);
-  const Arg needs{kLinear, "needs"};
+  const Arg needs{kLinearBackward, "needs"};
   const bool is_list = read_flag(needs, is_list_flag), wants_x = read_flag(needs, x_flag);
   const bool wants_weight = read_flag(needs, weight_flag), wants_bias = read_flag(needs, bias_flag);
   const bool as_sums = read_flag(needs, sums_flag);
   Input x = read_array(kX, x_object);
   check_rank_at_least(kX, x.view, 1, "at least one axis");
   if (grads.size() != weights.size())
-    refuse_value({kLinear, "grad"}, "has " + std::to_string(grads.size()) + " items",
+    refuse_value({kLinearBackward, "grad"}, "has " + std::to_string(grads.size()) + " items",
                  std::to_string(weights.size()) + ", one for each weight");
   unit_last_axis(kX, x);
-  std::vector<std::unique_ptr<Part>> parts;
+  std::vector<std::unique_ptr<GradientPart>> parts;
   for (size_t j = 0; j < weights.size(); ++j)
-    parts.push_back(std::make_unique<Part>(is_list ? static_cast<int>(j) : -1, grads[j], weights[j], x.view));
+    parts.push_back(
+        std::make_unique<GradientPart>(is_list ? static_cast<int>(j) : -1, grads[j], weights[j], x.view));
   std::vector<LinearGradient> calls;
   for (const auto& part : parts) calls.push_back(part->call);
 
@@ -93,8 +94,8 @@ py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py:
   std::vector<View> d_weights(parts.size()), d_biases(parts.size());
   for (size_t j = 0; j < parts.size(); ++j) {
     const int64_t shape[] = {parts[j]->outputs, inputs};
-    if (wants_weight) of_weights.append(new_array({kLinear, "weight"}, sum, 2, shape, d_weights[j]));
-    if (wants_bias) of_biases.append(new_array({kLinear, "bias"}, sum, 1, shape, d_biases[j]));
+    if (wants_weight) of_weights.append(new_array({kLinearBackward, "weight"}, sum, 2, shape, d_weights[j]));
+    if (wants_bias) of_biases.append(new_array({kLinearBackward, "bias"}, sum, 1, shape, d_biases[j]));
   }
   {
     NoGil nogil;

@@ -15,10 +15,10 @@ namespace simdformer {
 
 namespace {
 
-constexpr const char *kQuantize = "quantize", *kWeight = "QuantizedWeight";
+constexpr const char *kQuantize = "quantize", *kQuantizedWeight = "QuantizedWeight";
 
 const QuantizedType& read_type(py::handle name) {
-  const Arg arg{kWeight, "type"};
+  const Arg arg{kQuantizedWeight, "type"};
   if (!PyUnicode_Check(name.ptr())) refuse_type(arg, type_of(name), "the name of one");
   const QuantizedType* const type = quantized_type(text_of(name).c_str());
   if (type == nullptr) refuse_value(arg, "is " + shown(name), "a name of quantization_types()");
@@ -38,14 +38,14 @@ struct Extents {
 
   Extents(py::handle name, py::handle rows, py::handle inputs)
       : type(read_type(name)),
-        rows(read_length({kWeight, "rows"}, rows)),
-        inputs(read_length({kWeight, "inputs"}, inputs)) {
-    check_divides({kWeight, "a row"}, type, this->inputs);
+        rows(read_length({kQuantizedWeight, "rows"}, rows)),
+        inputs(read_length({kQuantizedWeight, "inputs"}, inputs)) {
+    check_divides({kQuantizedWeight, "a row"}, type, this->inputs);
   }
 };
 
-// A weight that `fill` completes, piece by piece.
-std::unique_ptr<QuantizedWeight> empty(py::handle type, py::handle rows, py::handle inputs) {
+// A weight that `fill_quantized` completes, piece by piece.
+std::unique_ptr<QuantizedWeight> empty_quantized(py::handle type, py::handle rows, py::handle inputs) {
   const Extents extents(type, rows, inputs);
   return std::make_unique<QuantizedWeight>(extents.type, extents.rows, extents.inputs);
 }
@@ -57,7 +57,7 @@ int64_t size_of(py::handle type, py::handle rows, py::handle inputs) {
 
 // The type of a weight that was made from blocks, and not from groups.
 const QuantizedType& type_of_blocks(const QuantizedWeight& weight) {
-  if (weight.type() == nullptr) refuse_value({kWeight, "weight"}, "was made from groups", "blocks");
+  if (weight.type() == nullptr) refuse_value({kQuantizedWeight, "weight"}, "was made from groups", "blocks");
   return *weight.type();
 }
 
@@ -67,9 +67,10 @@ int64_t row_bytes_of(const QuantizedWeight& weight) {
 }
 
 // blocks: bytes (rows, bytes of a row)
-void fill(QuantizedWeight& weight, py::handle first_object, py::handle blocks_object) {
-  const Arg arg{kWeight, "blocks"};
-  const int64_t first = read_integer({kWeight, "first"}, first_object), row_bytes = row_bytes_of(weight);
+void fill_quantized(QuantizedWeight& weight, py::handle first_object, py::handle blocks_object) {
+  const Arg arg{kQuantizedWeight, "blocks"};
+  const int64_t first = read_integer({kQuantizedWeight, "first"}, first_object),
+                row_bytes = row_bytes_of(weight);
   Input blocks = read_array(arg, blocks_object, Accept::bytes);
   check_rank(arg, blocks.view, 2, "(rows, bytes of a row)");
   const int64_t count = blocks.view.shape[0];
@@ -87,21 +88,22 @@ Input read_group_numbers(const Arg& arg, py::handle object, const Input* like) {
   check_rank(arg, numbers.view, 2, "(O, I / group)");
   if (numbers.view.dtype != DType::f32)
     refuse_type(arg, std::string("has dtype ") + name_of(numbers.view.dtype), "float32");
-  if (like != nullptr) check_same_shape(arg, numbers.view, {kWeight, "scales"}, like->view);
+  if (like != nullptr) check_same_shape(arg, numbers.view, {kQuantizedWeight, "scales"}, like->view);
   contiguous(arg, numbers);
   return numbers;
 }
 
 std::unique_ptr<QuantizedWeight> from_groups(py::handle codes_object, py::handle scales_object,
                                              py::handle minimums_object, py::handle bits_object) {
-  const Arg codes_arg{kWeight, "codes"}, scales_arg{kWeight, "scales"}, bits_arg{kWeight, "bits"};
+  const Arg codes_arg{kQuantizedWeight, "codes"}, scales_arg{kQuantizedWeight, "scales"},
+      bits_arg{kQuantizedWeight, "bits"};
   Input codes = read_array(codes_arg, codes_object, Accept::bytes);
   check_rank(codes_arg, codes.view, 2, "(O, I)");
   contiguous(codes_arg, codes);
   const Input scales = read_group_numbers(scales_arg, scales_object, nullptr);
   const bool has_minimums = !minimums_object.is_none();
   Input minimums;
-  if (has_minimums) minimums = read_group_numbers({kWeight, "minimums"}, minimums_object, &scales);
+  if (has_minimums) minimums = read_group_numbers({kQuantizedWeight, "minimums"}, minimums_object, &scales);
   const int64_t rows = codes.view.shape[0], inputs = codes.view.shape[1], groups = scales.view.shape[1];
   const int64_t group = groups == 0 ? 0 : inputs / groups, bits = read_integer(bits_arg, bits_object);
   if (scales.view.shape[0] != rows || group * groups != inputs ||
@@ -198,7 +200,7 @@ void bind_quantized(py::module_& module) {
   py::class_<QuantizedWeight>(module, "QuantizedPanels",
                               "A weight (O, I) in few bits, as the kernels read it; see QuantizedWeight.")
       .def(py::init(&from_floats), py::arg("type"), py::arg("weight"))
-      .def(py::init(&empty), py::arg("type"), py::arg("rows"), py::arg("inputs"))
+      .def(py::init(&empty_quantized), py::arg("type"), py::arg("rows"), py::arg("inputs"))
       .def(py::init(&from_groups), py::arg("codes"), py::arg("scales"), py::arg("minimums"), py::arg("bits"))
       .def_property_readonly("shape", &shape_of<QuantizedWeight>, "(O, I): outputs and inputs")
       .def_property_readonly(
@@ -208,7 +210,7 @@ void bind_quantized(py::module_& module) {
       .def_property_readonly("_bits", [](const QuantizedWeight& weight) { return weight.format().bits; })
       .def_property_readonly("_type", &name_of_type)
       .def_static("_size_of", &size_of)
-      .def("_fill", &fill)
+      .def("_fill", &fill_quantized)
       .def_property_readonly("_error", &error_of)
       .def("_blocks", &blocks_of)
       .def("_groups", &groups_of)

@@ -30,7 +30,7 @@ union Block {
 int64_t block_used = 0;
 
 // A fork while another thread holds the mutex would leave the child without it.
-[[maybe_unused]] const int registered =
+[[maybe_unused]] const int keeps_block_at_fork =
     pthread_atfork([] { block_mutex.lock(); }, [] { block_mutex.unlock(); }, [] { block_mutex.unlock(); });
 
 #if defined(__linux__)

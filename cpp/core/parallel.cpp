@@ -308,7 +308,7 @@ void start_afresh() {
   forks.fetch_add(1);
 }
 
-[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, &start_afresh);
+[[maybe_unused]] const int starts_afresh_at_fork = pthread_atfork(nullptr, nullptr, &start_afresh);
 
 void run_in_pool(const Loop& loop, int threads, Asker& asker) {
   if (!pool) pool = new (std::nothrow) Pool;

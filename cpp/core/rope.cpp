@@ -82,7 +82,7 @@ class Angles {
   Memory table_;
 };
 
-constexpr int64_t kMostKept = int64_t{1} << 20;  // bytes: 2048 positions of a head_dim of 128
+constexpr int64_t kMostAnglesKept = int64_t{1} << 20;  // bytes: 2048 positions of a head_dim of 128
 
 // The angles of the last call, or null while a call uses them: whoever takes them has them alone, be it
 // beside another thread, in a signal handler's call or after a fork. Never freed: threads may be in a call at
@@ -115,7 +115,7 @@ void rope(const View& x, const Rope& call, const View& out) {
   if (args.past_caches) args.goal = prefetching.goal(Prefetched::rope_rows, args.x.dtype);
   parallel_for(rows, grain_of_rows(args.x.length),
                [&](int64_t begin, int64_t end) { table.rope(args, begin, end); });
-  if (angles->nbytes() <= kMostKept) angles.reset(kept_angles.exchange(angles.release()));
+  if (angles->nbytes() <= kMostAnglesKept) angles.reset(kept_angles.exchange(angles.release()));
 }
 
 }  // namespace simdformer

@@ -12,7 +12,7 @@ namespace simdformer {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kMostKept = int64_t{64} << 20;
+constexpr int64_t kMostScratchKept = int64_t{64} << 20;
 
 // Under AddressSanitizer what is not handed out is out of bounds, and between two pieces there is some of
 // that.
@@ -31,7 +31,7 @@ struct Arena {
   int64_t capacity = 0;
   int64_t top = 0;     // bytes handed out of [base, base + capacity)
   int64_t in_use = 0;  // bytes handed out, in the arena and beside it
-  int64_t peak = 0;    // the most that in_use has been within kMostKept
+  int64_t peak = 0;    // the most that in_use has been within kMostScratchKept
 
   ~Arena() { release(); }
 
@@ -48,7 +48,7 @@ struct Arena {
       pointer = allocate(bytes).release();  // the arena cannot move while parts of it are in use
     }
     in_use += bytes;
-    if (in_use > peak && in_use <= kMostKept) peak = in_use;
+    if (in_use > peak && in_use <= kMostScratchKept) peak = in_use;
     forbid(pointer, bytes);
     allow(pointer, wanted);
     return pointer;
@@ -68,7 +68,7 @@ struct Arena {
 
  private:
   void reserve(int64_t bytes) {
-    if (bytes <= capacity || bytes > kMostKept) return;
+    if (bytes <= capacity || bytes > kMostScratchKept) return;
     release();
     base = allocate(bytes).release();
     capacity = bytes;

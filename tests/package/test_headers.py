@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from building import NOT_INSTALLED, ROOT, UNREACHABLE, assert_one_clear_message, run
+from simdformer import isas
 
 
 def configure(folder: Path, *definitions: str, source: Path = ROOT):
@@ -150,3 +151,10 @@ def test_every_build_has_kernels_for_every_machine(tmp_path):
     assert re.search(
         r"SIMDFORMER_ISAS is avx512_bf16, needs \w+ too", " ".join(done.stdout.split())
     )
+
+
+def test_a_build_for_this_machine_has_its_best_kernels(tmp_path):
+    done = configure(tmp_path, "SIMDFORMER_ISAS=best", "SIMDFORMER_MODULE=OFF")
+    assert done.returncode == 0
+    [kernels] = re.findall(r"-- kernels for: (.*)", done.stdout)
+    assert kernels.split(";") == sorted({isas()[0], isas()[-1]}, key=isas().index)

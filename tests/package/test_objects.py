@@ -45,19 +45,19 @@ def objects_in(build: Path) -> dict[str, list[Path]]:
     found = {
         isa: [build / f"CMakeFiles/simdformer_{isa}.dir/cpp/kernels/table.cpp.o"] for isa in ISAS
     }
-    libraries = {"base": "simdformer_core", "core": "simdformer_core", "bindings": "_core"}
     found["core"] = [
-        build / f"CMakeFiles/{library}.dir/{source.relative_to(ROOT)}.o"
-        for folder, library in libraries.items()
-        for source in sorted((ROOT / "cpp" / folder).glob("*.cpp"))
+        build / f"CMakeFiles/{library}.dir/Unity/unity_0_cxx.cxx.o"
+        for library in ("simdformer_core", "_core")
     ]
     return found
 
 
 def is_current(cmake: str, build: Path) -> bool:
-    """Whether `build` is a finished release build of the sources as they are now."""
+    """Whether `build` is a finished release build, for all instruction sets, of the sources as they
+    are now."""
     cache = build / "CMakeCache.txt"
-    if not cache.exists() or "CMAKE_BUILD_TYPE:STRING=Release" not in cache.read_text():
+    settings = cache.read_text().splitlines() if cache.exists() else []
+    if not {"CMAKE_BUILD_TYPE:STRING=Release", "SIMDFORMER_ISAS:STRING="} <= set(settings):
         return False
     dry_run = subprocess.run(
         [cmake, "--build", build, "--", "-n"], capture_output=True, text=True, check=False
