@@ -7,8 +7,8 @@
 
 namespace simdformer {
 
-// One a file compiled from kernels/table.cpp. The build defines SIMDFORMER_WITH_<ISA> for those that it
-// holds.
+// One for each instruction set, from kernels/table.cpp or kernels/quantized_table.cpp. The build defines
+// SIMDFORMER_WITH_<ISA> for those that it holds.
 const KernelTable* table_baseline() noexcept;
 const KernelTable* table_avx2() noexcept;
 const KernelTable* table_avx2_vnni() noexcept;

@@ -1,6 +1,6 @@
-// Which instruction sets this machine runs: runs_<isa>(). Baseline code, which the build asks too, for
-// SIMDFORMER_ISAS=best. A compiler that cannot build an instruction set need not know its name, so only those
-// that the build defines as SIMDFORMER_WITH_<ISA> are asked for.
+// Which instruction sets this machine runs: runs_<isa>(). Baseline code; the build runs it too, for
+// SIMDFORMER_ISAS=best. A compiler that cannot build an instruction set need not know its name: here stand only
+// those that the build defines as SIMDFORMER_WITH_<ISA>.
 #pragma once
 
 #if defined(__x86_64__)

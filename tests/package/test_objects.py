@@ -43,7 +43,8 @@ def run(*command: object) -> str:
 def objects_in(build: Path) -> dict[str, list[Path]]:
     """The objects of each instruction set, and as "core" those of the baseline code around them."""
     found = {
-        isa: [build / f"CMakeFiles/simdformer_{isa}.dir/cpp/kernels/table.cpp.o"] for isa in ISAS
+        isa: list((build / f"CMakeFiles/simdformer_{isa}.dir/cpp/kernels").glob("*.o"))
+        for isa in ISAS
     }
     found["core"] = [
         build / f"CMakeFiles/{library}.dir/Unity/unity_0_cxx.cxx.o"
