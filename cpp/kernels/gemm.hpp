@@ -175,7 +175,10 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
   };
   if constexpr (!std::is_same_v<Beside, Nothing>) {
     constexpr int64_t kBetween = kStepsBetween * kDepth;
-    for (; k >= kBetween; multiply_until(k - kBetween)) beside();
+    while (k >= kBetween) {
+      beside();
+      multiply_until(k - kBetween);
+    }
   }
   multiply_until(0);
   if (k > 0) multiply(a_k, b_k, Count<0>());  // half a pair: the other half is zero
