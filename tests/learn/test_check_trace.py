@@ -13,6 +13,7 @@ import tiny_models
 from cases import llama3_scaling
 from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
 from conftest import bfloat16
+from learners import learner
 from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.check.problem import evaluate
 from simdformer.learn.check.report import YELLOW
@@ -107,161 +108,9 @@ def llama():
     return made("llama")
 
 
-# ---- a learner's model ---------------------------------------------------------------------------
-# Written from the texts, not from the package; each `slip` is a mistake at one of its lines.
-
-
 def softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-def learner(config, weights, ids, *slips, dtype=np.float32):
-    """A dict of all activations of a model, as a learner computes them."""
-    slips = set(slips)
-    trace = {}
-    w = {name: array.astype(dtype) for name, array in weights.items()}
-    length, heads, kv_heads = len(ids), config.num_heads, config.num_kv_heads
-    size = config.head_dim
-
-    def norm(x, weight):
-        mean = (x.astype(np.float32) ** 2).mean(-1, keepdims=True)
-        eps = 0.1 if "other eps" in slips else config.norm_eps
-        return (x / np.sqrt(mean + eps)).astype(dtype) * weight
-
-    inv_freq, factor = sf.rope_frequencies(
-        size,
-        theta=10000.0 if "other theta" in slips else config.rope_theta,
-        scaling=None if "rope scaling forgotten" in slips else config.rope_scaling,
-    )
-    angles = np.outer(np.arange(length), inv_freq)
-    if "positions from 1" in slips:
-        angles = np.outer(np.arange(1, length + 1), inv_freq)
-    cos, sin = (factor * np.cos(angles))[:, None], (factor * np.sin(angles))[:, None]
-    if "rope backwards" in slips:
-        sin = -sin
-
-    def rotate(x):
-        if "rope before split" in slips:  # all heads are taken for one
-            wide = x.reshape(1, length, -1)
-            meant = {"layout": config.rope_layout, "theta": config.rope_theta}
-            return sf.reference.rope(wide, **meant).reshape(x.shape)
-        half = config.rope_layout == "half"
-        if "rope layout" in slips:
-            half = not half
-        y = np.empty_like(x)
-        first = slice(0, size // 2) if half else slice(0, None, 2)
-        second = slice(size // 2, None) if half else slice(1, None, 2)
-        y[..., first] = x[..., first] * cos - x[..., second] * sin
-        y[..., second] = x[..., second] * cos + x[..., first] * sin
-        return y
-
-    def layer_weight(layer, name):
-        if "mlp of layer 0" in slips and name in ("gate", "up", "down"):
-            layer = 0
-        if f"{name} of layer 0" in slips:
-            layer = 0
-        if f"{name} of layer 2" in slips:
-            layer = 2
-        return w[f"layers.{layer}.{name}"]
-
-    x = embed = trace["embed"] = w["embed"][np.asarray(ids)]
-    for layer in range(config.num_layers):
-        at = f"layers.{layer}."
-        trace[at + "resid_pre"] = x
-        normed = norm(x, layer_weight(layer, "attn_norm"))
-        if "norm weight of the other" in slips and layer == 1:
-            normed = norm(x, layer_weight(layer, "mlp_norm"))
-        trace[at + "attn_norm"] = normed
-
-        def project(name, x, bias, layer=layer):
-            weight = layer_weight(layer, name)
-            y = x @ (weight if f"{name} not transposed" in slips else weight.T)
-            b = w.get(f"layers.{layer}.{bias}")
-            return y if b is None or "bias forgotten" in slips else y + b
-
-        def cut(y, count):
-            if "cut without transpose" in slips:
-                return y.reshape(count, length, size).swapaxes(0, 1)
-            return y.reshape(length, count, size)
-
-        q = cut(project("wq", normed, "bq"), heads)
-        k = cut(project("wk", normed, "bk"), kv_heads)
-        v = cut(project("wv", normed, "bv"), kv_heads)
-        v = cut(project("wk", normed, "bk"), kv_heads) if "k for v" in slips else v
-        if "v of the stream" in slips:
-            v = cut(project("wv", x, "bv"), kv_heads)
-        trace |= {at + "attn.q": q, at + "attn.k": k, at + "attn.v": v}
-        if config.qk_norm and "q_norm forgotten" not in slips:
-            q = norm(q, w[at + ("k_norm" if "k_norm for q" in slips else "q_norm")])
-            k = norm(k, w[at + "k_norm"])
-            trace |= {at + "attn.q_normed": q, at + "attn.k_normed": k}
-        q = rotate(q).astype(dtype)
-        k = k if "keys not turned" in slips else rotate(k).astype(dtype)
-        trace |= {at + "attn.q_rot": q, at + "attn.k_rot": k}
-
-        group = heads // kv_heads
-        tile = "tiled heads" in slips
-        many_k = np.tile(k, (1, group, 1)) if tile else np.repeat(k, group, 1)
-        many_v = np.tile(v, (1, group, 1)) if tile else np.repeat(v, group, 1)
-        scores = q.swapaxes(0, 1) @ many_k.transpose(1, 2, 0)
-        if "scaled twice" in slips:
-            scores = scores / size
-        elif "not scaled" not in slips:
-            scores = scores / np.asarray(size**0.5, dtype)
-        trace[at + "attn.scores_unmasked"] = scores
-        i, j = np.arange(length)[:, None], np.arange(length)
-        visible = j <= i
-        window = config.window(layer)
-        if window is not None and "window forgotten" not in slips:
-            visible = visible & (j > i - window)
-        if "mask off by one" in slips:
-            visible = j <= i + 1
-        if "mask forgotten" not in slips:
-            scores = np.where(visible, scores, -np.inf)
-        trace[at + "attn.scores"] = scores
-        pattern = softmax(scores.astype(np.float32)).astype(dtype)
-        if "softmax over queries" in slips:
-            pattern = softmax(scores.swapaxes(1, 2)).swapaxes(1, 2)
-        trace[at + "attn.pattern"] = pattern
-        values = many_k if "keys as values" in slips else many_v
-        z = (pattern @ values.swapaxes(0, 1)).swapaxes(0, 1)
-        trace[at + "attn.z"] = z
-        merged = z.reshape(length, heads * size)
-        if "merged without transpose" in slips:
-            merged = np.ascontiguousarray(z.swapaxes(0, 1)).reshape(length, heads * size)
-        out = project("wo", merged, "bo")
-        trace[at + "attn.out"] = out
-
-        h = x + out
-        if "residual forgotten" in slips and layer == 1:
-            h = out
-        if "residual of the norm" in slips:
-            h = normed + out
-        trace[at + "resid_mid"] = h
-        normed = norm(x if "parallel blocks" in slips else h, layer_weight(layer, "mlp_norm"))
-        trace[at + "mlp_norm"] = normed
-        gate = normed @ layer_weight(layer, "gate").T
-        up = normed @ layer_weight(layer, "up").T
-        if "w1 and w3 swapped" in slips:
-            gate, up = up, gate
-        trace |= {at + "mlp.gate": gate, at + "mlp.up": up}
-        act = gate / (1 + np.exp(-gate)) * up
-        if "relu" in slips:
-            act = np.maximum(gate, 0) * up
-        trace[at + "mlp.act"] = act
-        mlp = act @ layer_weight(layer, "down").T
-        trace[at + "mlp.out"] = mlp
-        x = embed + mlp if "mlp residual from the embedding" in slips else h + mlp
-        if "mlp residual from the input" in slips:
-            x = trace[at + "resid_pre"] + mlp
-        trace[at + "resid_post"] = x
-
-    last = x if "final norm forgotten" in slips else norm(x, w["final_norm"])
-    trace["final_norm"] = last
-    head = w["embed"] if config.tie_embeddings or "tied by mistake" in slips else w["lm_head"]
-    trace["logits"] = last @ head.T
-    return {name: np.asarray(array).astype(dtype) for name, array in trace.items()}
 
 
 # ---- right is right ------------------------------------------------------------------------------
@@ -320,43 +169,43 @@ MISTAKES = [
     ("llama", "wq not transposed", "layers.0.attn.q", "not transposed"),
     ("llama", "wq of layer 0", "layers.1.attn.q", "layer 0's wq"),
     ("llama", "attn_norm of layer 0", "layers.1.attn_norm", "layer 0's attn_norm"),
-    ("llama", "norm weight of the other", "layers.1.attn_norm", "mlp_norm"),
+    ("llama", "mlp_norm for attn_norm in layer 1", "layers.1.attn_norm", "mlp_norm"),
     ("llama", "k for v", "layers.0.attn.v", "k for v: this is what wk gives"),
     ("llama", "v of the stream", "layers.0.attn.v", "from the stream, not from its norm"),
-    ("llama", "rope layout", "layers.0.attn.q_rot", "half and interleaved are swapped"),
+    ("llama", "layout swapped", "layers.0.attn.q_rot", "half and interleaved are swapped"),
     ("llama", "rope before split", "layers.0.attn.q_rot", "before the heads are split"),
     ("qwen2", "rope before split", "layers.0.attn.q_rot", "before the heads are split"),
     ("llama", "rope backwards", "layers.0.attn.q_rot", "turned the other way round"),
-    ("llama", "other theta", "layers.0.attn.q_rot", "theta is 10,000"),
+    ("llama", "theta of llama 2", "layers.0.attn.q_rot", "theta is 10,000"),
     ("llama", "positions from 1", "layers.0.attn.q_rot", "one too high"),
-    ("llama", "keys not turned", "layers.0.attn.k_rot", "not turned at all"),
-    ("llama", "not scaled", "layers.0.attn.scores_unmasked", "not scaled"),
+    ("llama", "k not rotated", "layers.0.attn.k_rot", "not turned at all"),
+    ("llama", "no scale", "layers.0.attn.scores_unmasked", "not scaled"),
     ("llama", "scaled twice", "layers.0.attn.scores_unmasked", "scaled twice"),
-    ("llama", "tiled heads", "layers.0.attn.scores_unmasked", "tiled"),
-    ("llama", "mask forgotten", "layers.0.attn.scores", "mask is forgotten"),
+    ("llama", "heads tiled", "layers.0.attn.scores_unmasked", "tiled"),
+    ("llama", "no mask", "layers.0.attn.scores", "mask is forgotten"),
     ("llama", "mask off by one", "layers.0.attn.scores", "one key too many"),
     ("llama", "softmax over queries", "layers.0.attn.pattern", "over the queries"),
     ("llama", "keys as values", "layers.0.attn.z", "key is used as the value"),
     ("llama", "merged without transpose", "layers.0.attn.out", "merged without a transpose"),
     ("llama", "wo of layer 2", "layers.0.attn.out", "layer 2's wo"),
-    ("llama", "residual forgotten", "layers.1.resid_mid", "residual is forgotten"),
+    ("llama", "no residual in layers.1.", "layers.1.resid_mid", "residual is forgotten"),
     ("llama", "residual of the norm", "layers.0.resid_mid", "normed value, not to the stream"),
     ("llama", "parallel blocks", "layers.0.mlp_norm", "attention is lost"),
     ("llama", "mlp_norm of layer 2", "layers.0.mlp_norm", "layer 2's mlp_norm"),
     ("llama", "mlp of layer 0", "layers.1.mlp.gate", "layer 0's gate (w1)"),
     ("llama", "up of layer 2", "layers.0.mlp.up", "layer 2's up (w3)"),
-    ("llama", "w1 and w3 swapped", "layers.0.mlp.gate", "what up (w3) gives"),
-    ("llama", "relu", "layers.0.mlp.act", "relu instead of silu"),
+    ("llama", "gate and up swapped", "layers.0.mlp.gate", "what up (w3) gives"),
+    ("llama", "relu for silu", "layers.0.mlp.act", "relu instead of silu"),
     ("llama", "down of layer 0", "layers.1.mlp.out", "layer 0's down (w2)"),
     ("llama", "mlp residual from the input", "layers.0.resid_post", "attention is lost"),
     ("llama", "mlp residual from the embedding", "layers.0.resid_post", "layer's input"),
-    ("llama", "final norm forgotten", "final_norm", "final norm is forgotten"),
-    ("llama", "tied by mistake", "logits", "but there is an lm_head"),
+    ("llama", "no final norm", "final_norm", "final norm is forgotten"),
+    ("llama", "head tied", "logits", "but there is an lm_head"),
     ("qwen3", "k_norm for q", "layers.0.attn.q_normed", "normalised with k_norm"),
-    ("qwen3", "rope layout", "layers.0.attn.q_rot", "half and interleaved are swapped"),
+    ("qwen3", "layout swapped", "layers.0.attn.q_rot", "half and interleaved are swapped"),
     ("qwen3", "q_norm forgotten", "layers.0.attn.q_rot", "without its norm"),
     ("qwen3", "k for v", "layers.0.attn.v", "k for v"),
-    ("qwen3", "final norm forgotten", "final_norm", "final norm is forgotten"),
+    ("qwen3", "no final norm", "final_norm", "final norm is forgotten"),
     ("qwen2", "bias forgotten", "layers.0.attn.q", "bias is forgotten"),
     ("qwen2", "k for v", "layers.0.attn.v", "k for v"),
     ("mistral", "window forgotten", "layers.1.attn.scores", "window"),
@@ -385,13 +234,13 @@ def test_a_mistake_is_found_where_it_is_made_and_named(name, slip, first, words)
 SPARSE = [  # names that are left, slip, where it shows, words
     ("resid_post", "mlp of layer 0", "layers.1.resid_post", "gate, up and down (w1, w3, w2)"),
     ("resid_post", "k for v", "layers.0.resid_post", "k for v"),
-    ("resid_post", "rope layout", "layers.0.resid_post", "half and interleaved are swapped"),
+    ("resid_post", "layout swapped", "layers.0.resid_post", "half and interleaved are swapped"),
     ("resid_post", "rope before split", "layers.0.resid_post", "before the heads are split"),
-    ("resid_post", "tiled heads", "layers.0.resid_post", "tiled"),
-    ("resid_post", "residual forgotten", "layers.1.resid_post", "residual is forgotten"),
+    ("resid_post", "heads tiled", "layers.0.resid_post", "tiled"),
+    ("resid_post", "no residual in layers.1.", "layers.1.resid_post", "residual is forgotten"),
     ("attn.out", "mlp of layer 0", "layers.2.attn.out", "of layer 0"),
-    ("attn.out", "w1 and w3 swapped", "layers.1.attn.out", "swapped"),
-    ("logits", "final norm forgotten", "logits", "final norm is forgotten"),
+    ("attn.out", "gate and up swapped", "layers.1.attn.out", "swapped"),
+    ("logits", "no final norm", "logits", "final norm is forgotten"),
     ("logits", "mlp of layer 0", "logits", "gate, up and down (w1, w3, w2)"),
 ]
 
@@ -409,9 +258,9 @@ def test_a_mistake_is_found_when_the_steps_around_it_are_not_there(llama, left, 
 def test_two_mistakes_one_after_the_other(llama):
     """The second shows once the first is mended; a step is judged by the learner's own values."""
     model, weights = llama
-    mine = learner(CONFIGS["llama"], weights, IDS, "not scaled", "final norm forgotten")
+    mine = learner(CONFIGS["llama"], weights, IDS, "no scale", "no final norm")
     assert sf.check_trace(mine, model, IDS).first_wrong == "layers.0.attn.scores_unmasked"
-    mine = learner(CONFIGS["llama"], weights, IDS, "final norm forgotten")
+    mine = learner(CONFIGS["llama"], weights, IDS, "no final norm")
     assert sf.check_trace(mine, model, IDS).first_wrong == "final_norm"
 
 
@@ -463,7 +312,7 @@ def test_what_nothing_explains_is_described_and_not_guessed(llama):
 def test_a_search_that_takes_too_long_is_given_up(llama, monkeypatch):
     monkeypatch.setattr("simdformer.learn.trace.judge.SECONDS", 0.0)
     model, weights = llama
-    mine = learner(CONFIGS["llama"], weights, IDS, "not scaled")
+    mine = learner(CONFIGS["llama"], weights, IDS, "no scale")
     report = sf.check_trace({"logits": mine["logits"]}, model, IDS)
     assert report.first_wrong == "logits"
     assert report.diagnosis == ()
@@ -482,11 +331,11 @@ def with_many_ids(tied):
 @pytest.mark.parametrize(
     ("slip", "name"),
     [
-        ("other theta", "rope_frequencies.theta_10000"),
+        ("theta of llama 2", "rope_frequencies.theta_10000"),
         ("k for v", "layer.wk_for_wv"),
         ("mlp of layer 0", "layer.mlp_of_layer_0"),
-        ("final norm forgotten", "model.no_final_norm"),
-        ("mask forgotten", "attention.no_causal"),
+        ("no final norm", "model.no_final_norm"),
+        ("no mask", "attention.no_causal"),
     ],
 )
 def test_mistakes_are_told_from_logits_without_copies_of_the_weights(slip, name, tied, monkeypatch):
@@ -540,7 +389,7 @@ def test_a_long_text_is_looked_at_from_its_beginning(monkeypatch):
     monkeypatch.setattr("simdformer.learn.check.search.evaluate", watched)
     monkeypatch.setattr("simdformer.learn.check.search.SAMPLE", 24 * 5)
     for slip, name, most in (
-        ("other theta", "rope_frequencies.theta_10000", 5),
+        ("theta of llama 2", "rope_frequencies.theta_10000", 5),
         ("mask off by one", "attention.causal_loose", 1000),
     ):
         lengths.clear()
@@ -631,7 +480,7 @@ def heads_first(x):
     return x.swapaxes(0, 1)
 
 
-@pytest.mark.parametrize("slip", ["", "rope layout"])
+@pytest.mark.parametrize("slip", ["", "layout swapped"])
 @pytest.mark.parametrize(
     ("own", "name", "change"),
     [

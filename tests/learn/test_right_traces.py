@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import simdformer as sf
-from test_check_trace import CONFIGS, IDS, learner, made
+from learners import learner
+from test_check_trace import CONFIGS, IDS, made
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 HIDDEN = {
@@ -127,7 +128,7 @@ def test_unknown_names_of_many_layers_take_one_line():
 
 def test_an_array_that_is_another_one_is_a_mistake_where_what_follows_is_wrong():
     model, weights = made("llama")
-    for slip, name in (("keys not turned", "attn.k_rot"), ("mask forgotten", "attn.scores")):
+    for slip, name in (("k not rotated", "attn.k_rot"), ("no mask", "attn.scores")):
         mine = learner(CONFIGS["llama"], weights, IDS, slip)
         assert sf.check_trace(mine, model, IDS).first_wrong == f"layers.0.{name}"
         mine = {f"layers.0.{name}": mine[f"layers.0.{name}"]}
