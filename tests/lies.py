@@ -14,7 +14,7 @@ import torch
 
 import gguf_files
 import seeds
-from gguf_files import ARRAY, STRING, key_bytes, tensor_bytes
+from gguf_files import ARRAY, STRING, file_bytes, key_bytes, tensor_bytes, text
 from simdformer.checkpoints import safetensors_file
 
 # ---- safetensors: (header, how many bytes lie behind it, what is said) ---------------------------
@@ -360,129 +360,203 @@ HUGE = struct.pack("<Q", 2**62)
 
 
 def array_of(element, count):
-    return gguf_files.text("a") + struct.pack("<IIQ", ARRAY, element, count)
+    return text("a") + struct.pack("<IIQ", ARRAY, element, count)
 
 
-NAMED = {
-    "another file": (b"GGML" + bytes(40), "found the first bytes b'GGML', needs b'GGUF'"),
-    "version 1": (gguf_files.file_bytes([], [], b"", version=1), "found a GGUF file of version 1"),
-    "big-endian": (
-        gguf_files.file_bytes([], [], b"", version=3 << 24),
-        "found a GGUF file that is big-endian",
-    ),
-    "too many keys": (
-        gguf_files.file_bytes([KEY], [], b"", counts=(0, 2**63)),
-        "found 0 tensors and 9223372036854775808 keys in ",
-    ),
-    "too many tensors": (
-        gguf_files.file_bytes([], [ONE], bytes(8), counts=(2**63, 0)),
-        "found 9223372036854775808 tensors and 0 keys in ",
-    ),
-    "an endless array": (
-        gguf_files.file_bytes([array_of(4, 2**60)], [], bytes(32)),
-        "found 1152921504606846976 elements of a in ",
-    ),
-    "an endless array of texts": (
-        gguf_files.file_bytes([array_of(STRING, 2**60)], [], bytes(32)),
-        "found 1152921504606846976 elements of a in ",
-    ),
-    "an array of arrays": (
-        gguf_files.file_bytes([array_of(ARRAY, 1)], [], bytes(32)),
+GGUF_KEYS = [  # how many bytes lie behind them, what is said
+    ([array_of(4, 2**60)], 32, "found 1152921504606846976 elements of a in "),
+    ([array_of(STRING, 2**60)], 32, "found 1152921504606846976 elements of a in "),
+    (
+        [array_of(ARRAY, 1)],
+        32,
         "found an array of arrays as a, needs an array of strings or numbers",
     ),
-    "an endless text": (
-        gguf_files.file_bytes([gguf_files.text("a") + struct.pack("<I", STRING) + HUGE], [], b""),
+    (
+        [text("a") + struct.pack("<I", STRING) + HUGE],
+        0,
         "found the text a of 4611686018427387904 bytes, needs at most",
     ),
-    "an endless text in an array": (
-        gguf_files.file_bytes([array_of(STRING, 2) + HUGE], [], bytes(64)),
-        "found the array a that would end at byte 46116860184273",
-    ),
-    "an endless key": (
-        gguf_files.file_bytes([HUGE], [], bytes(64), counts=(0, 1)),
-        "found a key of 4611686018427387904 bytes, needs at most 65535",
-    ),
-    "a type that nobody knows": (
-        gguf_files.file_bytes([gguf_files.text("a") + struct.pack("<I", 13)], [], bytes(32)),
-        "found the type 13 of a, needs 0 to 12",
-    ),
-    "a key of two lines": (
-        gguf_files.file_bytes([key_bytes("a\nb", 7, 7)], [], b""),
-        r"found the byte 7 as a bool in 'a\nb', needs 0 or 1",
-    ),
-    "a bool": (
-        gguf_files.file_bytes([key_bytes("a", 7, 7)], [], b""),
-        "found the byte 7 as a bool in a, needs 0 or 1",
-    ),
-    "no UTF-8": (
-        gguf_files.file_bytes([key_bytes("a", STRING, b"\xff")], [], b""),
-        "found bytes that are not UTF-8 in the text a",
-    ),
-    "a key twice": (
-        gguf_files.file_bytes([KEY, KEY], [], b""),
-        "found the key 'a' twice, needs each key once",
-    ),
-    "a tensor twice": (
-        gguf_files.file_bytes([], [ONE, tensor_bytes("a", (2,), 32)], bytes(64)),
-        "tensor 'a': found its name twice",
-    ),
-    "a long name": (
-        gguf_files.file_bytes([], [tensor_bytes("a" * 64, (2,), 0)], bytes(8)),
-        "found the name of a tensor of 64 bytes, needs at most 63",
-    ),
-    "no axes": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (), 0) + bytes(8)], bytes(8)),
-        "tensor 'a': found 0 axes, needs 1 to 4",
-    ),
-    "five axes": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (1,) * 5, 0)], bytes(8)),
-        "tensor 'a': found 5 axes, needs 1 to 4",
-    ),
-    "nothing in it": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (2, 0), 0)], bytes(8)),
-        "tensor 'a': found the shape (2, 0), needs no axis of length 0",
-    ),
-    "a product that wraps": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (2**32, 2**32), 0)], bytes(8)),
-        f"tensor 'a': found {2**66} bytes from byte",
-    ),
-    "an offset that wraps": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (2,), 2**64 - 64)], bytes(8)),
-        "tensor 'a': found the offset 18446744073709551552, needs 0, where the tensor before",
-    ),
-    "an overlap": (
-        gguf_files.file_bytes([], [ONE, tensor_bytes("b", (2,), 0)], bytes(64)),
-        "tensor 'b': found the offset 0, needs 32, where the tensor before it ends",
-    ),
-    "a hole": (
-        gguf_files.file_bytes([], [ONE, tensor_bytes("b", (2,), 64)], bytes(99)),
-        "tensor 'b': found the offset 64, needs 32",
-    ),
-    "a tensor past the end": (
-        gguf_files.file_bytes([], [ONE], bytes(7)),
-        "tensor 'a': found 8 bytes from byte 64 on in a file of 71, needs a tensor that lies",
-    ),
-    "rows that are no whole blocks": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (256, 32), 0, 12)], bytes(9999)),
-        "tensor 'a': found rows of 32 elements, needs whole blocks of 256, the type being q4_k",
-    ),
-    "a type that is not read": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (256,), 0, 16)], bytes(99)),
-        "tensor 'a': found the type iq2_xxs (16), needs one of f32, f16, bf16, q8_0, ",
-    ),
-    "a number that is no type": (
-        gguf_files.file_bytes([], [tensor_bytes("a", (256,), 0, 4)], bytes(99)),
-        "tensor 'a': found the type unknown (4)",
-    ),
-    "an alignment that is none": (
-        gguf_files.file_bytes([key_bytes("general.alignment", 4, 48)], [], b""),
+    ([array_of(STRING, 2) + HUGE], 64, "found the array a that would end at byte 46116860184273"),
+    ([text("a") + struct.pack("<I", 13)], 32, "found the type 13 of a, needs 0 to 12"),
+    ([key_bytes("a\nb", 7, 7)], 0, r"found the byte 7 as a bool in 'a\nb', needs 0 or 1"),
+    ([key_bytes("a", 7, 7)], 0, "found the byte 7 as a bool in a, needs 0 or 1"),
+    ([key_bytes("a", STRING, b"\xff")], 0, "found bytes that are not UTF-8 in the text a"),
+    ([KEY, KEY], 0, "found the key 'a' twice, needs each key once"),
+    (
+        [key_bytes("general.alignment", 4, 48)],
+        0,
         "found general.alignment = 48, needs a power of two up to 65536",
     ),
-    "an endless alignment": (
-        gguf_files.file_bytes([key_bytes("general.alignment", 4, 1 << 17)], [], b""),
+    (
+        [key_bytes("general.alignment", 4, 1 << 17)],
+        0,
         "found general.alignment = 131072, needs a power of two up to 65536",
     ),
+]
+GGUF_TENSORS = [
+    ([ONE, tensor_bytes("a", (2,), 32)], 64, "tensor 'a': found its name twice"),
+    (
+        [tensor_bytes("a" * 64, (2,), 0)],
+        8,
+        "found the name of a tensor of 64 bytes, needs at most 63",
+    ),
+    ([tensor_bytes("a", (), 0) + bytes(8)], 8, "tensor 'a': found 0 axes, needs 1 to 4"),
+    ([tensor_bytes("a", (1,) * 5, 0)], 8, "tensor 'a': found 5 axes, needs 1 to 4"),
+    (
+        [tensor_bytes("a", (2, 0), 0)],
+        8,
+        "tensor 'a': found the shape (2, 0), needs no axis of length 0",
+    ),
+    ([tensor_bytes("a", (2**32, 2**32), 0)], 8, f"tensor 'a': found {2**66} bytes from byte"),
+    (
+        [tensor_bytes("a", (2,), 2**64 - 64)],
+        8,
+        "tensor 'a': found the offset 18446744073709551552, needs 0, where the tensor before",
+    ),
+    (
+        [ONE, tensor_bytes("b", (2,), 0)],
+        64,
+        "tensor 'b': found the offset 0, needs 32, where the tensor before it ends",
+    ),
+    ([ONE, tensor_bytes("b", (2,), 64)], 99, "tensor 'b': found the offset 64, needs 32"),
+    (
+        [ONE],
+        7,
+        "tensor 'a': found 8 bytes from byte 64 on in a file of 71, needs a tensor that lies",
+    ),
+    (
+        [tensor_bytes("a", (256, 32), 0, 12)],
+        9999,
+        "tensor 'a': found rows of 32 elements, needs whole blocks of 256, the type being q4_k",
+    ),
+    (
+        [tensor_bytes("a", (256,), 0, 16)],
+        99,
+        "tensor 'a': found the type iq2_xxs (16), needs one of f32, f16, bf16, q8_0, ",
+    ),
+    ([tensor_bytes("a", (256,), 0, 4)], 99, "tensor 'a': found the type unknown (4)"),
+]
+GGUF = [
+    (b"GGML" + bytes(40), "found the first bytes b'GGML', needs b'GGUF'"),
+    (file_bytes([], [], b"", version=1), "found a GGUF file of version 1"),
+    (file_bytes([], [], b"", version=3 << 24), "found a GGUF file that is big-endian"),
+    (
+        file_bytes([KEY], [], b"", counts=(0, 2**63)),
+        "found 0 tensors and 9223372036854775808 keys in ",
+    ),
+    (
+        file_bytes([], [ONE], bytes(8), counts=(2**63, 0)),
+        "found 9223372036854775808 tensors and 0 keys in ",
+    ),
+    (
+        file_bytes([HUGE], [], bytes(64), counts=(0, 1)),
+        "found a key of 4611686018427387904 bytes, needs at most 65535",
+    ),
+]
+GGUF += [(file_bytes(keys, [], bytes(size)), message) for keys, size, message in GGUF_KEYS]
+GGUF += [(file_bytes([], tensors, bytes(size)), message) for tensors, size, message in GGUF_TENSORS]
+
+OWN_KEYS = {
+    "olmo2": {"olmo2.attention.sliding_window": (4, 4)},
+    "granite": {"granite.logit_scale": (6, 2.0)},
 }
+
+
+def changed_gguf(changes):
+    """A small model, with these keys; of the architecture whose keys they are."""
+    arch = next(iter(changes)).split(".")[0]
+    arch = "llama" if arch in ("general", "tokenizer", "split") else arch
+    return gguf_files.small_file(arch, **OWN_KEYS.get(arch, {}) | changes)
+
+
+GGUF_MODELS = [
+    (
+        {"general.architecture": (STRING, "gemma3n")},
+        "found general.architecture = 'gemma3n', which does not run here, needs one of llama, ",
+    ),
+    ({"general.architecture": None}, "found general.architecture = None"),
+    (
+        {"llama.expert_count": (4, 8)},
+        "found llama.expert_used_count = 0, needs from 1 to llama.expert_count = 8",
+    ),
+    (
+        {"llama.attention.head_count_kv": (ARRAY, [1], 4)},
+        "found llama.attention.head_count_kv that differs by layer, needs one for all layers",
+    ),
+    ({"llama.block_count": None}, "found no llama.block_count, needs a value"),
+    (
+        {"llama.block_count": (4, 2**32 - 1)},
+        "found llama.block_count = 4294967295, needs a whole number that the 11 tensors are ",
+    ),
+    (
+        {"llama.embedding_length": (STRING, "8")},
+        "found llama.embedding_length = '8', needs a whole number > 0",
+    ),
+    (
+        {"llama.attention.key_length": None, "llama.attention.head_count": (4, 3)},
+        "found llama.attention.head_count = 3, needs a divisor of llama.embedding_length = 8",
+    ),
+    (
+        {"llama.attention.value_length": (4, 8)},
+        "found llama.attention.value_length = 8, needs 4, the length of a head",
+    ),
+    (
+        {"llama.rope.dimension_count": (4, 2)},
+        "found llama.rope.dimension_count = 2, needs 4, the length of a head",
+    ),
+    (
+        {"llama.attention.layer_norm_rms_epsilon": (6, float("nan"))},
+        "found llama.attention.layer_norm_rms_epsilon = nan, needs finite and >= 0",
+    ),
+    (
+        {"llama.rope.scaling.type": (STRING, "dynamic")},
+        "found RoPE without frequencies: scaling is of type 'dynamic', needs one of",
+    ),
+    (
+        {"llama.attention.sliding_window": (4, 4)}
+        | {"llama.attention.sliding_window_pattern": (4, 2)},
+        "found llama.attention.sliding_window_pattern, which is not supported",
+    ),
+    (
+        {"olmo2.attention.sliding_window_pattern": (ARRAY, [1, 0], 7)},
+        "found olmo2.attention.sliding_window_pattern = [True, False], needs true or false for",
+    ),
+    (
+        {"olmo2.attention.sliding_window_pattern": (4, 0)},
+        "found olmo2.attention.sliding_window_pattern = 0, needs a whole number > 0",
+    ),
+    (
+        {"olmo2.rope.freq_base_swa": (STRING, "x")},
+        "found olmo2.rope.freq_base_swa = 'x', needs None, or finite and > 0",
+    ),
+    (
+        {"granite.rope.scaling.finetuned": (7, 0)},
+        "found granite.rope.scaling.finetuned = False, needs true",
+    ),
+    ({"granite.logit_scale": None}, "found no granite.logit_scale, needs a value"),
+    ({"granite.logit_scale": (6, 0.0)}, "found granite.logit_scale = 0.0, needs finite and > 0"),
+    (
+        {"gemma3.attention.key_length": (6, 0.5)},
+        "found gemma3.attention.key_length = 0.5, needs a whole number > 0",
+    ),
+    (
+        {"tokenizer.ggml.eos_token_id": (4, 12)},
+        "found tokenizer.ggml.eos_token_id = 12, needs an id below 12",
+    ),
+    (
+        {"llama.feed_forward_length": (4, 16)},
+        "found tensors that do not fit it: misshapen: blk.0.ffn_gate.weight (8, 8) [layers.0.gate]",
+    ),
+    (
+        {"split.count": (2, 2), "split.no": (2, 0)},
+        "found part 1 of 2 under another name, needs NAME-00001-of-00002.gguf",
+    ),
+    (
+        {"split.tensors.count": (5, 12)},
+        "found 11 tensors in 1 parts, needs the 12 of split.tensors.count",
+    ),
+]
+GGUF += [(changed_gguf(changes), message) for changes, message in GGUF_MODELS]
 
 # ---- adapters ------------------------------------------------------------------------------------
 
@@ -675,7 +749,7 @@ TEXTS = [
 FILES = {
     "safetensors": SAFETENSORS,
     "pth": PTH,
-    "gguf": list(NAMED.values()),
+    "gguf": GGUF,
     "adapter": ADAPTERS,
     "config": [*changed(seeds.HUGGINGFACE | {"layer_types": None}, CONFIGS), *MISFITS],
     "ids": [(b"123", "data.bin: found 3 bytes")],
