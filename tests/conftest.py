@@ -100,6 +100,13 @@ def demo():
     return sf.from_pretrained(sf.demo_path())
 
 
+@pytest.fixture
+def restored():
+    """The number of threads and the instruction set are put back behind the test."""
+    with sf.num_threads(sf.get_num_threads()), sf.use_isa(sf.isa()):
+        yield
+
+
 # ---- the command line ----------------------------------------------------------------------------
 
 

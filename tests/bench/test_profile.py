@@ -13,11 +13,6 @@ NEW = 6
 
 
 @pytest.fixture(scope="module")
-def demo():
-    return sf.from_pretrained(sf.demo_path())
-
-
-@pytest.fixture(scope="module")
 def found(demo):
     report, said = Report(), []
     profile = bench.profile(demo, "Once upon a time", NEW, report=report, streamer=said.append)

@@ -13,6 +13,8 @@ from operations import OPERATIONS
 from simdformer import _core, runtime
 from subprocesses import import_error, run_python
 
+pytestmark = pytest.mark.usefixtures("restored")
+
 SLOWEST, BEST = sf.isas()[0], sf.isas()[-1]
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86-64")
 several = pytest.mark.skipif(len(sf.isas()) < 2, reason="this machine runs one instruction set")
@@ -21,12 +23,6 @@ ORDER = (
     *("baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
     *("neon", "neon_dotprod"),
 )
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    with sf.use_isa(sf.isa()):
-        yield
 
 
 # ---- one beside another --------------------------------------------------------------------------

@@ -15,20 +15,9 @@ from operations import softmax_and_text
 from subprocesses import HANG, run_python
 from test_threads import CALLS
 
-pytestmark = pytest.mark.xdist_group("threads")
+pytestmark = [pytest.mark.xdist_group("threads"), pytest.mark.usefixtures("restored")]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, affinity, /proc")
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    with sf.num_threads(sf.get_num_threads()):
-        yield
-
-
-@pytest.fixture(scope="module")
-def model():
-    return sf.from_pretrained(sf.demo_path())
 
 
 def at_once(*tasks):
@@ -55,12 +44,12 @@ def at_once(*tasks):
 # ---- threads of Python's and of others -----------------------------------------------------------
 
 
-def test_eight_threads_may_call_everything_at_once(model, rng):
+def test_eight_threads_may_call_everything_at_once(demo, rng):
     """Operations, models and settings; each result is the one that it gives alone."""
     x = normal(rng, 450, 1500)
     wanted = {name: call(x) for name, call in CALLS.items()}
     ids = rng.integers(0, 1000, 30)
-    logits, text = model(ids), model.generate("Once upon a time", max_new_tokens=12)
+    logits, text = demo(ids), demo.generate("Once upon a time", max_new_tokens=12)
     frequencies = sf.rope_frequencies(64, theta=1e4).inv_freq
 
     def calls(seed):
@@ -71,9 +60,9 @@ def test_eight_threads_may_call_everything_at_once(model, rng):
                 assert_same_bits(CALLS[name](x), wanted[name])
                 if seed == 0:
                     sf.set_num_threads(1 + len(name) % 5)
-            assert same_bits(model(ids), logits)
+            assert same_bits(demo(ids), logits)
             assert same_bits(sf.rope_frequencies(64, theta=1e4).inv_freq, frequencies)
-            mine = sf.from_pretrained(sf.demo_path()) if seed % 2 else model
+            mine = sf.from_pretrained(sf.demo_path()) if seed % 2 else demo
             assert mine.generate("Once upon a time", max_new_tokens=12) == text
 
         return run

@@ -16,15 +16,10 @@ from simdformer import _core
 from simdformer.experts import expert_linear
 from subprocesses import import_error, run_python
 
-pytestmark = pytest.mark.xdist_group("threads")  # one after the other: they count threads and time
+# One after the other: they count threads and time.
+pytestmark = [pytest.mark.xdist_group("threads"), pytest.mark.usefixtures("restored")]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    with sf.num_threads(sf.get_num_threads()):
-        yield
 
 
 # ---- the same bits -------------------------------------------------------------------------------
