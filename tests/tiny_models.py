@@ -2,6 +2,7 @@
 of them in the formats of others."""
 
 import json
+from functools import partial
 
 import numpy as np
 import torch
@@ -221,6 +222,19 @@ def greedy(model, ids, count):
             do_sample=False,
         )
     return out[0, len(ids) :].tolist()
+
+
+def watched(model, keeps):
+    """What the modules give whose names keeps(name) says, from now on, by these names."""
+    seen = {}
+
+    def hook(module, inputs, output, *, name):
+        seen[name] = (output[0] if isinstance(output, tuple) else output).detach()
+
+    for name, module in model.named_modules():
+        if keeps(name):
+            module.register_forward_hook(partial(hook, name=name))
+    return seen
 
 
 def edit_json(file, change):

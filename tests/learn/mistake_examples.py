@@ -12,7 +12,7 @@ it. What it is registered under is all that may be said of it: these mistakes, a
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Examples", "reads_well"]
+__all__ = ["Examples", "names", "reads_well"]
 
 Made = tuple[Any, Any, tuple[Any, ...], dict[str, Any]]  # mine, op, args, kwargs
 
@@ -29,6 +29,10 @@ class Examples(dict[str, tuple[tuple[str, ...], Callable[[Any], Made]]]):
             return make
 
         return register
+
+
+def names(report: Any) -> list[str]:
+    return [mistake.name for mistake in report.diagnosis]
 
 
 def reads_well(report: Any) -> None:

@@ -6,6 +6,7 @@ import torch
 
 import simdformer as sf
 from conftest import normal
+from mistake_examples import names
 from simdformer.learn.check.asking import by_our_names
 
 
@@ -20,6 +21,8 @@ from simdformer.learn.check.asking import by_our_names
         ("attention", "such as .*scaled_dot_product_attention"),
         (lambda x: x, "op is the function <lambda>, needs an operation that it knows; help"),
         (3, "op is 3, needs an operation that it knows; help"),
+        ("conv", "op is 'conv', needs an operation that it knows; help"),
+        (np.exp, "needs an operation that it knows"),
     ],
 )
 def test_an_unknown_operation_is_answered_with_near_ones(op, said, rng):
@@ -120,10 +123,6 @@ def test_arguments_in_another_order_that_cannot_be_called(rng):
         sf.check("cross_entropy", 1.0, labels, z)
     with pytest.raises(TypeError, match=r"^backward\.embedding: grad and ids are swapped"):
         sf.check("backward.embedding", normal(rng, 9, 4), labels, x, 9)
-
-
-def names(report):
-    return [one.name for one in report.diagnosis]
 
 
 def test_arguments_in_another_order_that_can_be_called(rng):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import simdformer as sf
 from checkpoints import GEMMA, GPT2, OLMO2, random_weights, tiny_config
+from mistake_examples import names
 from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.gradients.steps import WEIGHT, BackwardSteps
 from simdformer.learn.mistakes.model import variable
@@ -42,10 +43,6 @@ def made(name):
 
 def checked(mine, model, **options):
     return sf.check_gradients(mine, model, IDS, LABELS, **options)
-
-
-def names(report):
-    return [mistake.name for mistake in report.diagnosis]
 
 
 # ---- right ---------------------------------------------------------------------------------------

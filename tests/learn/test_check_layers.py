@@ -20,6 +20,7 @@ from simdformer.learn.check import check
 from simdformer.learn.check.operation import bind
 from simdformer.learn.check.search import SAMPLE
 from simdformer.learn.program import OPERATIONS, Run
+from test_check import same
 
 # ---- wrong ---------------------------------------------------------------------------------------
 
@@ -142,15 +143,6 @@ def test_layers_made_of_tensors(dtype, rng):
 # ---- the programs --------------------------------------------------------------------------------
 
 
-def assert_program_is_the_operation(op, *args, **kwargs):
-    call = bind(op, args, kwargs)
-    with np.errstate(all="ignore"):
-        out = Run(np.float64)(call.program, **call.variables).out
-    for got, want in zip(out if call.several else [out], call.right(), strict=True):
-        size = np.abs(want).max(initial=0)
-        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-14 * size)
-
-
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_program_of_rope(layout, rng):
     positions = rng.integers(0, 5000, (2, 7))
@@ -161,9 +153,9 @@ def test_the_program_of_rope(layout, rng):
         D = 6 if "inv_freq" in table and not part else 10
         for shape in ((2, 7, D), (2, 3, 7, D), (2, 2, 3, 7, D)):
             x = normal(rng, *shape, dtype=np.float64)
-            assert_program_is_the_operation(sf.rope, x, layout=layout, **place, **table, **part)
+            same(sf.rope, x, layout=layout, **place, **table, **part)
     plain = normal(rng, 7, 8, dtype=np.float64)
-    assert_program_is_the_operation(sf.rope, plain, layout=layout, offset=-2)
+    same(sf.rope, plain, layout=layout, offset=-2)
 
 
 YARN = mistake_examples_scaling.YARN
@@ -182,7 +174,7 @@ YARN = mistake_examples_scaling.YARN
 )
 def test_the_program_of_rope_frequencies(scaling):
     for head_dim, theta in itertools.product((2, 64, 128), (1e4, 1e6)):
-        assert_program_is_the_operation(sf.rope_frequencies, head_dim, theta=theta, scaling=scaling)
+        same(sf.rope_frequencies, head_dim, theta=theta, scaling=scaling)
 
 
 def test_the_programs_of_norms_and_activations(rng):
@@ -190,18 +182,18 @@ def test_the_programs_of_norms_and_activations(rng):
         x = normal(rng, *shape, dtype=np.float64)
         weight, bias = (normal(rng, shape[-1], dtype=np.float64) for _ in range(2))
         for eps in (0.0, 1e-5, 1.0):
-            assert_program_is_the_operation(sf.rms_norm, x, eps=eps)
-            assert_program_is_the_operation(sf.rms_norm, x, weight, eps=eps)
-            assert_program_is_the_operation(sf.layer_norm, x, eps=eps)
-            assert_program_is_the_operation(sf.layer_norm, x, weight, bias, eps=eps)
-            assert_program_is_the_operation(nn.RMSNorm(weight, eps), x)
-            assert_program_is_the_operation(nn.LayerNorm(weight, None, eps), x)
+            same(sf.rms_norm, x, eps=eps)
+            same(sf.rms_norm, x, weight, eps=eps)
+            same(sf.layer_norm, x, eps=eps)
+            same(sf.layer_norm, x, weight, bias, eps=eps)
+            same(nn.RMSNorm(weight, eps), x)
+            same(nn.LayerNorm(weight, None, eps), x)
         wide = 20 * x
-        assert_program_is_the_operation(sf.silu, wide)
-        assert_program_is_the_operation(sf.relu, wide)
-        assert_program_is_the_operation(sf.gelu, wide)
-        assert_program_is_the_operation(sf.gelu, wide, approximate="tanh")
-        assert_program_is_the_operation(sf.swiglu, wide, x)
+        same(sf.silu, wide)
+        same(sf.relu, wide)
+        same(sf.gelu, wide)
+        same(sf.gelu, wide, approximate="tanh")
+        same(sf.swiglu, wide, x)
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
@@ -220,10 +212,10 @@ def test_the_programs_of_attention_layers(batch, mask, rng):
     w = [array(E, E) for _ in range(4)]
     heads = nn.MultiHeadAttention(E, 4, *w)
     x, key, value = array(*batch, L, E), array(*batch, S, E), array(*batch, S, E)
-    assert_program_is_the_operation(heads, x, x, x, mask)
-    assert_program_is_the_operation(heads, x, key, value, wide)
+    same(heads, x, x, x, mask)
+    same(heads, x, key, value, wide)
     packed = nn.MultiHeadAttention(E, 4, *map(sf.pack, w))
-    assert_program_is_the_operation(packed, x, x, x, mask)
+    same(packed, x, x, x, mask)
     some = (array(48, E), array(24, E), array(24, E), array(E, 48))
     for more in (
         {},
@@ -235,18 +227,18 @@ def test_the_programs_of_attention_layers(batch, mask, rng):
         },
     ):  # fmt: skip
         groups = nn.GroupedQueryAttention(E, 4, 2, *some, **more)
-        assert_program_is_the_operation(groups, x, mask)
+        same(groups, x, mask)
         if more:
-            assert_program_is_the_operation(groups, x, mask, np.arange(L) + 9)
+            same(groups, x, mask, np.arange(L) + 9)
             if batch:
                 at = rng.integers(0, 99, (2, L))
-                assert_program_is_the_operation(groups, x, mask, at)
+                same(groups, x, mask, at)
         mlp = nn.MLP(array(40, E), array(40, E), array(E, 40))
         norms = nn.RMSNorm(array(E), 1e-3), nn.LayerNorm(array(E), array(E), 1e-3)
-        assert_program_is_the_operation(mlp, x)
-        assert_program_is_the_operation(nn.TransformerBlock(groups, mlp, *norms), x, mask)
+        same(mlp, x)
+        same(nn.TransformerBlock(groups, mlp, *norms), x, mask)
         block = nn.TransformerBlock(heads, np.tanh, *norms)
-        assert_program_is_the_operation(block, x, mask)
+        same(block, x, mask)
 
 
 def assert_sample_is_a_part(limit, op, *args, **kwargs):

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import simdformer as sf
+from mistake_examples import names
 from simdformer.training import TrainableModel
 from test_check_gradients import IDS, LABELS, Llama, made
 
@@ -33,10 +34,6 @@ def step(weights, ids, labels, *, lr=LR, clip=True, change=lambda g: g, **option
 
 def checked(mine, model, **options):
     return sf.check_step(mine, model, IDS, LABELS, **GIVEN | options)
-
-
-def names(report):
-    return [mistake.name for mistake in report.diagnosis]
 
 
 # ---- right ---------------------------------------------------------------------------------------

@@ -560,17 +560,8 @@ def test_hooks_on_the_modules_of_transformers(name, tmp_path):
     theirs = tiny_models.make(name)
     theirs.save_pretrained(tmp_path)
     model = sf.from_pretrained(tmp_path)
-    seen = {}
-
-    def watch(module_name):
-        def hook(module, inputs, output):
-            seen[module_name] = (output[0] if isinstance(output, tuple) else output).detach()
-
-        return hook
-
-    for module_name, module in theirs.named_modules():
-        if module_name.startswith(("model.layers", "model.embed", "model.norm", "lm_head")):
-            module.register_forward_hook(watch(module_name))
+    kept = ("model.layers", "model.embed", "model.norm", "lm_head")
+    seen = tiny_models.watched(theirs, lambda name: name.startswith(kept))
     tiny_models.logits(theirs, IDS)
     report = sf.check_trace(seen, model, IDS)
     assert report.ok, report

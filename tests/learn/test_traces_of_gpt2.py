@@ -2,6 +2,7 @@
 right ones right in every dtype, and says of the others where they went wrong, and why."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -265,12 +266,9 @@ def test_hooks_on_the_modules_of_transformers(tmp_path):
     """c_attn gives q, k and v side by side."""
     theirs = tiny_models.make("gpt2")
     theirs.save_pretrained(tmp_path)
-    model, seen = sf.from_pretrained(tmp_path), {}
-    for name, module in theirs.named_modules():
-        if name.startswith("transformer.") and name.endswith(("ln_1", "c_attn", "c_fc", "act")):
-            module.register_forward_hook(
-                lambda module, inputs, output, name=name: seen.update({name: output.detach()})
-            )
+    model = sf.from_pretrained(tmp_path)
+    kept = re.compile(r"transformer\..*(ln_1|c_attn|c_fc|act)")
+    seen = tiny_models.watched(theirs, kept.fullmatch)
     tiny_models.logits(theirs, IDS)
     report = sf.check_trace(seen, model, IDS)
     assert report.ok, report

@@ -303,17 +303,8 @@ def test_hooks_on_the_modules_of_transformers(name, tmp_path):
     lie in a row."""
     theirs = tiny_models.make(name)
     theirs.save_pretrained(tmp_path)
-    model, seen = sf.from_pretrained(tmp_path), {}
-
-    def watch(module_name):
-        def hook(module, inputs, output):
-            seen[module_name] = (output[0] if isinstance(output, tuple) else output).detach()
-
-        return hook
-
-    for module_name, module in theirs.named_modules():
-        if ".mlp" in module_name or module_name == "model.norm":
-            module.register_forward_hook(watch(module_name))
+    model = sf.from_pretrained(tmp_path)
+    seen = tiny_models.watched(theirs, lambda name: ".mlp" in name or name == "model.norm")
     ids = [IDS, IDS[::-1]]
     tiny_models.logits(theirs, ids)
     report = sf.check_trace(seen, model, ids)
