@@ -163,6 +163,10 @@ def test_the_story_comes_out(command, shared):
         (["chat", "{bare}"], "{bare}: no tokenizer was found beside it; give one with --tokenizer"),
         (["run", "{bare}", "a"], "{bare}: no tokenizer was found beside it; give one with --tok"),
         (["trace", "{bare}", "a"], "{bare}: no tokenizer was found beside it; give one with --tok"),
+        (
+            ["demo", "{bare}"],
+            "{bare}: no tokenizer was found beside it; the demonstration needs",
+        ),
         (["trace", "{tiny}/nowhere", "a"], "{tiny}/nowhere: No such file or directory"),
         (
             ["trace", "{tiny}", "a", "--names", "layers.0.attn.patern"],

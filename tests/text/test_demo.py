@@ -60,13 +60,6 @@ def test_a_wrong_answer_is_told(command, monkeypatch):
     assert "✗ DIFFER" in out
 
 
-def test_a_model_without_a_tokenizer_has_no_story(command, tiny, tmp_path):
-    (tmp_path / "model.bin").write_bytes((tiny / "model.bin").read_bytes())
-    status, out, err = command("demo", tmp_path)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "no tokenizer was found beside it" in err
-
-
 @pytest.mark.parametrize("number", range(len(STEPS)))
 def test_every_check_of_the_demonstration_can_fail(command, monkeypatch, tiny, number):
     """One value off by 1e-3 on the learner's side, in each step by turns."""
