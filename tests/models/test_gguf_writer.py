@@ -481,9 +481,7 @@ def test_ctrl_c_leaves_no_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-ASKED_TO_END = """
-    import os
-    import signal
+INTERRUPTED = """
     from simdformer import cli
     from simdformer.checkpoints import gguf_encode
 
@@ -493,41 +491,28 @@ ASKED_TO_END = """
         calls.append(type)
         if len(calls) == 5:
             assert [name.endswith(".part") for name in os.listdir({folder!r})] == [True]
-            os.kill(os.getpid(), signal.{name})
-        return quantize(values, type)
-
-    gguf_encode.quantize = interrupted
-    try:
-        cli.main(["quantize", "demo", {out!r}])
-    except SystemExit as ended:
-        print(ended.code, len(calls), signal.getsignal(signal.{name}) is signal.SIG_DFL)
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_process_that_is_asked_to_end_leaves_no_file(name, tmp_path):
-    out = str(tmp_path / "out.gguf")
-    printed = run_python(ASKED_TO_END.format(folder=str(tmp_path), out=out, name=name))
-    assert printed.split() == [str(128 + getattr(signal, name)), "5", "True"]
-    assert os.listdir(tmp_path) == []
-
-
-KILLED = """
-    from simdformer import cli
-    from simdformer.checkpoints import gguf_encode
-
-    quantize, calls = gguf_encode.quantize, []
-
-    def interrupted(values, type):
-        calls.append(type)
-        if len(calls) == 5:
             print("writing", flush=True)
             {then}
         return quantize(values, type)
 
     gguf_encode.quantize = interrupted
-    cli.main(["quantize", "demo", {out!r}])
+    try:
+        cli.main(["quantize", "demo", {folder!r} + "/out.gguf"])
+    except SystemExit as ended:
+        print(ended.code, len(calls), signal.getsignal(ended.code - 128) is signal.SIG_DFL)
 """
+
+
+def interrupted_by(then, folder):
+    """A process that writes out.gguf, with a line that it runs in the middle."""
+    return INTERRUPTED.format(then=then, folder=str(folder))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_process_that_is_asked_to_end_leaves_no_file(name, tmp_path):
+    printed = run_python(interrupted_by(f"os.kill(os.getpid(), signal.{name})", tmp_path))
+    assert printed.split() == ["writing", str(128 + getattr(signal, name)), "5", "True"]
+    assert os.listdir(tmp_path) == []
 
 
 def parts(folder):
@@ -537,7 +522,7 @@ def parts(folder):
 def test_what_a_killed_process_left_is_taken_away_by_the_next(tmp_path, command, monkeypatch):
     """Before room for the new file is asked for; files that are none of its parts stay."""
     out, kill = tmp_path / "out.gguf", "os.kill(os.getpid(), signal.SIGKILL)"
-    status, printed, _ = finish(start_python(KILLED.format(out=str(out), then=kill)))
+    status, printed, _ = finish(start_python(interrupted_by(kill, tmp_path)))
     assert (status, printed) == (-signal.SIGKILL, "writing\n")
     (left,) = parts(tmp_path)
     assert (tmp_path / left).stat().st_size > 0
@@ -558,7 +543,7 @@ def test_what_a_killed_process_left_is_taken_away_by_the_next(tmp_path, command,
 
 def test_what_another_process_writes_is_not_taken_away(tmp_path):
     out, wait = tmp_path / "out.gguf", "sys.stdin.read()"
-    process = start_python(KILLED.format(out=str(out), then=wait), stdin=subprocess.PIPE)
+    process = start_python(interrupted_by(wait, tmp_path), stdin=subprocess.PIPE)
     try:
         assert process.stdout.readline() == "writing\n"
         (living,) = parts(tmp_path)
