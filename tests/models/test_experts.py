@@ -10,11 +10,11 @@ import torch
 
 import simdformer as sf
 import tiny_models
-from checkpoints import MIXED, random_model, told
+from checkpoints import MIXED, random_model, tiny_config, told
 from conftest import same_bits
 from simdformer import cli
 from simdformer.checkpoints import read_checkpoint
-from simdformer.models import ModelConfig, Trace, Transformer, trace_names, transformer
+from simdformer.models import Trace, Transformer, trace_names, transformer
 from simdformer.models.budget import active_parameters, decode_bytes, parameter_budget
 from simdformer.models.observer import unseen
 from simdformer.training import TrainableModel
@@ -303,7 +303,7 @@ def test_what_each_expert_writes_can_be_changed():
 
 def test_parameters_of_a_token_and_of_all():
     """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 of them for a token."""
-    config = ModelConfig(
+    config = tiny_config(
         hidden_size=2048,
         num_layers=48,
         num_heads=32,
@@ -311,10 +311,6 @@ def test_parameters_of_a_token_and_of_all():
         head_dim=128,
         intermediate_size=6144,
         vocab_size=151936,
-        max_seq_len=40960,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        rope_layout="half",
         tie_embeddings=False,
         qk_norm=True,
         num_experts=128,

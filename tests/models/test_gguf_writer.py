@@ -18,12 +18,12 @@ import torch
 import gguf_files
 import simdformer as sf
 import tiny_models
-from checkpoints import agree
+from checkpoints import agree, tiny_config
 from simdformer.checkpoints import CheckpointError, read_checkpoint
 from simdformer.checkpoints.gguf_architectures import ARCHITECTURES
 from simdformer.checkpoints.gguf_file import StoredArray, read_gguf
 from simdformer.checkpoints.gguf_mixtures import MIXTURES, type_of
-from simdformer.models import ModelConfig, weight_shapes
+from simdformer.models import weight_shapes
 from simdformer.models.budget import active_parameters, parameter_budget
 from simdformer.quantization.types import quantization_types
 from simdformer.text import tokenizer as tokenizers
@@ -290,7 +290,7 @@ def published(model):
     layers, width, heads, kv_heads, inner, vocabulary, tied, *others = sizes
     head_dim, experts, chosen, expert_inner = others or (128, 0, 0, 0)
     biased = model == "gpt-oss-20b"
-    return ModelConfig(
+    return tiny_config(
         hidden_size=width,
         num_layers=layers,
         num_heads=heads,
@@ -298,10 +298,6 @@ def published(model):
         head_dim=head_dim,
         intermediate_size=inner,
         vocab_size=vocabulary,
-        max_seq_len=4096,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        rope_layout="half",
         tie_embeddings=tied,
         qkv_bias=biased,
         wo_bias=biased,
