@@ -21,7 +21,7 @@ from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import Run
 from simdformer.learn.trace.steps import ModelSteps
 from simdformer.learn.trace.tensors import Held
-from simdformer.models import ModelConfig, Transformer, weight_shapes
+from simdformer.models import Transformer, weight_shapes
 from simdformer.text import LanguageModel
 
 SIZES = {
@@ -33,46 +33,31 @@ SIZES = {
     "intermediate_size": 40,
     "vocab_size": 50,
     "max_seq_len": 32,
-    "norm_eps": 1e-5,
     "rope_theta": 500000.0,
-}
-CONFIGS = {
-    "llama": ModelConfig(**SIZES, rope_layout="interleaved", tie_embeddings=False),
-    "qwen3": ModelConfig(
-        **SIZES | {"head_dim": 8}, rope_layout="half", tie_embeddings=True, qk_norm=True
-    ),
-    "qwen2": ModelConfig(
-        **SIZES, rope_layout="half", tie_embeddings=True, qkv_bias=True, wo_bias=True
-    ),
-    "mistral": ModelConfig(
-        **SIZES, rope_layout="half", tie_embeddings=False, sliding_window=(None, 3, 3)
-    ),
-    "llama3.1": ModelConfig(
-        **SIZES,
-        rope_layout="half",
-        tie_embeddings=False,
-        rope_scaling=llama3_scaling(32),
-    ),
+    "rope_layout": "half",
 }
 # For mistakes of every kind: norms of q and k, as many KV heads, an lm_head of its own.
-CONFIGS["all"] = dataclasses.replace(
-    CONFIGS["qwen3"], tie_embeddings=False, num_kv_heads=6, head_dim=4
-)
-CONFIGS["biased"] = dataclasses.replace(
-    CONFIGS["all"], positions="learned", qkv_bias=True, wo_bias=True, mlp_bias=True
-)
-CONFIGS["clamped"] = dataclasses.replace(
-    CONFIGS["all"], activation="clamped_swiglu", swiglu_limit=1.0
-)
-CONFIGS["mixture"] = dataclasses.replace(
-    CONFIGS["all"],
-    num_experts=6,
-    num_experts_per_tok=3,
-    expert_intermediate_size=20,
-    shared_intermediate_size=40,
-    shared_router=True,
-    mlp_bias=True,
-)
+EVERY = {"qk_norm": True, "num_kv_heads": 6, "tie_embeddings": False}
+DIFFERENCES = {
+    "llama": {"rope_layout": "interleaved", "tie_embeddings": False},
+    "qwen3": {"head_dim": 8, "qk_norm": True},
+    "qwen2": {"qkv_bias": True, "wo_bias": True},
+    "mistral": {"tie_embeddings": False, "sliding_window": (None, 3, 3)},
+    "llama3.1": {"tie_embeddings": False, "rope_scaling": llama3_scaling(32)},
+    "all": EVERY,
+    "biased": EVERY | {"positions": "learned", "qkv_bias": True, "wo_bias": True, "mlp_bias": True},
+    "clamped": EVERY | {"activation": "clamped_swiglu", "swiglu_limit": 1.0},
+    "mixture": EVERY
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "expert_intermediate_size": 20,
+        "shared_intermediate_size": 40,
+        "shared_router": True,
+        "mlp_bias": True,
+    },
+}
+CONFIGS = {name: tiny_config(**SIZES | changes) for name, changes in DIFFERENCES.items()}
 SPECIAL = ("all", "biased", "clamped", "mixture")  # for mistakes of every kind
 IDS = [3, 14, 15, 9, 2, 6, 5]
 
