@@ -5,12 +5,10 @@ sample, one after the other; what disturbs one disturbs all. The best sample is 
 when nothing disturbs it.
 """
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from timeit import Timer
 from typing import Any
 
 from simdformer.bench.contestants import Contestant, Way
@@ -69,20 +67,19 @@ class Stopwatch:
         """
         if not contestants:
             return {}
-        with no_garbage_collection():
-            start = self.clock()
-            found = {one.name: self.fastest(one.ways) for one in contestants}
-            spent = dict.fromkeys(found, 0.0)
-            rounds = 0
-            while rounds < FEWEST_ROUNDS or self.clock() - start < budget:
-                for one in contestants:
-                    share = sum(spent.values()) / len(spent)
-                    if one.peer or rounds < FEWEST_ROUNDS or spent[one.name] <= share:
-                        times = found[one.name]
-                        before = self.clock()
-                        times.samples.append(self.sample(times.way, times.calls))
-                        spent[one.name] += self.clock() - before
-                rounds += 1
+        start = self.clock()
+        found = {one.name: self.fastest(one.ways) for one in contestants}
+        spent = dict.fromkeys(found, 0.0)
+        rounds = 0
+        while rounds < FEWEST_ROUNDS or self.clock() - start < budget:
+            for one in contestants:
+                share = sum(spent.values()) / len(spent)
+                if one.peer or rounds < FEWEST_ROUNDS or spent[one.name] <= share:
+                    times = found[one.name]
+                    before = self.clock()
+                    times.samples.append(self.sample(times.way, times.calls))
+                    spent[one.name] += self.clock() - before
+            rounds += 1
         return found
 
     def fastest(self, ways: Sequence[Way]) -> Times:
@@ -105,21 +102,17 @@ class Stopwatch:
 
     def sample(self, way: Way, calls: int) -> float:
         """Seconds a call. Those of the first WARM_UP seconds are not counted: they wake threads and
-        the CPU itself, and fill the caches."""
-        call, clock = way.call, self.clock
+        the CPU itself, and fill the caches. `timeit` collects no garbage during calls."""
+        timer = Timer(way.call, timer=self.clock)
         with way.context():
             self.settle()
-            start = clock()
-            call()
-            once = clock() - start
+            start = self.clock()
+            once = timer.timeit(1)
             if calls == 1 and once >= LONG:
                 return once
-            while clock() - start < WARM_UP:
-                call()
-            before = clock()
-            for _ in repeat(None, calls):
-                call()
-            return (clock() - before) / calls
+            while self.clock() - start < WARM_UP:
+                timer.timeit(1)
+            return timer.timeit(calls) / calls
 
 
 def compare(
@@ -136,15 +129,3 @@ def compare(
     racing = [Contestant(name, (Way(name, call),)) for name, call in calls.items()]
     times = (stopwatch or Stopwatch()).race(racing, budget)
     return {name: one.best for name, one in times.items()}
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """As `timeit` does: a collection in the middle of a sample is nobody's speed."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
