@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from simdformer.text.language_model import GenerateOptions
 from simdformer.types import Array
 
 __all__ = ["Phase", "Profile", "Spent", "profile"]
+
+T = TypeVar("T")
 
 OTHER = "adding, cutting, Python"
 OUTSIDE = "choosing ids, text"
@@ -127,7 +129,7 @@ class Watched(Transformer):
         watched._names = matrix_names(model.weights)
         return watched
 
-    def _measured(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _measured(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
         outside, self._inner = self._inner, 0.0
         started = time.perf_counter()
         try:
@@ -148,32 +150,26 @@ class Watched(Transformer):
     ) -> Array:
         self._phase = self.phases[ids.shape[1] == 1]
         self._phase.ids += ids.size
-        logits: Array = self._measured(OTHER, super().forward, ids, cache, logits_to_keep, observer)
-        return logits
+        return self._measured(OTHER, super().forward, ids, cache, logits_to_keep, observer)
 
     def forward_batch(self, run: BatchPass) -> list[Array]:
         self._phase = self.phases[all(p.one_by_one or len(p.ids) == 1 for p in run.pieces)]
         self._phase.ids += run.ids.size
-        logits: list[Array] = self._measured(OTHER, super().forward_batch, run)
-        return logits
+        return self._measured(OTHER, super().forward_batch, run)
 
     def norm(self, x: Array, weight: Array | None, bias: Array | None = None) -> Array:
         if weight is None:
             return x
-        normed: Array = self._measured("norms", super().norm, x, weight, bias)
-        return normed
+        return self._measured("norms", super().norm, x, weight, bias)
 
     def rotated(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
-        turned: Array = self._measured("rope", super().rotated, layer, x, run)
-        return turned
+        return self._measured("rope", super().rotated, layer, x, run)
 
     def attention(self, layer: int, x: Array, run: ForwardPass | BatchPass) -> Array:
-        out: Array = self._measured("attention, cache", super().attention, layer, x, run)
-        return out
+        return self._measured("attention, cache", super().attention, layer, x, run)
 
     def activated(self, inner: list[Array], see: See, name: str) -> Array:
-        act: Array = self._measured(self.config.activation, super().activated, inner, see, name)
-        return act
+        return self._measured(self.config.activation, super().activated, inner, see, name)
 
     def linear(self, x: Array, weight: Any, bias: Any = None) -> Any:
         weights = weight if isinstance(weight, list | tuple) else [weight]
