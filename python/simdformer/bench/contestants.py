@@ -187,13 +187,13 @@ class Graph:
     def serialised(self, outputs: Mapping[str, Array]) -> bytes:
         """The model as onnx writes it, with fixed shapes."""
         onnx: Any = optional("onnx.helper")
-
-        def kind(array: Array) -> Any:
-            return onnx.np_dtype_to_tensor_dtype(array.dtype)
+        from_array = optional("onnx.numpy_helper").from_array  # type: ignore[union-attr]
 
         def infos(arrays: Mapping[str, Array]) -> list[Any]:
             return [
-                onnx.make_tensor_value_info(name, kind(array), array.shape)
+                onnx.make_tensor_value_info(
+                    name, onnx.np_dtype_to_tensor_dtype(array.dtype), array.shape
+                )
                 for name, array in arrays.items()
             ]
 
@@ -201,10 +201,7 @@ class Graph:
             onnx.make_node(operator, takes, gives, **attributes)
             for operator, takes, gives, attributes in self.nodes
         ]
-        constants = [
-            onnx.make_tensor(name, kind(array), array.shape, array.tobytes(), raw=True)
-            for name, array in self.constants.items()
-        ]
+        constants = [from_array(array, name) for name, array in self.constants.items()]
         graph = onnx.make_graph(
             nodes, "bench", infos(self.inputs), infos(outputs), initializer=constants
         )

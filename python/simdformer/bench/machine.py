@@ -170,10 +170,7 @@ class Limits:
 
     def level(self, nbytes: int) -> Level:
         """The fastest that so many bytes fit in, when they are used again and again."""
-        for level in self.levels:
-            if level.capacity is None or nbytes <= level.capacity:
-                return level
-        return self.levels[-1]
+        return next(one for one in self.levels if one.capacity is None or nbytes <= one.capacity)
 
     def with_memory(self, rate: float) -> "Limits":
         """The same, but for the GB/s of memory."""
