@@ -14,7 +14,7 @@ import numpy as np
 from simdformer.bench import llama_cpp
 from simdformer.bench.contestants import LLAMA_CPP, OURS, Contestant, Missing, Way
 from simdformer.bench.models import SHAPES, ModelRun
-from simdformer.bench.work import BOTH, Case, Inputs, numpy_dtype, times
+from simdformer.bench.work import BOTH, Case, Inputs, times
 from simdformer.models import PagedKVCache, Transformer
 from simdformer.models.batch_pass import BatchPass, Piece
 from simdformer.models.budget import cache_bytes
@@ -53,7 +53,7 @@ class BatchRun(ModelRun):
     @property
     def nbytes(self) -> int:
         """Every weight once, and the cache of each text."""
-        each = cache_bytes(self.config, self.in_cache + 1, numpy_dtype(self.cache_dtype).itemsize)
+        each = cache_bytes(self.config, self.in_cache + 1, np.dtype(self.cache_dtype).itemsize)
         return super().nbytes + (self.texts - 1) * each
 
     @property

@@ -27,7 +27,6 @@ from simdformer.bench.work import (
     Inputs,
     Unit,
     Work,
-    numpy_dtype,
     random_array,
     some_weight,
     spread,
@@ -172,7 +171,7 @@ class ModelRun(Work):
     def nbytes(self) -> int:
         """Every weight once, and the cache. (Only a few rows of the embedding.)"""
         weights = int((self.matrices + self.last_matrix) * bits_of(self.type)) // 8
-        itemsize = numpy_dtype(self.cache_dtype).itemsize
+        itemsize = np.dtype(self.cache_dtype).itemsize
         return weights + cache_bytes(self.config, self.in_cache + self.new, itemsize)
 
     @property
@@ -223,7 +222,7 @@ class ModelRun(Work):
     def our_model(self, inputs: Inputs) -> Transformer:
         """On the packed weights that all work with this model shares."""
         model: Transformer = copy(made(OURS, self.model, lambda: self.packed(inputs)))
-        model.activations = numpy_dtype(self.dtype)
+        model.activations = np.dtype(self.dtype)
         return model
 
     def packed(self, inputs: Inputs) -> Transformer:

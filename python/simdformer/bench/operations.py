@@ -36,7 +36,6 @@ from simdformer.bench.work import (
     Inputs,
     Unit,
     Work,
-    numpy_dtype,
     random_array,
     some_weight,
     spread,
@@ -400,7 +399,7 @@ class MatrixProduct(Operation):
         return weight + self.rows * (self.width_in + self.width_out) * self.itemsize
 
     def new_output(self) -> Array:
-        return np.empty(self.shapes["out"], numpy_dtype(self.dtype))
+        return np.empty(self.shapes["out"], np.dtype(self.dtype))
 
     def expected(self, inputs: Inputs) -> Array:
         rows, columns = self.places
@@ -424,7 +423,7 @@ class Linear(MatrixProduct):
 
     @property
     def bits(self) -> float:
-        return 8 * numpy_dtype(self.weight_dtype).itemsize
+        return 8 * np.dtype(self.weight_dtype).itemsize
 
     def inputs(self, rng: np.random.Generator) -> Inputs:
         x, shape = self.normal(rng, *self.shapes["x"]), self.shapes["weight"]

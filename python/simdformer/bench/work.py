@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from simdformer import reference
@@ -38,7 +37,6 @@ __all__ = [
     "Unit",
     "Work",
     "another_result",
-    "numpy_dtype",
     "random_array",
     "relative_error",
     "some_weight",
@@ -60,18 +58,13 @@ SEED = 20240601  # of all inputs
 REPEATED = 256  # rows that all others of a quantised matrix repeat
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of that name; numpy itself knows no bfloat16."""
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
-
-
 def random_array(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1.0
 ) -> Array:
     """Normally distributed numbers."""
     numbers: Array = rng.standard_normal(shape, dtype=np.float32)
     numbers *= np.float32(scale)
-    return numbers if dtype == "float32" else numbers.astype(numpy_dtype(dtype))
+    return numbers if dtype == "float32" else numbers.astype(dtype)
 
 
 def some_weight(type: str, outputs: int, inputs: int) -> QuantizedWeight:
@@ -253,7 +246,7 @@ class Work(ABC):
 
     @property
     def itemsize(self) -> int:
-        return numpy_dtype(self.dtype).itemsize
+        return np.dtype(self.dtype).itemsize
 
     def normal(self, rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
         """Normally distributed numbers in this work's dtype."""
