@@ -6,7 +6,6 @@ begin alike.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +42,8 @@ class BatchRun(ModelRun):
 
     operation: ClassVar[str] = "decode many texts"
     peers: ClassVar[tuple[str, ...]] = (LLAMA_CPP,)
+    # llama.cpp's step ends with logits, and nothing is chosen from them.
+    how: ClassVar[dict[str, Any]] = {"each": True}
     new: int = 1
     texts: int
 
@@ -80,11 +81,6 @@ class BatchRun(ModelRun):
             return step(model, short, np.repeat(few[-1:], self.texts))()
 
         return Contestant(OURS, (Way(f"activations {self.dtype}", together, checked),))
-
-    def raced_by(self, library: ModuleType, model: Any, inputs: Inputs) -> Contestant:
-        """llama.cpp's step ends with logits, and nothing is chosen from them."""
-        ids, checked = inputs["ids"], self.checked_ids(inputs)
-        return llama_cpp.contestant(model, ids, self.in_cache, checked, each=True)
 
 
 def begun(model: Transformer, cache: PagedKVCache, ids: Array, count: int) -> list[PagedSequence]:

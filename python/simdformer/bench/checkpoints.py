@@ -39,7 +39,7 @@ from simdformer.bench.work import (
 from simdformer.checkpoints import read_checkpoint
 from simdformer.checkpoints.locate import locate
 from simdformer.models import Transformer
-from simdformer.models.budget import active_parameters, decode_bytes, parameter_budget
+from simdformer.models.budget import decode_bytes
 from simdformer.models.tensors import Quantized
 
 __all__ = ["FIRST_TOKEN", "CheckpointRun", "Loading", "checkpoint_cases", "run_loading"]
@@ -117,12 +117,6 @@ class CheckpointRun(ModelRun):
     def packed(self, inputs: Inputs) -> Transformer:
         checkpoint = read_checkpoint(Path(self.path), self.format)
         return Transformer.of_fitting(checkpoint.config, checkpoint.weights)
-
-    @property
-    def matrices(self) -> int:
-        """With as many experts as an id goes through."""
-        budget = parameter_budget(self.config)
-        return active_parameters(self.config) - budget["embedding"] - budget["lm_head"]
 
     @property
     def nbytes(self) -> int:

@@ -4,13 +4,12 @@ How fast a model is does not depend on what its weights say, so that no checkpoi
 transformers on PyTorch and llama.cpp run the same weights.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from simdformer.bench.work import (
     times,
 )
 from simdformer.models import KVCache, ModelConfig, Transformer, weight_shapes
-from simdformer.models.budget import cache_bytes
+from simdformer.models.budget import active_parameters, cache_bytes, parameter_budget
 from simdformer.models.tensors import bits_of, block_of
 from simdformer.types import Array
 
@@ -49,6 +48,8 @@ __all__ = [
     "quantised_model_cases",
     "random_weights",
 ]
+
+T = TypeVar("T")
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -128,6 +129,7 @@ class ModelRun(Work):
 
     counted_in: ClassVar[Unit] = "tok/s"
     peers: ClassVar[tuple[str, ...]] = (TRANSFORMERS, LLAMA_CPP)
+    how: ClassVar[dict[str, Any]] = {}  # that peers are asked
     config: ModelConfig
     new: int
     in_cache: int = 0
@@ -148,13 +150,11 @@ class ModelRun(Work):
 
     @property
     def matrices(self) -> int:
-        """Parameters that each id is multiplied with, without the last matrix."""
-        shapes = weight_shapes(self.config)
-        return sum(
-            math.prod(shape)
-            for name, shape in shapes.items()
-            if len(shape) == 2 and name not in ("embed", "lm_head")
-        )
+        """Parameters that each id is multiplied with, without the last matrix: of experts those
+        that it goes through."""
+        others = {"embedding", "norms", "lm_head"}
+        budget = parameter_budget(self.config)
+        return active_parameters(self.config) - sum(budget[part] for part in others)
 
     @property
     def last_matrix(self) -> int:
@@ -210,8 +210,7 @@ class ModelRun(Work):
             logits: Array = Exact(self.our_model(inputs))(ids, None, 1)[0, self.sampled()]
             return logits
 
-        found: Array = made("expected", (self.model, tuple(ids)), exact)
-        return found
+        return made("expected", (self.model, tuple(ids)), exact)
 
     # Who runs it.
 
@@ -221,7 +220,7 @@ class ModelRun(Work):
 
     def our_model(self, inputs: Inputs) -> Transformer:
         """On the packed weights that all work with this model shares."""
-        model: Transformer = copy(made(OURS, self.model, lambda: self.packed(inputs)))
+        model = copy(made(OURS, self.model, lambda: self.packed(inputs)))
         model.activations = np.dtype(self.dtype)
         return model
 
@@ -255,7 +254,9 @@ class ModelRun(Work):
             return missing
         try:
             model = made(library.NAME, self.model, lambda: self.given_to(library, inputs))
-            return self.raced_by(library, model, inputs)
+            ids, few = inputs["ids"], self.checked_ids(inputs)
+            found: Contestant = library.contestant(model, ids, self.in_cache, few, **self.how)
+            return found
         # No room for a file, a checkpoint that takes other packages, a library that is too new.
         except Exception as error:
             return Missing(library.NAME, f"could not be given the model: {error}")
@@ -263,11 +264,6 @@ class ModelRun(Work):
     def given_to(self, library: ModuleType, inputs: Inputs) -> Any:
         """The model as the library has it."""
         return library.model_of(self.config, inputs["weights"])
-
-    def raced_by(self, library: ModuleType, model: Any, inputs: Inputs) -> Contestant:
-        ids, checked = inputs["ids"], self.checked_ids(inputs)
-        found: Contestant = library.contestant(model, ids, self.in_cache, checked)
-        return found
 
 
 @lru_cache(maxsize=1)
@@ -296,9 +292,10 @@ def forget_models() -> None:
     random_weights.cache_clear()
 
 
-def made(by: str, model: Any, make: Callable[[], Any]) -> Any:
+def made(by: str, model: Any, make: Callable[[], T]) -> T:
     """What `by` made last, if it is of that model, else a new one in its place."""
     if by not in _made or _made[by][0] != model:
         _made.pop(by, None)  # before the next one is made
         _made[by] = (model, make())
-    return _made[by][1]
+    found: T = _made[by][1]
+    return found
