@@ -94,7 +94,7 @@ def test_bytes_are_those_of_the_arrays(case, rng):
         counted = inputs["x"].nbytes + blocks.nbytes + work.with_ours(**inputs).result().nbytes
     elif isinstance(work, bench.Gradient):
         sizes = {name: array.nbytes for name, array in inputs.items() if array.ndim > 1}
-        made = sum(sizes.get(name, 0) for name in work.row.wanted)
+        made = sum(sizes.get(name, 0) for name in work.wanted)
         counted = sum(sizes.values()) + made
         if work.of in ("linear-x", "linear-weight", "rope"):  # that of x needs no x
             counted -= made

@@ -13,15 +13,14 @@ import numpy as np
 import simdformer as sf
 from simdformer import optim, reference
 from simdformer.bench.contestants import OURS, TORCH, Contestant, Missing, Way, optional, tensor
+from simdformer.bench.operations import EPS, Shapes
 from simdformer.bench.work import BOTH, Case, Goal, Inputs, Unit, Work, spread, times
 from simdformer.types import Array
 
 __all__ = ["Gradient", "OptimizerStep", "gradient_cases"]
 
-EPS = 1e-6
 NORM = 1.0  # that gradients are clipped to
 ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-Shapes = dict[str, tuple[int, ...]]
 
 
 class Row(NamedTuple):
@@ -32,12 +31,12 @@ class Row(NamedTuple):
     shapes: Callable[..., Shapes]
     gradient: Callable[[Any, Inputs], Any]
     torch: Callable[..., Any]
-    wanted: tuple[str, ...]  # gradients that are made, the compared one first
     flops: Callable[..., int]
     numbers: Callable[..., int]  # that are read or written
     counted_in: Unit
     saved: Callable[[Any, Inputs], Inputs] = lambda f, i: {}  # what it takes of the forward
     both_ways: bool = False
+    only: tuple[str, ...] = ()  # the gradients that are made, where they are not all
 
 
 def linear_row(of: str) -> Row:
@@ -45,10 +44,10 @@ def linear_row(of: str) -> Row:
         lambda m, o, n: {"x": (m, n), "weight": (o, n), "grad": (m, o)},
         lambda f, i: getattr(f.backward.linear(i["grad"], i["x"], i["weight"], needs=(of,)), of),
         lambda torch, x, weight: torch.nn.functional.linear(x, weight),
-        (of,),
         lambda m, o, n: 2 * m * o * n,
         lambda m, o, n: m * o + m * n + o * n,
         "GFLOPS",
+        only=(of,),
     )
 
 
@@ -103,7 +102,6 @@ ROWS: dict[str, Row] = {
         },
         attention_gradient,
         torch_attention,
-        ("query", "key", "value"),
         lambda h, k, n, d: 7 * h * n * n * d,  # seven products, of which half is seen
         lambda h, k, n, d: 4 * (h + k) * n * d,
         "GFLOPS",
@@ -113,7 +111,6 @@ ROWS: dict[str, Row] = {
         lambda m, n: {"x": (m, n), "weight": (n,), "grad": (m, n)},
         lambda f, i: f.backward.rms_norm(i["grad"], i["x"], i["weight"], eps=EPS).x,
         lambda torch, x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, EPS),
-        ("x", "weight"),
         lambda m, n: 10 * m * n,
         lambda m, n: 3 * m * n,
         "GB/s",
@@ -124,7 +121,6 @@ ROWS: dict[str, Row] = {
         lambda torch, x, weight, bias: torch.nn.functional.layer_norm(
             x, weight.shape, weight, bias, EPS
         ),
-        ("x", "weight", "bias"),
         lambda m, n: 14 * m * n,
         lambda m, n: 3 * m * n,
         "GB/s",
@@ -133,7 +129,6 @@ ROWS: dict[str, Row] = {
         lambda h, n, d: {"x": (1, h, n, d), "grad": (1, h, n, d)},
         lambda f, i: f.backward.rope(i["grad"], layout="half"),
         torch_rope,
-        ("x",),
         lambda h, n, d: 3 * h * n * d,
         lambda h, n, d: 2 * h * n * d,
         "GB/s",
@@ -142,7 +137,6 @@ ROWS: dict[str, Row] = {
         row_wise("x"),
         lambda f, i: f.backward.softmax(i["grad"], i["output"]),
         lambda torch, x: x.softmax(-1),
-        ("x",),
         lambda m, n: 4 * m * n,
         lambda m, n: 3 * m * n,
         "GB/s",
@@ -152,7 +146,6 @@ ROWS: dict[str, Row] = {
         row_wise("gate", "up"),
         lambda f, i: f.backward.swiglu(i["grad"], i["gate"], i["up"]).gate,
         lambda torch, gate, up: torch.nn.functional.silu(gate) * up,
-        ("gate", "up"),
         lambda m, n: 12 * m * n,
         lambda m, n: 5 * m * n,
         "GB/s",
@@ -165,7 +158,6 @@ ROWS: dict[str, Row] = {
         lambda torch, logits: torch.nn.functional.cross_entropy(
             logits, torch.from_numpy(labels_of(logits))
         ),
-        ("logits",),
         lambda m, n: 4 * m * n,
         lambda m, n: 2 * m * n,
         "GB/s",
@@ -175,7 +167,6 @@ ROWS: dict[str, Row] = {
         lambda m, n, vocabulary: {"x": (m, n), "weight": (vocabulary, n), "grad": ()},
         head_gradient,
         torch_head,
-        ("x", "weight"),
         lambda m, n, vocabulary: 6 * m * n * vocabulary,
         lambda m, n, vocabulary: 2 * (m + vocabulary) * n,
         "GFLOPS",
@@ -211,6 +202,12 @@ class Gradient(Work):
     @property
     def row(self) -> Row:
         return ROWS[self.of]
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The gradients that are made, the compared one first."""
+        shapes = self.row.shapes(*self.sizes)
+        return self.row.only or tuple(name for name in shapes if name != "grad")
 
     @property
     def operation(self) -> str:
@@ -253,7 +250,7 @@ class Gradient(Work):
             return [ours, Missing(TORCH, "PyTorch is not installed")]
         tensors = {name: tensor(x) for name, x in inputs.items()}
         grad = tensors.pop("grad", None)
-        wanted = [tensors[name].requires_grad_() for name in row.wanted]
+        wanted = [tensors[name].requires_grad_() for name in self.wanted]
 
         def forward() -> Any:
             return row.torch(torch, **tensors)
