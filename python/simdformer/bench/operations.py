@@ -41,6 +41,7 @@ from simdformer.bench.work import (
     spread,
     times,
 )
+from simdformer.models.tensors import bits_of
 from simdformer.runtime import get_num_threads
 from simdformer.types import Array
 
@@ -398,9 +399,6 @@ class MatrixProduct(Operation):
         weight = int(self.width_in * self.width_out * self.bits) // 8
         return weight + self.rows * (self.width_in + self.width_out) * self.itemsize
 
-    def new_output(self) -> Array:
-        return np.empty(self.shapes["out"], np.dtype(self.dtype))
-
     def expected(self, inputs: Inputs) -> Array:
         rows, columns = self.places
         exact = reference.linear(inputs["x"][rows], inputs["weight"][columns])
@@ -430,7 +428,7 @@ class Linear(MatrixProduct):
         return {"x": x, "weight": random_array(rng, shape, self.weight_dtype, self.width_in**-0.5)}
 
     def with_ours(self, x: Array, weight: Array) -> Way:
-        out = self.new_output()
+        out = np.empty(self.shapes["out"], self.dtype)
         if self.packed:
             packed = sf.pack(weight)
             return Way("linear, packed", lambda: sf.linear(x, packed, out=out))
@@ -465,8 +463,7 @@ class QuantizedLinear(MatrixProduct):
 
     @property
     def bits(self) -> float:
-        kind = sf.quantization_types()[self.type]
-        return 8 * kind.nbytes / kind.block
+        return bits_of(self.type)
 
     def weight(self) -> sf.QuantizedWeight:
         """The same in every call."""
@@ -477,7 +474,7 @@ class QuantizedLinear(MatrixProduct):
         return {"x": self.normal(rng, *self.shapes["x"]), "weight": self.weight().dequantize()}
 
     def with_ours(self, x: Array, weight: Array) -> Way:
-        quantised, out = self.weight(), self.new_output()
+        quantised, out = self.weight(), np.empty(self.shapes["out"], self.dtype)
         return Way("linear, quantised", lambda: sf.linear(x, quantised, out=out))
 
     def with_torch(self, torch: Any, x: Any, weight: Any) -> Iterator[Way]:

@@ -119,10 +119,7 @@ class Result:
             },
             "missing": dict(self.missing),
             "loaded": self.loaded
-            and {
-                "resident": if_known(self.loaded.resident),
-                "weights": self.loaded.weights,
-            },
+            and {**asdict(self.loaded), "resident": if_known(self.loaded.resident)},
             "ratios": {name: self.ratio(name) for name in self.measured if name != OURS}
             if self.ours
             else {},
