@@ -3,7 +3,7 @@ what was planned."""
 
 import math
 import os
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +151,4 @@ def on_one_machine(ranks: Communicator) -> int:
 
 def best(call: Callable[[], object], times: int) -> float:
     """Seconds of the fastest of so many calls, the first of which does not count."""
-    samples = []
-    for _ in range(times + 1):
-        start = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - start)
-    return min(samples[1:])
+    return min(timeit.repeat(call, number=1, repeat=times + 1)[1:])
