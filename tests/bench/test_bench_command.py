@@ -3,13 +3,14 @@
 import json
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 
 import simdformer as sf
 from bench_cases import CASES, LIMITS, MACHINE, a_result, hurry, measured, smaller
-from simdformer import bench, cli
+from simdformer import bench
 from simdformer.bench import Goal, operations, report
 from simdformer.bench.contestants import OURS
 from simdformer.bench.runner import run_case
@@ -24,22 +25,11 @@ def hurried(monkeypatch):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    """run("--only", ...) gives exit status, stdout and stderr, and leaves the settings alone.
-
-    The limits of the machine are taken from above.
-    """
+def run(command, monkeypatch):
+    """run("--only", ...) gives exit status, stdout and stderr. The limits of the machine are made
+    up."""
     monkeypatch.setattr("simdformer.bench.runner.measure_limits", lambda *arguments: LIMITS)
-    isa, threads = sf.isa(), sf.get_num_threads()
-
-    def run(*arguments):
-        status = cli.main(["bench", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    yield run
-    sf.set_isa(isa)
-    sf.set_num_threads(threads)
+    return partial(command, "bench")
 
 
 QUICK = ("--only", "call/rms_norm", "--only", "rms_norm/1x1024", "--budget", 0.01)
