@@ -1,8 +1,7 @@
 """What is measured: work of certain sizes, its inputs, how much it is, what is right, who does it.
 
 A `Work` makes its contestants from its inputs; what they give is compared with `expected`, a sample
-of the result in float64. An `Operation` is the work of one function: its class says in one place
-how ours, PyTorch, onnxruntime and numpy do it, in which sizes it is measured, and with which goals.
+of the result in float64.
 
 A goal is a ratio to others in the same run, or a share of what this machine can do; the only time
 among them is that of a call that has nothing to compute. Nothing should be behind anybody, and what
