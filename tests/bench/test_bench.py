@@ -115,6 +115,8 @@ def test_operations_are_counted_where_they_are_needed():
     decode = bench.Attention(heads=6, kv_heads=3, queries=1, keys=5, head_dim=8)
     assert decode.flops == 2 * 2 * 8 * 6 * 5
     assert bench.Linear(rows=3, width_in=5, width_out=7).flops == 2 * 3 * 5 * 7
+    one = bench.Gradient(of="linear-x", sizes=(3, 7, 5))
+    assert one.wanted == ("x",)  # PyTorch makes no other one
     step = CASES["Qwen3-0.6B/decode"].work
     assert 1.15e9 < step.flops < 1.25e9  # 2 for each of 0.6 billion parameters
     with pytest.raises(ValueError, match="queries is 2, needs 1 or keys = 5"):

@@ -5,7 +5,7 @@ import pytest
 
 from bench_cases import CASES, LIMITS, MACHINE, hurry, measured, smaller
 from simdformer import bench, models
-from simdformer.bench import batches
+from simdformer.bench import batches, llama_cpp
 from simdformer.bench.contestants import LLAMA_CPP, OURS
 
 
@@ -42,6 +42,16 @@ def test_each_text_has_pages_of_its_own_and_stays_where_it_is(rng):
     alone = model.new_cache(dtype="bfloat16")
     model(beginning, alone)
     assert np.array_equal(first, model(ids[-1:], alone)[-1])
+
+
+def test_llama_cpp_has_a_text_of_its_own_for_each_id(monkeypatch, rng):
+    asked = {}
+    monkeypatch.setattr(bench.models, "_made", {})
+    monkeypatch.setattr(llama_cpp, "missing", lambda: None)
+    monkeypatch.setattr(llama_cpp, "model_of", lambda *_: None)
+    monkeypatch.setattr(llama_cpp, "contestant", lambda *_, **how: asked.update(how))
+    BATCH.theirs(llama_cpp, BATCH.inputs(rng))
+    assert asked == {"each": True}
 
 
 def results_of(*found):
