@@ -42,8 +42,8 @@ py::object attend(py::handle query_object, py::handle key_object, py::handle val
   const auto wanted = [&](const char* option, py::handle flag, Computed& result, const View*& view, DType as,
                           int axes) {
     if (!read_flag({kAttention, option}, flag)) return;
-    result.allocate({kAttention, option}, as, sum, axes, shape);
-    if (no_heads) add_head_axis(result.computed);
+    result.allocate({kAttention, option}, as, sum, axes, inputs.shape);
+    if (inputs.no_heads) add_head_axis(result.computed);
     view = &result.computed;
   };
   shape[rank - 1] = sizes.keys;

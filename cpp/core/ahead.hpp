@@ -56,7 +56,7 @@ class Successors {
 
   Entry entries_[kPlaces];
   const char* before_ = nullptr;
-  const Reading nothing_;
+  const Reading nothing_{};
 };
 
 // The share of thread `part` of `parts` in a reading, piece by piece: so much as may lie in its second cache.
