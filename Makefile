@@ -10,6 +10,7 @@ BUILD_ARGS ?=
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? n : 4 )))
 PYTEST_ARGS ?=
 LAB_ARGS ?=
+CLANG ?= clang++
 FUZZ_SECONDS ?= 600
 FUZZ_ARGS ?=
 # what `make sanitize` runs of tests/kernels/test_*.py, beside tests/fuzz/test_fuzz_arguments.py
@@ -37,7 +38,7 @@ endef
 run_tests = $(BIN)/ctest --test-dir $(1) --output-on-failure --parallel $(JOBS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-all test-core-types fuzz ctest sanitize sanitize-address sanitize-thread aarch64 lint format notebooks build wheel clean
+.PHONY: help demo lab test test-all test-core-types fuzz ctest sanitize sanitize-address sanitize-thread clang aarch64 lint format notebooks build wheel clean
 
 help:
 	@echo "make demo       one attention step checked line by line, then a trained model that answers and writes"
@@ -48,6 +49,7 @@ help:
 	@echo "make fuzz       inputs at random for every reader of files, FUZZ_SECONDS=600 for each"
 	@echo "make ctest      the tests in C++: thread pool, scratch memory, kernels against xtensor"
 	@echo "make sanitize   these and the tests of kernels and bindings with AddressSanitizer, UBSan and ThreadSanitizer"
+	@echo "make clang      the extension and the tests in C++ as clang compiles them, without a warning"
 	@echo "make aarch64    the tests in C++ compiled for 64-bit ARM, run by qemu"
 	@echo "make lint       clang-format, ruff, mypy --strict, stubtest, biome"
 	@echo "make format     clang-format, ruff and biome, in place"
@@ -122,6 +124,13 @@ sanitize-address: $(STAMPS)/test
 	  build/address/venv/bin/python -m pytest $(side_by_side) -p no:cacheprovider -m "not slow" \
 	  tests/fuzz/test_fuzz_arguments.py $(SANITIZED_TESTS:%=tests/kernels/test_%.py) $(PYTEST_ARGS) \
 	  || { cat build/address/finding.*; exit 1; }
+
+# GCC takes some things that clang does not.
+clang: $(STAMPS)/tools
+	@command -v $(CLANG) >/dev/null || { echo "not here: $(CLANG). On Debian or Ubuntu: sudo apt-get install clang"; exit 1; }
+	$(call build_tests,build/clang,-DCMAKE_CXX_COMPILER=$(CLANG) -DSIMDFORMER_MODULE=ON -DSIMDFORMER_UNITY=ON \
+	  -DSIMDFORMER_ISAS=best -DPython_EXECUTABLE=$(abspath $(BIN)/python))
+	$(call run_tests,build/clang)
 
 # qemu runs what the cross compiler makes; only headers are wanted of xsimd and its companions.
 aarch64: $(STAMPS)/tools

@@ -69,9 +69,10 @@ TEST(quantizing_says_what_it_loses_and_does_so_alike_on_every_isa) {
   const std::pair<const char*, double> most[] = {{"q8_0", 0.006}, {"q4_0", 0.09},  {"q4_1", 0.085},
                                                  {"q5_0", 0.045}, {"q5_1", 0.04},  {"mxfp4", 0.12},
                                                  {"q4_k", 0.072}, {"q5_k", 0.036}, {"q6_k", 0.018}};
-  for (const auto& [name, bound] : most) {
+  for (const auto& [name, most_lost] : most) {
     const Note note(name);
     const QuantizedType& type = *quantized_type(name);
+    const double bound = most_lost;  // what a lambda may hold
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       const Array x(normal({rows, depth}, 7), dtype, 1);
       std::vector<uint8_t> first;
