@@ -12,11 +12,16 @@
 namespace simdformer {
 
 #if defined(__x86_64__)
-// __builtin_cpu_supports looks at what the CPU has and the operating system saves. F16C is looked up by hand
-// (CPUID leaf 1, ECX bit 29), because older compilers do not know its name; its registers are AVX's.
+// __builtin_cpu_supports looks at what the CPU has and the operating system saves. F16C (CPUID leaf 1, ECX bit
+// 29) and AVX-VNNI (leaf 7, subleaf 1, EAX bit 4) are looked up by hand, because older compilers, clang 14 for
+// one, do not know their names; their registers are AVX's.
 inline bool runs_f16c() noexcept {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+inline bool runs_avx_vnni() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 
 inline bool runs_baseline() noexcept { return true; }
@@ -33,7 +38,7 @@ inline bool runs_avx512() noexcept {
 }
 
 #if defined(SIMDFORMER_WITH_AVX2_VNNI)
-inline bool runs_avx2_vnni() noexcept { return runs_avx2() && __builtin_cpu_supports("avxvnni"); }
+inline bool runs_avx2_vnni() noexcept { return runs_avx2() && runs_avx_vnni(); }
 #endif
 #if defined(SIMDFORMER_WITH_AVX512_VNNI)
 inline bool runs_avx512_vnni() noexcept { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }

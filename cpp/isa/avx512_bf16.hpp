@@ -20,7 +20,7 @@ SF_INLINE Bf16Pairs load_pairs_part(const bfloat16* p, int64_t n) {
 // a0 b0 a1 b1 ... as bfloat16
 SF_INLINE Vec<uint32_t> narrow_two(Vec<float> a, Vec<float> b) {
   using Words = Vec<uint32_t>;
-  if (__builtin_expect(has_subnormals(a) | has_subnormals(b), 0)) {
+  if (__builtin_expect(int{has_subnormals(a)} | int{has_subnormals(b)}, 0)) {
     const Bits16 low = narrow_bits(bfloat16{}, a), high = narrow_bits(bfloat16{}, b);
     return Words(_mm512_cvtepu16_epi32(low)) | Words(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
   }

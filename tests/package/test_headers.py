@@ -4,8 +4,10 @@ Nothing is built here, and nothing comes from a network: downloads are of files.
 """
 
 import hashlib
+import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tarfile
@@ -158,3 +160,21 @@ def test_a_build_for_this_machine_has_its_best_kernels(tmp_path):
     assert done.returncode == 0
     [kernels] = re.findall(r"-- kernels for: (.*)", done.stdout)
     assert kernels.split(";") == sorted({isas()[0], isas()[-1]}, key=isas().index)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("clang++"), reason="clang is not installed")
+def test_clang_reads_every_source_without_a_warning(tmp_path):
+    """GCC takes some things that clang does not; `make clang` runs what is only read here."""
+    done = configure(
+        *(tmp_path, "CMAKE_CXX_COMPILER=clang++", "CMAKE_EXPORT_COMPILE_COMMANDS=ON"),
+        *("SIMDFORMER_WERROR=ON", "SIMDFORMER_ISAS=baseline;avx2;avx2_vnni;avx512_bf16;neon"),
+    )
+    assert done.returncode == 0, done.stdout
+    units = json.loads((tmp_path / "build/compile_commands.json").read_text())
+    names = {Path(unit["file"]).name for unit in units}
+    assert {"table.cpp", "quantized_table.cpp", "unity_0_cxx.cxx"} == names
+    for unit in units:
+        command = shlex.split(unit["command"])
+        done = run(*command, "-fsyntax-only", cwd=Path(unit["directory"]))
+        assert done.returncode == 0, f"{unit['command']}\n{done.stdout[-4000:]}"
