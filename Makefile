@@ -28,8 +28,8 @@ SOURCES := CMakeLists.txt pyproject.toml cpp/headers.cmake $(shell find cpp -nam
 CXX_FILES := $(filter %.hpp %.cpp,$(SOURCES)) $(wildcard tests/cpp/*.?pp)
 DEBIAN_HEADERS := libxsimd-dev libxtensor-dev
 
-# $(call build_tests,FOLDER,OPTIONS) and $(call run_tests,FOLDER): the program of tests/cpp. Here, and in sanitize-address,
-# each source compiles by itself, so that none leans on what another one includes.
+# $(call build_tests,FOLDER,OPTIONS) and $(call run_tests,FOLDER): the program of tests/cpp. Here each source compiles by
+# itself, so that none leans on what another one includes.
 define build_tests
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(1) -G Ninja -DSIMDFORMER_TESTS=ON -DSIMDFORMER_MODULE=OFF -DSIMDFORMER_UNITY=OFF \
 	  -DSIMDFORMER_WERROR=ON $(patsubst cmake.define.%,-D%,$(filter cmake.define.%,$(BUILD_ARGS))) $(2) >/dev/null
@@ -114,8 +114,8 @@ sanitize-address: $(STAMPS)/test
 	CXX=g++ CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip --python build/address/venv/bin/python install --quiet \
 	  --no-build-isolation --no-deps --force-reinstall . -C build-dir=build/address/tree -C cmake.build-type=Debug \
 	  -C install.strip=false -C cmake.define.SIMDFORMER_SANITIZE=address,undefined -C cmake.define.SIMDFORMER_TESTS=ON \
-	  -C cmake.define.SIMDFORMER_UNITY=OFF \
-	  -C 'cmake.define.SIMDFORMER_ISAS=baseline;avx2;avx512_bf16;neon' $(BUILD_ARGS)
+	  -C 'cmake.define.SIMDFORMER_ISAS=baseline;avx2;neon$(if $(shell grep -wo -m1 avx512_bf16 /proc/cpuinfo),;avx512_bf16)' \
+	  $(BUILD_ARGS)
 	$(call run_tests,build/address/tree)
 	rm -f build/address/finding.*
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
