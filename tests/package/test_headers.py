@@ -159,7 +159,9 @@ def test_a_build_for_this_machine_has_its_best_kernels(tmp_path):
     done = configure(tmp_path, "SIMDFORMER_ISAS=best", "SIMDFORMER_MODULE=OFF")
     assert done.returncode == 0
     [kernels] = re.findall(r"-- kernels for: (.*)", done.stdout)
-    assert kernels.split(";") == sorted({isas()[0], isas()[-1]}, key=isas().index)
+    built = kernels.split(";")
+    assert (built[0], built[-1]) == (isas()[0], isas()[-1])
+    assert len(built) <= 3  # the best one may have most of its kernels from another one
 
 
 @pytest.mark.slow

@@ -303,8 +303,8 @@ def test_xsimd_from_a_source_tree(sdist, tmp_path):
     [path] = tmp_path.glob("simdformer-*.whl")
     python = clean_environment(tmp_path / "env", path)
     done = run(python, "-W", "error", "-c", SMOKE, cwd=tmp_path)
-    both = sorted({sf.isas()[0], sf.isas()[-1]}, key=sf.isas().index)
-    assert done.stdout.strip() == f"right on {' '.join(both)}"
+    assert done.stdout.startswith(f"right on {sf.isas()[0]}")
+    assert done.stdout.endswith(f"{sf.isas()[-1]}\n")
 
 
 @pytest.mark.slow
