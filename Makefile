@@ -176,15 +176,16 @@ isas = $(if $(filter lint test,$*)$(wildcard $(STAMPS)/lint $(STAMPS)/test),,bes
 isa_args = $(if $(findstring SIMDFORMER_ISAS,$(BUILD_ARGS)),,-C cmake.define.SIMDFORMER_ISAS=$(isas))
 
 # One stamp for each set of extras: the package, editable, with what those extras need. Python files need no new
-# installation but where there is a new folder of them, C++ files a build that compiles only what changed.
+# installation but where there is a new folder of them, C++ files a build that compiles only what changed. Of the
+# thousands of modules that torch and transformers bring, Python compiles those that it imports (--no-compile).
 $(STAMPS)/%: $(SOURCES) $(shell find python -name __init__.py) | $(STAMPS)/tools
 	@echo "building and installing into $(VENV); the first time this takes some minutes"
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[$*]" -C build-dir=build/editable \
-	  $(isa_args) $(BUILD_ARGS)
+	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --editable ".[$*]" \
+	  -C build-dir=build/editable $(isa_args) $(BUILD_ARGS)
 	@touch $@
 
 $(STAMPS)/tools: | $(BIN)/python $(STAMPS)/headers
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "pybind11>=3" "numpy>=2" "cmake>=3.25" "ninja>=1.11"
+	$(BIN)/python -m pip install --quiet --no-compile "scikit-build-core>=0.11" "pybind11>=3" "numpy>=2" "cmake>=3.25" "ninja>=1.11"
 	@touch $@
 
 # Debian keeps the machinery of pip in an environment (ensurepip) in a package of its own; pip can do without it.
