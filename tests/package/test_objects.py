@@ -240,3 +240,13 @@ def test_the_module_exports_its_entry_point_and_the_two_functions_of_threadpoolc
         "simdformer_get_num_threads",
         "simdformer_set_num_threads",
     ]
+
+
+@pytest.mark.skipif(not shutil.which("strip"), reason="strip (binutils) is not installed")
+def test_the_module_is_as_large_as_the_docs_say(tmp_path):
+    if list(simdformer._core.compiled_isas()) != ISAS:
+        pytest.skip("this build does not have the kernels of all instruction sets")
+    run("strip", "-o", tmp_path / "stripped.so", simdformer._core.__file__)  # as in a wheel
+    said = re.search(r"The compiled module is (\d+) MB", (ROOT / "docs/start.md").read_text())
+    assert said
+    assert (tmp_path / "stripped.so").stat().st_size / 1e6 == pytest.approx(int(said[1]), abs=0.6)
