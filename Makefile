@@ -81,16 +81,16 @@ test-all: $(STAMPS)/test
 # and so is the pair that `make test` has run already: what OpenBLAS chooses here with our best instruction set.
 judging := $(filter-out %_exercises.py %_exercises_text.py %_learn_commands.py %_notebooks.py %_plots.py \
   %_plots_curves.py,$(wildcard tests/learn/test_*.py))
-chosen_here = import numpy, simdformer, threadpoolctl; \
-  kinds = [pool["architecture"] for pool in threadpoolctl.threadpool_info() if pool["internal_api"] == "openblas"]; \
-  print(*(kind + "/" + simdformer.isas()[-1] for kind in kinds))
+chosen_and_isas = import numpy, simdformer, threadpoolctl; \
+  pools = {pool["internal_api"]: pool.get("architecture") for pool in threadpoolctl.threadpool_info()}; \
+  print(pools.get("openblas"), *simdformer.isas())
 
 test-core-types: $(STAMPS)/test
-	@tested=$$($(BIN)/python -c '$(chosen_here)'); set -- $$($(BIN)/python -c 'import simdformer; print(*simdformer.isas())'); \
+	@set -- $$($(BIN)/python -c '$(chosen_and_isas)'); chosen=$$1; shift; for best; do :; done; \
 	for kind in Haswell:avx2 Zen:avx2 SkylakeX:avx512f; do \
 	  grep -qw "$${kind#*:}" /proc/cpuinfo || continue; \
 	  isa=$$1; shift; set -- "$$@" "$$isa"; \
-	  case " $$tested " in *" $${kind%:*}/$$isa "*) continue;; esac; \
+	  [ "$${kind%:*} $$isa" != "$$chosen $$best" ] || continue; \
 	  echo "OPENBLAS_CORETYPE=$${kind%:*} SIMDFORMER_ISA=$$isa"; \
 	  OPENBLAS_CORETYPE=$${kind%:*} SIMDFORMER_ISA=$$isa $(pytest) -q -m "not slow" $(judging) $(PYTEST_ARGS) || exit 1; \
 	done

@@ -242,6 +242,7 @@ def test_the_module_exports_its_entry_point_and_the_two_functions_of_threadpoolc
     ]
 
 
+@pytest.mark.slow  # what runs only the fast ones may have a debug build
 @pytest.mark.skipif(not shutil.which("strip"), reason="strip (binutils) is not installed")
 def test_the_module_is_as_large_as_the_docs_say(tmp_path):
     if list(simdformer._core.compiled_isas()) != ISAS:
