@@ -13,9 +13,10 @@ mistake that is none here. In a wrong step, ... stands for the lines of the righ
 import ast
 import difflib
 import math
+import re
 import textwrap
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import CodeType
 from typing import Any
 
@@ -25,6 +26,8 @@ import numpy as np
 __all__ = ["Lines", "difference", "named", "plain"]
 
 CONTEXT = 4  # lines of a difference that still are read at a glance
+RIGHT_ONES = re.compile(r"(^|;)\s*\.\.\.\s*(;|$)", re.M)  # lines with ... for the right ones
+MOST_TEXTS = 1 << 14  # that are kept compiled: the slips of the largest programs, some MB
 CASTS = ("array", "real")  # array(x) says how exactly, not what
 
 
@@ -75,7 +78,6 @@ class Lines:
     def __init__(self, text: str, names: Mapping[str, Any], right: "Lines | None" = None) -> None:
         self.text = textwrap.dedent(text).strip("\n")
         self.names, self.right = names, right
-        self.parsed = ast.parse(self.text).body
 
     def __repr__(self) -> str:
         return f"Lines({self.text!r})"
@@ -90,18 +92,12 @@ class Lines:
     def around(self, s: Any) -> dict[str, Any]:
         """All names but the variables; functions inside of the lines see them as they were."""
         own = {"array": s.run.array, "real": Real(s.run), "s": s}
-        return {**EVERYWHERE, **self.names, **own, **(vars(s) if self.nests else {})}
-
-    @cached_property
-    def nests(self) -> bool:
-        """Whether there are functions, or comprehensions, inside."""
-        inner = (ast.Lambda, ast.FunctionDef, ast.comprehension)
-        return any(isinstance(x, inner) for one in self.statements for x in ast.walk(one))
+        return {**EVERYWHERE, **self.names, **own, **(vars(s) if nests(self.code) else {})}
 
     @cached_property
     def statements(self) -> list[ast.stmt]:
         found: list[ast.stmt] = []
-        for statement in self.parsed:
+        for statement in ast.parse(self.text).body:
             if self.right is not None and ast.unparse(statement) == "...":
                 found += self.right.statements
             else:
@@ -110,17 +106,29 @@ class Lines:
 
     @cached_property
     def code(self) -> CodeType:
+        if self.right is None or not RIGHT_ONES.search(self.text):
+            return compiled(self.text, "exec")
         return compile(ast.Module(self.statements, []), "<a step>", "exec")
 
     @cached_property
     def expression(self) -> CodeType:
-        return compile(self.text, "<a step>", "eval")
+        return compiled(self.text, "eval")
 
     @cached_property
     def read(self) -> list[str]:
         """The lines as they are read: without casts and without what leaves a call alone."""
         said = [_Plain().visit(_copy(one)) for one in self.statements if _says_something(one)]
         return [line for one in said for line in _unparsed(one).splitlines()]
+
+
+@lru_cache(MOST_TEXTS)
+def compiled(text: str, mode: str) -> CodeType:
+    return compile(text, "<a step>", mode)
+
+
+def nests(code: CodeType) -> bool:
+    """Whether there are functions inside, or comprehensions that are functions."""
+    return any(isinstance(one, CodeType) for one in code.co_consts)
 
 
 def plain(node: ast.AST) -> str:

@@ -7,10 +7,11 @@ comes too early.
 """
 
 import ast
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -104,11 +105,18 @@ class Made:
         names = {**self.lines.names, "transposed": transposed}
         return {self.name: Lines(text, names, right=self.lines)}
 
-    def with_statements(self, at: int, new: Sequence[ast.stmt]) -> dict[str, Lines]:
+    def with_statements(self, at: int, *new: str) -> dict[str, Lines]:
         """With others in place of that of a number."""
-        kept = self.lines.statements
-        every = [*kept[:at], *new, *kept[at + 1 :]]
-        return self.with_lines("\n".join(map(ast.unparse, every)) or "pass")
+        every = [*self.texts[:at], *new, *self.texts[at + 1 :]]
+        return self.with_lines("\n".join(every) or "pass")
+
+    def with_formula(self, at: int, line: ast.Assign, value: ast.expr) -> dict[str, Lines]:
+        """With another formula in the line of a number."""
+        return self.with_statements(at, ast.unparse(ast.Assign(line.targets, value, lineno=0)))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return [*map(ast.unparse, self.lines.statements)]
 
     @property
     def assigned(self) -> Iterator[tuple[int, ast.Assign]]:
@@ -120,23 +128,28 @@ class Made:
     def values(self) -> list[ast.expr]:
         return [one.value for _, one in self.assigned]
 
-    @property
+    @cached_property
     def bound(self) -> set[str]:
         return {name for _, one in self.assigned for name in names_in(one.targets[0])}
 
-    @property
+    @cached_property
     def read(self) -> set[str]:
         return {name for _, one in self.assigned for name in names_in(one.value)}
 
     def slip(self, kind: str, title: str, replaces: Mapping[str, Lines]) -> Variation:
         """What to do and where that is explained, as for the step's other mistakes."""
-        known = next((one.mistake for one in CATALOGUE if self.name in one.replaces), None)
-        fix = known.fix if known else f"Write {'; '.join(self.lines.read)}."
+        fix, see = self.explained
         fix = FIXES.get(kind, fix)
-        see = known.step if known else ""
         mistake = Mistake(f"{self.name}.{kind}", title, CAUSES[kind], fix, see, replaces)
         usual = "factor" if kind == "factor" else "many" if kind in UNUSUAL else "usual"
         return Variation(mistake, rare=True, slip=usual)
+
+    @cached_property
+    def explained(self) -> tuple[str, str]:
+        for one in CATALOGUE:
+            if self.name in one.replaces:
+                return one.mistake.fix, one.mistake.step
+        return f"Write {'; '.join(self.lines.read)}.", ""
 
 
 def names_in(node: ast.expr) -> set[str]:
@@ -182,26 +195,25 @@ def of_step(step: Made) -> Iterator[Variation]:
     known = dict(step.before)
     for number, line in step.assigned:
         target, own = ast.unparse(line.targets[0]), names_in(line.targets[0])
-
-        def formula(value: ast.expr, number: int = number, line: ast.Assign = line) -> Any:
-            return step.with_statements(number, [ast.Assign(line.targets, value, lineno=0)])
+        text = step.texts[number]
 
         for at, node in enumerate(ast.walk(line.value)):
             for change in changes(node, known) if isinstance(node, ast.expr) else ():
                 value = exchanged(line.value, at, change.new)
-                yield step.slip(change.kind, f"{change.title} in {target}", formula(value))
+                made = step.with_formula(number, line, value)
+                yield step.slip(change.kind, f"{change.title} in {target}", made)
         for value, title in fewer_rows(line.value):
-            yield step.slip("slice", f"{title} in {target}", formula(value))
+            made = step.with_formula(number, line, value)
+            yield step.slip("slice", f"{title} in {target}", made)
         if own <= known.keys():
-            pause = [ast.Pass()] if len(step.lines.statements) == 1 else []
-            without = step.with_statements(number, pause)
+            without = step.with_statements(number)
             yield step.slip("left_out", f"the line `{plain(line)}` is left out", without)
             if own & names_in(line.value):
-                twice = step.with_statements(number, [line, line])
+                twice = step.with_statements(number, text, text)
                 yield step.slip("twice", f"the line `{plain(line)}` is made twice", twice)
         for name in sorted(own):
-            for text, kind, title in more(name, known, step.after.get(name)):
-                also = step.with_statements(number, [line, *ast.parse(text).body])
+            for behind, kind, title in more(name, known, step.after.get(name)):
+                also = step.with_statements(number, text, behind)
                 yield step.slip(kind, title, also)
         known.update({name: step.after[name] for name in own if name in step.after})
 
@@ -243,9 +255,8 @@ def of_order(step: Made, later: Sequence[Made], after: Mapping[str, Any]) -> Ite
                 for at, node in enumerate(ast.walk(line.value)):
                     if isinstance(node, ast.Name) and node.id == name:
                         value = exchanged(line.value, at, name_of(f"{name}_before"))
-                        stale = ast.Assign(line.targets, value, lineno=0)
                         title = f"`{name}` in {ast.unparse(line.targets[0])} is that of before"
-                        replaces = other.with_statements(number, [stale])
+                        replaces = other.with_formula(number, line, value)
                         yield other.slip("stale", title, {**replaces, **kept})
 
 
@@ -337,7 +348,7 @@ def of_terms(step: Made, number: int, line: ast.Assign) -> Iterator[Factor]:
 
         def made(c: float, term: ast.expr = term) -> Variation:
             value = exchanged(line.value, parts.index(term), product(term, read(f"real({c!r})")))
-            new = step.with_statements(number, [ast.Assign(line.targets, value, lineno=0)])
+            new = step.with_formula(number, line, value)
             what = f"{said(term)} in {ast.unparse(line.targets[0])}"
             return step.slip("factor", f"{what} is multiplied by {as_number(c, step.before)}", new)
 
@@ -352,7 +363,7 @@ def of_whole(
         return
 
     def behind(c: float, text: str, what: str) -> Variation:
-        also = step.with_statements(number, [line, *ast.parse(f"{name} = {text}").body])
+        also = step.with_statements(number, step.texts[number], f"{name} = {text}")
         return step.slip("factor", what.format(as_number(c, step.before)), also)
 
     yield Factor(
@@ -399,17 +410,24 @@ def as_number(c: float, known: Mapping[str, Any]) -> str:
 
 
 def exchanged(value: ast.expr, at: int, new: ast.expr) -> ast.expr:
-    """A formula whose part of that number, as ast.walk counts, is another one."""
-    if at == 0:
-        return new
-    copied = copy.deepcopy(value)
-    old = list(ast.walk(copied))[at]
+    """A formula whose part of that number, as ast.walk counts, is another one. The parts in which
+    it lies are copies."""
+    old = next(islice(ast.walk(value), at, None))
 
-    class Exchange(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> Any:
-            return new if node is old else self.generic_visit(node)
+    def copied(node: Any) -> Any:
+        if node is old:
+            return new
+        if isinstance(node, list):
+            parts = [copied(one) for one in node]
+            return parts if any(a is not b for a, b in zip(parts, node, strict=True)) else node
+        if not isinstance(node, ast.AST):
+            return node
+        fields = {name: copied(part) for name, part in ast.iter_fields(node)}
+        if all(part is getattr(node, name) for name, part in fields.items()):
+            return node
+        return type(node)(**fields)
 
-    found: ast.expr = Exchange().visit(copied)
+    found: ast.expr = copied(value)
     return found
 
 
