@@ -211,7 +211,7 @@ def variations(text: str, calls: tuple[Any, ...] = ()) -> Iterator[Variation]:
 def wrong_steps(lines: Mapping[str, str], calls: tuple[Any, ...] = ()) -> dict[str, Lines]:
     """Wrong steps by the full names of the right ones, of lines by these names."""
     return {
-        full: Lines(text, {**STEPS[full].names, **named(calls)}, right=STEPS[full])
+        full: Lines(text, {**STEPS[full].names, **named(calls)}, right=STEPS[full]).checked()
         for full, text in lines.items()
     }
 

@@ -82,6 +82,11 @@ class Lines:
     def __repr__(self) -> str:
         return f"Lines({self.text!r})"
 
+    def checked(self) -> "Lines":
+        """The same; SyntaxError where they are no Python, which otherwise shows when they run."""
+        ast.parse(self.text)
+        return self
+
     def __call__(self, s: Any) -> None:
         exec(self.code, self.around(s), vars(s))
 

@@ -96,7 +96,7 @@ class Program:
             full = f"{name}.{step['name']}"
             if full in STEPS:
                 raise ValueError(f"{full} is a step already")
-            self.steps[full] = STEPS[full] = Lines(step["line"] or step["lines"], names)
+            self.steps[full] = STEPS[full] = Lines(step["line"] or step["lines"], names).checked()
             if step["condition"]:
                 self.conditions[full] = Lines(step["condition"], names).value
         if of is not None:

@@ -5,6 +5,7 @@ import builtins
 import inspect
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from simdformer.learn.catalogue import CATALOGUE, Variation, variations
@@ -84,13 +85,18 @@ def variables(program: str) -> list[str]:
         name
         for step, lines in STEPS.items()
         if program in ("", step.partition(".")[0])
-        for name in names(lines.statements, (ast.Load, ast.Store))
+        for name in named_in(lines)
     ]
     for of, spelled in OPERATIONS.items():
         if program in ("", spelled.name):
             called: list[Any] = [of, of.__call__] if isinstance(of, type) else [of]
             found += [name for one in called for name in inspect.signature(one).parameters]
     return found
+
+
+@cache
+def named_in(right: Lines) -> list[str]:
+    return [*names(right.statements, (ast.Load, ast.Store))]
 
 
 def names(statements: list[ast.stmt], context: Any) -> Iterator[str]:
