@@ -73,6 +73,7 @@ def test_an_empty_notebook_says_what_is_not_written(notebook):
     )
 
 
+@pytest.mark.slow
 def test_a_notebook_that_is_filled_in_writes_a_story(notebook):
     for cell in notebook.cells:
         for name in EXERCISES:
@@ -265,6 +266,7 @@ def test_a_twin_and_its_answers_are_the_notebook(source):
     assert left_out >= 6
 
 
+@pytest.mark.slow
 def test_a_twin_that_is_not_filled_in_stops_at_the_first_step():
     outputs = executed(twins.twin(TWINS[0]))
     for cell, said in outputs.items():

@@ -166,6 +166,7 @@ def test_after_the_last_function_nothing_is_left_to_do(run, write, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_functions_of_a_file_write_a_story(run, write):
     write(NUMPY)  # as the file that `learn` writes
     code, out, err = run("learn", "--run", "--seconds", "0.1")

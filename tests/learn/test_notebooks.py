@@ -217,6 +217,7 @@ def test_every_cell_runs_but_those_that_take_times(sources: list[Path]) -> None:
     assert failures(*sources) == {source.stem: None for source in sources}
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_named(tmp_path) -> None:
     source = tmp_path / "00_probe.py"
     source.write_text('# %%\nx = 1\n\n# %% tags=["measured"]\n1 / 0\n\n# %%\nx + y\n')

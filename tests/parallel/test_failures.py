@@ -126,6 +126,7 @@ def is_running(pid):
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", ["rank", "mpiexec"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_a_random_moment_nothing_hangs(tmp_path, signals, seed):

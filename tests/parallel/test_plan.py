@@ -199,6 +199,7 @@ def test_a_config_alone_is_as_hostile_as_any(tmp_path):
         config_alone(file)
 
 
+@pytest.mark.slow
 def test_the_command(command, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         rates, "LARGEST", 1 << 22
@@ -231,6 +232,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_measured(command, opt
     assert needed in err
 
 
+@pytest.mark.slow
 def test_ranks_are_measured_beside_the_plan():
     first, token, prompt = ranks.program(2, "measured.py").splitlines()
     assert first == "tiny in bfloat16 on 2 ranks"

@@ -147,6 +147,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_measured(command, given
     assert message in err
 
 
+@pytest.mark.slow
 def test_a_step_is_measured_on_ranks_beside_its_plan():
     first, step = ranks.program(2, "step_measured.py").splitlines()
     assert first == "tiny on 2 ranks"

@@ -357,6 +357,7 @@ def test_nothing_is_copied(dtype, ours, monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama2", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_a_graph_stays_whole(name):
     """With padding and without, since masks are other things then."""

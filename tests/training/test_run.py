@@ -85,6 +85,7 @@ def test_killed_anywhere_it_goes_on_with_the_same_bits(tmp_path, unbroken, where
     assert ended(tmp_path) == unbroken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["arrays.npz", "state.json"])
 @pytest.mark.parametrize("how", ["a byte", "cut", "gone"])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(

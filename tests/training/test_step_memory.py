@@ -13,7 +13,10 @@ from simdformer.training import TrainableModel
 from simdformer.training.work import work_of_step
 from subprocesses import HANG, environment
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 
 @pytest.fixture(scope="module")

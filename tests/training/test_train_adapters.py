@@ -92,6 +92,7 @@ def test_adapters_of_a_gguf_file_learn_a_chat(command, files, tmp_path):
     assert "found an adapter alone, needs a model; give the model that it was made for" in said
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_with_the_same_bits(command, files, tmp_path):
     for name in ("whole", "killed"):
         given = arguments(files, tmp_path / name, "--lora", 4, "--save-minutes", 0)
@@ -143,6 +144,7 @@ def test_preferences_are_learned(command, files, tmp_path, data, lora):
     assert "of pairs told apart" in printed
 
 
+@pytest.mark.slow
 def test_preferences_give_the_same_bits_killed_and_on_two_ranks(files, tmp_path):
     results = []
     for name in ("whole", "killed", "ranks"):
