@@ -43,10 +43,8 @@ CALLS = {
 
 
 SHAPES = [(4, 6), (3, 40), (2, 5, 16)]
-# Many steps, and mistakes in each: one shape of them is enough for `make test`.
-LONG = ("rope", "scaled_dot_product_attention")
 LADDERS = [
-    pytest.param(name, shape, marks=[pytest.mark.slow] * (name in LONG and shape != SHAPES[0]))
+    pytest.param(name, shape, marks=[pytest.mark.slow] * (shape != SHAPES[0]))
     for name in CALLS
     for shape in SHAPES
 ]
