@@ -23,7 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Lines", "difference", "named", "plain"]
+__all__ = ["Lines", "Real", "difference", "named", "plain"]
 
 CONTEXT = 4  # lines of a difference that still are read at a glance
 RIGHT_ONES = re.compile(r"(^|;)\s*\.\.\.\s*(;|$)", re.M)  # lines with ... for the right ones
@@ -96,8 +96,17 @@ class Lines:
 
     def around(self, s: Any) -> dict[str, Any]:
         """All names but the variables; functions inside of the lines see them as they were."""
-        own = {"array": s.run.array, "real": Real(s.run), "s": s}
-        return {**EVERYWHERE, **self.names, **own, **(vars(s) if nests(self.code) else {})}
+        found = {**self.own, **s.run.names, "s": s}
+        return found | vars(s) if self.nests else found
+
+    @cached_property
+    def own(self) -> Mapping[str, Any]:
+        return {**EVERYWHERE, **self.names}
+
+    @cached_property
+    def nests(self) -> bool:
+        """Whether there are functions inside, or comprehensions that are functions."""
+        return any(isinstance(one, CodeType) for one in self.code.co_consts)
 
     @cached_property
     def statements(self) -> list[ast.stmt]:
@@ -129,11 +138,6 @@ class Lines:
 @lru_cache(MOST_TEXTS)
 def compiled(text: str, mode: str) -> CodeType:
     return compile(text, "<a step>", mode)
-
-
-def nests(code: CodeType) -> bool:
-    """Whether there are functions inside, or comprehensions that are functions."""
-    return any(isinstance(one, CodeType) for one in code.co_consts)
 
 
 def plain(node: ast.AST) -> str:
