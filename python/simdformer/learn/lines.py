@@ -23,7 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Lines", "Real", "difference", "named", "plain"]
+__all__ = ["Lines", "difference", "named", "plain"]
 
 CONTEXT = 4  # lines of a difference that still are read at a glance
 RIGHT_ONES = re.compile(r"(^|;)\s*\.\.\.\s*(;|$)", re.M)  # lines with ... for the right ones
@@ -96,7 +96,7 @@ class Lines:
 
     def around(self, s: Any) -> dict[str, Any]:
         """All names but the variables; functions inside of the lines see them as they were."""
-        found = {**self.own, **s.run.names, "s": s}
+        found = {**self.own, "array": s.run.array, "real": Real(s.run), "s": s}
         return found | vars(s) if self.nests else found
 
     @cached_property

@@ -39,7 +39,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simdformer.learn.lines import Lines, Real, named
+from simdformer.learn.lines import Lines, named
 
 __all__ = ["OPERATIONS", "STEPS", "Beginning", "Program", "Run", "State", "Step", "Tape", "Value"]
 
@@ -215,7 +215,6 @@ class Run:
         self.tape: Tape | None = None
         self._pending = [] if self.earlier is None else [self.earlier]
         self._inside: tuple[set[str], list[Tape]] = (self.visited, [])
-        self.names = {"array": self.array, "real": Real(self)}  # of what steps may call
 
     def __call__(self, program: Program, **variables: Any) -> Any:
         """The variables after the last step."""
