@@ -341,6 +341,7 @@ def test_mistakes_are_told_from_logits_without_copies_of_the_weights(slip, name,
     assert 3000 not in [n for shape in seen for n in shape], "all of the vocabulary is multiplied"
 
 
+@pytest.mark.slow
 def test_some_of_a_large_vocabulary_answer_for_all_of_it(monkeypatch):
     model, weights = with_many_ids(True)
     right = learner(model.config, weights, IDS)["logits"]

@@ -89,6 +89,7 @@ def test_the_same_in_a_notebook():
     assert one["softmax"].note == "6 calls are right"
 
 
+@pytest.mark.slow
 def test_tensors_are_understood(write):
     torchs = (Path(__file__).parent / "solutions/pytorch.py").read_text() + TORCH
     written = functions(torchs)

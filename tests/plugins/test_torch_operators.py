@@ -211,6 +211,7 @@ def of_one_list(name, args, kwargs):
     return called, [leaves[at].detach().clone().requires_grad_() for at in places]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "args", "kwargs"), GRADED)
 def test_the_gradient_of_an_operator_is_that_of_differences(name, args, kwargs):
     called, tensors = of_one_list(name, args, kwargs)

@@ -63,6 +63,7 @@ def unbroken(tmp_path_factory):
     return ended(directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "at"),
     [
