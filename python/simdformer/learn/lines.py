@@ -13,7 +13,6 @@ mistake that is none here. In a wrong step, ... stands for the lines of the righ
 import ast
 import difflib
 import math
-import re
 import textwrap
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
@@ -26,7 +25,6 @@ import numpy as np
 __all__ = ["Lines", "difference", "named", "plain"]
 
 CONTEXT = 4  # lines of a difference that still are read at a glance
-RIGHT_ONES = re.compile(r"(^|;)\s*\.\.\.\s*(;|$)", re.M)  # lines with ... for the right ones
 MOST_TEXTS = 1 << 14  # that are kept compiled: the slips of the largest programs, some MB
 CASTS = ("array", "real")  # array(x) says how exactly, not what
 
@@ -72,7 +70,7 @@ class Lines:
 
     text : the lines
     names : what they may call
-    right : the step that is done otherwise, where they are a wrong one
+    right : the step whose lines ... stands for
     """
 
     def __init__(self, text: str, names: Mapping[str, Any], right: "Lines | None" = None) -> None:
@@ -120,7 +118,7 @@ class Lines:
 
     @cached_property
     def code(self) -> CodeType:
-        if self.right is None or not RIGHT_ONES.search(self.text):
+        if self.right is None:
             return compiled(self.text, "exec")
         return compile(ast.Module(self.statements, []), "<a step>", "exec")
 

@@ -103,7 +103,7 @@ class Made:
 
     def with_lines(self, text: str) -> dict[str, Lines]:
         names = {**self.lines.names, "transposed": transposed}
-        return {self.name: Lines(text, names, right=self.lines)}
+        return {self.name: Lines(text, names)}
 
     def with_statements(self, at: int, *new: str) -> dict[str, Lines]:
         """With others in place of that of a number."""
@@ -245,7 +245,7 @@ def of_order(step: Made, later: Sequence[Made], after: Mapping[str, Any]) -> Ite
         there = other.read & after.keys() <= step.before.keys() >= other.bound
         if there and (old := [name for name in renewed if name in other.read]):
             early = Lines(f"{other.lines.text}\n{step.lines.text}",
-                          {**other.lines.names, **step.lines.names}, right=step.lines)  # fmt: skip
+                          {**other.lines.names, **step.lines.names})  # fmt: skip
             title = f"`{said}` comes too early: with the {', '.join(old)} of before"
             replaces = {step.name: early, **other.with_lines("pass")}
             yield other.slip("too_early", title, replaces)
@@ -309,7 +309,7 @@ def written_over(old: str, new: str, over: Made, again: Sequence[Made], other: M
         ]
     )
     names = {k: v for step in (over, *again, other) for k, v in step.lines.names.items()}
-    return Lines(text, names, right=other.lines)
+    return Lines(text, names)
 
 
 # ---- a factor of any size ------------------------------------------------------------------------
