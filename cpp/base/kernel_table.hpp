@@ -120,7 +120,8 @@ struct TransposeArgs;
 
 struct KernelTable {
   const char* isa;
-  bool bf16_pairs;  // linear and attention multiply bfloat16 by bfloat16 without widening them
+  bool bf16_pairs;     // linear and attention multiply bfloat16 by bfloat16 without widening them
+  int64_t panel_rows;  // of x that pass a slice of panels of float32 or float64 together, at most
 
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end) noexcept;
   void (*swiglu)(const PairArgs&, int64_t begin, int64_t end) noexcept;

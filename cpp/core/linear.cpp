@@ -169,16 +169,17 @@ int64_t block_rows(int64_t rows, int64_t depth, bool are_chosen) {
 }
 
 // The rows of a work item, where weights have at most `rows` each: fewer when there are too few slices to share out.
-int64_t chunk_rows_of(int64_t rows, int64_t slices) {
+int64_t chunk_rows_of(int64_t rows, int64_t slices, int64_t most) {
   const int64_t chunks =
       std::clamp<int64_t>(ceil_div(kLinearItems, slices), 1, std::max<int64_t>(rows / kFewestItemRows, 1));
-  return std::min(ceil_div(rows, chunks), kItemRows);
+  return ceil_div(rows, std::max(chunks, ceil_div(rows, most)));
 }
 
 // Cuts what weights [args.weights, args.weights + args.count) make of rows [first, end) of the call into work
 // items, which it counts. `cost` becomes what one of them costs in the mean.
-int64_t deal(LinearArgs& args, LinearWeight* weights, int64_t first, int64_t end, double& cost) {
-  int64_t slices = 0, most = 0;
+int64_t deal(LinearArgs& args, LinearWeight* weights, int64_t first, int64_t end, int64_t panel_rows,
+             double& cost) {
+  int64_t slices = 0, most = 0, most_together = kItemRows;
   double products = 0, bytes = 0;
   for (LinearWeight* w = weights; w < weights + args.count; ++w) {
     const int64_t begin = std::max(w->begin, first);
@@ -186,11 +187,12 @@ int64_t deal(LinearArgs& args, LinearWeight* weights, int64_t first, int64_t end
     w->rows = std::min(w->end, end) - begin;
     const int64_t own = ceil_div(w->columns, kSliceColumns);
     slices += own;
+    if (w->packed && w->format == nullptr && itemsize(w->dtype) >= 4) most_together = panel_rows;
     most = std::max(most, w->rows);
     products += static_cast<double>(args.depth + 16) * static_cast<double>(own * kSliceColumns * w->rows);
     bytes += bytes_of_weight(*w, args.depth);
   }
-  args.chunk_rows = chunk_rows_of(most, slices);
+  args.chunk_rows = chunk_rows_of(most, slices, most_together);
   int64_t items = 0;
   for (LinearWeight* w = weights; w < weights + args.count; ++w) {
     w->first_item = items;
@@ -294,7 +296,7 @@ void multiply(const Rows& x, const LinearOperand* operands, int count, const Cho
     args.weights = own;
     args.count = static_cast<int>(behind - own);
     double cost = 0;
-    const int64_t items = deal(args, own, first, end, cost);
+    const int64_t items = deal(args, own, first, end, table.panel_rows, cost);
     parallel_for(
         items, fine_grain_of(cost, items),
         [&](int64_t begin, int64_t stop) {

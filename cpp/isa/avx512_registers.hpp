@@ -19,6 +19,8 @@ constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
 // From this many rows on the microkernel prefetches the panels to come: a tile is four panels wide, and the
 // hardware fetches four streams of up to one tile of rows by itself. 14 % at 16 rows.
 constexpr int64_t kFewestRowsForNext = kTileRows + 1;
+// Rows of x that pass a slice of panels of float32 or float64 together, at most.
+constexpr int64_t kPanelRows = kItemRows;
 // From this many rows on 16-bit panels are widened before they are multiplied: decoding costs 4 instructions
 // beside 24 FMAs, and none where the CPU has other ports for them, so that little is gained.
 constexpr int64_t kWidenRows = 1024;

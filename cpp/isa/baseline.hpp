@@ -19,6 +19,8 @@ constexpr int kTileRows = 4;
 constexpr int kTileVectors[] = {0, 8, 4, 2, 2};
 // From this many rows on the microkernel prefetches the panels to come.
 constexpr int64_t kFewestRowsForNext = 1;
+// Rows of x that pass a slice of panels of float32 or float64 together, at most.
+constexpr int64_t kPanelRows = kItemRows;
 // From this many rows on 16-bit panels are widened before they are multiplied: no register is left to decode
 // in.
 constexpr int64_t kWidenRows = 24;

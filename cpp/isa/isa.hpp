@@ -42,6 +42,7 @@
 #include <utility>
 
 #include "base/array.hpp"
+#include "base/tuning.hpp"
 
 #ifndef SF_ISA
 #error "SF_ISA names the instruction set to compile for: a header of cpp/isa"

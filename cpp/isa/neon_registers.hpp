@@ -32,6 +32,8 @@ constexpr int kTileRows = 6;
 constexpr int kTileVectors[] = {0, 4, 4, 4, 4, 4, 4};
 // From this many rows on the microkernel prefetches the panels to come.
 constexpr int64_t kFewestRowsForNext = kTileRows + 1;
+// Rows of x that pass a slice of panels of float32 or float64 together, at most.
+constexpr int64_t kPanelRows = kItemRows;
 // From this many rows on 16-bit panels are widened before they are multiplied.
 constexpr int64_t kWidenRows = 128;
 // Rows that share the loads of four dot products.

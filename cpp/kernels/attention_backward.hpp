@@ -57,9 +57,10 @@ struct Workspace {
   }
 };
 
-// Rows [first, first + count) of a head; row r is query r / group of query head r % group.
+// Rows [first, first + count) of a head; row r is query r / group of query head r % group. The strips before `begin` see
+// no key of the part, and are left out.
 struct Band {
-  int64_t first, count;
+  int64_t first, count, begin;
   bool grad_is_finite;
 };
 
@@ -123,7 +124,7 @@ void pack_band(const AttentionBackwardArgs& args, const Head& head, int64_t inde
   // What is multiplied in pairs; no keys are packed yet.
   bfloat16* const paired_queries = reinterpret_cast<bfloat16*>(work.keys);
   bfloat16* const paired_grads = reinterpret_cast<bfloat16*>(work.values + value_pitch);
-  for (int64_t r = 0; r < whole_panels(band.count); r += kPanelColumns) {
+  for (int64_t r = band.begin; r < whole_panels(band.count); r += kPanelColumns) {
     bool finite = true, grad_is_finite = true;
     const int64_t own = min_of(band.count - r, kPanelColumns);
     for (int64_t n = 0; n < kPanelColumns; ++n) {
@@ -337,35 +338,55 @@ SF_INLINE void clear(A* numbers, int64_t count) {
 }
 
 // A band against the block of keys from first_key on, of which `keys` are packed.
+//
+// Where some rows of a strip see fewer keys than others, and tiles of registers are no wider than a panel, each panel of
+// rows is multiplied by the keys that it sees alone. What is left out are zeros.
 template <class A>
 void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t index, const Band& band,
                 int64_t first_key, KeyRange keys, int64_t part_begin, const Workspace<A>& work) noexcept {
+  constexpr bool kByPanels = kTileVectors[kTileRows] * kLanes<A> <= kPanelColumns;
   const AttentionBackward& call = *args.call;
   const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, group = args.heads.group;
   const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
   const int64_t columns_stride = args.band_rows * kPanelColumns;
   const bool plain = call.forward.softcap == 0 && call.forward.mask == nullptr;
-  Prefetches none;
-  for (int64_t row = 0; row < band.count; row += kBackwardRows) {
-    const int64_t rows = min_of(band.count - row, kBackwardRows);
+  Nothing none;
+  const auto seen_by = [&](int64_t row, int64_t rows) {
     const int64_t first = (band.first + row) / group, last = (band.first + row + rows - 1) / group;
-    const KeyRange seen{max_of(head.visible.begin(first) - first_key, keys.begin),
-                        min_of(head.visible.end(last) - first_key, keys.end)};
+    return KeyRange{max_of(head.visible.begin(first) - first_key, keys.begin),
+                    min_of(head.visible.end(last) - first_key, keys.end)};
+  };
+  for (int64_t row = band.begin; row < band.count; row += kBackwardRows) {
+    const int64_t rows = min_of(band.count - row, kBackwardRows);
+    const KeyRange seen = seen_by(row, rows);
     if (seen.empty()) continue;
     const BackwardTile tile{row, rows, first_key, seen};
-    const int64_t count = seen.end - seen.begin;
-    const int64_t from = seen.begin * kTilePitch;
+    // Both ends grow with the rows.
+    const bool alike = !kByPanels || rows <= kPanelColumns ||
+                       (seen_by(row, kPanelColumns).end == seen.end &&
+                        seen_by(panel_start(row + rows - 1), 1).begin == seen.begin);
+    const int64_t share = alike ? rows : kPanelColumns;
+    // f(r, n, what they see of the keys), for the rows row + r + [0, n)
+    const auto each_share_of_rows = [&](const auto& f) __attribute__((always_inline)) {
+      for (int64_t r = 0; r < rows; r += share) {
+        const int64_t n = min_of(rows - r, share);
+        const KeyRange own = alike ? seen : seen_by(row + r, n);
+        if (!own.empty()) f(r, n, own);
+      }
+    };
     // The packed keys begin with keys.begin.
     const auto product_of = [&](auto type, int64_t k, const A* packed, int64_t p, const A* panels, A scale,
                                 A* to) {
       using T = decltype(type);
       const int64_t stride = (std::is_same_v<T, A> ? k : even(k)) * kPanelColumns;
-      for (int64_t d = 0; d < k; d += kScoreTerms)
-        gemm<T>(
-            count, rows, min_of(k - d, kScoreTerms),
-            Matrix<RowOf<T>>{reinterpret_cast<const RowOf<T>*>(packed), p}.from(seen.begin - keys.begin, d),
-            Panels<ElementOf<T>>{reinterpret_cast<const ElementOf<T>*>(panels), stride}.from(row, d),
-            Tile<A>{to + from, kTilePitch, d > 0, scale}, none);
+      each_share_of_rows([&](int64_t r, int64_t n, KeyRange own) {
+        for (int64_t d = 0; d < k; d += kScoreTerms)
+          gemm<T>(
+              own.end - own.begin, n, min_of(k - d, kScoreTerms),
+              Matrix<RowOf<T>>{reinterpret_cast<const RowOf<T>*>(packed), p}.from(own.begin - keys.begin, d),
+              Panels<ElementOf<T>>{reinterpret_cast<const ElementOf<T>*>(panels), stride}.from(row + r, d),
+              Tile<A>{to + own.begin * kTilePitch + r, kTilePitch, d > 0, scale}, none);
+      });
     };
     const auto product = [&](auto... operands) {
       if constexpr (kBf16Pairs && std::is_same_v<A, float>) {
@@ -374,7 +395,8 @@ void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t ind
       product_of(A(), operands...);
     };
     product(depth, work.keys, pitch, work.query_panels, static_cast<A>(call.forward.scale), work.weights);
-    if (value_depth == 0) clear(work.d_scores + from, count * kTilePitch);
+    if (value_depth == 0)
+      clear(work.d_scores + seen.begin * kTilePitch, (seen.end - seen.begin) * kTilePitch);
     product(value_depth, work.values, value_pitch, work.grad_panels, A(1), work.d_scores);
     if (call.forward.mask != nullptr) turn_mask(args, head, band, tile, work);
     if (plain)
@@ -382,23 +404,32 @@ void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t ind
     else
       weigh_tile<false>(args, head, band, tile, work);
     if (call.d_mask != nullptr) keep_d_mask(args, head, index, band, tile, work);
-    const int64_t key = first_key - part_begin + seen.begin;
+    const int64_t first_sum = first_key - part_begin;  // among d_key and d_value
+    // sums += tile columns: a key's rows are those from the first share on that sees it.
+    const auto add_rows = [&](const A* weights, const A* columns, int64_t n, A* sums, int64_t stride) {
+      int64_t key = seen.begin;
+      each_share_of_rows([&](int64_t r, int64_t, KeyRange own) {
+        if (own.end <= key) return;
+        gemm<A>(own.end - key, n, rows - r, Matrix<A>{weights + key * kTilePitch + r, kTilePitch},
+                Panels<A>{columns, columns_stride}.from(0, row + r),
+                Tile<A>{sums + (first_sum + key) * stride, stride, true}, none);
+        key = own.end;
+      });
+    };
     if (call.d_value != nullptr) {
-      gemm<A>(count, value_depth, rows, Matrix<A>{work.weights + from, kTilePitch},
-              Panels<A>{work.grad_columns, columns_stride}.from(0, row),
-              Tile<A>{work.d_value + key * value_pitch, value_pitch, true}, none);
+      add_rows(work.weights, work.grad_columns, value_depth, work.d_value, value_pitch);
       if (!band.grad_is_finite)
-        add_non_finite_grad(args, band, tile, head, index, work,
-                            work.d_value + (first_key - part_begin) * value_pitch, value_pitch);
+        add_non_finite_grad(args, band, tile, head, index, work, work.d_value + first_sum * value_pitch,
+                            value_pitch);
     }
-    if (call.d_key != nullptr)
-      gemm<A>(count, depth, rows, Matrix<A>{work.d_scores + from, kTilePitch},
-              Panels<A>{work.query_columns, columns_stride}.from(0, row),
-              Tile<A>{work.d_key + key * pitch, pitch, true}, none);
+    if (call.d_key != nullptr) add_rows(work.d_scores, work.query_columns, depth, work.d_key, pitch);
     if (call.d_query != nullptr)
-      gemm<A>(depth, rows, count, Matrix<A>{work.turned_keys, kKeyPitch}.from(0, seen.begin - keys.begin),
-              Panels<A>{work.panels, kBackwardKeys * kPanelColumns}.from(0, seen.begin),
-              Tile<A>{work.d_query + row, pitch_of(args.band_rows), true}, none);
+      each_share_of_rows([&](int64_t r, int64_t n, KeyRange own) {
+        gemm<A>(depth, n, own.end - own.begin,
+                Matrix<A>{work.turned_keys, kKeyPitch}.from(0, own.begin - keys.begin),
+                Panels<A>{work.panels, kBackwardKeys * kPanelColumns}.from(r, own.begin),
+                Tile<A>{work.d_query + row + r, pitch_of(args.band_rows), true}, none);
+      });
   }
 }
 
@@ -457,9 +488,16 @@ void backward_item(const AttentionBackwardArgs& args, int64_t item, A* memory) n
   const int64_t begin = part * args.part_keys, end = min_of(begin + args.part_keys, heads.keys);
   clear(work.d_key, (end - begin) * pitch), clear(work.d_value, (end - begin) * value_pitch);
   for (int64_t first = 0; first < query_rows(heads); first += args.band_rows) {
-    Band band{first, min_of(args.band_rows, query_rows(heads) - first), true};
-    const int64_t last = (first + band.count - 1) / heads.group;
-    const KeyRange seen{max_of(head.visible.begin(first / heads.group), begin),
+    const int64_t count = min_of(args.band_rows, query_rows(heads) - first);
+    Band band{first, count, 0, true};
+    // Of the first part all rows are packed: it keeps delta.
+    const auto sees_nothing_yet = [&](int64_t row) {
+      return head.visible.end((first + min_of(row + kBackwardRows, count) - 1) / heads.group) <= begin;
+    };
+    if (part > 0)
+      while (band.begin < count && sees_nothing_yet(band.begin)) band.begin += kBackwardRows;
+    const int64_t last = (first + count - 1) / heads.group;
+    const KeyRange seen{max_of(head.visible.begin((first + band.begin) / heads.group), begin),
                         min_of(head.visible.end(last), end)};
     clear(work.d_query, depth * pitch_of(args.band_rows));
     if (!seen.empty() || part == 0) pack_band(args, head, index, part == 0, work, band);

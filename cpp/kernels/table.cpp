@@ -26,6 +26,7 @@ constexpr KernelTable kernel_table() {
   KernelTable table{};
   table.isa = SF_TEXT(SF_ISA);
   table.bf16_pairs = kBf16Pairs;
+  table.panel_rows = kPanelRows;
   table.activation = activation;
   table.swiglu = swiglu;
   table.add = add;
