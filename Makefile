@@ -44,7 +44,7 @@ help:
 	@echo "make demo       one attention step checked line by line, then a trained model that answers and writes"
 	@echo "make lab        the notebooks in JupyterLab, with everything that they import"
 	@echo "make test       every operation on every instruction set of this machine against PyTorch, models, check, the first notebook"
-	@echo "make test-all   these and what takes long: all notebooks, builds of sdist and wheel, every small shape, training, fuzzing"
+	@echo "make test-all   these in all their cases and what takes long: all notebooks, builds of sdist and wheel, training, fuzzing"
 	@echo "make test-core-types  what judges learners' arrays, on each kind of OpenBLAS' kernels and each instruction set"
 	@echo "make fuzz       inputs at random for every reader of files, FUZZ_SECONDS=600 for each"
 	@echo "make ctest      the tests in C++: thread pool, scratch memory, kernels against xtensor"
@@ -71,7 +71,7 @@ side_by_side := -n $(JOBS) --dist loadgroup --max-worker-restart 0
 pytest := $(BIN)/python -m pytest $(side_by_side)
 
 test: $(STAMPS)/test
-	$(pytest) -m "not slow" $(PYTEST_ARGS)
+	$(pytest) -m "not slow and not unsampled" $(PYTEST_ARGS)
 
 test-all: $(STAMPS)/test
 	$(pytest) $(PYTEST_ARGS)

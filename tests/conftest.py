@@ -2,6 +2,7 @@
 
 import os
 import textwrap
+import zlib
 from pathlib import Path
 from unittest import mock
 
@@ -59,14 +60,24 @@ def every_isa(request):
         yield request.param
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items):
-    """The instruction sets of a case come one after the other: they ask its oracle the same."""
-    cases = {}
+    """The instruction sets of a case come one after the other: they ask its oracle the same. Of a
+    test that is sampled(n) all cases but one in n, chosen by its name, are unsampled."""
+    cases, sampled = {}, {}
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         others = [repr(value) for name, value in given.items() if name != "isa"]
-        cases.setdefault((item.nodeid.partition("[")[0], *others), []).append(item)
+        test = item.nodeid.partition("[")[0]
+        cases.setdefault((test, *others), []).append(item)
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            sampled.setdefault(test, []).append(item)
     items[:] = [item for case in cases.values() for item in case]
+    for of_a_test in sampled.values():
+        [share] = of_a_test[0].get_closest_marker("sampled").args
+        of_a_test.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in of_a_test[-(-len(of_a_test) // share) :]:
+            item.add_marker("unsampled")
 
 
 @pytest.fixture(params=DTYPES, ids=str)

@@ -490,7 +490,7 @@ void backward_item(const AttentionBackwardArgs& args, int64_t item, A* memory) n
   for (int64_t first = 0; first < query_rows(heads); first += args.band_rows) {
     const int64_t count = min_of(args.band_rows, query_rows(heads) - first);
     Band band{first, count, 0, true};
-    // Of the first part all rows are packed: it keeps delta.
+    // The first part packs all rows: it keeps delta.
     const auto sees_nothing_yet = [&](int64_t row) {
       return head.visible.end((first + min_of(row + kBackwardRows, count) - 1) / heads.group) <= begin;
     };

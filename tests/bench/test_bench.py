@@ -41,6 +41,7 @@ def hurried(monkeypatch):
 # ---- the work ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @each_case
 def test_all_contestants_compute_the_same(case, rng):
     work = smaller(case).work
@@ -132,6 +133,7 @@ def test_speed_is_in_the_unit_that_it_says():
     assert (prompt.counted_in, prompt.speed(2.0)) == ("tok/s", 256)
 
 
+@pytest.mark.sampled(3)
 @each_case
 def test_inputs_are_the_same_every_time(case):
     first, second = (smaller(case).work.inputs(np.random.default_rng(5)) for _ in range(2))
@@ -173,6 +175,7 @@ def test_a_run_lets_the_models_go(monkeypatch):
     assert models.random_weights.cache_info().currsize == 0
 
 
+@pytest.mark.slow
 def test_reading_is_measured_again_beside_what_comes_from_memory():
     memory = bench.Limits(400.0, (bench.Level("memory", None, 1e-9),))
     result = run_case(smaller(CASES["softmax/128x4096"]), memory, 0.01, bench.Stopwatch())
@@ -184,6 +187,7 @@ def test_reading_is_measured_again_beside_what_comes_from_memory():
     assert cached.limits == LIMITS
 
 
+@pytest.mark.slow
 def test_multiply_adds_are_measured_again_beside_what_they_bind():
     case = smaller(CASES["prefill/float32/d64/s128"])
     slow = bench.Limits(1e-9, (bench.Level("memory", 1 << 40, 1e9),))

@@ -89,6 +89,7 @@ def test_a_file_of_blocks_is_measured_beside_llama_cpp(demo):
             assert result.measured[LLAMA_CPP].error > 10 * result.ours.error
 
 
+@pytest.mark.slow
 def test_a_directory_is_measured_beside_transformers(saved):
     results = bench.run(bench.checkpoint_cases(saved("qwen3"))[1:], budget=0.01)
     found = errors_of(results)
@@ -97,6 +98,7 @@ def test_a_directory_is_measured_beside_transformers(saved):
         assert errors["simdformer"] < 1e-5 < errors[TRANSFORMERS], name
 
 
+@pytest.mark.slow
 def test_weights_of_16_bits_read_the_prompt_in_both_arithmetics(saved):
     path = saved("llama3.2")
     tiny_models.make("llama3.2").bfloat16().save_pretrained(path)

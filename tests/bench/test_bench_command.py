@@ -132,6 +132,7 @@ def test_every_result_is_json():
         assert json.loads(json.dumps(found.as_json(), allow_nan=False))["name"] == case.name
 
 
+@pytest.mark.slow
 def test_the_command_writes_markdown(run):
     status, out, _ = run(*QUICK, "--markdown", "--isa", sf.isas()[0])
     assert status == 0
@@ -165,6 +166,7 @@ def test_complaints_come_before_the_measuring(run, monkeypatch, arguments, messa
     assert err.startswith(f"simdformer: error: {message}")
 
 
+@pytest.mark.slow
 def test_the_plot_has_a_dot_for_each_case_and_contestant(run, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "roofline.png"

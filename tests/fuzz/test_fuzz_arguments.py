@@ -358,6 +358,7 @@ def copied(value):
     return value.copy() if isinstance(value, np.ndarray) and is_small(value) else value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_any_call_is_right_or_refused(name):
     function = named(sf, name)
@@ -503,6 +504,7 @@ def ends_well(label, function, values):
             raise AssertionError(f"{label}: pybind11 refused {values}") from error
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("label", [*targets()])
 def test_the_compiled_module_refuses_what_it_cannot_take(label):
     """Whatever it is given: its callers may have checked less than they think."""

@@ -57,6 +57,7 @@ def target(request):
     TARGETS[request.param].close()
 
 
+@pytest.mark.sampled(3)
 def test_an_input_cut_anywhere_is_refused(target):
     """At a hundred places, and at every one of its first and last bytes. The beginning of a file of
     some formats may be read."""
@@ -68,6 +69,7 @@ def test_an_input_cut_anywhere_is_refused(target):
             assert not target(data[:end]) or not target.whole, end
 
 
+@pytest.mark.sampled(3)
 def test_any_byte_of_an_input_may_be_wrong(target):
     """A hundred inputs with one byte changed, and as many with bytes of nobody's behind."""
     chance = random.Random(3)
@@ -300,6 +302,7 @@ def id_of(name, data, message):
     return f"{name}-{getattr(message, 'pattern', message)[:40]}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "data", "message"), EVERY_LIE, ids=[id_of(*lie) for lie in EVERY_LIE]
 )

@@ -10,6 +10,7 @@ IDS = [3, 17, 3, 17, 90, 44, 3, 17]
 OTHERS = [3, 17, 3, 17, 91, 44, 3, 17]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", tiny_models.MODELS)
 def test_an_architecture_is_seen_through(name, tmp_path):
     tiny_models.make(name).save_pretrained(tmp_path)

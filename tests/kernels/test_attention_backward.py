@@ -81,6 +81,7 @@ def compare(mine, right, given):
             close(ours, wanted, like.dtype, np.abs(wanted).max(initial=1))
 
 
+@pytest.mark.sampled(2)
 @each_rule
 def test_agrees_with_the_reference(isa, dtype, rule, rng):
     inputs, options = draw(rng, rule, dtype)

@@ -1,6 +1,7 @@
 """scaled_dot_product_attention: laws, memory, dtypes, calls drawn at random, accuracy."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -204,6 +205,7 @@ def test_shapes_and_options_drawn_at_random(data):
 # ---- accuracy ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @each("D", [64, 128])
 @each("L, S", [(1, 300), (65, 65), (65, 200)])
 def test_rms_error_is_at_most_one_and_a_half_times_torchs(isa, dtype, L, S, D, rng):

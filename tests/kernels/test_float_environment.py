@@ -76,6 +76,7 @@ def python(code: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_import_and_calls_leave_the_callers_environment_alone(mode):
     """Whatever it was: also that of a thread of Python's, which inherits the main thread's."""
@@ -123,6 +124,7 @@ def test_import_and_calls_leave_the_callers_environment_alone(mode):
     assert python(code, SIMDFORMER_NUM_THREADS="4") == "[]"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_all_threads_of_a_call_compute_as_the_caller_does(mode):
     """The workers keep nothing of the thread that made them, nor of the call before."""

@@ -71,6 +71,7 @@ LONG = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LONG)
 def test_ctrl_c_is_answered_in_the_middle(name):
     code = f"""
@@ -116,6 +117,7 @@ def again(action):
 """
 
 
+@pytest.mark.slow
 def test_generating_can_be_interrupted_anywhere():
     code = f"""
 longest = 0.1
@@ -168,6 +170,7 @@ def test_ctrl_c_is_answered_in_the_middle_of_a_call_and_the_library_usable_after
     assert (status, out, err) == (0, f"interrupted True {threads}\n", "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("weight", ["weight", "sf.pack(weight)"], ids=["plain", "packed"])
 def test_ctrl_c_is_answered_in_the_middle_of_a_matrix_product(weight, threads):

@@ -42,6 +42,7 @@ def added_up(x, weight, bias=None):
     return size if bias is None else size + np.abs(float64(bias))
 
 
+@pytest.mark.sampled(2)
 @each_form
 @each("rows", ROWS)
 def test_agrees_with_the_oracle_for_any_number_of_rows(isa, dtype, rows, form, oracle, rng):
@@ -64,6 +65,7 @@ def test_agrees_with_the_oracle_for_any_number_of_columns(isa, dtype, outer, for
         assert_close(got, want, "linear", scale=added_up(x, weight), slack=oracle.slack)
 
 
+@pytest.mark.sampled(2)
 @each_form
 @each("inner", sorted({*DEPTHS, *LENGTHS}))
 def test_agrees_with_the_oracle_for_any_depth(isa, dtype, inner, form, oracle, rng):

@@ -226,6 +226,7 @@ def right():
 """
 
 
+@pytest.mark.slow
 @linux
 def test_a_child_of_a_fork_in_the_middle_of_calls_can_do_everything():
     """And so can its own child; the parent goes on meanwhile."""
@@ -272,6 +273,7 @@ def test_multiprocessing_by_other_means_than_fork(method):
 # ---- exit ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_exit_is_quiet_while_daemon_threads_are_inside_calls():
     code = """
     class Late:  # lives in builtins, so it goes when the interpreter has begun to shut down

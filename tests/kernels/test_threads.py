@@ -84,6 +84,7 @@ def attention_inputs(x):
     return heads, heads[:2] / 2, heads[2:4]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_the_result_does_not_depend_on_the_number_of_threads(isa, dtype, call, rng):
     x = normal(rng, 450, 1500, dtype=dtype)
@@ -164,6 +165,7 @@ REPORT = "print(sf.get_num_threads(), sf.show_config(mode='dicts')['threads']['s
 CPUS = "the CPUs that the process may use"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -180,12 +182,14 @@ def test_the_environment_sets_the_number_of_threads(variables, expected):
     assert run_python(REPORT, **variables) == expected
 
 
+@pytest.mark.slow
 def test_omp_num_threads_is_read_leniently():
     unset = run_python(REPORT)
     for text in ("", "garbage", "0", "-3", "2.5", ",4", "0x4", "\N{SUPERSCRIPT TWO}"):
         assert run_python(REPORT, OMP_NUM_THREADS=text) == unset, text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "text", ["0", "-1", "1025", "2.0", "4,2", "two", "0x4", "+3", "9" * 5000, "\N{SUPERSCRIPT TWO}"]
 )

@@ -54,6 +54,7 @@ def by_torch_in_steps(g, q, k, v, out, lse):
 IDIOMS = [by_einsum, by_lse, by_torch, by_torch_in_steps]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scale", [1, 4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("mine", IDIOMS, ids=lambda mine: mine.__name__)

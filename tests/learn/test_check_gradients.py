@@ -48,6 +48,7 @@ def checked(mine, model, **options):
 # ---- right ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["llama", "qwen3", "qwen2", "mistral", "biased", "clamped", "mixture", *OTHERS]
 )
@@ -64,6 +65,7 @@ def test_what_is_right_is_right(name):
     assert checked(wrong, model).first_wrong == "layers.1.wv"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
 def test_gradients_of_transformers_modules_are_right(kind, dtype, tmp_path):

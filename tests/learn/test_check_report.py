@@ -63,6 +63,7 @@ def test_a_shape_that_says_nothing(rng):
 # ---- what can be said ----------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -181,6 +181,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_the_part_that_differs_is_named(name, model):
     mine, part, mistake = WRONG[name]
@@ -224,6 +225,7 @@ def test_refusals(mine, options, error, said, model):
         checked(mine, model, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("clipped", [True, False])
 @pytest.mark.parametrize("factor", [1.02, 1.5])
 def test_one_wrong_gradient_is_not_taken_for_clipping(factor, clipped, model):

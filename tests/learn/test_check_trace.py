@@ -101,6 +101,7 @@ def softmax(x):
 # ---- right is right ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, bfloat16], ids=str)
 def test_a_right_model_is_right_and_its_rounding_is_not_blamed(config, kind):
     weights = raw_weights(config)
@@ -198,6 +199,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "slip", "first", "words"), MISTAKES)
 def test_a_mistake_is_found_where_it_is_made_and_named(name, slip, first, words):
     config, (model, weights) = CONFIGS[name], made(name)
@@ -230,6 +232,7 @@ SPARSE = [  # names that are left, slip, where it shows, words
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("left", "slip", "first", "words"), SPARSE)
 def test_a_mistake_is_found_when_the_steps_around_it_are_not_there(llama, left, slip, first, words):
     model, weights = llama
@@ -312,6 +315,7 @@ def with_many_ids(tied):
     return Transformer(config, weights), weights
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("slip", "name"),
@@ -565,6 +569,7 @@ def test_hooks_on_the_modules_of_transformers(name, tmp_path):
     assert report.diagnosis[0].title == "this is what layer 0's up (w3) gives"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16], ids=str)
 def test_what_transformer_lens_calls_normalized_has_no_weight(dtype):
     """Of an RMSNorm; and a wrong one is wrong still."""
@@ -748,6 +753,7 @@ def every_step(name):
     return ModelSteps(made(name)[0], np.array([IDS]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in WHOLE if name not in OTHERWISE])
 def test_every_mistake_of_whole_models_is_found(name):
     """In the second layer, or at an end; where it is the only one or named among others."""

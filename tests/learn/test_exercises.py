@@ -197,6 +197,7 @@ WRONG |= {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_classic_mistake_is_named(name):
@@ -253,6 +254,7 @@ CONSTANTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "constant", "wrong"), CONSTANTS)
 def test_a_wrong_constant_is_many_times_as_large_as_rounding(name, constant, wrong):
     parameters = str(inspect.signature(getattr(starter, name)))
@@ -306,6 +308,7 @@ IMPURE = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", IMPURE)
 def test_two_answers_for_one_call_are_told(name, write):
     code, function = IMPURE[name]
@@ -404,6 +407,7 @@ def attend_with_cache(query, key, value, cached_keys, cached_values):
 """
 
 
+@pytest.mark.slow
 def test_whatever_a_function_does_the_others_are_checked(write):
     results = sf.exercises.check_file(write(NASTY + "\ndef embed():\n    pass\n"), seconds=1)
     notes = {outcome.name: outcome.note for outcome in results}

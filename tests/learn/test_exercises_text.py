@@ -155,6 +155,7 @@ def with_mistake(name, *edits):
     return names[name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("mistake", WRONG)
 def test_each_mistake_is_named_and_no_other(mistake):

@@ -197,6 +197,7 @@ WRONG = {
 ALL = [(name, mistake) for name, mistakes in WRONG.items() for mistake in mistakes]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "mistake"), ALL)
 def test_each_mistake_is_named_and_no_other(name, mistake):
     outcome = sf.exercises.check(with_mistake(name, *WRONG[name][mistake]))[name]

@@ -36,6 +36,7 @@ def test_right_ones_are_right_in_few_bits(name, few):
     assert report.ok, report
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_ones_are_named(name):
     one = WRONG[name]

@@ -110,6 +110,7 @@ def test_check_refuses_names_that_are_none(run, write):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXERCISES)
 def test_there_are_three_hints_and_a_solution_of_each(run, name):
     assert len(HINTS[name]) == 3
@@ -144,6 +145,7 @@ def test_solutions_bring_the_functions_that_are_no_exercises(run):
     assert out.startswith("import numpy as np\n\n# calls rope_frequencies\n\n\ndef turned(")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_solution_runs_where_it_is_pasted(run, name):
     """Beside those of the exercises that it says it calls, in an empty session."""

@@ -28,6 +28,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_mistakes_that_were_made_are_named_and_no_others(name):
     mistakes, make = EXAMPLES[name]
@@ -178,5 +179,6 @@ def test_what_is_wrong_with_it_is_said_at_once(catalogue, old, new, said):
     assert "softmax.minimum_subtracted" not in catalogue.variations
 
 
+@pytest.mark.slow
 def test_all_that_the_catalogue_reads_is_bound():
     assert [one for variation in CATALOGUE for one in unknown_names(variation)] == []

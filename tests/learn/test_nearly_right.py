@@ -50,6 +50,7 @@ LADDERS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "shape"), LADDERS, ids=str)
 def test_a_larger_error_is_never_nearer_to_right(name, shape, rng):
     args, kwargs = CALLS[name](normal(rng, *shape))

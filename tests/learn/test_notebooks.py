@@ -175,6 +175,7 @@ def installed_with(extra: str) -> set[str]:
     return found
 
 
+@pytest.mark.sampled(2)
 @each_notebook
 def test_make_lab_installs_what_a_notebook_imports(source: Path) -> None:
     tree = ast.parse(source.read_text())

@@ -112,6 +112,7 @@ def planted():
         yield pytest.param(learner, model, mixtures.IDS, hidden_states, found, id=f"{kind} {slip}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("learner", "model", "ids", "left", "found"), [*planted()])
 def test_a_planted_mistake_is_named_where_it_shows_first(learner, model, ids, left, found):
     where, *names = found
@@ -128,6 +129,7 @@ def enough():
             yield case if quick else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("learner", "model", "ids", "left", "found"), [*enough()])
 def test_what_the_layers_leave_is_enough_to_name_it(learner, model, ids, left, found):
     report = sf.check_trace(left(learner()), model, ids)
@@ -140,6 +142,7 @@ def test_what_cannot_be_named_still_has_its_layer():
     assert sf.check_trace(hidden_states(run("positions from 1")), MODEL, IDS).ok
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kept", [dict, hidden_states], ids=["all", "hidden states"])
 @pytest.mark.parametrize(
     ("constant", "title"),

@@ -105,6 +105,7 @@ PLOTS = {
 each_plot = pytest.mark.parametrize(("count", "draw"), PLOTS.values(), ids=PLOTS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["sf.plots.rope_circle([1, 1j])", "failing_plot()"])
 def test_figures_appear_in_a_notebook_without_show(first):
     """In a kernel of its own, whose first figure is one of ours: that one, and the user's own."""
@@ -137,6 +138,7 @@ def test_every_plot_is_tested_here():
     assert functions - {"style"} == set(PLOTS)
 
 
+@pytest.mark.sampled(2)
 @each_plot
 def test_a_new_figure_is_made_drawn_and_returned(count, draw, run, model):
     axes = np.ravel(np.asarray(draw(run, model), dtype=object))
@@ -148,6 +150,7 @@ def test_a_new_figure_is_made_drawn_and_returned(count, draw, run, model):
     assert axes[0].figure.get_size_inches()[0] <= 9
 
 
+@pytest.mark.sampled(2)
 @each_plot
 def test_the_axes_given_are_drawn_on_and_no_figure_is_made(count, draw, run, model):
     figure, given = plt.subplots(1, count, squeeze=False, figsize=(4 * count, 4))

@@ -87,6 +87,7 @@ def converted(x, idiom):
     return {n: idiom.to(v) for n, v in x.items()} if isinstance(x, dict) else idiom.to(x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)

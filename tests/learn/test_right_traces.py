@@ -75,6 +75,7 @@ def meta(weights, ids, dtype, hidden, wide):
     return seen
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wide", [True, False], ids=["float32 inside", "one dtype"])
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -34,6 +34,7 @@ def differs(a, b):
     return np.shape(a) != np.shape(b) or not np.allclose(a, b, 1e-6, 1e-9)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("most", TRIED)
 @pytest.mark.parametrize(
     ("op", "switch"), CASES, ids=["-".join(filter(None, case)) for case in CASES]

@@ -135,6 +135,7 @@ class Mixture(Learner):
         return out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("slip", ["", "by numpy"], ids=["torch.topk", "np.argsort"])
 @pytest.mark.parametrize(
     "by_token", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["by expert", "by token"]

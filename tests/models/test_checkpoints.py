@@ -59,6 +59,7 @@ def copy_of(saved, tmp_path):
 # ---- the same as transformers --------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", tiny_models.MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_logits_and_greedy_ids_are_those_of_transformers(saved, name, dtype):
@@ -73,6 +74,7 @@ def test_logits_and_greedy_ids_are_those_of_transformers(saved, name, dtype):
     assert ours.generate(prompt, max_new_tokens=24) == tiny_models.greedy(theirs, prompt, 24)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", tiny_models.MODELS)
 def test_hidden_states_and_patterns_are_those_of_transformers(saved, name):
     folder = saved(name)

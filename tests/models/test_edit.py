@@ -82,6 +82,7 @@ def test_functions_are_given_what_the_trace_holds():
 # ---- what follows from a change ------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_activation_can_be_changed_and_is_used_from_there_on(name, rng):
     model = make(name)

@@ -64,6 +64,7 @@ def loaded(reader):
 # ---- against the gguf package --------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("type", MIXTURES)
 def test_the_gguf_package_reads_what_we_read(type, tmp_path):
     file = tmp_path / "demo.gguf"
@@ -104,6 +105,7 @@ def test_errors_are_those_of_the_tensors(tmp_path):
 # ---- as llama.cpp's converter makes them ---------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_tensors_and_keys_are_those_of_the_converter(name, tmp_path):
     model = tiny_models.rounded(tiny_models.make(name, **FIXED.get(name, {})), torch.float16)
@@ -381,6 +383,7 @@ VOCABULARIES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

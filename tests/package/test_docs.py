@@ -46,6 +46,7 @@ def modules():
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
 def test_every_example_runs_and_every_module_says_what_it_is(module):
     assert module.__doc__

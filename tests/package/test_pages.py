@@ -92,6 +92,7 @@ def test_few_blocks_cannot_run_and_none_of_a_first_page() -> None:
     assert others == []  # what else begins a block is neither run nor known to be output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "block", [block for block in BLOCKS if block.language == "python" and not block.mark], ids=str
 )
@@ -106,6 +107,7 @@ def test_a_block_of_python_runs_in_an_empty_session_and_prints_what_it_says(
     assert not said or printed == said
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "block", [block for block in BLOCKS if block.language == "console" and not block.mark], ids=str
 )

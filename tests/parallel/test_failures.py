@@ -17,6 +17,7 @@ SECONDS = 10  # from a rank's end to that of all; it takes one or two on an idle
 RUN = ["run", "demo", "Once upon a time", "--max-new-tokens", "20"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("rank", "where", "error", "status", "message"),
     [
@@ -44,6 +45,7 @@ def test_a_bug_on_one_rank_is_shown_and_ends_all():
     assert err.count("Traceback") == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rank", [0, 1, "all"])
 @pytest.mark.parametrize(
     ("how", "message"),

@@ -105,6 +105,7 @@ def test_what_cannot_be_dealt_is_refused(n, message):
         of(n)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("options", [{}, {"num_experts": 4, "num_experts_per_tok": 2}])
 def test_rates_are_measured(monkeypatch, precision, options):
@@ -116,6 +117,7 @@ def test_rates_are_measured(monkeypatch, precision, options):
     assert all(0 < one < NEVER for one in vars(found).values())
 
 
+@pytest.mark.slow
 def test_the_command(command, tmp_path, capsys):
     tiny_models.make("llama3").save_pretrained(tmp_path)
     capsys.readouterr()

@@ -66,6 +66,7 @@ def wide(tmp_path_factory):
     return make
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "size"), [("safetensors", 2), ("q4_k_m", 4)])
 def test_every_rank_reads_its_part_of_a_file(wide, kind, size):
     arithmetic = "float32"  # the other rounds activations, which differ in their last bits

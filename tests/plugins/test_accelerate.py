@@ -51,6 +51,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", ["packed", "shared"])
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_logits_and_ids_are_the_same(name, weights):

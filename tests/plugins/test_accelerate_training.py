@@ -49,6 +49,7 @@ def test_gradients_are_as_right_as_those_of_eager(name):
     assert max(ours[name] - 1.5 * eager[name] for name in ours) < 1e-6
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_has_no_part_in_gradients(name, side):
@@ -137,6 +138,7 @@ def test_without_training_the_error_says_how_to_have_gradients():
         model(IDS)
 
 
+@pytest.mark.slow
 def test_the_trainer_of_transformers_trains_it(tmp_path):
     pytest.importorskip("accelerate", reason="transformers' Trainer needs the package accelerate")
     from transformers import Trainer, TrainingArguments

@@ -345,6 +345,7 @@ def test_nobody_needs_torch_who_does_not_ask_for_it():
     )
 
 
+@pytest.mark.slow
 def test_torch_compile_is_not_loaded_for_who_does_not_compile():
     """It takes seconds."""
     done = run(

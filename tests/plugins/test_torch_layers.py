@@ -210,6 +210,7 @@ def test_modules_of_pytorch_are_parts_of_a_block():
     assert all(one.grad is not None for one in block.parameters())
 
 
+@pytest.mark.slow
 def test_a_graph_of_layers_stays_whole():
     block, args, _ = layers(nn, held=torch.nn.Parameter)["TransformerBlock"]
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")

@@ -139,6 +139,7 @@ def test_every_operator_has_the_arguments_of_its_function():
                 assert argument.default_value == default, (name, argument.name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_pytorch_finds_nothing_wrong_with_an_operator(name):
     for args, kwargs in CALLS[name]:
@@ -220,6 +221,7 @@ def test_the_gradient_of_an_operator_is_that_of_differences(name, args, kwargs):
     assert torch.autograd.gradcheck(called, tensors)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "args", "kwargs"), GRADED)
 def test_pytorch_finds_nothing_wrong_with_a_gradient(name, args, kwargs):
     called, tensors = of_one_list(name, args, kwargs)
@@ -257,6 +259,7 @@ def test_there_is_no_second_derivative(name):
         torch.autograd.grad(results, tensors, create_graph=True)
 
 
+@pytest.mark.slow
 def test_the_way_back_is_an_operator_that_pytorch_finds_nothing_wrong_with():
     assert set(GRADIENTS) == set(OPERATORS)
     lse = torch.randn(2, 4, 5)
@@ -329,6 +332,7 @@ def _fresh():
     counters.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 def test_a_graph_stays_whole(backend):
     weights = list(torch.randn(5, 8, 8))
@@ -379,6 +383,7 @@ def test_a_compiled_gradient_is_the_eager_one(backend):
         assert torch.equal(torch.compile(loss, backend=backend, fullgraph=True)(X), loss(X))
 
 
+@pytest.mark.slow
 def test_what_is_no_operator_breaks_the_graph_and_is_right():
     packed, few = sft.pack(W), sft.quantize(torch.randn(3, 32), "q8_0")
     norm = sft.nn.RMSNorm(W[0], 1e-5)

@@ -130,6 +130,7 @@ def test_a_mistake_would_be_seen():
         assert distance(other, expected) > 1000 * ROUNDING, name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [

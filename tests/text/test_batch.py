@@ -47,6 +47,7 @@ def prompts_of(rng, count, vocabulary):
     return [*prompts, prompts[-1], [1], rng.integers(1, vocabulary, 700).tolist()]
 
 
+@pytest.mark.sampled(3)
 def test_forty_prompts_are_each_as_alone(isa, tiny, rng):
     prompts = prompts_of(rng, 37, tiny.config.vocab_size)
     together = Report()
@@ -213,6 +214,7 @@ def test_a_batch_over_a_shared_cache_gives_its_pages_back(demo):
 SAMPLED = {"temperature": 0.7, "top_k": 5, "seed": 1}
 
 
+@pytest.mark.sampled(3)
 @each("how", [{}, {"temperature": 1.0, "seed": 3}, SAMPLED])
 @each("draft", ["prompt", "itself", "another"])
 def test_a_draft_changes_no_id(tiny, draft, how, rng):

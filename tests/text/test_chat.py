@@ -44,6 +44,7 @@ def render(directory, template, messages=TALK, variables=None, **config):
 # ---- what templates give -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("folder", "config", "variables"),
     [
@@ -129,6 +130,7 @@ def test_llama3s_own_template(shared):
 # ---- templates that mean harm --------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -295,6 +295,7 @@ def test_a_closed_pipe_is_no_error(tiny, line):
     assert out.startswith(b"One attention step" if "head" in line else b"")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [

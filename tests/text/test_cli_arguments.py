@@ -142,6 +142,7 @@ def test_the_command_line_takes_what_sampling_takes(command, monkeypatch, name, 
 # ---- the prompt ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arguments", [[], ["-"]])
 @pytest.mark.parametrize("ends", ["", "\n", "\n\n"])
 def test_a_prompt_from_standard_input(command, tiny, monkeypatch, arguments, ends):

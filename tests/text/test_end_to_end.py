@@ -87,6 +87,7 @@ def llama3(data, folder):
 PUBLISHED = {"qwen2": qwen2, "minimind": minimind, "llama3": llama3}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_text_in_text_out(opened, kind):
     model, theirs = opened(kind)
@@ -104,6 +105,7 @@ def test_text_in_text_out(opened, kind):
     assert together == [text, model.generate("a", max_new_tokens=20)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_a_chat_is_the_text_behind_the_template(opened, kind):
     model, theirs = opened(kind)
@@ -175,6 +177,7 @@ def model_of(tmp_path_factory):
     return model_of
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", tiny_models.MODELS)
 def test_a_batch_of_unequal_prompts_is_each_alone(model_of, name):
     model = model_of(name)
@@ -184,6 +187,7 @@ def test_a_batch_of_unequal_prompts_is_each_alone(model_of, name):
     assert len({tuple(ids) for ids in alone}) == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", tiny_models.MODELS)
 @pytest.mark.parametrize("cache_dtype", ["float32", "float16", "bfloat16"])
 def test_generation_is_the_same_with_and_without_a_cache(model_of, name, cache_dtype):

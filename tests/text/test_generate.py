@@ -38,6 +38,7 @@ def model(stories):
     return sf.from_pretrained(stories / "stories260K.bin")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("file", ["stories260K.bin", "stories260K_v1.bin"])
 def test_the_greedy_text_is_the_published_one(isa, stories, story, file):
     model = sf.from_pretrained(stories / file)
@@ -46,6 +47,7 @@ def test_the_greedy_text_is_the_published_one(isa, stories, story, file):
     assert start + model.generate(start, max_new_tokens=256)[: len(story) - len(start)] == story
 
 
+@pytest.mark.sampled(2)
 def test_the_same_text_without_the_cache(isa, model, story):
     ids = [1]
     while len(ids) < 257:
@@ -326,6 +328,7 @@ def warped(logits, *processors, so_far=()):
     return torch.softmax(scores, -1)[0].numpy()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("penalty", [1.0, 1.4, 0.8])
 def test_the_chain_is_that_of_transformers(temperature, penalty):

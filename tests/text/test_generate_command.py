@@ -92,6 +92,7 @@ def test_a_line_that_was_not_finished_is_written_anew(command, files):
     assert by_id == {answer["id"]: answer for answer in whole}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process as Unix does")
 def test_a_run_that_is_killed_goes_on_where_it_stopped(files, rng):
     """With kill -9, at any time: in the end every answer is there once."""

@@ -81,6 +81,7 @@ def pair(request, shared, tmp_path_factory):
     return original, sf.tokenizer.load(file)
 
 
+@pytest.mark.sampled(2)
 def test_published_tokenizers_give_the_same_ids(pair):
     original, found = pair
     assert found.vocab_size == original.vocab_size
@@ -95,6 +96,7 @@ def test_published_tokenizers_give_the_same_ids(pair):
             )
 
 
+@pytest.mark.sampled(2)
 def test_ends_of_text(pair):
     original, found = pair
     assert set(original.eos_ids) <= set(found.eos_ids)

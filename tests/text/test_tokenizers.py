@@ -373,6 +373,7 @@ def test_qwen2_is_as_its_files_say(qwen2):
     check_refusals(qwen2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", NASTY)
 def test_qwen2_encodes_as_transformers_does(qwen2, reference_qwen2, text):
     for special in (False, True):

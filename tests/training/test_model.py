@@ -27,6 +27,7 @@ def batch(rng):
     return ids, labels
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DENSE + MIXED)
 def test_every_gradient_is_that_of_transformers(name, batch, tmp_path):
     model = made(name, tmp_path / "weights")
@@ -48,6 +49,7 @@ def test_every_gradient_is_that_of_transformers(name, batch, tmp_path):
         np.testing.assert_allclose(gradient, want, rtol=0, atol=5e-5 * size, err_msg=key)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*DENSE, "mixtral-window-all"])
 def test_bfloat16_is_as_near_as_pytorchs(name, batch, tmp_path):
     """Beside float64, over all gradients: no further away than its autocast, give or take. (Where
@@ -229,6 +231,7 @@ def test_what_is_learnt_is_what_generates(batch):
     assert (logits.argmax(-1)[:-1] == ids[0][1:]).mean() > 0.9
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*DENSE, *MIXED, "demo"])
 def test_transformers_and_the_package_open_what_was_saved(name, batch, tmp_path):
     path = tmp_path / "given"

@@ -106,6 +106,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(
     assert ended(tmp_path) == unbroken
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_give_the_same_bits(tmp_path, unbroken, ranks):
     found = program(tmp_path, ranks=ranks)
@@ -113,6 +114,7 @@ def test_ranks_give_the_same_bits(tmp_path, unbroken, ranks):
     assert ended(tmp_path) == unbroken
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, unbroken):
     program(tmp_path, "step", 10, ranks=2)
     resumed = program(tmp_path, "never", 0, "--resume")

@@ -72,6 +72,7 @@ def arguments(files, out, *rest, data="chat.jsonl", model="q4_k.gguf"):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_adapters_of_a_gguf_file_learn_a_chat(command, files, tmp_path):
     status, _, said = command(*arguments(files, tmp_path, "--lora", 8, "--steps", 60))
     assert status == 0, said
@@ -123,6 +124,7 @@ def test_the_whole_model_is_written_with_merge(command, files, tmp_path):
     np.testing.assert_allclose(merged(ids), want, rtol=0, atol=5e-3 * np.abs(want).max())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("data", ["pairs.jsonl", "texts.jsonl"])
 @pytest.mark.parametrize("lora", [(), ("--lora", 4)])
 def test_preferences_are_learned(command, files, tmp_path, data, lora):

@@ -154,6 +154,7 @@ def test_a_plan_says_what_a_run_takes_and_writes_nothing(command, files, tmp_pat
     assert "at most while it was measured" in printed
 
 
+@pytest.mark.slow
 def test_minutes_are_steps_that_a_probe_counts(command, files, tmp_path):
     """What was probed has changed nothing, and a resumed run has as many."""
     given = [one for one in arguments(files, tmp_path / "minutes") if one not in ("--steps", STEPS)]
@@ -189,6 +190,7 @@ def test_a_mixture_of_experts_learns(command, files, tmp_path):
     assert "--balance is 0.02" in command(*given[:-1], 0.02, "--resume")[2]
 
 
+@pytest.mark.slow
 def test_the_curve_is_drawn(unbroken):
     pytest.importorskip("matplotlib")
     assert (unbroken[0] / "loss.png").read_bytes()[:4] == b"\x89PNG"
@@ -238,6 +240,7 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_bits(files, unbroken, tmp
     assert left(out) == left(unbroken[0])
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_the_model_so_far(files, unbroken, tmp_path):
     out = tmp_path / "run"
     process = sent(start(arguments(files, out)), signal.SIGTERM, out / "checkpoint-000003")
@@ -247,6 +250,7 @@ def test_interrupted_it_leaves_the_model_so_far(files, unbroken, tmp_path):
     assert left(out) == left(unbroken[0])
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_bits(files, unbroken, tmp_path):
     pytest.importorskip("mpi4py")
     out = tmp_path / "run"
