@@ -21,7 +21,7 @@ struct AttentionBackward {
 };
 
 constexpr int64_t kBackwardKeys = 128;  // keys of a block
-constexpr int64_t kBackwardRows = 64;   // rows that pass a block together: whole panels
+constexpr int64_t kBackwardRows = 128;  // rows that pass a block together: whole panels
 
 // Work items are (head, part of its keys). Rows are taken a band at a time, keys a block at a time.
 struct AttentionBackwardArgs {

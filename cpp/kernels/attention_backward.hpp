@@ -339,12 +339,13 @@ SF_INLINE void clear(A* numbers, int64_t count) {
 
 // A band against the block of keys from first_key on, of which `keys` are packed.
 //
-// Where some rows of a strip see fewer keys than others, and tiles of registers are no wider than a panel, each panel of
-// rows is multiplied by the keys that it sees alone. What is left out are zeros.
+// Where some rows of a strip see fewer keys than others, each share of them, as wide as a tile of registers, is
+// multiplied by the keys that it sees alone. What is left out are zeros.
 template <class A>
 void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t index, const Band& band,
                 int64_t first_key, KeyRange keys, int64_t part_begin, const Workspace<A>& work) noexcept {
-  constexpr bool kByPanels = kTileVectors[kTileRows] * kLanes<A> <= kPanelColumns;
+  constexpr int64_t kColumns = kTileVectors[kTileRows] * kLanes<A>;
+  constexpr int64_t kShare = kColumns < kPanelColumns ? kPanelColumns : kColumns;
   const AttentionBackward& call = *args.call;
   const int64_t depth = args.heads.depth, value_depth = args.heads.value_depth, group = args.heads.group;
   const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
@@ -362,10 +363,9 @@ void pass_block(const AttentionBackwardArgs& args, const Head& head, int64_t ind
     if (seen.empty()) continue;
     const BackwardTile tile{row, rows, first_key, seen};
     // Both ends grow with the rows.
-    const bool alike = !kByPanels || rows <= kPanelColumns ||
-                       (seen_by(row, kPanelColumns).end == seen.end &&
-                        seen_by(panel_start(row + rows - 1), 1).begin == seen.begin);
-    const int64_t share = alike ? rows : kPanelColumns;
+    const bool alike = rows <= kShare || (seen_by(row, kShare).end == seen.end &&
+                                          seen_by(row + (rows - 1) / kShare * kShare, 1).begin == seen.begin);
+    const int64_t share = alike ? rows : kShare;
     // f(r, n, what they see of the keys), for the rows row + r + [0, n)
     const auto each_share_of_rows = [&](const auto& f) __attribute__((always_inline)) {
       for (int64_t r = 0; r < rows; r += share) {
