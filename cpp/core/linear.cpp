@@ -168,7 +168,8 @@ int64_t block_rows(int64_t rows, int64_t depth, bool are_chosen) {
   return ceil_div(rows, ceil_div(rows, most));
 }
 
-// The rows of a work item, where weights have at most `rows` each: fewer when there are too few slices to share out.
+// The rows of a work item, up to `most`, where weights have at most `rows` each: fewer when there are too few slices to
+// share out.
 int64_t chunk_rows_of(int64_t rows, int64_t slices, int64_t most) {
   const int64_t chunks =
       std::clamp<int64_t>(ceil_div(kLinearItems, slices), 1, std::max<int64_t>(rows / kFewestItemRows, 1));
@@ -176,7 +177,8 @@ int64_t chunk_rows_of(int64_t rows, int64_t slices, int64_t most) {
 }
 
 // Cuts what weights [args.weights, args.weights + args.count) make of rows [first, end) of the call into work
-// items, which it counts. `cost` becomes what one of them costs in the mean.
+// items, which it counts: of up to `panel_rows` rows where a weight's panels are multiplied as they lie. `cost` becomes
+// what one of them costs in the mean.
 int64_t deal(LinearArgs& args, LinearWeight* weights, int64_t first, int64_t end, int64_t panel_rows,
              double& cost) {
   int64_t slices = 0, most = 0, most_together = kItemRows;
