@@ -117,10 +117,10 @@ struct PanelOf<Pairs> {
 
 // ---- microkernel ------------------------------------------------------------------------------------------
 
-// MR rows by NV vectors of columns, all sums in registers: kTileRows and kTileVectors say how many of them
-// the instruction set holds.
+// Tiles of MR rows by NV vectors of columns, one below the other, all sums of one in registers: kTileRows and
+// kTileVectors say how many of them the instruction set holds.
 
-// What a tile of sums prefetches at every k: the line at `address` of its first panel, and those at the same place
+// What a tile prefetches at every k: the line at `address` of its first panel, and those at the same place
 // in the panels beside it. The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of
 // memory. One or two rows prefetch the same panel further on, to the cache that is its goal. More of them prefetch
 // the block of the panels that comes after this one, into the second cache, dealt out to the rows of A: else the first
@@ -129,6 +129,7 @@ struct PanelOf<Pairs> {
 struct Prefetch {
   uintptr_t address, step;  // step: from one k to the next
   Cache goal;
+  uintptr_t tile_step = 0;  // from one tile to the next
 };
 
 template <int panels>
@@ -138,9 +139,8 @@ SF_INLINE void prefetch_lines(uintptr_t address, uintptr_t panel_bytes, Cache go
 }
 
 template <class T, int MR, int NV, class Beside>
-__attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b,
-                                           Prefetch next, Tile<SumOf<T>> c,
-                                           [[maybe_unused]] Beside& beside) noexcept {
+SF_INLINE void multiply_tile(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Prefetch next,
+                             Tile<SumOf<T>> c, [[maybe_unused]] Beside& beside) {
   using Panel = PanelOf<T>;
   using A = SumOf<T>;
   using V = Vec<A>;
@@ -192,6 +192,14 @@ __attribute__((noinline)) void microkernel(int64_t k, Matrix<RowOf<T>> a, Panels
   }
 }
 
+template <class T, int MR, int NV, class Beside>
+__attribute__((noinline)) void microkernel(int64_t tiles, int64_t k, Matrix<RowOf<T>> a,
+                                           Panels<ElementOf<T>> b, Prefetch next, Tile<SumOf<T>> c,
+                                           Beside& beside) noexcept {
+  for (; tiles > 0; --tiles, a = a.from(MR), c = c.from(MR, 0), next.address += next.tile_step)
+    multiply_tile<T, MR, NV>(k, a, b, next, c, beside);
+}
+
 // ---- blocking ---------------------------------------------------------------------------------------------
 
 // Some columns, in tiles of up to MR rows and of NV vectors. The tile of B stays in cache while the rows of A pass.
@@ -205,26 +213,33 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
   constexpr int kFewest = MR < 3 ? MR : (MR + 1) / 2;  // that MR + 1 rows make
   const int64_t block = k / kDepth * kBytes;
   const auto panel = reinterpret_cast<uintptr_t>(b.p);
-  each_share(m, MR, [&](int64_t i, int64_t rows) __attribute__((always_inline)) {
+  if (m == 0) return;
+  const auto multiply = [&](int64_t first, int64_t tiles, int64_t rows) __attribute__((always_inline)) {
     Prefetch next{panel, 0, b.goal};  // the line that is read anyway
     if (kDeals && m >= kFewestRowsForNext && m <= kMostRowsForNext)
-      next = {panel + static_cast<uintptr_t>(block + block * i / m),
-              static_cast<uintptr_t>(kBytes * rows / m), b.goal};
+      next = {panel + static_cast<uintptr_t>(block + block * first / m),
+              static_cast<uintptr_t>(kBytes * rows / m), b.goal, static_cast<uintptr_t>(block * rows / m)};
     else if (MR <= kFewRows || sizeof(ElementOf<T>) == 2)
       next = {panel + kPanelBytesAhead, kBytes, b.goal};
-    const auto multiply = [&](auto& within) __attribute__((always_inline)) {
+    const auto run = [&](int64_t some, auto& within) __attribute__((always_inline)) {
       with_count<MR, kFewest>(rows, [&](auto count) __attribute__((always_inline)) {
-        microkernel<T, decltype(count)::value, NV>(k, a.from(i), b, next, c.from(i, 0), within);
+        microkernel<T, decltype(count)::value, NV>(some, k, a.from(first), b, next, c.from(first, 0), within);
       });
     };
     if constexpr (kWithin) {
-      multiply(beside);
+      run(tiles, beside);
     } else {
       Nothing nothing;
-      beside();
-      multiply(nothing);
+      for (; tiles > 0; --tiles, first += rows) {
+        beside();
+        run(1, nothing);
+      }
     }
-  });
+  };
+  // Tiles are as even as they can be: the first ones have a row more.
+  const int64_t tiles = (m + MR - 1) / MR, rows = m / tiles, larger = m % tiles;
+  if (larger > 0) multiply(0, larger, rows + 1);
+  multiply(larger * (rows + 1), tiles - larger, rows);
 }
 
 // All columns. Panels are dealt out evenly to tiles of up to NV vectors, as rows are: a tile of one panel by
