@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/attention_args.hpp"
+#include "base/tuning.hpp"
 
 namespace simdformer {
 
@@ -19,9 +20,6 @@ struct AttentionBackward {
   const View* d_mask = nullptr;  // (..., H, L, S), of a mask that is added
   const View* delta = nullptr;  // (..., H, L): sum(grad out) - grad_lse, of which the sinks' gradient is made
 };
-
-constexpr int64_t kBackwardKeys = 128;  // keys of a block
-constexpr int64_t kBackwardRows = 128;  // rows that pass a block together: whole panels
 
 // Work items are (head, part of its keys). Rows are taken a band at a time, keys a block at a time.
 struct AttentionBackwardArgs {

@@ -82,10 +82,6 @@ struct AdamWArgs {
   double scale;                     // of the gradient
 };
 
-// Rows of depth that pack_columns takes at a time, which are its work items; even, for pairs of bfloat16. So many are read
-// side by side: 8 are packed as fast as they can be copied, 32 in 1.3 times that time (a Zen 3).
-constexpr int64_t kPackedDepth = 8;
-
 // in (depth, rows), row_stride bytes from one row to the next -> out (rows, depth) as PackRowsArgs has it. Work items
 // are bands of kTransposedRows rows of out.
 constexpr int64_t kTransposedRows = 64;

@@ -1,6 +1,7 @@
 // What was found by measuring, all in one place. Where no machine is named it was a Zen 5 (an AMD EPYC of two to
 // four cores in a virtual machine, 2 MB of second and 32 MB of last cache for two), GCC 12, 21 to 23 November 2026.
-// None of it changes a result. How many rows and columns registers hold is said by each instruction set (cpp/isa).
+// None of it changes a result, but for how sums are rounded. How many rows and columns registers hold is said by each
+// instruction set (cpp/isa).
 #pragma once
 
 #include <cstdint>
@@ -61,9 +62,13 @@ constexpr int64_t kFewestBlockRows = 24, kBlockElements = int64_t{8} << 20;
 // faster than with 32 items.
 constexpr int64_t kLinearItems = 64, kFewestItemRows = 32;
 
-// Terms of a partial sum of a gradient, where pairs of bfloat16 are multiplied: 1.03 to 1.08 times as fast as those of
-// the forward (one thread of a Zen 4, 512 rows), and no slower than 256 or 1024.
-constexpr int64_t kGradientTerms = 512;
+// Terms of a partial sum of a gradient: 1.03 to 1.06 times as fast as those of the forward (a Zen 3, float32), with an
+// error of 1.13 to 1.2 times PyTorch's; 512 are another 1 to 4 % faster, with 1.5 to 1.7 times its error. Where pairs of
+// bfloat16 are multiplied: 1.03 to 1.08 times as fast (one thread of a Zen 4, 512 rows), and no slower than 256 or 1024.
+constexpr int64_t kGradientTerms = 256, kPairTerms = 512;
+// Rows of a matrix that pack_columns takes at a time, which are its work items; even, for pairs of bfloat16. So many are
+// read side by side: 8 are packed as fast as they can be copied, 32 in 1.3 times that time (a Zen 3).
+constexpr int64_t kPackedDepth = 8;
 
 // ---- attention --------------------------------------------------------------------------------------------
 
@@ -81,6 +86,9 @@ constexpr int64_t kItemTerms = int64_t{1} << 27;
 constexpr int64_t kMostBlockRows = 128, kFewestAttentionRows = 32, kOwnRows = 256;
 // Blocks to share out, where there are enough rows.
 constexpr int64_t kAttentionItems = 16;
+// Backward: keys of a block, and the rows that pass it together, whole panels. Sums are loaded and stored half as often
+// as with 64 rows: 4 to 10 % (a Zen 3).
+constexpr int64_t kBackwardKeys = 128, kBackwardRows = 128;
 // Backward: products of scores of a work item (the other four come on top), and bytes of d_query that parts of the keys
 // hold by themselves at a time.
 constexpr int64_t kBackwardTerms = int64_t{1} << 30, kBackwardBytes = int64_t{64} << 20;

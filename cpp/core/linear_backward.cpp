@@ -6,6 +6,7 @@
 #include "base/gradient_args.hpp"
 #include "base/linear_args.hpp"
 #include "base/sizes.hpp"
+#include "base/tuning.hpp"
 #include "core/activations.hpp"
 #include "core/copy.hpp"
 #include "core/dispatch.hpp"
@@ -15,8 +16,12 @@
 namespace simdformer {
 namespace {
 
-// How many products a partial sum has. Factors of pairs have 8 digits: what longer sums lose is nothing beside that.
-int64_t terms_of(DType dtype) { return kernels().bf16_pairs && dtype == DType::bf16 ? kGradientTerms : 0; }
+// Products of a partial sum, 0: as many as the forward's have. Factors of pairs have 8 digits: what longer sums lose is
+// nothing beside that. Other gradients have about PyTorch's error then, the forward's products less.
+int64_t terms_of(DType dtype, int64_t depth) {
+  if (kernels().bf16_pairs && dtype == DType::bf16) return kPairTerms;
+  return depth >= 2 * kGradientTerms ? kGradientTerms : 0;
+}
 
 View matrix(void* data, DType dtype, int64_t rows, int64_t columns) {
   View view;
@@ -94,7 +99,7 @@ void multiply_by_weight(const LinearGradient& one, const View& out) {
   LinearOperand operand;
   operand.packed = &columns.weight();
   operand.out = out;
-  operand.sum_terms = terms_of(columns.weight().dtype());
+  operand.sum_terms = terms_of(columns.weight().dtype(), columns.weight().cols());
   linear(one.grad, &operand, 1, Arithmetic::float32);
 }
 
@@ -146,7 +151,7 @@ void linear_backward_weight(const LinearGradient* gradients, int count, const Vi
     LinearOperand operand;
     operand.packed = &columns.weight();
     operand.out = outs[j];
-    operand.sum_terms = terms_of(x.dtype);
+    operand.sum_terms = terms_of(x.dtype, columns.weight().cols());
     linear_of_columns(as_matrix(gradients[j].grad, copied), operand);
   }
 }

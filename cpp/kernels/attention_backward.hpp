@@ -154,7 +154,6 @@ void pack_band(const AttentionBackwardArgs& args, const Head& head, int64_t inde
                         g * call.delta->strides[call.delta->rank - 2],
                     &delta, sizeof(A));
     }
-    constexpr auto kSize = static_cast<int64_t>(sizeof(A));
     if (heads.pairs) {
       const auto pack_pairs = [&](const bfloat16* rows, int64_t stride, int64_t k, A* panels) {
         pack_panel_16(reinterpret_cast<const char*>(rows), 2 * stride, own, k,
@@ -163,10 +162,8 @@ void pack_band(const AttentionBackwardArgs& args, const Head& head, int64_t inde
       pack_pairs(paired_queries, pitch, depth, work.query_panels);
       pack_pairs(paired_grads, value_pitch, value_depth, work.grad_panels);
     } else {
-      pack_panel<A>(reinterpret_cast<const char*>(queries), pitch * kSize, kPanelColumns, depth,
-                    work.query_panels + r * depth);
-      pack_panel<A>(reinterpret_cast<const char*>(grads), value_pitch * kSize, kPanelColumns, value_depth,
-                    work.grad_panels + r * value_depth);
+      transpose_panel<A>(queries, pitch, depth, work.query_panels + r * depth);
+      transpose_panel<A>(grads, value_pitch, value_depth, work.grad_panels + r * value_depth);
     }
     const int64_t stride = args.band_rows * kPanelColumns;
     spread_columns(queries, pitch, depth, finite, work.query_columns + r * kPanelColumns, stride);
@@ -487,20 +484,20 @@ void backward_item(const AttentionBackwardArgs& args, int64_t item, A* memory) n
   const int64_t pitch = pitch_of(depth), value_pitch = pitch_of(value_depth);
   const int64_t begin = part * args.part_keys, end = min_of(begin + args.part_keys, heads.keys);
   clear(work.d_key, (end - begin) * pitch), clear(work.d_value, (end - begin) * value_pitch);
+  const bool keeps_delta = part == 0;  // of all rows, which it packs therefore
   for (int64_t first = 0; first < query_rows(heads); first += args.band_rows) {
     const int64_t count = min_of(args.band_rows, query_rows(heads) - first);
     Band band{first, count, 0, true};
-    // The first part packs all rows: it keeps delta.
     const auto sees_nothing_yet = [&](int64_t row) {
       return head.visible.end((first + min_of(row + kBackwardRows, count) - 1) / heads.group) <= begin;
     };
-    if (part > 0)
+    if (!keeps_delta)
       while (band.begin < count && sees_nothing_yet(band.begin)) band.begin += kBackwardRows;
     const int64_t last = (first + count - 1) / heads.group;
     const KeyRange seen{max_of(head.visible.begin((first + band.begin) / heads.group), begin),
                         min_of(head.visible.end(last), end)};
     clear(work.d_query, depth * pitch_of(args.band_rows));
-    if (!seen.empty() || part == 0) pack_band(args, head, index, part == 0, work, band);
+    if (!seen.empty() || keeps_delta) pack_band(args, head, index, keeps_delta, work, band);
     for (int64_t block = begin; block < seen.end; block += kBackwardKeys) {
       const KeyRange keys{max_of(seen.begin - block, 0), min_of(seen.end - block, kBackwardKeys)};
       if (keys.empty()) continue;

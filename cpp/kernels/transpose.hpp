@@ -9,6 +9,7 @@
 
 #include "base/gradient_args.hpp"
 #include "base/linear_args.hpp"
+#include "base/tuning.hpp"
 #include "kernels/pack.hpp"
 
 namespace simdformer::SF_ISA {
