@@ -7,10 +7,24 @@
 #pragma once
 
 #include "base/gradient_args.hpp"
+#include "base/tuning.hpp"
 #include "kernels/exp.hpp"
 #include "kernels/loops.hpp"
 
 namespace simdformer::SF_ISA {
+
+// dx = f(dy, y) over a row, while the next one is prefetched.
+template <class T, class F>
+SF_INLINE void write_softmax_row(T* dx, int64_t n, const T* dy, const T* y, const T* next_dy, const T* next_y,
+                                 F f) {
+  constexpr int64_t kStep = 2 * kLanes<Acc<T>>;
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    __builtin_prefetch(next_dy + i, 0, 2), __builtin_prefetch(next_y + i, 0, 2);
+    map_row<2>(dx + i, kStep, f, dy + i, y + i);
+  }
+  map_row(dx + i, n - i, f, dy + i, y + i);
+}
 
 template <class T>
 void softmax_backward_rows(const SoftmaxBackwardArgs& args, int64_t begin, int64_t end) noexcept {
@@ -18,19 +32,27 @@ void softmax_backward_rows(const SoftmaxBackwardArgs& args, int64_t begin, int64
   using V = Vec<A>;
   const int64_t n = args.grad.length;
   const V scale(static_cast<A>(1 / args.temperature));
+  const bool ahead = n * static_cast<int64_t>(sizeof(T)) <= kMostBytesAhead;
   RowCursor grad(args.grad, begin), y(args.y, begin), out(args.out, begin);
-  for (int64_t row = begin; row < end; ++row, grad.next(), y.next(), out.next()) {
+  for (int64_t row = begin; row < end; ++row, out.next()) {
     const T *dy = grad.template as<const T>(), *of = y.template as<const T>();
     T* dx = out.template as<T>();
+    grad.next(), y.next();
+    const auto write = [&](auto f) {
+      if (ahead)
+        write_softmax_row(dx, n, dy, of, grad.template as<const T>(), y.template as<const T>(), f);
+      else
+        map_row<2>(dx, n, f, dy, of);
+    };
     if (args.is_log) {
       const V sum(sum_row(dy, n, [](V sum, V dy) { return V(sum + dy); }));
-      map_row<2>(dx, n, [&](V dy, V y) { return neg_mul_add(vec_exp(y), sum, dy); }, dy, of);
+      write([&](V dy, V y) { return neg_mul_add(vec_exp(y), sum, dy); });
     } else {
       const V sum(dot_row(dy, of, n));
       if (args.temperature == 1)
-        map_row<2>(dx, n, [&](V dy, V p) { return V(p * (dy - sum)); }, dy, of);
+        write([&](V dy, V p) { return V(p * (dy - sum)); });
       else
-        map_row<2>(dx, n, [&](V dy, V p) { return V(p * (dy - sum) * scale); }, dy, of);
+        write([&](V dy, V p) { return V(p * (dy - sum) * scale); });
     }
   }
 }
