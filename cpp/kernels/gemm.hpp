@@ -117,9 +117,6 @@ struct PanelOf<Pairs> {
 
 // ---- microkernel ------------------------------------------------------------------------------------------
 
-// Tiles of MR rows by NV vectors of columns, one below the other, all sums of one in registers: kTileRows and
-// kTileVectors say how many of them the instruction set holds.
-
 // What a tile prefetches at every k: the line at `address` of its first panel, and those at the same place
 // in the panels beside it. The hardware's prefetchers stop at a page, and a few rows of A read B at the speed of
 // memory. One or two rows prefetch the same panel further on, to the cache that is its goal. More of them prefetch
@@ -138,6 +135,8 @@ SF_INLINE void prefetch_lines(uintptr_t address, uintptr_t panel_bytes, Cache go
       prefetch_to(goal, reinterpret_cast<const void*>(address + panel * panel_bytes));
 }
 
+// A tile of MR rows by NV vectors of columns, all sums in registers: kTileRows and kTileVectors say how many of them
+// the instruction set holds.
 template <class T, int MR, int NV, class Beside>
 SF_INLINE void multiply_tile(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>> b, Prefetch next,
                              Tile<SumOf<T>> c, [[maybe_unused]] Beside& beside) {
@@ -192,6 +191,7 @@ SF_INLINE void multiply_tile(int64_t k, Matrix<RowOf<T>> a, Panels<ElementOf<T>>
   }
 }
 
+// Such tiles, one below the other.
 template <class T, int MR, int NV, class Beside>
 __attribute__((noinline)) void microkernel(int64_t tiles, int64_t k, Matrix<RowOf<T>> a,
                                            Panels<ElementOf<T>> b, Prefetch next, Tile<SumOf<T>> c,
@@ -214,6 +214,7 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
   const int64_t block = k / kDepth * kBytes;
   const auto panel = reinterpret_cast<uintptr_t>(b.p);
   if (m == 0) return;
+  // Rows [first, first + tiles * rows)
   const auto multiply = [&](int64_t first, int64_t tiles, int64_t rows) __attribute__((always_inline)) {
     Prefetch next{panel, 0, b.goal};  // the line that is read anyway
     if (kDeals && m >= kFewestRowsForNext && m <= kMostRowsForNext)
