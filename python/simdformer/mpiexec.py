@@ -50,7 +50,8 @@ def end_all_on_errors() -> None:
 
 def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     mpi: Any = sys.modules.get("mpi4py.MPI")
-    # Before MPI is there, and after it has gone, mpiexec itself ends the others.
+    # Before MPI is there, and after it has gone, nobody can be told. Open MPI's mpiexec ends the
+    # others by itself; so does MPICH's where a signal ends this one, Ctrl-C for instance.
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
         sys.__excepthook__(kind, error, trace)
         return

@@ -128,6 +128,31 @@ def is_running(pid):
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+WAITS = """
+import sys, time
+from simdformer.mpiexec import RANKS, told
+from simdformer.parallel.world import world
+
+if told(RANKS, 0) == 1:
+    try:
+        time.sleep(3600)
+    except KeyboardInterrupt:
+        sys.exit(1)
+print("waits", flush=True)
+world()
+"""
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_one_which_has_gone():
+    """An import may make an ImportError of it, with which a rank ends before MPI begins."""
+    process = ranks.start(2, "-c", WAITS)
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(1)  # until MPI waits
+    process.send_signal(signal.SIGINT)
+    status, _, _ = ranks.finish(process)
+    assert status != 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", ["rank", "mpiexec"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

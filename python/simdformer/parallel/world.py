@@ -1,6 +1,10 @@
 """The ranks on which mpiexec has started a program."""
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from simdformer.models.communicator import Communicator
 from simdformer.mpiexec import RANKS, started, told
@@ -22,7 +26,8 @@ def world() -> Communicator:
     try:
         os.environ.setdefault(QUIET, "1")
         try:
-            from mpi4py import MPI
+            with ended_by_ctrl_c():
+                from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI for it
             why = str(error).partition("\n")[0]
             raise ImportError(
@@ -40,3 +45,20 @@ def world() -> Communicator:
             raise SystemExit(0) from None
         raise
     return communicator_of(MPI.COMM_WORLD)
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process meanwhile, where it would raise KeyboardInterrupt otherwise. Ranks
+    wait for each other where MPI begins, and Python does not look at signals before it is there:
+    one that ends on the way leaves the others waiting for ever, with MPICH's mpiexec."""
+    usual = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if usual is not signal.default_int_handler or not is_main:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
