@@ -1,11 +1,14 @@
 """Ctrl-C in the middle of every operation that can be long, of loading and of generating."""
 
+import _thread
 import signal
 import sys
 import time
 
 import pytest
 
+from simdformer.models.packing import Packing
+from simdformer.models.progress import Progress
 from subprocesses import finish, run_python, start_python
 
 pytestmark = [
@@ -145,6 +148,37 @@ print(answered, len(os.listdir("/proc/self/fd")) - files)
 print(np.array_equal(sf.from_pretrained(path)([1, 2, 3]), expected))
 """
     assert run_python(code, SIMDFORMER_NUM_THREADS="2") == "40 0\nTrue"
+
+
+@pytest.mark.parametrize("moment", ["a thread has just begun", "it is waited for"])
+def test_ctrl_c_leaves_no_thread_behind_that_reads(moment, monkeypatch):
+    began, read = [], []
+
+    def job():
+        began.append(True)
+        time.sleep(0.3)
+        read.append(True)
+
+    def start(run, arguments):
+        start_new_thread(run, arguments)
+        while not began:
+            time.sleep(0.001)
+        if moment == "a thread has just begun":
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+
+    packing = Packing(None, Progress("loading", 1))
+    packing.jobs = [(1, job)]
+    start_new_thread = _thread.start_new_thread
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    monkeypatch.setattr("simdformer.models.packing.get_num_threads", lambda: 2)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            packing.finish()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert read
 
 
 # ---- signals ------------------------------------------------------------------------------------

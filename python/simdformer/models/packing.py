@@ -5,6 +5,7 @@ they come."""
 import _thread
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -96,13 +97,15 @@ class Packing:
                 self.progress.advance(done.popleft())
             self.progress.advance(nbytes)
 
-        others = [beside(work, done.append, failed) for _ in range(get_num_threads() - 1)]
+        busy = [_thread.allocate_lock() for _ in range(get_num_threads() - 1)]
         try:
+            for lock in busy:
+                beside(work, done.append, failed, lock)
             work(told)
-        finally:
+            wait_for(busy)
+        finally:  # whatever a Ctrl-C has left out of that: no thread reads on
             left.clear()
-            for ended in others:
-                ended.acquire()
+            wait_for(busy)
         told(0)
         if failed:
             raise failed[0]
@@ -112,25 +115,27 @@ def beside(
     work: Callable[[Callable[[int], None]], None],
     advance: Callable[[int], None],
     failed: list[BaseException],
-) -> _thread.LockType:
-    """Does `work(advance)` on a thread of its own; a lock that is free when it has ended.
+    busy: _thread.LockType,
+) -> None:
+    """Does `work(advance)` on a thread of its own, which holds `busy` while it does.
 
     Not `threading` nor its executors: a Ctrl-C inside of their conditions can leave a lock behind
     that the thread then waits for without end.
     """
-    ended = _thread.allocate_lock()
-    ended.acquire()
 
     def run() -> None:
-        try:
-            work(advance)
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            ended.release()
+        with busy:
+            try:
+                work(advance)
+            except BaseException as error:
+                failed.append(error)
 
-    try:
+    with suppress(RuntimeError):  # no more threads, or the program is ending: the others do it all
         _thread.start_new_thread(run, ())
-    except RuntimeError:  # as many as there may be, or the program is ending: the others do it all
-        ended.release()
-    return ended
+
+
+def wait_for(busy: list[_thread.LockType]) -> None:
+    """Waits for the threads that have begun; those that begin later find nothing to do."""
+    for lock in busy:
+        with lock:
+            pass
