@@ -26,12 +26,24 @@ SF_INLINE void each_power(int64_t count, F&& f, int64_t first = 0) {
   if constexpr (most > 1) each_power<most / 2>(count, f, first);
 }
 
-// f(first, n) for shares of at most `most`, as even as they can be: 4 + 3, never 6 + 1
+// `count` in as few shares of at most `most` as there can be, as even as they can be: `larger` shares of n + 1, and
+// then `others` of n. 4 + 3, never 6 + 1.
+struct Shares {
+  int64_t larger, others, n;
+};
+
+SF_INLINE Shares shares_of(int64_t count, int64_t most) {
+  if (count == 0) return {0, 0, 0};
+  const int64_t shares = (count + most - 1) / most, larger = count % shares;
+  return {larger, shares - larger, count / shares};
+}
+
+// f(first, n) for each of these shares
 template <class F>
 SF_INLINE void each_share(int64_t count, int64_t most, F&& f) {
-  int64_t shares = (count + most - 1) / most;
-  for (int64_t first = 0; shares > 0; --shares) {
-    const int64_t n = (count - first + shares - 1) / shares;
+  const Shares shares = shares_of(count, most);
+  for (int64_t i = 0, first = 0; first < count; ++i) {
+    const int64_t n = shares.n + (i < shares.larger ? 1 : 0);
     f(first, n);
     first += n;
   }

@@ -213,7 +213,6 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
   constexpr int kFewest = MR < 3 ? MR : (MR + 1) / 2;  // that MR + 1 rows make
   const int64_t block = k / kDepth * kBytes;
   const auto panel = reinterpret_cast<uintptr_t>(b.p);
-  if (m == 0) return;
   // Rows [first, first + tiles * rows)
   const auto multiply = [&](int64_t first, int64_t tiles, int64_t rows) __attribute__((always_inline)) {
     Prefetch next{panel, 0, b.goal};  // the line that is read anyway
@@ -237,10 +236,9 @@ SF_INLINE void row_tiles(int64_t m, int64_t k, Matrix<RowOf<T>> a, Panels<Elemen
       }
     }
   };
-  // Tiles are as even as they can be: the first ones have a row more.
-  const int64_t tiles = (m + MR - 1) / MR, rows = m / tiles, larger = m % tiles;
-  if (larger > 0) multiply(0, larger, rows + 1);
-  multiply(larger * (rows + 1), tiles - larger, rows);
+  const Shares tiles = shares_of(m, MR);
+  if (tiles.larger > 0) multiply(0, tiles.larger, tiles.n + 1);
+  if (tiles.others > 0) multiply(tiles.larger * (tiles.n + 1), tiles.others, tiles.n);
 }
 
 // All columns. Panels are dealt out evenly to tiles of up to NV vectors, as rows are: a tile of one panel by
