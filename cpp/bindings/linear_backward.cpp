@@ -59,10 +59,11 @@ struct GradientPart {
 };
 
 // grads and weights: tuples of one length. Gives (of x, [of each weight], [of each bias]), with None for what is not
-// wanted. `as_sums`: of x as float32 beside 16 bits, for a caller who adds it up.
+// wanted. `as_sums`: of x as float32 beside 16 bits, for a caller who adds it up. `weight_out`: a tuple of arrays that
+// become those of the weights, or None.
 py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py::handle weights_object,
                                py::handle is_list_flag, py::handle x_flag, py::handle weight_flag,
-                               py::handle bias_flag, py::handle sums_flag) {
+                               py::handle bias_flag, py::handle sums_flag, py::handle weight_out) {
   const auto several = [](const char* name, py::handle object) {
     if (!PyTuple_Check(object.ptr())) refuse_type({kLinearBackward, name}, type_of(object), "a tuple");
     return py::reinterpret_borrow<py::tuple>(object);
@@ -74,9 +75,14 @@ py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py:
   const bool as_sums = read_flag(needs, sums_flag);
   Input x = read_array(kX, x_object);
   check_rank_at_least(kX, x.view, 1, "at least one axis");
-  if (grads.size() != weights.size())
-    refuse_value({kLinearBackward, "grad"}, "has " + std::to_string(grads.size()) + " items",
-                 std::to_string(weights.size()) + ", one for each weight");
+  const py::tuple outs = weight_out.is_none() ? py::tuple() : several("weight_out", weight_out);
+  const auto one_for_each_weight = [&](const char* name, const py::tuple& items) {
+    if (items.size() != weights.size())
+      refuse_value({kLinearBackward, name}, "has " + std::to_string(items.size()) + " items",
+                   std::to_string(weights.size()) + ", one for each weight");
+  };
+  one_for_each_weight("grad", grads);
+  if (!weight_out.is_none()) one_for_each_weight("weight_out", outs);
   unit_last_axis(kX, x);
   std::vector<std::unique_ptr<GradientPart>> parts;
   for (size_t j = 0; j < weights.size(); ++j)
@@ -91,17 +97,38 @@ py::tuple linear_backward_call(py::handle grads_object, py::handle x_object, py:
   py::object of_x = py::none();
   if (wants_x) of_x = new_array(kX, as_sums ? sum : x.view.dtype, x.view.rank, x.view.shape, dx);
   py::list of_weights, of_biases;
-  std::vector<View> d_weights(parts.size()), d_biases(parts.size());
+  const char* const of_weight = weight_out.is_none() ? "weight" : "weight_out";
+  std::vector<Output> d_weights;
+  std::vector<View> d_biases(parts.size());
   for (size_t j = 0; j < parts.size(); ++j) {
     const int64_t shape[] = {parts[j]->outputs, inputs};
-    if (wants_weight) of_weights.append(new_array({kLinearBackward, "weight"}, sum, 2, shape, d_weights[j]));
+    if (wants_weight) {
+      const py::object out = weight_out.is_none() ? py::none() : py::object(outs[j]);
+      d_weights.emplace_back(Arg{kLinearBackward, of_weight, is_list ? static_cast<int>(j) : -1}, out, sum, 2,
+                             shape);
+      of_weights.append(d_weights[j].array);
+    }
     if (wants_bias) of_biases.append(new_array({kLinearBackward, "bias"}, sum, 1, shape, d_biases[j]));
+  }
+  // Each is written while x, the gradients and those written before are still wanted.
+  std::vector<View> written;
+  for (size_t j = 0; j < d_weights.size(); ++j) {
+    Output& out = d_weights[j];
+    out.check_overlap(kX, x.view, Output::Alias::refused);
+    for (const auto& part : parts)
+      out.check_overlap({kLinearBackward, "grad"}, part->grad.view, Output::Alias::refused);
+    for (size_t i = 0; i < j; ++i)
+      out.check_overlap({kLinearBackward, of_weight, static_cast<int>(i)}, d_weights[i].view,
+                        Output::Alias::refused);
+    out.unit_last_axis();
+    written.push_back(out.view);
   }
   {
     NoGil nogil;
     const int count = static_cast<int>(calls.size());
     if (wants_x) linear_backward_x(calls.data(), count, dx);
-    if (wants_weight) linear_backward_weight(calls.data(), count, x.view, d_weights.data());
+    if (wants_weight) linear_backward_weight(calls.data(), count, x.view, written.data());
+    for (const Output& out : d_weights) out.finish();
     for (size_t j = 0; wants_bias && j < calls.size(); ++j) sum_over_rows(calls[j].grad, d_biases[j]);
   }
   return py::make_tuple(of_x, of_weights, of_biases);

@@ -105,6 +105,7 @@ def linear_backward(
     wants_weight: bool,
     wants_bias: bool,
     as_sums: bool,
+    weight_out: tuple[object, ...] | None,
     /,
 ) -> tuple[Any, list[_Array], list[_Array]]: ...
 def silu_backward(grad: object, x: object, out: object, /) -> _Array: ...

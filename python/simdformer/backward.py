@@ -149,7 +149,7 @@ def linear(
                     'pass needs=("x",)'
                 )
     of_x, of_weights, of_biases = _core.linear_backward(
-        grads, x, weights, several, "x" in wanted, "weight" in wanted, "bias" in wanted, False
+        grads, x, weights, several, "x" in wanted, "weight" in wanted, "bias" in wanted, False, None
     )
 
     def of_each(name: str, gradients: list[Array]) -> Any:

@@ -224,12 +224,16 @@ class Head(NamedTuple):
     wanted: Sequence[str]
     most_logits: int  # that exist at a time
 
-    def gradients(self, rows: Array, weight: Array, of_logits: Array) -> tuple[Any, Any]:
-        """of_logits (N, V) -> x (N, E), weight (V, E) where they are wanted"""
+    def gradients(
+        self, rows: Array, weight: Array, of_logits: Array, of_weight: Array | None = None
+    ) -> tuple[Any, Any]:
+        """of_logits (N, V) -> x (N, E), weight (V, E) where they are wanted; `of_weight` becomes
+        the latter"""
         wants = ("x" in self.wanted, "weight" in self.wanted)
         dx, dw, _ = _core.linear_backward(
-            (converted(of_logits, self.dtype),), rows, (weight,), False, *wants, False, True
-        )
+            (converted(of_logits, self.dtype),), rows, (weight,), False, *wants, False, True,
+            None if of_weight is None else (of_weight,),
+        )  # fmt: skip
         return dx, dw[0] if wants[1] else None
 
 
@@ -294,11 +298,10 @@ def by_vocabulary(head: Head, rows: Array, labels: Array) -> Part:
             head.function, logits, labels, *head.options, 1 / head.divisor,
             None, lse, logits, first, len(table),
         )  # fmt: skip
-        dx, dw = head.gradients(rows, part, of_logits)
+        own = None if of_weight is None else of_weight[first : first + step]
+        dx, _ = head.gradients(rows, part, of_logits, own)
         if of_x is not None:
             of_x = _core.add_to(of_x, dx)
-        if of_weight is not None:
-            of_weight[first : first + step] = dw
     return math.fsum(losses[counts]), of_x, of_weight
 
 

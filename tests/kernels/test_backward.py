@@ -22,7 +22,7 @@ from conftest import (
     same_bits,
     to_torch,
 )
-from simdformer import reference
+from simdformer import _core, reference
 from simdformer.reference.forward import float64
 
 EPS = 1e-3
@@ -253,6 +253,44 @@ def test_linear_computes_what_is_needed_and_adds_where_asked(rng):
         TypeError, match=r"accumulate\['weight'\] has dtype float64, needs .*float32"
     ):
         sf.backward.linear(grad, x, weight, accumulate={"weight": total.astype(np.float64)})
+
+
+def test_gradients_of_weights_are_written_where_the_head_wants_them(rng):
+    """Rows of a larger array, or columns that lie apart; never into what is still read."""
+    grad, x, weight = normal(rng, 5, 24), normal(rng, 5, 16), normal(rng, 24, 16)
+
+    def of_weight(out, grad=grad, weight=weight, several=False):
+        if not several:
+            grad, weight = (grad,), (weight,)
+        return _core.linear_backward(grad, x, weight, several, True, True, False, False, out)
+
+    dx, (want,), _ = of_weight(None)
+    memory = np.zeros((60, 48), np.float32)
+    for part in np.s_[7:31, 16:32], np.s_[7:31, ::3], np.s_[30:6:-1, :16]:
+        memory[:] = 0
+        out = memory[part]
+        of_x, (found,), _ = of_weight((out,))
+        assert found is out
+        assert same_bits(out, want)
+        assert same_bits(of_x, dx)
+        assert np.count_nonzero(memory) == np.count_nonzero(want)
+    shared = np.zeros((24, 16), np.float32)
+    for call, words in (
+        (lambda: of_weight([want]), "weight_out is of type list, needs a tuple"),
+        (lambda: of_weight((want, want)), "weight_out has 2 items, needs 1, one for each weight"),
+        (lambda: of_weight((want[:3],)), r"weight_out has shape \(3, 16\), needs \(24, 16\)"),
+        (lambda: of_weight((want.astype(float),)), "weight_out has dtype float64, needs float32"),
+        (
+            lambda: of_weight((memory[:24, :16],), grad=memory[:5, :24]),
+            "weight_out shares memory with grad, needs memory of its own",
+        ),
+        (
+            lambda: of_weight((shared, shared), (grad, grad), (weight, weight), several=True),
+            r"weight_out\[1\] shares memory with weight_out\[0\]",
+        ),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
 
 
 @pytest.mark.parametrize("kind", [np.float32, bfloat16], ids=str)
