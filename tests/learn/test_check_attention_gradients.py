@@ -77,6 +77,23 @@ def test_right_gradients_are_right(mine, dtype, scale, rng):
             assert report.ok, report
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", [4, 7, 10, 11])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("scale", [6, 8])
+def test_a_softmax_in_float32_among_16_bits_is_right_where_one_key_takes_all(dtype, seed, scale):
+    """As transformers computes attention. What is left of such a row are the roundings of `out`."""
+    torch.manual_seed(seed)
+    q, k, v, g = (torch.randn(2, 4, 32, 16).to(dtype) for _ in range(4))
+    q *= scale
+    mine = [x.clone().requires_grad_(True) for x in (q, k, v)]
+    weights = (mine[0] @ mine[1].mT / 4).softmax(-1, dtype=torch.float32).to(dtype)
+    (weights @ mine[2]).backward(g)
+    out, lse = forward(q, k, v, return_lse=True)
+    report = sf.check(backward, [x.grad for x in mine], g, q, k, v, out, lse)
+    assert report.ok, report
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -10,7 +10,7 @@ from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.compare import Float64
 from simdformer.learn.check.describe import factor_of
 
-__all__ = ["done_to_all"]
+__all__ = ["done_to_all", "no_numbers"]
 
 ENOUGH = 16  # numbers, fewer of which show no share of zeros
 CERTAIN = 4.0  # standard errors of a share
@@ -83,8 +83,7 @@ def done_to_all(
         found += [] if found else _broken_off(mine, right, same)
         if sizes is not None:
             found += [] if found else _left_out(mine, right, same)
-            found += _not_numbers(mine, right, same)
-            found += _factor(mine, right, same, sizes)
+            found += no_numbers(mine, right, same) or _factor(mine, right, same, sizes)
     return tuple((mistake,) for mistake in found)
 
 
@@ -120,16 +119,19 @@ def _broken_off(
             return
 
 
-def _not_numbers(
+def no_numbers(
     mine: Float64, right: Float64, same: Callable[[Any, Any], bool]
-) -> Iterator[Mistake]:
-    """NaN or infinite where a number is right; all other numbers are right."""
+) -> tuple[Mistake, ...]:
+    """What a gradient shows that is 0, or NaN or infinite in some places and right in the others."""
+    if right.any() and not mine.any():
+        return (FOUND["gradient.zero"],)
     broken = ~np.isfinite(mine) & np.isfinite(right)
     if broken.any() and same(np.where(broken, right, mine), right):
         word = "NaN" if np.isnan(mine[broken]).all() else "infinite or NaN"
         some, rest = f"{int(broken.sum())} of {mine.size} numbers are", ", the others are right"
         some, rest = ("every number is", "") if broken.all() else (some, rest)
-        yield FOUND["gradient.not_finite"].about(some=some, word=word, rest=rest)
+        return (FOUND["gradient.not_finite"].about(some=some, word=word, rest=rest),)
+    return ()
 
 
 def _left_out(mine: Float64, right: Float64, same: Callable[[Any, Any], bool]) -> Iterator[Mistake]:
@@ -160,9 +162,6 @@ def _factor(
     mine: Float64, right: Float64, same: Callable[[Any, Any], bool], sizes: Mapping[str, int]
 ) -> Iterator[Mistake]:
     """A gradient that is a simple number times the right one."""
-    if right.any() and not mine.any():
-        yield FOUND["gradient.zero"]
-        return
     factor = factor_of(mine, right)[0]
     if not (np.isfinite(factor) and factor and right.any() and same(mine, factor * right)):
         return

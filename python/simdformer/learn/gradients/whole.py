@@ -8,6 +8,7 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.compare import numbers
+from simdformer.learn.check.whole import no_numbers
 from simdformer.learn.gradients.measure import Measure, norm
 from simdformer.learn.gradients.names import Gradient, Names
 from simdformer.learn.gradients.steps import WEIGHT
@@ -93,6 +94,8 @@ class Whole:
 
     def explain(self, entry: Gradient, first: bool) -> tuple[Mistake, ...]:
         """`first`: nothing that comes before it is known to be right."""
+        if found := self.no_numbers(entry):
+            return found
         factor = self.factor(entry)
         if self.share(factor):
             found = (*self.clipped(), *factors(factor, self.steps.labels))
@@ -101,6 +104,19 @@ class Whole:
         if not found and first:
             found = tuple(self.other_labels(entry))
         return found or tuple(self.anothers(entry))
+
+    def no_numbers(self, entry: Gradient) -> tuple[Mistake, ...]:
+        """What it shows if it is 0, or not finite; many mistakes would give that."""
+        view = self.names.view(entry)
+        assert view is not None
+        assert entry.array is not None
+        mine, right, dtype = entry.array, view.take(self.right(entry)), entry.array.dtype
+
+        def same(a: Any, _: Any) -> bool:
+            return self.measure.is_right(entry.name, a.astype(dtype), view)
+
+        is_like = mine.shape == right.shape
+        return no_numbers(numbers(mine), numbers(right), same) if is_like else ()
 
     def rest(self, entry: Gradient) -> tuple[Mistake, ...]:
         """Where no operation's mistake explains it."""

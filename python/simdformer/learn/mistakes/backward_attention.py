@@ -250,7 +250,7 @@ mistakes(
         | unless(not is_causal); ...; seen = ~of_sample(s, np.tri(*lengths, dtype=bool))
     mask_missing_in_softmax: the mask is missing where softmax is computed again
         as above
-        | seen = np.ones_like(visible(s))
+        | unless(visible(s).all()); seen = np.ones_like(visible(s))
         weigh | p = softmax_of(masked)
         delta | delta = (p * dp).sum(axis=-1, keepdims=True)
     window_missing (rare, unless mask_missing): the window is missing in the backward

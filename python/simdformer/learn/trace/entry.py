@@ -47,7 +47,8 @@ def in_few_bits(x: Array, name: str) -> Array:
     some = np.ravel(x)[:: max(np.size(x) // PROBES, 1)]
     for few in (BF16, F16, F32):
         if TOLERANCE[few] > TOLERANCE[x.dtype] and holds(few, some) and holds(few, x):
-            return x.astype(few)
+            shows_it = np.isfinite(x) & (x != 0)  # zeros and NaN are numbers of every dtype
+            return x.astype(few) if shows_it.any() else x
     return x
 
 
