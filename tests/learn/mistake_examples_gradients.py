@@ -186,6 +186,7 @@ for which, forms in {
     },
     "up": {
         "up_activated": lambda d, g, u: d * silu(u),
+        "slope_for_silu": lambda d, g, u: d * slope_of_silu(g),
     },
 }.items():
     for name, mine in forms.items():

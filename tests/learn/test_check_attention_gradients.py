@@ -162,3 +162,18 @@ def test_of_many_scores_some_are_looked_at(rng):
         report = sf.check(op, mine, g, q, k, v, out, lse, **options)
         names = [one.name for one in report.diagnosis]
         assert names == [f"attention_backward.{mistake}"], report
+
+
+@pytest.mark.parametrize(
+    ("factor", "name"), [(1.01, "array.in_proportion"), (-1, "gradient.negated")]
+)
+@pytest.mark.parametrize("wrong", ["query", "key"])
+def test_what_would_show_in_a_right_gradient_does_not_explain_a_wrong_one(factor, name, wrong, rng):
+    """A scale, or a sign, of the scores' gradient is in query's and in key's."""
+    q, k, v, g = (normal(rng, B, H, L, D) for _ in range(4))
+    out, lse = forward(q, k, v, return_lse=True)
+    mine = backward(g, q, k, v, out, lse)._asdict()
+    mine[wrong] = mine[wrong] * np.float32(factor)
+    report = sf.check(backward, mine, g, q, k, v, out, lse)
+    assert [one.name for one in report.diagnosis] == [name]
+    assert sf.check(backward, {wrong: mine[wrong]}, g, q, k, v, out, lse).diagnosis

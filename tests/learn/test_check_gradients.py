@@ -396,3 +396,22 @@ def test_models_and_texts_that_are_none_are_refused():
         checked(gradients, "demo")
     with pytest.raises(ValueError, match="check_gradients: ids is a text, and this model has no"):
         sf.check_gradients(gradients, model, "once")
+
+
+@pytest.mark.parametrize(
+    ("weight", "factor", "name"),
+    [
+        ("lm_head", 0, "gradient.zero"),
+        ("layers.1.wk", 0, "gradient.zero"),
+        ("layers.1.wk", np.nan, "gradient.not_finite"),
+        ("layers.1.wk", 1.02, "array.in_proportion"),
+    ],
+)
+def test_zeros_nan_and_a_factor_are_called_so(weight, factor, name):
+    """Many mistakes give zeros, or NaN; a scale of the scores would be in the gradient of wq."""
+    model, gradients = made("llama")
+    mine = gradients | {weight: gradients[weight] * np.float32(factor)}
+    report = checked(mine, model)
+    assert report.first_wrong == weight
+    assert [one.name for one in report.diagnosis] == [name]
+    assert report.report.dtype == "float32"

@@ -94,14 +94,11 @@ class Mistake:
         and of many the first."""
         lines: list[str] = []
         for name, wrong in self.replaces.items():
-            found = difference(reads(wrong), STEPS[name].read)
+            if not isinstance(wrong, Lines):  # a number that was fitted
+                continue
+            found = difference(wrong.read, STEPS[name].read)
             lines += [line for line in found if line not in lines]
         return lines if len(lines) <= MOST_LINES else [*lines[:MOST_LINES], "  ..."]
-
-
-def reads(step: Step) -> list[str]:
-    """The lines of a step, where it is known by its lines."""
-    return step.read if isinstance(step, Lines) else []
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,7 @@ class Fit:
                 self.cause,
                 f"Use {name.split()[0]} = {said(self.right)}, from where the call has it.",
                 self.constant.see,
+                self.replaces,
             ),
         )
 

@@ -241,11 +241,24 @@ def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, 
             return not agrees(group)
         return is_fitted(group) and contradicts(group)
 
+    def leaves(group: tuple[Mistake, ...]) -> bool:
+        """Whether all that is right would be right with it, too."""
+        return all(
+            asked[name].has_made(group, [report.right])
+            for name, report in reports.items()
+            if report.ok and report.right is not None
+        )
+
     for name, report in reports.items():
-        mine = asked[name].mine[0]
-        left = tuple(group for group in report.explanations if not is_chance(group, mine))
+        one, right = asked[name], report.right
+        left = tuple(group for group in report.explanations if not is_chance(group, one.mine[0]))
+        if right is not None and left:
+            # What is made on the way to all of them would show in those that are right.
+            likely = tuple(filter(leaves, left)) or one.by_itself(right)
+            left = likely or tuple(group for group in left if len(group) == 1)
         if left != report.explanations:
-            reports[name] = replace(report, explanations=left)
+            seen = () if left or right is None else tuple(one.describe(0, right))
+            reports[name] = replace(report, explanations=left, observations=seen)
     several = sum(not report.ok for report in reports.values()) > 1
     found = dict.fromkeys(group for report in reports.values() for group in report.explanations)
     shared = tuple(group for group in found if explains(group)) if several else ()

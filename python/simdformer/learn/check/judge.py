@@ -262,6 +262,10 @@ class Check:
             or self.in_another_order(right)
         )
 
+    def by_itself(self, right: Any) -> tuple[Explanation, ...]:
+        """What was done to a single result, whatever it was computed by."""
+        return self.done_to_one([right]) or self.in_proportion([right])
+
     def in_proportion(self, right: list[Any]) -> tuple[Explanation, ...]:
         """A single result that is some number times the right one."""
         if len(right) != 1 or np.size(right[0]) < FEW_NUMBERS:

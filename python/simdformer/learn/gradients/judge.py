@@ -201,6 +201,7 @@ class Examination:
                 if report.ok:  # by another convention
                     return report
                 report = self.agreed(report, neighbours(entries, entry), work)
+                report = self.unless_it_would_show(report, entries, entry, work)
                 plain = all(map(is_fitted, report.explanations))  # twice as large has other reasons
                 found = whole.rest(entry) if plain and view is not None else ()
                 if not (found or report.diagnosis) and entry.name in self.names.shapes:
@@ -248,6 +249,23 @@ class Examination:
         return replace(
             report, explanations=tuple(group for group, score in kept if score == max(scores))
         )
+
+    def unless_it_would_show(
+        self, report: Report, entries: list[Gradient], entry: Gradient, work: Waiting
+    ) -> Report:
+        """Without a number that was fitted if the right gradients before this one do not have it."""
+        if not report.explanations or not all(map(is_fitted, report.explanations)):
+            return report
+        at = entries.index(entry)
+        before = [one for one in entries[max(at - BESIDE, 0) : at] if self.names.view(one)]
+        asked = [self.question(one, work) for one in before]
+        left = tuple(
+            group
+            for group in report.explanations
+            if all(one.has_made(group, one.call.right()) for one in asked)
+        )
+        own = self.question(entry, work)
+        return replace(report, explanations=left or own.by_itself(own.call.right()[0]))
 
 
 def neighbours(entries: list[Gradient], entry: Gradient) -> list[Gradient]:

@@ -336,6 +336,9 @@ mistakes(
     up_activated: up's gradient has silu(up) instead of silu(gate)
         The wrong one of the two was saved, or the halves are swapped here only.
         | dup = dy * u * sigmoid(u)
+    slope_for_silu: up's gradient has the slope of silu instead of silu(gate)
+        The slope belongs to the gate's gradient alone.
+        | dup = dy * slope
     up_itself: up's gradient is multiplied by up
         The product rule: the other factor stays, not the own one.
         | dup = dy * act * u
