@@ -122,7 +122,7 @@ def _broken_off(
 def no_numbers(
     mine: Float64, right: Float64, same: Callable[[Any, Any], bool]
 ) -> tuple[Mistake, ...]:
-    """What a gradient shows that is 0, or NaN or infinite in some places and right in the others."""
+    """What a gradient shows that is 0, or not finite in places and right in the others."""
     if right.any() and not mine.any():
         return (FOUND["gradient.zero"],)
     broken = ~np.isfinite(mine) & np.isfinite(right)

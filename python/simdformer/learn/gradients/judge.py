@@ -253,7 +253,7 @@ class Examination:
     def unless_it_would_show(
         self, report: Report, entries: list[Gradient], entry: Gradient, work: Waiting
     ) -> Report:
-        """Without a number that was fitted if the right gradients before this one do not have it."""
+        """Without a number that was fitted, if right gradients before this one do not show it."""
         if not report.explanations or not all(map(is_fitted, report.explanations)):
             return report
         at = entries.index(entry)
