@@ -167,10 +167,12 @@ class Noise:
                 return None
             for total, x, y in zip(squares, exact, moved, strict=True):
                 total += np.square(_difference(x, y) / enlarged)
-            allowed = [
+            now = [
                 self._allowed(x, total / made, dtype, only is None)
                 for x, total in zip(exact, squares, strict=True)
             ]
+            # What a few samples allow stands: more of them are there for what those have spared.
+            allowed = list(map(np.maximum, allowed, now)) if made > SAMPLES else now
             if made == FIRST and self._is_hopeless(exact, allowed):
                 break
             if made >= SAMPLES and (dtype.itemsize > 2 or not self._is_off(exact, allowed)):
