@@ -175,7 +175,8 @@ class Noise:
             allowed = list(map(np.maximum, allowed, now)) if made > SAMPLES else now
             if made == FIRST and self._is_hopeless(exact, allowed):
                 break
-            if made >= SAMPLES and (dtype.itemsize > 2 or not self._is_off(exact, allowed)):
+            enough = dtype.itemsize > 2 or self.replaced or not self._is_off(exact, allowed)
+            if made >= SAMPLES and enough:
                 break
         return allowed
 
