@@ -254,7 +254,9 @@ def agreed(reports: dict[str, Report], asked: Mapping[str, Check]) -> dict[str, 
         left = tuple(group for group in report.explanations if not is_chance(group, one.mine[0]))
         if right is not None and left:
             # What is made on the way to all of them would show in those that are right.
-            likely = tuple(filter(leaves, left)) or one.by_itself(right)
+            fitted = all(map(is_fitted, left))
+            plain = one.by_itself(right) if fitted else one.done_to_one([right])
+            likely = tuple(filter(leaves, left)) or plain
             left = likely or tuple(group for group in left if len(group) == 1)
         if left != report.explanations:
             seen = () if left or right is None else tuple(one.describe(0, right))
