@@ -49,6 +49,19 @@ def test_every_gradient_is_that_of_transformers(name, batch, tmp_path):
         np.testing.assert_allclose(gradient, want, rtol=0, atol=5e-5 * size, err_msg=key)
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", DENSE + MIXED)
+def test_every_weight_takes_a_step(name, batch, tmp_path):
+    """Those that a file has transposed, or as every second row, too."""
+    made(name, tmp_path)
+    model = TrainableModel.from_pretrained(tmp_path)
+    before = {key: weight.copy() for key, weight in model.parameters().items()}
+    _, gradients = model.loss_and_gradients(*batch)
+    sf.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0).step(gradients)
+    for key, weight in model.parameters().items():
+        assert (weight != before[key]).any() == gradients[key].any(), key
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*DENSE, "mixtral-window-all"])
 def test_bfloat16_is_as_near_as_pytorchs(name, batch, tmp_path):

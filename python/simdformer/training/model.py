@@ -54,7 +54,7 @@ class TrainableModel:
         keep_memory(self)
         self.config = config
         self.weights: Mapping[str, Any] = {
-            name: np.array(weights[name], np.float32) for name in weight_shapes(config)
+            name: np.array(weights[name], np.float32, order="C") for name in weight_shapes(config)
         }
         self.adapters: Mapping[str, Adapter] = {}
         self.rope_of_layers = rope_of_layers(config)
