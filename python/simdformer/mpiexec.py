@@ -59,7 +59,7 @@ def hook(kind: type[BaseException], error: BaseException, trace: TracebackType |
     time.sleep(EACH_RANK * rank)
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     print(f"rank {rank} of {size}: {text}", file=sys.stderr)
-    end_all(mpi.COMM_WORLD, INTERRUPTED if kind is KeyboardInterrupt else FAILED)
+    end_all(mpi.COMM_WORLD, INTERRUPTED if issubclass(kind, KeyboardInterrupt) else FAILED)
 
 
 def end_all(comm: Any, status: int) -> NoReturn:

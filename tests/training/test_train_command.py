@@ -250,6 +250,25 @@ def test_interrupted_it_leaves_the_model_so_far(files, unbroken, tmp_path):
     assert left(out) == left(unbroken[0])
 
 
+def test_a_second_interruption_within_a_step_leaves_no_model(command, files, tmp_path, monkeypatch):
+    """Some weights are those of the next step by then."""
+    usual, calls = sf.optim.adamw_, []
+
+    def interrupted(*arguments, **named):
+        usual(*arguments, **named)
+        calls.append(named["step"])
+        if calls.count(3) == 5:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sf.optim, "adamw_", interrupted)
+    status, _, said = command(*arguments(files, tmp_path))
+    assert status == 130
+    assert "interrupted a second time, no model is written; checkpoint-000002 is whole" in said
+    assert not (tmp_path / "model.safetensors").exists()
+    assert log_of(tmp_path)[-1]["step"] == 2
+
+
 @pytest.mark.slow
 def test_two_ranks_give_the_same_bits(files, unbroken, tmp_path):
     pytest.importorskip("mpi4py")

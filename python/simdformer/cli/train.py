@@ -243,15 +243,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def train(options: argparse.Namespace, ready: Ready) -> None:
+    from simdformer.training.checkpoint import whole_one
+    from simdformer.training.run import Interrupted
+
     fit_minutes(options, ready)
     ready.run.begin(resume=options.resume)
     limit = Limit(ready, options.ranks)
+    interrupted = None
     try:
-        steps(options, ready, limit)
-    except KeyboardInterrupt:
+        try:
+            steps(options, ready, limit)
+        except Interrupted as error:
+            interrupted = error
         save(options, ready)
+    except KeyboardInterrupt:  # a second one: half of the weights may be those of the next step
+        say(
+            f"{options.out}: interrupted a second time, no model is written; "
+            f"{whole_one(options.out)}; --resume goes on"
+        )
         raise
-    save(options, ready)
+    if interrupted is not None:
+        raise interrupted
 
 
 def fit_minutes(options: argparse.Namespace, ready: Ready) -> None:

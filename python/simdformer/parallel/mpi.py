@@ -278,7 +278,7 @@ def end_all_on_errors(communicator: MPICommunicator) -> None:
         text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
         if not communicator.all_fail():
             communicator.complain(text)
-            communicator.end(INTERRUPTED if kind is KeyboardInterrupt else FAILED)
+            communicator.end(INTERRUPTED if issubclass(kind, KeyboardInterrupt) else FAILED)
         if communicator.rank == 0:
             print(text, file=sys.stderr)
 

@@ -36,6 +36,7 @@ __all__ = [
     "newest_checkpoint",
     "read_checkpoint",
     "save_checkpoint",
+    "whole_one",
 ]
 
 KEPT = 2
@@ -80,15 +81,19 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> Path:
         sync_directory(directory)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
-        left = [f"{path.name} is whole" for path in saved(directory)[-1:]]
         raise OSError(
-            f"{place}: cannot be written ({error.strerror}); "
-            f"{left[0] if left else 'there is no other checkpoint yet'}; free some space, then "
-            "--resume"
+            f"{place}: cannot be written ({error.strerror}); {whole_one(directory)}; free some "
+            "space, then --resume"
         ) from error
     for old in saved(directory)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return place
+
+
+def whole_one(directory: Path) -> str:
+    """Which checkpoint a run that ends can go on from, in words."""
+    last = saved(directory)[-1:]
+    return f"{last[0].name} is whole" if last else "there is no checkpoint yet"
 
 
 def newest_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[str]]:

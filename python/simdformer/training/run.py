@@ -36,7 +36,7 @@ from simdformer.training.objectives import Batch, NextToken, Objective, Trainabl
 from simdformer.training.options import TrainOptions, check_same
 from simdformer.types import Array
 
-__all__ = ["SETTINGS", "Diverged", "Run", "StepResult", "read_settings"]
+__all__ = ["SETTINGS", "Diverged", "Interrupted", "Run", "StepResult", "read_settings"]
 
 SPIKE = 100  # times the median of the norms before it: a norm that no clipping makes good
 REMEMBERED = 100  # norms whose median counts
@@ -48,6 +48,10 @@ VAL_ROWS = 64  # of the validation data, at most: the same ones each time
 
 class Diverged(ValueError):
     """Loss or gradients from which no training comes back."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or SIGTERM, behind a whole step, of which there is a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class Run:
 
     def steps(self) -> Iterator[StepResult]:
         """The steps that are left. Ctrl-C, or SIGTERM, lets the step end, saves, and raises
-        KeyboardInterrupt."""
+        Interrupted; a second Ctrl-C is a KeyboardInterrupt in the middle of whatever is done."""
         with signals_wait() as told, (self.directory / LOG).open("a", encoding="utf-8") as log:
             while self.step < self.options.steps:
                 result = self.one(told)
@@ -192,7 +196,7 @@ class Run:
                 if last or self.interrupted or self.is_time():
                     self.save()
                 if self.interrupted:
-                    raise KeyboardInterrupt
+                    raise Interrupted
 
     def is_time(self) -> bool:
         """Whether the last checkpoint is old enough."""
