@@ -368,6 +368,16 @@ def test_a_file_in_place_of_the_directory_is_named(command, files):
     assert f"--out is {files / 'story.txt'}, a file; give a directory" in said
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "adapter_config.json"])
+def test_a_model_is_not_replaced(command, files, tmp_path, name):
+    (tmp_path / name).write_text("a model of somebody")
+    status, _, said = command(*arguments(files, tmp_path))
+    assert status == 2
+    assert f"--out is {tmp_path}, where a model lies already ({name})" in said
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "a model of somebody"
+
+
 def test_a_second_run_is_kept_out(command, files, unbroken, tmp_path):
     out = unbroken[0]
     before = left(out)

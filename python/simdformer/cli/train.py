@@ -36,6 +36,7 @@ SAMPLED = 64  # tokens of a sample, at most
 SHOWN = 2  # rows of --show-mask
 RECENT = 20  # losses whose mean is compared with the validation's
 FAR_APART = 0.5  # nats
+OF_A_MODEL = ("config.json", "params.json", "adapter_config.json", "*.safetensors")
 
 positive = values.number("a number > 0", lambda x: x > 0)
 not_negative = values.number("a number >= 0", lambda x: x >= 0)
@@ -217,6 +218,7 @@ def run(options: argparse.Namespace) -> int:
             if options.out.exists() and not options.out.is_dir():
                 raise ValueError(f"--out is {options.out}, a file; give a directory")
             options.out.mkdir(parents=True, exist_ok=True)
+            check_out(options.out)
             descriptor = os.open(options.out, os.O_RDONLY)
             opened.callback(os.close, descriptor)
             lock(descriptor, options.out)
@@ -237,6 +239,18 @@ def run(options: argparse.Namespace) -> int:
         else:
             train(options, ready)
     return 0
+
+
+def check_out(directory: Path) -> None:
+    """ValueError: a model lies there that is not what an earlier part of the run has written."""
+    from simdformer.training.run import SETTINGS
+
+    there = sorted(file.name for pattern in OF_A_MODEL for file in directory.glob(pattern))
+    if there and not (directory / SETTINGS).exists():
+        raise ValueError(
+            f"--out is {directory}, where a model lies already ({there[0]}), which the run would "
+            "replace; give another --out"
+        )
 
 
 # ---- training ------------------------------------------------------------------------------------
