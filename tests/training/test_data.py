@@ -42,6 +42,8 @@ LLM_C = (
     [
         ("a.txt", "One.\n\nTwo\nlines.\n\n\n", "text", 2, "pretrain"),
         ("a.txt", "One.\n\nstill<|endoftext|>\nTwo.", "text", 2, "pretrain"),
+        ("a.txt", "One.\r\n\r\nTwo\r\nlines.\r\n", "text", 2, "pretrain"),
+        ("a.txt", "One.\r\rTwo\rlines.\r", "text", 2, "pretrain"),
         ("a.jsonl", [{"text": "One."}, {"text": "Two."}], "text", 2, "pretrain"),
         ("a.jsonl", [{"messages": CHAT}], "messages", 1, "sft"),
         ("a.jsonl", [{"conversations": SHAREGPT}], "messages", 1, "sft"),
@@ -55,6 +57,8 @@ def test_a_file_is_recognised(tmp_path, name, content, kind, count, stage):
     assert (source.kind, len(source.documents), stage_of([source])) == (kind, count, stage)
     if name == "a.bin":
         assert source.documents[0].tolist() == [0, 1, 2, 3, 4][: len(source.documents[0])]
+    if name == "a.txt":
+        assert not any(document.endswith("\n") or "\r" in document for document in source.documents)
     if kind == "messages":
         assert source.documents[0][:2] == CHAT[:2]
 

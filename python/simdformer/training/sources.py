@@ -80,6 +80,7 @@ def read_source(path: Path) -> Source:
         raise ValueError(
             f"{path}, line {line}: found bytes that are not UTF-8, needs text in UTF-8"
         ) from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")  # lines end as open() reads them
     if not text.strip():
         raise ValueError(f"{path}: found an empty file, needs text to learn from")
     return read_json_lines(path, text) if path.suffix == ".jsonl" else read_text(path, text)
