@@ -32,9 +32,10 @@ def written(folder, name, content):
     return path
 
 
-LLM_C = (
-    np.array([20240520, 1, 4, *[0] * 253], "<i4").tobytes() + np.arange(4, dtype="<u2").tobytes()
-)
+def llm_c(magic, version, count, dtype):
+    """Ids 0, 1, 2, 3 behind a header."""
+    header = np.array([magic, version, count, *[0] * 253], "<i4")
+    return header.tobytes() + np.arange(4, dtype=dtype).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,8 @@ LLM_C = (
         ("a.jsonl", [{"conversations": SHAREGPT}], "messages", 1, "sft"),
         ("a.jsonl", [{"prompt": "1 + 1 =", "completion": " 2"}], "completion", 1, "sft"),
         ("a.bin", np.arange(5, dtype="<u2").tobytes(), "ids", 1, "pretrain"),
-        ("a.bin", LLM_C, "ids", 1, "pretrain"),
+        ("a.bin", llm_c(20240520, 1, 4, "<u2"), "ids", 1, "pretrain"),
+        ("a.bin", llm_c(20240801, 7, 4, "<u4"), "ids", 1, "pretrain"),
     ],
 )
 def test_a_file_is_recognised(tmp_path, name, content, kind, count, stage):
@@ -61,6 +63,20 @@ def test_a_file_is_recognised(tmp_path, name, content, kind, count, stage):
         assert not any(document.endswith("\n") or "\r" in document for document in source.documents)
     if kind == "messages":
         assert source.documents[0][:2] == CHAT[:2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"abc", r"found 3 bytes, needs ids of 16 bits"),
+        (llm_c(20240801, 8, 4, "<u4"), r"found version 8 of llm.c's ids, needs 7"),
+        (llm_c(20240801, 7, 5, "<u4"), r"found 1,040 bytes, needs 1,044 for the 5 ids"),
+        (llm_c(20240520, 1, 1, "<u2")[:-6], r"found 1026 bytes, needs ids of 16 bits, two or more"),
+    ],
+)
+def test_ids_that_are_none(tmp_path, content, message):
+    with pytest.raises(ValueError, match=rf"a\.bin: {message}"):
+        read_source(written(tmp_path, "a.bin", content))
 
 
 def test_files_for_two_stages_are_refused(tmp_path):

@@ -82,7 +82,7 @@ def add(commands: "shared.Commands") -> None:
         arguments="DATA... --out DIR (--init CONFIG | --model MODEL)",
         help="train a model on text, conversations or preferences, or adapters beside it",
         description="DATA are texts (.txt, .jsonl with text), conversations, prompts and "
-        "completions, or chosen and rejected answers (.jsonl), or ids of 16 bits (.bin). DIR gets "
+        "completions, or chosen and rejected answers (.jsonl), or ids (.bin). DIR gets "
         "checkpoints, a line of log.jsonl a step, and at the end the model as Hugging Face lays it "
         "out, or adapters as peft does. A run that was ended goes on with --resume behind the same "
         "command, and computes the same bits. Under mpiexec the ranks deal the micro-batches, all "

@@ -33,7 +33,8 @@ WORDS = {
 }
 END_OF_DOCUMENT = "<|endoftext|>"
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT calls them
-LLM_C = 20240520, 1  # the first two of the 256 numbers in front of llm.c's ids
+# llm.c has 256 numbers of 32 bits in front of ids: one that says whose, a version, how many.
+LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # of GPT-2, of Llama 3
 LLM_C_HEADER = 1024  # bytes
 FORMS: dict[Kind, str] = {
     "text": '{"text": "..."}',
@@ -99,16 +100,27 @@ def stage_of(sources: Sequence[Source]) -> Stage:
 
 
 def read_ids(path: Path) -> Source:
-    """uint16 ids as nanoGPT and llm.c write them; the file stays on the disk."""
+    """Ids of 16 bits as nanoGPT writes them, or behind a header of llm.c's; the file stays on the
+    disk."""
     size = path.stat().st_size
-    begin = 0
+    begin, dtype = 0, np.dtype("<u2")
     if size >= LLM_C_HEADER:
-        head = np.fromfile(path, "<i4", 2)
-        begin = LLM_C_HEADER if tuple(head.tolist()) == LLM_C else 0
-    if size - begin < 4 or size % 2:
-        raise ValueError(f"{path}: found {size} bytes, needs ids of two bytes each, two or more")
-    ids = np.memmap(path, "<u2", "r", begin)
-    return Source(path, "ids", [ids], [0], f"{len(ids):,} ids of 16 bits")
+        magic, version, count = np.fromfile(path, "<i4", 3).tolist()
+        if magic in LLM_C:
+            needed, kind = LLM_C[magic]
+            if version != needed:
+                raise ValueError(f"{path}: found version {version} of llm.c's ids, needs {needed}")
+            begin, dtype = LLM_C_HEADER, np.dtype(kind)
+            if size != (whole := begin + count * dtype.itemsize):
+                raise ValueError(
+                    f"{path}: found {size:,} bytes, needs {whole:,} for the {count:,} ids that its "
+                    "header tells of; write it again"
+                )
+    bits = 8 * dtype.itemsize
+    if size - begin < 2 * dtype.itemsize or size % dtype.itemsize:
+        raise ValueError(f"{path}: found {size} bytes, needs ids of {bits} bits, two or more")
+    ids = np.memmap(path, dtype, "r", begin)
+    return Source(path, "ids", [ids], [0], f"{len(ids):,} ids of {bits} bits")
 
 
 def read_text(path: Path, text: str) -> Source:
