@@ -121,6 +121,53 @@ def test_only_what_the_assistant_says_is_learned(tokenizer, template, learned):
         assert [tokenizer.decode(ids[begin:end]) for begin, end in cuts] == learned
 
 
+LOOKS_AT_THE_FIRST = "{% if messages[0].role == 'system' %}{% endif %}" + CHATML
+NO_HELLO = "{% for m in messages if m.content == 'Hello.' %}{{ raise_exception('no') }}{% endfor %}"
+
+
+def began(content):
+    """A conversation that the assistant begins."""
+    return [{"role": "assistant", "content": content}, *CHAT[:2]]
+
+
+@pytest.mark.parametrize(
+    ("template", "learned"),
+    [
+        (CHATML, ["Hello.<|im_end|>", "A small model.<|im_end|>"]),
+        (LOOKS_AT_THE_FIRST, ["A small model.<|im_end|>"]),
+    ],
+)
+def test_the_assistant_may_begin(tokenizer, template, learned):
+    template = JinjaTemplate(template, "template", {})
+    given = [CHAT[:2], began("Hello."), began("Hello.")[:1]]
+    _, (ids, marks), (_, alone) = mark_conversations(template, tokenizer, given)
+    assert tokenizer.decode(ids[marks]) == "".join(learned)
+    assert alone.any() == (len(learned) == 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"messages": CHAT}, {"messages": began("Hello.")}], r"line 2: template: .* failed: no$"),
+        ([{"chosen": CHAT, "rejected": began("Hello.")}], r"line 1: template: .* failed: no$"),
+        (
+            [{"text": "One."}, {"text": "x \ud800"}],
+            r"line 2: .* the lone surrogate '\\ud800' in it",
+        ),
+        ([{"messages": began("\udfff")}], r"line 1: .* the lone surrogate '\\udfff' in it"),
+    ],
+)
+def test_the_line_that_cannot_be_learned_is_named(tmp_path, tokenizer, lines, message):
+    template = JinjaTemplate(NO_HELLO + CHATML, "template", {})
+    with pytest.raises(ValueError, match=rf"a\.jsonl, {message}"):
+        make_rows([read_source(written(tmp_path, "a.jsonl", lines))], tokenizer, template, 32)
+
+
+def test_a_pair_of_escapes_is_one_character(tmp_path):
+    source = read_source(written(tmp_path, "a.jsonl", r'{"text": "\ud83d\ude00"}'))
+    assert source.documents == ["😀"]
+
+
 def test_llama_3s_own_template_marks_answers_too():
     model = sf.from_pretrained(sf.demo_path())
     ((ids, marks),) = mark_conversations(model.chat_template, model.tokenizer, [CHAT[:2]])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.checkpoints.error import CheckpointError
 from simdformer.text.chat import ChatTemplate, JinjaTemplate, Message
 from simdformer.text.piece_tokenizer import PieceTokenizer
 from simdformer.types import Array
@@ -19,21 +20,50 @@ def mark_conversations(
     template: ChatTemplate, tokenizer: PieceTokenizer, conversations: Sequence[Sequence[Message]]
 ) -> Iterator[tuple[Array, Array]]:
     """Each conversation as the template writes it: ids (L,), and marks (L,) of bool, True for what
-    the assistant says and the token that ends it.
+    the assistant says and the token that ends it. What it says before anybody has spoken is
+    not marked where the template cannot write a conversation without a message.
 
-    CheckpointError: the template fails or refuses a conversation.
+    CheckpointError: the template fails or refuses a conversation; those before it have been given.
     """
     if not isinstance(template, JinjaTemplate):
         for messages in conversations:
             yield by_ids(template, tokenizer, messages)
         return
+    begins = any(messages[0]["role"] == "assistant" for messages in conversations)
+    first = 0 if not begins or writes_nothing(template) else 1
     for begin in range(0, len(conversations), AT_A_TIME):
-        some = conversations[begin : begin + AT_A_TIME]
-        asked = [one for messages in some for one in beginnings(messages)]
+        yield from mark_some(template, tokenizer, conversations[begin : begin + AT_A_TIME], first)
+
+
+def mark_some(
+    template: JinjaTemplate,
+    tokenizer: PieceTokenizer,
+    conversations: Sequence[Sequence[Message]],
+    first: int,
+) -> Iterator[tuple[Array, Array]]:
+    """The same for so many as one process renders; answers before message `first` are not
+    marked."""
+    asked = [one for messages in conversations for one in beginnings(messages, first)]
+    try:
         texts = iter(template.render_each(asked))
-        for messages in some:
-            pairs = [(next(texts), next(texts)) for _ in turns(messages)]
-            yield by_text(tokenizer, pairs)
+    except CheckpointError:
+        if len(conversations) == 1:
+            raise
+        for messages in conversations:  # one by one: the error comes where it belongs
+            yield from mark_some(template, tokenizer, [messages], first)
+        return
+    for messages in conversations:
+        pairs = [(next(texts), next(texts)) for _ in turns(messages, first)]
+        yield by_text(tokenizer, pairs) if pairs else (np.zeros(0, np.int32), np.zeros(0, np.bool_))
+
+
+def writes_nothing(template: JinjaTemplate) -> bool:
+    """Whether a template can write a conversation without a message: many look at the first."""
+    try:
+        template.render([], {})
+    except CheckpointError:
+        return False
+    return True
 
 
 def mark_completion(tokenizer: PieceTokenizer, prompt: str, completion: str) -> tuple[Array, Array]:
@@ -44,15 +74,16 @@ def mark_completion(tokenizer: PieceTokenizer, prompt: str, completion: str) -> 
     return np.array([*before, *after], np.int32), np.array(marks)
 
 
-def turns(messages: Sequence[Message]) -> list[int]:
-    """Where the assistant speaks."""
-    return [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+def turns(messages: Sequence[Message], first: int = 0) -> list[int]:
+    """Where the assistant speaks, from message `first` on."""
+    speaks = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    return [at for at in speaks if at >= first]
 
 
-def beginnings(messages: Sequence[Message]) -> Iterator[Mapping[str, Any]]:
+def beginnings(messages: Sequence[Message], first: int) -> Iterator[Mapping[str, Any]]:
     """What is rendered to find the answers: for each the conversation up to it, as the model will
     be asked, and up to its end."""
-    for at in turns(messages):
+    for at in turns(messages, first):
         yield {"messages": list(messages[:at]), "add_generation_prompt": True}
         yield {"messages": list(messages[: at + 1]), "add_generation_prompt": False}
 

@@ -111,7 +111,7 @@ class AnswerRows:
         answers = sum(int(marks[1:].sum()) for _, marks in self.rows)
         tokens = sum(len(ids) for ids, _ in self.rows)
         cut = f"; {self.cut:,} longer than {self.context} are cut" if self.cut else ""
-        out = f", {self.left_out:,} left out: their answers come later" if self.left_out else ""
+        out = f", {self.left_out:,} left out: no answer that is learned" if self.left_out else ""
         return (
             f"{len(self):,} conversations, {tokens:,} tokens, of which {answers:,} are the "
             f"assistant's{cut}{out}"
@@ -224,7 +224,12 @@ def marked(
             every = mark_conversations(template, tokenizer, documents)
         else:
             every = (mark_completion(tokenizer, *pair) for pair in documents)
-        for number, one in enumerate(every):
+        for number in range(len(documents)):
+            line = source.lines[number // 2 if in_pairs else number]
+            try:
+                one = next(every)
+            except ValueError as error:
+                raise ValueError(f"{source.path}, line {line}: {error}") from None
             if not in_pairs or number % 2:
                 advance()
             yield one

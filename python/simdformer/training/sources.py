@@ -153,6 +153,8 @@ def read_json_lines(path: Path, text: str) -> Source:
         kind, read = found
         try:
             documents.append(read(value))
+            if "\\u" in line:
+                check_pairs(value)
         except (KeyError, TypeError, ValueError) as error:
             why = f", {error}" if isinstance(error, ValueError) else ""
             needed = f"{kind} as in the lines above it" if lines else FORMS[kind]
@@ -194,6 +196,15 @@ def messages(line: Mapping[str, Any]) -> list[list[dict[str, str]]]:
     if not all(isinstance(part, list) for part in (prompt, *found)):
         raise TypeError
     return [conversation([*prompt, *answer]) for answer in found]
+
+
+def check_pairs(value: Any) -> None:
+    """ValueError: an escape \\ud83d or its like stands alone, which is half of a character."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"the lone surrogate {half!r} in it, which has no UTF-8") from None
 
 
 def string(value: Any) -> str:
