@@ -172,6 +172,35 @@ def test_changed_data_and_a_second_run_are_refused(tmp_path):
         make(tmp_path / "..").begin(resume=True)
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": ', "\0\0\0"])
+def test_damaged_settings_are_named(tmp_path, content):
+    make(tmp_path).begin(resume=False)
+    (tmp_path / "training.json").write_text(content)
+    with pytest.raises(ValueError, match=r"training\.json: found a damaged file"):
+        make(tmp_path).begin(resume=True)
+
+
+@pytest.mark.parametrize(
+    "end", ['{"step": 3, "lo', '{"step": 3, "lo\n', "\0\0\0\n", "\xff\n", "7\n"]
+)
+def test_a_line_of_the_log_that_is_not_whole_is_written_again(tmp_path, end):
+    run = make(tmp_path, steps=4)
+    run.begin(resume=False)
+    steps = run.steps()
+    next(steps)
+    next(steps)
+    steps.close()
+    log = tmp_path / "log.jsonl"
+    before = log.read_text().splitlines()[0]
+    log.write_text(before + "\n" + end, encoding="latin-1")
+    run = make(tmp_path, steps=4)
+    run.begin(resume=True)
+    list(run.steps())
+    lines = log.read_text().splitlines()
+    assert lines[0] == before
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(("scale", "found"), [(np.nan, "nan"), (1e9, "times the usual")])
 def test_it_stops_before_a_step_that_ruins_the_model(tmp_path, scale, found):
     model = Bigrams()

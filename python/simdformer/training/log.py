@@ -1,5 +1,6 @@
 """The log of a run: its lines, and what is drawn of them."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from simdformer.types import Array
 
-__all__ = ["LOG", "column", "read_log", "running_mean"]
+__all__ = ["LOG", "column", "read_log", "running_mean", "whole_lines"]
 
 LOG = "log.jsonl"
 SMOOTHED = 40  # a line is the mean over this part of a run
@@ -21,17 +22,25 @@ def read_log(who: str, log: Any) -> list[Mapping[str, Any]]:
     numbers of their steps. ValueError, with `who` in it: there is no step."""
     if isinstance(log, str | os.PathLike):
         path = Path(log)
-        text = (path / LOG if path.is_dir() else path).read_text(encoding="utf-8")
-        lines = text.splitlines()
-        if text and not text.endswith(("}", "\n")):  # a line that is being written
-            lines.pop()
-        log = [json.loads(line) for line in lines]
+        log = whole_lines(path / LOG if path.is_dir() else path)
     if not len(log):
         raise ValueError(f"{who} has no step, needs one at least")
     return [
         one if isinstance(one, Mapping) else {"step": at, "loss": float(one)}
         for at, one in enumerate(log, 1)
     ]
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that tell of a step: one may be just being written, or be what a machine
+    that went down has left of it."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(line)
+            if isinstance(told, dict) and isinstance(told.get("step"), int):
+                found.append(told)
+    return found
 
 
 def column(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[Array, Array]:

@@ -31,7 +31,7 @@ from simdformer.training.checkpoint import Checkpoint, newest_checkpoint, save_c
 from simdformer.training.data import Rows, rows_of_step
 from simdformer.training.files import write_text
 from simdformer.training.gradient_tree import GradientTree, share_of_rank
-from simdformer.training.log import LOG
+from simdformer.training.log import LOG, whole_lines
 from simdformer.training.objectives import Batch, NextToken, Objective, Trainable
 from simdformer.training.options import TrainOptions, check_same
 from simdformer.types import Array
@@ -324,25 +324,30 @@ def in_tree(parts: list[Array]) -> Array:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """What a run was begun with. ValueError: there is none."""
+    """What a run was begun with. ValueError: there is none, or its file is damaged."""
+    path = directory / SETTINGS
     try:
-        settings: dict[str, Any] = json.loads((directory / SETTINGS).read_bytes())
+        settings = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(
             f"{directory}: found no run to resume, needs one that has begun; leave out --resume"
         ) from None
+    except (ValueError, RecursionError):
+        settings = None
+    if not (isinstance(settings, dict) and {"isa", "steps"} <= settings.keys()):
+        raise ValueError(
+            f"{path}: found a damaged file, needs the options that the run began with; put the old "
+            "file back, or give another --out"
+        )
     return settings
 
 
 def keep_log(path: Path, steps: int) -> None:
-    """Takes away the lines of later steps, which are computed again, and one that is not whole."""
+    """Takes away the lines of later steps, which are computed again, and those that are not
+    whole."""
     if path.exists():
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if not line.endswith("\n") or json.loads(line)["step"] > steps:
-                break
-            kept.append(line)
-        write_text(path, "".join(kept))
+        kept = [line for line in whole_lines(path) if line["step"] <= steps]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 @contextmanager
