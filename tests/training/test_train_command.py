@@ -1,5 +1,6 @@
 """`simdformer train`, as it is typed: killed and resumed, over ranks, opened elsewhere, refused."""
 
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 
 import simdformer as sf
 from simdformer.cli._train_setup import filling
+from simdformer.training import files as training_files
 from simdformer.training.data import AnswerRows, StreamRows
 from simdformer.training.options import TrainOptions
 from subprocesses import HANG, environment
@@ -267,6 +269,26 @@ def test_a_second_interruption_within_a_step_leaves_no_model(command, files, tmp
     assert "interrupted a second time, no model is written; checkpoint-000002 is whole" in said
     assert not (tmp_path / "model.safetensors").exists()
     assert log_of(tmp_path)[-1]["step"] == 2
+
+
+def test_no_room_for_the_model_leaves_the_checkpoint(command, files, tmp_path, monkeypatch):
+    usual, named = training_files.sync, f"{tmp_path / 'model.safetensors'}: cannot be written (No "
+
+    def full(file):
+        if "model.safetensors" in file.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        usual(file)
+
+    monkeypatch.setattr(training_files, "sync", full)
+    given = arguments(files, tmp_path)
+    status, _, said = command(*given)
+    assert status == 2
+    assert named in said
+    assert f"checkpoint-{STEPS:06d} is whole; free some space, then --resume" in said
+    assert not (tmp_path / "config.json").exists()
+    monkeypatch.setattr(training_files, "sync", usual)
+    status, _, said = command(*given, "--resume")
+    assert status == 0, said
 
 
 @pytest.mark.slow

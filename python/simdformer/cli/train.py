@@ -367,6 +367,7 @@ def sample(ready: Ready, prompt: str) -> str:
 def save(options: argparse.Namespace, ready: Ready) -> None:
     """The model in DIR, by rank 0; the others wait for it."""
     from simdformer.checkpoints.peft import CONFIG, WEIGHTS
+    from simdformer.training.checkpoint import unwritten
     from simdformer.training.export import TOKENIZER_FILES
 
     file = ready.file
@@ -376,7 +377,7 @@ def save(options: argparse.Namespace, ready: Ready) -> None:
             say(f"{file}: no tokenizer of Hugging Face's layout, give it with --tokenizer later")
         file = None
 
-    def write() -> None:
+    def write_model() -> None:
         if options.lora is None:
             ready.model.save(options.out, tokenizer=file)
             return
@@ -387,6 +388,13 @@ def save(options: argparse.Namespace, ready: Ready) -> None:
                 (options.out / name).unlink(missing_ok=True)
         else:
             model.save(options.out, tokenizer=file)
+
+    def write() -> None:
+        try:
+            write_model()
+        except OSError as error:
+            place = Path(error.filename or options.out / "model")
+            raise unwritten(options.out, place, error) from error
 
     options.ranks.broadcast(write)
     what = "the model" if whole else f"adapters for {options.model} (--adapter {options.out})"

@@ -36,6 +36,7 @@ __all__ = [
     "newest_checkpoint",
     "read_checkpoint",
     "save_checkpoint",
+    "unwritten",
     "whole_one",
 ]
 
@@ -81,10 +82,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> Path:
         sync_directory(directory)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
-        raise OSError(
-            f"{place}: cannot be written ({error.strerror}); {whole_one(directory)}; free some "
-            "space, then --resume"
-        ) from error
+        raise unwritten(directory, place, error) from error
     for old in saved(directory)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return place
@@ -94,6 +92,14 @@ def whole_one(directory: Path) -> str:
     """Which checkpoint a run that ends can go on from, in words."""
     last = saved(directory)[-1:]
     return f"{last[0].name} is whole" if last else "there is no checkpoint yet"
+
+
+def unwritten(directory: Path, place: Path, error: OSError) -> OSError:
+    """What is said of a file or a checkpoint of a run for which there is no room."""
+    return OSError(
+        f"{place}: cannot be written ({error.strerror or error}); {whole_one(directory)}; free "
+        "some space, then --resume"
+    )
 
 
 def newest_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[str]]:

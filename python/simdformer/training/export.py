@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -258,4 +259,5 @@ def copy_tokenizer(source: Path, directory: Path) -> None:
         raise CheckpointError(f"{folder}: no tokenizer", f"one of {', '.join(TOKENIZER_FILES)}")
     for file in there:
         if file.parent.resolve() != directory.resolve():
-            shutil.copyfile(file, directory / file.name)
+            with file.open("rb") as stored:
+                write_whole(directory / file.name, partial(shutil.copyfileobj, stored))

@@ -20,16 +20,18 @@ PIECE = 1 << 24  # bytes of a file that are hashed at a time
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """What `write` writes into the file that it is given comes to `path` in one moment. OSError:
-    the disk is full, and what was there before still is."""
+    """What `write` writes into the file that it is given comes to `path` in one moment. OSError,
+    which names `path`: the disk is full, and what was there before still is."""
     beside = path.with_name(f".{path.name}.unfinished")
     try:
         with beside.open("wb") as file:
             write(file)
             sync(file)
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
     sync_directory(path.parent)
 

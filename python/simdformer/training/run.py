@@ -27,7 +27,13 @@ import numpy as np
 from simdformer.models.communicator import Communicator
 from simdformer.optim import AdamW, clip_grad_norm_, cosine_lr
 from simdformer.runtime import isa
-from simdformer.training.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from simdformer.training.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    unwritten,
+    whole_one,
+)
 from simdformer.training.data import Rows, rows_of_step
 from simdformer.training.files import write_text
 from simdformer.training.gradient_tree import GradientTree, share_of_rank
@@ -185,18 +191,26 @@ class Run:
     def steps(self) -> Iterator[StepResult]:
         """The steps that are left. Ctrl-C, or SIGTERM, lets the step end, saves, and raises
         Interrupted; a second Ctrl-C is a KeyboardInterrupt in the middle of whatever is done."""
-        with signals_wait() as told, (self.directory / LOG).open("a", encoding="utf-8") as log:
+        with signals_wait() as told:
             while self.step < self.options.steps:
                 result = self.one(told)
                 if self.ranks.rank == 0:
-                    log.write(result.as_json() + "\n")
-                    log.flush()
+                    self.note(result)
                 yield result
                 last = self.step == self.options.steps
                 if last or self.interrupted or self.is_time():
                     self.save()
                 if self.interrupted:
                     raise Interrupted
+
+    def note(self, result: StepResult) -> None:
+        """A line of the log."""
+        path = self.directory / LOG
+        try:
+            with path.open("a", encoding="utf-8") as log:
+                log.write(result.as_json() + "\n")
+        except OSError as error:
+            raise unwritten(self.directory, path, error) from error
 
     def is_time(self) -> bool:
         """Whether the last checkpoint is old enough."""
@@ -304,8 +318,8 @@ class Run:
         beside = f", {norm / usual:,.0f} times the usual {usual:.3g}" if usual < math.inf else ""
         raise Diverged(
             f"train: step {self.step + 1}: the loss is {loss:.4g} and the norm of the gradients "
-            f"{norm:.4g}{beside}, most of it at {worst(gradients)}; its batch is in {place}, the "
-            "last checkpoint is whole; lower --lr"
+            f"{norm:.4g}{beside}, most of it at {worst(gradients)}; its batch is in {place}; "
+            f"{whole_one(self.directory)}; lower --lr, and give another --out"
         )
 
 
