@@ -62,6 +62,8 @@ def files(tmp_path_factory):
     (directory / "pairs.jsonl").write_text(lines(pairs))
     said = [{"prompt": name, "chosen": " yes", "rejected": " no"} for name in NAMES]
     (directory / "texts.jsonl").write_text(lines(said))
+    same = {"prompt": "Tom", "chosen": " yes", "rejected": " yes"}
+    (directory / "same.jsonl").write_text(lines([same]))
     return directory
 
 
@@ -188,6 +190,7 @@ def test_the_loss_of_preferences_is_that_of_its_formula_in_pytorch(rng):
         ("chat.jsonl", "--model model --stage dpo", "--stage is dpo, "),
         ("pairs.jsonl", "--model model --stage sft", "--stage is sft, "),
         ("pairs.jsonl", "--model model --context 4", "no pair of answers differs within"),
+        ("same.jsonl", "--model model", "the chosen and the rejected answer are the same in every"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(

@@ -367,6 +367,8 @@ def the_error(command, data, out, given):
             "a step has 2 rows, needs a multiple of 4 micro-batches",
         ),
         ("story.txt", "--model demo --resume", "found no run to resume"),
+        ("story.txt", "--model demo --beta 0.2", "--beta is for --stage dpo, DATA are for pretr"),
+        ("story.txt", "--model demo --balance 0.1", "--balance is for mixtures of experts"),
         ("story.txt", "--model no-such-model", "no such file or directory"),
         ("story.txt", "--model demo --init config.json", "not allowed with argument"),
         ("story.txt", "", "one of the arguments --init --model is required"),
@@ -382,6 +384,32 @@ def test_what_does_not_fit_is_one_sentence(
 ):
     monkeypatch.chdir(files)
     assert message in the_error(command, data, tmp_path / "run", given)
+
+
+@pytest.mark.parametrize(
+    ("began", "goes_on", "message"),
+    [
+        ("", "--vocab 300", "--vocab is 300, this run began with None"),
+        ("--vocab 500", "", "--vocab is None, this run began with 500"),
+        ("", "--lora 4", "--lora is 4, this run began with None"),
+    ],
+)
+def test_other_words_or_adapters_name_both(
+    command, files, tmp_path, monkeypatch, began, goes_on, message
+):
+    monkeypatch.chdir(files)
+    given = ["train", "story.txt", "--out", tmp_path, "--model", "demo", "--steps", 1]
+    given += ["--batch-tokens", 16, "--context", 16]
+    assert command(*given, *began.split())[0] == 0
+    status, _, said = command(*given, *goes_on.split(), "--resume")
+    assert status == 2
+    assert message in said
+
+
+def test_a_step_that_is_larger_than_it_should_be_is_told(command, files, tmp_path):
+    given = ["train", files / "story.txt", "--out", tmp_path, "--model", "demo", "--steps", 1]
+    _, _, said = command(*given, "--context", 16, "--batch-tokens", 3)
+    assert "a step has one row of 16 tokens: --batch-tokens is 3, less than --context" in said
 
 
 def test_a_file_in_place_of_the_directory_is_named(command, files):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simdformer.cli import _shared as shared
-from simdformer.training.options import TrainOptions
+from simdformer.training.options import TrainOptions, check_same
 
 if TYPE_CHECKING:
     from simdformer.checkpoints import Checkpoint
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from simdformer.training.run import Run
     from simdformer.training.sources import Source
 
-__all__ = ["LR_OF_DPO", "Ready", "check_stage", "prepare", "say", "told"]
+__all__ = ["LR_OF_DPO", "Ready", "check_beginning", "check_stage", "prepare", "say", "told"]
 
 LR_OF_DPO = 5e-6
+# Compared before they are used: what they name may be missing where the run began without it.
+BEGINNING = ("data", "init", "model", "vocab", "lora", "alpha", "targets")
 MUCH = 0.3  # of what is computed, that is filling
 
 
@@ -76,7 +78,11 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     from simdformer.training.objectives import NextToken, Objective, Preference
     from simdformer.training.run import Run
 
+    if options.beta is not None and options.stage != "dpo":
+        raise ValueError(f"--beta is for --stage dpo, DATA are for {options.stage}; leave it out")
     model = model_of(options)
+    if options.balance is not None and not model.config.num_experts:
+        raise ValueError("--balance is for mixtures of experts, the model has none; leave it out")
     room = model.config.max_seq_len
     options.context = options.context or min(TrainOptions.context, room)
     if options.context > room:
@@ -100,6 +106,11 @@ def prepare(options: argparse.Namespace, sources: "list[Source]") -> Ready:
     chosen = options_of(options, len(rows))
     if (filled := filling(rows, chosen)) > MUCH:
         say(f"{filled:.0%} of what is computed fills rows up; texts of like lengths take less time")
+    if chosen.batch_tokens < chosen.context:
+        say(
+            f"a step has one row of {chosen.context:,} tokens: --batch-tokens is "
+            f"{chosen.batch_tokens:,}, less than --context"
+        )
     if chosen.rows > len(rows):
         say(
             f"a step has {chosen.rows:,} rows and goes through all of DATA more than once; a "
@@ -260,10 +271,17 @@ def check_sample(
         )
 
 
-def options_of(options: argparse.Namespace, rows: int) -> TrainOptions:
-    """With defaults, which divide the rows that a step has, and epochs as steps."""
+def check_beginning(options: argparse.Namespace) -> None:
+    """ValueError: what a run is to go on with is not what it began with. Its other options are
+    compared when they are known."""
     from simdformer.training.run import read_settings
 
+    given = given_options(options).as_json()
+    check_same(read_settings(options.out), {name: given[name] for name in BEGINNING}, ())
+
+
+def given_options(options: argparse.Namespace) -> TrainOptions:
+    """As they stand on the command line, with the defaults of TrainOptions."""
     given = {
         field.name: value
         for field in fields(TrainOptions)
@@ -271,9 +289,16 @@ def options_of(options: argparse.Namespace, rows: int) -> TrainOptions:
     }
     for name in ("init", "val"):
         given[name] = given[name] and str(given[name]) if name in given else None
+    return TrainOptions(**given | {"data": tuple(map(str, options.data))})
+
+
+def options_of(options: argparse.Namespace, rows: int) -> TrainOptions:
+    """With defaults, which divide the rows that a step has, and epochs as steps."""
+    from simdformer.training.run import read_settings
+
+    made = given_options(options)
     if options.lr is None and options.stage == "dpo":
-        given["lr"] = LR_OF_DPO
-    made = TrainOptions(**given | {"data": tuple(map(str, options.data))})
+        made = replace(made, lr=LR_OF_DPO)
     if options.micro_batches is None:
         made = replace(made, micro_batches=math.gcd(made.rows, made.micro_batches))
     if options.epochs is not None:

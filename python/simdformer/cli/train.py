@@ -17,7 +17,15 @@ from simdformer.cli import _output as output
 from simdformer.cli import _shared as shared
 from simdformer.cli import _values as values
 from simdformer.cli._train_preview import Limit, plan, steps_within
-from simdformer.cli._train_setup import LR_OF_DPO, Ready, check_stage, prepare, say, told
+from simdformer.cli._train_setup import (
+    LR_OF_DPO,
+    Ready,
+    check_beginning,
+    check_stage,
+    prepare,
+    say,
+    told,
+)
 from simdformer.models.communicator import Communicator
 from simdformer.training.model import PRECISIONS
 from simdformer.training.options import TrainOptions
@@ -203,7 +211,6 @@ def add(commands: "shared.Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     from simdformer.text.prompt_file import lock
-    from simdformer.training.run import read_settings
 
     ranks: Communicator = options.ranks
     with contextlib.ExitStack() as opened:
@@ -214,7 +221,7 @@ def run(options: argparse.Namespace) -> int:
                 opened.callback(shutil.rmtree, options.out, ignore_errors=True)
                 return
             if options.resume:
-                read_settings(options.out)
+                check_beginning(options)
             if options.out.exists() and not options.out.is_dir():
                 raise ValueError(f"--out is {options.out}, a file; give a directory")
             options.out.mkdir(parents=True, exist_ok=True)

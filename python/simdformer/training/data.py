@@ -125,8 +125,11 @@ class PairRows:
     def __init__(self, marked: Iterable[tuple[Array, Array]], context: int) -> None:
         """marked: chosen and rejected ones in turn."""
         self.chosen, self.rejected = AnswerRows((), context), AnswerRows((), context)
-        self.left_out, self.largest, every = 0, 0, iter(marked)
+        self.same, self.left_out, self.largest, every = 0, 0, 0, iter(marked)
         for chosen, rejected in zip(every, every, strict=True):
+            if np.array_equal(chosen[0], rejected[0]):
+                self.same += 1
+                continue
             same = min(len(chosen[0]), len(rejected[0]))
             differ = np.flatnonzero(chosen[0][:same] != rejected[0][:same])
             begin = int(differ[0]) if len(differ) else same
@@ -138,6 +141,11 @@ class PairRows:
                 self.rejected.add(*pair[1])
             else:
                 self.left_out += 1
+        if self.same and not len(self) and not self.left_out:
+            raise ValueError(
+                "train: the chosen and the rejected answer are the same in every pair, needs two "
+                "that differ"
+            )
         if not len(self):
             raise ValueError(
                 f"train: no pair of answers differs within --context = {context} tokens; give a "
@@ -154,6 +162,7 @@ class PairRows:
 
     def said(self) -> str:
         out = f", {self.left_out:,} left out: they differ later" if self.left_out else ""
+        out += f", {self.same:,} left out: both answers are the same" if self.same else ""
         cut = self.chosen.cut + self.rejected.cut
         longer = f"; {cut:,} longer than {self.chosen.context} are cut" if cut else ""
         return f"{len(self):,} pairs of a chosen and a rejected answer{longer}{out}"
