@@ -2,6 +2,7 @@
 float64."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -308,5 +309,11 @@ def test_refusals(batch):
     ):
         with pytest.raises(error, match=text):
             model.loss_and_gradients(**{"ids": ids, **given})
+    for shape in ((0,), (0, 5), (2, 0)):
+        for function in (model.loss_and_gradients, model.loss, model.losses):
+            with pytest.raises(
+                ValueError, match=rf"ids have shape {re.escape(str(shape))}, needs at"
+            ):
+                function(np.zeros(shape, int))
     with pytest.raises(ValueError, match=r"ids have 300 positions, needs at most 256"):
         model.loss_and_gradients(np.ones((1, 300), int))

@@ -169,8 +169,8 @@ class TrainableModel:
         balance : how much the loss counts that is smallest where all experts of a mixture have as
             many tokens. It is a part of the loss.
 
-        ValueError: no label counts; shapes; another precision or checkpoint. IndexError: an id or
-        a label outside the vocabulary.
+        ValueError: no id, or no label that counts; shapes; another precision or checkpoint.
+        IndexError: an id or a label outside the vocabulary.
         """
         function = "loss_and_gradients"
         check_choice(function, "precision", precision, PRECISIONS)
@@ -180,7 +180,13 @@ class TrainableModel:
 
     def batch(self, function: str, ids: ArrayLike, labels: ArrayLike | None) -> tuple[Array, Array]:
         """Both as (B,L), checked."""
-        ids = np.atleast_2d(checked_ids(ids))  # type: ignore[arg-type]
+        given = checked_ids(ids)  # type: ignore[arg-type]
+        if given.size == 0:
+            raise ValueError(
+                f"{function}: ids have shape {given.shape}, needs at least one; leave this batch "
+                "out"
+            )
+        ids = np.atleast_2d(given)
         if ids.shape[1] > self.config.max_seq_len:
             raise ValueError(
                 f"{function}: ids have {ids.shape[1]} positions, needs at most "
