@@ -106,6 +106,14 @@ def test_what_can_be_said_of_an_unknown_mistake(change, sentence, rng):
     assert report.observations[0] in " ".join(repr(report).split())
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_the_sign_of_rope_is_turned_round(layout, rng):
+    x = normal(rng, 2, 3, 7, 8)
+    report = sf.check("rope", -sf.rope(x, layout=layout), x, layout=layout)
+    assert report.diagnosis == ()
+    assert report.observations == ("it is the right answer with the sign turned round",)
+
+
 def test_numbers_that_mean_nothing_are_not_explained(rng):
     q, k, v = (normal(rng, 2, 4, 7, 6) for _ in range(3))
     report = sf.check(attention, normal(rng, 2, 4, 7, 6), q, k, v, is_causal=True)
@@ -132,6 +140,65 @@ def test_where_the_damage_is(index, text, rng):
     report = sf.check(attention, mine, q, k, v)
     assert report.where.text == text
     assert report.max_abs == pytest.approx(abs(report.where.mine - report.where.right), rel=0.9)
+
+
+def of_other_axes(rng):
+    """Operations, a wrong result of each, and where it says that it is wrong."""
+    x, p = normal(rng, 2, 3, 7, 8), normal(rng, 5, 4)
+    z, labels = normal(rng, 2, 6, 9), rng.integers(0, 9, (2, 6))
+    rope = {"layout": "half"}
+    zeros = np.zeros_like(p)
+    options = {"step": 1, "lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    weight, *moments = p.copy(), zeros.copy(), zeros.copy()
+    sf.optim.adamw_(weight, p, *moments, **options)
+    step = (p, [p], zeros, zeros)
+    return (
+        ("rope", sf.rope(x, **rope), (x,), rope, np.s_[:, 2], "head 2 only"),
+        ("backward.rope", backward.rope(x, **rope), (x,), rope, np.s_[:, 2], "head 2 only"),
+        ("softmax", sf.softmax(x), (x,), {}, np.s_[:, 1], "entry 1 of axis 1 only"),
+        ("softmax", sf.softmax(x), (x,), {}, np.s_[:, :, 4], "row 4 only"),
+        ("silu", sf.silu(x[0]), (x[0],), {}, np.s_[1], "sequence 1 only"),
+        ("silu", sf.silu(x), (x,), {}, np.s_[:, 1], "entry 1 of axis 1 only"),
+        (
+            "backward.cross_entropy", backward.cross_entropy(z, labels), (z, labels), {},
+            np.s_[1, 2:4], "sequence 1 only, rows 2-3 only",
+        ),
+        ("optim.adamw_", weight, step, options, np.s_[4], "row 4 only"),
+        ("optim.adamw_", weight, step, options, np.s_[:, 1], "column 1 only"),
+    )  # fmt: skip
+
+
+def test_where_the_damage_is_in_other_axes(rng):
+    for op, right, args, kwargs, index, text in of_other_axes(rng):
+        mine = right.copy()
+        mine[index] += np.abs(normal(rng, *np.shape(mine[index]))) + 1
+        report = sf.check(op, mine, *args, **kwargs)
+        assert report.where.text == text, repr(report)
+
+
+def test_what_is_said_of_axes_without_a_name(rng):
+    x = normal(rng, 3, 5, 17)
+    right = sf.softmax(x)
+    for order, said in (
+        ([0, 1, 1], "every entry of axis 0 occurs in the right answer, but some more than once: "),
+        ([1, 0, 2], "entries 0 and 1 of axis 0 are swapped"),
+        ([1, 1, 1], "all entries of axis 0 are entry 1 of axis 0 of the right answer"),
+    ):
+        report = sf.check("softmax", right[order], x)
+        assert report.observations[0].startswith(said), repr(report)
+
+
+def test_a_number_that_is_like_another_is_in_no_other_order(rng):
+    """A single number has a neighbour that is as good as equal; a row has none by chance."""
+    x, dy, weight = normal(rng, 40, 9), normal(rng, 40, 9), normal(rng, 9)
+    right = sf.backward.rms_norm(dy, x, weight, eps=1e-6).weight
+    mine = right.copy()
+    mine[3] = mine[4] * np.float32(1 + 1e-6)
+    report = sf.check("backward.rms_norm", {"weight": mine}, dy, x, weight, eps=1e-6)
+    assert report.where.text == "channel 3 only"
+    assert "more than once" not in repr(report)
+    report = sf.check("backward.rms_norm", {"weight": right[::-1]}, dy, x, weight, eps=1e-6)
+    assert "in reverse order" in repr(report)
 
 
 def test_which_of_several_results_is_wrong(rng):

@@ -80,6 +80,14 @@ def test_every_mistake_shows_its_line():
         assert not any(re.search(r"\bs\.run\b|\balong\b|\bsees\b", line) for line in lines), lines
 
 
+def test_a_mistake_changes_its_own_program():
+    """Else those of a backward would be looked for in the forward that it calls."""
+    for mistake in (variation.mistake for variation in CATALOGUE):
+        own = mistake.name.partition(".")[0]
+        changed = {step.partition(".")[0] for step in mistake.replaces}
+        assert own in changed or (own, changed) == ("layer", {"experts"}), mistake
+
+
 @pytest.mark.parametrize(
     ("name", "lines"),
     {

@@ -11,7 +11,7 @@ from simdformer.learn.check.compare import Float64
 __all__ = ["beside_labels", "described", "factor_of", "nice", "order", "places"]
 
 Same = Callable[[Any, Any], bool]
-PLURALS = {"query": "queries"}
+PLURALS = {"query": "queries", "entry": "entries"}
 IN_ORDER = ("position", "query", "key")  # what comes after something else
 
 
@@ -23,10 +23,8 @@ def places(wrong: Any, axes: tuple[str, ...]) -> str:
 
     wrong : of bool; axes : names of its last axes
     """
-    names = ["sequence"] * max(wrong.ndim - len(axes), 0)
-    names = [*names, *axes[max(len(axes) - wrong.ndim, 0) :]]
     said = []
-    for axis, name in enumerate(names):
+    for axis, name in enumerate(names_of(axes, wrong.ndim)):
         others = tuple(i for i in range(wrong.ndim) if i != axis)
         bad = np.flatnonzero(wrong.any(axis=others))
         length = wrong.shape[axis]
@@ -59,9 +57,9 @@ def _in_each_row(wrong: Any) -> str:
 
 
 def _subset(bad: Any, length: int, name: str) -> str:
-    many = PLURALS.get(name, name + "s")
+    many = plural(name)
     if len(bad) == 1:
-        return f"{name} {bad[0]} only"
+        return f"{numbered(name, bad[0])} only"
     if len(bad) == length - 1:
         good = sorted(set(range(length)) - set(bad.tolist()))[0]
         return f"all {many} but {good}" if good or name not in IN_ORDER else f"{many} from 1 on"
@@ -73,11 +71,36 @@ def _subset(bad: Any, length: int, name: str) -> str:
     runs = np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1)
     if len(runs) > 4:
         return f"{len(bad)} of {length} {many}"
-    return (
-        f"{many} "
-        + ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-        + " only"
-    )
+    few = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"{numbered(many, few)} only"
+
+
+# ---- the names of axes ---------------------------------------------------------------------------
+
+
+def names_of(axes: tuple[str, ...], ndim: int) -> tuple[str, ...]:
+    """What the entries of each axis are called. Without a name they are rows and columns of a
+    matrix, and sequences where heads or positions are what comes next."""
+    if not axes and ndim == 2:
+        return "row", "column"
+    unnamed = max(ndim - len(axes), 0)
+    named = axes[max(len(axes) - ndim, 0) :]
+    names = [f"entry of axis {axis}" for axis in range(unnamed)]
+    if unnamed == 1 and named[:1] in (("head",), ("position",)):
+        names = ["sequence"]
+    return (*names, *named)
+
+
+def plural(name: str) -> str:
+    """ "heads", "entries of axis 0"."""
+    word, of, axis = name.partition(" of ")
+    return PLURALS.get(word, word + "s") + of + axis
+
+
+def numbered(name: str, number: Any) -> str:
+    """ "head 2", "entry 2 of axis 0"; of several, "heads 2, 3"."""
+    word, of, axis = name.partition(" of ")
+    return f"{word} {number}{of}{axis}"
 
 
 # ---- what ----------------------------------------------------------------------------------------
@@ -92,11 +115,6 @@ def described(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) 
             if found := list(sentences(mine, right, same, axes)):
                 return found
     return []
-
-
-def _name(axes: tuple[str, ...], axis: int, ndim: int) -> str:
-    from_end = axis - ndim
-    return axes[from_end] if -from_end <= len(axes) else f"axis {axis}"
 
 
 def _not_numbers(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
@@ -170,11 +188,12 @@ def nice(factor: float) -> str:
 
 def order(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
     """Right numbers in wrong places."""
+    names = names_of(axes, mine.ndim)
     for i in range(mine.ndim):
         for j in range(i + 1, mine.ndim):
             if min(mine.shape[i], mine.shape[j]) < 2:
                 continue
-            one, two = _name(axes, i, mine.ndim), _name(axes, j, mine.ndim)
+            one, two = (names[axis].removeprefix("entry of ") for axis in (i, j))
             swapped = right.swapaxes(i, j)
             if mine.shape[i] == mine.shape[j] and same(mine, swapped):
                 yield f"it is the right answer transposed: {one} and {two} are swapped"
@@ -187,14 +206,15 @@ def order(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> I
                 return
     for axis in range(mine.ndim):
         if mine.shape[axis] > 1 and (order := _permutation(mine, right, axis, same)) is not None:
-            yield _say_order(order, _name(axes, axis, mine.ndim))
+            yield _say_order(order, names[axis])
             return
     if shift := next(_shifts(mine, right, same, axes), None):
         yield shift
 
 
 def _permutation(mine: Float64, right: Float64, axis: int, same: Same) -> Any:
-    """order, so that mine is right[order] along the axis; entries may appear more than once."""
+    """order, so that mine is right[order] along the axis; entries may appear more than once, unless
+    they are single numbers: of those another one is easily met by chance."""
     a = np.moveaxis(mine, axis, 0).reshape(mine.shape[axis], -1)
     b = np.moveaxis(right, axis, 0).reshape(right.shape[axis], -1)
     if len(a) > 4096 or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -205,13 +225,15 @@ def _permutation(mine: Float64, right: Float64, axis: int, same: Same) -> Any:
     after = np.clip(np.searchsorted(b[ranks], a), 1, len(b) - 1)
     nearer = np.abs(b[ranks[after - 1]] - a) < np.abs(b[ranks[after]] - a)
     order = ranks[after - nearer]
-    if np.array_equal(order, np.arange(len(order))):
+    index = np.arange(len(order))
+    order = np.where(b[order] == b, index, order)  # of those that are alike, the one of its place
+    if np.array_equal(order, index) or (look.size == 1 and len(np.unique(order)) < len(order)):
         return None
     return order if same(mine, np.take(right, order, axis)) else None
 
 
 def _say_order(order: Any, name: str) -> str:
-    n, many = len(order), PLURALS.get(name, name + "s")
+    n, many = len(order), plural(name)
     index = np.arange(n)
     shift = int(order[0])
     if np.array_equal(order, index[::-1]):
@@ -220,15 +242,17 @@ def _say_order(order: Any, name: str) -> str:
         by = shift if shift <= n // 2 else shift - n
         return f"the {many} are right, but rolled along by {-by}"
     if len(np.unique(order)) == 1:
-        return f"all {many} are {name} {order[0]} of the right answer"
+        return f"all {many} are {numbered(name, order[0])} of the right answer"
     for step in range(2, n // 2 + 1):
         if n % step == 0 and np.array_equal(order, index.reshape(step, -1).T.ravel()):
             return f"the {many} are right, but interleaved: 0, {n // step}, ... where 0, 1, ... are"
     if len(np.unique(order)) < n:
-        return f"each of the {many} is one of the right answer, some more than once: {_few(order)}"
+        return (
+            f"every {name} occurs in the right answer, but some more than once: {_few(order)}"
+        )
     wrong = np.flatnonzero(order != index)
     if len(wrong) == 2:
-        return f"{many} {wrong[0]} and {wrong[1]} are swapped"
+        return f"{numbered(many, f'{wrong[0]} and {wrong[1]}')} are swapped"
     return f"the {many} are right, but in another order: {_few(order)}"
 
 
@@ -238,15 +262,14 @@ def _few(order: Any) -> str:
 
 def _shifts(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
     """Moved along an axis, the end fallen off."""
-    for axis in range(mine.ndim):
+    for axis, name in enumerate(names_of(axes, mine.ndim)):
         n = mine.shape[axis]
         for by in range(1, min(9, n // 2)):
             for a, b, sign in ((mine, right, "late"), (right, mine, "early")):
                 a, b = a.swapaxes(0, axis)[by:], b.swapaxes(0, axis)[: n - by]
                 if same(a.swapaxes(0, axis), b.swapaxes(0, axis)):
-                    name = _name(axes, axis, mine.ndim)
-                    many = PLURALS.get(name, name + "s")
-                    yield f"the right numbers stand {by} {name if by == 1 else many} too {sign}"
+                    places = name if by == 1 else plural(name)
+                    yield f"the right numbers stand {by} {places} too {sign}"
 
 
 def _offsets(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:
@@ -265,5 +288,5 @@ def _offsets(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -
         if same(mine, right + difference.mean(axis=other, keepdims=True)):
             yield "the same vector is added to every row: look for a bias"
         elif mine.shape[-1] > 2 and same(mine, right + difference.mean(axis=-1, keepdims=True)):
-            name = _name(axes, mine.ndim - 1, mine.ndim)
+            name = names_of(axes, mine.ndim)[-1]
             yield f"a number of its own is added to each row, the same for every {name}"

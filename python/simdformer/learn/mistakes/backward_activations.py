@@ -147,7 +147,7 @@ rope_backward = Program(
     """,
     calls=(rope,),
     of=backward.rope,
-    axes=("position", "element"),
+    axes=("head", "position", "channel"),
     thin=some_positions,
 )
 
@@ -395,6 +395,7 @@ mistakes(
 
     cos_and_sin_swapped (rare): cos and sin are swapped
         The result of the two in one line stands in another order.
+        | ...
         rope.turn | turned_a = b * cos - a * sin; turned_b = -b * sin - a * cos
 
     rope_backward.turn (08 §7) > The transpose keeps the factor: multiply by it once more.

@@ -69,7 +69,7 @@ cross_entropy_backward = Program(
     """,
     calls=(chosen,),
     of=backward.cross_entropy,
-    axes=("row", "column"),
+    axes=("sequence", "row", "column"),
     thin=some_labels,
     terms=TERMS_OF_DZ,
 )

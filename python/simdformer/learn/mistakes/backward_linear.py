@@ -56,7 +56,7 @@ linear_backward = Program(
     """,
     calls=(rows_of,),
     of=backward.linear,
-    axes=("row", "channel"),
+    axes=("sequence", "row", "channel"),
     thin=some_parts,
 )
 mistakes(

@@ -99,7 +99,7 @@ linear_cross_entropy = Program(
     """,
     calls=(options, sizes_of_terms, cross_entropy, cross_entropy_backward, linear_backward),
     of=by_name,
-    axes=("row", "channel"),
+    axes=("sequence", "row", "channel"),
     thin=some_rows,
     terms="sizes_of_terms(s)",
 )

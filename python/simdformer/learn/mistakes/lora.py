@@ -21,7 +21,7 @@ lora = Program(
     add: out = h @ w.T + added
     """,
     takes=("x", "weight", "a", "b", "alpha"),
-    axes=("row", "channel"),
+    axes=("sequence", "row", "channel"),
 )
 lora_backward = Program(
     "lora_backward",
@@ -35,7 +35,7 @@ lora_backward = Program(
     """,
     calls=(rows_of,),
     takes=("grad", "x", "weight", "a", "b", "alpha"),
-    axes=("row", "channel"),
+    axes=("sequence", "row", "channel"),
 )
 
 mistakes(

@@ -61,7 +61,7 @@ cross_entropy = Program(
     """,
     calls=(at_labels, chosen),
     of=loss.cross_entropy,
-    axes=("row",),
+    axes=("sequence", "row"),
 )
 log_softmax = Program(
     "log_softmax",
