@@ -250,6 +250,8 @@ def scattered(grad, ids, rows):
 
 
 for name, mine in {
+    "ids_from_one": lambda g, at, n: scattered(g, at - 1, n),
+    "ids_plus_one": lambda g, at, n: scattered(g, at + 1, n),
     "first_sequence_only": lambda g, at, n: scattered(g[0], at[0], n),
     "ids_of_next_flat": lambda g, at, n: scattered(g, np.roll(at, -1), n),
     "ids_of_previous_flat": lambda g, at, n: scattered(g, np.roll(at, 1), n),

@@ -188,6 +188,16 @@ def test_what_is_said_of_axes_without_a_name(rng):
         assert report.observations[0].startswith(said), repr(report)
 
 
+def test_rows_of_zeros_are_in_no_other_order(rng):
+    """Rows of a gradient that nobody wrote are alike: which of them stands there says nothing."""
+    grad, ids = normal(rng, 7, 4), np.array([0, 3, 3, 5, 1, 8, 2])
+    mine = sf.backward.embedding(grad, ids, 10)
+    mine[0], mine[8] = mine[3], 0
+    report = sf.check("backward.embedding", mine, grad, ids, 10)
+    assert report.where.text == "ids 0, 8 only"
+    assert "more than once" not in repr(report)
+
+
 def test_a_number_that_is_like_another_is_in_no_other_order(rng):
     """A single number has a neighbour that is as good as equal; a row has none by chance."""
     x, dy, weight = normal(rng, 40, 9), normal(rng, 40, 9), normal(rng, 9)

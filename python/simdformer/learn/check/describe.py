@@ -213,8 +213,8 @@ def order(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> I
 
 
 def _permutation(mine: Float64, right: Float64, axis: int, same: Same) -> Any:
-    """order, so that mine is right[order] along the axis; entries may appear more than once, unless
-    they are single numbers: of those another one is easily met by chance."""
+    """order, so that mine is right[order] along the axis. Entries may appear more than once, unless
+    they are single numbers, which are met by chance, or alike, such as rows of zeros."""
     a = np.moveaxis(mine, axis, 0).reshape(mine.shape[axis], -1)
     b = np.moveaxis(right, axis, 0).reshape(right.shape[axis], -1)
     if len(a) > 4096 or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -227,7 +227,9 @@ def _permutation(mine: Float64, right: Float64, axis: int, same: Same) -> Any:
     order = ranks[after - nearer]
     index = np.arange(len(order))
     order = np.where(b[order] == b, index, order)  # of those that are alike, the one of its place
-    if np.array_equal(order, index) or (look.size == 1 and len(np.unique(order)) < len(order)):
+    moved = order[order != index]
+    met_by_chance = look.size == 1 or any((b == b[i]).sum() > 1 for i in moved)
+    if not moved.size or (met_by_chance and len(np.unique(order)) < len(order)):
         return None
     return order if same(mine, np.take(right, order, axis)) else None
 

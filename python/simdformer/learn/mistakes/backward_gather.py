@@ -95,6 +95,14 @@ mistakes(
 
     embedding_backward.place (08 §10) > Use the ids that went in, unshifted.
 
+    ids_from_one: each gradient goes to row id - 1: ids are counted from 1
+        total[ids - 1] += dy: tokenizers count from 0.
+        > Use the ids that went in, as they are.
+        | places = np.asarray(ids) - 1
+    ids_plus_one: each gradient goes to row id + 1
+        total[ids + 1] += dy, or a row for padding in front of the table.
+        > Use the ids that went in, as they are.
+        | places = np.minimum(np.asarray(ids) + 1, num_embeddings - 1)
     ids_of_next: the gradients go to the next token's row
         The shift of the labels is taken over for the inputs.
         | places = np.roll(np.asarray(ids), -1, axis=-1)
