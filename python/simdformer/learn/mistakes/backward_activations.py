@@ -372,6 +372,11 @@ mistakes(
         > Activate gate, not up.
         inputs | dy, u, g = array(grad), array(gate), array(up)
         | out = dup, dgate
+    swapped_halves (unless up_activated):
+        gate and up are swapped on the way in, and their gradients are not
+        The halves of a fused matrix stand in another order; the results stand in that of the call.
+        > Take gate (w1, gate_proj) and up (w3, up_proj) in the order of the weights.
+        inputs | dy, u, g = array(grad), array(gate), array(up)
 
     rope_backward.turn_back (08 §7) > Turn by the opposite angle: rope(grad, positions=-positions).
 
