@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import simdformer as sf
 from conftest import normal, to_torch
+from mistake_examples import names
 from right_answers import Numpy
 
 DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
@@ -100,6 +101,23 @@ def test_one_mistake_of_both_gradients_is_told_once(rng):
     assert text.startswith("✗ backward.rms_norm: x wrong, weight wrong")
     assert text.count("➤") == 1
     assert "x wrong, weight wrong" in report._repr_html_()
+
+
+@pytest.mark.parametrize("rows", [20, 4])
+def test_one_factor_of_all_gradients_is_told_once(rows, rng):
+    """Though that of a weight alone has another name."""
+    x, weight, grad = normal(rng, 4, 5, 9), normal(rng, 7, 9), normal(rng, 4, 5, 7)
+    scale = normal(rng, 7)
+    for op, args, kwargs in (
+        (sf.backward.linear, (grad, x, weight), {}),
+        (sf.backward.rms_norm, (grad, normal(rng, 4, 5, 7), scale), {"eps": 1e-6}),
+    ):
+        right = op(*args, **kwargs)
+        report = sf.check(op, tuple(one / np.float32(rows) for one in right), *args, **kwargs)
+        assert names(report) == ["gradient.divided"], repr(report)
+        assert repr(report).count("➤") == 1
+    mine = right._replace(weight=right.weight / np.float32(20))
+    assert names(sf.check(op, mine, *args, **kwargs)) == ["rms_norm_backward.weight_averaged"]
 
 
 def test_two_mistakes_in_two_gradients_stand_below_their_own(rng):

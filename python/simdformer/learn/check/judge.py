@@ -306,9 +306,11 @@ class Check:
         return done_to_all(numbers(self.mine[0]), numbers(right[0]), self.same, self.call.sizes)
 
     def has_made(self, group: Explanation, results: list[Any] | None = None) -> bool:
-        """Whether mistakes give the results."""
+        """Whether mistakes give the results, or what was done to the whole of them does."""
         if self.call.program is None:
             return False
+        if results is None and not any(one.replaces for one in group):
+            return group in self.done_to_one([np.asarray(x) for x in self.call.right()])
         replaced = {name: step for one in group for name, step in one.replaces.items()}
         search = self.evidence(self.mine if results is None else results).search
         return search.fits(search.sample, replaced, search.dtypes[0])
