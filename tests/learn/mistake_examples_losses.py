@@ -67,6 +67,10 @@ loss("no_cap", mean, softcap=1.5)
 loss("capped_not_scaled", lambda z, y: mean(torch.tanh(z / 1.5), y), softcap=1.5)
 
 
+loss("mean_for_sum", mean, reduction="sum")
+loss("not_reduced", rows)
+loss("mean_for_none", mean, reduction="none")
+loss("sum_for_none", lambda z, y: rows(z, y).sum(), reduction="none")
 loss("log_missing", lambda z, y: counted(z.exp().sum(-1) - (z * one_hot(y)).sum(-1), y))
 
 

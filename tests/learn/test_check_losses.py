@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import simdformer as sf
 from conftest import normal, to_torch
+from mistake_examples import names
 from test_check_backward import DTYPES
 
 IGNORED = -100
@@ -162,6 +163,15 @@ def test_the_options(rng):
     assert sf.check("backward.cross_entropy", given.grad, z, y, **options).ok
     pair = sf.cross_entropy(z, y, reduction="none", return_lse=True)
     assert sf.check("cross_entropy", pair, z, y, reduction="none", return_lse=True).ok
+
+
+def test_rows_for_the_sum_are_named(rng):
+    """Of a sum the shape alone would be explained as well, as of a gradient."""
+    z = normal(rng, *LABELS.shape, 9)
+    mine = sf.cross_entropy(z, LABELS, reduction="none")
+    report = sf.check("cross_entropy", mine, z, LABELS, reduction="sum")
+    assert names(report) == ["cross_entropy.not_reduced"], repr(report)
+    assert "on the way back" not in repr(report)
 
 
 def test_smoothing_by_another_convention_is_right_and_said(rng):

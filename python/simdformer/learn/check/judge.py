@@ -327,7 +327,7 @@ class Check:
             return np.shape(a) == np.shape(b) and self.compare([a], [b])[0].ok
 
         def explain() -> tuple[Explanation, ...]:
-            tries = changes(mine, wanted)
+            tries = changes(mine, wanted, self.call.floor > 0)
             for known, undone in tries:
                 if same(undone, right[i]):
                     is_gradient = self.call.floor or known.name == NOT_SUMMED

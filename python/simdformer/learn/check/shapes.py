@@ -16,8 +16,7 @@ FOUND = words(
     shape (01 §2)
 
     not_summed (08 §4): it is not summed over {over}: {found}, needs {needed}
-        What was broadcast along an axis, or read once for each entry of it, gets the sum of their
-        gradients on the way back.
+        {why}
         > Sum over {over}{how}.
     axis_lost: an axis of length 1 is lost: {found}, needs {needed}
         squeeze, an index 0, or a sum without keepdims takes an axis away.
@@ -46,20 +45,25 @@ FOUND = words(
     """
 )
 
+SUMMED = {
+    False: "Each entry there has a number of its own, where their sum is meant.",
+    True: "What was broadcast along an axis, or read once for each entry of it, gets the sum of "
+    "their gradients on the way back.",
+}  # whether it is a gradient
 Change = tuple[Mistake, Any]  # what was done, and the array with that undone
 
 
-def changes(mine: Any, shape: tuple[int, ...]) -> list[Change]:
+def changes(mine: Any, shape: tuple[int, ...], is_gradient: bool) -> list[Change]:
     """Every way in which an array of this shape may have become `mine`, the simplest first."""
-    return [change for change in _all(mine, shape) if change[1].shape == shape]
+    return [change for change in _all(mine, shape, is_gradient) if change[1].shape == shape]
 
 
 def said(name: str, mine: Any, shape: tuple[int, ...], **found: Any) -> Mistake:
     return FOUND[f"shape.{name}"].about(found=mine.shape, needed=shape, **found)
 
 
-def _all(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
-    yield from _summed(mine, shape)
+def _all(mine: Any, shape: tuple[int, ...], is_gradient: bool) -> Iterator[Change]:
+    yield from _summed(mine, shape, SUMMED[is_gradient])
     if mine.size != int(np.prod(shape)):
         return
     if _without_ones(mine.shape) == _without_ones(shape):
@@ -77,7 +81,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(length for length in shape if length != 1)
 
 
-def _summed(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
+def _summed(mine: Any, shape: tuple[int, ...], why: str) -> Iterator[Change]:
     """With axes that should have been summed: what was broadcast on the way there."""
     if mine.size <= int(np.prod(shape)) or mine.ndim < len(shape) or mine.dtype.kind == "b":
         return
@@ -90,7 +94,7 @@ def _summed(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:
             axes = sorted({*ones, *lost})
             over = f"axis {axes[0]}" if len(axes) == 1 else f"axes {', '.join(map(str, axes))}"
             how = ", with keepdims=True" if ones else ""
-            yield said("not_summed", mine, shape, over=over, how=how), found
+            yield said("not_summed", mine, shape, over=over, how=how, why=why), found
 
 
 def _heads(mine: Any, shape: tuple[int, ...]) -> Iterator[Change]:

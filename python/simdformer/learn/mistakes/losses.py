@@ -207,6 +207,28 @@ mistakes(
         | unless(here.all())
         mean | losses = losses / real(counts.size)
 
+    cross_entropy.total (02 §10) > Give one number, as reduction says: the sum, or the mean.
+
+    not_reduced: it is the loss of each row, as of reduction="none"
+        The sum over all rows is missing.
+        | reduction = "none"
+
+    cross_entropy.total (02 §10) > Add up the losses; reduction="sum" divides by nothing.
+
+    mean_for_sum: it is the mean, not the sum
+        reduction="mean" is the default, here and in PyTorch.
+        | unless(reduction != "sum" or counts.sum() == 1)
+        | losses = losses.sum() / real(counts.sum())
+
+    cross_entropy.give (02 §10) > Give the loss of each row, 0 where it is ignored.
+
+    mean_for_none: it is the mean, not the loss of each row
+        reduction="mean" is the default, here and in PyTorch.
+        | unless(reduction != "none"); losses = losses.sum() / real(counts.sum()); ...
+    sum_for_none: it is the sum, not the loss of each row
+        reduction="sum" stands for reduction="none".
+        | unless(reduction != "none" or counts.sum() == 1); losses = losses.sum(); ...
+
     cross_entropy.mean (02 §10) > Divide the sum by the number of labels that count.
 
     sum_for_mean: it is the sum, not the mean
