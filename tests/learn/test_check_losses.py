@@ -174,6 +174,14 @@ def test_rows_for_the_sum_are_named(rng):
     assert "on the way back" not in repr(report)
 
 
+@pytest.mark.parametrize(("mine", "said"), [(0.0, "it is 0"), (np.nan, "it is NaN")])
+def test_one_number_that_says_nothing_is_not_explained(mine, said, rng):
+    z, y = normal(rng, 5, 9), rng.integers(0, 9, 5)
+    report = sf.check("cross_entropy", mine, z, y)
+    assert report.diagnosis == ()
+    assert report.observations == (said,)
+
+
 def test_smoothing_by_another_convention_is_right_and_said(rng):
     z, y = normal(rng, 6, 9), LABELS.ravel()[:6]
     target = np.where(one_hot(z, y) > 0, 0.9, 0.1 / 8) * (y >= 0)[:, None]

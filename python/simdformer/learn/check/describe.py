@@ -108,8 +108,11 @@ def numbered(name: str, number: Any) -> str:
 
 def described(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> list[str]:
     """Sentences about an array of the right shape. same(a, b): by the measure of the check."""
-    if mine.size == 0 or mine.ndim == 0:
+    if mine.size == 0:
         return []
+    if mine.ndim == 0:  # one number tells no more
+        words = {"0": mine == 0, "NaN": np.isnan(mine), "infinite": np.isinf(mine)}
+        return [f"it is {word}" for word, is_so in words.items() if is_so]
     with np.errstate(all="ignore"):
         for sentences in (_not_numbers, _size, order, _offsets):
             if found := list(sentences(mine, right, same, axes)):
@@ -249,9 +252,7 @@ def _say_order(order: Any, name: str) -> str:
         if n % step == 0 and np.array_equal(order, index.reshape(step, -1).T.ravel()):
             return f"the {many} are right, but interleaved: 0, {n // step}, ... where 0, 1, ... are"
     if len(np.unique(order)) < n:
-        return (
-            f"every {name} occurs in the right answer, but some more than once: {_few(order)}"
-        )
+        return f"every {name} occurs in the right answer, but some more than once: {_few(order)}"
     wrong = np.flatnonzero(order != index)
     if len(wrong) == 2:
         return f"{numbered(many, f'{wrong[0]} and {wrong[1]}')} are swapped"

@@ -239,6 +239,7 @@ class Search:
         problem, dtype = self.sample, self.dtypes[0]
         tape, few = self.base(problem, dtype).run.tape, _information(problem.mine)
         is_constant = few < 2 and sum(map(np.size, problem.mine)) > 1
+        is_constant |= not any(np.any(x) for x in problem.mine) or not few  # one 0, one NaN
         if tape is None or is_constant or (few < INFORMATION and self.coarsest.itemsize == 2):
             return []
         return self._tried(problem, dtype, list(slips(tape)))
