@@ -14,7 +14,7 @@ from simdformer import nn
 from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.check.blas import _openblas, one_thread
 from simdformer.learn.check.operation import bind
-from simdformer.learn.check.search import WHOLE
+from simdformer.learn.check.search import WHOLE, Search
 from simdformer.learn.program import Run
 
 attention = sf.scaled_dot_product_attention
@@ -310,6 +310,27 @@ def test_large_arrays_are_sampled(rng):
     x, w = normal(rng, 3000, 350), normal(rng, 350, 350)
     assert q.shape[0] * q.shape[1] * 400 * 400 > WHOLE < x.size
     assert names(sf.check("linear", x @ w, x, w)) == ["linear.not_transposed"]
+
+
+def test_what_takes_long_is_not_tried_on_a_whole_array(rng, monkeypatch):
+    """One wrong number, beside the sample: sums in 16 bits would take many seconds."""
+    x, w = normal(rng, 600, 512), normal(rng, 700, 512)
+    mine = sf.linear(x, w)
+    mine[3, 4] += 1
+    slow, is_slow = {}, Search.is_slow
+
+    def asked(search, variation, dtype):
+        slow[variation.mistake.name] = is_slow(search, variation, dtype)
+        return slow[variation.mistake.name]
+
+    monkeypatch.setattr(Search, "is_slow", asked)
+    report = sf.check("linear", mine, x, w)
+    assert not report.ok
+    assert report.where.wrong == 1
+    assert report.diagnosis == ()
+    assert slow.pop("linear.sum_stalls_in_float16")
+    assert slow
+    assert not slow["linear.first_weight_for_all"]
 
 
 def test_a_sample_is_a_part_of_the_whole(rng):

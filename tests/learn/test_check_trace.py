@@ -17,6 +17,7 @@ from learners import learner
 from simdformer.learn.catalogue import CATALOGUE
 from simdformer.learn.check.problem import evaluate
 from simdformer.learn.check.report import YELLOW
+from simdformer.learn.check.rounding import Noise
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import Run
 from simdformer.learn.trace.steps import ModelSteps
@@ -305,6 +306,19 @@ def test_a_search_that_takes_too_long_is_given_up(llama, monkeypatch):
     assert report.first_wrong == "logits"
     assert report.diagnosis == ()
     assert re.search(r"(\d+) of \1 known mistakes were not tried", repr(report))
+
+
+def test_a_factor_of_all_logits_is_no_rounding_and_takes_no_time(llama, monkeypatch):
+    """No rounding of a single step is measured for it: it would take longer than the search."""
+    model, weights = llama
+    right = learner(CONFIGS["llama"], weights, IDS)["logits"]
+
+    def measured(self, dtype):
+        raise AssertionError("each step is rounded")
+
+    monkeypatch.setattr(Noise, "_of_single_steps", measured)
+    report = sf.check_trace({"logits": right * np.float32(1.005)}, model, IDS)
+    assert report.report.nearly == "float16"
 
 
 @cache

@@ -196,7 +196,9 @@ class Check:
             if pairs:
                 return Verdict(False, found, pairs)
             known = exactly or (evidence.near(few) if excused else ())
-            if (excused or not known) and evidence.is_rounding(right, few):
+            # Where neither this dtype nor a coarser one takes part, rounding to it is no excuse.
+            counts = any(self.takes_part(one, evidence) for one in (few, *coarser(few)))
+            if counts and (excused or not known) and evidence.is_rounding(right, few):
                 called = evidence.called(right, few)
                 if excused or self.takes_part(called, evidence):
                     said = rounded(called, self.coarsest)

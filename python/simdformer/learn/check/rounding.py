@@ -226,6 +226,8 @@ class Noise:
         """Whether the errors stand where rounding any one of the steps puts them, and are no
         factor that none of them brings in."""
         shape = self._shape(mine, dtype)
+        if shape.is_one_factor:
+            return False
         return any(shape.is_like(other) for other in self._of_single_steps(dtype))
 
     def _shape(self, results: list[Any], dtype: np.dtype[Any]) -> "Shape":
@@ -291,11 +293,14 @@ class Shape:
         count = sum(map(len, rows))
         return cls(count, reach, along * along / length / squares, by_row / squares)
 
+    @property
+    def is_one_factor(self) -> bool:
+        return self.rows > 1 and self.factor > 1 - SAME
+
     def is_like(self, other: "Shape") -> bool:
-        one_factor = self.rows > 1 and self.factor > 1 - SAME
         return (
             self.reach >= ALIKE * other.reach
-            and not one_factor
+            and not self.is_one_factor
             and (self.row_factor < SYSTEMATIC or other.row_factor > SYSTEMATIC / 2)
         )
 

@@ -26,6 +26,7 @@ WHOLE = 1_000_000  # in larger ones, mistakes that reach across the whole array 
 FEW_NUMBERS, LUCKY = 3, 1e-6  # so few are met by chance: they have to be met so well
 EXACTLY = 32.0  # units: two results that are no further apart are the same
 FEW = 6  # mistakes that come near, which are looked at closely
+SLOW = 0.1  # seconds of a mistake on the sample: it is not tried on the whole array as well
 BETTER = 4.0  # times as exact as the right answer, where rounding would explain that as well
 ALONG = 1e-2  # of the squares of an error, what a factor may leave
 LEAST = (1e-4, 0.1)  # by how much a factor is another one; in 16 bits
@@ -177,7 +178,7 @@ class Search:
         if known is None:
             known = self.likely_first(CATALOGUE.among(base.run.visited), problem, dtype)
         for number, variation in enumerate(known):
-            if variation.habit:
+            if variation.habit or (problem is not self.sample and self.is_slow(variation, dtype)):
                 continue
             if time.thread_time() > problem.until:
                 self.untried = len(known) - number, len(known)
@@ -187,6 +188,13 @@ class Search:
             if out is not None and right_one.distance(out) > 0:
                 found.append(Trial(variation, mine.distance(out), base.starts(steps)))
         return found
+
+    def is_slow(self, variation: Variation, dtype: Any) -> bool:
+        """Whether a mistake takes so long on the sample that it would take seconds on the whole: a
+        sum of one number after the other, which shows in each row."""
+        base, begun = self.base(self.sample, dtype), time.thread_time()
+        evaluate(base.varied(variation.replaces, variation.steps), self.sample)
+        return time.thread_time() - begun > SLOW
 
     def likely_first(self, known: list[Variation], problem: Problem, dtype: Any) -> list[Variation]:
         """In the order in which they are to be tried. A long program is judged by its beginning:
