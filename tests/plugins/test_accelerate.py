@@ -330,6 +330,7 @@ def test_transformers_records_what_it_records():
         expected = model(IDS, **options)
         accelerate(model)
         got = model(IDS, **options)
+        assert model(IDS, output_attentions=None).attentions is None  # as peft calls it
     for kind in ("attentions", "hidden_states"):
         assert len(got[kind]) == len(expected[kind]) > 2
         for one, other in zip(got[kind], expected[kind], strict=True):

@@ -310,6 +310,17 @@ def test_patterns_are_there_where_they_are_asked_for():
         assert (got - right).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_patterns_that_are_none_are_not_there(recorded):
+    """As peft calls every model: output_attentions=None."""
+    model = made("llama2")
+    model.set_attn_implementation("simdformer")
+    with torch.set_grad_enabled(recorded):
+        found = model(IDS, output_attentions=None)
+        assert found.attentions is None
+        assert torch.equal(found.logits, model(IDS).logits)
+
+
 def test_masks_of_ones_own():
     """(B,1,L,S), boolean and added: transformers hands them through."""
     model = made("llama2")

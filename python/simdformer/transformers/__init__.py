@@ -72,7 +72,7 @@ def attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
-    output_attentions: bool = False,
+    output_attentions: bool | None = False,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """query (B,H,L,D), key (B,K,S,D), value (B,K,S,Dv) -> (B,L,H,Dv), and the weights (B,H,L,S)
@@ -95,7 +95,7 @@ def attention(
             scale=scaling,
             softcap=softcap,
             sinks=s_aux,
-            return_weights=output_attentions,
+            return_weights=bool(output_attentions),
         )
         z, pattern = z if output_attentions else (z, None)
         return z.transpose(1, 2).contiguous(), pattern
@@ -133,7 +133,7 @@ def attend(
     softcap: float | None = None,
     sinks: Array | None = None,
     position_bias: torch.Tensor | None = None,
-    output_attentions: bool = False,
+    output_attentions: bool | None = False,
     **others: Any,
 ) -> torch.Tensor | None:
     """`attention` on arrays, into out (B,L,H,Dv): the weights, where they are asked for."""
@@ -152,7 +152,7 @@ def attend(
         scale=scaling,
         softcap=softcap,
         sinks=sinks,
-        return_weights=output_attentions,
+        return_weights=bool(output_attentions),  # None is no
         out=out.swapaxes(1, 2),
     )
     return tensor_of(found[1]) if output_attentions else None
