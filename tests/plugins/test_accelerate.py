@@ -252,6 +252,120 @@ def test_weights_that_change_are_seen(name, change):
     assert torch.equal(logits_of(model), expected)
 
 
+def other_projection(model):
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(32, 32)
+
+
+def other_down(model):
+    model.model.layers[1].mlp.down_proj = torch.nn.Linear(48, 32, bias=False)
+
+
+def other_activation(model):
+    model.model.layers[1].mlp.act_fn = torch.nn.GELU()
+
+
+def other_norm(model):
+    model.model.layers[2].input_layernorm = torch.nn.LayerNorm(32)
+
+
+def other_mlp(model):
+    model.model.layers[0].mlp = torch.nn.Linear(32, 32)
+
+
+def other_angles(model):
+    class Unturned(torch.nn.Module):
+        def forward(self, x, position_ids):
+            shape = (*position_ids.shape, 8)
+            return torch.ones(shape), torch.zeros(shape)
+
+    model.model.rotary_emb = Unturned()
+
+
+def exchanged(model):
+    """Each is ours, and not the one that its attention was made of."""
+    one, other = (model.model.layers[at].self_attn for at in (0, 1))
+    one.v_proj, other.v_proj = other.v_proj, one.v_proj
+
+
+def wrapped(model):
+    projection = model.model.layers[1].self_attn.o_proj
+    forward = projection.forward
+    projection.forward = lambda x: 2 * forward(x)
+
+
+def another_bias(model):
+    model.model.layers[0].mlp.up_proj.bias = torch.nn.Parameter(torch.randn(48))
+
+
+def turned_in_the_same_memory(model):
+    projection = model.model.layers[0].self_attn.q_proj
+    projection.weight = torch.nn.Parameter(projection.weight.detach().T)
+
+
+def another_eps(model):
+    model.model.norm.variance_epsilon = 0.5
+
+
+REPLACEMENTS = [
+    *(other_projection, other_down, other_activation, other_norm, other_mlp, other_angles),
+    *(exchanged, wrapped, another_bias, turned_in_the_same_memory, another_eps),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "shared"}, {"training": True}], ids=str)
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_what_is_replaced_afterwards_is_used(replace, options):
+    model, plain = made("llama2"), made("llama2")
+    accelerate(model, **options)
+    before = logits_of(model)
+    for one in (model, plain):
+        torch.manual_seed(0)
+        replace(one)
+    expected = logits_of(plain)
+    assert distance(before, expected) > 1e-3
+    assert distance(logits_of(model), expected) < ROUNDING
+    if "training" in options:
+        gradients = []
+        for one in (model, plain):
+            one(IDS, labels=IDS).loss.backward()
+            gradients.append({name: p.grad for name, p in one.named_parameters()})
+        for name, right in gradients[1].items():
+            assert (gradients[0][name] - right).norm() <= 1e-4 * right.norm(), name
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "shared"}, {"training": True}], ids=str)
+def test_adapters_come_and_go(options):
+    peft = pytest.importorskip("peft")
+
+    def adapted(model):
+        torch.manual_seed(0)
+        modules = ["q_proj", "down_proj"]
+        lora = peft.LoraConfig(r=4, target_modules=modules, init_lora_weights=False)
+        return peft.get_peft_model(model, lora).eval()
+
+    base, expected = logits_of(made("qwen3")), logits_of(adapted(made("qwen3")))
+    model = made("qwen3")
+    accelerate(model, **options)
+    whole = model.model.layers[0].forward.is_whole
+    assert whole()
+    with_adapter = adapted(model)
+    assert distance(logits_of(with_adapter), expected) < ROUNDING
+    assert not whole()
+    with with_adapter.disable_adapter():
+        assert distance(logits_of(with_adapter), base) < ROUNDING
+    with_adapter.merge_adapter()
+    assert distance(logits_of(with_adapter), expected) < ROUNDING
+    with_adapter.unmerge_adapter()
+    if "training" in options:
+        with_adapter(IDS, labels=IDS).loss.backward()
+        assert all(p.grad.abs().sum() > 0 for p in model.parameters() if p.requires_grad)
+    assert distance(logits_of(with_adapter.unload()), base) < ROUNDING
+    assert whole()
+    merged = adapted(model).merge_and_unload()
+    assert distance(logits_of(merged), expected) < ROUNDING
+    assert whole()
+
+
 @pytest.mark.parametrize("options", [{"weights": "shared"}, {"dtype": torch.bfloat16}], ids=str)
 def test_weights_are_packed_again_as_they_were(options):
     model, other = made("qwen3"), made("qwen3", initializer_range=0.05)
@@ -305,7 +419,8 @@ def test_hooks_run():
     """Those on a module that is computed inside another one, set before or after, and removed."""
     model = made("qwen3")
     expected = logits_of(model)
-    inside = [model.model.layers[0].self_attn.v_proj, model.model.layers[1].mlp]
+    first, second = model.model.layers[:2]
+    inside = [first.self_attn.v_proj, second.mlp.act_fn, second.mlp]
     inputs = []
     model.model.layers[2].input_layernorm.register_forward_pre_hook(
         lambda *a: inputs.append("norm")

@@ -124,6 +124,18 @@ def test_layers_that_are_computed_again_have_the_same_gradients():
         assert all(torch.allclose(found[name], once[name], atol=1e-6) for name in once)
 
 
+def test_hooks_of_the_way_back_run():
+    model = made("qwen3")
+    expected, seen = gradients(model), []
+    accelerate(model, training=True)
+    projection = model.model.layers[0].self_attn.q_proj
+    projection.register_full_backward_hook(lambda *_: seen.append("after"))
+    projection.register_full_backward_pre_hook(lambda *_: seen.append("before"))
+    found = gradients(model)
+    assert seen == ["before", "after"]
+    assert max(errors(found, {name: x.double() for name, x in expected.items()}).values()) < 1e-5
+
+
 def test_dropout_while_it_is_recorded_is_refused():
     model = made("llama2", attention_dropout=0.5).train()
     accelerate(model, training=True)

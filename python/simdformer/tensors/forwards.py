@@ -23,7 +23,7 @@ from simdformer.functional import (
     swiglu,
 )
 from simdformer.tensors import functional
-from simdformer.tensors.memory import array_of, no_gradient, tensor_of
+from simdformer.tensors.memory import array_of, dtype_of, no_gradient, tensor_of
 from simdformer.tensors.wrapping import outside_graphs, wants_gradient
 from simdformer.types import Array
 
@@ -52,9 +52,10 @@ WATCHED = 32  # numbers of a packed matrix, side by side: one or two cache lines
 class Held:
     """A parameter of a module as our kernels read it; made again after the parameter has changed.
 
-    Operations in place count up the version of a tensor, and a tensor in another memory has another
-    address. What is written through `.data` does neither: where the parameter was copied, a few
-    numbers in its middle are compared, so that a change of the whole matrix is seen.
+    It may be another tensor by now. Operations in place count up the version of a tensor, and one
+    in another memory has another address. What is written through `.data` does neither: where the
+    parameter was copied, a few numbers in its middle are compared, so that a change of the whole
+    matrix is seen.
     """
 
     def __init__(
@@ -67,15 +68,17 @@ class Held:
 
     @property
     def parameter(self) -> torch.Tensor:
-        found: torch.Tensor | None = self.module._parameters.get(self.name)
-        if found is None:  # something makes it, a parametrisation for instance
-            found = getattr(self.module, self.name)
+        found: torch.Tensor = parameter_of(self.module, self.name)
         return found
 
     def now(self) -> Any:
         """What the kernels read of the parameter as it is now."""
         parameter = self.parameter
-        if stamp_of(parameter) != self.stamp or self.sample.tobytes() != self.seen:
+        if (
+            parameter is not self.watched
+            or stamp_of(parameter) != self.stamp
+            or self.sample.tobytes() != self.seen
+        ):
             if parameter.is_meta:
                 raise RuntimeError(
                     f"{type(self.module).__name__}: {self.name} was written, but its memory was "
@@ -88,11 +91,18 @@ class Held:
 
     def watch(self) -> None:
         """Remembers what the parameter is now."""
-        parameter = self.parameter
+        self.watched = parameter = self.parameter
         self.stamp = stamp_of(parameter)
         copied = not isinstance(self.value, np.ndarray) and not parameter.is_meta
         self.sample = sample_of(parameter) if copied else np.empty(0)
         self.seen = self.sample.tobytes()
+
+
+def parameter_of(module: Any, name: str) -> Any:
+    """A parameter of a module, None where it has none of that name."""
+    parameters = module._parameters
+    # one that is not among them is made by something, a parametrisation for instance
+    return parameters[name] if name in parameters else getattr(module, name)
 
 
 def stamp_of(parameter: torch.Tensor) -> tuple[int, int]:
@@ -161,23 +171,39 @@ class OnTensors(OnArrays):
 
 
 F = type[OnArrays]
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 class Forward(ABC):
     """What stands in place of a module's own `forward`: deleting it brings that back.
 
-    `parts` are modules that are computed here instead of being called: as long as one of them has
-    hooks, the module does as it is written, so that they run.
+    The modules inside are computed here instead of being called. Where one of them has hooks, or
+    another one stands in its place by now, an adapter for instance, the module does as it is
+    written and calls them.
     """
 
     trains = False  # whether autograd may record
     functions: tuple[F, F] = OnArrays, OnTensors  # the second where it does
 
-    def __init__(self, module: Any, parts: tuple[Any, ...] = ()) -> None:
-        self.module, self.parts = module, parts
-        self.hooks = [
-            hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)
-        ]
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        modules = list(module.modules())
+        self.inside = modules[1:]
+        self.forwards = [one.__dict__.get("forward") for one in self.inside]
+        self.children = [one._modules for one in modules if one._modules]
+        self.known = [list(children.values()) for children in self.children]
+        self.hooks = [getattr(one, hooks) for one in self.inside for hooks in HOOKS]
+
+    def is_whole(self) -> bool:
+        """Whether the modules inside are those that it was made of, without hooks.
+
+        Every call looks at this; lists that are compared as a whole take the least time.
+        """
+        return (
+            not any(self.hooks)
+            and [list(children.values()) for children in self.children] == self.known
+            and [one.__dict__.get("forward") for one in self.inside] == self.forwards
+        )
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -193,7 +219,7 @@ class Forward(ABC):
                 type(self.module).__name__,
                 "it was accelerated for forwards; accelerate(model, training=True) has gradients",
             )
-        if any(self.hooks):
+        if not self.is_whole():
             return self.as_written(*inputs, **options)
         return self.compute(self.functions[recorded], *inputs, **options)
 
@@ -210,13 +236,17 @@ class Linear(Forward):
     def __init__(self, module: Any, weight: Held) -> None:
         super().__init__(module)
         self.held_weight = weight
-        self.held_bias = None if module.bias is None else Held(module, "bias", shared)
+        self.held_bias: Held | None = None
 
     def weight(self, f: F) -> Any:
         return f.weight(self.held_weight)
 
     def bias(self, f: F) -> Any:
-        return None if self.held_bias is None else f.weight(self.held_bias)
+        if parameter_of(self.module, "bias") is None:
+            return None
+        if self.held_bias is None:
+            self.held_bias = Held(self.module, "bias", shared)
+        return f.weight(self.held_bias)
 
     def compute(self, f: F, input: torch.Tensor) -> torch.Tensor:
         return f.out(self.made(f, f.of(input)))
@@ -230,16 +260,18 @@ class Embedding(Forward):
 
     def __init__(self, module: Any, weight: Held) -> None:
         super().__init__(module)
-        self.held_weight, self.dtype = weight, array_of(module.weight.detach()[:0]).dtype
+        self.held_weight = weight
 
     def compute(self, f: F, input: torch.Tensor) -> torch.Tensor:
-        return tensor_of(embedding(input.numpy(), self.held_weight.now(), dtype=self.dtype))
+        dtype = dtype_of(self.held_weight.parameter.dtype)
+        return tensor_of(embedding(input.numpy(), self.held_weight.now(), dtype=dtype))
 
 
 class RMSNorm(Forward):
     """x (...,n) -> (...,n)"""
 
-    def __init__(self, module: Any, eps: float) -> None:
+    def __init__(self, module: Any, eps: str) -> None:
+        """`eps`: the name of it in the module"""
         super().__init__(module)
         self.weight, self.eps = Held(module, "weight", shared), eps
 
@@ -247,15 +279,16 @@ class RMSNorm(Forward):
         return f.out(self.made(f, f.of(x)))
 
     def made(self, f: F, x: Any) -> Any:
-        return f.rms_norm(x, f.weight(self.weight), eps=self.eps)
+        return f.rms_norm(x, f.weight(self.weight), eps=getattr(self.module, self.eps))
 
 
 class SwiGLU(Forward):
     """x (B,L,E) -> (B,L,E): down(silu(gate x) * up x), gate and up in one pass over x"""
 
     def __init__(self, module: Any) -> None:
-        super().__init__(module, (module.gate_proj, module.up_proj, module.down_proj))
-        self.gate, self.up, self.down = map(ours, self.parts)
+        super().__init__(module)
+        projections = (module.gate_proj, module.up_proj, module.down_proj)
+        self.gate, self.up, self.down = map(ours, projections)
 
     def compute(self, f: F, x: torch.Tensor) -> torch.Tensor:
         return f.out(self.made(f, f.of(x)))

@@ -124,9 +124,10 @@ def accelerate(
         computes, and why; .nbytes of the packed weights. `print` it.
 
     Weights that change later are packed again at the next call: by load_state_dict, in place, or as
-    a whole through `.data`. (Single numbers written through `.data` are not seen.) Released ones
-    can only be replaced, load_state_dict(..., assign=True); a call after another load_state_dict is
-    a RuntimeError. So is one under autograd without training=True, "no gradient", and dropout while
+    a whole through `.data`. (Single numbers written through `.data` are not seen.) Modules that
+    are put in the place of others later, adapters for instance, are used. Released weights can only
+    be replaced, load_state_dict(..., assign=True); a call after another load_state_dict is a
+    RuntimeError. So is one under autograd without training=True, "no gradient", and dropout while
     it is recorded. ValueError: options that contradict each other, a model that is accelerated
     already or not on the CPU, rows that are no whole number of blocks.
     """
@@ -278,9 +279,9 @@ def can_be_released(module: torch.nn.Module) -> bool:
 
 def replace_norm(module: Any) -> None:
     """Replaces transformers' and torch's, if it is told an eps and has a weight for one axis."""
-    eps = module.variance_epsilon if is_of(module, "RMSNorm") else None
+    eps = "variance_epsilon" if is_of(module, "RMSNorm") else None
     if type(module) is torch.nn.RMSNorm and len(module.normalized_shape) == 1:
-        eps = module.eps
+        eps = "eps" if module.eps is not None else None
     if eps is not None and module.weight is not None and is_plain(module):
         module.forward = RMSNorm(module, eps)
 

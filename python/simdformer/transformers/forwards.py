@@ -84,17 +84,28 @@ class WithAttentionOnTensors(OnTensors, WithAttentionOnArrays):
         return attention(module, q, k, v, mask, **options)
 
 
-class Attention(Forward):
-    """x (B,L,E) -> (B,L,E), as LlamaAttention and its kin: q, k and v in one pass over x; norms of
-    heads where there are some; RoPE; the cache of transformers; attention; the last projection.
+class BehindRotary(Forward):
+    """What is given the `Turn` of a call. Where rotary_emb was replaced and gives something else,
+    the module does as it is written.
     """
 
     functions = WithAttentionOnArrays, WithAttentionOnTensors
 
+    def called(self, *inputs: Any, **options: Any) -> Any:
+        if not isinstance(options.get("position_embeddings"), Turn):
+            return self.as_written(*inputs, **options)
+        return super().called(*inputs, **options)
+
+
+class Attention(BehindRotary):
+    """x (B,L,E) -> (B,L,E), as LlamaAttention and its kin: q, k and v in one pass over x; norms of
+    heads where there are some; RoPE; the cache of transformers; attention; the last projection.
+    """
+
     def __init__(self, module: Any) -> None:
         projections = (module.q_proj, module.k_proj, module.v_proj)
         norms = (module.q_norm, module.k_norm) if hasattr(module, "q_norm") else ()
-        super().__init__(module, (*projections, *norms, module.o_proj))
+        super().__init__(module)
         self.qkv = tuple(map(ours, projections))
         self.norms, self.out = [ours(norm) for norm in norms], ours(module.o_proj)
 
@@ -133,10 +144,8 @@ class Attention(Forward):
         return self.out.made(f, z.reshape(batch, length, -1)), pattern
 
 
-class Layer(Forward):
+class Layer(BehindRotary):
     """x (B,L,E) -> (B,L,E): x + attention(norm(x)), and on that x + mlp(norm(x))"""
-
-    functions = WithAttentionOnArrays, WithAttentionOnTensors
 
     def __init__(self, module: Any) -> None:
         steps = (
@@ -145,7 +154,7 @@ class Layer(Forward):
             module.post_attention_layernorm,
             module.mlp,
         )
-        super().__init__(module, (*steps, *ours(module.self_attn).parts, *ours(module.mlp).parts))
+        super().__init__(module)
         self.attn_norm, self.attention, self.mlp_norm, self.mlp = map(ours, steps)
 
     def called(self, *inputs: Any, **options: Any) -> Any:
