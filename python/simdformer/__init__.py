@@ -14,6 +14,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from simdformer import starting  # noqa: F401 - before what takes time, see there
+
+# isort: split
 from simdformer import _core, functional, runtime
 from simdformer.functional import *  # noqa: F403
 from simdformer.loss import cross_entropy, linear_cross_entropy, log_softmax

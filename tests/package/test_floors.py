@@ -21,7 +21,7 @@ EXTENSION = "simdformer._core"
 # From the ground up, as in docs/architecture.md: every folder and every module of the package.
 FLOORS = (
     ("types", "mpiexec"),
-    ("arguments",),
+    ("arguments", "starting"),
     ("quantization",),
     ("reference",),
     ("rope_scaling", "runtime", "attention"),

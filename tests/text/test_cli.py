@@ -13,6 +13,7 @@ from checkpoints import TINY
 from simdformer.bench.machine import read_rate
 from simdformer.checkpoints import read_checkpoint
 from simdformer.models.budget import cache_bytes, decode_bytes, weight_bytes
+from simdformer.starting import is_command
 
 # ---- run -----------------------------------------------------------------------------------------
 
@@ -197,6 +198,48 @@ def test_ctrl_c_is_status_130(command, tiny, monkeypatch):
 
     monkeypatch.setattr("simdformer.text.generate.generate", interrupted)
     assert command("run", tiny, "abc") == (130, "abc", "\n")
+
+
+INTERRUPTED = """\
+import os, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+sys.meta_path.insert(0, Interrupter())
+sys.argv = [{program!r}, "--version"]
+from simdformer.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "simdformer.functional", "simdformer.cli.bench"])
+def test_ctrl_c_while_the_command_is_imported(module):
+    code = INTERRUPTED.format(module=module, program="/usr/bin/simdformer")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
+
+
+def test_ctrl_c_in_other_programs_is_theirs():
+    code = INTERRUPTED.format(module="simdformer.functional", program="train.py")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+def test_which_process_is_the_command():
+    """By sys.argv and sys.orig_argv."""
+    for called, whole, right in (
+        (["/usr/bin/simdformer", "run"], [], True),
+        (["C:\\bin\\simdformer.exe".replace("\\", os.sep), "run"], [], True),
+        (["-m", "run"], ["python", "-X", "dev", "-m", "simdformer", "run"], True),
+        (["-m", "run"], ["python", "-m", "pytest", "run"], False),
+        (["-c"], ["python", "-c", "simdformer"], False),
+        ([], [], False),
+    ):
+        assert is_command(called, whole) == right, called
 
 
 def test_bytes_of_a_token_are_those_of_the_weights_and_what_is_in_sight(tiny):

@@ -14,6 +14,7 @@ from simdformer.cli._shared import Parser, add_machine
 from simdformer.models.communicator import Communicator
 from simdformer.mpiexec import started
 from simdformer.parallel.world import world
+from simdformer.starting import begin
 
 __all__ = ["main"]
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ranks = Communicator()
     try:
         if started() > 1:
+            begin()
             ranks = world()
         if ranks.rank > 0:
             be_silent()
@@ -87,6 +89,7 @@ def run(arguments: Sequence[str] | None, ranks: Communicator) -> int:
         sf.set_num_threads(options.threads)
     if options.isa is not None:
         sf.set_isa(options.isa)
+    begin()
     return int(options.command(options))
 
 
