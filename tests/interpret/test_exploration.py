@@ -206,6 +206,13 @@ def test_a_change_that_makes_no_sense_is_refused(demo, edits, message):
     assert explored.wanted == explored.shown
 
 
+@pytest.mark.parametrize("model", ["demo", None])
+def test_what_is_no_model_is_refused(model):
+    for text in (TEXT, [1, 2]):
+        with pytest.raises(TypeError, match=rf"^explore: model is {model!r}, needs a model, as"):
+            Exploration(model, text)
+
+
 def test_texts_that_do_not_fit_are_refused(explored):
     explored.compare("Mia has")
     with pytest.raises(ValueError, match="other has 3 tokens, needs 25, as many as text"):

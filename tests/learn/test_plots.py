@@ -204,6 +204,14 @@ def test_too_few_axes_are_refused():
     assert plt.get_fignums() == [figure.number]
 
 
+@pytest.mark.parametrize("other", ["demo", None])
+def test_what_is_no_model_is_refused(run, other):
+    with pytest.raises(TypeError, match=rf"^plots.logit_lens: model is {other!r}, needs a model"):
+        sf.plots.logit_lens(other, run[1])
+    with pytest.raises(TypeError, match=rf"^plots.parameter_budget: config is {other!r}, needs a"):
+        sf.plots.parameter_budget(other)
+
+
 def test_a_lens_needs_the_trace_of_one_sequence_and_all_its_layers(model, run):
     _, trace = run
     few = {k: v for k, v in trace.items() if k != "layers.0.resid_pre"}

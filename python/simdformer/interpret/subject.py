@@ -13,7 +13,15 @@ from simdformer.models.trace import Trace
 from simdformer.models.transformer import Transformer
 from simdformer.types import Array
 
-__all__ = ["Subject", "Target", "counting_layers", "read_subject", "read_target", "token_text"]
+__all__ = [
+    "Subject",
+    "Target",
+    "counting_layers",
+    "read_model",
+    "read_subject",
+    "read_target",
+    "token_text",
+]
 
 Target = str | int
 
@@ -57,15 +65,22 @@ def counting_layers(progress: Progress, texts: int = 1) -> dict[str, Callable[[A
     return {"layers.*.resid_post": lambda _: progress.advance(texts)}
 
 
-def read_subject(function: str, model: Any, text: Any) -> Subject:
-    """TypeError for what is neither text nor ids, ValueError for no ids, or more than one text."""
-    trainable = model if hasattr(model, "loss_and_gradients") else None
-    reads = model if trainable is None else model.language_model()  # with its weights of now
+def read_model(function: str, model: Any) -> Transformer:
+    """TypeError for what is no model, the name of one for instance."""
+    # one that is trained reads with its weights of now
+    reads = model.language_model() if hasattr(model, "loss_and_gradients") else model
     transformer = getattr(reads, "transformer", reads)
     if not isinstance(transformer, Transformer):
         raise TypeError(
             f"{function}: model is {shown(model)}, needs a model, as from_pretrained gives it"
         )
+    return transformer
+
+
+def read_subject(function: str, model: Any, text: Any) -> Subject:
+    """TypeError for what is neither text nor ids, ValueError for no ids, or more than one text."""
+    trainable = model if hasattr(model, "loss_and_gradients") else None
+    transformer = read_model(function, model)
     tokenizer = getattr(model, "tokenizer", None)
     if isinstance(text, str):
         if tokenizer is None:

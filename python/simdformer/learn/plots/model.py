@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simdformer.arguments import shown
 from simdformer.functional import softmax
+from simdformer.interpret.subject import read_model
 from simdformer.learn.plots.look import (
     CHARACTER,
     COLOURS,
@@ -24,12 +26,12 @@ from simdformer.learn.plots.look import (
 )
 from simdformer.models.budget import parameter_budget as count_parameters
 from simdformer.models.config import ModelConfig
-from simdformer.models.transformer import Transformer
 from simdformer.types import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from simdformer.models.transformer import Transformer
     from simdformer.text import LanguageModel
 
 __all__ = ["logit_lens", "parameter_budget", "residual_norms"]
@@ -137,8 +139,8 @@ def logit_lens(
     >>> logits, trace = model.run_with_cache("1 + 1 =") # doctest: +SKIP
     >>> ax = sf.plots.logit_lens(model, trace) # doctest: +SKIP
     """
-    transformer = model if isinstance(model, Transformer) else model.transformer
-    tokenizer = None if isinstance(model, Transformer) else model.tokenizer
+    transformer = read_model("plots.logit_lens", model)
+    tokenizer = getattr(model, "tokenizer", None)
     layers = layer_count(trace, "logit_lens")
     names = ["layers.0.resid_pre", *(f"layers.{layer}.resid_post" for layer in range(layers))]
     missing = [name for name in names if name not in trace]
@@ -231,6 +233,11 @@ def parameter_budget(
     [6.5, 16.7, 70.2, 0.0, 6.5]
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
+    if not isinstance(config, ModelConfig | Mapping):
+        raise TypeError(
+            f"plots.parameter_budget: config is {shown(config)}, needs a ModelConfig, such as "
+            "model.config, or a dict of them"
+        )
     named = {"": config} if isinstance(config, ModelConfig) else dict(config)
     if not named:
         raise ValueError("plots.parameter_budget: no config is given, needs at least one")
