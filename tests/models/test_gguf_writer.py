@@ -417,6 +417,26 @@ def typed(value):
     return value, kinds.UINT32 if type(value) is int else kinds.get_type(value)
 
 
+CONVERSATIONS = [
+    [{"role": "user", "content": "hi"}],
+    [
+        {"role": "system", "content": " Tom and Mia.\n"},
+        {"role": "user", "content": "\n What has Tom?\n\nSay it. "},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "{{ bos_token }} 'é\\n' 🐱"},
+    ],
+]
+
+
+def test_the_chat_format_of_a_meta_checkpoint_is_a_template_in_the_file(tmp_path):
+    """Which this format does not hold: there it is code."""
+    demo = sf.from_pretrained("demo")
+    quantize_checkpoint("demo", tmp_path / "demo.gguf", "q8_0")
+    written = sf.from_pretrained(tmp_path / "demo.gguf")
+    for messages in CONVERSATIONS:
+        assert written.chat_ids(messages) == demo.chat_ids(messages)
+
+
 @pytest.mark.parametrize("spaced", [True, False])
 def test_gemmas_like_put_no_space_in_front(spaced, tmp_path):
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

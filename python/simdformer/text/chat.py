@@ -28,7 +28,24 @@ MAX_SECONDS = 10
 MAX_MEMORY = 1 << 30  # bytes of address space
 
 
+# What Llama3Template does, for files that hold a template. There a special token that is spelled
+# out in a message counts, as it does in every template in jinja's language.
+LLAMA3 = """\
+{{ bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}"""
+
+
 class ChatTemplate(Protocol):
+    @property
+    def template(self) -> str:
+        """It, or the same, in jinja's language."""
+
     def ids(
         self, messages: Sequence[Message], tokenizer: Tokenizer, variables: Mapping[str, Any]
     ) -> list[int]:
@@ -109,6 +126,8 @@ class JinjaTemplate:
 class Llama3Template:
     """What Llama 3 Instruct expects, for checkpoints in Meta's format, which hold no template.
     Special tokens spelled out in a message are plain text."""
+
+    template = LLAMA3
 
     def ids(
         self, messages: Sequence[Message], tokenizer: Tokenizer, variables: Mapping[str, Any]

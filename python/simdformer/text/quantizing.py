@@ -15,6 +15,7 @@ from simdformer.checkpoints.gguf_mixtures import MIXTURES
 from simdformer.checkpoints.gguf_writer import write_gguf
 from simdformer.checkpoints.locate import locate
 from simdformer.models.progress import Progress
+from simdformer.text.chat import find_template
 from simdformer.text.gguf_vocabulary import vocabulary_keys
 from simdformer.text.pretrained import find_tokenizer
 
@@ -111,5 +112,5 @@ def text_keys(checkpoint: Checkpoint) -> dict[str, Any]:
         return {}
     size, ends = checkpoint.config.vocab_size, checkpoint.eos_ids
     keys = vocabulary_keys(tokenizer, size, ends, checkpoint.path)
-    template = checkpoint.format.chat_template(checkpoint)
-    return keys if template is None else keys | {"tokenizer.chat_template": template.text}
+    template = find_template(checkpoint, tokenizer)
+    return keys if template is None else keys | {"tokenizer.chat_template": template.template}
