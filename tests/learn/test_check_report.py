@@ -362,3 +362,24 @@ def test_the_result_and_the_argument_swapped(rng):
     assert [mistake.name for mistake in report.diagnosis] == ["call.swapped"]
     found = sf.check("silu", x, x).diagnosis
     assert "call.swapped" not in [mistake.name for mistake in found]
+
+
+# ---- numbers in words ----------------------------------------------------------------------------
+
+
+def test_one_number_is_and_several_are(rng):
+    x = normal(rng, 3, 5)
+    mine = sf.softmax(x)
+    mine[1, 2] = 0.75
+    assert "\n  1 of 15 numbers is off, the worst at [1, 2]: 0.75, needs 0." in repr(
+        sf.check(sf.softmax, mine, x)
+    )
+    mine[1, 2] = np.nan
+    assert "1 of 15 numbers is NaN: row 1 only" in repr(sf.check(sf.softmax, mine, x))
+
+
+def test_a_single_number_has_no_place_and_no_row(rng):
+    logits = normal(rng, 6, 5)
+    report = sf.check(sf.cross_entropy, 7.5, logits, np.arange(6) % 5)
+    assert "\n  the number is off: 7.5, needs " in repr(report)
+    assert " times its size" in repr(report)

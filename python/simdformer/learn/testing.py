@@ -19,7 +19,7 @@ import numpy as np
 from simdformer.learn.check import check
 from simdformer.learn.check.compare import TOLERANCE, coarsest, compare, float_dtypes, numbers
 from simdformer.learn.check.operation import as_array
-from simdformer.learn.check.report import CheckError
+from simdformer.learn.check.report import CheckError, numbers_are
 
 __all__ = ["CheckError", "assert_close", "assert_right"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -101,7 +101,8 @@ def message(
     mine: Any, right: Any, wrong: Any, error: Any, size: Any, rtol: float, names: tuple[str, str]
 ) -> list[str]:
     count = int(wrong.sum())
-    off = f"{count} of {wrong.size} numbers are off by more than {rtol:g} of the size of their row"
+    row = "its size" if wrong.size == 1 else f"the size of {'its' if count == 1 else 'their'} row"
+    off = f"{numbers_are(count, wrong.size)} off by more than {rtol:g} of {row}"
     lines = [
         f"{names[0]} is not close to {names[1]}: {off}",
         f"  {names[0]}: {mine.shape} {mine.dtype}, {names[1]}: {right.shape} {right.dtype}",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from simdformer.learn.check.compare import Float64
+from simdformer.learn.check.report import numbers_are
 
 __all__ = ["beside_labels", "described", "factor_of", "nice", "order", "places"]
 
@@ -134,13 +135,14 @@ def _not_numbers(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...
             yield f"every number is {word}"
         else:
             yield (
-                f"{int(broken.sum())} of {mine.size} numbers are {word}"
+                f"{numbers_are(int(broken.sum()), mine.size)} {word}"
                 + (f": {where}" if where else "")
                 + others
             )
     missing = np.isnan(right) & ~np.isnan(mine)
     if missing.any():
-        yield f"{int(missing.sum())} numbers should be NaN, as the inputs ask for, and are not"
+        some = numbers_are(int(missing.sum()), mine.size)
+        yield f"{some} not NaN, which these inputs give"
 
 
 def _size(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> Iterator[str]:

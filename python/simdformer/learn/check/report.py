@@ -26,7 +26,9 @@ __all__ = [
     "Verdict",
     "Where",
     "card",
+    "numbers_are",
     "together",
+    "told_apart",
 ]
 
 WIDTH = 80  # of a terminal
@@ -241,16 +243,14 @@ class Report(Verdict):
         if self.where is not None:
             place = ", ".join(map(str, self.where.worst))
             which = f" of result {self.where.result}" if self.where.result else ""
-            yield Part(
-                f"{self.where.wrong} of {self.where.of} numbers are off, the worst at [{place}]"
-                f"{which}: {', needs '.join(told_apart(self.where.mine, self.where.right))}",
-                2,
+            alone = self.where.of == 1
+            worst = which if alone else f", the worst at [{place}]{which}"
+            two = ", needs ".join(told_apart(self.where.mine, self.where.right))
+            yield Part(f"{numbers_are(self.where.wrong, self.where.of)} off{worst}: {two}", 2)
+            error, size = (
+                ("error", "its size") if alone else ("largest error", "the size of its row")
             )
-            yield Part(
-                f"largest error {number(self.max_abs)}, "
-                f"{number(self.max_rel)} times the size of its row",
-                2,
-            )
+            yield Part(f"{error} {number(self.max_abs)}, {number(self.max_rel)} times {size}", 2)
             if self.where.text:
                 yield Part(f"where: {self.where.text}", 2)
 
@@ -335,9 +335,16 @@ def card(colour: str, head: str, parts: list[str], style: str = "") -> str:
     ])  # fmt: skip
 
 
-def told_apart(*numbers: float) -> list[str]:
-    """Numbers with four digits, or as many as it takes to tell them apart."""
-    for digits in range(4, 17):
+def numbers_are(some: int, of: int) -> str:
+    """The beginning of a sentence about some numbers of an array."""
+    if of == 1:
+        return "the number is"
+    return f"{some} of {of} numbers {'is' if some == 1 else 'are'}"
+
+
+def told_apart(*numbers: float, least: int = 4) -> list[str]:
+    """Numbers with at least so many digits, or as many as it takes to tell them apart."""
+    for digits in range(least, 18):
         said = [number(x, digits) for x in numbers]
         if len(set(said)) == len(said):
             break

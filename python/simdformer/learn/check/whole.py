@@ -9,6 +9,7 @@ import numpy as np
 from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.compare import Float64
 from simdformer.learn.check.describe import factor_of
+from simdformer.learn.check.report import numbers_are
 
 __all__ = ["done_to_all", "no_numbers"]
 
@@ -128,7 +129,7 @@ def no_numbers(
     broken = ~np.isfinite(mine) & np.isfinite(right)
     if broken.any() and same(np.where(broken, right, mine), right):
         word = "NaN" if np.isnan(mine[broken]).all() else "infinite or NaN"
-        some, rest = f"{int(broken.sum())} of {mine.size} numbers are", ", the others are right"
+        some, rest = numbers_are(int(broken.sum()), mine.size), ", the others are right"
         some, rest = ("every number is", "") if broken.all() else (some, rest)
         return (FOUND["gradient.not_finite"].about(some=some, word=word, rest=rest),)
     return ()
