@@ -131,8 +131,66 @@ def test_several_outputs(draw):
     assert report.ok
 
 
+X = np.array([[1.0, -2.0], [3.0, 0.5]])
+SAID = {
+    "not 0": (lambda x: 0 * x, lambda g, x: 3 * g, "is not 0, the right one is"),
+    "not 0, a sum of 1": (sf.softmax, lambda g, x: g, ""),
+    "0": (lambda x: 3 * x, lambda g, x: 0 * g, "is 0, the right one is not"),
+    "0, but for rounding": (
+        lambda x: sf.softmax(x).sum(),
+        lambda g, x: x,
+        "is not 0, the right one is",
+    ),
+    "small": (lambda x: 1e-13 * x, lambda g, x: 5e-13 * g, "is 5 times the right one"),
+    "one number": (
+        lambda x: x**2,
+        lambda g, x: 2 * x * g + (x > 2),
+        "1 of 4 numbers is wrong, the first at [1, 0]",
+    ),
+    "float32": (
+        lambda x: (x / 3).astype(np.float32).astype(np.float64) ** 2,
+        lambda g, x: 2 * x * g / 9,
+        "f is not smooth here, and differences tell no more: is there a float32 inside of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_of_a_wrong_gradient(name):
+    f, gradient, said = SAID[name]
+    (found,) = sf.gradcheck(f, gradient, X).inputs
+    assert not found.ok
+    assert said in found.message
+
+
+def test_a_gradient_of_0_and_one_without_numbers():
+    (found,) = sf.gradcheck(lambda x: sf.softmax(x).sum(), lambda g, x: 0 * x, X).inputs
+    assert (found.ok, found.message) == (True, "is 0, as it should be")
+    (found,) = sf.gradcheck(lambda x: x, lambda g, x: g, X[:0]).inputs
+    assert (found.ok, found.message) == (True, "has no numbers, so nothing was compared")
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "where"),
+    [
+        (lambda x: np.where(x > 0, x**2, np.nan), X, r"at these inputs \(1 of 4 numbers\)"),
+        (lambda x: x * np.nan, X, r"at these inputs \(4 of 4 numbers\)"),
+        (lambda x: np.where(x > 0, x, np.inf), np.array([1, 1e-6]), "next to these inputs"),
+    ],
+)
+def test_what_has_no_differences_is_not_ticked(f, x, where):
+    with pytest.raises(ValueError, match=f"gradcheck: f gives NaN or infinity {where}"):
+        sf.gradcheck(f, lambda g, x: 17 * g * x, x)
+
+
 def test_refusals(draw):
+    with pytest.raises(TypeError, match="gradcheck: f gives float32 for inputs of float64, needs"):
+        sf.gradcheck(lambda x: x.astype(np.float32) ** 2, lambda g, x: 2 * x * g, draw(3, 5))
+    with pytest.raises(ValueError, match="gradcheck: no input is float64"):
+        sf.gradcheck(np.sum, lambda g, x: g, np.arange(3))
+    with pytest.raises(ValueError, match="gradcheck: seed is -1, needs a whole number >= 0"):
+        sf.gradcheck(np.sin, lambda g, x: g, draw(3), seed=-1)
     with pytest.raises(TypeError, match=r"gradcheck: inputs\[0\] has dtype float32, needs float64"):
         sf.gradcheck(sf.silu, backward.silu, draw(3).astype(np.float32))
-    with pytest.raises(ValueError, match="gradcheck: backward gives 1 gradients, needs 2"):
+    with pytest.raises(ValueError, match="gradcheck: backward gives 1 gradient, needs 2"):
         sf.gradcheck(sf.linear, lambda g, x, w: g @ w, draw(5, 4), draw(3, 4))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simdformer.learn.check.report import Verdict
+from simdformer.arguments import is_whole, shown
+from simdformer.learn.check.report import Verdict, numbers_are, told_apart
 
 __all__ = ["GradcheckReport", "InputGradient", "gradcheck"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -19,6 +20,11 @@ Array = npt.NDArray[Any]
 DIRECTIONS = 3  # for each input
 STEP = 2.0**-9  # of a direction whose numbers are about 1; a power of two, so that x + h - x is h
 AGREES = 1e-6  # of the size of the slope; a right gradient comes to 1e-9 or so
+ROUNDED = 1e-2  # of it: more than a float32 inside of f does to the differences
+NEAR = "next to these inputs"
+TINY = 2.0**-24  # of a direction: a smooth f goes straight so far, one that is rounded in jumps
+# A slope counts as 0 if it is as small as this, and as this part of f: the rounding of f hides it.
+NOTHING, NOTHING_OF_F = 1e-12, 1e-10
 LOCATED = 1000  # an input of up to so many numbers is also asked for each of them, if it is wrong
 
 
@@ -79,7 +85,8 @@ def gradcheck(
     with the direction. A right gradient agrees to about 1e-9; more than 1e-6 is wrong. float32
     cannot be checked this way: its differences are good for two digits.
 
-    TypeError: a float input that is not float64. ValueError: what comes back does not fit.
+    TypeError: a float input, or an output of f, is not float64. ValueError: no input is float64; f
+    gives NaN or infinity, which have no differences; what comes back does not fit.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -93,19 +100,25 @@ def gradcheck(
     False
     """
     arrays = [read(x, place) for place, x in enumerate(inputs)]
+    if not any(x.dtype == np.float64 for x in arrays):
+        raise ValueError("gradcheck: no input is float64, needs one that has a gradient")
+    if not is_whole(seed, 0):
+        raise ValueError(f"gradcheck: seed is {shown(seed)}, needs a whole number >= 0")
     rng = np.random.default_rng(seed)
     out = f(*arrays)
-    outs = in_float64(out)
+    outs = outputs(out, "at these inputs")
     grads = [rng.standard_normal(out.shape) for out in outs]
     found = gradients(backward, tuple(grads) if isinstance(out, tuple) else grads[0], arrays)
 
     def value(changed: list[Array]) -> float:
-        pairs = zip(grads, in_float64(f(*changed)), strict=True)
+        pairs = zip(grads, outputs(f(*changed), NEAR), strict=True)
         return math.fsum(float((grad * out).sum()) for grad, out in pairs)
 
+    size = sum(float(np.abs(grad * out).sum()) for grad, out in zip(grads, outs, strict=True))
+    nothing = min(NOTHING, NOTHING_OF_F * size)
     names = names_of(f, len(arrays))
     report = [
-        judge(name, place, arrays, gradient, value, rng)
+        judge(name, place, arrays, gradient, value, nothing, rng)
         for place, (name, gradient) in enumerate(zip(names, found, strict=True))
         if arrays[place].dtype == np.float64
     ]
@@ -122,9 +135,22 @@ def read(x: Any, place: int) -> Array:
     )
 
 
-def in_float64(out: Any) -> list[Array]:
-    """What a function gave: one array, or several."""
-    return [np.asarray(o, np.float64) for o in (out if isinstance(out, tuple) else (out,))]
+def outputs(out: Any, where: str) -> list[Array]:
+    """What f gave, one array or several, if there are differences of it: float64 or integers, and
+    finite. `where` says at which inputs."""
+    arrays = [np.asarray(o) for o in (out if isinstance(out, tuple) else (out,))]
+    for array in arrays:
+        if array.dtype.kind not in "iub" and array.dtype != np.float64:
+            raise TypeError(
+                f"gradcheck: f gives {array.dtype} for inputs of float64, needs float64: its "
+                "differences would be rounding; look for the line that converts"
+            )
+        if bad := int((~np.isfinite(array)).sum()):
+            raise ValueError(
+                f"gradcheck: f gives NaN or infinity {where} ({bad} of {array.size} numbers), "
+                "needs finite numbers, which have differences; choose other inputs"
+            )
+    return [array.astype(np.float64) for array in arrays]
 
 
 def gradients(backward: Callable[..., Any], grad: Any, arrays: list[Array]) -> list[Any]:
@@ -137,8 +163,8 @@ def gradients(backward: Callable[..., Any], grad: Any, arrays: list[Array]) -> l
         found = [by_place.get(place) for place in range(len(arrays))]
     if len(found) != len(arrays):
         raise ValueError(
-            f"gradcheck: backward gives {len(found)} gradients, needs {len(arrays)}, "
-            "one for each input; None for one that has none"
+            f"gradcheck: backward gives {len(found)} gradient{'s' * (len(found) != 1)}, needs "
+            f"{len(arrays)}, one for each input; None for one that has none"
         )
     return found
 
@@ -170,6 +196,7 @@ def judge(
     arrays: list[Array],
     gradient: Any,
     value: Callable[[list[Array]], float],
+    nothing: float,
     rng: np.random.Generator,
 ) -> InputGradient:
     x = arrays[place]
@@ -177,23 +204,48 @@ def judge(
     if given.shape != x.shape:
         message = f"has shape {given.shape}, needs {x.shape}, that of the input"
         return InputGradient(name, False, math.inf, message)
-    if not np.isfinite(given).all():
-        bad = int((~np.isfinite(given)).sum())
-        return InputGradient(name, False, math.inf, f"{bad} of {x.size} numbers are not finite")
+    if not x.size:
+        return InputGradient(name, True, 0.0, "has no numbers, so nothing was compared")
+    if bad := int((~np.isfinite(given)).sum()):
+        message = f"{numbers_are(bad, x.size)} not finite"
+        return InputGradient(name, False, math.inf, message)
     directions = [rng.standard_normal(x.shape) for _ in range(DIRECTIONS)]
     wanted = np.array([slope(value, place, arrays, d) for d in directions])
     mine = np.array([(given * d).sum() for d in directions])
-    size = max(float(np.abs(wanted).max(initial=0)), float(np.abs(mine).max(initial=0)))
-    error = float(np.abs(mine - wanted).max(initial=0)) / size if size > 1e-12 else 0.0
+    right, found = float(np.abs(wanted).max()), float(np.abs(mine).max())
+    size = max(right, found)
+    if size <= nothing:
+        return InputGradient(name, True, 0.0, "is 0, as it should be")
+    error = float(np.abs(mine - wanted).max()) / size
     if error <= AGREES:
         return InputGradient(name, True, error, f"agrees to {max(error, 1e-16):.0e}")
     if gradient is None:
         return InputGradient(name, False, error, "is None, but the output depends on this input")
+    if min(right, found) <= nothing:
+        message = "is not 0, the right one is" if found > right else "is 0, the right one is not"
+        return InputGradient(name, False, error, message)
     factor = mine / np.where(wanted == 0, np.inf, wanted)
     if np.ptp(factor) <= AGREES * np.abs(factor).max():
         message = f"is {factor.mean():.6g} times the right one"
         return InputGradient(name, False, error, message)
-    return InputGradient(name, False, error, located(place, arrays, given, value, error))
+    message = located(place, arrays, given, value, error)
+    if error <= ROUNDED and is_rough(value, place, arrays, directions[0], size):
+        message += (
+            "; but f is not smooth here, and differences tell no more: is there a float32 inside "
+            "of it, or a corner at these inputs?"
+        )
+    return InputGradient(name, False, error, message)
+
+
+def is_rough(
+    value: Callable[[list[Array]], float], place: int, arrays: list[Array], d: Array, size: float
+) -> bool:
+    """Whether f is so uneven next to the inputs that slopes of this size cannot agree."""
+    at = [[*arrays] for _ in range(3)]
+    for moved, step in zip(at, (-TINY, 0.0, TINY), strict=True):
+        moved[place] = arrays[place] + step * d
+    before, here, after = map(value, at)
+    return abs(before - 2 * here + after) / STEP > AGREES * size
 
 
 def located(
@@ -217,7 +269,8 @@ def located(
     if not wrong.any():
         return off
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    first = f", the first at {list(at)}" if wrong.size > 1 else ""
     return (
-        f"{off}; {int(wrong.sum())} of {wrong.size} numbers are wrong, the first at {list(at)}: "
-        f"{given[at]:.6g}, needs {right[at]:.6g}"
+        f"{off}; {numbers_are(int(wrong.sum()), wrong.size)} wrong{first}: "
+        f"{', needs '.join(told_apart(given[at], right[at], least=6))}"
     )
