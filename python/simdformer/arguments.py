@@ -16,7 +16,9 @@ __all__ = [
     "as_array",
     "as_floats",
     "converted",
+    "is_real",
     "is_whole",
+    "read_float_dtype",
     "read_names",
     "read_several",
     "read_whole",
@@ -41,6 +43,14 @@ def is_whole(value: object, least: int = 1) -> bool:
     return (
         isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
     )
+
+
+def is_real(value: object, least: float = -np.inf) -> bool:
+    """Whether it is a finite number >= least, of Python's or numpy's; True and False are none."""
+    if isinstance(value, str | bytes) or np.ndim(value) != 0:  # type: ignore[arg-type]
+        return False
+    x = np.asarray(value)
+    return x.dtype.kind in "iuf" and bool(np.isfinite(x)) and bool(x >= least)
 
 
 def read_whole(function: str, name: str, value: Any, needed: str = "a whole number > 0") -> int:
@@ -70,6 +80,18 @@ def converted(x: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     made = np.empty(x.shape, dtype)
     _core.convert(x, made)
     return made
+
+
+def read_float_dtype(function: str, name: str, value: Any) -> np.dtype[Any]:
+    """One of the four dtypes that the kernels compute with; torch.bfloat16 is understood."""
+    theirs = str(value) if type(value).__module__ == "torch" else ""
+    with suppress(TypeError, ValueError, SyntaxError):
+        dtype = np.dtype(theirs.rpartition(".")[2] or value)
+        if dtype in FLOATS:
+            return dtype
+    raise TypeError(
+        f"{function}: {name} is {shown(value)}, needs float32, float64, float16 or bfloat16"
+    )
 
 
 def as_floats(function: str, name: str, value: Any) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from simdformer import _core
-from simdformer.arguments import as_array, read_whole
+from simdformer.arguments import as_array, is_real, read_whole
 from simdformer.functional import linear
 from simdformer.types import Array, ArrayLike
 
@@ -73,9 +73,9 @@ def adamw_(
 
 def check_options(function: str, options: Mapping[str, float], betas: tuple[float, float]) -> None:
     for name, value in options.items():
-        if not math.isfinite(value) or value < 0:
+        if not is_real(value, 0):
             raise ValueError(f"{function}: {name} is {value!r}, needs a finite number >= 0")
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+    if np.shape(betas) != (2,) or not all(is_real(beta, 0) and beta < 1 for beta in betas):
         raise ValueError(f"{function}: betas is {betas!r}, needs two numbers from 0 to below 1")
 
 
@@ -367,7 +367,7 @@ def clip_grad_norm_(
     >>> gradients["w"].round(4)
     array([0.6, 0.8])
     """
-    if not max_norm > 0:
+    if not (is_real(max_norm) or max_norm == math.inf) or not max_norm > 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm!r}, needs a number > 0")
     arrays = list(gradients.values() if isinstance(gradients, Mapping) else gradients)
     norm = math.sqrt(math.fsum(_core.sum_of_squares(array) for array in arrays))

@@ -379,10 +379,14 @@ def test_what_no_mistake_explains_is_located():
 @pytest.mark.parametrize(
     ("mine", "error", "said"),
     [
-        ({}, ValueError, "no name in mine is known"),
+        ({}, ValueError, "mine is empty, needs arrays under the model's names: embed, "),
         ({"a": np.ones(3)}, ValueError, "no name in mine is known: 'a'; the model's own are embed"),
         ([np.ones(3)], TypeError, "mine is a list, needs a dict of gradients, or a module"),
-        ({"embed": None}, ValueError, r"mine has 1 parameters without a gradient, .* call loss"),
+        (
+            {"embed": None},
+            ValueError,
+            r"mine has no gradient for any of its parameters, .* call loss",
+        ),
     ],
 )
 def test_refusals(mine, error, said):
@@ -396,6 +400,10 @@ def test_models_and_texts_that_are_none_are_refused():
         checked(gradients, "demo")
     with pytest.raises(ValueError, match="check_gradients: ids is a text, and this model has no"):
         sf.check_gradients(gradients, model, "once")
+    with pytest.raises(ValueError, match="check_gradients: ids have shape .0,., needs at least"):
+        sf.check_gradients(gradients, model, [])
+    with pytest.raises(TypeError, match="check_gradients: aliases is 5, needs a dict"):
+        sf.check_gradients(gradients, model, [1, 2], aliases=5)
 
 
 @pytest.mark.parametrize(

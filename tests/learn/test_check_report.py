@@ -275,6 +275,12 @@ def test_refusals(rng):
             sf.check("softmax", nothing, x)
     with pytest.raises(TypeError, match="complex"):
         sf.check("softmax", x * 1j, x)
+    for dtype in ("bf16", "int8", 5):
+        with pytest.raises(TypeError, match=r"check: dtype is .*, needs float32, float64, float16"):
+            sf.check("softmax", x, x, dtype=dtype)
+    for rtol in (-1, np.nan, np.inf, "a", [1e-3], True):
+        with pytest.raises(ValueError, match=r"check: rtol is .*, needs a finite number >= 0"):
+            sf.check("softmax", x, x, rtol=rtol)
 
 
 def test_everything_can_be_checked():

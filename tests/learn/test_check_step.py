@@ -216,7 +216,11 @@ def test_what_is_left_out_is_not_looked_at(model):
     ("mine", "options", "error", "said"),
     [
         (3, {}, TypeError, "check_step: mine is a int, needs a dict, a module of PyTorch or a"),
-        ({"a": np.ones(2)}, {}, ValueError, "no name in mine is known: 'a'"),
+        ({"a": np.ones(2)}, {}, ValueError, "check_step: no name in mine is known: 'a'"),
+        ({}, {}, ValueError, "check_step: mine is empty"),
+        ({"loss": 1.0}, {"max_norm": "a"}, ValueError, "max_norm is 'a', needs a number > 0"),
+        ({"loss": 1.0}, {"lr": "a"}, ValueError, "lr is 'a', needs a finite number >= 0"),
+        ({"loss": 1.0}, {"betas": 1}, ValueError, "betas is 1, needs two numbers"),
         ({"embed": np.ones((2, 2))}, {"lr": -1}, ValueError, "lr is -1, needs a finite number"),
     ],
 )

@@ -540,6 +540,12 @@ def test_own_names_and_unknown_ones(llama):
     assert "layers.0.mlp_norm" in report.missing
     with pytest.raises(ValueError, match=r"no name in mine is known: 'loss'; the model's own are"):
         sf.check_trace({"loss": 2.5}, model, IDS)
+    with pytest.raises(ValueError, match="check_trace: mine is empty, needs arrays under the mod"):
+        sf.check_trace({}, model, IDS)
+    with pytest.raises(TypeError, match="check_trace: aliases is 5, needs a dict"):
+        sf.check_trace(mine, model, IDS, 5)
+    with pytest.raises(ValueError, match="check_trace: ids is empty, needs at least one id"):
+        sf.check_trace(mine, model, [])
 
 
 def test_weights_among_the_activations_are_left_out(llama):

@@ -103,6 +103,7 @@ def test_right_in_16_bits_where_that_is_known(rng):
     x = normal(rng, 6, 64)
     assert verdict(sf.check("softmax", in_the_middle(x), x)) == 1
     assert sf.check("softmax", in_the_middle(x), x, dtype="bfloat16").ok
+    assert sf.check("softmax", in_the_middle(x), x, dtype=torch.bfloat16).ok
     assert sf.check("softmax", in_the_middle, x).ok
     widened = idiom.softmax(x.astype(bfloat16)).astype(np.float32)
     assert sf.check("softmax", widened, x).ok

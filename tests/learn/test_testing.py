@@ -60,8 +60,9 @@ def test_rtol_overrides(rng):
     with pytest.raises(AssertionError, match=r"more than 1e-07 of the size"):
         sf.testing.assert_close(x * np.float32(1.00001), x, rtol=1e-7)
     sf.testing.assert_close(x, x, rtol=0)
-    with pytest.raises(ValueError, match="rtol is -1, needs a number >= 0"):
-        sf.testing.assert_close(x, x, rtol=-1)
+    for rtol in (-1, "a", np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"assert_close: rtol is .*, needs a finite number >="):
+            sf.testing.assert_close(x, x, rtol=rtol)
 
 
 def test_nan_and_infinities_belong_where_they_are(rng):
@@ -103,6 +104,8 @@ def test_tensors_are_taken(rng):
     sf.testing.assert_close(torch.tensor(x, requires_grad=True), x)
     with pytest.raises(TypeError, match=r"assert_close: slow is of dtype .*, needs an array of"):
         sf.testing.assert_close(x, np.array(["text"]), names=("fast", "slow"))
+    with pytest.raises(TypeError, match=r"assert_close: names is .*, needs two texts"):
+        sf.testing.assert_close(x, x, names=("fast",))
 
 
 def test_the_message_says_where_and_what(rng):

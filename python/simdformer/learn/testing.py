@@ -16,8 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.arguments import shown
 from simdformer.learn.check import check
-from simdformer.learn.check.compare import TOLERANCE, coarsest, compare, float_dtypes, numbers
+from simdformer.learn.check.compare import (
+    TOLERANCE,
+    coarsest,
+    compare,
+    float_dtypes,
+    numbers,
+    read_rtol,
+)
 from simdformer.learn.check.operation import as_array
 from simdformer.learn.check.report import CheckError, numbers_are
 
@@ -67,7 +75,7 @@ def assert_close(
     zero beside large ones need not be exact to its own size, as `numpy.testing.assert_allclose`
     would have it.
 
-    TypeError: one of them holds no numbers. ValueError: rtol is negative.
+    TypeError: one of them holds no numbers. ValueError: rtol is negative, or no number.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -78,9 +86,10 @@ def assert_close(
     simdformer.learn.check.report.CheckError: mine is not close to right: 2 of 2 numbers ...
     """
     __tracebackhide__ = True
+    rtol = read_rtol("assert_close", rtol)
+    if len(names) != 2 or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"assert_close: names is {shown(names)}, needs two texts")
     found, wanted = (array_of(x, name) for x, name in zip((mine, right), names, strict=True))
-    if rtol is not None and not rtol >= 0:
-        raise ValueError(f"assert_close: rtol is {rtol}, needs a number >= 0")
     if found.shape != wanted.shape:
         raise CheckError(f"{names[0]} has shape {found.shape}, {names[1]} {wanted.shape}")
     found, wanted = np.atleast_1d(found), np.atleast_1d(wanted)

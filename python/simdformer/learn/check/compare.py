@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from simdformer.arguments import is_real, shown
+
 __all__ = [
     "QUANTIZED",
     "TOLERANCE",
@@ -23,6 +25,7 @@ __all__ = [
     "float_dtypes",
     "is_near",
     "numbers",
+    "read_rtol",
     "row_size",
     "whole_size",
 ]
@@ -51,6 +54,15 @@ def float_dtypes(arrays: Any) -> list[np.dtype[Any]]:
 
 def coarsest(dtypes: list[np.dtype[Any]]) -> np.dtype[Any]:
     return max(dtypes, key=lambda dtype: TOLERANCE[dtype], default=np.dtype(np.float64))
+
+
+def read_rtol(function: str, rtol: Any) -> float | None:
+    """How large an error may be; None where nothing is said."""
+    if rtol is None:
+        return None
+    if not is_real(rtol, 0):
+        raise ValueError(f"{function}: rtol is {shown(rtol)}, needs a finite number >= 0")
+    return float(rtol)
 
 
 def numbers(x: Any) -> Float64:

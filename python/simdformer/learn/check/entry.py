@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from simdformer.arguments import read_float_dtype
 from simdformer.learn.catalogue import Mistake
 from simdformer.learn.check.asking import as_named, by_our_names
 from simdformer.learn.check.blas import one_thread
-from simdformer.learn.check.compare import TOLERANCE
+from simdformer.learn.check.compare import TOLERANCE, read_rtol
 from simdformer.learn.check.constants import is_fitted
 from simdformer.learn.check.judge import Check
 from simdformer.learn.check.meant import (
@@ -91,7 +92,9 @@ def check(
     ------
     TypeError
         op is nothing that can be checked; `mine` holds no numbers, or another number of results
-        than the call has; `out` is given.
+        than the call has; dtype is no float dtype; `out` is given.
+    ValueError
+        rtol is negative, or no number.
     ValueError, TypeError, IndexError, BufferError
         What the operation itself raises for these arguments.
 
@@ -105,7 +108,8 @@ def check(
     >>> report.diagnosis[0].title
     'the softmax runs over another axis'
     """
-    declared = None if dtype is None else np.dtype(dtype)
+    rtol = read_rtol("check", rtol)
+    declared = None if dtype is None else read_float_dtype("check", "dtype", dtype)
     if declared is not None and takes(op, "dtype"):
         kwargs["dtype"] = declared
     try:

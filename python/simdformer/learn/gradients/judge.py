@@ -18,6 +18,7 @@ from simdformer.learn.gradients.steps import WEIGHT, BackwardSteps
 from simdformer.learn.gradients.whole import NO_GRADIENT, Whole
 from simdformer.learn.trace.axes import as_it_is
 from simdformer.learn.trace.judge import Waiting, ids_of
+from simdformer.learn.trace.places import read_aliases
 from simdformer.learn.trace.question import ExpectedActivation
 from simdformer.models.transformer import Transformer
 from simdformer.training.model import TrainableModel
@@ -80,9 +81,10 @@ def check_gradients(
     'layers.3.wo is wrong while layers.3.mlp_norm is right'
     """
     function = "check_gradients"
+    named = read_aliases(function, aliases)
     own = trainable(function, model)
     rows = own.batch(function, ids_of(function, model, ids), labels)
-    return Examination(own, *rows, aliases or {}).of(gradients_of(function, mine))
+    return Examination(own, *rows, named).of(gradients_of(function, mine))
 
 
 def trainable(function: str, model: Any) -> TrainableModel:
@@ -130,11 +132,16 @@ class Examination:
     """One check of the gradients of a model: what is known to be right grows on the way back."""
 
     def __init__(
-        self, model: TrainableModel, ids: Any, labels: Any, aliases: Mapping[Any, Any]
+        self,
+        model: TrainableModel,
+        ids: Any,
+        labels: Any,
+        aliases: Mapping[Any, Any],
+        function: str = "check_gradients",
     ) -> None:
         self.begun = time.thread_time()
         self.steps = BackwardSteps(model, ids, labels)
-        self.names, self.measure = Names(self.steps, aliases), Measure(self.steps)
+        self.names, self.measure = Names(function, self.steps, aliases), Measure(self.steps)
         self.known: set[str] = set()  # gradients of activations that are right
         self.proofs: dict[str, str] = {}  # by which of the learner's
         self.earlier: dict[str, frozenset[str]] = {}  # what was known before each of the learner's

@@ -69,8 +69,8 @@ def gradients_of(function: str, mine: Any) -> Mapping[Any, Any]:
         )
     if found and all(gradient is None for gradient in found.values()):
         raise ValueError(
-            f"{function}: mine has {len(found)} parameters without a gradient, needs gradients; "
-            "call loss.backward() first, and zero_grad() after the check"
+            f"{function}: mine has no gradient for any of its parameters, needs gradients; call "
+            "loss.backward() first, and zero_grad() after the check"
         )
     return found
 
@@ -78,8 +78,9 @@ def gradients_of(function: str, mine: Any) -> Mapping[Any, Any]:
 class Names:
     """The names of a model's weights: ours, Hugging Face's, Meta's; and those of activations."""
 
-    def __init__(self, steps: BackwardSteps, aliases: Mapping[Any, Any]) -> None:
-        self.steps, self.config, self.aliases = steps, steps.config, aliases
+    def __init__(self, function: str, steps: BackwardSteps, aliases: Mapping[Any, Any]) -> None:
+        self.function, self.aliases = function, aliases
+        self.steps, self.config = steps, steps.config
         self.shapes = weight_shapes(self.config)
         self.hugging, self.transposed = LLAMA.huggingface, frozenset[str]()
         try:
@@ -102,7 +103,7 @@ class Names:
             if not found:
                 unknown[key] = difflib.get_close_matches(str(key), [*self.shapes], n=3, cutoff=0.5)
         if not entries:
-            raise none_known("check_gradients", mine, self.shapes)
+            raise none_known(self.function, mine, self.shapes)
         order = {name: number for number, name in enumerate(self.steps.steps)}
         return sorted(entries, key=lambda one: order.get(one.name, -1)), unknown
 

@@ -174,7 +174,7 @@ class OneStep:
     ) -> None:
         self.model, self.ids, self.labels = model, ids, labels
         self.options, self.max_norm, self.no_decay = options, max_norm, no_decay
-        self.examination = Examination(model, ids, labels, {})
+        self.examination = Examination(model, ids, labels, {}, "check_step")
         self.steps = self.examination.steps
         self.gradients = {name: self.steps.right[WEIGHT + name] for name in model.weights}
         self.scale = 1.0
@@ -250,7 +250,7 @@ class OneStep:
     def unscaled(self, mine: Mapping[Any, Any], scale: float) -> GradientsReport:
         """The report on gradients that were multiplied by `scale`."""
         before = {n: None if g is None else as_array(g) / scale for n, g in mine.items()}
-        return Examination(self.model, self.ids, self.labels, {}).of(before)
+        return Examination(self.model, self.ids, self.labels, {}, "check_step").of(before)
 
     # ---- AdamW -----------------------------------------------------------------------------------
 

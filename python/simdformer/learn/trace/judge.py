@@ -29,6 +29,7 @@ from simdformer.learn.trace.places import (
     near,
     none_known,
     place,
+    read_aliases,
 )
 from simdformer.learn.trace.question import ExpectedActivation, OfModel
 from simdformer.learn.trace.report import TraceReport
@@ -112,8 +113,11 @@ def check_trace(
         raise TypeError(
             f"check_trace: model is a {type(model).__name__}, needs what from_pretrained gives"
         )
+    named = read_aliases("check_trace", aliases)
     numbers_of_ids = checked_ids(ids_of("check_trace", model, ids))
-    return Examination(transformer, numbers_of_ids, aliases or {}).of(mine)
+    if not numbers_of_ids.size:
+        raise ValueError("check_trace: ids is empty, needs at least one id")
+    return Examination(transformer, numbers_of_ids, named).of(mine)
 
 
 def ids_of(function: str, model: Any, ids: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simdformer.arguments import shown
 from simdformer.learn.trace.aliases import (
     FUSED,
     INSTEAD,
@@ -29,6 +30,7 @@ __all__ = [
     "other_meanings",
     "parts_of",
     "place",
+    "read_aliases",
 ]
 
 PREFIXES = re.compile(
@@ -136,11 +138,25 @@ def heads_of(name: str, config: ModelConfig) -> int:
     return 0 if row is None else row.heads(config)
 
 
+def read_aliases(function: str, aliases: Any) -> Mapping[Any, Any]:
+    if aliases is not None and not isinstance(aliases, Mapping):
+        raise TypeError(
+            f"{function}: aliases is {shown(aliases)}, needs a dict of your own names: "
+            '{"x_after_attention": "layers.0.resid_mid"}'
+        )
+    return aliases or {}
+
+
 def none_known(function: str, mine: Mapping[Any, Any], ours: Iterable[str]) -> ValueError:
     """For a dict none of whose names a check knows."""
+    names = ", ".join([*ours][:6])
+    if not mine:
+        return ValueError(
+            f"{function}: mine is empty, needs arrays under the model's names: {names} ..."
+        )
     return ValueError(
         f"{function}: no name in mine is known: {', '.join(map(repr, mine))[:300]}; the model's "
-        f"own are {', '.join([*ours][:6])} ..., and aliases= says which is which"
+        f"own are {names} ..., and aliases= says which is which"
     )
 
 
