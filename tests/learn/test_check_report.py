@@ -243,6 +243,31 @@ def test_remarks(rng):
     assert "symmetric" in sf.check("linear", q @ (w + w.T), q, w + w.T).remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (np.full((3, 5), np.nan), "no number of the result is finite: no mistake would show"),
+        (np.zeros((0, 3)), "the result has no numbers: nothing was compared"),
+        (np.zeros((3, 0)), "the result has no numbers: nothing was compared"),
+        (-1 - np.eye(3), "all numbers of the result are 0: many mistakes would not show"),
+    ],
+)
+def test_a_right_answer_that_says_nothing(x, said):
+    report = sf.check(sf.relu, sf.relu(x), x)
+    assert report.ok
+    assert said in report.remarks[0]
+
+
+def test_a_gradient_that_says_nothing_is_named(rng):
+    x, weight = normal(rng, 0, 5), normal(rng, 5)
+    report = sf.check(backward.rms_norm, (x, 0 * weight), x, x, weight, eps=1e-5)
+    assert report.ok
+    assert report.remarks[:2] == (
+        "the gradient of x has no numbers: nothing was compared",
+        "all numbers of the gradient of weight are 0: many mistakes would not show",
+    )
+
+
 # ---- the call and the report ---------------------------------------------------------------------
 
 

@@ -232,6 +232,18 @@ def test_a_function_is_called_twice(rng):
     report = sf.check(sf.rms_norm, with_dropout, x, weight, eps=1e-5)
     assert not report.ok
     assert first(report).name == "call.two_answers"
+    calls = []
+
+    def that_drifts(x):
+        calls.append(0)
+        return sf.softmax(x) * (1 + 1e-4 * len(calls))
+
+    for one in (x, x.astype(np.float64)):  # 16 bits, or float32, would explain it
+        calls.clear()
+        report = sf.check(sf.softmax, that_drifts, one)
+        assert (report.ok, report.nearly, report.remarks) == (False, "", ())
+        said = re.search(r": ([\d.]+), then ([\d.]+) at", first(report).cause)
+        assert said[1] != said[2]
     assert "Dropout is left on" in repr(report)
     assert re.search(r"read: .+, then .+ at \[\d, \d\]\.", first(report).cause)
 

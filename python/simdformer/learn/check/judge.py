@@ -127,7 +127,7 @@ class Check:
         )
 
     def remarks(self, ok: bool) -> tuple[str, ...]:
-        return remarks(self.call, self.mine if self.typed else [], ok)
+        return remarks(self.call, self.mine, self.typed, ok)
 
     # ---- the measure -----------------------------------------------------------------------------
 

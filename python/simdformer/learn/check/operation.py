@@ -85,6 +85,11 @@ class Asked:
         return results
 
     @property
+    def subject(self) -> str:
+        """What is asked about, as the subject of a sentence."""
+        return "the result"
+
+    @property
     def floor(self) -> float:
         """The part of the whole array's size that each row counts for at least."""
         return 0.0
@@ -149,6 +154,13 @@ class Call(Asked):
     def is_gradient(self) -> bool:
         """Whether what is asked about is one; linear_cross_entropy gives a loss first."""
         return self.name.startswith("backward.") or (self.is_whole and bool(self.only))
+
+    @property
+    def subject(self) -> str:
+        if self.only is None:
+            return super().subject
+        name = self.names[self.only]
+        return f"the gradient of {name}" if self.is_gradient else name
 
     @property
     def asked(self) -> dict[str, Any]:

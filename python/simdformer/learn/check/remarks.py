@@ -11,8 +11,20 @@ from simdformer.learn.check.operation import Asked
 __all__ = ["remarks"]
 
 
-def remarks(call: Asked, mine: list[Any], ok: bool) -> tuple[str, ...]:
-    return tuple(_dtypes(call, mine, ok)) + (tuple(_blind_spots(call)) if ok else ())
+def remarks(call: Asked, mine: list[Any], typed: bool, ok: bool) -> tuple[str, ...]:
+    """typed : whether the results have a dtype"""
+    said = tuple(_dtypes(call, mine, ok)) if typed else ()
+    return (*_nothing_seen(call, mine), *said, *_blind_spots(call)) if ok else said
+
+
+def _nothing_seen(call: Asked, mine: list[Any]) -> Iterator[str]:
+    """What a right answer does not show, because of what it is itself."""
+    if not any(map(np.size, mine)):
+        yield f"{call.subject} has no numbers: nothing was compared"
+    elif not any(np.isfinite(x).any() for x in mine):
+        yield f"no number of {call.subject} is finite: no mistake would show; choose other inputs"
+    elif sum(map(np.size, mine)) > 1 and not any(map(np.any, mine)):
+        yield f"all numbers of {call.subject} are 0: many mistakes would not show"
 
 
 def _dtypes(call: Asked, mine: list[Any], ok: bool) -> Iterator[str]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.operation import as_array
+from simdformer.learn.check.report import told_apart
 
-__all__ = ["answer", "difference", "is_coarse"]
+__all__ = ["answer", "difference", "gives_two", "is_coarse"]
 
 # Steps of the inputs, relatively: less than a unit of float16, and than one of bfloat16; thousands
 # of float32.
@@ -29,6 +30,11 @@ FOUND = words(
         > Switch dropout off (model.eval()), and compute from the arguments alone.
     """
 )
+
+
+def gives_two(found: tuple[Mistake, ...]) -> bool:
+    """Whether one call has two answers."""
+    return any(one.name == "call.two_answers" for one in found)
 
 
 def answer(
@@ -97,4 +103,4 @@ def difference(a: Any, b: Any) -> str:
         return ""
     at = np.unravel_index(np.argmax(differs), a.shape)
     place = f" at {list(map(int, at))}" if at else ""
-    return f"{float(a[at]):.4g}, then {float(b[at]):.4g}{place}"
+    return f"{', then '.join(told_apart(float(a[at]), float(b[at])))}{place}"
