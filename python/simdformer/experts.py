@@ -23,6 +23,8 @@ def top_k(logits: ArrayLike, k: int) -> Array:
 
     ValueError: k is not 1 to X.
 
+    >>> import numpy as np
+    >>> from simdformer.experts import top_k
     >>> top_k(np.array([0.5, 2.0, 1.0]), 2)
     array([1, 2])
     """
@@ -54,6 +56,8 @@ def expert_linear(
 
     TypeError, ValueError: as `linear`; the leading axes of x and ids differ, or the lists' lengths.
 
+    >>> import numpy as np
+    >>> from simdformer.experts import expert_linear
     >>> experts = [np.full((1, 2), n, np.float32) for n in range(3)]
     >>> (y,) = expert_linear(np.ones((4, 1, 2), np.float32), [[2, 1]] * 4, [experts])
     >>> y[0]
@@ -69,6 +73,8 @@ def combine_experts(x: ArrayLike, weights: ArrayLike) -> Array:
 
     ValueError: weights do not have the shape of x without its last axis.
 
+    >>> import numpy as np
+    >>> from simdformer.experts import combine_experts
     >>> combine_experts(np.ones((2, 3), np.float32), np.array([0.25, 0.5], np.float32))
     array([0.75, 0.75, 0.75], dtype=float32)
     """

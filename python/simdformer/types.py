@@ -22,6 +22,7 @@ class SupportsDLPack(Protocol):
 class Alias:
     """A type under a name; what it stands for is its `__value__`, as typing.TypeAliasType has it.
 
+    >>> from simdformer.types import Alias
     >>> Alias("Whole", int) | None
     Whole | None
     """

@@ -46,13 +46,33 @@ def modules():
     return found
 
 
+MODULES = modules()
+# What help() is asked about: its examples are pasted, where nothing of its module is known.
+PUBLIC = {
+    id(getattr(module, name))
+    for module in MODULES
+    if module.__name__.count(".") < 2 and not module.__name__.startswith("simdformer._")
+    for name in getattr(module, "__all__", ())
+}
+
+
+def examples(module):
+    """Those of public things with nothing around them, of others beside what they use."""
+    for name, thing in vars(module).items():
+        if getattr(thing, "__module__", "") == module.__name__ and callable(thing):
+            known = {} if id(thing) in PUBLIC else vars(module).copy()
+            yield from doctest.DocTestFinder().find(thing, name, module, known)
+    yield from doctest.DocTestFinder(recurse=False).find(module, module.__name__, module, {})
+
+
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_every_example_runs_and_every_module_says_what_it_is(module):
     assert module.__doc__
-    with np.printoptions():
-        result = doctest.testmod(module, optionflags=FLAGS)
-    assert result.failed == 0
+    for example in examples(module):
+        with np.printoptions():
+            result = doctest.DocTestRunner(optionflags=FLAGS).run(example)
+        assert result.failed == 0, example.name
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

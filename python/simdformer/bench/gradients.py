@@ -191,6 +191,7 @@ def scale_of(name: str, shape: tuple[int, ...]) -> float:
 class Gradient(Work):
     """The gradients of one operation, a row of the table, in some sizes.
 
+    >>> from simdformer.bench.gradients import Gradient
     >>> Gradient(of="linear-x", sizes=(512, 768, 3072)).flops
     2415919104
     """
@@ -268,6 +269,7 @@ class Gradient(Work):
 class OptimizerStep(Work):
     """A parameter's gradient is clipped by its norm, and AdamW takes a step; PyTorch's is fused.
 
+    >>> from simdformer.bench.gradients import OptimizerStep
     >>> OptimizerStep(count=1000).nbytes
     32000
     """

@@ -75,6 +75,8 @@ class Machine:
 def this_machine() -> Machine:
     """As it is set up now: `sf.isa()`, `sf.get_num_threads()`.
 
+    >>> import simdformer as sf
+    >>> from simdformer.bench import this_machine
     >>> this_machine().threads == sf.get_num_threads()
     True
     """
@@ -160,6 +162,7 @@ class Level:
 class Limits:
     """GFLOPS of float32 multiply-adds, and the read bandwidth of caches and memory, smallest first.
 
+    >>> from simdformer.bench.machine import Level, Limits
     >>> limits = Limits(400.0, (Level("L2", 1 << 20, 200.0), Level("memory", None, 40.0)))
     >>> limits.level(1 << 10).name, limits.level(1 << 30).name
     ('L2', 'memory')

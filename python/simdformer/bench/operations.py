@@ -174,6 +174,7 @@ class Attention(Operation):
     queries == keys is a prefill with a causal mask, one query is a step of decoding, which sees
     every key. Between the two nothing is measured.
 
+    >>> from simdformer.bench import Attention
     >>> decode = Attention(heads=32, kv_heads=8, queries=1, keys=4096, head_dim=128)
     >>> decode.intensity                                        # 4 heads share what is read
     1.99...
@@ -412,6 +413,7 @@ class MatrixProduct(Operation):
 class Linear(MatrixProduct):
     """x (rows, width_in) times weightᵀ (width_out, width_in). `packed`: ours is packed before.
 
+    >>> from simdformer.bench import Linear
     >>> Linear(rows=1).intensity < 1, Linear(rows=512).intensity > 100
     (True, True)
     """
@@ -455,6 +457,7 @@ class QuantizedLinear(MatrixProduct):
     """x (rows, width_in) times the values of a weight (width_out, width_in) of a quantised type:
     beside the same values in float32, and onnxruntime's MatMulNBits.
 
+    >>> from simdformer.bench import QuantizedLinear
     >>> QuantizedLinear(rows=1).nbytes / (4096 * 14336)  # 4.5 bits a weight, and a little
     0.5637555803571429
     """

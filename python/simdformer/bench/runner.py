@@ -53,6 +53,7 @@ def select(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:
 
     Without patterns all. ValueError for a pattern that matches nothing.
 
+    >>> from simdformer.bench import all_cases, select
     >>> [case.name for case in select(all_cases(), ["softmax", "rms_norm/1x*"])]
     ['rms_norm/1x1024', 'softmax/128x4096', 'softmax/4096x4096']
     """

@@ -120,6 +120,7 @@ def compare(
 ) -> dict[str, float]:
     """Seconds of each call by name: by turns, the best of many, within about `budget` seconds.
 
+    >>> from simdformer.bench import compare
     >>> import numpy as np
     >>> x = np.ones(1_000_000, np.float32)
     >>> seconds = compare({"sum": lambda: x.sum(), "dot": lambda: x @ x}, budget=0.1)

@@ -83,6 +83,8 @@ def some_rows(type: str, outputs: int, inputs: int) -> Array:
 def relative_error(got: Array, expected: Array) -> float:
     """RMS of the differences, relative to the RMS of what is right. NaN when `got` holds one.
 
+    >>> import numpy as np
+    >>> from simdformer.bench import relative_error
     >>> relative_error(np.array([1.0, 2.2]), np.array([1.0, 2.0])) < 0.1
     True
     """
@@ -120,6 +122,7 @@ class Goal:
 
     def __or__(self, otherwise: "Goal") -> "Goal":
         """
+        >>> from simdformer.bench.work import Goal
         >>> print(Goal(0.85, "arithmetic") | Goal(0.9, "read"))
         85% FMA or 90% read
         """
@@ -150,6 +153,7 @@ class Goal:
     def amount(self, found: float) -> str:
         """A ratio or a share, as the goal speaks of it.
 
+        >>> from simdformer.bench.work import Goal
         >>> Goal(1.5, "peers", ("torch",)).amount(1.234), Goal(0.9, "read").amount(0.5)
         ('1.2×', '50%')
         """

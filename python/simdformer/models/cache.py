@@ -41,6 +41,7 @@ class KVCache:
     max_pages : int, optional
         The most pages that the cache takes for all texts; None: as many as there is memory for.
 
+    >>> import numpy as np
     >>> from simdformer.models import KVCache
     >>> cache = KVCache(num_layers=2, num_kv_heads=1, head_dim=4, max_seq_len=100)
     >>> key = np.ones((1, 1, 3, 4), np.float32)

@@ -54,6 +54,7 @@ _BY_NAME = MappingProxyType({kind.name: kind for kind in _TYPES})
 def quantization_types() -> Mapping[str, QuantizationType]:
     """The types by name, those of many bits first.
 
+    >>> from simdformer import quantization_types
     >>> quantization_types()["q4_k"].bits_per_weight
     4.5
     >>> quantization_types()["q8_0"]

@@ -47,6 +47,7 @@ class LoRAModel(TrainableModel):
     y = W x + alpha / rank · lora_b (lora_a x). lora_b begins as zeros, so that the model begins as
     it was.
 
+    >>> from simdformer.training import LoRAModel
     >>> import simdformer as sf
     >>> model = LoRAModel.from_pretrained(sf.demo_path(), rank=4, targets=("wq", "wv"))
     >>> loss, gradients = model.loss_and_gradients([[3, 1, 4, 1, 5]])

@@ -37,6 +37,7 @@ class TrainableModel:
     changes the model. `tokenizer`, where it is set, is what `sf.look` and `sf.explore` read a text
     with.
 
+    >>> from simdformer.training import TrainableModel
     >>> from simdformer.models import ModelConfig
     >>> config = ModelConfig(
     ...     hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4,
