@@ -197,6 +197,31 @@ def test_a_refusal_says_whose_it_is_and_leaves_no_figure(draw):
     assert plt.get_fignums() == []
 
 
+OF_ANOTHER_KIND = {
+    "ids for tokens": lambda m, t: sf.plots.attention_map(pattern()[0], [1, 2, 3, 4, 5]),
+    "a number for tokens": lambda m, t: sf.plots.attention_map(pattern()[0], 5),
+    "a head": lambda m, t: sf.plots.attention_heads(pattern(), heads=1),
+    "one function": lambda m, t: sf.plots.activations(sf.silu),
+    "names of functions": lambda m, t: sf.plots.activations(["silu"]),
+    "a model for its config": lambda m, t: sf.plots.parameter_budget(m),
+    "trace and model swapped": lambda m, t: sf.plots.logit_lens(t, m),
+    "ids for a trace": lambda m, t: sf.plots.logit_lens(m, [1, 2]),
+    "ids for tokens of a lens": lambda m, t: sf.plots.logit_lens(m, t, [1, 2, 3, 4, 5]),
+    "a model for a trace": lambda m, t: sf.plots.residual_norms(m),
+    "frequencies with a factor": lambda m, t: sf.plots.rope_bands(
+        sf.rope_frequencies(8, theta=1e4)
+    ),
+    "frequencies for a row": lambda m, t: sf.plots.rope_circle(sf.rope_frequencies(8, theta=1e4)),
+}
+
+
+@pytest.mark.parametrize("draw", OF_ANOTHER_KIND.values(), ids=OF_ANOTHER_KIND)
+def test_an_argument_of_another_kind_is_named(draw, model, run):
+    with pytest.raises(TypeError, match=r"^plots\.\w+: \w+ (is|holds) .*, needs "):
+        draw(model, run[1])
+    assert plt.get_fignums() == []
+
+
 def test_too_few_axes_are_refused():
     figure, one = plt.subplots()
     with pytest.raises(ValueError, match="ax has 1 Axes, needs 3"):

@@ -5,14 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simdformer.arguments import is_whole
 from simdformer.learn.plots.look import (
     COLOURS,
     HIDDEN,
     WIDEST,
     axes_grid,
+    check_texts,
     colour_bar,
     dress,
+    needs,
     one_axes,
+    read_floats,
     settle,
     token_ticks,
 )
@@ -113,13 +117,16 @@ def attention_heads(
     ['head 0', 'head 5']
     >>> import matplotlib.pyplot as plt; plt.close(axes[0].figure)
     """
-    cells = np.asarray(pattern, np.float64)
+    cells = read_floats("attention_heads", "pattern", pattern)
     if cells.ndim != 3 or not cells.size:
         raise ValueError(
             f"plots.attention_heads: pattern has shape {cells.shape}, needs (H,L,S), not empty"
         )
+    if heads is not None and np.ndim(heads) != 1:
+        needed = f"a list of numbers from 0 to {len(cells) - 1}"
+        raise needs("attention_heads", "heads", heads, needed)
     wanted = list(range(len(cells)) if heads is None else heads)
-    if not wanted or not all(0 <= head < len(cells) for head in wanted):
+    if not wanted or not all(is_whole(head, 0) and head < len(cells) for head in wanted):
         raise ValueError(
             f"plots.attention_heads: heads is {wanted}, needs some of 0 to {len(cells) - 1}"
         )
@@ -228,7 +235,7 @@ Labels = tuple[Sequence[str] | None, Sequence[str] | None]
 
 
 def matrix(array: ArrayLike, function: str, name: str) -> Array:
-    cells = np.asarray(array, np.float64)
+    cells = read_floats(function, name, array)
     if cells.ndim != 2 or not cells.size:
         raise ValueError(
             f"plots.{function}: {name} has shape {cells.shape}, needs (L,S), not empty; of "
@@ -250,7 +257,10 @@ def both_labels(
         ("tokens", tokens, shape[0]),
         ("key_tokens", key_tokens, shape[1]),
     ):
-        if labels is not None and len(labels) != needed:
+        if labels is None:
+            continue
+        check_texts(function, name, labels)
+        if len(labels) != needed:
             raise ValueError(
                 f"plots.{function}: {name} are {len(labels)}, needs {needed}, one for each"
             )

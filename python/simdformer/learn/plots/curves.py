@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdformer.learn.plots.look import COLOURS, HIDDEN, INK, PALE, USUAL_TEXT, dress, one_axes
+from simdformer.learn.plots.look import (
+    COLOURS,
+    HIDDEN,
+    INK,
+    PALE,
+    USUAL_TEXT,
+    dress,
+    needs,
+    one_axes,
+)
 from simdformer.types import Array, ArrayLike
 
 if TYPE_CHECKING:
@@ -34,6 +43,8 @@ def activations(
     ['silu', 'relu']
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
+    if not isinstance(functions, Sequence) or not all(map(callable, functions)):
+        raise needs("activations", "functions", functions, "a list of functions, such as [sf.silu]")
     if not functions:
         raise ValueError("plots.activations: functions is empty, needs at least one")
     x = np.linspace(low, high, 241, dtype=np.float32)

@@ -15,6 +15,7 @@ from simdformer.learn.plots.look import (
     USUAL_TEXT,
     WIDEST,
     axes_grid,
+    check_trace,
     colour_bar,
     dress,
     one_axes,
@@ -49,6 +50,7 @@ def all_heads(trace: Mapping[str, Array], *, title: str | None = None, ax: Any =
     ((3, 2), '2.1')
     >>> import matplotlib.pyplot as plt; plt.close(axes[0, 0].figure)
     """
+    check_trace("all_heads", trace)
     patterns: list[Array] = []
     while (name := f"layers.{len(patterns)}.attn.pattern") in trace:
         patterns.append(np.asarray(trace[name], np.float64))

@@ -4,12 +4,15 @@ matplotlib is imported by the functions that draw, never before; rcParams are ch
 of a drawing and put back.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from simdformer.arguments import shown
+from simdformer.types import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,10 +23,14 @@ __all__ = [
     "INK",
     "PALE",
     "axes_grid",
+    "check_texts",
+    "check_trace",
     "colour_bar",
     "dress",
+    "needs",
     "one_axes",
     "pyplot",
+    "read_floats",
     "settle",
     "shortened",
     "style",
@@ -60,6 +67,42 @@ FURTHER_FONTS = (
     "SimHei",
     "Noto Sans",
 )
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def needs(function: str, name: str, found: Any, needed: str) -> TypeError:
+    """What to raise for an argument of another kind. Large things are told by their type."""
+    plain = found is None or isinstance(found, str | int | float)
+    what = shown(found) if plain else f"a {type(found).__name__}"
+    return TypeError(f"plots.{function}: {name} is {what}, needs {needed}")
+
+
+def read_floats(function: str, name: str, value: Any) -> Array:
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        of = f"an array of numbers; give its .{name}" if hasattr(value, name) else "numbers"
+        raise needs(function, name, value, of) from None
+
+
+def check_texts(function: str, name: str, labels: Any) -> None:
+    """Labels are texts. (Ids would be taken for them.)"""
+    if isinstance(labels, str | Sequence | np.ndarray):
+        wrong = next((one for one in labels if not isinstance(one, str)), "")
+        if not isinstance(wrong, str):
+            raise TypeError(
+                f"plots.{function}: {name} holds {shown(wrong)}, needs texts, one for each token"
+            )
+    else:
+        raise needs(function, name, labels, "a list of texts, one for each token")
+
+
+def check_trace(function: str, trace: Any) -> None:
+    if not isinstance(trace, Mapping):
+        raise needs(function, "trace", trace, "a trace; model.run_with_cache(text) gives one")
+
 
 LOOK: dict[str, Any] = {
     "font.size": USUAL_TEXT,

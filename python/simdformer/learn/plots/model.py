@@ -3,7 +3,7 @@ how much."""
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,11 @@ from simdformer.learn.plots.look import (
     SMALLEST_TEXT,
     USUAL_TEXT,
     WIDEST,
+    check_texts,
+    check_trace,
     colour_bar,
     dress,
+    needs,
     one_axes,
     settle,
     shortened,
@@ -152,6 +155,8 @@ def logit_lens(
         )
     length = len(trace[names[0]])
     tokens = getattr(trace, "tokens", None) if tokens is None else list(tokens)
+    if tokens is not None:
+        check_texts("logit_lens", "tokens", tokens)
     if tokens is not None and len(tokens) != length:
         raise ValueError(f"plots.logit_lens: tokens are {len(tokens)}, needs {length}")
     chosen = np.arange(length)[-MOST_POSITIONS:] if positions is None else np.asarray(positions)
@@ -233,12 +238,11 @@ def parameter_budget(
     [6.5, 16.7, 70.2, 0.0, 6.5]
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
-    if not isinstance(config, ModelConfig | Mapping):
-        raise TypeError(
-            f"plots.parameter_budget: config is {shown(config)}, needs a ModelConfig, such as "
-            "model.config, or a dict of them"
-        )
-    named = {"": config} if isinstance(config, ModelConfig) else dict(config)
+    named: dict[str, Any] = dict(config) if isinstance(config, Mapping) else {"": config}
+    for one in named.values():
+        if not isinstance(one, ModelConfig):
+            own = "; give its .config" if hasattr(one, "config") else ""
+            raise needs("parameter_budget", "config", one, f"a ModelConfig, or a dict of them{own}")
     if not named:
         raise ValueError("plots.parameter_budget: no config is given, needs at least one")
     budgets = {name: count_parameters(one) for name, one in named.items()}
@@ -284,6 +288,7 @@ def parameter_budget(
 
 
 def layer_count(trace: Mapping[str, Array], function: str) -> int:
+    check_trace(function, trace)
     found = [re.fullmatch(r"layers\.(\d+)\.resid_post", name) for name in trace]
     layers = 1 + max((int(match[1]) for match in found if match), default=-1)
     if layers == 0:

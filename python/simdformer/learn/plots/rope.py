@@ -14,7 +14,9 @@ from simdformer.learn.plots.look import (
     WIDEST,
     axes_grid,
     dress,
+    needs,
     one_axes,
+    read_floats,
 )
 from simdformer.types import Array, ArrayLike
 
@@ -40,7 +42,10 @@ def rope_circle(row: ArrayLike, *, title: str | None = None, ax: "Axes | None" =
     (8, 'real part')
     >>> import matplotlib.pyplot as plt; plt.close(ax.figure)
     """
-    numbers = np.asarray(row, np.complex128)
+    try:
+        numbers = np.asarray(row, np.complex128)
+    except (TypeError, ValueError):
+        raise needs("rope_circle", "row", row, "one row of freqs_cis") from None
     if numbers.ndim != 1 or not numbers.size:
         raise ValueError(
             f"plots.rope_circle: row has shape {numbers.shape}, needs (D/2,): one row of freqs_cis"
@@ -187,7 +192,7 @@ def rope_bands(
 
 
 def frequencies(inv_freq: ArrayLike, function: str) -> Array:
-    speeds = np.asarray(inv_freq, np.float64)
+    speeds = read_floats(function, "inv_freq", inv_freq)
     if speeds.ndim != 1 or not speeds.size or not (speeds > 0).all():
         raise ValueError(
             f"plots.{function}: inv_freq has shape {speeds.shape}, needs (D/2,), all above 0; "
