@@ -488,7 +488,7 @@ def scaled_dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
-    out: ArrayLike,
+    out: ArrayLike | None = None,
     lse: ArrayLike | None = None,
     attn_mask: ArrayLike | None = None,
     *,
@@ -542,8 +542,8 @@ def scaled_dot_product_attention(
     The arithmetic is float32 (float64 for float64). Tiles that nobody sees are skipped, P is never
     held as a whole. The same bits for every number of threads. FlashAttention-2, arXiv:2307.08691.
 
-    TypeError: dtypes; lse is None; the gradient of a boolean mask. ValueError: shapes, unknown
-    names, a block_table, and what the forward refuses.
+    TypeError: dtypes; out or lse is None; the gradient of a boolean mask. ValueError: shapes,
+    unknown names, a block_table, and what the forward refuses.
 
     >>> import numpy as np
     >>> import simdformer as sf
@@ -557,9 +557,9 @@ def scaled_dot_product_attention(
     """
     function = "backward.scaled_dot_product_attention"
     wanted = read_names(function, "needs", needs, ATTENTION_NEEDS)
-    if lse is None:
+    if out is None or lse is None:
         raise TypeError(
-            f"{function}: lse is None, needs that of the forward; "
+            f"{function}: {'out' if out is None else 'lse'} is None, needs that of the forward; "
             "out, lse = sf.scaled_dot_product_attention(..., return_lse=True)"
         )
     if block_table is not None:

@@ -188,7 +188,7 @@ def linear_cross_entropy_in_parts(
     rows = converted(given.reshape(-1, given.shape[-1]), dtype)
     flat = ids.reshape(-1).astype(np.int64, copy=False)
     ignore_index = options[0]
-    check_labels(function, flat, len(table), ignore_index)
+    check_labels(function, ids, len(table), ignore_index)
     counts = flat != ignore_index
     found = int(counts.sum())
     if reduction == "mean" and count is None:
@@ -316,10 +316,12 @@ def logits_of(rows: Array, weight: Any) -> Array:
 
 
 def check_labels(function: str, labels: Array, vocabulary: int, ignore_index: int) -> None:
-    wrong = np.flatnonzero((labels != ignore_index) & ((labels < 0) | (labels >= vocabulary)))
+    wrong = np.argwhere((labels != ignore_index) & ((labels < 0) | (labels >= vocabulary)))
     if len(wrong):
+        at = tuple(map(int, wrong[0]))
+        place = f" at {list(at)}" if at else ""
         raise IndexError(
-            f"{function}: labels holds {labels[wrong[0]]}, needs labels from 0 to "
+            f"{function}: labels holds {labels[at]}{place}, needs labels from 0 to "
             f"{vocabulary - 1}, or ignore_index ({ignore_index})"
         )
 

@@ -41,7 +41,7 @@ def test_an_unknown_operation_is_answered_with_near_ones(op, said, rng):
         (
             "backward.scaled_dot_product_attention",
             4,
-            "product_attention: out is missing, .*, lse = ",
+            "product_attention: out is None, .*, lse = ",
         ),
         ("softmax", 0, "softmax: x is missing"),
         ("softmax", 3, "softmax: has 3 arguments without a name, needs at most 2: x, axis; give"),
@@ -187,3 +187,53 @@ def test_a_transposed_gradient_of_a_weight_has_its_own_lesson(rng):
     table = sf.backward.embedding(x, [0, 1, 1, 2, 6, 0], 7)
     report = sf.check("backward.embedding", table.T, x, [0, 1, 1, 2, 6, 0], 7)
     assert names(report) == ["shape.transposed"]
+
+
+@pytest.mark.parametrize(
+    ("op", "mine", "names", "kwargs", "said"),
+    [
+        (
+            sf.rms_norm,
+            lambda a, b: a,
+            2,
+            {"eps": 1e-5},
+            r"check: mine takes \(a, b\), needs \(x, weight, eps=\): .* keyword argument 'eps'",
+        ),
+        (sf.softmax, lambda: 0, 1, {}, r"check: mine takes \(\), needs \(x\): .*\(too many"),
+        (
+            sf.optim.adamw_,
+            lambda w, g, m, v, *, step, lr: w,
+            4,
+            {"step": 1, "lr": 0.1, "eps": 1e-8},
+            r"check: mine takes \(w, g, .*, needs \(weight, gradient, .* lr=, eps=\): .* 'eps'",
+        ),
+    ],
+)
+def test_it_is_said_how_a_function_is_called(op, mine, names, kwargs, said, rng):
+    with pytest.raises(TypeError, match=said):
+        sf.check(op, mine, *(normal(rng, 8) for _ in range(names)), **kwargs)
+
+
+def test_names_of_an_optimizer_are_the_learners_own(rng):
+    state = {name: normal(rng, 8) ** 2 for name in ("weight", "gradient", "exp_avg", "exp_avg_sq")}
+
+    def mine(w, g, m, v, **options):
+        sf.optim.adamw_(w, g, m, v, **options)
+
+    assert sf.check(sf.optim.adamw_, mine, **state, step=1, lr=0.1).ok
+
+
+def test_the_operation_comes_first(rng):
+    x = normal(rng, 3, 5)
+    for first in (x, x.tolist(), torch.tensor(x)):
+        with pytest.raises(
+            TypeError, match=r"check: op is a \w+, needs an operation; it comes fir"
+        ):
+            sf.check(first, sf.softmax, x)
+
+
+def test_what_attention_gave_is_needed_for_its_gradient(rng):
+    q, k, v, grad = (normal(rng, 2, 5, 4) for _ in range(4))
+    for given, missing in (((), "out"), ((v,), "lse")):
+        with pytest.raises(TypeError, match=f"attention: {missing} is None, needs that of the for"):
+            sf.backward.scaled_dot_product_attention(grad, q, k, v, *given)

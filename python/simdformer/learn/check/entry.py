@@ -26,7 +26,7 @@ from simdformer.learn.check.operation import Call, as_array, bind, joined, takes
 from simdformer.learn.check.optimizers import CALLED, as_function, as_results, nothing_changed
 from simdformer.learn.check.report import Report, together
 from simdformer.learn.check.search import Budget
-from simdformer.learn.check.twice import answer, gives_two, is_coarse
+from simdformer.learn.check.twice import answer, check_takes, gives_two, is_coarse
 from simdformer.types import DTypeLike
 
 __all__ = ["check"]
@@ -123,6 +123,7 @@ def check(
     function = None
     if callable(mine) and not hasattr(mine, "__dlpack__"):
         function = as_function(call.operation, mine)
+        check_takes(mine, function, call.operation, args, kwargs)
         mine, impure = answer(function, args, kwargs)
 
     def in_16_bits() -> bool:

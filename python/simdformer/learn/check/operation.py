@@ -285,8 +285,7 @@ def listed(answer: Any) -> list[Any]:
 
 def needs_out(function: Any) -> bool:
     """Whether `out` is what the forward gave, as in attention's gradient, and no place to write."""
-    out = inspect.signature(function).parameters.get("out")
-    return out is not None and out.default is out.empty
+    return {"out", "lse"} <= {*inspect.signature(function).parameters}
 
 
 def takes(op: Any, name: str) -> bool:
@@ -306,6 +305,11 @@ def _operation(op: Any) -> Any:
     called = op if isinstance(op, str) else getattr(op, "__name__", type(op).__name__)
     kind = "class" if isinstance(op, type) else "function"
     found = f"the {kind} {called}" if hasattr(op, "__name__") else arguments.shown(op)
+    if hasattr(op, "shape") or isinstance(op, list | tuple):
+        raise TypeError(
+            f"check: op is a {called}, needs an operation; it comes first, then your result, then "
+            "the arguments: sf.check(sf.softmax, mine, x)"
+        )
     near = ", ".join(nearest(called, checkable()))
     raise TypeError(
         f"check: op is {found}, needs an operation that it knows"

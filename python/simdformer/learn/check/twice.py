@@ -1,6 +1,7 @@
 """A learner's function in place of its result: called twice, for one call has one answer."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from simdformer.learn.catalogue import Mistake, words
 from simdformer.learn.check.operation import as_array
 from simdformer.learn.check.report import told_apart
 
-__all__ = ["answer", "difference", "gives_two", "is_coarse"]
+__all__ = ["answer", "check_takes", "difference", "gives_two", "is_coarse"]
 
 # Steps of the inputs, relatively: less than a unit of float16, and than one of bfloat16; thousands
 # of float32.
@@ -30,6 +31,40 @@ FOUND = words(
         > Switch dropout off (model.eval()), and compute from the arguments alone.
     """
 )
+
+
+def check_takes(
+    function: Callable[..., Any],
+    wrapped: Callable[..., Any],
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """A TypeError that says how the function is called, where it cannot be called so. `wrapped`
+    calls it, with those of its own arguments first that have a name there."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    if wrapped is not function:
+        bound = inspect.signature(wrapped).bind(*args, **kwargs)
+        args, kwargs = bound.args, bound.kwargs
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [*inspect.signature(op).parameters]
+        names += [f"number {i}" for i in range(len(names), len(args))]  # of *args
+        call = ", ".join([*names[: len(args)], *(f"{name}=" for name in kwargs)])
+        raise TypeError(
+            f"check: mine takes {shown_signature(signature)}, needs ({call}): it is called with "
+            f"the arguments of this call ({error}); let it take them, or give its result"
+        ) from None
+
+
+def shown_signature(signature: inspect.Signature) -> str:
+    """Names and defaults, without types."""
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(inspect.Signature(plain))
 
 
 def gives_two(found: tuple[Mistake, ...]) -> bool:
