@@ -192,7 +192,7 @@ def test_blind_inputs_are_said(rng):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda r: r._replace(x=-r.x), "the sign is turned round"),
+        (lambda r: r._replace(x=-r.x), "the sign is flipped"),
         (lambda r: r._replace(weight=2 * r.weight), "it is multiplied by 2"),
         (lambda r: r._replace(weight=r.weight / 7), "it is divided by 7, the number of positions"),
         (lambda r: r._replace(bias=r.bias / 3), "it is divided by 3, the batch size"),

@@ -69,7 +69,7 @@ def test_a_shape_that_says_nothing(rng):
     [
         (lambda z: z * np.float32(0.25), "it is the right answer times 0.25 = 1/4"),
         (lambda z: z * np.float32(2**0.5), "it is the right answer times 1.41421 = sqrt(2)"),
-        (lambda z: -z, "it is the right answer with the sign turned round"),
+        (lambda z: -z, "it is the right answer with the sign flipped"),
         (lambda z: z + np.float32(0.5), "it is the right answer plus 0.5"),
         (lambda z: 0 * z, "every number is 0"),
         (lambda z: 0 * z + 3, "every number is 3"),
@@ -216,7 +216,7 @@ def test_which_of_several_results_is_wrong(rng):
     z, weights = attention(q, k, v, return_weights=True)
     report = sf.check(attention, (z, weights[:, ::-1]), q, k, v, return_weights=True)
     assert report.where.result == 1
-    assert "of the 2 results, right: number 0 (from 0)" in report.observations
+    assert "of the 2 results number 0 is right (counted from 0)" in report.observations
 
 
 # ---- remarks -------------------------------------------------------------------------------------

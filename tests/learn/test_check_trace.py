@@ -20,6 +20,7 @@ from simdformer.learn.check.report import YELLOW
 from simdformer.learn.check.rounding import Noise
 from simdformer.learn.mistakes.model import variable
 from simdformer.learn.program import Run
+from simdformer.learn.trace.report import TraceReport
 from simdformer.learn.trace.steps import ModelSteps
 from simdformer.learn.trace.tensors import Held
 from simdformer.models import Transformer, weight_shapes
@@ -798,3 +799,8 @@ def test_every_mistake_of_whole_models_is_found(name):
     assert report.first_wrong == target
     found = {mistake.name for mistake in report.diagnosis}
     assert name in found or variation.unless in found, report
+
+
+def test_several_that_are_right_are_listed_with_commas():
+    report = TraceReport((), first_wrong="d", after=("a", "b", "c"))
+    assert report.sentence == "d is wrong while a, b and c are right"

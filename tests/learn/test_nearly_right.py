@@ -7,6 +7,7 @@ import torch
 import simdformer as sf
 from conftest import bfloat16, normal
 from right_answers import Numpy
+from simdformer.learn.check.report import Report
 
 idiom = Numpy()
 
@@ -169,3 +170,12 @@ def test_long_rows_hide_an_eps_as_a_plain_sum_does():
     faint = x * np.float32(1e-3)
     mine = faint / np.sqrt((faint * faint).mean(-1, keepdims=True) + np.float32(1e-6))
     assert "eps is 1e-06" in sf.check(sf.rms_norm, mine, faint, eps=1e-5).diagnosis[0].title
+
+
+def test_how_far_off_is_told_by_the_whole_array_where_a_row_is_next_to_nothing():
+    """As it is judged: a row that is nothing beside the others is not 240 % off."""
+    right = np.array([[1.0, -1.0], [1e-4, 1e-4]])
+    report = Report(
+        False, "softmax", nearly="bfloat16", meant="float32", mine=right + 2.4e-4, right=right
+    )
+    assert "nearly right: 0.034 % off" in repr(report)

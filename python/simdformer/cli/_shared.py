@@ -125,8 +125,8 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
         "prompt",
         metavar="PROMPT",
         nargs="?",
-        help="the text that the model reads; - or none: standard input, without the ends of lines "
-        "behind it",
+        help="the text that the model reads; - or none: standard input, without "
+        "newlines at its end",
     )
 
 

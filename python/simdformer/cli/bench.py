@@ -46,7 +46,7 @@ def add(commands: "shared.Commands") -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="instead of all that a checkpoint of yours: time and memory of loading, then a "
+        help="measure a checkpoint of yours instead: time and memory of loading, then a "
         "GGUF file beside llama.cpp, a directory of Hugging Face's beside transformers, with the "
         "errors of both against float64",
     )

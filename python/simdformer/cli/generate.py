@@ -47,7 +47,7 @@ def add(commands: "shared.Commands") -> None:
         metavar="ANSWERS",
         type=Path,
         required=True,
-        help="where answers go, behind what is there",
+        help="the file that answers are appended to",
     )
     shared.add_new_tokens(parser, "an answer", most=shared.USUAL_NEW_TOKENS)
     parser.add_argument(
@@ -55,7 +55,7 @@ def add(commands: "shared.Commands") -> None:
         type=values.whole(),
         default=64,
         metavar="N",
-        help="so many prompts at a time (default: 64)",
+        help="how many prompts at a time (default: 64)",
     )
     parser.add_argument(
         "--cache-memory",
@@ -68,7 +68,7 @@ def add(commands: "shared.Commands") -> None:
         type=values.whole(),
         default=1,
         metavar="N",
-        help="so many ranks of mpiexec hold a model together (default: 1)",
+        help="how many ranks of mpiexec hold a model together (default: 1)",
     )
     shared.add_draft(parser)
     shared.add_model_options(parser)

@@ -123,7 +123,7 @@ def lookup(model: LanguageModel, tokenizer: Tokenizer, *, carried: bool) -> None
     print(f"\n   Layer {layer}, head {head}: {share} goes to {what}.")
     if carried:
         print(textwrap.indent(brings_back(model, layer, head), "   "))
-    print("   Notebook 07, Who does it?, asks on.")
+    print("   Notebook 07, Who does it?, goes on from here.")
 
 
 def brings_back(model: LanguageModel, layer: int, head: int) -> str:

@@ -229,7 +229,7 @@ def of_arguments(first: Made) -> Iterator[Variation]:
         if x.dtype.kind not in "fV":
             continue
         for axis, what in ((-1, "column"), (-2, "position"), (0, "entry"))[: x.ndim]:
-            for by, where in ((1, "before"), (-1, "behind")):
+            for by, where in ((1, "before"), (-1, "after")):
                 title = f"{one} is shifted: each {what} has that of the one {where}"
                 rolled = behind(f"{one} = np.roll({one}, {by}, axis={axis})")
                 yield first.slip("shifted", title, rolled)
@@ -493,16 +493,16 @@ def of_quotient(a: ast.expr, b: ast.expr) -> Iterator[Change]:
 
 
 def of_sum(a: ast.expr, b: ast.expr) -> Iterator[Change]:
-    turned = f"the sign of {said(b)} is turned round: subtracted instead of added"
+    turned = f"the sign of {said(b)} is flipped: subtracted instead of added"
     yield Change(ast.BinOp(a, ast.Sub(), b), "sign", turned)
     for lost, kept in ((a, b), (b, a)):
         yield Change(kept, "term_missing", f"the term {said(lost)} is missing")
 
 
 def of_difference(a: ast.expr, b: ast.expr) -> Iterator[Change]:
-    added = f"the sign of {said(b)} is turned round: added instead of subtracted"
+    added = f"the sign of {said(b)} is flipped: added instead of subtracted"
     yield Change(ast.BinOp(a, ast.Add(), b), "sign", added)
-    turned = f"the sign is turned round: {said(b)} minus {said(a)}"
+    turned = f"the sign is flipped: {said(b)} minus {said(a)}"
     yield Change(ast.BinOp(b, ast.Sub(), a), "negated", turned)
     yield Change(a, "term_missing", f"the term {said(b)} is missing: it is not subtracted")
     minus = ast.UnaryOp(ast.USub(), b)
@@ -640,8 +640,8 @@ def of_name(node: ast.Name, known: Mapping[str, Any]) -> Iterator[Change]:
             title = f"`{other}` multiplies `{node.id}` as well"
             yield Change(product(node, new), "factor_more", title)
     if isinstance(value, np.ndarray) and value.dtype.kind == "i" and value.size > 1:
-        for by, where in ((1, "before"), (-1, "behind")):
-            title = f"`{node.id}` is shifted: each is that of the place {where}"
+        for by, where in ((1, "before"), (-1, "after")):
+            title = f"`{node.id}` is shifted: each is that of the position {where}"
             yield Change(read(f"np.roll({node.id}, {by}, axis=-1)"), "shifted", title)
 
 

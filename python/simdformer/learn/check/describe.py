@@ -157,7 +157,7 @@ def _size(mine: Float64, right: Float64, same: Same, axes: tuple[str, ...]) -> I
     factor, a, b = factor_of(mine, right)
     if np.isfinite(factor) and factor != 0 and same(mine, factor * right):
         yield (
-            "it is the right answer with the sign turned round"
+            "it is the right answer with the sign flipped"
             if abs(factor + 1) < 1e-3
             else (f"it is the right answer times {nice(factor)}")
         )

@@ -155,18 +155,19 @@ def pattern(
 
     flat, other = label.ravel(), found.ravel()
     for by in range(1, FAR + 1):
-        places = "the place" if by == 1 else f"{by} places"
+        before = "the position before" if by == 1 else f"{by} positions before"
+        after = "the next position" if by == 1 else f"{by} positions after"
         for a, b in ((label, found), (flat, other)):
             if a.shape[-1] <= by:
                 continue
             if alike(a[..., :-by], b[..., by:]):
                 yield (
-                    f"the labels are those of {places} before",
+                    f"the labels are those of {before}",
                     OWN_IDS,
                 )
             if alike(a[..., by:], b[..., :-by]):
                 yield (
-                    f"the labels are those of {places} behind: they are shifted once more",
+                    f"the labels are those of {after}: they are shifted once more",
                     "Data and model both shift: two tokens ahead is learnt.",
                 )
     for by, what in ((1, "high"), (-1, "low")):
@@ -178,7 +179,7 @@ def pattern(
             "A transpose before the reshape of one of the two.",
         )
     if alike(label[..., ::-1], found):
-        yield "the labels are in reverse order", "They were turned round, [::-1]."
+        yield "the labels are in reverse order", "They were reversed, [::-1]."
     if label.ndim > 1 and len(label) > 1:
         for by in (1, -1):
             if alike(np.roll(label, by, axis=0), found):

@@ -106,7 +106,8 @@ class Check:
                 seen.append(f"{few} of {many} known mistakes were not tried: there was no time")
         if not ok and len(found) > 1 and sum(not c.ok for c in found) < len(found):
             good = [str(i) for i, c in enumerate(found) if c.ok]
-            seen.append(f"of the {len(found)} results, right: number {', '.join(good)} (from 0)")
+            some = f"number {good[0]} is" if len(good) == 1 else f"numbers {', '.join(good)} are"
+            seen.append(f"of the {len(found)} results {some} right (counted from 0)")
         return Report(
             ok=ok,
             name=self.call.name,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from simdformer.learn.catalogue import Mistake
-from simdformer.learn.check.compare import row_size
+from simdformer.learn.check.compare import row_size, whole_size
 
 __all__ = [
     "GREEN",
@@ -216,8 +216,10 @@ class Report(Verdict):
         return f"✗ {self.name} {self.shape} {self.dtype}: wrong"
 
     def _share_off(self) -> float:
-        """The size of the error over the size of the row, in the row that is off the most."""
+        """The size of the error over the size of the row, or of the whole array if that is more, in
+        the row that is off the most."""
         error, size = row_size(self.mine - self.right), row_size(self.right)
+        size = np.maximum(size, whole_size(size))
         return float((error / np.where(size == 0, np.inf, size)).max())
 
     def _middle(self) -> Iterator["Part"]:

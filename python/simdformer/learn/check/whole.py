@@ -49,7 +49,7 @@ FOUND = words(
     zero: it is 0 everywhere
         Nothing comes back: detach() or no_grad cut the way, or the array is never filled.
         > Write what is computed into the result.
-    negated: the sign is turned round
+    negated: the sign is flipped
         The gradient points uphill, and the optimizer subtracts it: a minus is in it already, or a
         difference was taken the other way round.
         > Turn the sign.

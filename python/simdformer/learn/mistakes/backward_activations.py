@@ -279,7 +279,7 @@ mistakes(
         relu was applied to the gradient.
         | slope = (dy > 0).astype(real)
     inverted: the slope is 1 where x < 0
-        The mask is turned round.
+        The mask is inverted.
         | slope = (h < 0).astype(real)
     leaky (rare): the slope is 0.01 where x < 0: this is leaky_relu's
         relu passes nothing there.

@@ -245,7 +245,7 @@ mistakes(
     causal_loose_in_backward: the next token is seen in the backward
         tril with k=1 or triu with k=2: the mask of the forward ends at the diagonal.
         | unless(not is_causal); ...; seen = of_sample(s, np.tri(*lengths, k=1, dtype=bool))
-    causal_inverted: the mask is turned round in the backward: it hides what was seen
+    causal_inverted: the mask is inverted in the backward: it hides what was seen
         masked_fill(tril, -inf) hides the past; the upper triangle is what it should hide.
         | unless(not is_causal); ...; seen = ~of_sample(s, np.tri(*lengths, dtype=bool))
     mask_missing_in_softmax: the mask is missing where softmax is computed again
@@ -375,7 +375,7 @@ mistakes(
     no_softmax (rare): softmax's gradient is left out: dP is taken for that of the scores
         The weights are a softmax of the scores.
         | ds = of_seen(seen, dp)
-    negated: the sign of the scores' gradient is turned round
+    negated: the sign of the scores' gradient is flipped
         P * (delta - dP): the two terms are swapped.
         | ds = of_seen(seen, p * (delta - dp))
 
@@ -504,7 +504,7 @@ mistakes(
 
     attention_backward.of_sinks (08 §9) > dsink = -sum(exp(sink - lse) * delta).
 
-    sinks_sign: the sign of the sinks' gradient is turned round
+    sinks_sign: the sign of the sinks' gradient is flipped
         A sink takes from all keys: -exp(sink - lse) * delta.
         | ...; dsink = -dsink
     sinks_without_delta: delta is missing in the sinks' gradient

@@ -86,7 +86,7 @@ mistakes(
         the labels are rolled by one place more, the first one to the end
         as above
         | ...; label, counts = moved(s, 1, rolled=True)
-    shifted_back: the labels are those of the place before
+    shifted_back: the labels are those of the position before
         Each row is compared with its own input token, or shifted in the other direction.
         | ...; label, counts = moved(s, -1)
     shifted_back_rolled (rare, unless shifted_back):
@@ -224,7 +224,7 @@ mistakes(
     shares_missing: p is missing: this is -target
         log sum exp has a gradient in every column: p.
         | dz = -target
-    negated: the sign is turned round: target - p
+    negated: the sign is flipped: target - p
         The gradient points uphill; the optimizer goes down.
         | dz = target - p
     one_added: 1 is added at the label instead of subtracted

@@ -89,7 +89,7 @@ mistakes(
     row_sum_added: the row sum is added instead of subtracted
         The Jacobian is diag(p) - p pᵀ.
         | dx = dp + total
-    negated: the sign is turned round: p * (sum - dy)
+    negated: the sign is flipped: p * (sum - dy)
         The two terms of the bracket are swapped.
         | dx = total - dp
 

@@ -105,7 +105,7 @@ mistakes(
     no_shift_in_softmax (unless log_of_zero): the softmax is not shifted: inf / inf is NaN
         exp(89) does not fit into a float32.
         | e = np.exp(z); losses = -np.log(at_labels(e, label) / e.sum(axis=-1))
-    negated: the sign is turned round
+    negated: the sign is flipped
         The loss is minus the logarithm of the label's share.
         | losses = at_labels(z, label) - lse
     of_logits: the label's logit is taken without the softmax
@@ -291,7 +291,7 @@ mistakes(
     base_2 (rare): the logarithm is that of base 2
         np.log2 measures in bits.
         | ...; out = out / real(math.log(2))
-    negated (rare): the sign is turned round
+    negated (rare): the sign is flipped
         Logarithms of shares are below 0; the loss takes them with a minus.
         | ...; out = -out
 

@@ -71,7 +71,7 @@ mistakes(
         Dividing after the softmax only shrinks the shares; they no longer sum to one.
         | pass
         divide | ...; out = out / real(temperature)
-    negated (01 §1): the sign of the scores is turned round
+    negated (01 §1): the sign of the scores is flipped
         exp(-x): the lowest score gets the largest share.
         > Take exp of the scores, not of their negative.
         | ...; scores = -scores

@@ -54,8 +54,9 @@ class TraceReport(Verdict):
         found = f"{self.first_wrong} is {'nearly right' if self.nearly else 'wrong'}"
         if not self.after:
             return found
-        verb = "is" if len(self.after) == 1 else "are"
-        return f"{found} while {' and '.join(self.after)} {verb} right"
+        *most, last = self.after
+        right = f"{', '.join(most)} and {last} are" if most else f"{last} is"
+        return f"{found} while {right} right"
 
     @property
     def nearly(self) -> str:
