@@ -107,11 +107,11 @@ def test_what_can_be_said_of_an_unknown_mistake(change, sentence, rng):
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_sign_of_rope_is_turned_round(layout, rng):
+def test_the_sign_of_rope_is_flipped(layout, rng):
     x = normal(rng, 2, 3, 7, 8)
     report = sf.check("rope", -sf.rope(x, layout=layout), x, layout=layout)
     assert report.diagnosis == ()
-    assert report.observations == ("it is the right answer with the sign turned round",)
+    assert report.observations == ("it is the right answer with the sign flipped",)
 
 
 def test_numbers_that_mean_nothing_are_not_explained(rng):

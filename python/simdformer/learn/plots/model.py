@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdformer.arguments import shown
 from simdformer.functional import softmax
 from simdformer.interpret.subject import read_model
 from simdformer.learn.plots.look import (
