@@ -22,10 +22,8 @@ __all__ = ["BF16", "F16", "F32", "F64", "Noise", "RandomRounding", "coarser"]
 F64, F32, F16 = np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
-SAMPLES, MORE = (
-    6,
-    24,
-)  # of what rounding does; and as long as a number in 16 bits is still too far off
+SAMPLES = 6  # of what rounding does
+MORE = 24  # in 16 bits, as long as the right answer does not reach a number with fewer
 FIRST, HOPELESS = 1, 30.0  # after so many, nothing is hoped for who is so many times too far off
 # How many times the usual distance a number may be off. Among a million numbers with normal errors
 # one is 4.9 times; the rest is for estimates made from six samples.
