@@ -78,7 +78,8 @@ test-all: $(STAMPS)/test
 
 # A diagnosis must not hang on the last bit: numpy multiplies with the kernels of one core type after the other, ours
 # run on the instruction sets in turn. OpenBLAS takes a core type at its word, so those that this CPU lacks are left out,
-# and so is the pair that `make test` has run already: what OpenBLAS chooses here with our best instruction set.
+# and so is the pair that `make test` has run already: what OpenBLAS chooses here with our best instruction set. Of tests
+# that are sampled each kind has another sample.
 judging := $(filter-out %_exercises.py %_exercises_text.py %_learn_commands.py %_notebooks.py %_plots.py \
   %_plots_curves.py,$(wildcard tests/learn/test_*.py))
 chosen_and_isas = import numpy, simdformer, threadpoolctl; \
@@ -91,8 +92,9 @@ test-core-types: $(STAMPS)/test
 	  grep -qw "$${kind#*:}" /proc/cpuinfo || continue; \
 	  isa=$$1; shift; set -- "$$@" "$$isa"; \
 	  [ "$${kind%:*} $$isa" != "$$chosen $$best" ] || continue; \
-	  echo "OPENBLAS_CORETYPE=$${kind%:*} SIMDFORMER_ISA=$$isa"; \
-	  OPENBLAS_CORETYPE=$${kind%:*} SIMDFORMER_ISA=$$isa $(pytest) -q -m "not slow" $(judging) $(PYTEST_ARGS) || exit 1; \
+	  echo "OPENBLAS_CORETYPE=$${kind%:*} SIMDFORMER_ISA=$$isa"; sample=$$((sample + 1)); \
+	  OPENBLAS_CORETYPE=$${kind%:*} SIMDFORMER_ISA=$$isa SIMDFORMER_SAMPLE=$$sample \
+	    $(pytest) -q -m "not slow and not unsampled" $(judging) $(PYTEST_ARGS) || exit 1; \
 	done
 
 fuzz: $(STAMPS)/test

@@ -63,8 +63,10 @@ def every_isa(request):
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items):
     """The instruction sets of a case come one after the other: they ask its oracle the same. Of a
-    test that is sampled(n) all cases but one in n, chosen by its name, are unsampled."""
+    test that is sampled(n) all cases but one in n, chosen by its name, are unsampled; which ones
+    changes with the number SIMDFORMER_SAMPLE."""
     cases, sampled = {}, {}
+    sample = int(os.environ.get("SIMDFORMER_SAMPLE", "0"))
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         others = [repr(value) for name, value in given.items() if name != "isa"]
@@ -76,7 +78,9 @@ def pytest_collection_modifyitems(items):
     for of_a_test in sampled.values():
         [share] = of_a_test[0].get_closest_marker("sampled").args
         of_a_test.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in of_a_test[-(-len(of_a_test) // share) :]:
+        few = -(-len(of_a_test) // share)
+        first = sample * few % len(of_a_test)
+        for item in (of_a_test[first:] + of_a_test[:first])[few:]:
             item.add_marker("unsampled")
 
 

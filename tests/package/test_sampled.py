@@ -35,6 +35,19 @@ def test_one_case_in_so_many_stays_and_every_test_has_one(cases, share, rest):
     assert not gone & {item.nodeid for item in others}
 
 
+@pytest.mark.parametrize("cases", [1, 7, 9])
+def test_other_samples_are_of_other_cases(cases, monkeypatch):
+    """Three of them, of one in three, are all cases."""
+    kept = []
+    for sample in range(3):
+        monkeypatch.setenv("SIMDFORMER_SAMPLE", str(sample))
+        marks = [pytest.mark.sampled(3).mark]
+        items = [Item(f"test_a.py::test_it[{case}]", *marks) for case in range(cases)]
+        kept.append({item.nodeid for item in items} - left_out(items))
+        assert len(kept[-1]) == -(-cases // 3)
+    assert len(set.union(*kept)) == cases
+
+
 def test_what_is_slow_anyway_is_not_counted():
     sampled, slow = pytest.mark.sampled(2).mark, pytest.mark.slow.mark
     items = [Item(f"test_a.py::test_it[{case}]", sampled, slow) for case in range(6)]
