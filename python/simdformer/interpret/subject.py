@@ -16,6 +16,7 @@ from simdformer.types import Array
 __all__ = [
     "Subject",
     "Target",
+    "check_model",
     "counting_layers",
     "read_model",
     "read_subject",
@@ -65,15 +66,20 @@ def counting_layers(progress: Progress, texts: int = 1) -> dict[str, Callable[[A
     return {"layers.*.resid_post": lambda _: progress.advance(texts)}
 
 
-def read_model(function: str, model: Any) -> Transformer:
+def check_model(function: str, model: Any) -> None:
     """TypeError for what is no model, the name of one for instance."""
-    # one that is trained reads with its weights of now
-    reads = model.language_model() if hasattr(model, "loss_and_gradients") else model
-    transformer = getattr(reads, "transformer", reads)
-    if not isinstance(transformer, Transformer):
+    is_trained = hasattr(model, "loss_and_gradients")
+    if not is_trained and not isinstance(getattr(model, "transformer", model), Transformer):
         raise TypeError(
             f"{function}: model is {shown(model)}, needs a model, as from_pretrained gives it"
         )
+
+
+def read_model(function: str, model: Any) -> Transformer:
+    """What computes in a model; one that is trained reads with its weights of now."""
+    check_model(function, model)
+    reads = model.language_model() if hasattr(model, "loss_and_gradients") else model
+    transformer: Transformer = getattr(reads, "transformer", reads)
     return transformer
 
 

@@ -11,7 +11,7 @@ from simdformer.arguments import read_whole, shown
 from simdformer.interpret.explorer.changes import ACTIVATION, Change, edit_of, read_changes
 from simdformer.interpret.page.content import Reading, read_text
 from simdformer.interpret.page.look import MOST_TOKENS, Page, page_of
-from simdformer.interpret.subject import Subject, read_model, read_subject, read_target
+from simdformer.interpret.subject import Subject, check_model, read_subject, read_target
 from simdformer.models.trace import Trace
 from simdformer.text.sampling import Sampler
 
@@ -162,7 +162,7 @@ class Exploration:
         """A text or ids; without a tokenizer, a text is ids between blanks."""
         has_words = getattr(self.model, "tokenizer", None) is not None
         if not has_words:
-            read_model("explore", self.model)  # what is no model has no tokenizer either
+            check_model("explore", self.model)  # what is no model has no tokenizer either
         if isinstance(text, str):
             ids = self.model.tokenizer.encode(text) if has_words else numbers_of(name, text)
         else:

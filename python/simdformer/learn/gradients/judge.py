@@ -233,6 +233,10 @@ class Examination:
         rtol = tolerance(dtype_of(entry.array))
         return OfGradient(call, [entry.array], rtol, until=work.until, begun=work.go_on)
 
+    def questions(self, entries: list[Gradient], work: Waiting) -> list[OfGradient]:
+        """The same of several, where they have the right shape."""
+        return [self.question(one, work) for one in entries if self.names.view(one) is not None]
+
     def expected(self, entry: Gradient) -> ExpectedGradient:
         view = self.names.view(entry)
         take = as_it_is if view is None else view.take
@@ -247,7 +251,7 @@ class Examination:
         """Keeps the explanations that explain most of the gradients beside this one."""
         if len(report.explanations) < 2:
             return report
-        asked = [self.question(one, work) for one in others if self.names.view(one) is not None]
+        asked = self.questions(others, work)
         scores = [
             sum(one.agrees_with(group, one.call.right()[0]) for one in asked)
             for group in report.explanations
@@ -263,9 +267,7 @@ class Examination:
         """Without a number that was fitted, if right gradients before this one do not show it."""
         if not report.explanations or not all(map(is_fitted, report.explanations)):
             return report
-        at = entries.index(entry)
-        before = [one for one in entries[max(at - BESIDE, 0) : at] if self.names.view(one)]
-        asked = [self.question(one, work) for one in before]
+        asked = self.questions(those_before(entries, entry), work)
         left = tuple(
             group
             for group in report.explanations
@@ -275,9 +277,14 @@ class Examination:
         return replace(report, explanations=left or own.by_itself(own.call.right()[0]))
 
 
+def those_before(entries: list[Gradient], entry: Gradient) -> list[Gradient]:
+    at = entries.index(entry)
+    return entries[max(at - BESIDE, 0) : at]
+
+
 def neighbours(entries: list[Gradient], entry: Gradient) -> list[Gradient]:
     at = entries.index(entry)
-    return [*entries[max(at - BESIDE, 0) : at], *entries[at + 1 : at + 1 + BESIDE]]
+    return [*those_before(entries, entry), *entries[at + 1 : at + 1 + BESIDE]]
 
 
 def missing_one(entry: Gradient, needed: tuple[int, ...]) -> Report:
